@@ -83,7 +83,7 @@ __all__ = [
     "reversible",
 ]
 
-_LATE = {
+_LAZY_NAMES = {
     "Environment": "agentgit.workspace.values",
     "Event": "agentgit.sessions.events",
     "NotDone": "agentgit.agents.not_done",
@@ -100,11 +100,11 @@ This keeps `import agentgit` below one second."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATE:
+    if name not in _LAZY_NAMES:
         raise AttributeError(f"module 'agentgit' has no attribute {name!r}")
-    found = getattr(importlib.import_module(_LATE[name]), name)
-    globals()[name] = found
-    return found
+    value = getattr(importlib.import_module(_LAZY_NAMES[name]), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

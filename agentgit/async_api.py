@@ -42,7 +42,7 @@ def awaiting() -> Iterator[None]:
 
 
 def async_twin(
-    method: Callable[Concatenate[Owner, P], T], first: Callable[[Owner], Coroutine[Any, Any, None]] | None = None
+    method: Callable[Concatenate[Owner, P], T], prepare: Callable[[Owner], Coroutine[Any, Any, None]] | None = None
 ) -> Callable[Concatenate[Owner, P], Coroutine[Any, Any, T]]:
     """Create the async twin of a method, which runs the method in a thread and does not block the event loop.
 
@@ -50,7 +50,7 @@ def async_twin(
 
     Args:
         method: A method of the same class.
-        first: A coroutine method of the same class to await first; None for none.
+        prepare: A coroutine method of the same class to await first; None for none.
 
     Returns:
         A coroutine function with the signature of the method.
@@ -67,8 +67,8 @@ def async_twin(
 
     @functools.wraps(method)
     async def twin(self: Owner, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        if first is not None:
-            await first(self)
+        if prepare is not None:
+            await prepare(self)
         with awaiting():
             return await asyncio.to_thread(method, self, *args, **kwargs)
 

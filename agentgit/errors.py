@@ -143,7 +143,7 @@ class MergeConflict(Conflict):
         self.plan = plan
 
     def _repr_html_(self) -> str:
-        return _with(self, self.plan)
+        return _render_with(self, self.plan)
 
 
 class RollbackBlocked(AgentGitError):
@@ -163,7 +163,7 @@ class RollbackBlocked(AgentGitError):
         self.nearest = nearest
 
     def _repr_html_(self) -> str:
-        return _with(self, self.plan)
+        return _render_with(self, self.plan)
 
 
 class RollbackIncomplete(AgentGitError):
@@ -183,7 +183,7 @@ class RollbackIncomplete(AgentGitError):
         self.report = report
 
     def _repr_html_(self) -> str:
-        return _with(self, self.report)
+        return _render_with(self, self.report)
 
 
 class WorldDiverged(AgentGitError):
@@ -201,7 +201,7 @@ class WorldDiverged(AgentGitError):
         self.plan = plan
 
     def _repr_html_(self) -> str:
-        return _with(self, self.plan)
+        return _render_with(self, self.plan)
 
 
 class WorkspaceChanged(AgentGitError):
@@ -256,6 +256,6 @@ class BranchMoved(UserWarning):
     """The session now continues on a different branch than an agent runs on. The agent stays on its branch."""
 
 
-def _with(error: AgentGitError, value: Any) -> str:
+def _render_with(error: AgentGitError, value: Any) -> str:
     """Return the HTML of an error and of its plan or report, for a notebook."""
     return f"<p><b>{type(error).__name__}</b>: {escape(str(error))}</p>{value._repr_html_()}"

@@ -39,7 +39,7 @@ __all__ = [
     "wrap_each_call",
 ]
 
-READ = "1.2.22"
+CHECKED_VERSION = "1.2.22"
 """The version of LangGraph whose source was last checked for these names."""
 
 try:
@@ -76,8 +76,9 @@ try:
     """The types that the serializer deserializes without explicit permission."""
 except (ImportError, AttributeError) as error:
     raise Unavailable(
-        f"LangGraph {version('langgraph')} has moved what agentgit needs ({error}); this release is for {READ}. "
-        f'Run: pip install --upgrade agentgit, or pip install "langgraph=={READ}"'
+        f"LangGraph {version('langgraph')} has moved what agentgit needs ({error}); this release is for "
+        f"{CHECKED_VERSION}. "
+        f'Run: pip install --upgrade agentgit, or pip install "langgraph=={CHECKED_VERSION}"'
     ) from error
 
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Self
 
-_unknown = object()
-_api: Any = _unknown
+_NOT_LOADED = object()
+_api: Any = _NOT_LOADED
 """The module `opentelemetry.trace`; None if it is not installed."""
 
 
@@ -35,7 +35,7 @@ class TracedSpan:
     def set(self, **attributes: Any) -> None:
         """Set attributes of the span. An underscore in a name becomes a dot, and two become an underscore."""
         if self._span is not None:
-            self._span.set_attributes(_named(attributes))
+            self._span.set_attributes(_rename_attributes(attributes))
 
     @contextmanager
     def current(self) -> Iterator[None]:
@@ -73,22 +73,24 @@ NO_SPAN = TracedSpan(None)
 """The span whose methods are no-ops."""
 
 
-def start(name: str, within: TracedSpan = NO_SPAN, **attributes: Any) -> TracedSpan:
+def start(name: str, parent: TracedSpan = NO_SPAN, **attributes: Any) -> TracedSpan:
     """Start a span as a child of the current span.
 
     Args:
         name: The name of the span.
-        within: The parent of the span if no span is current.
+        parent: The parent of the span if no span is current.
         attributes: The attributes of the span; those that are None are left out. An underscore in a name becomes a
             dot, and two become an underscore.
     """
-    api = _trace()
+    api = _load_api()
     if api is None:
         return NO_SPAN
     context = None
-    if within._span is not None and not api.get_current_span().get_span_context().is_valid:
-        context = api.set_span_in_context(within._span)
-    return TracedSpan(api.get_tracer("agentgit").start_span(name, context=context, attributes=_named(attributes)))
+    if parent._span is not None and not api.get_current_span().get_span_context().is_valid:
+        context = api.set_span_in_context(parent._span)
+    return TracedSpan(
+        api.get_tracer("agentgit").start_span(name, context=context, attributes=_rename_attributes(attributes))
+    )
 
 
 @contextmanager
@@ -107,17 +109,17 @@ def span(name: str, **attributes: Any) -> Iterator[TracedSpan]:
         yield traced
 
 
-def tool_span(name: str, within: TracedSpan = NO_SPAN, **attributes: Any) -> TracedSpan:
+def tool_span(name: str, parent: TracedSpan = NO_SPAN, **attributes: Any) -> TracedSpan:
     """Start the span of a tool call; see `start`."""
     return start(
-        f"execute_tool {name}", within, gen__ai_operation_name="execute_tool", gen__ai_tool_name=name, **attributes
+        f"execute_tool {name}", parent, gen__ai_operation_name="execute_tool", gen__ai_tool_name=name, **attributes
     )
 
 
-def _trace() -> Any:
+def _load_api() -> Any:
     """Return the module `opentelemetry.trace`, imported once, or None."""
     global _api
-    if _api is _unknown:
+    if _api is _NOT_LOADED:
         try:
             _api = importlib.import_module("opentelemetry.trace")
         except ModuleNotFoundError:
@@ -125,7 +127,7 @@ def _trace() -> Any:
     return _api
 
 
-def _named(attributes: dict[str, Any]) -> dict[str, Any]:
+def _rename_attributes(attributes: dict[str, Any]) -> dict[str, Any]:
     """Return attributes under their OpenTelemetry names, without those that are None."""
     return {
         name.replace("__", "\0").replace("_", ".").replace("\0", "_"): value

@@ -55,10 +55,10 @@ class Deferred:
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy or a pickle must not contain `load`, which refers to a database.
-        return dict(_items(self))
+        return dict(_field_items(self))
 
 
-def _items(value: Any) -> Iterator[tuple[str, Any]]:
+def _field_items(value: Any) -> Iterator[tuple[str, Any]]:
     return ((f.name, getattr(value, f.name)) for f in fields(value))
 
 
@@ -82,10 +82,10 @@ class _LazyDrawing:
 
     def __get__(self, value: object, kind: type[Displayable]) -> Drawing:
         importlib.import_module("agentgit.render.display")
-        found = next(vars(one)["drawing"] for one in kind.__mro__ if "drawing" in vars(one))
-        if not isinstance(found, Drawing):
+        drawing = next(vars(cls)["drawing"] for cls in kind.__mro__ if "drawing" in vars(cls))
+        if not isinstance(drawing, Drawing):
             raise AttributeError(f"{kind.__name__} has no drawing; agentgit.render.display is to give it one")
-        return found
+        return drawing
 
 
 class Displayable:
@@ -125,7 +125,7 @@ class TableList(Displayable, list[T]):
         printer.text(self.drawing.text(self))  # IPython would print it as a list and ignore the bundle
 
 
-DEEPEST = 100
+MAX_DEPTH = 100
 """The number of levels of a value that are converted. A deeper value becomes its repr."""
 
 
@@ -143,44 +143,46 @@ def portable(value: Any) -> Any:
     return _portable(value, ())
 
 
-def _portable(value: Any, above: tuple[int, ...]) -> Any:
+def _portable(value: Any, ancestor_ids: tuple[int, ...]) -> Any:
     if value is None or isinstance(value, (bool, str)) or type(value) is int:
         return str(value) if isinstance(value, str) else value
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else str(value)
-    if id(value) in above or len(above) >= DEEPEST or isinstance(value, (Iterator, IOBase)):
-        return _shown(value)
-    inside = (*above, id(value))
+    if id(value) in ancestor_ids or len(ancestor_ids) >= MAX_DEPTH or isinstance(value, (Iterator, IOBase)):
+        return _safe_repr(value)
+    inner_ids = (*ancestor_ids, id(value))
     if isinstance(value, Mapping):
-        return {key if isinstance(key, str) else _text(key): _portable(item, inside) for key, item in value.items()}
+        return {
+            key if isinstance(key, str) else _key_text(key): _portable(item, inner_ids) for key, item in value.items()
+        }
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [_portable(item, inside) for item in value]
+        return [_portable(item, inner_ids) for item in value]
     if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _portable(getattr(value, field.name, None), inside) for field in fields(value)}
-    return _from_pydantic(value, inside)
+        return {field.name: _portable(getattr(value, field.name, None), inner_ids) for field in fields(value)}
+    return _from_pydantic(value, inner_ids)
 
 
-def _from_pydantic(value: Any, inside: tuple[int, ...]) -> Any:
+def _from_pydantic(value: Any, ancestor_ids: tuple[int, ...]) -> Any:
     """Convert models to dicts, and types that pydantic supports (times, UUIDs, enums, decimals, paths) as it does."""
     from pydantic import BaseModel
     from pydantic_core import PydanticSerializationError, to_jsonable_python
 
     try:
         if isinstance(value, BaseModel):
-            return _portable(value.model_dump(), inside)
+            return _portable(value.model_dump(), ancestor_ids)
         if isinstance(value, Iterable) and not isinstance(value, (bytes, bytearray, Enum)):
-            return _shown(value)
+            return _safe_repr(value)
         return to_jsonable_python(value, bytes_mode="base64")
     except (PydanticSerializationError, ValueError, TypeError, AttributeError):
-        return _shown(value)
+        return _safe_repr(value)
 
 
-def _text(key: Any) -> str:
+def _key_text(key: Any) -> str:
     plain = _portable(key, ())
     return plain if isinstance(plain, str) else json.dumps(plain)
 
 
-def _shown(value: Any) -> str:
+def _safe_repr(value: Any) -> str:
     try:
         return repr(value)
     except Exception:  # noqa: BLE001  # the repr of a user's class may raise anything
@@ -264,10 +266,10 @@ def as_object(data: bytes | None) -> dict[str, Any]:
     Raises:
         Corrupt: It is not a JSON object.
     """
-    found = stored_json(data) if data else {}
-    if not isinstance(found, dict):
+    value = stored_json(data) if data else {}
+    if not isinstance(value, dict):
         raise _unreadable_json()
-    return found
+    return value
 
 
 def as_strings(data: bytes) -> tuple[str, ...]:
@@ -276,10 +278,10 @@ def as_strings(data: bytes) -> tuple[str, ...]:
     Raises:
         Corrupt: It is not a JSON list of strings.
     """
-    found = stored_json(data)
-    if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
+    value = stored_json(data)
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise _unreadable_json()
-    return tuple(found)
+    return tuple(value)
 
 
 def _unreadable_json() -> Corrupt:

@@ -21,7 +21,7 @@ from agentgit.handles.log import Log
 from agentgit.store.database import Database
 from agentgit.store.objects.blobs import Leaf, leaf
 from agentgit.store.objects.content import Encoded
-from agentgit.store.records.checkpoints import Label, Snapshot
+from agentgit.store.records.checkpoints import CheckpointState, Label
 from agentgit.store.schema import schema
 from agentgit.store.search.index import SearchIndex
 from agentgit.store.threads.graph_rows import Draft, GraphKey
@@ -177,12 +177,12 @@ def _make(case: _Case) -> _Case:
             for number in range(start, start + STEP):
                 named = number % NAMED == 0
                 name = f"named {number // NAMED % 20}" if named else None
-                point = Snapshot(
+                point = CheckpointState(
                     graph_checkpoint_id=head.checkpoint_id, state_hash=head.state_hash, position=0,
                     message_count=number + 1,
                 )  # fmt: skip
                 made = began + timedelta(seconds=number)
-                why = Label(kind="named" if named else "after", user_id=repo.user.id, name=name, made_at=made)
+                why = Label(kind="named" if named else "after", user_id=repo.user.id, name=name, created_at=made)
                 store.checkpoints.add(connection, branch.id, point, why)
         heads[branch.id] = last
 
@@ -220,8 +220,8 @@ def _message(case: _Case, number: int) -> Leaf:
 def _draft(held: list[Leaf], parent_id: str | None, thread: str | None) -> Draft:
     header = {"versions": {"messages": f"{len(held)}"}}
     return Draft(
-        parent_id=parent_id, parent_thread=thread, meta={}, header=header, names=["messages"],
-        changed=frozenset(["messages"]), encode=lambda _: Encoded(held, len(held)),
+        parent_id=parent_id, parent_thread=thread, meta={}, header=header, channels=["messages"],
+        changed_channels=frozenset(["messages"]), encode=lambda _: Encoded(held, len(held)),
     )  # fmt: skip
 
 

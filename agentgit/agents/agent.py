@@ -13,7 +13,7 @@ from agentgit.agents.branch_context import Graph, TurnSettings
 from agentgit.agents.branch_reader import BranchReader
 from agentgit.agents.branch_runner import BranchRunner
 from agentgit.agents.checkpoint_tools import checkpoint_tools
-from agentgit.agents.explore.explorer import Explorer, Score, arun_exploration, run_exploration, turns_at_once
+from agentgit.agents.explore.explorer import Explorer, Score, arun_exploration, parse_parallel, run_exploration
 from agentgit.agents.explore.variants import Choices, Steps, plan_variants
 from agentgit.agents.merge.cherry_pick import CherryPickSelection
 from agentgit.async_api import async_twin
@@ -63,8 +63,8 @@ class RollbackAgent(BranchReader):
     def __repr__(self) -> str:
         if self._branch.store.database.is_closed:
             return f"RollbackAgent(branch_id={self.branch_id}, closed)"
-        unsaid = [name for name, kind in self.effects.items() if kind == UNDECLARED]
-        undeclared = f", undeclared={unsaid}" if unsaid else ""
+        names = [name for name, kind in self.effects.items() if kind == UNDECLARED]
+        undeclared = f", undeclared={names}" if names else ""
         return f"RollbackAgent(session={self.session.name!r}, branch={self.branch.name!r}{undeclared})"
 
     def _repr_html_(self) -> str:
@@ -82,7 +82,7 @@ class RollbackAgent(BranchReader):
         Raises:
             NotFound: The session has no such branch.
         """
-        return self._on(self.session.branch(branch).id)
+        return self._on_branch(self.session.branch(branch).id)
 
     def checkpoint(self, name: str | None = None, *, description: str | None = None, data: Any = None) -> Checkpoint:
         """Save the current point of the branch as a checkpoint.
@@ -100,7 +100,7 @@ class RollbackAgent(BranchReader):
             InvalidInput: The name is empty or too long.
         """
         label = named_label(self._branch.settings.user_id, name, description, data)
-        files = self._branch.files(f"checkpoint {name}" if name else "checkpoint")
+        files = self._branch.take_snapshot(f"checkpoint {name}" if name else "checkpoint")
         return self._branching.save(self.branch_id, label, files)
 
     def tag(self, ref: CheckpointRef, name: str, *, description: str | None = None) -> Tag:
@@ -173,7 +173,7 @@ class RollbackAgent(BranchReader):
             on_drift=on_drift,
             request_id=request_id,
         )
-        return self._on(self._rollbacks.run(to, self.branch_id, options))
+        return self._on_branch(self._rollbacks.run(to, self.branch_id, options))
 
     def undo(self, steps: int = 1, *, force: bool = False) -> RollbackAgent:
         """Roll back to the newest checkpoint that differs from the current state of the branch.
@@ -188,7 +188,7 @@ class RollbackAgent(BranchReader):
             InvalidInput: `steps` is less than 1.
             RollbackBlocked, WorkspaceChanged, RollbackIncomplete, Conflict: As `rollback`.
         """
-        return self.rollback(self._rollbacks.previous(self.branch_id, steps)[1], force=force)
+        return self.rollback(self._rollbacks.find_previous(self.branch_id, steps)[1], force=force)
 
     def redo(self, *, force: bool = False) -> RollbackAgent:
         """Undo the last rollback: return to the branch that it left, and run again the calls that it reversed.
@@ -203,12 +203,12 @@ class RollbackAgent(BranchReader):
             NotFound: There is nothing to redo.
             RollbackBlocked, WorkspaceChanged, RollbackIncomplete, Conflict: As `switch`.
         """
-        rewound = self._rollbacks.undo_rewind_request(self.branch_id, force=force)
-        if rewound is not None:  # only files were rewound, so no tool runs
-            self._rollbacks.rewind(rewound)
-            return self._on(self.branch_id)
-        left = self._rollbacks.rollback_source(self.branch_id)
-        return self._on(self._rollbacks.switch(left, self.branch_id, sync="world", force=force)[0])
+        rewind_request = self._rollbacks.undo_rewind_request(self.branch_id, force=force)
+        if rewind_request is not None:  # only files were rewound, so no tool runs
+            self._rollbacks.rewind(rewind_request)
+            return self._on_branch(self.branch_id)
+        source_branch_id = self._rollbacks.rollback_source_id(self.branch_id)
+        return self._on_branch(self._rollbacks.switch(source_branch_id, self.branch_id, sync="world", force=force)[0])
 
     def switch(
         self, branch: BranchRef, sync: str | None = None, *, force: bool = False, on_error: str = "stop"
@@ -239,9 +239,9 @@ class RollbackAgent(BranchReader):
         if self._turn is not None:
             raise Conflict("This agent is running. Switch when its turn has ended.")
         if sync is None:
-            return self._on(self._rollbacks.enter(branch).id)
-        entered = self._rollbacks.switch(branch, self.branch_id, sync=sync, force=force, on_error=on_error)
-        return self._on(entered[0])
+            return self._on_branch(self._rollbacks.set_current_branch(branch).id)
+        result = self._rollbacks.switch(branch, self.branch_id, sync=sync, force=force, on_error=on_error)
+        return self._on_branch(result[0])
 
     def fork(self, to: CheckpointRef | None = None, name: str | None = None) -> RollbackAgent:
         """Create a branch without changing the world.
@@ -255,8 +255,8 @@ class RollbackAgent(BranchReader):
             NotFound, Ambiguous, InvalidInput: As `plan_rollback`.
             Conflict: A branch of that name exists.
         """
-        files = self._branch.files("fork") if to is None and self._turn is None else None
-        return self._on(self._branching.fork(self.branch_id, to, name, files))
+        files = self._branch.take_snapshot("fork") if to is None and self._turn is None else None
+        return self._on_branch(self._branching.fork(self.branch_id, to, name, files))
 
     def rewind_files(self, restore_point: CheckpointRef, *, force: bool = False) -> FileChanges:
         """Restore the files to their state when the user sent a message; the conversation does not change.
@@ -301,24 +301,24 @@ class RollbackAgent(BranchReader):
             >>> agent.edit(agent.history()[0]["id"], "order a sofa").history()[-1]["content"]
             'Ordered 1 sofa for 300 euros (sofa-1).'
         """
-        edited = self.rollback(f"{references.MESSAGE}{message_id}", name=name, force=force)
-        with _naming(edited):
-            edited.run(text)
-        return edited
+        new_agent = self.rollback(f"{references.MESSAGE_PREFIX}{message_id}", name=name, force=force)
+        with _note_on_error(new_agent):
+            new_agent.run(text)
+        return new_agent
 
     async def aedit(self, message_id: str, text: str, *, name: str | None = None, force: bool = False) -> RollbackAgent:
         """Roll back to the point before a user's message, and run a turn with another text, as `edit`."""
-        edited = await self.arollback(f"{references.MESSAGE}{message_id}", name=name, force=force)
-        with _naming(edited):
-            await edited.arun(text)
-        return edited
+        new_agent = await self.arollback(f"{references.MESSAGE_PREFIX}{message_id}", name=name, force=force)
+        with _note_on_error(new_agent):
+            await new_agent.arun(text)
+        return new_agent
 
     def merge(self, source: CheckpointRef, *, resolve: Resolve = None, name: str | None = None) -> Checkpoint:
         """Merge the messages and the changed values of another branch, since the two diverged, into this one.
 
         If only one of the branches changed a value, its value is taken. The new messages of the other branch are
         appended to those of this branch; tool calls only together with their results. No tool runs and no file
-        changes, so the world stays the same. Merger again adds only what is new.
+        changes, so the world stays the same. Merging again adds only what is new.
 
         Args:
             source: The branch, or any reference that `rollback` accepts; a branch means its newest checkpoint.
@@ -338,7 +338,7 @@ class RollbackAgent(BranchReader):
             InvalidInput: `resolve` is not valid, or its function returns an invalid value.
         """
         self._require_idle()
-        return self.session.get_checkpoint(self._merging.merge(source, resolve, name))
+        return self.session.get_checkpoint(self._merger.merge(source, resolve, name))
 
     def cherry_pick(self, what: CherryPickSelection, *, name: str | None = None) -> Checkpoint:
         """Append chosen messages of other branches to this one; tool calls only together with their results.
@@ -361,7 +361,7 @@ class RollbackAgent(BranchReader):
                 added.
         """
         self._require_idle()
-        return self.session.get_checkpoint(self._merging.cherry_pick(what, name))
+        return self.session.get_checkpoint(self._merger.cherry_pick(what, name))
 
     def explore(
         self,
@@ -412,7 +412,7 @@ class RollbackAgent(BranchReader):
               explore/2  1 call  Ordered 1 sofa for 300 euros (sofa-1).
         """
         explorer = self._explorer(steps, choices, score=score, name=name, config=config, together=bool(parallel))
-        run_exploration(explorer, turns_at_once(parallel))
+        run_exploration(explorer, parse_parallel(parallel))
         return self.exploration(explorer.name)
 
     async def aexplore(
@@ -428,13 +428,13 @@ class RollbackAgent(BranchReader):
         """Run the same steps in several variants, as `explore`; async undo functions and scores run on this loop."""
         await self._await_previous_turn()
         explorer = self._explorer(steps, choices, score=score, name=name, config=config, together=bool(parallel))
-        await arun_exploration(explorer, turns_at_once(parallel))
+        await arun_exploration(explorer, parse_parallel(parallel))
         return await self.aexploration(explorer.name)
 
-    def _explorer(self, steps: Steps, choices: Choices, **how: Any) -> Explorer:
+    def _explorer(self, steps: Steps, choices: Choices, **options: Any) -> Explorer:
         if self._turn is not None:
             raise Conflict("This agent is running. Explore when its turn has ended.")
-        return Explorer(self._branch, self._on, plan_variants(steps, choices), **how)
+        return Explorer(self._branch, self._on_branch, plan_variants(steps, choices), **options)
 
     def promote(self, branch: ExploredBranch | BranchRef, *, force: bool = False) -> RollbackAgent:
         """Switch to an explored branch, run its tool calls again, and return an agent on it.
@@ -449,8 +449,8 @@ class RollbackAgent(BranchReader):
         Raises:
             NotFound, RollbackBlocked, RollbackIncomplete, Conflict: As `switch`.
         """
-        wanted = branch.id if isinstance(branch, ExploredBranch) else branch
-        return self.switch(wanted, sync="world", force=force)
+        branch_ref = branch.id if isinstance(branch, ExploredBranch) else branch
+        return self.switch(branch_ref, sync="world", force=force)
 
     def checkpoint_tools(self) -> list[BaseTool]:
         """Return the tools with which an agent manages its own history.
@@ -460,21 +460,21 @@ class RollbackAgent(BranchReader):
         return checkpoint_tools(self.session, self.branch_id)
 
     aat = async_twin(at)
-    acheckpoint = async_twin(checkpoint, first=BranchRunner._await_previous_turn)
+    acheckpoint = async_twin(checkpoint, prepare=BranchRunner._await_previous_turn)
     atag = async_twin(tag)
-    arollback = async_twin(rollback, first=BranchRunner._await_previous_turn)
-    aundo = async_twin(undo, first=BranchRunner._await_previous_turn)
-    aredo = async_twin(redo, first=BranchRunner._await_previous_turn)
-    aswitch = async_twin(switch, first=BranchRunner._await_previous_turn)
+    arollback = async_twin(rollback, prepare=BranchRunner._await_previous_turn)
+    aundo = async_twin(undo, prepare=BranchRunner._await_previous_turn)
+    aredo = async_twin(redo, prepare=BranchRunner._await_previous_turn)
+    aswitch = async_twin(switch, prepare=BranchRunner._await_previous_turn)
     afork = async_twin(fork)
-    arewind_files = async_twin(rewind_files, first=BranchRunner._await_previous_turn)
-    amerge = async_twin(merge, first=BranchRunner._await_previous_turn)
-    acherry_pick = async_twin(cherry_pick, first=BranchRunner._await_previous_turn)
-    apromote = async_twin(promote, first=BranchRunner._await_previous_turn)
+    arewind_files = async_twin(rewind_files, prepare=BranchRunner._await_previous_turn)
+    amerge = async_twin(merge, prepare=BranchRunner._await_previous_turn)
+    acherry_pick = async_twin(cherry_pick, prepare=BranchRunner._await_previous_turn)
+    apromote = async_twin(promote, prepare=BranchRunner._await_previous_turn)
 
 
 @contextmanager
-def _naming(agent: RollbackAgent) -> Iterator[None]:
+def _note_on_error(agent: RollbackAgent) -> Iterator[None]:
     """Add a note to an error that ends the turn of an edited message: the branch on which it can continue."""
     try:
         yield

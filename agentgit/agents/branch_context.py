@@ -57,13 +57,13 @@ class Interval:
             return cls(before_turns=False, turns=0)
         if value == "turn":
             return cls(before_turns=True, turns=1)
-        calls = re.fullmatch(r"tool(?::([1-9]\d{0,8}))?", value) if isinstance(value, str) else None
-        if calls is None:
+        match = re.fullmatch(r"tool(?::([1-9]\d{0,8}))?", value) if isinstance(value, str) else None
+        if match is None:
             raise InvalidInput(
                 "auto_checkpoint must be 'turn', 'tool', 'tool:10' (each tenth tool call), 'off' or a number of turns, "
                 f"not {value!r}."
             )
-        return cls(before_turns=True, turns=1, calls=int(calls[1] or 1))
+        return cls(before_turns=True, turns=1, calls=int(match[1] or 1))
 
     def is_passed(self, before: int, after: int) -> bool:
         """Return whether a checkpoint is due, given the number of calls before and after a batch."""
@@ -80,17 +80,17 @@ class TurnSettings:
     Args:
         user_id: The user who runs the turn.
         effects: The effects of the tools on the outside world.
-        unrecorded: Names of tools that are not part of the track.
-        auto: The times at which automatic checkpoints are made.
-        fence: What to do with a call whose effect already exists: `replay`, `raise` or `off`.
+        unrecorded_tools: Names of tools that are not part of the track.
+        checkpoint_interval: The times at which automatic checkpoints are made.
+        fence_mode: What to do with a call whose effect already exists: `replay`, `raise` or `off`.
         workspace: The workspace whose files belong to the session; None if there is none.
     """
 
     user_id: int
     effects: ToolEffects
-    unrecorded: frozenset[str]
-    auto: Interval
-    fence: str
+    unrecorded_tools: frozenset[str]
+    checkpoint_interval: Interval
+    fence_mode: str
     workspace: WorkspaceAdapter | None = None
 
 
@@ -108,7 +108,7 @@ class BranchContext:
         self.context = context
         self.graph = graph
         self.settings = settings
-        self.store = context.store.apart()
+        self.store = context.store.detached_copy()
         self.saver = SQLModelSaver(
             self.store.database, tenant_id=self.store.tenant_id, graphs=self.store.graphs, sessions=True
         )
@@ -120,7 +120,7 @@ class BranchContext:
         self.branch_id: int = row.id
         self.session_id: int = row.external_session_id
         self.thread_id: str = row.thread_id
-        self.seen: str | None = head.checkpoint_id if head else None
+        self.seen_checkpoint_id: str | None = head.checkpoint_id if head else None
         """The newest graph checkpoint that the agent has seen."""
         self.interrupted_heads: tuple[int | None, ...] = ()
         """The head of the branch after a turn that was interrupted; empty after a completed turn.
@@ -133,30 +133,30 @@ class BranchContext:
         """The registered functions that undo, repeat or verify recorded calls."""
         return self.context.registry
 
-    def authorize(self, connection: Connection, needs: str = EDITOR) -> None:
+    def authorize(self, connection: Connection, role: str = EDITOR) -> None:
         """Check that the user still has a role in the session. Nothing is read if the user owns it.
 
         Raises:
             NotFound, NotAllowed: The user does not have the role; nothing was done.
         """
-        self.context.lookup.admit(connection, self.session_id, needs)
+        self.context.lookup.require_role(connection, self.session_id, role)
 
-    def authorize_now(self, needs: str = VIEWER) -> None:
+    def authorize_now(self, role: str = VIEWER) -> None:
         """Check the user's role now, for operations whose later transactions do not check it or may not take place."""
         if not self.context.lookup.needs_no_check(self.session_id):
-            with self.reading(needs):
+            with self.reading(role):
                 pass
 
     @contextmanager
-    def reading(self, needs: str = VIEWER) -> Iterator[Connection]:
+    def reading(self, role: str = VIEWER) -> Iterator[Connection]:
         """Open a read-only connection after checking that the user has a role in the session."""
         with self.store.database.reading() as connection:
-            self.authorize(connection, needs)
+            self.authorize(connection, role)
             yield connection
 
-    def owner(self, connection: Connection) -> int:
+    def owner_id(self, connection: Connection) -> int:
         """Return the id of the owner of the session."""
-        return self.context.lookup.owner(connection, self.session_id)
+        return self.context.lookup.owner_id(connection, self.session_id)
 
     def row(self, connection: Connection) -> StoredRow:
         """Read the row of the branch."""
@@ -170,10 +170,10 @@ class BranchContext:
         """Read the row of a checkpoint of the session."""
         return self.context.lookup.checkpoint(connection, self.session(connection), self.row(connection), checkpoint_id)
 
-    def target(self, connection: Connection, to: CheckpointRef) -> tuple[StoredRow, str]:
+    def target(self, connection: Connection, ref: CheckpointRef) -> tuple[StoredRow, str]:
         """Resolve a reference to the row of a checkpoint, and return it with its display name."""
-        return self.context.lookup.target(connection, self.session(connection), self.row(connection), to)
+        return self.context.lookup.target(connection, self.session(connection), self.row(connection), ref)
 
-    def files(self, why: str) -> SnapshotRef | None:
+    def take_snapshot(self, reason: str) -> SnapshotRef | None:
         """Take a snapshot of the files of the workspace; return None if no workspace is attached."""
-        return self.settings.workspace.take(why) if self.settings.workspace is not None else None
+        return self.settings.workspace.take_snapshot(reason) if self.settings.workspace is not None else None

@@ -44,7 +44,7 @@ class BranchReader(BranchRunner):
         self.session = Session(context, self._branch.session_id)
         """The session: every operation that needs no graph, on any branch."""
         self._rollbacks = Rollbacks(context, self.session.id)
-        self._merging = Merger(self._branch)
+        self._merger = Merger(self._branch)
 
     @property
     def branch(self) -> InternalSession:
@@ -65,7 +65,11 @@ class BranchReader(BranchRunner):
         branch = self._branch
         with branch.reading() as connection:
             row = branch.row(connection)
-            return branch.context.views.checkpoint(branch.checkpoint(connection, row.head_id)) if row.head_id else None
+            return (
+                branch.context.read_models.checkpoint(branch.checkpoint(connection, row.head_id))
+                if row.head_id
+                else None
+            )
 
     @property
     def state(self) -> dict[str, Any]:
@@ -78,9 +82,9 @@ class BranchReader(BranchRunner):
         """The report of the last rollback or switch that led to this branch; None if there was none."""
         branch = self._branch
         with branch.reading() as connection:
-            made = branch.store.operations.of_branches(connection, [self.branch_id])
-            moved = [row for row in made if row.kind != "fork"]
-            return branch.context.engine().reports.read(connection, moved[-1]) if moved else None
+            operations = branch.store.operations.of_branches(connection, [self.branch_id])
+            moves = [row for row in operations if row.kind != "fork"]
+            return branch.context.engine().reports.read(connection, moves[-1]) if moves else None
 
     def messages(self) -> list[BaseMessage]:
         """List the conversation as LangChain messages, oldest first, as they are in `state`.
@@ -90,11 +94,11 @@ class BranchReader(BranchRunner):
         """
         with self._branch.reading() as connection:
             graphs = self._branch.store.graphs
-            at = graphs.newest(connection, self._branch.thread_id)
-            hashes = graphs.message_hashes(connection, at) if at is not None else ()
+            graph_checkpoint = graphs.newest(connection, self._branch.thread_id)
+            hashes = graphs.message_hashes(connection, graph_checkpoint) if graph_checkpoint is not None else ()
             leaves = graphs.content.blobs.get_many(connection, hashes)
-        found: list[BaseMessage] = self._branch.saver.codec.decode([leaves[key] for key in hashes])
-        return found
+        messages: list[BaseMessage] = self._branch.saver.codec.decode([leaves[key] for key in hashes])
+        return messages
 
     def history(self) -> list[dict[str, Any]]:
         """List the conversation as dicts with `role`, `content`, `id`, `tool_calls`, `tool_call_id`, oldest first."""
@@ -243,7 +247,7 @@ class BranchReader(BranchRunner):
             NotFound, Ambiguous, InvalidInput, Conflict: As `merge`.
         """
         self._require_idle()
-        return self._merging.plan_merge(source, resolve)
+        return self._merger.plan_merge(source, resolve)
 
     def plan_cherry_pick(self, what: CherryPickSelection) -> MergePlan:
         """Return what `cherry_pick` would add, without doing anything.
@@ -255,7 +259,7 @@ class BranchReader(BranchRunner):
             NotFound, Ambiguous, InvalidInput, Conflict: As `cherry_pick`.
         """
         self._require_idle()
-        return self._merging.plan_cherry_pick(what)
+        return self._merger.plan_cherry_pick(what)
 
     def _require_idle(self) -> None:
         if self._turn is not None:
@@ -270,9 +274,9 @@ class BranchReader(BranchRunner):
         Raises:
             NotFound: There is no such exploration.
         """
-        found, session_id = Explorations(self._branch.store), self.session.id
+        explorations, session_id = Explorations(self._branch.store), self.session.id
         with self._branch.reading() as connection:
-            return found.read(connection, session_id, name or found.last(connection, session_id))
+            return explorations.read(connection, session_id, name or explorations.newest_name(connection, session_id))
 
     amessages = async_twin(messages)
     ahistory = async_twin(history)

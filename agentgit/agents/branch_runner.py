@@ -16,10 +16,10 @@ from langgraph.types import StateSnapshot
 
 from agentgit.agents import inputs
 from agentgit.agents.branch_context import BranchContext, Graph, TurnSettings
-from agentgit.agents.inputs import pairs
+from agentgit.agents.inputs import pair_configs
 from agentgit.agents.instrumentation import instrumented_copy
 from agentgit.agents.isolation import detached, detached_config, require_not_nested
-from agentgit.agents.node_caches import BranchCache, hidden_cache
+from agentgit.agents.node_caches import BranchCache, uncopied_graph_cache
 from agentgit.agents.turn.checkpoint_tracker import SaveBarrier
 from agentgit.agents.turn.turn import ThreadedTurn, Turn
 from agentgit.async_api import LOOP, async_twin
@@ -31,10 +31,10 @@ from agentgit.tracing import NO_SPAN, TracedSpan, start
 END = object()
 """The sentinel for the end of a stream."""
 
-CLOSING_ROUNDS = 40
+CLOSING_POLLS = 40
 """How often a new turn polls, every 5 ms, for a previous turn that shows no sign of ending."""
 
-LEAVING_SECONDS = 30.0
+ENDING_TIMEOUT = 30.0
 """How long, in seconds, a new turn waits for a previous turn that is known to be starting or ending.
 
 On a busy machine the thread of that turn may take this long."""
@@ -53,20 +53,22 @@ class BranchRunner(Runnable[Any, Any]):
     def __init__(self, context: Context, graph: Graph, settings: TurnSettings, branch_id: int) -> None:
         self.graph = graph
         self._branch = branch = BranchContext(context, graph, settings, branch_id)
-        self._runs: Graph = instrumented_copy(
-            graph, lambda cache: BranchCache(cache, self._running), checkpointer=branch.saver
+        self._instrumented_graph: Graph = instrumented_copy(
+            graph, lambda cache: BranchCache(cache, self._current_turn), checkpointer=branch.saver
         )
-        hidden = hidden_cache(graph)
+        nested_cache = uncopied_graph_cache(graph)
         # LangGraph passes this cache on to every nested graph, which then ignores its own.
-        self._inside = {CONFIG_KEY_CACHE: BranchCache(hidden, self._running)} if hidden is not None else {}
-        self._entered = context.moved_to.get(branch.session_id)
+        self._nested_config = (
+            {CONFIG_KEY_CACHE: BranchCache(nested_cache, self._current_turn)} if nested_cache is not None else {}
+        )
+        self._known_current_branch = context.moved_to.get(branch.session_id)
         self._turn: Turn | None = None
         self.rollback_error: AgentGitError | None = None
         """The error of the last rollback that the model requested; None if it succeeded or none was requested."""
         self.moved_at = monotonic()
         """The value of `time.monotonic()` when this object was created or last began a turn."""
-        self._beginning: asyncio.Future[tuple[Turn, RunnableConfig]] | None = None
-        self._is_leaving = False
+        self._begin_future: asyncio.Future[tuple[Turn, RunnableConfig]] | None = None
+        self._is_ending = False
         """True while a turn on an event loop releases its branch."""
         self._interrupted_turn: Turn | None = None
         """A turn that waits for an answer, with the checkpoints and the rollback that its tools requested."""
@@ -76,28 +78,28 @@ class BranchRunner(Runnable[Any, Any]):
         """The id of the branch that this object runs on."""
         return self._branch.branch_id
 
-    def _on(self, branch_id: int) -> Self:
+    def _on_branch(self, branch_id: int) -> Self:
         """Return a runner of the same graph on another branch of the session."""
-        made = type(self)(self._branch.context, self.graph, self._branch.settings, branch_id)
+        runner = type(self)(self._branch.context, self.graph, self._branch.settings, branch_id)
         if branch_id == self.branch_id:
-            made._interrupted_turn = self._interrupted_turn  # the requests of a waiting turn belong to its branch
-        return made
+            runner._interrupted_turn = self._interrupted_turn  # the requests of a waiting turn belong to its branch
+        return runner
 
-    def _running(self) -> Turn | None:
+    def _current_turn(self) -> Turn | None:
         return self._turn
 
     # -- the methods of the graph
 
-    def _config(self, config: RunnableConfig | None) -> RunnableConfig:
+    def _fill_config(self, config: RunnableConfig | None) -> RunnableConfig:
         """Fill in the branch's thread id, and remove the keys of an outer graph that calls this one."""
         config = detached_config(config)
-        given = config.get("configurable", {})
-        if given.get("thread_id", self._branch.thread_id) != self._branch.thread_id:
+        configurable = config.get("configurable", {})
+        if configurable.get("thread_id", self._branch.thread_id) != self._branch.thread_id:
             raise InvalidInput("This agent runs on its branch's own thread; leave thread_id out of the config.")
         with detached():  # else LangChain merges the surrounding config into it
-            return merge_configs(config, {"configurable": {"thread_id": self._branch.thread_id, **self._inside}})
+            return merge_configs(config, {"configurable": {"thread_id": self._branch.thread_id, **self._nested_config}})
 
-    def _traced(self) -> TracedSpan:
+    def _start_span(self) -> TracedSpan:
         """Start the tracing span of a turn."""
         return start(
             f"invoke_agent {self.graph.name}",
@@ -108,109 +110,115 @@ class BranchRunner(Runnable[Any, Any]):
         )
 
     def _begin(
-        self, value: Any, config: RunnableConfig | None, traced: TracedSpan = NO_SPAN
+        self, value: Any, config: RunnableConfig | None, span: TracedSpan = NO_SPAN
     ) -> tuple[Turn, RunnableConfig]:
         """Begin a turn: acquire the branch, and build the config that records the turn."""
-        with traced.current():
-            return self._start_turn(value, config, traced)
+        with span.current():
+            return self._start_turn(value, config, span)
 
-    def _start_turn(self, value: Any, config: RunnableConfig | None, traced: TracedSpan) -> tuple[Turn, RunnableConfig]:
+    def _start_turn(self, value: Any, config: RunnableConfig | None, span: TracedSpan) -> tuple[Turn, RunnableConfig]:
         require_not_nested(config)
         self._branch.store.database.require_open()  # before the files are read
         self._warn_if_moved()
-        filled, self.moved_at = self._config(config), monotonic()
-        if filled["configurable"].get("checkpoint_id") not in (None, self._branch.seen):
+        run_config, self.moved_at = self._fill_config(config), monotonic()
+        if run_config["configurable"].get("checkpoint_id") not in (None, self._branch.seen_checkpoint_id):
             raise InvalidInput(
                 "A branch runs only from its head; to run from an earlier checkpoint, call fork(to) or rollback(to)."
             )
-        filled["configurable"].pop("checkpoint_id", None)
-        turn = Turn(self._branch, inputs.read(self._runs, value), traced)
-        if self._interrupted_turn is not None and not turn.given.is_new:
-            turn.requested_checkpoints, turn.afterwards = (
+        run_config["configurable"].pop("checkpoint_id", None)
+        turn = Turn(self._branch, inputs.parse(self._instrumented_graph, value), span)
+        if self._interrupted_turn is not None and not turn.turn_input.is_new:
+            turn.requested_checkpoints, turn.after_turn = (
                 self._interrupted_turn.requested_checkpoints,
-                self._interrupted_turn.afterwards,
+                self._interrupted_turn.after_turn,
             )
         turn.begin()
         self._turn = self._branch.saver.turn = turn
         with detached():
-            return turn, merge_configs(filled, {"callbacks": [turn.recorder]})
+            return turn, merge_configs(run_config, {"callbacks": [turn.recorder]})
 
     def _warn_if_moved(self) -> None:
         """Warn once if a rollback or switch in this process has since moved the session to another branch."""
-        branch, now = self._branch, self._branch.context.moved_to.get(self._branch.session_id)
-        if now in (None, self._entered, branch.branch_id):
+        branch, current_id = self._branch, self._branch.context.moved_to.get(self._branch.session_id)
+        if current_id in (None, self._known_current_branch, branch.branch_id):
             return
-        self._entered = now
+        self._known_current_branch = current_id
         with branch.reading() as connection:
-            current, own = (branch.store.sessions.branch(connection, one).name for one in (now, branch.branch_id))
-            name = branch.session(connection).reference
+            current_name, own_name = (
+                branch.store.sessions.branch(connection, one).name for one in (current_id, branch.branch_id)
+            )
+            session_name = branch.session(connection).reference
         warnings.warn(
-            f"Session {name} now continues on branch {current!r}, but this agent runs on {own!r}. "
-            f"agent.at({current!r}) returns an agent for it.",
+            f"Session {session_name} now continues on branch {current_name!r}, but this agent runs on {own_name!r}. "
+            f"agent.at({current_name!r}) returns an agent for it.",
             BranchMoved,
-            stacklevel=_frames_of_ours(),
+            stacklevel=_stack_level_of_caller(),
         )
 
     def _end(self, turn: Turn, *, completed: bool) -> None:
         try:
             with turn.span.current():
-                self._branch.seen = turn.end(completed=completed)
+                self._branch.seen_checkpoint_id = turn.end(completed=completed)
             self._branch.interrupted_heads = () if completed else (turn.head_id,)
         finally:
             self._turn = None
             if self._branch.saver.turn is turn:
                 self._branch.saver.turn = None
-            self._is_leaving = False
+            self._is_ending = False
         # If a tool waits for an answer, the requests of the others are done when the answered turn has ended.
         self._interrupted_turn = turn if completed and not turn.is_settled else None
-        if completed and turn.is_settled and turn.afterwards is not None:
+        if completed and turn.is_settled and turn.after_turn is not None:
             self.rollback_error = None
             try:
-                turn.afterwards()
+                turn.after_turn()
             except AgentGitError as error:  # the turn itself succeeded, and its answer must not be lost
                 self.rollback_error = error
 
     @contextmanager
-    def _turn_held(self, value: Any, config: RunnableConfig | None) -> Iterator[tuple[Any, RunnableConfig]]:
+    def _turn_context(self, value: Any, config: RunnableConfig | None) -> Iterator[tuple[Any, RunnableConfig]]:
         """Hold the branch for one turn, and yield the input and the config to run the graph with."""
-        with self._traced() as traced:
-            turn, filled = self._begin(value, config, traced)
-            completed = False
+        with self._start_span() as span:
+            turn, run_config = self._begin(value, config, span)
+            is_completed = False
             try:
-                yield turn.given.value, filled
-                completed = True
+                yield turn.turn_input.value, run_config
+                is_completed = True
             finally:
-                self._end(turn, completed=completed)
+                self._end(turn, completed=is_completed)
 
     @asynccontextmanager
-    async def _aturn_held(self, value: Any, config: RunnableConfig | None) -> AsyncIterator[tuple[Any, RunnableConfig]]:
+    async def _aturn_context(
+        self, value: Any, config: RunnableConfig | None
+    ) -> AsyncIterator[tuple[Any, RunnableConfig]]:
         """Hold the branch for one turn without blocking the event loop, and release it even if cancelled."""
-        with self._traced() as traced:
-            async with self._aheld(value, config, traced) as held:
-                yield held
+        with self._start_span() as span:
+            async with self._aturn_in_thread(value, config, span) as value_and_config:
+                yield value_and_config
 
     @asynccontextmanager
-    async def _aheld(
-        self, value: Any, config: RunnableConfig | None, traced: TracedSpan
+    async def _aturn_in_thread(
+        self, value: Any, config: RunnableConfig | None, span: TracedSpan
     ) -> AsyncIterator[tuple[Any, RunnableConfig]]:
         await self._await_previous_turn()
         LOOP.set(asyncio.get_running_loop())  # the async callbacks of this turn run on this loop
-        taking = ThreadedTurn(self._begin, self._end)
-        self._beginning = asyncio.ensure_future(asyncio.to_thread(taking.begin, value, config, traced))
+        threaded_turn = ThreadedTurn(self._begin, self._end)
+        self._begin_future = asyncio.ensure_future(asyncio.to_thread(threaded_turn.begin, value, config, span))
         try:
-            turn, filled = await asyncio.shield(self._beginning)
+            turn, run_config = await asyncio.shield(self._begin_future)
         except asyncio.CancelledError:
-            taking.abandon()
+            threaded_turn.abandon()
             raise
         with detached():
-            filled = merge_configs(filled, {"callbacks": [SaveBarrier(turn.saves, asyncio.get_running_loop())]})
-        completed = False
+            run_config = merge_configs(
+                run_config, {"callbacks": [SaveBarrier(turn.checkpoint_tracker, asyncio.get_running_loop())]}
+            )
+        is_completed = False
         try:
-            yield turn.given.value, filled
-            completed = True
+            yield turn.turn_input.value, run_config
+            is_completed = True
         finally:
-            self._is_leaving = True
-            if completed:
+            self._is_ending = True
+            if is_completed:
                 await asyncio.shield(asyncio.to_thread(self._end, turn, completed=True))
             else:
                 self._end(turn, completed=False)  # without await: a cancelled task may not be resumed after one
@@ -221,18 +229,22 @@ class BranchRunner(Runnable[Any, Any]):
         Python closes an abandoned stream only in a later round of the loop, and the thread of a cancelled task keeps
         running.
         """
-        rounds, until = 0, monotonic() + LEAVING_SECONDS
+        polls, deadline = 0, monotonic() + ENDING_TIMEOUT
         while self._turn is not None or self._is_beginning():
-            is_known = self._is_leaving or self._is_beginning()
-            if monotonic() > until or (rounds >= CLOSING_ROUNDS and not is_known):
+            is_progressing = self._is_ending or self._is_beginning()
+            if monotonic() > deadline or (polls >= CLOSING_POLLS and not is_progressing):
                 return
-            rounds += 1
+            polls += 1
             await asyncio.sleep(0.005)
 
     def _is_beginning(self) -> bool:
         """Return whether a thread is still acquiring the branch for a turn of this loop, perhaps a cancelled one."""
-        begun = self._beginning
-        return begun is not None and not begun.done() and begun.get_loop() is asyncio.get_running_loop()
+        begin_future = self._begin_future
+        return (
+            begin_future is not None
+            and not begin_future.done()
+            and begin_future.get_loop() is asyncio.get_running_loop()
+        )
 
     @contextmanager
     def _marking_end(self) -> Iterator[None]:
@@ -240,9 +252,9 @@ class BranchRunner(Runnable[Any, Any]):
         try:
             yield
         finally:
-            self._is_leaving = True
+            self._is_ending = True
 
-    def _durable(self, options: dict[str, Any], *, is_async: bool = False) -> dict[str, Any]:
+    def _durable_options(self, options: dict[str, Any], *, is_async: bool = False) -> dict[str, Any]:
         """Return the options of a run, changed so that each step is saved before the next one can have an effect.
 
         On an event loop LangGraph itself must wait for the save (`durability="sync"`), because a tool that is called
@@ -252,12 +264,12 @@ class BranchRunner(Runnable[Any, Any]):
             options: The options as the user gave them.
             is_async: True if the turn runs on an event loop.
         """
-        how = options.get("durability") or ("exit" if options.get("checkpoint_during") is False else "async")
-        if not self._branch.settings.effects.has_effects or (how != "exit" and not is_async):
+        durability = options.get("durability") or ("exit" if options.get("checkpoint_during") is False else "async")
+        if not self._branch.settings.effects.has_effects or (durability != "exit" and not is_async):
             return options
         return {**{name: value for name, value in options.items() if name != "checkpoint_during"}, "durability": "sync"}
 
-    def _current(self) -> AbstractContextManager[None]:
+    def _current_span(self) -> AbstractContextManager[None]:
         """Make the turn's span current, so that the graph's own spans are its children."""
         return self._turn.span.current() if self._turn is not None else nullcontext()
 
@@ -267,15 +279,15 @@ class BranchRunner(Runnable[Any, Any]):
         Raises:
             Conflict: Somebody else runs this branch, or has moved it since this agent last saw it.
         """
-        with self._turn_held(input, config) as (value, filled), detached(), self._current():
-            return self._runs.invoke(value, filled, **self._durable(kwargs))
+        with self._turn_context(input, config) as (value, run_config), detached(), self._current_span():
+            return self._instrumented_graph.invoke(value, run_config, **self._durable_options(kwargs))
 
     def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
         """Run one turn, as the graph's `stream`. A stream that is not read to its end leaves no end checkpoint."""
-        with self._turn_held(input, config) as (value, filled):
-            chunks = self._runs.stream(value, filled, **self._durable(kwargs))
+        with self._turn_context(input, config) as (value, run_config):
+            chunks = self._instrumented_graph.stream(value, run_config, **self._durable_options(kwargs))
             while True:
-                with detached(), self._current():
+                with detached(), self._current_span():
                     chunk = next(chunks, END)
                 if chunk is END:
                     return
@@ -283,17 +295,23 @@ class BranchRunner(Runnable[Any, Any]):
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         """Run one turn, as the graph's `ainvoke`."""
-        async with self._aturn_held(input, config) as (value, filled):
-            with detached(), self._current():
-                return await self._runs.ainvoke(value, filled, **self._durable(kwargs, is_async=True))
+        async with self._aturn_context(input, config) as (value, run_config):
+            with detached(), self._current_span():
+                return await self._instrumented_graph.ainvoke(
+                    value, run_config, **self._durable_options(kwargs, is_async=True)
+                )
 
     async def astream(
         self, input: Any, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncGenerator[Any, None]:
         """Run one turn, as the graph's `astream`."""
         async with (
-            self._aturn_held(input, config) as (value, filled),
-            aclosing(self._each(self._runs.astream(value, filled, **self._durable(kwargs, is_async=True)))) as chunks,
+            self._aturn_context(input, config) as (value, run_config),
+            aclosing(
+                self._iterate_detached(
+                    self._instrumented_graph.astream(value, run_config, **self._durable_options(kwargs, is_async=True))
+                )
+            ) as chunks,
         ):
             with self._marking_end():
                 async for chunk in chunks:
@@ -304,21 +322,25 @@ class BranchRunner(Runnable[Any, Any]):
     ) -> AsyncIterator[Any]:
         """Run one turn, as the graph's `astream_events`."""
         async with (
-            self._aturn_held(input, config) as (value, filled),
+            self._aturn_context(input, config) as (value, run_config),
             aclosing(
-                self._each(self._runs.astream_events(value, filled, **self._durable(kwargs, is_async=True)))
+                self._iterate_detached(
+                    self._instrumented_graph.astream_events(
+                        value, run_config, **self._durable_options(kwargs, is_async=True)
+                    )
+                )
             ) as events,
         ):
             with self._marking_end():
                 async for event in events:
                     yield event
 
-    async def _each(self, chunks: Any) -> AsyncGenerator[Any, None]:
+    async def _iterate_detached(self, chunks: Any) -> AsyncGenerator[Any, None]:
         """Yield the chunks; each is produced outside the context of a graph that calls this agent."""
         chunks = aiter(chunks)
         try:
             while True:
-                with detached(), self._current():
+                with detached(), self._current_span():
                     chunk = await anext(chunks, END)
                 if chunk is END:
                     return
@@ -341,9 +363,9 @@ class BranchRunner(Runnable[Any, Any]):
         Raises:
             InvalidInput: The numbers of configs and inputs differ; nothing was run.
         """
-        for index, (value, one) in enumerate(pairs(inputs, config)):
+        for index, (value, turn_config) in enumerate(pair_configs(inputs, config)):
             try:
-                answer = self.invoke(value, one, **kwargs)
+                answer = self.invoke(value, turn_config, **kwargs)
             except Exception as error:
                 if not return_exceptions:
                     raise
@@ -361,9 +383,9 @@ class BranchRunner(Runnable[Any, Any]):
         self, inputs: Sequence[Any], config: Any = None, *, return_exceptions: bool = False, **kwargs: Any
     ) -> AsyncIterator[tuple[int, Any]]:
         """Run one turn for each input, as `batch_as_completed`."""
-        for index, (value, one) in enumerate(pairs(inputs, config)):
+        for index, (value, turn_config) in enumerate(pair_configs(inputs, config)):
             try:
-                answer = await self.ainvoke(value, one, **kwargs)
+                answer = await self.ainvoke(value, turn_config, **kwargs)
             except Exception as error:
                 if not return_exceptions:
                     raise
@@ -377,26 +399,26 @@ class BranchRunner(Runnable[Any, Any]):
     def get_state(self, config: RunnableConfig | None = None, **kwargs: Any) -> StateSnapshot:
         """Return the branch's newest state, as the graph's `get_state`."""
         self._branch.authorize_now()
-        filled = self._config(config)
+        run_config = self._fill_config(config)
         with detached():
-            return self._runs.get_state(filled, **kwargs)
+            return self._instrumented_graph.get_state(run_config, **kwargs)
 
     def get_state_history(self, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[StateSnapshot]:
         """List the branch's graph checkpoints, newest first, as the graph's `get_state_history`."""
         self._branch.authorize_now()
-        return self._runs.get_state_history(self._config(config), **kwargs)
+        return self._instrumented_graph.get_state_history(self._fill_config(config), **kwargs)
 
     def update_state(
         self, config: RunnableConfig | None, values: Any, as_node: str | None = None, task_id: str | None = None
     ) -> RunnableConfig:
         """Update the state, as the graph's `update_state`. This is a separate turn without a user message."""
-        with self._turn_held(None, config) as (_, filled), detached():
-            return self._runs.update_state(filled, values, as_node, task_id)
+        with self._turn_context(None, config) as (_, run_config), detached():
+            return self._instrumented_graph.update_state(run_config, values, as_node, task_id)
 
     def bulk_update_state(self, config: RunnableConfig | None, supersteps: Any) -> RunnableConfig:
         """Update the state in several steps, as the graph's `bulk_update_state`."""
-        with self._turn_held(None, config) as (_, filled), detached():
-            return self._runs.bulk_update_state(filled, supersteps)
+        with self._turn_context(None, config) as (_, run_config), detached():
+            return self._instrumented_graph.bulk_update_state(run_config, supersteps)
 
     def run(self, text: str) -> str:
         """Send a message and return the text of the answer; for graphs whose state has `messages`.
@@ -424,11 +446,11 @@ class BranchRunner(Runnable[Any, Any]):
         for snapshot in await asyncio.to_thread(lambda: list(self.get_state_history(config, **kwargs))):
             yield snapshot
 
-    aupdate_state = async_twin(update_state, first=_await_previous_turn)
-    abulk_update_state = async_twin(bulk_update_state, first=_await_previous_turn)
+    aupdate_state = async_twin(update_state, prepare=_await_previous_turn)
+    abulk_update_state = async_twin(bulk_update_state, prepare=_await_previous_turn)
 
 
-def _frames_of_ours() -> int:
+def _stack_level_of_caller() -> int:
     """Count the stack frames up to the caller of this package, for a warning that points at the caller."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("agentgit.", "contextlib")):

@@ -66,7 +66,7 @@ async def send_message(agent: RollbackAgent, text: str) -> Pieces:
     """
     state = await agent.aget_state()
     if state.interrupts:
-        value: Any = Command(resume={state.interrupts[0].id: _answer(text)})
+        value: Any = Command(resume={state.interrupts[0].id: _parse_answer(text)})
     else:
         value = {inputs.MESSAGES: [("user", text)]}
     async for piece in _pieces(agent, value, state):
@@ -88,37 +88,37 @@ async def continue_turn(agent: RollbackAgent) -> Pieces:
         yield piece
 
 
-def is_half_done(agent: RollbackAgent) -> bool:
+def is_interrupted(agent: RollbackAgent) -> bool:
     """Return whether a turn was interrupted here and can continue."""
     state = agent.get_state()
     return bool(state.next) and not state.interrupts
 
 
-def waiting(state: StateSnapshot) -> list[AskedQuestion]:
+def open_questions(state: StateSnapshot) -> list[AskedQuestion]:
     """List the questions that a graph waits to have answered."""
     return [AskedQuestion(one.value) for one in state.interrupts]
 
 
 async def _pieces(agent: RollbackAgent, value: Any, before: StateSnapshot) -> Pieces:
     # Asynchronous, so that a turn can be cancelled while a node waits, and so that graphs of coroutines run too.
-    reader = _Reader({message.id for message in _messages(before)})
+    reader = _PieceReader({message.id for message in _messages(before)})
     try:
         async with aclosing(agent.astream(value, stream_mode="messages")) as stream:
             async for message, _ in stream:
                 for piece in reader.read(message):
                     yield piece
-        for piece in (*reader.rest(), *waiting(await agent.aget_state())):
+        for piece in (*reader.flush(), *open_questions(await agent.aget_state())):
             yield piece
     except Exception as error:  # noqa: BLE001  # a graph may raise anything, and the chat must continue
         yield TurnFailed(error)
 
 
 def _messages(state: StateSnapshot) -> list[BaseMessage]:
-    found = state.values.get(inputs.MESSAGES) if isinstance(state.values, Mapping) else state.values
-    return [one for one in found if isinstance(one, BaseMessage)] if isinstance(found, list) else []
+    messages = state.values.get(inputs.MESSAGES) if isinstance(state.values, Mapping) else state.values
+    return [one for one in messages if isinstance(one, BaseMessage)] if isinstance(messages, list) else []
 
 
-def _answer(text: str) -> Any:
+def _parse_answer(text: str) -> Any:
     """Parse an answer that looks like a JSON object or list, because forms send JSON; return other text unchanged."""
     try:
         return json.loads(text) if text.lstrip()[:1] in ("{", "[") else text
@@ -127,35 +127,35 @@ def _answer(text: str) -> Any:
 
 
 @dataclass
-class _Reader:
+class _PieceReader:
     """Converts the messages that a graph streams to pieces.
 
     Args:
-        known: The ids of the messages from before the turn, because some graphs stream those again.
+        earlier_ids: The ids of the messages from before the turn, because some graphs stream those again.
     """
 
-    known: set[str | None]
-    _open: dict[str | None, AIMessageChunk] = field(default_factory=dict)
+    earlier_ids: set[str | None]
+    _open_messages: dict[str | None, AIMessageChunk] = field(default_factory=dict)
     """The messages whose tool calls are not complete yet, by message id."""
 
     def read(self, message: BaseMessage) -> Iterator[Piece]:
         if not isinstance(message, AIMessage):
-            yield from self.rest()  # a tool has answered, so the calls are complete
-        elif message.id not in self.known:
+            yield from self.flush()  # a tool has answered, so the calls are complete
+        elif message.id not in self.earlier_ids:
             if message.text:
                 yield AnswerText(message.id, str(message.text))
             if not isinstance(message, AIMessageChunk):
                 yield from _calls(message)
             else:
-                begun = self._open.get(message.id)
-                self._open[message.id] = message if begun is None else begun + message
+                partial_message = self._open_messages.get(message.id)
+                self._open_messages[message.id] = message if partial_message is None else partial_message + message
                 if message.chunk_position == "last":
-                    yield from _calls(self._open.pop(message.id))
+                    yield from _calls(self._open_messages.pop(message.id))
 
-    def rest(self) -> Iterator[Piece]:
-        for message in self._open.values():
+    def flush(self) -> Iterator[Piece]:
+        for message in self._open_messages.values():
             yield from _calls(message)
-        self._open.clear()
+        self._open_messages.clear()
 
 
 def _calls(message: AIMessage) -> Iterator[Piece]:

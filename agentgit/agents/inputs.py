@@ -19,7 +19,7 @@ MESSAGES = "messages"
 NOTE_NAME = "agentgit"
 """The `name` of the messages that agentgit itself sends to the model."""
 
-TITLE = 80
+MAX_TITLE = 80
 """The maximum length, in characters, of the title that an automatic checkpoint takes from a message."""
 
 
@@ -40,7 +40,7 @@ class TurnInput:
     message_id: str | None = None
 
 
-def read(graph: Pregel[Any, Any, Any, Any], value: Any) -> TurnInput:
+def parse(graph: Pregel[Any, Any, Any, Any], value: Any) -> TurnInput:
     """Parse an input, and add an id to the user's message if the graph's reducer would add one.
 
     Args:
@@ -49,47 +49,47 @@ def read(graph: Pregel[Any, Any, Any, Any], value: Any) -> TurnInput:
     """
     if value is None or isinstance(value, Command):
         return TurnInput(value, is_new=False)
-    given: Any = value.get(MESSAGES) if isinstance(value, Mapping) else value
+    raw_messages: Any = value.get(MESSAGES) if isinstance(value, Mapping) else value
     try:
-        messages = convert_to_messages(given if isinstance(given, list) else [given])
+        messages = convert_to_messages(raw_messages if isinstance(raw_messages, list) else [raw_messages])
     except (ValueError, NotImplementedError, TypeError):
         return TurnInput(value, is_new=True)  # the input of a graph need not be messages
-    last = messages[-1] if messages else None
-    if not isinstance(last, HumanMessage):
+    last_message = messages[-1] if messages else None
+    if not isinstance(last_message, HumanMessage):
         return TurnInput(value, is_new=True)
-    if isinstance(value, Mapping) and _gives_ids(graph):
-        last = last.model_copy(update={"id": last.id or str(uuid4())})
-        value = {**value, MESSAGES: [*messages[:-1], last]}
-    return TurnInput(value, is_new=True, title=first_line(str(last.text)), message_id=last.id)
+    if isinstance(value, Mapping) and _adds_message_ids(graph):
+        last_message = last_message.model_copy(update={"id": last_message.id or str(uuid4())})
+        value = {**value, MESSAGES: [*messages[:-1], last_message]}
+    return TurnInput(value, is_new=True, title=first_line(str(last_message.text)), message_id=last_message.id)
 
 
-def with_note(given: TurnInput, note: str) -> TurnInput | None:
+def with_note(turn_input: TurnInput, note: str) -> TurnInput | None:
     """Insert a note about the world before the user's messages; return None if the input has no messages.
 
     The note is a user message, because not every provider accepts a system message inside a conversation.
 
     Args:
-        given: The input of a turn.
+        turn_input: The input of a turn.
         note: The text of the note.
     """
-    messages = given.value.get(MESSAGES) if isinstance(given.value, Mapping) else None
-    if not given.is_new or messages is None:
+    messages = turn_input.value.get(MESSAGES) if isinstance(turn_input.value, Mapping) else None
+    if not turn_input.is_new or messages is None:
         return None
-    said = messages if isinstance(messages, list) else [messages]
-    value = {**given.value, MESSAGES: [HumanMessage(note, name=NOTE_NAME), *said]}
-    return replace(given, value=value)
+    user_messages = messages if isinstance(messages, list) else [messages]
+    value = {**turn_input.value, MESSAGES: [HumanMessage(note, name=NOTE_NAME), *user_messages]}
+    return replace(turn_input, value=value)
 
 
-def _gives_ids(graph: Pregel[Any, Any, Any, Any]) -> bool:
+def _adds_message_ids(graph: Pregel[Any, Any, Any, Any]) -> bool:
     channel = graph.channels.get(MESSAGES)
     return isinstance(channel, BinaryOperatorAggregate) and getattr(channel, "operator", None) is add_messages
 
 
 def first_line(text: str) -> str | None:
-    """Return the first line of a text, cut to `TITLE` characters; None if the text is empty."""
+    """Return the first line of a text, cut to `MAX_TITLE` characters; None if the text is empty."""
     lines = text.strip().splitlines()
     line = lines[0] if lines else ""
-    return (line if len(line) <= TITLE else line[: TITLE - 1] + "…") or None
+    return (line if len(line) <= MAX_TITLE else line[: MAX_TITLE - 1] + "…") or None
 
 
 def answer_of(output: Any) -> str:
@@ -104,7 +104,7 @@ def answer_of(output: Any) -> str:
     return str(messages[-1].text)
 
 
-def pairs(values: Sequence[Any], config: Any) -> list[tuple[Any, Any]]:
+def pair_configs(values: Sequence[Any], config: Any) -> list[tuple[Any, Any]]:
     """Pair inputs with their configs, before any turn runs.
 
     Raises:

@@ -25,23 +25,23 @@ from agentgit.langgraph_internals import PregelNode, get_function_nonlocals, too
 FRAMEWORK_PACKAGES = frozenset({"", "functools", "langchain", "langchain_core", "langgraph"})
 """The packages whose functions are not searched for tools of the user."""
 
-_of_batch: ContextVar[list[asyncio.Future[Any]]] = ContextVar("of_batch")
+_batch_calls: ContextVar[list[asyncio.Future[Any]]] = ContextVar("of_batch")
 """The calls of the batch that a ToolNode runs in this context."""
 
 
 def instrumented_copy(
-    graph: Pregel[Any, Any, Any, Any], cached: Callable[[BaseCache[Any]], BaseCache[Any]], **changes: Any
+    graph: Pregel[Any, Any, Any, Any], wrap_cache: Callable[[BaseCache[Any]], BaseCache[Any]], **changes: Any
 ) -> Pregel[Any, Any, Any, Any]:
     """Copy a compiled graph, its subgraphs and its ToolNodes.
 
     Args:
         graph: The graph to copy; it is not modified.
-        cached: A function that returns the cache of a copy, given the cache of its graph.
+        wrap_cache: A function that returns the cache of a copy, given the cache of its graph.
         changes: Attributes to change in the copy, like `checkpointer`.
     """
-    nodes = {name: _node(node, cached) for name, node in graph.nodes.items()}
+    nodes = {name: _copy_node(node, wrap_cache) for name, node in graph.nodes.items()}
     if graph.cache is not None:
-        changes["cache"] = cached(graph.cache)
+        changes["cache"] = wrap_cache(graph.cache)
     return graph.copy({"nodes": nodes, **changes})
 
 
@@ -64,14 +64,14 @@ def referenced_tools(graph: Pregel[Any, Any, Any, Any]) -> Iterator[BaseTool]:
         for inner in node.subgraphs:
             if isinstance(inner, Pregel):
                 yield from referenced_tools(inner)
-    seen: set[int] = set()
+    visited: set[int] = set()
     for function in functions:  # the loop appends to this list
         package = _package(function)
-        if id(function) in seen or package in FRAMEWORK_PACKAGES:
+        if id(function) in visited or package in FRAMEWORK_PACKAGES:
             continue
-        seen.add(id(function))
-        held = getattr(getattr(function, "__self__", None), "__dict__", {})
-        for value in [*get_function_nonlocals(function), *held.values()]:
+        visited.add(id(function))
+        attributes = getattr(getattr(function, "__self__", None), "__dict__", {})
+        for value in [*get_function_nonlocals(function), *attributes.values()]:
             if isinstance(value, BaseTool):
                 yield value
             elif callable(value) and _package(value) == package:
@@ -82,65 +82,65 @@ def _package(function: Any) -> str:
     return str(getattr(function, "__module__", None) or "").partition(".")[0]
 
 
-def _node(node: PregelNode, cached: Callable[[BaseCache[Any]], BaseCache[Any]]) -> PregelNode:
+def _copy_node(node: PregelNode, wrap_cache: Callable[[BaseCache[Any]], BaseCache[Any]]) -> PregelNode:
     if isinstance(node.bound, ToolNode):
-        return node.copy({"bound": _tool_node(node.bound)})
+        return node.copy({"bound": _copy_tool_node(node.bound)})
     if isinstance(node.bound, Pregel):
-        inner = instrumented_copy(node.bound, cached)
+        inner = instrumented_copy(node.bound, wrap_cache)
         return node.copy({"bound": inner, "subgraphs": [inner]})
     return node
 
 
-def _tool_node(node: ToolNode) -> ToolNode:
+def _copy_tool_node(node: ToolNode) -> ToolNode:
     clone = copy.copy(node)
     # A ToolNode calls the function it was given at construction, which is bound to the original.
-    clone.func, clone.afunc = _in_batch(clone), _waiting(clone)
+    clone.func, clone.afunc = _batch_run(clone), _waiting_batch_run(clone)
     return clone
 
 
-def _config(args: tuple[Any, ...], kwargs: dict[str, Any]) -> RunnableConfig:
+def _node_config(args: tuple[Any, ...], kwargs: dict[str, Any]) -> RunnableConfig:
     """Return the config that LangGraph passes to a node, as its second argument or by keyword."""
     config: RunnableConfig = kwargs["config"] if "config" in kwargs else args[1]
     return config
 
 
-def _in_batch(node: ToolNode) -> Callable[..., Any]:
+def _batch_run(node: ToolNode) -> Callable[..., Any]:
     run, _ = tool_node_functions(node)
 
     @functools.wraps(run)
-    def batch(*args: Any, **kwargs: Any) -> Any:
-        with in_batch(_config(args, kwargs)):
+    def run_batch(*args: Any, **kwargs: Any) -> Any:
+        with in_batch(_node_config(args, kwargs)):
             return run(*args, **kwargs)
 
-    return batch
+    return run_batch
 
 
-def _waiting(node: ToolNode) -> Callable[..., Awaitable[Any]]:
+def _waiting_batch_run(node: ToolNode) -> Callable[..., Awaitable[Any]]:
     """Make a batch in which a call fails or asks the user wait for its other calls, as without asyncio.
 
     Otherwise the turn would end while calls still run, and their outcomes would not be recorded.
     """
     _, run = tool_node_functions(node)
 
-    def noted(run_one: Callable[..., Any]) -> Callable[..., asyncio.Future[Any]]:
+    def tracked(run_one: Callable[..., Any]) -> Callable[..., asyncio.Future[Any]]:
         @functools.wraps(run_one)
-        def begun(*args: Any, **kwargs: Any) -> asyncio.Future[Any]:
+        def start_call(*args: Any, **kwargs: Any) -> asyncio.Future[Any]:
             call: asyncio.Future[Any] = asyncio.ensure_future(run_one(*args, **kwargs))
-            _of_batch.get().append(call)
+            _batch_calls.get().append(call)
             return call
 
-        return begun
+        return start_call
 
     @functools.wraps(run)
-    async def waiting(*args: Any, **kwargs: Any) -> Any:
+    async def arun_batch(*args: Any, **kwargs: Any) -> Any:
         calls: list[asyncio.Future[Any]] = []
-        _of_batch.set(calls)
-        with in_batch(_config(args, kwargs)):
+        _batch_calls.set(calls)
+        with in_batch(_node_config(args, kwargs)):
             try:
                 return await run(*args, **kwargs)
             except Exception:
                 await asyncio.gather(*calls, return_exceptions=True)
                 raise
 
-    wrap_each_call(node, noted)
-    return waiting
+    wrap_each_call(node, tracked)
+    return arun_batch

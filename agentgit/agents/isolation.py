@@ -9,7 +9,7 @@ from typing import Any
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
 
-from agentgit.agents.turn.fence_errors import as_bubbling
+from agentgit.agents.turn.fence_errors import as_bubble_up
 from agentgit.agents.turn.recorder import Recorder
 from agentgit.errors import InvalidInput
 
@@ -26,10 +26,10 @@ def require_not_nested(config: RunnableConfig | None) -> None:
     Raises:
         InvalidInput: It does. The rollback plans of the outer turn would not include the effects of this turn.
     """
-    around: list[Any] = [given.get("callbacks") for given in (var_child_runnable_config.get(), config) if given]
-    handlers = [one for given in around for one in getattr(given, "handlers", given or ())]
+    callbacks: list[Any] = [given.get("callbacks") for given in (var_child_runnable_config.get(), config) if given]
+    handlers = [one for given in callbacks for one in getattr(given, "handlers", given or ())]
     if any(isinstance(one, Recorder) for one in handlers):
-        raise as_bubbling(
+        raise as_bubble_up(
             InvalidInput(
                 "This agent was called inside a turn of another wrapped graph, so nothing was run: its effects would "
                 "be recorded only in its own session, and a rollback of that turn would miss them. Call agent.graph "
@@ -46,15 +46,15 @@ def detached_config(config: RunnableConfig | None) -> RunnableConfig:
     Args:
         config: The config, from the user or from a node of another graph.
     """
-    outer = var_child_runnable_config.get() or {}
-    made: RunnableConfig = {**(config or {})}
-    if made.get("callbacks") is None and outer.get("callbacks") is not None:
-        made["callbacks"] = outer["callbacks"]
-    given = made.get("configurable", {})
-    if any(key.startswith("__pregel_") for key in given):
-        given = {k: v for k, v in given.items() if not k.startswith("__pregel_") and k not in RUN_KEYS}
-    made["configurable"] = dict(given)
-    return made
+    outer_config = var_child_runnable_config.get() or {}
+    result: RunnableConfig = {**(config or {})}
+    if result.get("callbacks") is None and outer_config.get("callbacks") is not None:
+        result["callbacks"] = outer_config["callbacks"]
+    configurable = result.get("configurable", {})
+    if any(key.startswith("__pregel_") for key in configurable):
+        configurable = {k: v for k, v in configurable.items() if not k.startswith("__pregel_") and k not in RUN_KEYS}
+    result["configurable"] = dict(configurable)
+    return result
 
 
 @contextmanager

@@ -40,32 +40,32 @@ class BranchCache(BaseCache[Any]):
 
     Args:
         cache: The user's cache, which stores the entries.
-        turn: A function that returns the running turn; None between turns.
+        current_turn: A function that returns the running turn; None between turns.
     """
 
-    def __init__(self, cache: BaseCache[Any], turn: Callable[[], Turn | None]) -> None:
+    def __init__(self, cache: BaseCache[Any], current_turn: Callable[[], Turn | None]) -> None:
         super().__init__(serde=cache.serde)
         self.cache = cache
-        self.running = turn
+        self.current_turn = current_turn
         self._turn: Turn | None = None
         self._branches: list[int] = []
-        self._begun: dict[FullKey, int] = {}
+        self._start_counts: dict[FullKey, int] = {}
         """For each missing entry, the number of calls that had acted in this turn when it was first requested."""
-        self._before: list[str] = []
+        self._earlier_keys: list[str] = []
         """The calls that had acted before this turn, if it continues an earlier one; else empty.
 
         Work that began earlier does not make all its calls again."""
 
     def get(self, keys: Sequence[FullKey]) -> dict[FullKey, Any]:
         """Return the entries that are valid on this branch."""
-        asked = self._names(keys)
-        return self._standing(asked, self.cache.get([name for names in asked.values() for name in names]))
+        candidates = self._candidate_keys(keys)
+        return self._choose_valid(candidates, self.cache.get([name for names in candidates.values() for name in names]))
 
     async def aget(self, keys: Sequence[FullKey]) -> dict[FullKey, Any]:
         """Return the entries that are valid on this branch."""
-        asked = await asyncio.to_thread(self._names, keys)
-        found = await self.cache.aget([name for names in asked.values() for name in names])
-        return await asyncio.to_thread(self._standing, asked, found)
+        candidates = await asyncio.to_thread(self._candidate_keys, keys)
+        entries = await self.cache.aget([name for names in candidates.values() for name in names])
+        return await asyncio.to_thread(self._choose_valid, candidates, entries)
 
     # LangGraph reads these two attributes when a task has ended, and calls them later from another thread, when tasks
     # of the next step may already act. They are properties so that the calls are counted at the time of the read.
@@ -73,22 +73,22 @@ class BranchCache(BaseCache[Any]):
     @property
     def set(self) -> Callable[[Pairs], None]:
         """A function that stores entries, each with the calls that acted during its work."""
-        until = self._acted()
-        return lambda pairs: self.cache.set(self._noted(pairs, until))
+        acted_count = self._count_acted()
+        return lambda pairs: self.cache.set(self._with_calls(pairs, acted_count))
 
     @property
     def aset(self) -> Callable[[Pairs], Coroutine[Any, Any, None]]:
         """A function that stores entries, each with the calls that acted during its work."""
-        until = self._acted()
+        acted_count = self._count_acted()
 
-        async def keep(pairs: Pairs) -> None:
-            await self.cache.aset(self._noted(pairs, until))
+        async def store_entries(pairs: Pairs) -> None:
+            await self.cache.aset(self._with_calls(pairs, acted_count))
 
-        return keep
+        return store_entries
 
-    def _acted(self) -> int:
-        turn = self.running()
-        return len(turn.recorder.acted) if turn is not None else 0
+    def _count_acted(self) -> int:
+        turn = self.current_turn()
+        return len(turn.recorder.acted_keys) if turn is not None else 0
 
     def clear(self, namespaces: Sequence[Namespace] | None = None) -> None:
         """Delete the entries of these namespaces, or all."""
@@ -98,61 +98,65 @@ class BranchCache(BaseCache[Any]):
         """Delete the entries of these namespaces, or all."""
         await self.cache.aclear(namespaces)
 
-    def _names(self, keys: Sequence[FullKey]) -> dict[FullKey, list[FullKey]]:
+    def _candidate_keys(self, keys: Sequence[FullKey]) -> dict[FullKey, list[FullKey]]:
         """Return for each key the stored keys that may hold its entry, nearest branch first."""
-        turn = self.running()
+        turn = self.current_turn()
         if turn is None:  # without a turn it is not known which calls are in effect
             return {}
         if turn is not self._turn:
             with turn.context.store.database.reading() as connection:
-                path = turn.context.store.parts(connection, turn.branch)
-                known = [] if turn.given.is_new else turn.context.store.world.keys_in_effect(connection, path)
-            self._turn, self._begun, self._before = turn, {}, known
+                path = turn.context.store.track_parts(connection, turn.branch)
+                earlier_keys = (
+                    [] if turn.turn_input.is_new else turn.context.store.world.keys_in_effect(connection, path)
+                )
+            self._turn, self._start_counts, self._earlier_keys = turn, {}, earlier_keys
             self._branches = [part.branch_id for part in reversed(path)]
         return {(ns, key): [(ns, f"{key}@{end}") for end in (*self._branches, ANY_BRANCH)] for ns, key in keys}
 
-    def _standing(self, asked: Mapping[FullKey, Sequence[FullKey]], found: Mapping[FullKey, Any]) -> dict[FullKey, Any]:
+    def _choose_valid(
+        self, candidates: Mapping[FullKey, Sequence[FullKey]], stored_entries: Mapping[FullKey, Any]
+    ) -> dict[FullKey, Any]:
         """Choose for each key the first entry that was found and is valid."""
         chosen: dict[FullKey, Any] = {}
-        for key, names in asked.items():
-            entries = (found[name] for name in names if name in found)
-            entry = next((one for one in entries if self._stands(one[CALLS])), None)
+        for key, stored_keys in candidates.items():
+            entries = (stored_entries[name] for name in stored_keys if name in stored_entries)
+            entry = next((one for one in entries if self._is_valid(one[CALLS])), None)
             if entry is not None:
                 chosen[key] = entry[WRITES]
             elif self._turn is not None:
                 # Keep the first count, because LangGraph requests the entry again during the work.
-                self._begun.setdefault(key, len(self._turn.recorder.acted))
+                self._start_counts.setdefault(key, len(self._turn.recorder.acted_keys))
         return chosen
 
-    def _stands(self, calls: Sequence[str]) -> bool:
+    def _is_valid(self, call_keys: Sequence[str]) -> bool:
         """Return whether calls, given by idempotency key, are all on the path of this branch and not reversed."""
-        if not calls or self._turn is None:
-            return not calls
+        if not call_keys or self._turn is None:
+            return not call_keys
         store, branch = self._turn.context.store, self._turn.branch
         with store.database.reading() as connection:
-            path = store.parts(connection, branch)
-            return store.world.are_in_effect(connection, branch.external_session_id, path, calls)
+            path = store.track_parts(connection, branch)
+            return store.world.are_in_effect(connection, branch.external_session_id, path, call_keys)
 
-    def _noted(self, pairs: Pairs, until: int) -> dict[FullKey, tuple[Any, int | None]]:
+    def _with_calls(self, pairs: Pairs, acted_count: int) -> dict[FullKey, tuple[Any, int | None]]:
         """Add to each entry the calls that acted during its work.
 
         Args:
             pairs: The entries to store.
-            until: The number of calls that had acted in this turn when the work ended.
+            acted_count: The number of calls that had acted in this turn when the work ended.
         """
-        turn = self.running()
+        turn = self.current_turn()
         if turn is None:
             return {}
-        noted: dict[FullKey, tuple[Any, int | None]] = {}
+        entries: dict[FullKey, tuple[Any, int | None]] = {}
         for (ns, key), (writes, ttl) in pairs.items():
-            since = self._begun.pop((ns, key), 0) if turn is self._turn else 0
-            acted = self._before + turn.recorder.acted[since:until]
-            end = turn.branch.id if acted else ANY_BRANCH
-            noted[ns, f"{key}@{end}"] = ({WRITES: writes, CALLS: sorted(set(acted))}, ttl)
-        return noted
+            start_count = self._start_counts.pop((ns, key), 0) if turn is self._turn else 0
+            acted_keys = self._earlier_keys + turn.recorder.acted_keys[start_count:acted_count]
+            suffix = turn.branch.id if acted_keys else ANY_BRANCH
+            entries[ns, f"{key}@{suffix}"] = ({WRITES: writes, CALLS: sorted(set(acted_keys))}, ttl)
+        return entries
 
 
-def hidden_cache(graph: Pregel[Any, Any, Any, Any]) -> BaseCache[Any] | None:
+def uncopied_graph_cache(graph: Pregel[Any, Any, Any, Any]) -> BaseCache[Any] | None:
     """Return the cache for graphs that run as the original and not as a copy, because node or tool code calls them.
 
     Returns None if no such graph has a cache. The cache of the user's graph takes precedence.
@@ -160,32 +164,32 @@ def hidden_cache(graph: Pregel[Any, Any, Any, Any]) -> BaseCache[Any] | None:
     Args:
         graph: The user's graph.
     """
-    caches = (inner.cache for inner in _hidden(graph, set()) if inner.cache is not None)
-    found = next(caches, None)
-    return (graph.cache or found) if found is not None else None
+    caches = (inner.cache for inner in _uncopied_graphs(graph, set()) if inner.cache is not None)
+    first_cache = next(caches, None)
+    return (graph.cache or first_cache) if first_cache is not None else None
 
 
-def _hidden(
-    graph: Pregel[Any, Any, Any, Any], seen: set[tuple[int, bool]], *, is_hidden: bool = False
+def _uncopied_graphs(
+    graph: Pregel[Any, Any, Any, Any], visited: set[tuple[int, bool]], *, is_uncopied: bool = False
 ) -> Iterator[Pregel[Any, Any, Any, Any]]:
     """Yield the graphs that run uncopied. Graphs may call each other recursively."""
-    if (id(graph), is_hidden) in seen:
+    if (id(graph), is_uncopied) in visited:
         return
-    seen.add((id(graph), is_hidden))
-    if is_hidden:
+    visited.add((id(graph), is_uncopied))
+    if is_uncopied:
         yield graph
     for node in graph.nodes.values():
         if isinstance(node.bound, Pregel):
-            yield from _hidden(node.bound, seen, is_hidden=is_hidden)
+            yield from _uncopied_graphs(node.bound, visited, is_uncopied=is_uncopied)
             continue
         tools = node.bound.tools_by_name.values() if isinstance(node.bound, ToolNode) else ()
         functions = (getattr(tool, name, None) for tool in tools for name in ("func", "coroutine"))
-        for inner in (*node.subgraphs, *(value for function in functions for value in _closed_over(function))):
+        for inner in (*node.subgraphs, *(value for function in functions for value in _referenced_objects(function))):
             if isinstance(inner, Pregel):
-                yield from _hidden(inner, seen, is_hidden=True)
+                yield from _uncopied_graphs(inner, visited, is_uncopied=True)
 
 
-def _closed_over(function: Any) -> Iterator[Any]:
+def _referenced_objects(function: Any) -> Iterator[Any]:
     """Yield the objects that a function refers to through its closure or its module's globals."""
     for cell in getattr(function, "__closure__", None) or ():
         with suppress(ValueError):  # the cell is still empty

@@ -19,14 +19,14 @@ from agentgit.agents.isolation import detached
 from agentgit.agents.not_done import NotDone
 from agentgit.agents.turn.recorded_results import as_recorded, handover_record
 from agentgit.agents.turn.tool_hook import reporting_copy
-from agentgit.effects.declarations import ALL, default, hints_in, stricter
+from agentgit.effects.declarations import ALL, default_effect, hints_in, stricter
 from agentgit.effects.effects import Effect, declared_on, import_function, require_function
-from agentgit.effects.registry import Run
+from agentgit.effects.registry import ToolRunner
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.values import describe_error
 
 Args = Mapping[str, Any]
-Form = Callable[[Args], Args]
+ArgumentNormalizer = Callable[[Args], Args]
 
 PLAIN = (bool, int, float, str)
 EMPTY = (list, dict, set)
@@ -35,7 +35,7 @@ EMPTY = (list, dict, set)
 
 def argument_normalizers(
     tools: Mapping[str, Sequence[BaseTool]], effects: Mapping[str, Effect | None]
-) -> dict[str, Form]:
+) -> dict[str, ArgumentNormalizer]:
     """Return, for each tool whose calls are compared, a function that normalizes its arguments.
 
     Args:
@@ -43,15 +43,15 @@ def argument_normalizers(
             called.
         effects: The effects of the tools on the outside world.
     """
-    alone = {name: same[0] for name, same in tools.items() if all(other is same[0] for other in same)}
+    single_tools = {name: same[0] for name, same in tools.items() if all(other is same[0] for other in same)}
     return {
         name: argument_normalizer(tool)
-        for name, tool in alone.items()
+        for name, tool in single_tools.items()
         if (effect := effects.get(name)) and effect.has_identity
     }
 
 
-def argument_normalizer(tool: BaseTool) -> Form:
+def argument_normalizer(tool: BaseTool) -> ArgumentNormalizer:
     """Return a function that normalizes the arguments of a tool: it drops default values and converts numbers.
 
     Arguments that do not fit the tool's schema stay as they are.
@@ -71,51 +71,60 @@ def argument_normalizer(tool: BaseTool) -> Form:
     if not issubclass(schema, BaseModel):
         return lambda args: args
 
-    def bare(args: Args) -> Args:
+    def normalize(args: Args) -> Args:
         try:
-            found: Args = _bare(schema.model_validate(dict(args)), args)
+            normalized: Args = _without_defaults(schema.model_validate(dict(args)), args)
         except Exception:  # noqa: BLE001  # an error of a user's validator: the tool itself will raise it
             return args
-        return found
+        return normalized
 
-    return bare
+    return normalize
 
 
-def _bare(read: Any, said: Any) -> Any:
+def _without_defaults(parsed: Any, original: Any) -> Any:
     """Remove the arguments that equal defaults of the schema, at any depth, and convert plain values."""
-    if isinstance(read, BaseModel) and isinstance(said, Mapping):
-        values = {key: getattr(read, name) for name, field in _fields(read) for key in _names(name, field)}
-        usual = {key for name, field in _fields(read) if _is_usual(field, read, name) for key in _names(name, field)}
-        return {key: _bare(values.get(key, value), value) for key, value in said.items() if key not in usual}
-    if isinstance(read, list) and isinstance(said, list) and len(read) == len(said):
-        return [_bare(*pair) for pair in zip(read, said, strict=True)]
-    if isinstance(read, Decimal):
-        return str(read.normalize())
-    return read if type(read) in PLAIN else said
+    if isinstance(parsed, BaseModel) and isinstance(original, Mapping):
+        values = {key: getattr(parsed, name) for name, field in _fields(parsed) for key in _field_names(name, field)}
+        default_keys = {
+            key
+            for name, field in _fields(parsed)
+            if _is_default(field, parsed, name)
+            for key in _field_names(name, field)
+        }
+        return {
+            key: _without_defaults(values.get(key, value), value)
+            for key, value in original.items()
+            if key not in default_keys
+        }
+    if isinstance(parsed, list) and isinstance(original, list) and len(parsed) == len(original):
+        return [_without_defaults(*pair) for pair in zip(parsed, original, strict=True)]
+    if isinstance(parsed, Decimal):
+        return str(parsed.normalize())
+    return parsed if type(parsed) in PLAIN else original
 
 
-def _fields(read: BaseModel) -> list[tuple[str, FieldInfo]]:
-    return list(type(read).model_fields.items())
+def _fields(parsed: BaseModel) -> list[tuple[str, FieldInfo]]:
+    return list(type(parsed).model_fields.items())
 
 
-def _names(name: str, field: FieldInfo) -> set[str]:
+def _field_names(name: str, field: FieldInfo) -> set[str]:
     return {name, field.alias or name}
 
 
-def _is_usual(field: FieldInfo, read: BaseModel, name: str) -> bool:
+def _is_default(field: FieldInfo, parsed: BaseModel, name: str) -> bool:
     if field.is_required():
         return False
-    default: Any = field.default_factory() if field.default_factory in EMPTY else field.default
-    value = getattr(read, name)
-    return isinstance(value, bool) is isinstance(default, bool) and bool(value == default)  # True == 1
+    default_value: Any = field.default_factory() if field.default_factory in EMPTY else field.default
+    value = getattr(parsed, name)
+    return isinstance(value, bool) is isinstance(default_value, bool) and bool(value == default_value)  # True == 1
 
 
-ByName = Mapping[str, Sequence[BaseTool]]
+ToolsByName = Mapping[str, Sequence[BaseTool]]
 """The tools of a graph by name. Its subgraphs may have different tools of the same name."""
 
 
-def declared_of(
-    tools: ByName, given: Mapping[str, Effect], defaults: Mapping[str, Effect], *, check: bool
+def resolve_effects(
+    tools: ToolsByName, user_effects: Mapping[str, Effect], defaults: Mapping[str, Effect], *, check: bool
 ) -> dict[str, Effect | None]:
     """Return the effect of each tool: the user's declaration, else the tool's own, else the default.
 
@@ -123,7 +132,7 @@ def declared_of(
 
     Args:
         tools: The tools found in the graph, without those of agentgit.
-        given: The effects that the user declares.
+        user_effects: The effects that the user declares.
         defaults: The effects that the repository declares for all other tools.
         check: False if the user may name tools that were not found in the graph.
 
@@ -132,25 +141,25 @@ def declared_of(
             have; or two tools of one name declare different effects.
         NotFound: A function cannot be imported.
     """
-    _require_known(tools, given, check=check)
-    found: dict[str, Effect | None] = {}
-    for name in {**tools, **given}:
-        same = tools.get(name, ())
-        effect = given.get(name) or _own(name, same) or default(defaults, name)
-        for tool in same:
+    _require_known(tools, user_effects, check=check)
+    effects: dict[str, Effect | None] = {}
+    for name in {**tools, **user_effects}:
+        namesakes = tools.get(name, ())
+        effect = user_effects.get(name) or _own_effect(name, namesakes) or default_effect(defaults, name)
+        for tool in namesakes:
             effect = stricter(effect, hints_in(tool.metadata))
         if effect is not None:
-            require_fit(name, effect, same)
-        found[name] = effect
-    return found
+            require_fit(name, effect, namesakes)
+        effects[name] = effect
+    return effects
 
 
-def _require_known(tools: ByName, given: Mapping[str, Effect], *, check: bool) -> None:
-    if ALL in given:
+def _require_known(tools: ToolsByName, user_effects: Mapping[str, Effect], *, check: bool) -> None:
+    if ALL in user_effects:
         raise InvalidInput(
             f"effects={{{ALL!r}: ...}} belongs to agentgit.open(..., effects=); here, give one for each tool by name."
         )
-    unknown = sorted(set(given) - set(tools))
+    unknown = sorted(set(user_effects) - set(tools))
     if check and tools and unknown:
         raise InvalidInput(
             f"The graph has no tool {', '.join(unknown)}; it has {', '.join(sorted(tools))}. "
@@ -158,24 +167,24 @@ def _require_known(tools: ByName, given: Mapping[str, Effect], *, check: bool) -
         )
 
 
-def _own(name: str, same: Sequence[BaseTool]) -> Effect | None:
+def _own_effect(name: str, tools: Sequence[BaseTool]) -> Effect | None:
     """Return the effect that the tools of one name declare themselves."""
-    own = [declared_on(tool) for tool in same]
-    if any(effect != own[0] for effect in own):
+    effects = [declared_on(tool) for tool in tools]
+    if any(effect != effects[0] for effect in effects):
         raise InvalidInput(
             f"The graph has several tools called {name} that declare different effects, and only the name is recorded. "
             f"Rename one, or declare one effect for all of them: effects={{{name!r}: ...}}."
         )
-    return own[0] if own else None
+    return effects[0] if effects else None
 
 
-def require_fit(name: str, effect: Effect, same: Sequence[BaseTool]) -> None:
+def require_fit(name: str, effect: Effect, tools: Sequence[BaseTool]) -> None:
     """Check that an effect can work for a tool.
 
     Args:
         name: The name of the tool.
         effect: The declared effect.
-        same: The tools of that name.
+        tools: The tools of that name.
 
     Raises:
         InvalidInput: The effect names an argument that the tool does not have, or an import path that is not a
@@ -185,12 +194,12 @@ def require_fit(name: str, effect: Effect, same: Sequence[BaseTool]) -> None:
     for role, function in effect.functions():
         if isinstance(function, str):
             _require_importable(name, role, function)
-    for tool in same if effect.identity_args else ():
-        known = _arguments(tool)
-        if known is not None and (unknown := sorted(set(effect.identity_args or ()) - known)):
+    for tool in tools if effect.identity_args else ():
+        argument_names = _argument_names(tool)
+        if argument_names is not None and (unknown := sorted(set(effect.identity_args or ()) - argument_names)):
             raise InvalidInput(
                 f"identity_args of {name}: the tool has no argument {', '.join(unknown)}; it has "
-                f"{', '.join(sorted(known)) or 'none'}."
+                f"{', '.join(sorted(argument_names)) or 'none'}."
             )
 
 
@@ -201,44 +210,49 @@ def _require_importable(name: str, role: str, path: str) -> None:
         raise type(error)(f"The effect of {name}: {error} Correct its {role}, or give the function itself.") from error
 
 
-def _arguments(tool: BaseTool) -> set[str] | None:
+def _argument_names(tool: BaseTool) -> set[str] | None:
     """Return the names of the arguments that a model passes to a tool; None if it accepts any."""
     schema: Any = tool.tool_call_schema
     if isinstance(schema, dict):
         return None if schema.get("additionalProperties") else set(schema.get("properties", ()))
     if schema.__dict__.get("model_config", {}).get("extra") == "allow" or not hasattr(schema, "model_fields"):
         return None
-    whole: Any = getattr(tool.get_input_schema(), "model_fields", {})  # only the input schema has the aliases
-    return {name for field in schema.model_fields for name in (field, getattr(whole.get(field), "alias", None)) if name}
+    input_fields: Any = getattr(tool.get_input_schema(), "model_fields", {})  # only the input schema has the aliases
+    return {
+        name
+        for field in schema.model_fields
+        for name in (field, getattr(input_fields.get(field), "alias", None))
+        if name
+    }
 
 
 # -- calling a tool again
 
 
-def tool_caller(same: Sequence[BaseTool]) -> Run | str:
+def tool_caller(tools: Sequence[BaseTool]) -> ToolRunner | str:
     """Return a function that calls a tool with recorded arguments and returns the result in its recorded form.
 
     If the tool cannot be called again, return the reason as text.
 
     Args:
-        same: The tools that share one name.
+        tools: The tools that share one name.
     """
-    tool = same[0]
-    if any(other is not tool for other in same):
+    tool = tools[0]
+    if any(other is not tool for other in tools):
         return f"the graph has several tools called {tool.name}, and the record does not say which one it was"
-    if lost := _injected(tool):
+    if injected_names := _injected_arguments(tool):
         return (
-            f"the tool {tool.name} gets {', '.join(lost)} from its graph, which is not recorded, so it can be called "
-            "only there"
+            f"the tool {tool.name} gets {', '.join(injected_names)} from its graph, which is not recorded, so it can "
+            "be called only there"
         )
     return functools.partial(_acall if _is_async(tool) else _call, tool)
 
 
-def _injected(tool: BaseTool) -> list[str]:
+def _injected_arguments(tool: BaseTool) -> list[str]:
     """List the arguments that only a graph can inject into a tool; a tool call id can be generated."""
-    whole: Any = getattr(tool.get_input_schema(), "model_fields", {})
-    asked: Any = getattr(tool.tool_call_schema, "model_fields", whole)
-    return sorted(name for name in set(whole) - set(asked) if not _is_call_id(whole[name].metadata))
+    input_fields: Any = getattr(tool.get_input_schema(), "model_fields", {})
+    call_fields: Any = getattr(tool.tool_call_schema, "model_fields", input_fields)
+    return sorted(name for name in set(input_fields) - set(call_fields) if not _is_call_id(input_fields[name].metadata))
 
 
 def _is_call_id(metadata: Sequence[Any]) -> bool:
@@ -254,10 +268,10 @@ def _is_async(tool: BaseTool) -> bool:
 
 def _call(tool: BaseTool, args: Mapping[str, Any], thread_id: str) -> Any:
     returned: list[Any] = []
-    begun: list[bool] = []
+    started: list[bool] = []
     try:
-        with detached(), _asking_nobody(), _never_begun(begun):
-            _raising(tool, returned, begun).invoke(_asked(tool, args), _on(thread_id))
+        with detached(), _forbid_questions(), _not_done_unless_started(started):
+            _raising_copy(tool, returned, started).invoke(_as_tool_call(tool, args), _thread_config(thread_id))
     except ParentCommand as error:
         return handover_record(error)
     return as_recorded(returned[-1])
@@ -265,17 +279,17 @@ def _call(tool: BaseTool, args: Mapping[str, Any], thread_id: str) -> Any:
 
 async def _acall(tool: BaseTool, args: Mapping[str, Any], thread_id: str) -> Any:
     returned: list[Any] = []
-    begun: list[bool] = []
+    started: list[bool] = []
     try:
-        with detached(), _asking_nobody(), _never_begun(begun):
-            await _raising(tool, returned, begun).ainvoke(_asked(tool, args), _on(thread_id))
+        with detached(), _forbid_questions(), _not_done_unless_started(started):
+            await _raising_copy(tool, returned, started).ainvoke(_as_tool_call(tool, args), _thread_config(thread_id))
     except ParentCommand as error:
         return handover_record(error)
     return as_recorded(returned[-1])
 
 
 @contextmanager
-def _asking_nobody() -> Iterator[None]:
+def _forbid_questions() -> Iterator[None]:
     """Raise a clear error if a tool asks the user, because outside a turn LangGraph raises only a KeyError."""
     try:
         yield
@@ -288,45 +302,45 @@ def _asking_nobody() -> Iterator[None]:
 
 
 @contextmanager
-def _never_begun(begun: Sequence[bool]) -> Iterator[None]:
+def _not_done_unless_started(started: Sequence[bool]) -> Iterator[None]:
     """Raise `NotDone` for an error before the tool's function was called, as when its arguments are not valid."""
     try:
         yield
     except Exception as error:
-        if begun:
+        if started:
             raise
         raise NotDone(f"its tool was not called: {describe_error(error)}") from error
 
 
-def _on(thread_id: str) -> RunnableConfig:
+def _thread_config(thread_id: str) -> RunnableConfig:
     """Return a config with the thread id, which a tool may read; other config of a turn is not recorded."""
     return {"configurable": {"thread_id": thread_id}}
 
 
-def _raising(tool: BaseTool, returned: list[Any], begun: list[bool]) -> BaseTool:
+def _raising_copy(tool: BaseTool, returned: list[Any], started: list[bool]) -> BaseTool:
     """Return a copy of a tool that raises errors instead of converting them to messages for a model.
 
     Args:
         tool: The tool; it is not modified.
         returned: The list to which the copy appends its result.
-        begun: The list to which the copy appends an item when its function is called.
+        started: The list to which the copy appends an item when its function is called.
     """
     clone = reporting_copy(tool, returned.append)
     for name in ("_run", "_arun"):
-        object.__setattr__(clone, name, _noting(getattr(clone, name), begun))
+        object.__setattr__(clone, name, _record_start(getattr(clone, name), started))
     clone.handle_tool_error = clone.handle_validation_error = False
     return clone
 
 
-def _noting(run: Callable[..., Any], begun: list[bool]) -> Callable[..., Any]:
+def _record_start(run: Callable[..., Any], started: list[bool]) -> Callable[..., Any]:
     @functools.wraps(run)
-    def noting(*args: Any, **kwargs: Any) -> Any:
-        begun.append(True)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        started.append(True)
         return run(*args, **kwargs)
 
-    return noting
+    return wrapper
 
 
-def _asked(tool: BaseTool, args: Mapping[str, Any]) -> Any:
+def _as_tool_call(tool: BaseTool, args: Mapping[str, Any]) -> Any:
     """Return the call as a model writes it, with a new id, because a tool may use the id to ignore repeated calls."""
     return {"name": tool.name, "args": dict(args), "id": f"again-{uuid4().hex}", "type": "tool_call"}

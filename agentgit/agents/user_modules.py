@@ -16,7 +16,7 @@ from langchain_core.tools import BaseTool, tool
 from langgraph.graph import StateGraph
 from langgraph.pregel import Pregel
 
-from agentgit.agents.checkpoint_tools import is_ours
+from agentgit.agents.checkpoint_tools import is_checkpoint_tool
 from agentgit.agents.instrumentation import tools_of
 from agentgit.agents.tools import require_fit, tool_caller
 from agentgit.effects.effects import KINDS, Effect, as_effect, declared_on
@@ -42,30 +42,32 @@ def register_modules(registry: Registry, paths: Sequence[str]) -> None:
         NotFound: A module or a function of an effect cannot be imported, or a module declares nothing.
         InvalidInput: A path is not valid, or an effect does not fit its tool.
     """
-    later = [path for path in paths if _is_running(_require_module(path))]
-    _take(registry, [path for path in paths if path not in later])
-    if later:
-        registry.defer(lambda: _take(registry, later))
+    running_paths = [path for path in paths if _is_running(_require_module(path))]
+    _register_paths(registry, [path for path in paths if path not in running_paths])
+    if running_paths:
+        registry.defer(lambda: _register_paths(registry, running_paths))
 
 
-def _take(registry: Registry, paths: Sequence[str]) -> None:
-    found = [_found(path) for path in paths]
+def _register_paths(registry: Registry, paths: Sequence[str]) -> None:
+    declarations = [_load_declarations(path) for path in paths]
     tools: dict[str, list[BaseTool]] = {}
-    for one in (one for named, _ in found for one in named if not is_ours(one)):
-        if not any(_body(one) is _body(other) for other in tools.get(one.name, ())):
-            tools.setdefault(one.name, []).append(one)
-    said: list[tuple[str, Effect, list[BaseTool]]]
-    said = [(name, effect, []) for _, effects in found for name, effect in effects.items()]
-    said += [(one.name, own, [one]) for same in tools.values() for one in same if (own := declared_on(one))]
-    for name, effect, same in said:
-        require_fit(name, effect, same)
-    for name, effect, _ in said:
+    for candidate in (one for named, _ in declarations for one in named if not is_checkpoint_tool(one)):
+        if not any(_function_of(candidate) is _function_of(other) for other in tools.get(candidate.name, ())):
+            tools.setdefault(candidate.name, []).append(candidate)
+    declared_effects: list[tuple[str, Effect, list[BaseTool]]]
+    declared_effects = [(name, effect, []) for _, effects in declarations for name, effect in effects.items()]
+    declared_effects += [
+        (one.name, own_effect, [one]) for same in tools.values() for one in same if (own_effect := declared_on(one))
+    ]
+    for name, effect, namesakes in declared_effects:
+        require_fit(name, effect, namesakes)
+    for name, effect, _ in declared_effects:
         registry.declare(ALL_SESSIONS, name, effect)
-    for name, same in tools.items():
-        registry.register_runner(ALL_SESSIONS, name, tool_caller(same))
+    for name, namesakes in tools.items():
+        registry.register_runner(ALL_SESSIONS, name, tool_caller(namesakes))
 
 
-def _body(tool: BaseTool) -> Any:
+def _function_of(tool: BaseTool) -> Any:
     """Return the function of a tool, by which tools are compared: a module may make several tools of one function."""
     return getattr(tool, "func", None) or getattr(tool, "coroutine", None) or tool
 
@@ -84,7 +86,7 @@ def graph_in(path: str) -> Any:
     values = import_path(path)
     if ":" in path:
         value = values[0]
-        return called(value, path) if callable(value) and not isinstance(value, (Pregel, StateGraph)) else value
+        return call_function(value, path) if callable(value) and not isinstance(value, (Pregel, StateGraph)) else value
     graphs = [value for value in values if isinstance(value, Pregel)]
     if not graphs:
         raise NotFound(f"{path} has no compiled graph. Name it, or the function that returns it: {path}:NAME")
@@ -93,7 +95,7 @@ def graph_in(path: str) -> Any:
     return graphs[0]
 
 
-def called(function: Callable[[], Any], path: str) -> Any:
+def call_function(function: Callable[[], Any], path: str) -> Any:
     """Call the function that a path names.
 
     Args:
@@ -137,13 +139,13 @@ def import_path(path: str) -> list[Any]:
         NotFound: The path cannot be imported.
     """
     name = path.partition(":")[2]
-    found = _module(path)
-    if name and not hasattr(found, name):
+    module = _import_module(path)
+    if name and not hasattr(module, name):
         raise NotFound(f"{path} cannot be imported here: the module has no {name}.")
-    return [getattr(found, name)] if name else list(vars(found).values())
+    return [getattr(module, name)] if name else list(vars(module).values())
 
 
-def _module(path: str) -> ModuleType:
+def _import_module(path: str) -> ModuleType:
     module = _require_module(path)
     if _is_main(module):
         return sys.modules[MAIN]
@@ -185,13 +187,13 @@ def _is_main(module: str) -> bool:
     return origin is not None and os.path.realpath(origin) == os.path.realpath(program)
 
 
-def _found(path: str) -> tuple[list[BaseTool], dict[str, Effect]]:
+def _load_declarations(path: str) -> tuple[list[BaseTool], dict[str, Effect]]:
     """Return the tools that a path names, and the effects that mappings of its module declare."""
-    named, whole = import_path(path), list(vars(_module(path)).values())
-    tools = [one for value in named for one in _tools(value)]
-    effects = {name: effect for value in whole for name, effect in _effects(value)}
-    if ":" in path and not tools and not any(dict(_effects(value)) for value in named):
-        tools = [one for value in named if callable(value) for one in _tools(called(value, path))]
+    named_values, module_values = import_path(path), list(vars(_import_module(path)).values())
+    tools = [one for value in named_values for one in _tools_in(value)]
+    effects = {name: effect for value in module_values for name, effect in _effects_in(value)}
+    if ":" in path and not tools and not any(dict(_effects_in(value)) for value in named_values):
+        tools = [one for value in named_values if callable(value) for one in _tools_in(call_function(value, path))]
         effects = effects if tools else {}
     if not tools and not effects:
         hint = "" if ":" in path else f" Name the list, the graph, or the function that returns it: {path}:NAME"
@@ -199,7 +201,7 @@ def _found(path: str) -> tuple[list[BaseTool], dict[str, Effect]]:
     return tools, effects
 
 
-def _effects(value: Any) -> Iterator[tuple[str, Effect]]:
+def _effects_in(value: Any) -> Iterator[tuple[str, Effect]]:
     """Yield the effects that a value declares, if it is a mapping like the one that `wrap` takes."""
     if not isinstance(value, Mapping) or not any(isinstance(one, Effect) for one in value.values()):
         return
@@ -207,7 +209,7 @@ def _effects(value: Any) -> Iterator[tuple[str, Effect]]:
         yield from ((name, as_effect(one)) for name, one in value.items())
 
 
-def _tools(value: Any) -> Iterator[BaseTool]:
+def _tools_in(value: Any) -> Iterator[BaseTool]:
     """Yield the tools that a value is or contains."""
     if isinstance(value, BaseTool):
         yield value

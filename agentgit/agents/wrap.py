@@ -11,11 +11,11 @@ from langgraph.pregel import Pregel
 
 from agentgit.agents.agent import RollbackAgent
 from agentgit.agents.branch_context import AutoCheckpoint, Interval, TurnSettings
-from agentgit.agents.checkpoint_tools import CHECKPOINT_TOOLS, is_ours
+from agentgit.agents.checkpoint_tools import CHECKPOINT_TOOLS, is_checkpoint_tool
 from agentgit.agents.importing.import_langgraph import import_thread
 from agentgit.agents.instrumentation import referenced_tools, tools_of
-from agentgit.agents.tools import ByName, argument_normalizers, declared_of, tool_caller
-from agentgit.agents.turn.call_interceptor import FENCES
+from agentgit.agents.tools import ToolsByName, argument_normalizers, resolve_effects, tool_caller
+from agentgit.agents.turn.call_interceptor import FENCE_MODES
 from agentgit.agents.turn.tool_hook import intercept
 from agentgit.effects import Effect
 from agentgit.effects.declarations import ToolEffects, as_effects
@@ -25,7 +25,7 @@ from agentgit.effects.registry import Registry
 from agentgit.errors import InvalidInput
 from agentgit.handles.context import Context
 from agentgit.handles.templates import SessionFactory
-from agentgit.rollback.workspace_adapter import attached
+from agentgit.rollback.workspace_adapter import attach_workspace
 from agentgit.store.queries.lookup import CheckpointRef
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from agentgit.workspace.api import Workspace
 
-Fence = Literal["replay", "raise", "off"]
+FenceMode = Literal["replay", "raise", "off"]
 
 
 def wrap(
@@ -45,7 +45,7 @@ def wrap(
     auto_checkpoint: AutoCheckpoint,
     branch: str | None,
     check_effects: bool,
-    fence: Fence = "replay",
+    fence: FenceMode = "replay",
     workspace: str | Path | Workspace | None = None,
     thread_id: str | None = None,
     template: CheckpointRef | None = None,
@@ -57,58 +57,64 @@ def wrap(
         raise InvalidInput("This graph is not compiled. Wrap graph.compile().")
     if not isinstance(graph, Pregel):
         raise InvalidInput(f"{type(graph).__name__} is not a LangGraph graph; wrap what graph.compile() returns.")
-    auto = Interval.read(auto_checkpoint)
-    if fence not in FENCES:
-        raise InvalidInput(f"fence must be {', '.join(map(repr, FENCES[:-1]))} or {FENCES[-1]!r}, not {fence!r}.")
+    interval = Interval.read(auto_checkpoint)
+    if fence not in FENCE_MODES:
+        raise InvalidInput(
+            f"fence must be {', '.join(map(repr, FENCE_MODES[:-1]))} or {FENCE_MODES[-1]!r}, not {fence!r}."
+        )
     if thread_id is not None and template is not None:
         raise InvalidInput("A session starts from a thread or from a template, not from both; leave one of them out.")
     _require_replay(replay, template, force=force)
-    given = as_effects(effects)
-    tools = _by_name(graph)
+    user_effects = as_effects(effects)
+    tools = _tools_by_name(graph)
     # If the graph does not list its tools, a tool with one of agentgit's names counts as agentgit's own, unless the
     # user declares its effect.
-    ours = (
-        frozenset(name for name in tools if all(map(is_ours, tools[name]))) if tools else CHECKPOINT_TOOLS - set(given)
+    own_tool_names = (
+        frozenset(name for name in tools if all(map(is_checkpoint_tool, tools[name])))
+        if tools
+        else CHECKPOINT_TOOLS - set(user_effects)
     )
-    theirs = {name: same for name, same in tools.items() if name not in ours}
-    known = declared_of(theirs, given, context.effects, check=check_effects)
-    declared = ToolEffects(known, context.effects, argument_normalizers(theirs, known))
-    keeper = None
+    user_tools = {name: same for name, same in tools.items() if name not in own_tool_names}
+    effects_by_tool = resolve_effects(user_tools, user_effects, context.effects, check=check_effects)
+    tool_effects = ToolEffects(effects_by_tool, context.effects, argument_normalizers(user_tools, effects_by_tool))
+    adapter = None
     if workspace is not None:
         store = context.store
-        keeper = attached(workspace, holder=str(store.tenant_id), without=store.database.files)
+        adapter = attach_workspace(workspace, holder=str(store.tenant_id), excluded_paths=store.database.files)
     if thread_id is not None:
         import_thread(context, graph, session, thread_id)
 
-    def provide(session_id: int) -> None:
-        register(context.registry, session_id, theirs, declared)
+    def register_tools(session_id: int) -> None:
+        register(context.registry, session_id, user_tools, tool_effects)
         for tool in referenced_tools(graph):
-            if tool.name not in declared.tools and (own := declared_on(tool)) is not None:
-                context.registry.declare(session_id, tool.name, own)
+            if tool.name not in tool_effects.tools and (declared_effect := declared_on(tool)) is not None:
+                context.registry.declare(session_id, tool.name, declared_effect)
 
-    sessions = SessionFactory(context)
-    found = sessions.ensure(session, template, run=provide if replay == EXECUTE else None, force=force)
-    provide(found.id)
-    if keeper is not None:
-        context.registry.attach(found.id, keeper)
+    factory = SessionFactory(context)
+    external_session = factory.ensure(session, template, run=register_tools if replay == EXECUTE else None, force=force)
+    register_tools(external_session.id)
+    if adapter is not None:
+        context.registry.register_workspace(external_session.id, adapter)
         if template is not None:
-            sessions.bring_files(template, found)
+            factory.restore_files(template, external_session)
     if template is not None and replay == EXECUTE:
-        sessions.run_calls(template, found, force=force)
+        factory.run_calls(template, external_session, force=force)
     with context.store.database.reading() as connection:
-        now = context.lookup.session(connection, found.id)  # its current branch may have changed since
-        row = context.lookup.branch(connection, now, branch)
+        reloaded_session = context.lookup.session(
+            connection, external_session.id
+        )  # its current branch may have changed since
+        branch_row = context.lookup.branch(connection, reloaded_session, branch)
     settings = TurnSettings(
         user_id=context.user.id,
-        effects=declared,
-        unrecorded=ours,
-        auto=auto,
-        fence=fence,
-        workspace=keeper,
+        effects=tool_effects,
+        unrecorded_tools=own_tool_names,
+        checkpoint_interval=interval,
+        fence_mode=fence,
+        workspace=adapter,
     )
     intercept()
-    agent = RollbackAgent(context, graph, settings, row.id)
-    context.wrapped[found.id] = agent.at
+    agent = RollbackAgent(context, graph, settings, branch_row.id)
+    context.agent_factories[external_session.id] = agent.at
     return agent
 
 
@@ -124,17 +130,17 @@ def _require_replay(replay: str, template: CheckpointRef | None, *, force: bool)
         raise InvalidInput("force applies only to replay='execute' here; leave it out.")
 
 
-def _by_name(graph: Pregel[Any, Any, Any, Any]) -> ByName:
+def _tools_by_name(graph: Pregel[Any, Any, Any, Any]) -> ToolsByName:
     tools: dict[str, list[BaseTool]] = {}
     for tool in tools_of(graph):
         tools.setdefault(tool.name, []).append(tool)
     return tools
 
 
-def register(registry: Registry, session_id: int, tools: ByName, declared: ToolEffects) -> None:
+def register(registry: Registry, session_id: int, tools: ToolsByName, effects: ToolEffects) -> None:
     """Register the effects and functions that this process has for these tools."""
-    for name, effect in declared.tools.items():
+    for name, effect in effects.tools.items():
         if effect is not None:
             registry.declare(session_id, name, effect)
-    for name, same in tools.items():
-        registry.register_runner(session_id, name, tool_caller(same))
+    for name, namesakes in tools.items():
+        registry.register_runner(session_id, name, tool_caller(namesakes))

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from agentgit.auth.sharing import base36, number_of
+from agentgit.auth.sharing import base36, parse_base36
 from agentgit.errors import InvalidInput, Unavailable
 
 if TYPE_CHECKING:
@@ -54,21 +54,21 @@ def hash_password(password: str) -> str:
     return _hasher().hash(password)
 
 
-def is_password_of(password: object, stored: str | None) -> bool:
+def is_password_of(password: object, stored_hash: str | None) -> bool:
     """Return whether a password matches a stored hash; None never matches but takes the same time.
 
     Raises:
         Unavailable: Pwdlib is not installed.
     """
-    given = isinstance(password, str) and len(password) <= LONGEST_PASSWORD and _can_be_hashed(password)
-    matches = _hasher().verify(str(password) if given else "", stored or _dummy_hash())
-    return matches and given and stored is not None
+    is_hashable = isinstance(password, str) and len(password) <= LONGEST_PASSWORD and _can_be_hashed(password)
+    matches = _hasher().verify(str(password) if is_hashable else "", stored_hash or _dummy_hash())
+    return matches and is_hashable and stored_hash is not None
 
 
-def rehash_if_outdated(password: str, stored: str) -> str | None:
+def rehash_if_outdated(password: str, stored_hash: str) -> str | None:
     """Return a new hash of a password if its stored hash has outdated parameters; None if it is up to date."""
     hasher = _hasher()
-    return hasher.hash(password) if hasher.current_hasher.check_needs_rehash(stored) else None
+    return hasher.hash(password) if hasher.current_hasher.check_needs_rehash(stored_hash) else None
 
 
 @functools.cache
@@ -89,19 +89,19 @@ DEVICE_TOKEN_LIFETIME = timedelta(days=365)
 """How long a device token is valid after a login."""
 
 
-def device_token(stored: str, user_id: int, now: datetime) -> str:
+def device_token(password_hash: str, user_id: int, now: datetime) -> str:
     """Create a token for the device of a user who has just logged in.
 
     Args:
-        stored: The hash of the password.
+        password_hash: The hash of the password.
         user_id: The id of the user.
         now: The time of the login.
     """
-    said = f"{secrets.token_urlsafe(16)}.{int((now + DEVICE_TOKEN_LIFETIME).timestamp())}"
-    return f"{said}.{_signature(stored, user_id, said)}"
+    payload = f"{secrets.token_urlsafe(16)}.{int((now + DEVICE_TOKEN_LIFETIME).timestamp())}"
+    return f"{payload}.{_signature(password_hash, user_id, payload)}"
 
 
-def device_of(token: str, stored: str, user_id: int, now: datetime) -> str | None:
+def device_of(token: str, password_hash: str, user_id: int, now: datetime) -> str | None:
     """Return the device of a token; None if the token is not valid for this user, this password and this time.
 
     Example:
@@ -113,23 +113,23 @@ def device_of(token: str, stored: str, user_id: int, now: datetime) -> str | Non
         >>> device_of(token, "hash of another", 7, now), device_of(token, "hash", 8, now)
         (None, None)
     """
-    said, _, signature = token.rpartition(".")
-    expected = _signature(stored, user_id, said)
+    payload, _, signature = token.rpartition(".")
+    expected = _signature(password_hash, user_id, payload)
     if not hmac.compare_digest(signature.encode("utf-8", "replace"), expected.encode()):
         return None
-    device, _, ends = said.partition(".")
-    return device if now.timestamp() < int(ends) else None
+    device, _, expiry = payload.partition(".")
+    return device if now.timestamp() < int(expiry) else None
 
 
-def _signature(stored: str, user_id: int, said: str) -> str:
-    text = f"agentgit device\0{user_id}\0{said}"
-    return hmac.new(stored.encode(), text.encode("utf-8", "replace"), "sha256").hexdigest()
+def _signature(password_hash: str, user_id: int, payload: str) -> str:
+    text = f"agentgit device\0{user_id}\0{payload}"
+    return hmac.new(password_hash.encode(), text.encode("utf-8", "replace"), "sha256").hexdigest()
 
 
-PREFIX = "agit"
+KEY_PREFIX = "agit"
 """The prefix of the text of a key, by which people and secret scanners recognize it."""
 
-BROWSER = "browser"
+BROWSER_KEY_NAME = "browser"
 """The name of the keys that logins create, in a browser or over HTTP; they are revoked together with tokens."""
 
 
@@ -173,7 +173,7 @@ class NewKey:
 
 def key_text(tenant_id: int, key_id: int, secret: str) -> str:
     """Format the text of an API key."""
-    return f"{PREFIX}_{base36(tenant_id)}_{base36(key_id)}_{secret}"
+    return f"{KEY_PREFIX}_{base36(tenant_id)}_{base36(key_id)}_{secret}"
 
 
 def key_parts(text: str) -> tuple[int, int, str] | None:
@@ -186,21 +186,21 @@ def key_parts(text: str) -> tuple[int, int, str] | None:
         True
     """
     parts = text.split("_", 3)
-    if len(parts) != 4 or parts[0] != PREFIX or len(text) > 200:
+    if len(parts) != 4 or parts[0] != KEY_PREFIX or len(text) > 200:
         return None
-    return number_of(parts[1]), number_of(parts[2]), parts[3]
+    return parse_base36(parts[1]), parse_base36(parts[2]), parts[3]
 
 
-SHARED = ("HS256", "HS384", "HS512")
+SHARED_KEY_ALGORITHMS = ("HS256", "HS384", "HS512")
 """Algorithms in which the signer and the verifier share one key."""
 
-PUBLIC = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
+PUBLIC_KEY_ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 """Algorithms with a public key for verification."""
 
-LONGEST_TOKEN = 8192
+MAX_TOKEN_LENGTH = 8192
 """The maximum length of a token in characters."""
 
-SHORTEST_KEY = 32
+MIN_SHARED_KEY_BYTES = 32
 """The minimum length of a shared key in bytes."""
 
 
@@ -261,13 +261,14 @@ class JWT:
     enabled: bool = True
 
     def __post_init__(self) -> None:
-        given = [self.algorithms] if isinstance(self.algorithms, str) else list(self.algorithms)
-        if not given or not set(given) <= {*SHARED, *PUBLIC}:
+        algorithms = [self.algorithms] if isinstance(self.algorithms, str) else list(self.algorithms)
+        if not algorithms or not set(algorithms) <= {*SHARED_KEY_ALGORITHMS, *PUBLIC_KEY_ALGORITHMS}:
             raise InvalidInput(
-                f"algorithms={given!r} is not supported; give one or more of {', '.join((*SHARED, *PUBLIC))}."
+                f"algorithms={algorithms!r} is not supported; give one or more of "
+                f"{', '.join((*SHARED_KEY_ALGORITHMS, *PUBLIC_KEY_ALGORITHMS))}."
             )
-        is_shared = set(given) <= set(SHARED)
-        if not is_shared and not set(given) <= set(PUBLIC):
+        is_shared = set(algorithms) <= set(SHARED_KEY_ALGORITHMS)
+        if not is_shared and not set(algorithms) <= set(PUBLIC_KEY_ALGORITHMS):
             raise InvalidInput("HS… and public-key algorithms cannot be combined. Give one kind only.")
         if (self.key is None) == (self.jwks is None) or (is_shared and self.key is None):
             raise InvalidInput("Give either key=..., or for public-key algorithms jwks=..., but not both.")
@@ -275,12 +276,14 @@ class JWT:
             self._require_secret()
         if self.id_claim is not None and self.create_users:
             raise InvalidInput("Give id_claim or create_users, not both: a token has no id for a new user.")
-        object.__setattr__(self, "algorithms", tuple(given))
+        object.__setattr__(self, "algorithms", tuple(algorithms))
 
     def _require_secret(self) -> None:
         key = self.key.encode() if isinstance(self.key, str) else self.key or b""
-        if b"-----BEGIN" in key or len(key) < SHORTEST_KEY:
-            raise InvalidInput(f"A shared key must be a secret of at least {SHORTEST_KEY} bytes, and not a PEM key.")
+        if b"-----BEGIN" in key or len(key) < MIN_SHARED_KEY_BYTES:
+            raise InvalidInput(
+                f"A shared key must be a secret of at least {MIN_SHARED_KEY_BYTES} bytes, and not a PEM key."
+            )
 
 
 def claims_of(token: str, jwt: JWT) -> Claims | None:
@@ -293,11 +296,11 @@ def claims_of(token: str, jwt: JWT) -> Claims | None:
         import jwt as pyjwt
     except ModuleNotFoundError as error:
         raise Unavailable('Tokens need PyJWT. Run: pip install "agentgit[auth]"') from error
-    if not jwt.enabled or len(token) > LONGEST_TOKEN:
+    if not jwt.enabled or len(token) > MAX_TOKEN_LENGTH:
         return None
     try:
-        key = jwt.key if jwt.key is not None else _key_of(token, jwt)
-        said = pyjwt.decode(
+        key = jwt.key if jwt.key is not None else _public_key_of(token, jwt)
+        payload = pyjwt.decode(
             token,
             key,
             algorithms=list(jwt.algorithms),
@@ -306,22 +309,22 @@ def claims_of(token: str, jwt: JWT) -> Claims | None:
             leeway=jwt.leeway,
             options={"require": ["exp", jwt.user_claim]},
         )
-        name, user_id = said[jwt.user_claim], None
+        name, user_id = payload[jwt.user_claim], None
         if jwt.id_claim is not None:
-            user_id = int(said[jwt.id_claim])
-        ends = datetime.fromtimestamp(said["exp"] + jwt.leeway, UTC)
-        began = datetime.fromtimestamp(said.get("iat", 0), UTC)
+            user_id = int(payload[jwt.id_claim])
+        expires_at = datetime.fromtimestamp(payload["exp"] + jwt.leeway, UTC)
+        issued_at = datetime.fromtimestamp(payload.get("iat", 0), UTC)
     except (pyjwt.PyJWTError, ValueError, TypeError, KeyError, OverflowError, OSError, StopIteration):
         return None
-    return Claims(name, began, ends, user_id) if isinstance(name, str) and name else None
+    return Claims(name, issued_at, expires_at, user_id) if isinstance(name, str) and name else None
 
 
-def _key_of(token: str, jwt: JWT) -> Any:
+def _public_key_of(token: str, jwt: JWT) -> Any:
     """Return the public key that a token names, or the only key if the token names none."""
     import jwt as pyjwt
 
-    given = json.loads(jwt.jwks) if isinstance(jwt.jwks, str) else dict(jwt.jwks or {})
-    keys = [key for key in pyjwt.PyJWKSet.from_dict(given).keys if key.key_type != "oct"]
+    key_set = json.loads(jwt.jwks) if isinstance(jwt.jwks, str) else dict(jwt.jwks or {})
+    keys = [key for key in pyjwt.PyJWKSet.from_dict(key_set).keys if key.key_type != "oct"]
     kid = pyjwt.get_unverified_header(token).get("kid")
     if kid is None and len(keys) == 1:
         return keys[0]

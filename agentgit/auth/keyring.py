@@ -13,7 +13,7 @@ from agentgit.errors import InvalidInput
 KEY_BYTES = 32
 """The length of an AES-256 key in bytes."""
 
-_ID = re.compile(r"[A-Za-z0-9._-]{1,32}", re.ASCII)
+_KEY_NAME = re.compile(r"[A-Za-z0-9._-]{1,32}", re.ASCII)
 
 
 class Keyring:
@@ -38,7 +38,7 @@ class Keyring:
             raise InvalidInput(
                 'Keyring takes at least one key by its name, like Keyring({"2026-11": Keyring.new_key()}).'
             )
-        self._keys = {_name(name): _bytes(name, key) for name, key in keys.items()}
+        self._keys = {_check_name(name): _decode_key(name, key) for name, key in keys.items()}
         self.current = next(iter(self._keys)) if current is None else current
         if self.current not in self._keys:
             raise InvalidInput(f"The current key {current!r} is not among {', '.join(sorted(self._keys))}.")
@@ -74,19 +74,19 @@ class Keyring:
         return f"Keyring({sorted(self._keys)}, current={self.current!r})"
 
 
-def _name(name: object) -> str:
-    if not isinstance(name, str) or not _ID.fullmatch(name):
+def _check_name(name: object) -> str:
+    if not isinstance(name, str) or not _KEY_NAME.fullmatch(name):
         raise InvalidInput("The name of a key must have 1 to 32 letters, digits, `.`, `_` and `-`, like 2026-11.")
     return name
 
 
-def _bytes(name: str, key: bytes | str) -> bytes:
+def _decode_key(name: str, key: bytes | str) -> bytes:
     try:
-        found = base64.b64decode(key, validate=True) if isinstance(key, str) else bytes(key)
+        decoded = base64.b64decode(key, validate=True) if isinstance(key, str) else bytes(memoryview(key))
     except (binascii.Error, ValueError, TypeError):
-        found = b""
-    if len(found) != KEY_BYTES:
+        decoded = b""
+    if len(decoded) != KEY_BYTES:
         raise InvalidInput(
             f"The key {name} must be {KEY_BYTES} bytes, plain or in base64. Generate one: agentgit db keys --new"
         )
-    return found
+    return decoded

@@ -49,9 +49,9 @@ READ, FORK, WRITE, ADMIN = "read", "fork", "write", "admin"
 SCOPES = (READ, FORK, WRITE, ADMIN)
 """All scopes in ascending order; each includes those before it."""
 
-EVERYTHING = frozenset(SCOPES)
+ALL_SCOPES = frozenset(SCOPES)
 
-FOR_ROLE: dict[Role, str] = {VIEWER: READ, FORKER: FORK, EDITOR: WRITE, OWNER: ADMIN}
+SCOPE_OF_ROLE: dict[Role, str] = {VIEWER: READ, FORKER: FORK, EDITOR: WRITE, OWNER: ADMIN}
 """The scope that a credential needs to use the rights of a role."""
 
 
@@ -68,10 +68,10 @@ def with_included_scopes(scopes: str | Collection[str]) -> frozenset[str]:
         >>> sorted(with_included_scopes("fork"))
         ['fork', 'read']
     """
-    given = [scopes] if isinstance(scopes, str) else list(scopes)
-    if not given or any(one not in SCOPES for one in given):
+    scope_list = [scopes] if isinstance(scopes, str) else list(scopes)
+    if not scope_list or any(scope not in SCOPES for scope in scope_list):
         raise InvalidInput(f"scopes={scopes!r} is not valid; give one or more of {', '.join(SCOPES)}.")
-    return frozenset(SCOPES[: 1 + max(map(SCOPES.index, given))])
+    return frozenset(SCOPES[: 1 + max(map(SCOPES.index, scope_list))])
 
 
 def widest(scopes: Collection[str]) -> str:
@@ -114,14 +114,14 @@ def is_name(name: str) -> bool:
     return True
 
 
-def require_name(name: object, of: str) -> str:
+def require_name(name: object, kind: str) -> str:
     """Check the name of a user or a tenant and return it.
 
     A name cannot contain `/`, which separates the user from the session in `alice/support-42`.
 
     Args:
         name: The name.
-        of: The kind of thing that has the name, for the error message.
+        kind: The kind of thing that has the name, for the error message.
 
     Raises:
         InvalidInput: It is not text, is empty or too long, or has a `/`, a control character or a space at either end.
@@ -131,9 +131,9 @@ def require_name(name: object, of: str) -> str:
         'alice'
     """
     if not isinstance(name, str) or not 0 < len(name) <= NAME_LIMIT or name != name.strip():
-        raise InvalidInput(f"A {of} name must have 1 to {NAME_LIMIT} characters and no outer spaces, not {name!r}.")
+        raise InvalidInput(f"A {kind} name must have 1 to {NAME_LIMIT} characters and no outer spaces, not {name!r}.")
     if "/" in name or any(ord(c) < 32 or ord(c) == 127 or "\ud800" <= c <= "\udfff" for c in name):
-        raise InvalidInput(f"A {of} name must not contain / or control characters: {name!r}.")
+        raise InvalidInput(f"A {kind} name must not contain / or control characters: {name!r}.")
     return name
 
 
@@ -154,7 +154,7 @@ class Principal:
 
     tenant_id: int
     user: User
-    scopes: frozenset[str] = EVERYTHING
+    scopes: frozenset[str] = ALL_SCOPES
     since: datetime | None = None
     until: datetime | None = None
     key_id: int | None = None

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from agentgit.auth.principal import Role
 from agentgit.errors import InvalidInput
 
-LINK = "agitlink"
+LINK_PREFIX = "agitlink"
 """The prefix of the token of a link."""
 
 SECRET_BYTES = 32
@@ -91,7 +91,7 @@ def base36(number: int) -> str:
     return text or "0"
 
 
-def number_of(text: str) -> int:
+def parse_base36(text: str) -> int:
     """Parse a number that `base36` formatted; return 0, which is not an id, for any other text."""
     is_number = 0 < len(text) <= 11 and all(c in DIGITS for c in text)
     return int(text, 36) if is_number and int(text, 36) < 2**53 else 0
@@ -99,7 +99,7 @@ def number_of(text: str) -> int:
 
 def link_token(link_id: int, secret: str) -> str:
     """Format the token of a link."""
-    return f"{LINK}_{base36(link_id)}_{secret}"
+    return f"{LINK_PREFIX}_{base36(link_id)}_{secret}"
 
 
 def link_parts(token: object) -> tuple[int, str]:
@@ -112,9 +112,9 @@ def link_parts(token: object) -> tuple[int, str]:
         (0, '')
     """
     parts = token.split("_", 2) if isinstance(token, str) and len(token) < 200 else []
-    if len(parts) != 3 or parts[0] != LINK:
+    if len(parts) != 3 or parts[0] != LINK_PREFIX:
         return 0, ""
-    return number_of(parts[1]), parts[2]
+    return parse_base36(parts[1]), parts[2]
 
 
 def expiry_time(expires_in: timedelta | None) -> datetime | None:

@@ -17,42 +17,42 @@ def align(left: Items, right: Items, identity: Callable[[dict[str, Any]], Hashab
         right: The second list.
         identity: A function that returns the value that identifies an item.
     """
-    a, b = _numbered(map(identity, left)), _numbered(map(identity, right))
-    places = {item: place for place, item in enumerate(b)}
-    both = [(n, places[item]) for n, item in enumerate(a) if item in places]
-    kept = [both[n] for n in _rising([place for _, place in both])]
-    mine, theirs = ({pair[side] for pair in kept} for side in (0, 1))
-    removed = [item for n, item in enumerate(left) if n not in mine]
-    return len(kept), removed, [item for n, item in enumerate(right) if n not in theirs]
+    left_keys, right_keys = _number_items(map(identity, left)), _number_items(map(identity, right))
+    positions = {item: position for position, item in enumerate(right_keys)}
+    common = [(n, positions[item]) for n, item in enumerate(left_keys) if item in positions]
+    aligned = [common[n] for n in _longest_increasing([position for _, position in common])]
+    left_positions, right_positions = ({pair[side] for pair in aligned} for side in (0, 1))
+    removed = [item for n, item in enumerate(left) if n not in left_positions]
+    return len(aligned), removed, [item for n, item in enumerate(right) if n not in right_positions]
 
 
-def _numbered(items: Iterable[Hashable]) -> list[tuple[Hashable, int]]:
+def _number_items(items: Iterable[Hashable]) -> list[tuple[Hashable, int]]:
     """Number equal items by occurrence, which makes each item unique and keeps the alignment fast."""
-    seen: dict[Hashable, int] = {}
+    counts: dict[Hashable, int] = {}
     numbered = []
     for item in items:
-        seen[item] = seen.get(item, 0) + 1
-        numbered.append((item, seen[item]))
+        counts[item] = counts.get(item, 0) + 1
+        numbered.append((item, counts[item]))
     return numbered
 
 
-def _rising(numbers: Sequence[int]) -> list[int]:
+def _longest_increasing(numbers: Sequence[int]) -> list[int]:
     """Return the positions of a longest increasing subsequence, by patience sorting.
 
     Example:
-        >>> _rising([3, 1, 2, 9, 0, 4])
+        >>> _longest_increasing([3, 1, 2, 9, 0, 4])
         [1, 2, 5]
     """
-    lasts: list[int] = []  # for each length, the smallest number that such a run ends with
-    ends: list[int] = []  # the position of that number
-    before: list[int] = []  # for each position, the previous one in its run
-    for place, number in enumerate(numbers):
-        length = bisect_left(lasts, number)
-        lasts[length : length + 1] = [number]
-        ends[length : length + 1] = [place]
-        before.append(ends[length - 1] if length else -1)
-    run, place = [], ends[-1] if ends else -1
-    while place >= 0:
-        run.append(place)
-        place = before[place]
-    return run[::-1]
+    tails: list[int] = []  # for each length, the smallest number that such a run ends with
+    tail_positions: list[int] = []  # the position of that number
+    predecessors: list[int] = []  # for each position, the previous one in its run
+    for position, number in enumerate(numbers):
+        length = bisect_left(tails, number)
+        tails[length : length + 1] = [number]
+        tail_positions[length : length + 1] = [position]
+        predecessors.append(tail_positions[length - 1] if length else -1)
+    subsequence, position = [], tail_positions[-1] if tail_positions else -1
+    while position >= 0:
+        subsequence.append(position)
+        position = predecessors[position]
+    return subsequence[::-1]

@@ -76,9 +76,11 @@ class Checkpoint(Displayable, Deferred):
         Raises:
             InvalidInput: A key is not a field, or `created_at` is not a time.
         """
-        known = {f.name for f in fields(cls)}
-        if unknown := sorted(set(data) - known):
-            raise InvalidInput(f"A checkpoint has no field {', '.join(unknown)}; it has {', '.join(sorted(known))}.")
+        field_names = {f.name for f in fields(cls)}
+        if unknown := sorted(set(data) - field_names):
+            raise InvalidInput(
+                f"A checkpoint has no field {', '.join(unknown)}; it has {', '.join(sorted(field_names))}."
+            )
         values = copy.deepcopy(dict(data))
         created_at = values.get("created_at")
         if isinstance(created_at, str):
@@ -135,8 +137,8 @@ class Checkpoint(Displayable, Deferred):
 
     def __repr__(self) -> str:
         # Leave out the conversation: it may be long, and it may not have been fetched.
-        place = self.metadata.get("reference", "")
-        return f"<Checkpoint {self.id} {place}: {self.get_summary()}>"
+        reference = self.metadata.get("reference", "")
+        return f"<Checkpoint {self.id} {reference}: {self.get_summary()}>"
 
     def _count(self, key: str, content: str) -> int:
         """Return the length of a large field: the recorded length if the field itself was not fetched."""

@@ -47,7 +47,7 @@ class Comparison(PrintableDrawing):
     @property
     def heading(self) -> str:
         """A sentence that names the point where the branches diverge."""
-        common = f"{_count(self.messages, 'message')} and {_count(self.calls, 'tool call')} in common"
+        common = f"{_pluralize(self.messages, 'message')} and {_pluralize(self.calls, 'tool call')} in common"
         return f"{self.between.from_reference} and {self.between.to_reference} diverge at {self.fork} ({common})"
 
     def lines(self) -> Iterator[tuple[str, str]]:
@@ -56,15 +56,15 @@ class Comparison(PrintableDrawing):
         for side in (self.left, self.right):
             name = escape_unprintable(side.to_reference or "?")
             yield "", f"{name}: unchanged" if side.is_empty else name
-            yield from (_below(sign, text) for sign, text in side.parts())
+            yield from (_indent(sign, text) for sign, text in side.parts())
 
     def __str__(self) -> str:
         return "\n".join(f"{sign} {text}" if sign else text for sign, text in self.lines())
 
 
-def _below(sign: str, text: str) -> tuple[str, str]:
+def _indent(sign: str, text: str) -> tuple[str, str]:
     return (sign, text) if sign else ("", f"  {text}")
 
 
-def _count(n: int, noun: str) -> str:
+def _pluralize(n: int, noun: str) -> str:
     return f"{n} {noun}{'' if n == 1 else 's'}"

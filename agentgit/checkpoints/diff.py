@@ -14,7 +14,7 @@ from agentgit.values import PrintableDrawing, portable, to_json
 
 Kind = Literal["added", "removed", "changed"]
 
-_LONGEST = 160
+_MAX_LENGTH = 160
 """The maximum number of characters of one value, message or call in the text of a diff."""
 
 _LONGEST_TEXT, _MOST_LINES = 20_000, 40
@@ -60,19 +60,20 @@ class Tokens:
             >>> Tokens.of([{"role": "assistant", "usage_metadata": {"input_tokens": 7, "output_tokens": 2}}])
             Tokens(input=7, output=2, total=9)
         """
-        spent = [told for message in messages if isinstance(told := message.get("usage_metadata"), Mapping)]
-        read = sum(_count(told.get("input_tokens")) for told in spent)
-        written = sum(_count(told.get("output_tokens")) for told in spent)
+        usages = [usage for message in messages if isinstance(usage := message.get("usage_metadata"), Mapping)]
+        input_tokens = sum(_token_count(usage.get("input_tokens")) for usage in usages)
+        output_tokens = sum(_token_count(usage.get("output_tokens")) for usage in usages)
         total = sum(
-            _count(told.get("total_tokens")) or _count(told.get("input_tokens")) + _count(told.get("output_tokens"))
-            for told in spent
+            _token_count(usage.get("total_tokens"))
+            or _token_count(usage.get("input_tokens")) + _token_count(usage.get("output_tokens"))
+            for usage in usages
         )
-        return cls(input=read, output=written, total=total)
+        return cls(input=input_tokens, output=output_tokens, total=total)
 
 
-def _count(told: Any) -> int:
+def _token_count(value: Any) -> int:
     """Return a number of tokens; any other value counts as 0."""
-    return told if isinstance(told, int) and not isinstance(told, bool) and told > 0 else 0
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,29 +160,29 @@ class Diff(PrintableDrawing):
 
     def parts(self) -> Iterator[tuple[str, str]]:
         """Yield the differences like `lines`, each part with its heading; parts without differences are left out."""
-        yield from _part("state", list(_state_lines(self.state)))
-        yield from _part(
+        yield from _section_lines("state", list(_state_lines(self.state)))
+        yield from _section_lines(
             f"messages ({self.common_messages} in common)",
             [("-", format_message(m)) for m in self.removed_messages]
             + [("+", format_message(m)) for m in self.added_messages],
         )
-        yield from _part(
+        yield from _section_lines(
             f"tool calls ({self.common_calls} in common)",
-            [("-", _call(c)) for c in self.removed_calls] + [("+", _call(c)) for c in self.added_calls],
+            [("-", _format_call(c)) for c in self.removed_calls] + [("+", _format_call(c)) for c in self.added_calls],
         )
-        yield from _part("unfinished step", self.tasks())
+        yield from _section_lines("unfinished step", self.tasks())
         files = [("-", f) for f in self.deleted_files] + [("+", f) for f in self.added_files]
-        yield from _part(
+        yield from _section_lines(
             "files", [(s, escape_unprintable(f)) for s, f in [*files, *(("~", f) for f in self.modified_files)]]
         )
         tokens = [("-", self.removed_tokens), ("+", self.added_tokens)]
-        yield from _part("tokens", [(s, _tokens(spent)) for s, spent in tokens if spent != Tokens()])
+        yield from _section_lines("tokens", [(s, _format_tokens(spent)) for s, spent in tokens if spent != Tokens()])
 
     def tasks(self) -> list[tuple[str, str]]:
         """Return the tasks of an unfinished step as text, each with its sign."""
         return [
-            *(("-", _task(one)) for one in self.removed_pending),
-            *(("+", _task(one)) for one in self.added_pending),
+            *(("-", _format_task(task)) for task in self.removed_pending),
+            *(("+", _format_task(task)) for task in self.added_pending),
         ]
 
     def __str__(self) -> str:
@@ -203,21 +204,21 @@ def diff(a: Checkpoint, b: Checkpoint) -> Diff:
         >>> diff(same, same).is_empty
         True
     """
-    for one in (a, b):
-        if not isinstance(one, Checkpoint):
-            raise InvalidInput(f"{one!r} is not a Checkpoint. session.diff() takes names.")
+    for checkpoint in (a, b):
+        if not isinstance(checkpoint, Checkpoint):
+            raise InvalidInput(f"{checkpoint!r} is not a Checkpoint. session.diff() takes names.")
     common_messages, removed_messages, added_messages = align(a.conversation_history, b.conversation_history, to_json)
     origins = {c["id"]: c["replay_of"] for c in [*a.tool_invocations, *b.tool_invocations] if c.get("replay_of")}
     common_calls, removed_calls, added_calls = align(
-        a.tool_invocations, b.tool_invocations, lambda call: _identity(call, origins)
+        a.tool_invocations, b.tool_invocations, lambda call: _call_identity(call, origins)
     )
-    _, removed_pending, added_pending = align(_pending(a), _pending(b), to_json)
+    _, removed_pending, added_pending = align(_pending_tasks(a), _pending_tasks(b), to_json)
     return Diff(
         from_id=a.id,
         to_id=b.id,
         from_reference=str(a.metadata.get("reference") or ""),
         to_reference=str(b.metadata.get("reference") or ""),
-        state=list(_changes(a.session_state, b.session_state)),
+        state=list(_iterate_changes(a.session_state, b.session_state)),
         common_messages=common_messages,
         removed_messages=removed_messages,
         added_messages=added_messages,
@@ -234,11 +235,11 @@ def diff(a: Checkpoint, b: Checkpoint) -> Diff:
 # -- messages, tool calls and questions
 
 
-def _pending(point: Checkpoint) -> list[dict[str, Any]]:
-    return list(point.metadata.get("pending") or [])
+def _pending_tasks(checkpoint: Checkpoint) -> list[dict[str, Any]]:
+    return list(checkpoint.metadata.get("pending") or [])
 
 
-def _identity(call: Mapping[str, Any], origins: Mapping[int, int]) -> Hashable:
+def _call_identity(call: Mapping[str, Any], origins: Mapping[int, int]) -> Hashable:
     """Return a key that identifies a tool call: the invocation that really ran, and its outcome."""
     if call.get("id") is None:
         return to_json(call)
@@ -254,7 +255,7 @@ def _identity(call: Mapping[str, Any], origins: Mapping[int, int]) -> Hashable:
 # -- state
 
 
-def _changes(before: Any, after: Any) -> Iterator[Change]:
+def _iterate_changes(before: Any, after: Any) -> Iterator[Change]:
     """Yield the differences between two JSON-like values."""
     # An explicit stack, because a state may be nested deeper than Python's recursion limit.
     stack: list[tuple[str, Any, Any]] = [("", before, after)]
@@ -262,19 +263,19 @@ def _changes(before: Any, after: Any) -> Iterator[Change]:
         path, old, new = stack.pop()
         if isinstance(old, Mapping) and isinstance(new, Mapping):
             keys = [*old, *(key for key in new if key not in old)]
-            parts = [(f"{path}/{_escape(key)}", old.get(key, _ABSENT), new.get(key, _ABSENT)) for key in keys]
+            parts = [(f"{path}/{_escape_key(key)}", old.get(key, _ABSENT), new.get(key, _ABSENT)) for key in keys]
             stack += reversed(parts)
         elif isinstance(old, list) and isinstance(new, list):
             # The common end is left out, so that one inserted or removed item is one change.
-            end = _common_end(old, new)
-            longest = range(max(len(old), len(new)) - end)
-            left, right = old[: len(old) - end], new[: len(new) - end]
-            stack += reversed([(f"{path}/{i}", _item(left, i), _item(right, i)) for i in longest])
+            shared_count = _count_common_end(old, new)
+            indexes = range(max(len(old), len(new)) - shared_count)
+            left, right = old[: len(old) - shared_count], new[: len(new) - shared_count]
+            stack += reversed([(f"{path}/{i}", _item_at(left, i), _item_at(right, i)) for i in indexes])
         elif old is _ABSENT:
             yield Change(path, None, new, "added")
         elif new is _ABSENT:
             yield Change(path, old, None, "removed")
-        elif not _same(old, new):
+        elif not _is_same_scalar(old, new):
             yield Change(path, old, new, "changed")
 
 
@@ -282,17 +283,17 @@ _ABSENT: Any = object()
 """Marks a missing value, because None is a value."""
 
 
-def _common_end(old: list[Any], new: list[Any]) -> int:
+def _count_common_end(old: list[Any], new: list[Any]) -> int:
     """Count the items at the end that two lists of different lengths share, besides their common beginning."""
     shorter = min(len(old), len(new))
     if len(old) == len(new):
         return 0  # these are compared index by index, with the same result
-    begin = next((i for i in range(shorter) if not _equal(old[i], new[i])), shorter)
-    most = shorter - begin
-    return next((n for n in range(most) if not _equal(old[-1 - n], new[-1 - n])), most)
+    begin = next((i for i in range(shorter) if not _is_equal(old[i], new[i])), shorter)
+    remaining = shorter - begin
+    return next((n for n in range(remaining) if not _is_equal(old[-1 - n], new[-1 - n])), remaining)
 
 
-def _equal(old: Any, new: Any) -> bool:
+def _is_equal(old: Any, new: Any) -> bool:
     """Return whether two JSON-like values are equal, at any depth."""
     stack = [(old, new)]
     while stack:
@@ -305,28 +306,28 @@ def _equal(old: Any, new: Any) -> bool:
             if len(a) != len(b):
                 return False
             stack += zip(a, b, strict=True)
-        elif not _same(a, b):
+        elif not _is_same_scalar(a, b):
             return False
     return True
 
 
-def _item(items: list[Any], index: int) -> Any:
+def _item_at(items: list[Any], index: int) -> Any:
     return items[index] if index < len(items) else _ABSENT
 
 
-def _same(a: Any, b: Any) -> bool:
+def _is_same_scalar(a: Any, b: Any) -> bool:
     # In JSON true is not 1; and NaN is the same as NaN here.
     return isinstance(a, bool) == isinstance(b, bool) and bool(a == b or (a != a and b != b))
 
 
-def _escape(key: object) -> str:
+def _escape_key(key: object) -> str:
     return str(key).replace("~", "~0").replace("/", "~1")
 
 
 # -- text
 
 
-def _part(heading: str, lines: list[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+def _section_lines(heading: str, lines: list[tuple[str, str]]) -> Iterator[tuple[str, str]]:
     if lines:
         yield "", heading
         yield from lines
@@ -335,17 +336,17 @@ def _part(heading: str, lines: list[tuple[str, str]]) -> Iterator[tuple[str, str
 def _state_lines(changes: list[Change]) -> Iterator[tuple[str, str]]:
     for change in changes:
         path = escape_unprintable(change.path or "/")
-        if change.kind == "changed" and _has_lines(change.before, change.after):
+        if change.kind == "changed" and _is_multiline_change(change.before, change.after):
             yield "~", path
             yield from _text_lines(change.before, change.after)
             continue
         if change.kind != "added":
-            yield "-", f"{path}  {_cut(repr(change.before))}"
+            yield "-", f"{path}  {_truncate(repr(change.before))}"
         if change.kind != "removed":
-            yield "+", f"{path}  {_cut(repr(change.after))}"
+            yield "+", f"{path}  {_truncate(repr(change.after))}"
 
 
-def _has_lines(before: Any, after: Any) -> bool:
+def _is_multiline_change(before: Any, after: Any) -> bool:
     """Return whether a change is between texts of several lines that are short enough to compare by lines."""
     if not isinstance(before, str) or not isinstance(after, str) or max(len(before), len(after)) > _LONGEST_TEXT:
         return False
@@ -354,15 +355,15 @@ def _has_lines(before: Any, after: Any) -> bool:
 
 def _text_lines(before: str, after: str) -> Iterator[tuple[str, str]]:
     """Compare two texts line by line."""
-    compared = list(unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm=""))
-    lines = [line for line in compared[2:] if line[0] in "+-"]
-    yield from ((line[0], f"  {_cut(escape_unprintable(line[1:]))}") for line in lines[:_MOST_LINES])
+    diff_lines = list(unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm=""))
+    lines = [line for line in diff_lines[2:] if line[0] in "+-"]
+    yield from ((line[0], f"  {_truncate(escape_unprintable(line[1:]))}") for line in lines[:_MOST_LINES])
     if len(lines) > _MOST_LINES:
         yield "~", f"  and {len(lines) - _MOST_LINES} more lines"
 
 
-def _tokens(spent: Tokens) -> str:
-    return f"{spent.total:,} ({spent.input:,} in, {spent.output:,} out)"
+def _format_tokens(tokens: Tokens) -> str:
+    return f"{tokens.total:,} ({tokens.input:,} in, {tokens.output:,} out)"
 
 
 def format_message(message: Mapping[str, Any]) -> str:
@@ -370,31 +371,33 @@ def format_message(message: Mapping[str, Any]) -> str:
     content = message.get("content") or ""
     if isinstance(content, list):
         content = "".join(str(b.get("text", "")) if isinstance(b, Mapping) else str(b) for b in content)
-    calls = ", ".join(f"{c.get('name')}({_arguments(c.get('args'))})" for c in message.get("tool_calls") or [])
+    calls = ", ".join(f"{c.get('name')}({_format_arguments(c.get('args'))})" for c in message.get("tool_calls") or [])
     text = " ".join(part for part in (str(content), calls and f"-> {calls}") if part)
-    return f"{escape_unprintable(str(message.get('role', '')))}: {_cut(escape_unprintable(text))}"
+    return f"{escape_unprintable(str(message.get('role', '')))}: {_truncate(escape_unprintable(text))}"
 
 
-def _call(call: Mapping[str, Any]) -> str:
+def _format_call(call: Mapping[str, Any]) -> str:
     error, status = call.get("error_message"), call.get("status", "done")
     outcome = f"failed: {error}" if error else f"-> {call.get('result')!r}"
     # The status, such as reversed, comes before the part that may be cut.
-    since = "" if status in ("done", "failed") else f"({status}) "
-    return _cut(escape_unprintable(f"{call.get('tool_name')}({_arguments(call.get('args'))}) {since}{outcome}"))
+    status_prefix = "" if status in ("done", "failed") else f"({status}) "
+    return _truncate(
+        escape_unprintable(f"{call.get('tool_name')}({_format_arguments(call.get('args'))}) {status_prefix}{outcome}")
+    )
 
 
-def _task(task: Mapping[str, Any]) -> str:
+def _format_task(task: Mapping[str, Any]) -> str:
     """Format a task of an unfinished step on one line."""
-    asked = ", ".join(map(repr, task.get("questions") or [])) or f"task {task.get('task')}"
-    given = ", ".join(map(repr, task.get("answers") or []))
+    questions = ", ".join(map(repr, task.get("questions") or [])) or f"task {task.get('task')}"
+    answers = ", ".join(map(repr, task.get("answers") or []))
     results = ", ".join(f"{name}={value!r}" for name, value in task.get("results") or [])
     errors = ", ".join(map(str, task.get("errors") or []))
-    came = {"waiting": "waits for an answer", "failed": f"failed: {errors}"}.get(str(task.get("status")), "done")
-    said = [asked, came, given and f"answered {given}", results and f"wrote {results}"]
-    return _cut(escape_unprintable("; ".join(part for part in said if part)))
+    outcome = {"waiting": "waits for an answer", "failed": f"failed: {errors}"}.get(str(task.get("status")), "done")
+    phrases = [questions, outcome, answers and f"answered {answers}", results and f"wrote {results}"]
+    return _truncate(escape_unprintable("; ".join(phrase for phrase in phrases if phrase)))
 
 
-def _arguments(args: Any) -> str:
+def _format_arguments(args: Any) -> str:
     return ", ".join(f"{key}={value!r}" for key, value in args.items()) if isinstance(args, Mapping) else repr(args)
 
 
@@ -403,5 +406,5 @@ def escape_unprintable(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+def _truncate(text: str) -> str:
+    return text if len(text) <= _MAX_LENGTH else f"{text[: _MAX_LENGTH - 1]}…"

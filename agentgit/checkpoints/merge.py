@@ -102,7 +102,7 @@ class MergePlan(PrintableDrawing):
     @property
     def is_empty(self) -> bool:
         """True if there is nothing to add and no conflict: everything is already on this branch."""
-        return not (self.conflicts or self.messages or any(one.how != OURS for one in self.values))
+        return not (self.conflicts or self.messages or any(value.how != OURS for value in self.values))
 
     @property
     def heading(self) -> str:
@@ -115,9 +115,11 @@ class MergePlan(PrintableDrawing):
         """A sentence that counts what is added."""
         if self.is_empty:
             return "Nothing to add: everything is already here."
-        values = sum(one.how != OURS for one in self.values)
-        conflicts = f"; {_count(len(self.conflicts), 'conflict')} to resolve with resolve=" if self.conflicts else ""
-        return f"{_count(values, 'value')} and {_count(len(self.messages), 'message')} to add{conflicts}."
+        values = sum(value.how != OURS for value in self.values)
+        conflicts = (
+            f"; {_pluralize(len(self.conflicts), 'conflict')} to resolve with resolve=" if self.conflicts else ""
+        )
+        return f"{_pluralize(values, 'value')} and {_pluralize(len(self.messages), 'message')} to add{conflicts}."
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as JSON-like data."""
@@ -125,7 +127,7 @@ class MergePlan(PrintableDrawing):
         return plain
 
 
-def _count(n: int, noun: str) -> str:
+def _pluralize(n: int, noun: str) -> str:
     return f"{n} {noun}{'' if n == 1 else 's'}"
 
 
@@ -149,7 +151,7 @@ def decide(base: Hashable, ours: Hashable, theirs: Hashable) -> str:
     return TAKE if ours == base else CLASH
 
 
-def added(base: Iterable[Hashable], later: Sequence[Hashable]) -> list[int] | None:
+def added_positions(base: Iterable[Hashable], later: Sequence[Hashable]) -> list[int] | None:
     """Find what was added to a list, in any order; None if an earlier item was changed or removed.
 
     Args:
@@ -160,20 +162,20 @@ def added(base: Iterable[Hashable], later: Sequence[Hashable]) -> list[int] | No
         The positions of the new items in `later`.
 
     Example:
-        >>> added("ab", "axb"), added("ab", "b")
+        >>> added_positions("ab", "axb"), added_positions("ab", "b")
         ([1], None)
     """
-    known, new = Counter(base), list[int]()
-    for place, item in enumerate(later):
-        if known[item]:
-            known[item] -= 1
+    remaining, positions = Counter(base), list[int]()
+    for position, item in enumerate(later):
+        if remaining[item]:
+            remaining[item] -= 1
         else:
-            new.append(place)
-    return None if known.total() else new
+            positions.append(position)
+    return None if remaining.total() else positions
 
 
 @dataclass(frozen=True)
-class Extra:
+class Additions:
     """The items that one side has added to a list or a dict.
 
     Args:
@@ -188,13 +190,13 @@ class Extra:
         """Return the added part of that side's value.
 
         Example:
-            >>> Extra(begin=1).of(["chair", "sofa"]), Extra(keys=("b",)).of({"a": 1, "b": 2})
+            >>> Additions(begin=1).of(["chair", "sofa"]), Additions(keys=("b",)).of({"a": 1, "b": 2})
             (['sofa'], {'b': 2})
         """
         return value[self.begin :] if self.keys is None else {key: value[key] for key in self.keys}
 
 
-def extra(base: Any, ours: Any, theirs: Any) -> Extra | None:
+def find_additions(base: Any, ours: Any, theirs: Any) -> Additions | None:
     """Return what `theirs` adds to a list or a dict; None if that cannot be combined with the changes of `ours`.
 
     Args:
@@ -203,21 +205,23 @@ def extra(base: Any, ours: Any, theirs: Any) -> Extra | None:
         theirs: The value on the other branch.
 
     Example:
-        >>> extra([1], [1, 2], [1, 3])
-        Extra(begin=1, keys=None)
-        >>> extra({"a": 1}, {"a": 2}, {"a": 1, "b": 1}), extra({"a": 1}, {"a": 2}, {"a": 3})
-        (Extra(begin=0, keys=('b',)), None)
+        >>> find_additions([1], [1, 2], [1, 3])
+        Additions(begin=1, keys=None)
+        >>> find_additions({"a": 1}, {"a": 2}, {"a": 1, "b": 1}), find_additions({"a": 1}, {"a": 2}, {"a": 3})
+        (Additions(begin=0, keys=('b',)), None)
     """
     if isinstance(ours, list) and isinstance(theirs, list) and isinstance(base, list | None):
         begin = len(base or ())
-        same = all(to_json(side[:begin]) == to_json(base or []) for side in (ours, theirs))
-        return Extra(begin=begin) if same else None
+        is_prefix = all(to_json(side[:begin]) == to_json(base or []) for side in (ours, theirs))
+        return Additions(begin=begin) if is_prefix else None
     if not (isinstance(ours, dict) and isinstance(theirs, dict) and isinstance(base, dict | None)):
         return None
-    before, here, there = ({key: to_json(item) for key, item in (side or {}).items()} for side in (base, ours, theirs))
-    new = [key for key, item in there.items() if item not in (before.get(key), here.get(key))]
-    both = any(here.get(key) != before.get(key) for key in new)
-    return None if both or not there.keys() >= before.keys() else Extra(keys=tuple(new))
+    base_items, our_items, their_items = (
+        {key: to_json(item) for key, item in (side or {}).items()} for side in (base, ours, theirs)
+    )
+    new_keys = [key for key, item in their_items.items() if item not in (base_items.get(key), our_items.get(key))]
+    has_clash = any(our_items.get(key) != base_items.get(key) for key in new_keys)
+    return None if has_clash or not their_items.keys() >= base_items.keys() else Additions(keys=tuple(new_keys))
 
 
 def drop_incomplete_batches(messages: Sequence[Mapping[str, Any]]) -> tuple[list[int], dict[int, str]]:
@@ -235,51 +239,51 @@ def drop_incomplete_batches(messages: Sequence[Mapping[str, Any]]) -> tuple[list
         ([0, 1], {2: 'one of its tool calls has no result'})
     """
     kept: list[int] = []
-    left: dict[int, str] = {}
-    place = 0
-    while place < len(messages):
-        batch, complete = _batch(messages, place)
-        if complete:
+    reasons: dict[int, str] = {}
+    position = 0
+    while position < len(messages):
+        batch, is_complete = _find_batch(messages, position)
+        if is_complete:
             kept += batch
-        elif messages[place].get("role") == "tool":
-            left[place] = "the call that it answers is not included"
+        elif messages[position].get("role") == "tool":
+            reasons[position] = "the call that it answers is not included"
         else:
-            left.update(
-                (n, "one of its tool calls has no result" if n == place else "another call beside it has no result")
+            reasons.update(
+                (n, "one of its tool calls has no result" if n == position else "another call beside it has no result")
                 for n in batch
             )
-        place = batch[-1] + 1
-    return kept, left
+        position = batch[-1] + 1
+    return kept, reasons
 
 
-def _batch(messages: Sequence[Mapping[str, Any]], place: int) -> tuple[list[int], bool]:
+def _find_batch(messages: Sequence[Mapping[str, Any]], position: int) -> tuple[list[int], bool]:
     """Return the positions of a message and of the results of its tool calls, and whether every result is there."""
-    if messages[place].get("role") == "tool":
-        return [place], False
-    waiting = {call.get("id") for call in messages[place].get("tool_calls") or ()}
-    batch = [place]
-    while waiting and batch[-1] + 1 < len(messages):
+    if messages[position].get("role") == "tool":
+        return [position], False
+    open_call_ids = {call.get("id") for call in messages[position].get("tool_calls") or ()}
+    batch = [position]
+    while open_call_ids and batch[-1] + 1 < len(messages):
         answer = messages[batch[-1] + 1]
-        if answer.get("role") != "tool" or answer.get("tool_call_id") not in waiting:
+        if answer.get("role") != "tool" or answer.get("tool_call_id") not in open_call_ids:
             break
-        waiting.discard(answer.get("tool_call_id"))
+        open_call_ids.discard(answer.get("tool_call_id"))
         batch.append(batch[-1] + 1)
-    return batch, not waiting
+    return batch, not open_call_ids
 
 
-def batch_of(messages: Sequence[Mapping[str, Any]], places: Sequence[int]) -> list[int]:
+def expand_to_batches(messages: Sequence[Mapping[str, Any]], positions: Sequence[int]) -> list[int]:
     """Extend a selection of messages to whole batches: an AI message and the results of all its tool calls.
 
     Args:
         messages: Shown messages, in order.
-        places: The positions of the selected messages.
+        positions: The positions of the selected messages.
     """
-    wanted, found, place = set(places), list[int](), 0
-    while place < len(messages):
-        batch, _ = _batch(messages, place)
-        found += batch if wanted.intersection(batch) else ()
-        place = batch[-1] + 1
-    return found
+    selected, expanded, position = set(positions), list[int](), 0
+    while position < len(messages):
+        batch, _ = _find_batch(messages, position)
+        expanded += batch if selected.intersection(batch) else ()
+        position = batch[-1] + 1
+    return expanded
 
 
 # -- resolution of conflicts
@@ -292,19 +296,19 @@ In a mapping, `*` applies to all other keys.
 """
 
 
-def choice(resolve: Resolve, key: str) -> Choice | None:
+def find_choice(resolve: Resolve, key: str) -> Choice | None:
     """Return the resolution that was given for a key; None if there is none.
 
     Raises:
         InvalidInput: The resolution is neither `ours`, nor `theirs`, nor a function.
 
     Example:
-        >>> choice({"note": "ours"}, "note"), choice({"note": "ours"}, "cart"), choice("theirs", "cart")
+        >>> find_choice({"note": "ours"}, "note"), find_choice({"note": "ours"}, "cart"), find_choice("theirs", "cart")
         ('ours', None, 'theirs')
     """
-    said = resolve.get(key, resolve.get("*")) if isinstance(resolve, Mapping) else resolve
-    if said is None or said in (OURS, THEIRS) or callable(said):
-        return said
+    resolution = resolve.get(key, resolve.get("*")) if isinstance(resolve, Mapping) else resolve
+    if resolution is None or resolution in (OURS, THEIRS) or callable(resolution):
+        return resolution
     raise InvalidInput(
-        f"resolve must be 'ours', 'theirs', a function, or a mapping from keys to any of these, not {said!r}."
+        f"resolve must be 'ours', 'theirs', a function, or a mapping from keys to any of these, not {resolution!r}."
     )

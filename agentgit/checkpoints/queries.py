@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
 from agentgit.checkpoints.search_words import Snippet
 from agentgit.errors import InvalidInput
@@ -14,10 +14,10 @@ from agentgit.values import PrintableDrawing, TableList
 
 T = TypeVar("T")
 
-PAGE = 50
+DEFAULT_PAGE_SIZE = 50
 """The default number of items on a page."""
 
-LARGEST_PAGE = 1_000
+MAX_PAGE_SIZE = 1_000
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _CURSOR = re.compile(r"(\d{1,18})-(\d{1,16})", re.ASCII)
@@ -49,9 +49,9 @@ class Filter:
 
     def __post_init__(self) -> None:
         for field in ("since", "until"):
-            when = getattr(self, field)
-            if when is not None and (not isinstance(when, datetime) or when.tzinfo is None):
-                raise InvalidInput(f"{field} must be a datetime with a time zone, not {when!r}.")
+            time = getattr(self, field)
+            if time is not None and (not isinstance(time, datetime) or time.tzinfo is None):
+                raise InvalidInput(f"{field} must be a datetime with a time zone, not {time!r}.")
         for field in ("name", "tag"):
             if not isinstance(getattr(self, field), str | None):
                 raise InvalidInput(f"{field} must be a string, not {getattr(self, field)!r}.")
@@ -89,23 +89,25 @@ class TimeCursor(NamedTuple):
         return f"{(self.at - _EPOCH) // _MICROSECOND}-{self.id}"
 
 
-TOP = TimeCursor(datetime.max.replace(tzinfo=UTC), 2**53)
+FIRST_TIME_CURSOR = TimeCursor(datetime.max.replace(tzinfo=UTC), 2**53)
 """The position before the first item of a list that starts with the newest."""
 
 
-def mark(cursor: object) -> TimeCursor:
+def parse_time_cursor(cursor: object) -> TimeCursor:
     """Parse a cursor that a page returned as `next`; None is the beginning.
 
     Raises:
         InvalidInput: It is not such a cursor.
     """
     if cursor is None:
-        return TOP
+        return FIRST_TIME_CURSOR
     match = _CURSOR.fullmatch(cursor) if isinstance(cursor, str) else None
+    if match is None:
+        _raise_bad_cursor(cursor)
     try:
-        return TimeCursor(_EPOCH + int(match[1]) * _MICROSECOND, min(int(match[2]), TOP.id)) if match else _bad(cursor)
+        return TimeCursor(_EPOCH + int(match[1]) * _MICROSECOND, min(int(match[2]), FIRST_TIME_CURSOR.id))
     except OverflowError:
-        return _bad(cursor)
+        _raise_bad_cursor(cursor)
 
 
 class HitCursor(NamedTuple):
@@ -125,34 +127,36 @@ class HitCursor(NamedTuple):
         return f"{'n' if self.named else ''}{self.id}"
 
 
-FIRST = HitCursor(True, TOP.id)
+FIRST_HIT_CURSOR = HitCursor(True, FIRST_TIME_CURSOR.id)
 """The position before the first search hit."""
 
 
-def rank(cursor: object) -> HitCursor:
+def parse_hit_cursor(cursor: object) -> HitCursor:
     """Parse a cursor that a page of hits returned as `next`; None is the beginning.
 
     Raises:
         InvalidInput: It is not such a cursor.
     """
     if cursor is None:
-        return FIRST
+        return FIRST_HIT_CURSOR
     match = re.fullmatch(r"(n?)(\d{1,16})", cursor, re.ASCII) if isinstance(cursor, str) else None
-    return HitCursor(bool(match[1]), min(int(match[2]), TOP.id)) if match else HitCursor(False, _bad(cursor).id)
+    if match is None:
+        _raise_bad_cursor(cursor)
+    return HitCursor(bool(match[1]), min(int(match[2]), FIRST_TIME_CURSOR.id))
 
 
-def _bad(cursor: object) -> TimeCursor:
+def _raise_bad_cursor(cursor: object) -> NoReturn:
     raise InvalidInput(f"after={cursor!r} is not a cursor; give the `next` of a page of the same list, or None.")
 
 
-def page_size(limit: object) -> int:
+def require_page_size(limit: object) -> int:
     """Check the length of a page and return it.
 
     Raises:
-        InvalidInput: It is not a whole number from 1 to `LARGEST_PAGE`.
+        InvalidInput: It is not a whole number from 1 to `MAX_PAGE_SIZE`.
     """
-    if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= LARGEST_PAGE:
-        raise InvalidInput(f"limit must be 1 to {LARGEST_PAGE:,}, not {limit!r}.")
+    if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MAX_PAGE_SIZE:
+        raise InvalidInput(f"limit must be 1 to {MAX_PAGE_SIZE:,}, not {limit!r}.")
     return limit
 
 
@@ -259,7 +263,7 @@ class Hits(Page[Hit], PrintableDrawing):
         }
 
 
-class Text(NamedTuple):
+class SearchableText(NamedTuple):
     """A searchable text and where it comes from."""
 
     text: str
@@ -267,13 +271,13 @@ class Text(NamedTuple):
     name: str | None = None
     id: str | int | None = None
 
-    def hit(self, kind: str, snippet: Snippet, reference: str, checkpoint_id: int, made: datetime) -> Hit:
+    def to_hit(self, kind: str, snippet: Snippet, reference: str, checkpoint_id: int, created_at: datetime) -> Hit:
         """Create the hit for a match in this text."""
         return Hit(
             kind=kind,
             reference=reference,
             checkpoint_id=checkpoint_id,
-            created_at=made,
+            created_at=created_at,
             role=self.role,
             name=self.name,
             id=self.id,
@@ -282,15 +286,15 @@ class Text(NamedTuple):
         )
 
 
-def plain(value: Any) -> str:
+def format_words(value: Any) -> str:
     """Format JSON-like data as words: keys and values without the punctuation of JSON.
 
     Example:
-        >>> plain({"item": "chair", "sizes": [1, None]})
+        >>> format_words({"item": "chair", "sizes": [1, None]})
         'item=chair, sizes=1'
     """
     if isinstance(value, dict):
-        return ", ".join(f"{key}={plain(item)}" for key, item in value.items())
+        return ", ".join(f"{key}={format_words(item)}" for key, item in value.items())
     if isinstance(value, list | tuple):
-        return " ".join(filter(None, map(plain, value)))
+        return " ".join(filter(None, map(format_words, value)))
     return "" if value is None else str(value)

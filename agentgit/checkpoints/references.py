@@ -12,10 +12,10 @@ from agentgit.errors import InvalidInput
 
 HEAD = "HEAD"
 
-MESSAGE = "message:"
+MESSAGE_PREFIX = "message:"
 """The prefix of a reference to the checkpoint before a user's message; the id of the message follows."""
 
-_FORM = re.compile(r"(?P<base>.+?)(?:#(?P<number>\d{1,9})|~(?P<back>\d{0,9}))?", re.DOTALL)
+_REFERENCE_PATTERN = re.compile(r"(?P<base>.+?)(?:#(?P<number>\d{1,9})|~(?P<back>\d{0,9}))?", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def parse(text: str) -> Reference:
         >>> parse("main#7").number, parse("HEAD~2").back, parse("HEAD~").back
         (7, 2, 1)
     """
-    match = _FORM.fullmatch(text)
+    match = _REFERENCE_PATTERN.fullmatch(text)
     if match is None:
         raise InvalidInput("The reference is empty; give a name, an id, or a place like main#7 or HEAD~1.")
     number, back = match["number"], match["back"]
@@ -62,39 +62,39 @@ def parse(text: str) -> Reference:
     )
 
 
-def branch_name(text: str) -> str:
-    """Check the name of a branch and return it; see `place_name`.
+def require_branch_name(text: str) -> str:
+    """Check the name of a branch and return it; see `require_name`.
 
     Example:
-        >>> branch_name("rather a sofa")
+        >>> require_branch_name("rather a sofa")
         'rather a sofa'
     """
-    return place_name(text, "branch")
+    return require_name(text, "branch")
 
 
-def place_name(text: str, what: str) -> str:
+def require_name(text: str, kind: str) -> str:
     """Check the name of a branch or a tag and return it; a valid name makes every reference to it parsable.
 
     Args:
         text: The name.
-        what: The kind of thing that it names, for the error message.
+        kind: The kind of thing that it names, for the error message.
 
     Raises:
         InvalidInput: It is empty, a number, `HEAD` or too long, starts with `message:`, or contains `#`, `~`, `@` or a
             control character.
     """
     if not isinstance(text, str):
-        raise InvalidInput(f"The name of a {what} must be a string, not {text!r}.")
+        raise InvalidInput(f"The name of a {kind} must be a string, not {text!r}.")
     if (
         not text.strip()
         or text.isdigit()
         or text == HEAD
-        or text.startswith(MESSAGE)
+        or text.startswith(MESSAGE_PREFIX)
         or len(text) > 200
         or re.search(r"[#~@\x00-\x1f\x7f]", text)
     ):
         raise InvalidInput(
-            f"A {what} cannot be called {text!r}: a name has 1 to 200 characters, is not a number or HEAD, has no # ~ "
+            f"A {kind} cannot be called {text!r}: a name has 1 to 200 characters, is not a number or HEAD, has no # ~ "
             "@ or control characters, and does not start with message:."
         )
     return text
@@ -107,20 +107,22 @@ def similar_names(text: str, names: Iterable[str]) -> tuple[str, ...]:
         >>> similar_names("before paymnt", ["before payment", "start"])
         ('before payment',)
     """
-    by_fold = {name.casefold(): name for name in names}
-    return tuple(by_fold[found] for found in difflib.get_close_matches(text.casefold(), by_fold, n=5, cutoff=0.5))
+    by_folded_name = {name.casefold(): name for name in names}
+    return tuple(
+        by_folded_name[match] for match in difflib.get_close_matches(text.casefold(), by_folded_name, n=5, cutoff=0.5)
+    )
 
 
-def free_name(base: str, taken: Container[str]) -> str:
+def free_name(base: str, used_names: Container[str]) -> str:
     """Return a name, or the first of `base-2`, `base-3`, ... if it is taken.
 
     Args:
         base: The preferred name; before a number is added, it is cut to 180 characters.
-        taken: The names that are in use.
+        used_names: The names that are in use.
 
     Example:
         >>> free_name("demo", set()), free_name("demo", {"demo", "demo-2"})
         ('demo', 'demo-3')
     """
     numbered = (f"{base[:180]}-{n}" for n in itertools.count(2))
-    return next(name for name in itertools.chain([base], numbered) if name not in taken)
+    return next(name for name in itertools.chain([base], numbered) if name not in used_names)

@@ -1,4 +1,4 @@
-"""Retention: which checkpoints of a session are removed, and why each of the others stays. Pure; rows B4 and P7."""
+"""Retention: which checkpoints of a session are removed, and why each of the others stays."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, Self
 
 from agentgit.errors import InvalidInput
 
-MOST = 2**31 - 1
+MAX_LIMIT = 2**31 - 1
 """The greatest value of a limit, other than one in bytes."""
 
-MOST_BYTES = 2**63 - 1
+MAX_LIMIT_BYTES = 2**63 - 1
 
 Measure = Callable[[Collection[int]], int]
 """A function that returns the size in bytes that a session's own data would have without these checkpoints."""
@@ -55,11 +55,11 @@ class Retention:
             value = getattr(self, name)
             if value is None and name != "keep_last":
                 continue
-            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST:
-                raise InvalidInput(f"{name} must be a number of checkpoints from 1 to {MOST}, not {value!r}.")
-        most = self.max_bytes
-        if most is not None and (type(most) is not int or not 1 <= most <= MOST_BYTES):
-            raise InvalidInput(f"max_bytes must be a number from 1 to {MOST_BYTES}, not {most!r}.")
+            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_LIMIT:
+                raise InvalidInput(f"{name} must be a number of checkpoints from 1 to {MAX_LIMIT}, not {value!r}.")
+        max_bytes = self.max_bytes
+        if max_bytes is not None and (type(max_bytes) is not int or not 1 <= max_bytes <= MAX_LIMIT_BYTES):
+            raise InvalidInput(f"max_bytes must be a number from 1 to {MAX_LIMIT_BYTES}, not {max_bytes!r}.")
         if self.max_age is not None and not (isinstance(self.max_age, timedelta) and self.max_age > timedelta(0)):
             raise InvalidInput(f"max_age must be a timedelta above zero, not {self.max_age!r}.")
 
@@ -83,16 +83,18 @@ class Retention:
             raise InvalidInput(f"max_age must be a number of seconds, not {age!r}.") from error
 
     def __str__(self) -> str:
-        said = []
+        rules = []
         if self.compress_after is not None:
-            said.append(f"over {self.compress_after}, the first, the last {self.keep_last} and the newest of each name")
+            rules.append(
+                f"over {self.compress_after}, the first, the last {self.keep_last} and the newest of each name"
+            )
         if self.max_checkpoints is not None:
-            said.append(f"at most {self.max_checkpoints}")
+            rules.append(f"at most {self.max_checkpoints}")
         if self.max_age is not None:
-            said.append(f"none older than {self.max_age} but the first and the last {self.keep_last}")
+            rules.append(f"none older than {self.max_age} but the first and the last {self.keep_last}")
         if self.max_bytes is not None:
-            said.append(f"at most {self.max_bytes:,} bytes")
-        return "; ".join(said) or "everything"
+            rules.append(f"at most {self.max_bytes:,} bytes")
+        return "; ".join(rules) or "everything"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,18 +156,18 @@ class RetentionResult:
     @property
     def is_within(self) -> bool:
         """True if the byte limit is met or there is none; otherwise what is left is needed or among the newest."""
-        most = self.retention.max_bytes if self.retention is not None else None
-        return most is None or self.bytes_after is None or self.bytes_after <= most
+        max_bytes = self.retention.max_bytes if self.retention is not None else None
+        return max_bytes is None or self.bytes_after is None or self.bytes_after <= max_bytes
 
     @property
     def gone(self) -> list[RetentionVerdict]:
         """The checkpoints that were removed, or would be, oldest first."""
-        return [one for one in self.verdicts if one.is_removed]
+        return [verdict for verdict in self.verdicts if verdict.is_removed]
 
     @property
     def kept(self) -> list[RetentionVerdict]:
         """The checkpoints that stay, oldest first."""
-        return [one for one in self.verdicts if not one.is_removed]
+        return [verdict for verdict in self.verdicts if not verdict.is_removed]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON-like data."""
@@ -176,12 +178,12 @@ class RetentionResult:
             "bytes_before": self.bytes_before,
             "bytes_after": self.bytes_after,
             "is_within": self.is_within,
-            "gone": [_told(one) for one in self.gone],
-            "kept": [_told(one) for one in self.kept],
+            "gone": [_verdict_to_dict(verdict) for verdict in self.gone],
+            "kept": [_verdict_to_dict(verdict) for verdict in self.kept],
         }
 
 
-def _told(verdict: RetentionVerdict) -> dict[str, Any]:
+def _verdict_to_dict(verdict: RetentionVerdict) -> dict[str, Any]:
     point = verdict.point
     return {"id": point.id, "reference": point.reference, "name": point.name, "why": verdict.why}
 
@@ -207,26 +209,30 @@ def judge(
         [0, 3, 4]
     """
     ordered = sorted(points, key=lambda point: point.id)
-    keeps = _kept_by_rule(ordered, retention)
-    goes: dict[int, str] = {}
+    keep_reasons = _keep_reasons(ordered, retention)
+    removal_reasons: dict[int, str] = {}
     if retention.compress_after is not None and len(ordered) > retention.compress_after:
-        why = f"there are more than {retention.compress_after}"
-        goes.update((point.id, why) for point in ordered if not point.needed and point.id not in keeps)
+        reason = f"there are more than {retention.compress_after}"
+        removal_reasons.update(
+            (point.id, reason) for point in ordered if not point.needed and point.id not in keep_reasons
+        )
     if retention.max_age is not None:
-        spared = {id for id, why in keeps.items() if why != _NAMED}
-        old = (point for point in ordered if now - point.created_at > retention.max_age)
-        why = f"it is older than {retention.max_age}"
-        goes.update((point.id, why) for point in old if not point.needed and point.id not in spared)
+        protected_ids = {id for id, reason in keep_reasons.items() if reason != _NAMED}
+        expired = (point for point in ordered if now - point.created_at > retention.max_age)
+        reason = f"it is older than {retention.max_age}"
+        removal_reasons.update(
+            (point.id, reason) for point in expired if not point.needed and point.id not in protected_ids
+        )
     if retention.max_checkpoints is not None:
-        goes.update(_over(ordered, retention.max_checkpoints, keeps, goes))
+        removal_reasons.update(_choose_by_count(ordered, retention.max_checkpoints, keep_reasons, removal_reasons))
     if retention.max_bytes is not None and measure is not None:
-        goes.update(_too_large(ordered, retention.max_bytes, keeps, goes, measure))
-    within = "it is within the limits"
+        removal_reasons.update(_choose_by_size(ordered, retention.max_bytes, keep_reasons, removal_reasons, measure))
+    default_reason = "it is within the limits"
     return [
         RetentionVerdict(
             point=point,
-            is_removed=point.id in goes,
-            why=goes.get(point.id) or point.needed or keeps.get(point.id, within),
+            is_removed=point.id in removal_reasons,
+            why=removal_reasons.get(point.id) or point.needed or keep_reasons.get(point.id, default_reason),
         )
         for point in ordered
     ]
@@ -235,44 +241,58 @@ def judge(
 _FIRST, _LAST, _NAMED = "it is the first", "it is one of the newest", "it is the newest with its name"
 
 
-def _kept_by_rule(ordered: Sequence[KeptPoint], retention: Retention) -> dict[int, str]:
+def _keep_reasons(ordered: Sequence[KeptPoint], retention: Retention) -> dict[int, str]:
     """Return the checkpoints that compression keeps, each with the reason."""
-    keeps = {point.id: _NAMED for point in {point.name: point for point in ordered if point.name is not None}.values()}
-    keeps.update((point.id, _FIRST) for point in ordered[:1])
-    last = min(retention.keep_last, retention.max_checkpoints or retention.keep_last)
-    keeps.update((point.id, _LAST) for point in ordered[-last:])
-    return keeps
+    reasons = {
+        point.id: _NAMED for point in {point.name: point for point in ordered if point.name is not None}.values()
+    }
+    reasons.update((point.id, _FIRST) for point in ordered[:1])
+    last_count = min(retention.keep_last, retention.max_checkpoints or retention.keep_last)
+    reasons.update((point.id, _LAST) for point in ordered[-last_count:])
+    return reasons
 
 
-def _over(ordered: Sequence[KeptPoint], most: int, keeps: Mapping[int, str], goes: Mapping[int, str]) -> dict[int, str]:
+def _choose_by_count(
+    ordered: Sequence[KeptPoint], limit: int, keep_reasons: Mapping[int, str], removal_reasons: Mapping[int, str]
+) -> dict[int, str]:
     """Choose what to remove if there are too many: automatic checkpoints, then named ones, and the first one last."""
-    too_many = sum(point.id not in goes for point in ordered) - most
-    free = _free(ordered, keeps, goes)
-    return {point.id: f"there are more than {most}" for point in free[: max(0, too_many)]}
+    excess = sum(point.id not in removal_reasons for point in ordered) - limit
+    removable = _removable_checkpoints(ordered, keep_reasons, removal_reasons)
+    return {point.id: f"there are more than {limit}" for point in removable[: max(0, excess)]}
 
 
-def _too_large(
-    ordered: Sequence[KeptPoint], most: int, keeps: Mapping[int, str], goes: Mapping[int, str], measure: Measure
+def _choose_by_size(
+    ordered: Sequence[KeptPoint],
+    limit: int,
+    keep_reasons: Mapping[int, str],
+    removal_reasons: Mapping[int, str],
+    measure: Measure,
 ) -> dict[int, str]:
     """Choose what to remove if the session is too large: as few as needed, or everything removable if not enough."""
-    free = _free(ordered, keeps, goes)
+    removable = _removable_checkpoints(ordered, keep_reasons, removal_reasons)
 
     def is_enough(n: int) -> bool:
-        return measure([*goes, *(point.id for point in free[:n])]) <= most
+        return measure([*removal_reasons, *(point.id for point in removable[:n])]) <= limit
 
     if is_enough(0):
         return {}
-    too_few, enough = 0, len(free)
+    too_few, enough = 0, len(removable)
     while enough - too_few > 1:
         middle = (too_few + enough) // 2
         if is_enough(middle):
             enough = middle
         else:
             too_few = middle
-    return {point.id: f"the session takes more than {most:,} bytes" for point in free[:enough]}
+    return {point.id: f"the session takes more than {limit:,} bytes" for point in removable[:enough]}
 
 
-def _free(ordered: Sequence[KeptPoint], keeps: Mapping[int, str], goes: Mapping[int, str]) -> list[KeptPoint]:
+def _removable_checkpoints(
+    ordered: Sequence[KeptPoint], keep_reasons: Mapping[int, str], removal_reasons: Mapping[int, str]
+) -> list[KeptPoint]:
     """List the other checkpoints that may be removed, in the order of removal."""
-    free = [point for point in ordered if point.id not in goes and not point.needed and keeps.get(point.id) != _LAST]
-    return sorted(free, key=lambda point: (keeps.get(point.id) == _FIRST, not point.is_auto, point.id))
+    removable = [
+        point
+        for point in ordered
+        if point.id not in removal_reasons and not point.needed and keep_reasons.get(point.id) != _LAST
+    ]
+    return sorted(removable, key=lambda point: (keep_reasons.get(point.id) == _FIRST, not point.is_auto, point.id))

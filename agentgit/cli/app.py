@@ -33,7 +33,7 @@ from agentgit.cli.options import (
     AsJson,
     DatabaseOption,
     GlobalOptions,
-    Grouped,
+    GroupedCommands,
     Limit,
     OfBranch,
     Session,
@@ -54,7 +54,7 @@ from agentgit.sessions.operation import DONE
 
 app = typer.Typer(
     name="agentgit",
-    cls=Grouped,
+    cls=GroupedCommands,
     help="Git for LangGraph sessions: look at what was recorded, roll back, and undo what the tools did.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -115,23 +115,25 @@ def demo(
     """Run a demo of rollbacks in a small shop, without an API key or network."""
     from agentgit.demo import run_story
 
-    said: list[str] = []
+    story_lines: list[str] = []
     with repository(db, create=True) as repo:
-        run_story(repo, shop, said.append if as_json else output.say, database=address(db))
+        run_story(repo, shop, story_lines.append if as_json else output.say, database=address(db))
     if as_json:
-        output.emit(True, lambda: {"database": address(db), "shop": shop, "said": said}, lambda _: [])
+        output.emit(True, lambda: {"database": address(db), "shop": shop, "said": story_lines}, lambda _: [])
 
 
 @app.command()
 def sessions(db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """List the sessions, most recently updated first."""
     with repository(db) as repo:
-        found = repo.sessions()
-        nothing = [(Span("no sessions yet; wrap a graph with repo.wrap(graph, session=...), or run `agentgit demo`"),)]
+        all_sessions = repo.sessions()
+        placeholder = [
+            (Span("no sessions yet; wrap a graph with repo.wrap(graph, session=...), or run `agentgit demo`"),)
+        ]
         output.emit(
             as_json,
-            lambda: [records.of_session(session) for session in found],
-            lambda width: session_lines(found, width=width, zone=None) or nothing,
+            lambda: [records.of_session(session) for session in all_sessions],
+            lambda width: session_lines(all_sessions, width=width, zone=None) or placeholder,
         )
 
 
@@ -139,19 +141,19 @@ def sessions(db: DatabaseOption = None, as_json: AsJson = False) -> None:
 def status(session: OfBranch = None, db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """Show a session's branch, head and unfinished operations."""
     with repository(db) as repo:
-        found, named = references.parse_session(repo, session)
-        branch = found.branch(named)
-        head = found.get_checkpoint("HEAD", branch=branch) if branch.checkpoint_count else None
-        stopped = [operation for operation in found.operations() if operation.status != DONE]
+        handle, branch_name = references.parse_session(repo, session)
+        branch = handle.branch(branch_name)
+        head = handle.get_checkpoint("HEAD", branch=branch) if branch.checkpoint_count else None
+        unfinished = [operation for operation in handle.operations() if operation.status != DONE]
         output.emit(
             as_json,
             lambda: {
-                "session": records.of_session(found.info),
+                "session": records.of_session(handle.info),
                 "branch": records.of_branch(branch),
                 "head": records.of_checkpoint(head) if head is not None else None,
-                "stopped": [records.of_operation(operation) for operation in stopped],
+                "stopped": [records.of_operation(operation) for operation in unfinished],
             },
-            lambda _: [*standing.status_lines(found.info, branch, head), *map(standing.unfinished_line, stopped)],
+            lambda _: [*standing.status_lines(handle.info, branch, head), *map(standing.unfinished_line, unfinished)],
         )
 
 
@@ -159,11 +161,11 @@ def status(session: OfBranch = None, db: DatabaseOption = None, as_json: AsJson 
 def branches(session: Session = None, db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """List the branches of a session; * marks the current one."""
     with repository(db) as repo:
-        found = repo.session(session).branches()
+        all_branches = repo.session(session).branches()
         output.emit(
             as_json,
-            lambda: [records.of_branch(branch) for branch in found],
-            lambda width: branch_lines(found, repo.session(session).tree(), width=width, zone=None),
+            lambda: [records.of_branch(branch) for branch in all_branches],
+            lambda width: branch_lines(all_branches, repo.session(session).tree(), width=width, zone=None),
         )
 
 
@@ -177,11 +179,11 @@ def tree(
 ) -> None:
     """Draw the branches of a session as a tree."""
     with repository(db) as repo:
-        found = repo.session(session).tree()
+        session_tree = repo.session(session).tree()
         output.emit(
             as_json,
-            lambda: records.of_tree(found),
-            lambda width: trees.lines(found, width=width, every=every, times=times, zone=None),
+            lambda: records.of_tree(session_tree),
+            lambda width: trees.lines(session_tree, width=width, every=every, times=times, zone=None),
         )
 
 
@@ -189,8 +191,8 @@ def tree(
 def track(session: OfBranch = None, limit: Limit = None, db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """List the tool calls of a branch, oldest first, with their effects and statuses."""
     with repository(db) as repo:
-        found, branch = references.parse_session(repo, session)
-        invocations = found.tool_track(branch=branch)[-(limit or 0) :]
+        handle, branch = references.parse_session(repo, session)
+        invocations = handle.tool_track(branch=branch)[-(limit or 0) :]
         output.emit(
             as_json,
             lambda: [call.to_dict() for call in invocations],
@@ -221,8 +223,8 @@ def show(
 ) -> None:
     """Show a checkpoint: its state, messages and tool calls."""
     with repository(db) as repo:
-        found = references.checkpoint(repo, first, second)
-        output.emit(as_json, found.to_dict, lambda width: shows.lines(found, width=width, zone=None))
+        checkpoint = references.checkpoint(repo, first, second)
+        output.emit(as_json, checkpoint.to_dict, lambda width: shows.lines(checkpoint, width=width, zone=None))
 
 
 app.command(cls=usage("[SESSION]", "A", "B"))(history.diff)

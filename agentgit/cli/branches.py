@@ -21,7 +21,7 @@ from agentgit.cli.options import (
     repository,
     usage,
 )
-from agentgit.cli.rollback import Force, OnError, confirm_plan, show_plan_on_error, switch, write
+from agentgit.cli.rollback import Force, OnError, confirm_plan, print_rollback, show_plan_on_error, switch
 from agentgit.errors import AgentGitError, InvalidInput
 from agentgit.render import records
 from agentgit.render.text import clean
@@ -77,22 +77,24 @@ def create(
     """Create a checkpoint with a name at the head of a branch."""
     with repository(db) as repo:
         session, branch, name = references.parse_required(repo, words)
-        made = session.checkpoint(name, branch=branch, description=description, files=not keep_files)
+        checkpoint = session.checkpoint(name, branch=branch, description=description, files=not keep_files)
         output.emit(
-            as_json, lambda: records.of_checkpoint(made), lambda width: logs.lines([made], width=width, zone=None)
+            as_json,
+            lambda: records.of_checkpoint(checkpoint),
+            lambda width: logs.lines([checkpoint], width=width, zone=None),
         )
 
 
 def delete(target: Target, yes: Yes = False, db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """Delete a checkpoint that nothing needs; the conversation and the tool track stay."""
     with repository(db) as repo:
-        session, branch, place = references.parse_required(repo, target)
-        found = session.get_checkpoint(place, branch=branch)
-        reference = found.metadata["reference"]
+        session, branch, ref = references.parse_required(repo, target)
+        checkpoint = session.get_checkpoint(ref, branch=branch)
+        reference = checkpoint.metadata["reference"]
         if not yes:
             output.confirm(f"Delete {reference}?", as_json)
-        gone = session.delete_checkpoint(found)
-        output.line(as_json, lambda: records.of_checkpoint(gone), f"{reference} is deleted")
+        deleted = session.delete_checkpoint(checkpoint)
+        output.line(as_json, lambda: records.of_checkpoint(deleted), f"{reference} is deleted")
 
 
 def cleanup(
@@ -105,20 +107,20 @@ def cleanup(
 ) -> None:
     """Delete older automatic checkpoints of a branch, if nothing needs them."""
     with repository(db) as repo:
-        found, branch = references.parse_session(repo, session)
-        _count(as_json, found.cleanup_auto_checkpoints(branch=branch, keep=keep))
+        handle, branch = references.parse_session(repo, session)
+        _print_deleted_count(as_json, handle.cleanup_auto_checkpoints(branch=branch, keep=keep))
 
 
 def clear(session: OfBranch = None, yes: Yes = False, db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """Delete all checkpoints of a session or branch that nothing needs, named ones included."""
     with repository(db) as repo:
-        found, branch = references.parse_session(repo, session)
+        handle, branch = references.parse_session(repo, session)
         if not yes:
-            output.confirm(f"Delete all checkpoints of {found.name} that nothing needs?", as_json)
-        _count(as_json, found.retention.clear(branch=branch))
+            output.confirm(f"Delete all checkpoints of {handle.name} that nothing needs?", as_json)
+        _print_deleted_count(as_json, handle.retention.clear(branch=branch))
 
 
-def _count(as_json: bool, count: int) -> None:
+def _print_deleted_count(as_json: bool, count: int) -> None:
     text = f"{count} checkpoint{'' if count == 1 else 's'} deleted"
     output.line(as_json, lambda: {"deleted": count}, text)
 
@@ -142,9 +144,9 @@ def fork(
 ) -> None:
     """Create a branch without touching the world; the session stays on its current branch."""
     with repository(db) as repo:
-        session, branch, place = references.parse_optional(repo, list(words or ()))
-        made = session.fork(place, branch=branch, name=name, files=not keep_files)
-        _show(session, session.branch(made.branch), as_json)
+        session, branch, ref = references.parse_optional(repo, list(words or ()))
+        report = session.fork(ref, branch=branch, name=name, files=not keep_files)
+        _print_branch(session, session.branch(report.branch), as_json)
 
 
 def rename(
@@ -158,14 +160,14 @@ def rename(
     with repository(db) as repo:
         session, branch, name = references.parse_required(repo, words)
         if branch is not None:
-            _show(session, session.rename_branch(branch, name), as_json)
+            _print_branch(session, session.rename_branch(branch, name), as_json)
             return
-        before, renamed = session.name, session.rename(name)
-        text = f"{clean(before)} is now called {clean(renamed.session_name)}"
+        old_name, renamed = session.name, session.rename(name)
+        text = f"{clean(old_name)} is now called {clean(renamed.session_name)}"
         output.line(as_json, lambda: records.of_session(renamed), text)
 
 
-def _show(session: Session, branch: InternalSession, as_json: bool) -> None:
+def _print_branch(session: Session, branch: InternalSession, as_json: bool) -> None:
     tree = session.tree()
     output.emit(
         as_json,
@@ -190,10 +192,10 @@ def undo(
 ) -> None:
     """Go back one turn or several, on a new branch: show the plan, ask, then reverse later effects."""
     with repository(db, trust=trust) as repo, show_plan_on_error(as_json):
-        found, branch = references.parse_session(repo, session)
+        handle, branch = references.parse_session(repo, session)
         if not yes:
-            confirm_plan(found.plan_undo(steps, branch=branch), "Undo?", as_json, force=force)
-        write(as_json, found.undo(steps, branch=branch, force=force))
+            confirm_plan(handle.plan_undo(steps, branch=branch), "Undo?", as_json, force=force)
+        print_rollback(as_json, handle.undo(steps, branch=branch, force=force))
 
 
 def redo(
@@ -206,10 +208,10 @@ def redo(
 ) -> None:
     """Take back the rollback that created a branch: run again what it reversed."""
     with repository(db, trust=trust) as repo, show_plan_on_error(as_json):
-        found, branch = references.parse_session(repo, session)
+        handle, branch = references.parse_session(repo, session)
         if not yes:
-            confirm_plan(found.plan_redo(branch=branch), "Redo?", as_json, force=force)
-        write(as_json, found.redo(branch=branch, force=force))
+            confirm_plan(handle.plan_redo(branch=branch), "Redo?", as_json, force=force)
+        print_rollback(as_json, handle.redo(branch=branch, force=force))
 
 
 # -- recovery and exploration
@@ -228,8 +230,8 @@ def recover(
 ) -> None:
     """Recover a branch whose process died on another machine."""
     with repository(db) as repo:
-        found, branch = references.parse_session(repo, session)
-        _show(found, found.recover(branch=branch, force=force), as_json)
+        handle, branch = references.parse_session(repo, session)
+        _print_branch(handle, handle.recover(branch=branch, force=force), as_json)
 
 
 DEFAULT_CHOICES = 2
@@ -272,19 +274,25 @@ def explore(
     as_json: AsJson = False,
 ) -> None:
     """Try alternatives, each on a branch of its own, and compare the results."""
-    said, ways = _steps_and_choices(step, choices, choice, steps)
+    planned_steps, planned_choices = _steps_and_choices(step, choices, choice, steps)
     import_from_here()
     with repository(db, create=True) as repo, show_plan_on_error(as_json):
-        agent = chat.wrapped(repo, graph, session, branch=branch, effects=effects, workspace=workspace)
+        agent = chat.wrap_graph(repo, graph, session, branch=branch, effects=effects, workspace=workspace)
         try:
-            found = agent.explore(
-                said, ways, score=_import_score(score) if score else None, parallel=parallel, name=name
+            exploration = agent.explore(
+                planned_steps,
+                planned_choices,
+                score=_import_score(score) if score else None,
+                parallel=parallel,
+                name=name,
             )
         except AgentGitError as error:
-            for told in getattr(error, "__notes__", ()):
-                output.note(told)  # says how to read the results so far
+            for error_note in getattr(error, "__notes__", ()):
+                output.print_notice(error_note)  # says how to read the results so far
             raise
-        output.emit(as_json, found.to_dict, lambda width: explorations.exploration_lines(found, width=width))
+        output.emit(
+            as_json, exploration.to_dict, lambda width: explorations.exploration_lines(exploration, width=width)
+        )
 
 
 def _steps_and_choices(
@@ -313,10 +321,10 @@ def _import_score(path: str) -> Callable[[ExploredBranch], float]:
     """
     from agentgit.agents import user_modules
 
-    judge: Callable[[ExploredBranch], float] = user_modules.value_in(path)
-    if not callable(judge):
+    score_function: Callable[[ExploredBranch], float] = user_modules.value_in(path)
+    if not callable(score_function):
         raise InvalidInput(f"{path} is not a function. Name a function that takes a leaf and returns a number.")
-    return judge
+    return score_function
 
 
 def promote(

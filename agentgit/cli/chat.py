@@ -57,13 +57,13 @@ def chat(
     """Talk with your graph; every turn is recorded, and /help lists the commands for going back."""
     import_from_here()
     with repository(db, create=True, trust=None) as repo:
-        agent = wrapped(repo, graph, session, branch=branch, effects=effects, workspace=workspace, template=template)
-        with Chat(repo, agent, slash_handlers.run_command, yes=yes) as talk:
-            failed = talk.run()
-    raise typer.Exit(failed)
+        agent = wrap_graph(repo, graph, session, branch=branch, effects=effects, workspace=workspace, template=template)
+        with Chat(repo, agent, slash_handlers.run_command, yes=yes) as chat_loop:
+            exit_code = chat_loop.run()
+    raise typer.Exit(exit_code)
 
 
-def wrapped(
+def wrap_graph(
     repo: Repository,
     graph: str,
     session: str | None,
@@ -86,18 +86,18 @@ def wrapped(
     """
     from agentgit.agents import user_modules
 
-    given: dict[str, Any] = {"workspace": workspace} if workspace is not None else {}
+    options: dict[str, Any] = {"workspace": workspace} if workspace is not None else {}
     return repo.wrap(
         user_modules.graph_in(graph),
-        _session(repo, session),
+        _session_name(repo, session),
         effects=user_modules.value_in(effects) if effects else None,
         branch=branch,
         template=template,
-        **given,
+        **options,
     )
 
 
-def _session(repo: Repository, ref: str | None) -> str:
+def _session_name(repo: Repository, ref: str | None) -> str:
     """Return the name of the session to continue or to create."""
     try:
         return repo.session(ref).reference

@@ -49,19 +49,19 @@ Completer = Callable[[str, str], list[str]]
 """A function that returns the completions of a word, from the line before it and the part that was typed."""
 
 
-def lines(prompt: Callable[[], str], offer: Completer) -> Iterator[str]:
+def lines(prompt: Callable[[], str], completer: Completer) -> Iterator[str]:
     """Yield lines until the end of the input. Ctrl-C at the prompt discards the line.
 
     Args:
         prompt: A function that returns the prompt, which is shown only at a terminal.
-        offer: The function that returns the completions for Tab.
+        completer: The function that returns the completions for Tab.
     """
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")  # an undecodable byte must not end the chat
     if not at_terminal():
         yield from (line.rstrip("\r\n") for line in iter(sys.stdin.readline, ""))
         return
-    with _history(offer):
+    with _line_history(completer):
         while True:
             try:
                 yield input(output.encodable(prompt(), sys.stdout))
@@ -80,7 +80,7 @@ def state_folder() -> Path:
 
 
 @contextmanager
-def _history(offer: Completer) -> Iterator[None]:
+def _line_history(completer: Completer) -> Iterator[None]:
     """Load and save the line history in a file that only its owner can read, and complete words with Tab."""
     try:
         import readline
@@ -88,29 +88,29 @@ def _history(offer: Completer) -> Iterator[None]:
         yield
         return
     path = state_folder() / "chat_history"
-    _with_history_file(path, lambda: _read(readline, path))
-    _complete(readline, offer)
+    _try_history_file(path, lambda: _load_history(readline, path))
+    _install_completer(readline, completer)
     try:
         yield
     finally:
         readline.set_completer(None)
-        _with_history_file(path, lambda: _write(readline, path))
+        _try_history_file(path, lambda: _save_history(readline, path))
 
 
-def _complete(readline: ModuleType, offer: Completer) -> None:
-    def nth(word: str, n: int) -> str | None:
+def _install_completer(readline: ModuleType, completer: Completer) -> None:
+    def nth_completion(word: str, n: int) -> str | None:
         """Return the n-th completion; readline calls this until it returns None."""
         try:
-            return [*offer(readline.get_line_buffer()[: readline.get_begidx()], word), None][n]
+            return [*completer(readline.get_line_buffer()[: readline.get_begidx()], word), None][n]
         except AgentGitError:  # a failed completion must not interrupt the prompt
             return None
 
-    readline.set_completer(nth)
+    readline.set_completer(nth_completion)
     readline.set_completer_delims(" \t\n")
     readline.parse_and_bind("tab: complete")
 
 
-def _read(readline: ModuleType, path: Path) -> None:
+def _load_history(readline: ModuleType, path: Path) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.touch()
     path.chmod(0o600)
@@ -118,20 +118,20 @@ def _read(readline: ModuleType, path: Path) -> None:
     readline.read_history_file(path)
 
 
-def _write(readline: ModuleType, path: Path) -> None:
-    before = os.umask(0o077)  # the file may be created again, and must stay private
+def _save_history(readline: ModuleType, path: Path) -> None:
+    old_umask = os.umask(0o077)  # the file may be created again, and must stay private
     try:
         readline.write_history_file(path)
     finally:
-        os.umask(before)
+        os.umask(old_umask)
 
 
-def _with_history_file(path: Path, do: Callable[[], None]) -> None:
+def _try_history_file(path: Path, operation: Callable[[], None]) -> None:
     """Run an operation on the history file; print a note if it fails."""
     try:
-        do()
+        operation()
     except OSError as error:
-        output.note(f"Cannot save the history of the chat in {path}: {error.strerror}.")
+        output.print_notice(f"Cannot save the history of the chat in {path}: {error.strerror}.")
 
 
 RunCommand: TypeAlias = "Callable[[Chat, SlashCommand], None]"
@@ -143,16 +143,16 @@ class Chat:
     Args:
         repo: The repository of the session.
         agent: The agent that answers. A rollback, undo, fork or switch replaces it.
-        carry_out: A function that runs a slash command.
+        run_command: A function that runs a slash command.
         yes: True to skip confirmations.
     """
 
-    def __init__(self, repo: Repository, agent: RollbackAgent, carry_out: RunCommand, *, yes: bool = False) -> None:
+    def __init__(self, repo: Repository, agent: RollbackAgent, run_command: RunCommand, *, yes: bool = False) -> None:
         self.repo = repo
         self.agent = agent
-        self._carry_out = carry_out
+        self._run_command = run_command
         self.yes = yes
-        self.failed = 0
+        self.exit_code = 0
         self._runner = asyncio.Runner()
 
     def __enter__(self) -> Self:
@@ -164,46 +164,46 @@ class Chat:
     def run(self) -> int:
         """Process every line, and return the exit code: 0 at a terminal, else that of the first failure."""
         if at_terminal():
-            where = f"session {self.agent.session.reference}, branch {self.agent.branch.name}"
-            output.show([(Span(f"{clean(where)}. /help lists the commands, Ctrl-D quits.", "dim"),)])
+            location = f"session {self.agent.session.reference}, branch {self.agent.branch.name}"
+            output.show([(Span(f"{clean(location)}. /help lists the commands, Ctrl-D quits.", "dim"),)])
             self._show_pending_questions()
         for line in lines(lambda: f"{clean(self.agent.branch.name)}> ", self.complete):
-            goes_on = self.handle_line(line)
+            should_continue = self.handle_line(line)
             output.flush()
-            if not goes_on:
+            if not should_continue:
                 break
-        return 0 if at_terminal() else self.failed
+        return 0 if at_terminal() else self.exit_code
 
-    def complete(self, before: str, word: str) -> list[str]:
+    def complete(self, prefix: str, word: str) -> list[str]:
         """Return the completions of a word: slash commands and their options, branches, or checkpoint names.
 
         Args:
-            before: The line up to the word.
+            prefix: The line up to the word.
             word: The typed part of the word.
         """
-        if not before.startswith("/"):
-            return slash_commands.complete(before, word)
+        if not prefix.startswith("/"):
+            return slash_commands.complete(prefix, word)
         branches = list(self.agent.tree().walk())
         names = [point.name for branch in branches for point in branch.points if point.name is not None]
-        places = dict.fromkeys(["HEAD", *(branch.name for branch in branches), *names])
-        quoted = {name: shlex.quote(name) for name in places if name.isprintable()}
-        fitting = [text for name, text in quoted.items() if name.startswith(word) or text.startswith(word)]
-        return slash_commands.complete(before, word) or fitting
+        candidates = dict.fromkeys(["HEAD", *(branch.name for branch in branches), *names])
+        quoted = {name: shlex.quote(name) for name in candidates if name.isprintable()}
+        matches = [text for name, text in quoted.items() if name.startswith(word) or text.startswith(word)]
+        return slash_commands.complete(prefix, word) or matches
 
     def handle_line(self, line: str) -> bool:
         """Process a line; return whether the chat continues."""
         try:
             if line.startswith("/") and not line.startswith("//"):
-                order = slash_commands.parse(line)
-                self._carry_out(self, order)
-                return order.form.name != "quit"
+                command = slash_commands.parse(line)
+                self._run_command(self, command)
+                return command.form.name != "quit"
             if line.strip():
                 self.turn(line.removeprefix("/"))
         except AgentGitError as error:
             self.fail(error)
         except KeyboardInterrupt:
             output.say("")
-            output.note("Interrupted.")
+            output.print_notice("Interrupted.")
             self._warn_if_interrupted()
         return True
 
@@ -217,49 +217,49 @@ class Chat:
         """
         from agentgit.agents import chat_turn
 
-        agent, refused = self.agent, self.agent.rollback_error
-        before = agent.session.branch().id
+        agent, previous_error = self.agent, self.agent.rollback_error
+        previous_id = agent.session.branch().id
         self._runner.run(
-            self._write(
+            self._write_turn(
                 chat_turn.continue_turn(self.agent) if text is None else chat_turn.send_message(self.agent, text)
             )
         )
-        if (now := agent.session.branch()).id not in (before, agent.branch_id):  # a tool requested a rollback
-            self.agent = agent.at(now)
+        if (current := agent.session.branch()).id not in (previous_id, agent.branch_id):  # a tool requested a rollback
+            self.agent = agent.at(current)
             self.show_report()
-        if agent.rollback_error is not None and agent.rollback_error is not refused:
+        if agent.rollback_error is not None and agent.rollback_error is not previous_error:
             self.fail(agent.rollback_error)
 
-    async def _write(self, pieces: Pieces) -> None:
+    async def _write_turn(self, pieces: Pieces) -> None:
         from agentgit.agents import chat_turn
 
-        page = Transcript()
+        transcript = Transcript()
         async with aclosing(pieces):
             async for piece in pieces:
                 if isinstance(piece, chat_turn.AnswerText):
-                    page.write_text(piece.message, piece.text)
+                    transcript.write_text(piece.message, piece.text)
                 elif isinstance(piece, chat_turn.ModelToolCall):
-                    page.write_call(piece.name, piece.args)
+                    transcript.write_call(piece.name, piece.args)
                 elif isinstance(piece, chat_turn.AskedQuestion):
-                    page.write_question(piece.question)
+                    transcript.write_question(piece.question)
                 else:
-                    page.end()
+                    transcript.end()
                     self.fail(piece.error)
                     self._warn_if_interrupted()
-        page.end()
+        transcript.end()
 
     def _show_pending_questions(self) -> None:
         from agentgit.agents import chat_turn
 
-        for asked in chat_turn.waiting(self.agent.get_state()):
-            Transcript().write_question(asked.question)
+        for pending in chat_turn.open_questions(self.agent.get_state()):
+            Transcript().write_question(pending.question)
         self._warn_if_interrupted()
 
     def _warn_if_interrupted(self) -> None:
         from agentgit.agents import chat_turn
 
-        if chat_turn.is_half_done(self.agent):
-            output.note("The turn is not finished: /continue resumes it, /undo rolls it back.")
+        if chat_turn.is_interrupted(self.agent):
+            output.print_notice("The turn is not finished: /continue resumes it, /undo rolls it back.")
 
     # -- shared by the slash commands
 
@@ -269,40 +269,40 @@ class Chat:
         if report is not None:
             output.show(rollbacks.lines(report, width=output.width()))
 
-    def confirm_plan(self, order: SlashCommand, plan: RollbackPlan) -> bool:
+    def confirm_plan(self, command: SlashCommand, plan: RollbackPlan) -> bool:
         """Return whether to carry out a plan; show it and ask first if it changes the world.
 
         Raises:
             InvalidInput: Confirmation is needed, and there is no terminal to ask at.
         """
-        planned = plan.forced() if slash_commands.FORCE in order.options else plan
-        if not planned.is_admissible or not planned.changes_world:
+        effective_plan = plan.forced() if slash_commands.FORCE in command.options else plan
+        if not effective_plan.is_admissible or not effective_plan.changes_world:
             return True  # the operation itself raises the error for an inadmissible plan
-        if self.yes or slash_commands.YES in order.options:
+        if self.yes or slash_commands.YES in command.options:
             return True
-        output.show(rollbacks.lines(planned, width=output.width()))
+        output.show(rollbacks.lines(effective_plan, width=output.width()))
         if not at_terminal():
             raise InvalidInput("There is no terminal to ask for confirmation. Add --yes, or start the chat with --yes.")
         if output.ask("Proceed?"):
             return True
-        output.note("Nothing was done.")
+        output.print_notice("Nothing was done.")
         return False
 
     def fail(self, error: Exception) -> None:
         """Write an error, with its plan or report; the chat continues."""
-        self.failed = self.failed or getattr(error, "exit_code", 1)
+        self.exit_code = self.exit_code or getattr(error, "exit_code", 1)
         if isinstance(error, RollbackBlocked):
             output.show(rollbacks.lines(error.plan, width=output.width()))
         elif isinstance(error, RollbackIncomplete):
             output.show(rollbacks.lines(error.report, width=output.width()))
-        kind = "" if isinstance(error, AgentGitError) else f"{type(error).__name__}: "
+        prefix = "" if isinstance(error, AgentGitError) else f"{type(error).__name__}: "
         output.flush()
-        output.note(f"error: {clean(f'{kind}{error}')}{self._hint(error)}")
+        output.print_notice(f"error: {clean(f'{prefix}{error}')}{self._hint(error)}")
 
     def _hint(self, error: Exception) -> str:
         """Return the chat command for the Python call that an error message names."""
-        if (settle := output.resolve_command(error, "/resolve")) is not None:
-            return f" In the chat: {settle}{'; or --force' if isinstance(error, RollbackBlocked) else ''}."
+        if (resolve_hint := output.resolve_command(error, "/resolve")) is not None:
+            return f" In the chat: {resolve_hint}{'; or --force' if isinstance(error, RollbackBlocked) else ''}."
         if isinstance(error, RollbackBlocked | WorkspaceChanged):
             return " In the chat: --force."
         if isinstance(error, RollbackIncomplete):

@@ -34,8 +34,8 @@ def before(context: typer.Context, db: DatabaseOption = None) -> None:
 @app.command()
 def current(db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """Show the schema revision of a database, and the required one."""
-    with database(db) as found:
-        _report(found, as_json)
+    with database(db) as target_db:
+        _print_revision(target_db, as_json)
 
 
 @app.command()
@@ -47,9 +47,9 @@ def check(
     """Check the schema; fail and print what to do if it does not fit."""
     from agentgit.store.schema import schema
 
-    with database(db) as found:
-        schema.check(found, deep=deep)
-        _report(found, as_json)
+    with database(db) as target_db:
+        schema.check(target_db, deep=deep)
+        _print_revision(target_db, as_json)
 
 
 @app.command()
@@ -57,9 +57,9 @@ def upgrade(db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """Upgrade the schema to the required revision, or create it."""
     from agentgit.store.schema import schema
 
-    with database(db, create=True) as found:
-        schema.upgrade(found)
-        _report(found, as_json)
+    with database(db, create=True) as target_db:
+        schema.upgrade(target_db)
+        _print_revision(target_db, as_json)
 
 
 @app.command()
@@ -74,9 +74,9 @@ def downgrade(
     """Downgrade the schema to an earlier revision; data is lost only with --yes."""
     from agentgit.store.schema import schema
 
-    with database(db) as found:
-        schema.downgrade(found, revision, allow_data_loss=yes)
-        _report(found, as_json)
+    with database(db) as target_db:
+        schema.downgrade(target_db, revision, allow_data_loss=yes)
+        _print_revision(target_db, as_json)
 
 
 @app.command()
@@ -88,9 +88,9 @@ def stamp(
     """Record the revision of tables that were created by other means, after checking them."""
     from agentgit.store.schema import schema
 
-    with database(db) as found:
-        schema.stamp(found, revision)
-        _report(found, as_json)
+    with database(db) as target_db:
+        schema.stamp(target_db, revision)
+        _print_revision(target_db, as_json)
 
 
 @app.command()
@@ -126,10 +126,10 @@ def grant(
     """Grant a PostgreSQL role the rights that agentgit needs, and no more; run it again after each upgrade."""
     from agentgit.store.schema import roles
 
-    with database(db) as found:
-        count = roles.grant(found, role)
-        data = {"database": found.name, "role": role, "tables": count}
-        text = f"{role} can use {count} tables of {found.name}"
+    with database(db) as target_db:
+        count = roles.grant(target_db, role)
+        data = {"database": target_db.name, "role": role, "tables": count}
+        text = f"{role} can use {count} tables of {target_db.name}"
         output.line(as_json, lambda: data, clean(text))
 
 
@@ -142,10 +142,10 @@ def partition(
     """Partition the tables of a PostgreSQL database by tenant; it is locked while this runs."""
     from agentgit.store.schema import partitioning
 
-    with database(db) as found:
-        count = partitioning.partition(found, parts)
-        data = {"database": found.name, "divided": count, "parts": parts}
-        text = f"{count} tables of {found.name} divided into {parts} parts"
+    with database(db) as target_db:
+        count = partitioning.partition(target_db, parts)
+        data = {"database": target_db.name, "divided": count, "parts": parts}
+        text = f"{count} tables of {target_db.name} divided into {parts} parts"
         output.line(as_json, lambda: data, clean(text))
 
 
@@ -159,12 +159,12 @@ def keys(
     from agentgit.auth import Keyring
 
     if new:
-        made = Keyring.new_key()
-        output.line(as_json, lambda: {"key": made}, made)
+        new_key = Keyring.new_key()
+        output.line(as_json, lambda: {"key": new_key}, new_key)
         return
     with repository(db) as repo:
-        found = repo.maintenance.encryption_keys()
-        output.emit(as_json, lambda: found, lambda width: drawn.key_lines(found, width=width))
+        counts = repo.maintenance.encryption_keys()
+        output.emit(as_json, lambda: counts, lambda width: drawn.key_lines(counts, width=width))
 
 
 @app.command()
@@ -175,17 +175,19 @@ def rotate(
 ) -> None:
     """Encrypt all stored data with the first key; $AGENTGIT_ENCRYPTION_KEYS lists the keys."""
     with repository(db) as repo, bar("encrypting", as_json) as progress:
-        done = repo.maintenance.rotate_keys(off=off, progress=progress)
-    output.emit(as_json, done.to_dict, lambda width: drawn.rotated_lines(done, width=width))
+        rotated = repo.maintenance.rotate_keys(off=off, progress=progress)
+    output.emit(as_json, rotated.to_dict, lambda width: drawn.rotated_lines(rotated, width=width))
 
 
-def _report(found: Database, as_json: bool) -> None:
+def _print_revision(target_db: Database, as_json: bool) -> None:
     """Write the current and the required revision."""
     from agentgit.store.schema import schema
 
-    revision = schema.current(found)
+    revision = schema.current_revision(target_db)
     output.emit(
         as_json,
-        lambda: {"database": found.name, "schema": revision, "needed": schema.REVISION},
-        lambda _: [(Span(found.name, "reference"), Span(f"  schema {revision or 'none'}, needed {schema.REVISION}"))],
+        lambda: {"database": target_db.name, "schema": revision, "needed": schema.REVISION},
+        lambda _: [
+            (Span(target_db.name, "reference"), Span(f"  schema {revision or 'none'}, needed {schema.REVISION}"))
+        ],
     )

@@ -32,7 +32,7 @@ Kinds = Annotated[
         "--kind", "-k", metavar="KIND", help="Only this kind, like checkpoint.created or rollback.*; repeatable."
     ),
 ]
-OneHook = Annotated[int, typer.Argument(metavar="ID", help="The id that `agentgit webhooks list` shows.")]
+WebhookId = Annotated[int, typer.Argument(metavar="ID", help="The id that `agentgit webhooks list` shows.")]
 OfSession = Annotated[
     str | None, typer.Argument(metavar="SESSION", help="The name or id of a session; by default all your sessions.")
 ]
@@ -79,27 +79,29 @@ def events(
     as_json: AsJson = False,
 ) -> None:
     """List events, newest last."""
-    kinds, at = kind or "*", parse_time(since)
+    kinds, since_time = kind or "*", parse_time(since)
     with repository(db) as repo:
         if after is not None and not follow:
-            found = list(repo.events.list(session=session, after=after, kinds=kinds, since=at))
+            matches = list(repo.events.list(session=session, after=after, kinds=kinds, since=since_time))
         else:
-            newest = repo.events.newest(session=session, kinds=kinds, since=at, limit=limit) if after is None else []
-            found = list(newest)
+            newest = (
+                repo.events.newest(session=session, kinds=kinds, since=since_time, limit=limit) if after is None else []
+            )
+            matches = list(newest)
         if not follow:
-            nothing: list[Line] = [(Span("no events found"),)]
+            placeholder: list[Line] = [(Span("no events found"),)]
             output.emit(
                 as_json,
-                lambda: [event.to_dict() for event in found],
-                lambda width: drawn.event_lines(found, width=width, zone=None) or nothing,
+                lambda: [event.to_dict() for event in matches],
+                lambda width: drawn.event_lines(matches, width=width, zone=None) or placeholder,
             )
             return
-        for event in found:
-            _one(event, as_json)
-        start = after if after is not None else found[-1].id if found else repo.events.last_id()
+        for event in matches:
+            _print_event(event, as_json)
+        start_id = after if after is not None else matches[-1].id if matches else repo.events.last_id()
         with _until_stopped():
-            for event in repo.events.list(session=session, after=start, kinds=kinds, since=at, follow=True):
-                _one(event, as_json)
+            for event in repo.events.list(session=session, after=start_id, kinds=kinds, since=since_time, follow=True):
+                _print_event(event, as_json)
 
 
 @contextmanager
@@ -113,15 +115,15 @@ def _until_stopped() -> Iterator[None]:
         yield
 
 
-def _one(event: Event, as_json: bool) -> None:
-    _line(as_json, event.to_dict, lambda width: drawn.event_lines([event], width=width, zone=None))
+def _print_event(event: Event, as_json: bool) -> None:
+    _print_result(as_json, event.to_dict, lambda width: drawn.event_lines([event], width=width, zone=None))
 
 
-def _delivered(found: Delivered, width: int) -> list[Line]:
-    return drawn.delivered_lines(found)
+def _delivered_lines(delivered: Delivered, width: int) -> list[Line]:
+    return drawn.delivered_lines(delivered)
 
 
-def _line(as_json: bool, data: Callable[[], Any], lines: Callable[[int], list[Line]]) -> None:
+def _print_result(as_json: bool, data: Callable[[], Any], lines: Callable[[int], list[Line]]) -> None:
     """Write one result of a stream immediately; as JSON it is one line."""
     if as_json:
         output.stream(json.dumps(data()).replace("\x7f", "\\u007f"))
@@ -140,13 +142,14 @@ def audit_show(
 ) -> None:
     """List events that belong to no session: logins, users, keys, refusals; for admins."""
     with repository(db) as repo:
-        found = repo.events.audit(kinds=kind or "*", limit=limit)
-        people = {user.id: user.name for user in repo.users.all()}
+        matches = repo.events.audit(kinds=kind or "*", limit=limit)
+        user_names = {user.id: user.name for user in repo.users.all()}
         output.emit(
             as_json,
-            lambda: [event.to_dict() for event in found],
+            lambda: [event.to_dict() for event in matches],
             lambda width: (
-                drawn.event_lines(found, width=width, zone=None, people=people) or [(Span("no events found"),)]
+                drawn.event_lines(matches, width=width, zone=None, user_names=user_names)
+                or [(Span("no events found"),)]
             ),
         )
 
@@ -155,8 +158,8 @@ def audit_show(
 def audit_tips(db: DatabaseOption = None) -> None:
     """Print the tip of each trail as a line of JSON; keep them where the database owner cannot write."""
     with repository(db) as repo:
-        found = repo.events.tips()
-    output.stream("".join(f"{json.dumps(vars(tip))}\n" for tip in found))
+        tips = repo.events.tips()
+    output.stream("".join(f"{json.dumps(vars(tip))}\n" for tip in tips))
 
 
 @audit.command("verify")
@@ -172,15 +175,15 @@ def audit_verify(
     from agentgit.sessions.events import tips_of
 
     try:
-        known = tips_of(tips.read_text("utf-8")) if tips is not None else []
+        known_tips = tips_of(tips.read_text("utf-8")) if tips is not None else []
     except OSError as error:
         raise NotFound(f"{tips} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
         raise InvalidInput(f"{tips} is not a file written by `agentgit audit tips`.") from error
     with repository(db) as repo, bar("verifying", as_json) as progress:
-        found = repo.events.verify(known, progress=progress)
-    output.emit(as_json, found.to_dict, lambda _: drawn.verified_lines(found))
-    if not found.is_sound:
+        verification = repo.events.verify(known_tips, progress=progress)
+    output.emit(as_json, verification.to_dict, lambda _: drawn.verified_lines(verification))
+    if not verification.is_sound:
         raise typer.Exit(Corrupt.exit_code)
 
 
@@ -209,14 +212,14 @@ def add(
             "if it does not exist."
         )
     with repository(db) as repo:
-        secret = _secret_in(secret_file) if secret_file is not None else os.environ.get(secret_env or "")
+        secret = _read_secret(secret_file) if secret_file is not None else os.environ.get(secret_env or "")
         if not secret:
             raise InvalidInput(f"The secret is empty: set the variable {secret_env}, or name another file.")
-        made = repo.webhooks.add(url, kind or "*", secret, session=session)
-    output.emit(as_json, made.to_dict, lambda width: drawn.webhook_lines([made], width=width))
+        webhook = repo.webhooks.add(url, kind or "*", secret, session=session)
+    output.emit(as_json, webhook.to_dict, lambda width: drawn.webhook_lines([webhook], width=width))
 
 
-def _secret_in(file: Path) -> str:
+def _read_secret(file: Path) -> str:
     """Read a secret from a file.
 
     If the file does not exist, it is created with a new secret and is readable only by its owner.
@@ -226,9 +229,9 @@ def _secret_in(file: Path) -> str:
     try:
         with (
             suppress(FileExistsError),
-            os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as new,
+            os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as new_file,
         ):
-            new.write(new_secret() + "\n")
+            new_file.write(new_secret() + "\n")
         return file.read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput(f"{file} cannot be read as a secret: {type(error).__name__}.") from error
@@ -238,41 +241,41 @@ def _secret_in(file: Path) -> str:
 def list_(db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """List the webhooks, with their pending and failed deliveries."""
     with repository(db) as repo:
-        found = repo.webhooks.list()
-    nothing: list[Line] = [(Span("no webhooks yet; add one with: agentgit webhooks add URL"),)]
+        hooks = repo.webhooks.list()
+    placeholder: list[Line] = [(Span("no webhooks yet; add one with: agentgit webhooks add URL"),)]
     output.emit(
         as_json,
-        lambda: [one.to_dict() for one in found],
-        lambda width: drawn.webhook_lines(found, width=width) or nothing,
+        lambda: [hook.to_dict() for hook in hooks],
+        lambda width: drawn.webhook_lines(hooks, width=width) or placeholder,
     )
 
 
 @webhooks.command("remove")
-def remove(webhook: OneHook, db: DatabaseOption = None, as_json: AsJson = False) -> None:
+def remove(webhook: WebhookId, db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """Remove a webhook, with its pending deliveries."""
     with repository(db) as repo:
-        gone = repo.webhooks.remove(webhook)
-    output.line(as_json, gone.to_dict, f"no more events are sent to {gone.url}")
+        removed = repo.webhooks.remove(webhook)
+    output.line(as_json, removed.to_dict, f"no more events are sent to {removed.url}")
 
 
 @webhooks.command("retry")
-def retry(webhook: OneHook, db: DatabaseOption = None, as_json: AsJson = False) -> None:
+def retry(webhook: WebhookId, db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """Make the pending and failed deliveries of a webhook due now."""
     with repository(db) as repo:
-        number = repo.webhooks.retry(webhook)
-    output.line(as_json, lambda: {"count": number}, f"{number} due")
+        due_count = repo.webhooks.retry(webhook)
+    output.line(as_json, lambda: {"count": due_count}, f"{due_count} due")
 
 
 @webhooks.command("deliver")
 def deliver(follow: Follow = False, db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """Send the due events of all users; several processes may do so at once."""
     with repository(db) as repo, _until_stopped() if follow else nullcontext():
-        found = repo.webhooks.deliver()
+        delivered = repo.webhooks.deliver()
         if not follow:
-            output.emit(as_json, found.to_dict, lambda _: drawn.delivered_lines(found))
+            output.emit(as_json, delivered.to_dict, lambda _: drawn.delivered_lines(delivered))
             return
         while True:
-            if found.sent or found.failed or found.dead:
-                _line(as_json, found.to_dict, partial(_delivered, found))
+            if delivered.sent or delivered.failed or delivered.dead:
+                _print_result(as_json, delivered.to_dict, partial(_delivered_lines, delivered))
             time.sleep(POLL_SECONDS)
-            found = repo.webhooks.deliver()
+            delivered = repo.webhooks.deliver()

@@ -30,7 +30,7 @@ After = Annotated[
 ]
 Own = Annotated[bool, typer.Option("--branch-only", help="Only those made on the branch, not of its whole path.")]
 Every = Annotated[bool, typer.Option("--all-branches", help="Of all branches of the session, not of the path.")]
-Time = "like 2026-11-21 or '2026-11-21 14:30', in this machine's zone."
+TIME_HELP = "like 2026-11-21 or '2026-11-21 14:30', in this machine's zone."
 
 
 def add_to(app: typer.Typer) -> None:
@@ -45,7 +45,9 @@ def log(
     limit: Limit = None,
     after: After = None,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="Only those called exactly so.")] = None,
-    since: Annotated[str | None, typer.Option(metavar="TIME", help=f"Only those made then or later, {Time}")] = None,
+    since: Annotated[
+        str | None, typer.Option(metavar="TIME", help=f"Only those made then or later, {TIME_HELP}")
+    ] = None,
     until: Annotated[str | None, typer.Option(metavar="TIME", help="Only those made then or earlier.")] = None,
     tagged: Annotated[str | None, typer.Option("--tag", metavar="TAG", help="Only the one with this tag.")] = None,
     author: Annotated[str | None, typer.Option(metavar="USER", help="Only those that this user made.")] = None,
@@ -62,8 +64,8 @@ def log(
     if branch_only and all_branches:
         raise InvalidInput("Write --branch-only or --all-branches, not both.")
     with repository(db) as repo:
-        found, branch = references.parse_session(repo, session)
-        asked = found.log(
+        handle, branch = references.parse_session(repo, session)
+        query = handle.log(
             branch=branch,
             which="all" if all_branches else "branch" if branch_only else "path",
             name=name,
@@ -74,43 +76,43 @@ def log(
             auto=auto,
         )
         if count:
-            number = len(asked)
-            output.line(as_json, lambda: {"count": number}, str(number))
+            total = len(query)
+            output.line(as_json, lambda: {"count": total}, str(total))
             return
-        shown = _shown(asked, limit, _place(repo, found, branch, after))
+        checkpoints = _read_checkpoints(query, limit, _parse_cursor(repo, handle, branch, after))
         output.emit(
             as_json,
-            lambda: [records.of_checkpoint(checkpoint) for checkpoint in shown],
-            lambda width: logs.lines(shown[::-1], width=width, zone=None) or _nothing(asked, after),
+            lambda: [records.of_checkpoint(checkpoint) for checkpoint in checkpoints],
+            lambda width: logs.lines(checkpoints[::-1], width=width, zone=None) or _no_checkpoint_lines(query, after),
         )
 
 
-def _shown(asked: Log, limit: int | None, after: Checkpoint | str | None) -> list[Checkpoint]:
+def _read_checkpoints(query: Log, limit: int | None, after: Checkpoint | str | None) -> list[Checkpoint]:
     """Read checkpoints of a log, up to the limit or to the end."""
-    from agentgit.checkpoints.queries import LARGEST_PAGE
+    from agentgit.checkpoints.queries import MAX_PAGE_SIZE
 
-    shown: list[Checkpoint] = []
-    while limit is None or len(shown) < limit:
-        page = asked.page(min(LARGEST_PAGE, limit - len(shown) if limit else LARGEST_PAGE), after=after)
-        shown, after = shown + page.items, page.next
+    checkpoints: list[Checkpoint] = []
+    while limit is None or len(checkpoints) < limit:
+        page = query.page(min(MAX_PAGE_SIZE, limit - len(checkpoints) if limit else MAX_PAGE_SIZE), after=after)
+        checkpoints, after = checkpoints + page.items, page.next
         if after is None:
             break
-    return shown
+    return checkpoints
 
 
-def _place(repo: Repository, session: Session, branch: str | None, after: str | None) -> Checkpoint | str | None:
+def _parse_cursor(repo: Repository, session: Session, branch: str | None, after: str | None) -> Checkpoint | str | None:
     """Return where to continue: the cursor itself, or the checkpoint that a reference names."""
-    from agentgit.checkpoints.queries import mark
+    from agentgit.checkpoints.queries import parse_time_cursor
 
     try:
-        mark(after)
+        parse_time_cursor(after)
     except InvalidInput:
         return session.get_checkpoint(after or "", branch=branch)
     return after
 
 
-def _nothing(asked: Log, after: str | None) -> list[Line]:
-    return [(Span("no matching checkpoints" if after or asked.is_filtered else "no checkpoints yet"),)]
+def _no_checkpoint_lines(query: Log, after: str | None) -> list[Line]:
+    return [(Span("no matching checkpoints" if after or query.is_filtered else "no checkpoints yet"),)]
 
 
 def parse_time(text: str | None) -> datetime | None:
@@ -137,10 +139,10 @@ def search(
     with repository(db) as repo:
         session, branch, text = references.parse_required(repo, words)
         with bar("reading", as_json) as progress:
-            found = session.search(
+            hits = session.search(
                 text, branch=branch, all_branches=all_branches, limit=limit, after=after, progress=progress
             )
-        output.emit(as_json, found.to_dict, lambda width: logs.hit_lines(found, width=width, zone=None))
+        output.emit(as_json, hits.to_dict, lambda width: logs.hit_lines(hits, width=width, zone=None))
 
 
 def tag(
@@ -158,29 +160,29 @@ def tag(
     as_json: AsJson = False,
 ) -> None:
     """Tag a checkpoint, which is kept as long as it has the tag; or list the tags."""
-    given = list(words or [])
-    if len(given) > (1 if delete else 3):
-        raise InvalidInput(f"{' '.join(given)}: write a session, a place and a name; put quotes around each.")
+    parts = list(words or [])
+    if len(parts) > (1 if delete else 3):
+        raise InvalidInput(f"{' '.join(parts)}: write a session, a place and a name; put quotes around each.")
     # Two words are a place and a name; with one or three the first is a session.
-    session = given[0] if len(given) in (1, 3) else None
+    session = parts[0] if len(parts) in (1, 3) else None
     with repository(db) as repo:
         if delete is not None:
-            gone = repo.session(session).untag(delete)
-            output.line(as_json, gone.to_dict, f"{gone.reference} no longer has that tag")
-        elif len(given) > 1:
-            made = repo.session(session).tag(given[-2], given[-1], description=description)
-            output.emit(as_json, made.to_dict, lambda width: logs.tag_lines([made], width=width, zone=None))
+            removed = repo.session(session).untag(delete)
+            output.line(as_json, removed.to_dict, f"{removed.reference} no longer has that tag")
+        elif len(parts) > 1:
+            new_tag = repo.session(session).tag(parts[-2], parts[-1], description=description)
+            output.emit(as_json, new_tag.to_dict, lambda width: logs.tag_lines([new_tag], width=width, zone=None))
         else:
-            found = repo.session(session).tags()
-            nothing: list[Line] = [(Span("no tags yet; add one with: agentgit tag PLACE NAME"),)]
+            all_tags = repo.session(session).tags()
+            placeholder: list[Line] = [(Span("no tags yet; add one with: agentgit tag PLACE NAME"),)]
             output.emit(
                 as_json,
-                lambda: [one.to_dict() for one in found],
-                lambda width: logs.tag_lines(found, width=width, zone=None) or nothing,
+                lambda: [one.to_dict() for one in all_tags],
+                lambda width: logs.tag_lines(all_tags, width=width, zone=None) or placeholder,
             )
 
 
-def _places(words: list[str]) -> tuple[str | None, str, str]:
+def _parse_pair(words: list[str]) -> tuple[str | None, str, str]:
     """Parse `[SESSION] A B`."""
     if len(words) not in (2, 3):
         raise typer.BadParameter("give two places, and before them a session if it is not the most recent one")
@@ -205,14 +207,14 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Compare two checkpoints: state, messages, tool calls, files, tokens."""
-    session, a, b = _places(words)
+    session, a, b = _parse_pair(words)
     with repository(db) as repo:
-        found = repo.session(session).diff(a, b, other=other)
+        difference = repo.session(session).diff(a, b, other=other)
         if as_page:
-            _write_page(f"{found.from_reference} -> {found.to_reference}", found, as_json)
+            _write_page(f"{difference.from_reference} -> {difference.to_reference}", difference, as_json)
             return
-        shown = diffs.patch(found.diff_content) if patch else []
-        output.emit(as_json, found.to_dict, lambda width: [*diffs.lines(found, width=width), *shown])
+        patch_lines = diffs.patch(difference.diff_content) if patch else []
+        output.emit(as_json, difference.to_dict, lambda width: [*diffs.lines(difference, width=width), *patch_lines])
 
 
 def _write_page(title: str, value: PrintableDrawing, as_json: bool) -> None:
@@ -240,13 +242,13 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Show what two branches did since they diverged."""
-    session, a, b = _places(words)
+    session, a, b = _parse_pair(words)
     with repository(db) as repo:
-        found = repo.session(session).compare(a, b)
+        comparison = repo.session(session).compare(a, b)
         if as_page:
-            _write_page(found.heading, found, as_json)
+            _write_page(comparison.heading, comparison, as_json)
             return
-        output.emit(as_json, found.to_dict, lambda width: diffs.lines(found, width=width))
+        output.emit(as_json, comparison.to_dict, lambda width: diffs.lines(comparison, width=width))
 
 
 def start(
@@ -262,9 +264,9 @@ def start(
 ) -> None:
     """Create a session from a checkpoint of another one, with a world of its own."""
     with repository(db) as repo:
-        made = repo.session(session, create=True, template=template)
+        handle = repo.session(session, create=True, template=template)
         output.emit(
             as_json,
-            lambda: records.of_session(made.info),
-            lambda width: session_lines([made.info], width=width, zone=None),
+            lambda: records.of_session(handle.info),
+            lambda width: session_lines([handle.info], width=width, zone=None),
         )

@@ -79,25 +79,25 @@ def retention(
     if off and (now or dry_run):
         raise InvalidInput("--off keeps everything, so there is nothing to delete. Leave out --now and --dry-run.")
     with repository(db) as repo:
-        found = repo.session(session)
-        before = found.retention.get()
-        changes = on or off or any(one is not None for one in (most, after, last, age, size))
-        keeps = _apply_options(before, on, off, most, after, last, age, size) if changes else before
-        if changes and not dry_run:
-            found.retention.set(keeps)
+        handle = repo.session(session)
+        current = handle.retention.get()
+        has_changes = on or off or any(option is not None for option in (most, after, last, age, size))
+        limits = _apply_options(current, on, off, most, after, last, age, size) if has_changes else current
+        if has_changes and not dry_run:
+            handle.retention.set(limits)
         if now or dry_run:
-            thinned = found.retention.apply(keeps, dry_run=dry_run)
-            output.emit(as_json, thinned.to_dict, lambda width: drawn.thinned_lines(thinned, width=width, zone=None))
+            result = handle.retention.apply(limits, dry_run=dry_run)
+            output.emit(as_json, result.to_dict, lambda width: drawn.thinned_lines(result, width=width, zone=None))
             return
         output.emit(
             as_json,
-            lambda: {"session_name": found.name, "retention": keeps.to_dict() if keeps else None},
-            lambda _: drawn.retention_lines(found.reference, keeps),
+            lambda: {"session_name": handle.name, "retention": limits.to_dict() if limits else None},
+            lambda _: drawn.retention_lines(handle.reference, limits),
         )
 
 
 def _apply_options(
-    before: Retention | None,
+    current: Retention | None,
     on: bool,
     off: bool,
     most: int | None,
@@ -110,31 +110,31 @@ def _apply_options(
     from agentgit.checkpoints import Retention
 
     if off:
-        if on or any(one is not None for one in (most, after, last, age, size)):
+        if on or any(option is not None for option in (most, after, last, age, size)):
             raise InvalidInput("--off keeps everything. Leave out the other options.")
         return None
-    keeps = Retention() if on or before is None else before
+    limits = Retention() if on or current is None else current
     if most is not None:
-        keeps = replace(keeps, max_checkpoints=most or None)
+        limits = replace(limits, max_checkpoints=most or None)
     if after is not None:
-        keeps = replace(keeps, compress_after=after or None)
+        limits = replace(limits, compress_after=after or None)
     if last is not None:
-        keeps = replace(keeps, keep_last=last)
+        limits = replace(limits, keep_last=last)
     if age is not None:
-        keeps = replace(keeps, max_age=_age(age))
+        limits = replace(limits, max_age=_parse_age(age))
     if size is not None:
-        keeps = replace(keeps, max_bytes=_size(size) or None)
-    return keeps
+        limits = replace(limits, max_bytes=_parse_size(size) or None)
+    return limits
 
 
-def _size(text: str) -> int:
-    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?) ?([KMGT]?)B?", text.strip().upper())
-    if found is None:
+def _parse_size(text: str) -> int:
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?) ?([KMGT]?)B?", text.strip().upper())
+    if match is None:
         raise InvalidInput(f"{text!r} is not a size. Write a number of bytes, or a size like 500KB, 20MB or 1.5GB.")
-    return int(float(found[1]) * 1000 ** " KMGT".index(found[2] or " "))
+    return int(float(match[1]) * 1000 ** " KMGT".index(match[2] or " "))
 
 
-def _age(days: float) -> timedelta | None:
+def _parse_age(days: float) -> timedelta | None:
     try:
         return days * DAY or None
     except (OverflowError, ValueError) as error:
@@ -153,10 +153,10 @@ def gc(
 ) -> None:
     """Delete data that nothing needs any more, and free its space."""
     with repository(db) as repo, bar("collecting", as_json) as progress:
-        found = repo.maintenance.gc(
+        reclaimed = repo.maintenance.gc(
             dry_run=dry_run, steps=not keep_steps, shrink=not no_shrink, imports=imports, progress=progress
         )
-    output.emit(as_json, found.to_dict, lambda _: drawn.reclaimed_lines(found))
+    output.emit(as_json, reclaimed.to_dict, lambda _: drawn.reclaimed_lines(reclaimed))
 
 
 def fsck(
@@ -171,9 +171,9 @@ def fsck(
 ) -> None:
     """Check the integrity of everything that is stored; nothing is changed."""
     with repository(db) as repo, bar("checking", as_json) as progress:
-        found = repo.maintenance.fsck(level, progress=progress)
-    output.emit(as_json, found.to_dict, lambda _: drawn.checked_lines(found))
-    if not found.is_sound:
+        checked = repo.maintenance.fsck(level, progress=progress)
+    output.emit(as_json, checked.to_dict, lambda _: drawn.checked_lines(checked))
+    if not checked.is_sound:
         raise typer.Exit(Corrupt.exit_code)
 
 
@@ -187,12 +187,12 @@ def delete(
 ) -> None:
     """Erase a session and its trail permanently."""
     with repository(db) as repo:
-        found = repo.session(session)
-        name = found.name
+        handle = repo.session(session)
+        name = handle.name
         if not yes:
             output.confirm(f"Permanently delete {clean(name)}?", as_json)
-        done = found.delete()
-    output.emit(as_json, done.to_dict, lambda _: erased_lines(name, done))
+        erased = handle.delete()
+    output.emit(as_json, erased.to_dict, lambda _: erased_lines(name, erased))
 
 
 def stats(
@@ -206,19 +206,19 @@ def stats(
     as_json: AsJson = False,
 ) -> None:
     """Count checkpoints, calls, rollbacks, reversals and tokens."""
-    prices = dict(map(_price, price)) if price else None
+    prices = dict(map(_parse_price, price)) if price else None
     with repository(db) as repo:
         if every and session is not None:
             raise InvalidInput("--all counts all sessions. Leave out the session.")
         if every:
-            found = repo.maintenance.stats(prices=prices, storage=storage)
+            result = repo.maintenance.stats(prices=prices, storage=storage)
         else:
-            of, branch = references.parse_session(repo, session)
-            found = of.stats(branch=branch, prices=prices, storage=storage)
-        output.emit(as_json, found.to_dict, lambda width: drawn.stats_lines(found, width=width, zone=None))
+            handle, branch = references.parse_session(repo, session)
+            result = handle.stats(branch=branch, prices=prices, storage=storage)
+        output.emit(as_json, result.to_dict, lambda width: drawn.stats_lines(result, width=width, zone=None))
 
 
-def _price(text: str) -> tuple[str, list[float]]:
+def _parse_price(text: str) -> tuple[str, list[float]]:
     model, _, numbers = text.rpartition("=")
     try:
         price = [float(number) for number in numbers.split(",")]

@@ -53,25 +53,25 @@ def merge(
     """Merge the messages and values of another branch; no tool runs."""
     choices = _choices(resolve or ())
     with repository(db) as repo:
-        session, branch, place = references.parse_required(repo, words)
-        _wrap(repo, graph, session)
-        plan = session.plan_merge(place, into=branch, resolve=choices)
+        session, branch, ref = references.parse_required(repo, words)
+        _wrap_graph(repo, graph, session)
+        plan = session.plan_merge(ref, into=branch, resolve=choices)
         try:
-            made = None if dry_run else session.agent(branch).merge(place, resolve=choices, name=name)
+            checkpoint = None if dry_run else session.agent(branch).merge(ref, resolve=choices, name=name)
         except MergeConflict as error:
-            _tell(as_json, error.plan, None)
+            _print_merge(as_json, error.plan, None)
             raise
-        _tell(as_json, plan, made)
+        _print_merge(as_json, plan, checkpoint)
 
 
-def _choices(written: Sequence[str]) -> dict[str, Choice]:
+def _choices(values: Sequence[str]) -> dict[str, Choice]:
     """Parse the values of --resolve.
 
     Example:
         >>> _choices(["ours", "note=theirs"])
         {'*': 'ours', 'note': 'theirs'}
     """
-    parts = (text.rpartition("=") for text in written)
+    parts = (text.rpartition("=") for text in values)
     return {key if equals else "*": side for key, equals, side in parts}
 
 
@@ -94,14 +94,14 @@ def cherry_pick(
     as_json: AsJson = False,
 ) -> None:
     """Copy chosen messages to a branch: those that a checkpoint added, by id, or of a tool call; no tool runs."""
-    given = list(words or ())
+    arguments = list(words or ())
     with repository(db) as repo:
-        session, branch, find = _parse_target(repo, given, messages, call)
-        _wrap(repo, graph, session)
-        what = find()
-        plan = session.plan_cherry_pick(what, onto=branch)
-        made = None if dry_run else session.agent(branch).cherry_pick(what, name=name)
-        _tell(as_json, plan, made)
+        session, branch, load_source = _parse_target(repo, arguments, messages, call)
+        _wrap_graph(repo, graph, session)
+        source = load_source()
+        plan = session.plan_cherry_pick(source, onto=branch)
+        checkpoint = None if dry_run else session.agent(branch).cherry_pick(source, name=name)
+        _print_merge(as_json, plan, checkpoint)
 
 
 def _parse_target(
@@ -117,23 +117,23 @@ def _parse_target(
     if not messages and call is None:
         if not words:
             raise InvalidInput("Name what to pick: a place like retry#3, or --message ID, or --call INVOCATION.")
-        session, branch, place = references.parse_required(repo, words)
-        return session, branch, lambda: place
+        session, branch, ref = references.parse_required(repo, words)
+        return session, branch, lambda: ref
     session, branch = references.parse_session(repo, words[0] if words else None)
     if call is None:
         return session, branch, lambda: messages or []
-    return session, branch, lambda: _call(repo, session, call)
+    return session, branch, lambda: _find_call(repo, session, call)
 
 
-def _call(repo: Repository, session: Session, invocation: int) -> Any:
+def _find_call(repo: Repository, session: Session, invocation: int) -> Any:
     for branch in session.branches():
-        for one in session.tool_track(branch=branch):
-            if one.id == invocation:
-                return one
+        for call in session.tool_track(branch=branch):
+            if call.id == invocation:
+                return call
     raise NotFound(f"Session {session.name} has no tool call {invocation}. See: agentgit track --json")
 
 
-def _wrap(repo: Repository, graph: str, session: Session) -> None:
+def _wrap_graph(repo: Repository, graph: str, session: Session) -> None:
     """Wrap the graph, whose reducers write the merged values."""
     from agentgit.agents import user_modules  # imported late, because loading LangGraph takes a second
 
@@ -141,13 +141,16 @@ def _wrap(repo: Repository, graph: str, session: Session) -> None:
     repo.wrap(user_modules.graph_in(graph), session.reference)
 
 
-def _tell(as_json: bool, plan: MergePlan, made: Checkpoint | None) -> None:
+def _print_merge(as_json: bool, plan: MergePlan, checkpoint: Checkpoint | None) -> None:
     """Write the plan, and the checkpoint that was created."""
     output.emit(
         as_json,
-        lambda: {"plan": plan.to_dict(), "checkpoint": records.of_checkpoint(made) if made is not None else None},
+        lambda: {
+            "plan": plan.to_dict(),
+            "checkpoint": records.of_checkpoint(checkpoint) if checkpoint is not None else None,
+        },
         lambda width: [
             *merges.merge_lines(plan, width=width),
-            *(logs.lines([made], width=width, zone=None) if made is not None and not plan.is_empty else []),
+            *(logs.lines([checkpoint], width=width, zone=None) if checkpoint is not None and not plan.is_empty else []),
         ],
     )

@@ -63,7 +63,7 @@ GROUPS = {
 }
 """The headings of the help, each with its commands."""
 
-OTHERS = "Others"
+OTHER_COMMANDS = "Others"
 
 
 def shorten(text: str, width: int) -> str:
@@ -78,18 +78,18 @@ def shorten(text: str, width: int) -> str:
         'Roll back to a checkpoint, on a new branch'
     """
     sentence = text.partition("\n")[0].rstrip(".")
-    for pauses in ("$", "[:;]", ","):
-        if ends := [pause.start() for pause in re.finditer(pauses, sentence) if pause.start() <= width]:
-            return sentence[: ends[-1]]
+    for pattern in ("$", "[:;]", ","):
+        if cut_points := [match.start() for match in re.finditer(pattern, sentence) if match.start() <= width]:
+            return sentence[: cut_points[-1]]
     return sentence[: width - 1].rstrip() + "…"
 
 
 class CommandGroup(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands."""
-        self.list_below(formatter, "Commands", self.list_commands(ctx))
+        self.write_section(formatter, "Commands", self.list_commands(ctx))
 
-    def list_below(self, formatter: Any, heading: str, names: Iterable[str]) -> None:
+    def write_section(self, formatter: Any, heading: str, names: Iterable[str]) -> None:
         """Write the named commands under a heading, or nothing if none exists."""
         width = max(map(len, self.commands))
         rows = [
@@ -102,13 +102,13 @@ class CommandGroup(TyperGroup):
                 formatter.write_dl(rows)
 
 
-class Grouped(CommandGroup):
+class GroupedCommands(CommandGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands, each group under its heading."""
         known = {name for names in GROUPS.values() for name in names}
-        groups = {**GROUPS, OTHERS: tuple(name for name in self.list_commands(ctx) if name not in known)}
+        groups = {**GROUPS, OTHER_COMMANDS: tuple(name for name in self.list_commands(ctx) if name not in known)}
         for heading, names in groups.items():
-            self.list_below(formatter, heading, names)
+            self.write_section(formatter, heading, names)
 
 
 def _from_before(context: typer.Context, value: str | None) -> str | None:
@@ -147,7 +147,7 @@ def complete_session(context: typer.Context, incomplete: str) -> list[str]:
         context: The command, with the options before the word.
         incomplete: The typed part of the word.
     """
-    return _complete(context, incomplete, lambda repo: _sessions(repo, incomplete))
+    return _complete_names(context, incomplete, lambda repo: _session_names(repo, incomplete))
 
 
 def complete_checkpoint(context: typer.Context, incomplete: str) -> list[str]:
@@ -159,52 +159,54 @@ def complete_checkpoint(context: typer.Context, incomplete: str) -> list[str]:
         context: As `complete_session` takes it.
         incomplete: The typed part of the word.
     """
-    before = next((context.params[name] for name in WORDS if context.params.get(name)), ())
-    session = before if isinstance(before, str) else before[0] if before else None
+    typed = next((context.params[name] for name in SESSION_PARAMETERS if context.params.get(name)), ())
+    session = typed if isinstance(typed, str) else typed[0] if typed else None
 
-    def look(repo: Repository) -> list[str]:
-        return [*([] if session else _sessions(repo, incomplete)), *_places(repo, session, incomplete)]
+    def list_candidates(repo: Repository) -> list[str]:
+        return [*([] if session else _session_names(repo, incomplete)), *_checkpoint_refs(repo, session, incomplete)]
 
-    return _complete(context, incomplete, look)
+    return _complete_names(context, incomplete, list_candidates)
 
 
-WORDS = ("target", "words", "first")
+SESSION_PARAMETERS = ("target", "words", "first")
 """The names of the parameters whose first word may be a session."""
 
 
-def _sessions(repo: Repository, incomplete: str) -> list[str]:
-    found = [one.reference for one in repo.sessions()]
+def _session_names(repo: Repository, incomplete: str) -> list[str]:
+    names = [one.reference for one in repo.sessions()]
     session = incomplete.rpartition("@")[0]
     return (
-        [*found, *(f"{session}@{branch.name}" for branch in repo.session(session).branches())]
-        if session in found
-        else found
+        [*names, *(f"{session}@{branch.name}" for branch in repo.session(session).branches())]
+        if session in names
+        else names
     )
 
 
-def _places(repo: Repository, text: str | None, incomplete: str) -> list[str]:
+def _checkpoint_refs(repo: Repository, text: str | None, incomplete: str) -> list[str]:
     """List HEAD, branches, tags and checkpoint names; after `BRANCH#`, also the checkpoint numbers of that branch."""
     from agentgit.cli.references import parse_session
 
     session, _ = parse_session(repo, text)
     branches = list(session.tree().walk())
-    numbered = incomplete.partition("#")[0]
+    branch_name = incomplete.partition("#")[0]
     names = [point.name for branch in branches for point in branch.points if point.name is not None]
-    numbers = [f"{b.name}#{point.number}" for b in branches if b.name == numbered for point in b.points]
-    places = ["HEAD", *(branch.name for branch in branches), *(tag.name for tag in session.tags()), *names]
-    return list(dict.fromkeys([*places, *(numbers if "#" in incomplete else [])]))
+    numbers = [f"{b.name}#{point.number}" for b in branches if b.name == branch_name for point in b.points]
+    refs = ["HEAD", *(branch.name for branch in branches), *(tag.name for tag in session.tags()), *names]
+    return list(dict.fromkeys([*refs, *(numbers if "#" in incomplete else [])]))
 
 
-def _complete(context: typer.Context, incomplete: str, look: Callable[[Repository], list[str]]) -> list[str]:
-    above = context.parent
-    while above is not None and above.params.get("db") is None and above.parent is not None:
-        above = above.parent
-    named = above.params.get("db") if above is not None else None
+def _complete_names(
+    context: typer.Context, incomplete: str, list_candidates: Callable[[Repository], list[str]]
+) -> list[str]:
+    parent = context.parent
+    while parent is not None and parent.params.get("db") is None and parent.parent is not None:
+        parent = parent.parent
+    parent_db = parent.params.get("db") if parent is not None else None
     root = context.find_root().params
     GLOBAL_OPTIONS.set(GlobalOptions(root.get("user"), root.get("tenant")))
     try:
-        with repository(context.params.get("db") or named) as repo:
-            return [name for name in look(repo) if name.startswith(incomplete)]
+        with repository(context.params.get("db") or parent_db) as repo:
+            return [name for name in list_candidates(repo) if name.startswith(incomplete)]
     except AgentGitError:
         return []
 
@@ -257,18 +259,18 @@ def usage(*pieces: str) -> type[TyperCommand]:
     return Command
 
 
-def address(where: str | None) -> str:
+def address(db: str | None) -> str:
     """Return the database to use: the named one, else the environment's, else the default in this directory."""
     from agentgit.repository import DEFAULT, ENVIRONMENT
 
-    return where or os.environ.get(ENVIRONMENT) or DEFAULT
+    return db or os.environ.get(ENVIRONMENT) or DEFAULT
 
 
 def import_from_here() -> None:
     """Make modules in the current directory importable, as `python -m agentgit` does."""
-    here = os.getcwd()
-    if here not in sys.path and "" not in sys.path:
-        sys.path.insert(0, here)
+    cwd = os.getcwd()
+    if cwd not in sys.path and "" not in sys.path:
+        sys.path.insert(0, cwd)
 
 
 def trusted_modules(named: Sequence[str] | None) -> list[str]:
@@ -295,11 +297,11 @@ GLOBAL_OPTIONS: ContextVar[GlobalOptions] = ContextVar("agentgit_who", default=G
 
 
 @contextmanager
-def repository(where: str | None, *, create: bool = False, trust: Sequence[str] | None = ()) -> Iterator[Repository]:
+def repository(db: str | None, *, create: bool = False, trust: Sequence[str] | None = ()) -> Iterator[Repository]:
     """Open an existing database for one command, as the given user or the local owner.
 
     Args:
-        where: The value of `--db`; None is the default.
+        db: The value of `--db`; None is the default.
         create: True to create a missing file or tenant, if no user is given. A given user must exist.
         trust: The modules with tools and undo functions, for commands that undo calls or run them again; None is the
             environment's.
@@ -311,16 +313,16 @@ def repository(where: str | None, *, create: bool = False, trust: Sequence[str] 
 
     user, tenant = GLOBAL_OPTIONS.get()
     modules = trusted_modules(trust)
-    with open(address(where), create=create and user is None, user=user, tenant=tenant, trust=modules) as repo:
+    with open(address(db), create=create and user is None, user=user, tenant=tenant, trust=modules) as repo:
         yield repo
 
 
 @contextmanager
-def database(where: str | None, *, create: bool = False) -> Iterator[Database]:
+def database(db: str | None, *, create: bool = False) -> Iterator[Database]:
     """Open a database for one command without checking its schema.
 
     Args:
-        where: The value of `--db`; None is the default.
+        db: The value of `--db`; None is the default.
         create: True to allow a file that does not exist.
 
     Raises:
@@ -328,11 +330,11 @@ def database(where: str | None, *, create: bool = False) -> Iterator[Database]:
     """
     from agentgit.store.database import Database
 
-    found = Database(address(where))
+    target_db = Database(address(db))
     try:
-        path = found.url.database or ""
-        if found.is_sqlite and not (create or found.in_memory or Path(path).exists()):
+        path = target_db.url.database or ""
+        if target_db.is_sqlite and not (create or target_db.in_memory or Path(path).exists()):
             raise NotFound(f"There is no database {path}. Create one with: agentgit demo; or name another: --db PATH")
-        yield found
+        yield target_db
     finally:
-        found.close()
+        target_db.close()

@@ -80,7 +80,7 @@ def width() -> int:
 
 def show(lines: Sequence[Line]) -> None:
     """Write lines to standard output, in colour where that is supported."""
-    if not _takes_colours(sys.stdout):
+    if not _supports_colours(sys.stdout):
         _write(sys.stdout, plain(lines))
         return
     from rich.console import Console
@@ -109,7 +109,7 @@ def flush() -> None:
     sys.stdout.flush()
 
 
-def note(text: str) -> None:
+def print_notice(text: str) -> None:
     """Write a status line to standard error, so that standard output contains only the result."""
     _write(sys.stderr, text)
 
@@ -137,7 +137,7 @@ def confirm(question: str, as_json: bool, show: Callable[[], None] | None = None
     if show is not None:
         show()
     if not ask(question):
-        note("Nothing was done.")
+        print_notice("Nothing was done.")
         raise typer.Exit(1)
 
 
@@ -174,8 +174,8 @@ def resolve_command(error: Exception, command: str) -> str | None:
 
 def _hint(error: AgentGitError) -> str:
     """Return the command-line option or command for the Python call that an error message names."""
-    if (settle := resolve_command(error, "agentgit resolve")) is not None:
-        return f" On the command line: {settle}{'; or --force' if isinstance(error, RollbackBlocked) else ''}."
+    if (resolve_hint := resolve_command(error, "agentgit resolve")) is not None:
+        return f" On the command line: {resolve_hint}{'; or --force' if isinstance(error, RollbackBlocked) else ''}."
     if isinstance(error, RollbackBlocked | WorkspaceChanged):
         return " On the command line: --force."
     if isinstance(error, MergeConflict):
@@ -185,7 +185,7 @@ def _hint(error: AgentGitError) -> str:
     return ""
 
 
-def _takes_colours(stream: TextIO) -> bool:
+def _supports_colours(stream: TextIO) -> bool:
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()
@@ -209,11 +209,11 @@ def encodable(text: str, stream: TextIO) -> str:
 
 
 @contextmanager
-def bar(what: str, as_json: bool) -> Iterator[OnProgress | None]:
+def bar(description: str, as_json: bool) -> Iterator[OnProgress | None]:
     """Show a progress bar in a terminal; yield the function that updates it, or None.
 
     Args:
-        what: The action, in one word.
+        description: The action, in one word.
         as_json: True to show no bar.
     """
     if as_json or not sys.stderr.isatty():
@@ -223,7 +223,7 @@ def bar(what: str, as_json: bool) -> Iterator[OnProgress | None]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
-        task = shown.add_task(what, total=None)
-        step: Callable[[int, int], None] = lambda done, total: shown.update(task, completed=done, total=total)  # noqa: E731
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(description, total=None)
+        step: Callable[[int, int], None] = lambda done, total: progress.update(task, completed=done, total=total)  # noqa: E731
         yield step

@@ -26,8 +26,8 @@ def parse_session(repo: Repository, text: str | None) -> tuple[Session, str | No
         return repo.session(text), None
     except NotFound:
         # Split at the @ only now, because the name of a session may contain one.
-        session, at, branch = (text or "").rpartition("@")
-        if not (at and branch):
+        session, separator, branch = (text or "").rpartition("@")
+        if not (separator and branch):
             raise
         return repo.session(session or None), branch
 

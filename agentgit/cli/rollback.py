@@ -80,9 +80,9 @@ def plan(
 ) -> None:
     """Show what a rollback would do; nothing is changed."""
     with repository(db, trust=trust) as repo:
-        session, branch, place = references.parse_required(repo, target)
-        how = _rollback_options(tools, replay, files=not keep_files, conversation=not world_only)
-        write(as_json, session.plan_rollback(place, branch=branch, **how))
+        session, branch, ref = references.parse_required(repo, target)
+        options = _rollback_options(tools, replay, files=not keep_files, conversation=not world_only)
+        print_rollback(as_json, session.plan_rollback(ref, branch=branch, **options))
 
 
 def _rollback_options(tools: str, replay: str, **which: bool) -> dict[str, Any]:
@@ -117,21 +117,21 @@ def rollback(
 ) -> None:
     """Roll back to a checkpoint, on a new branch: show the plan, ask, then reverse later effects."""
     with repository(db, trust=trust) as repo, show_plan_on_error(as_json):
-        session, branch, place = references.parse_required(repo, target)
-        how = _rollback_options(tools, replay, files=not keep_files, conversation=not world_only)
+        session, branch, ref = references.parse_required(repo, target)
+        options = _rollback_options(tools, replay, files=not keep_files, conversation=not world_only)
         if not yes:
-            confirm_plan(session.plan_rollback(place, branch=branch, **how), "Roll back?", as_json, force=force)
+            confirm_plan(session.plan_rollback(ref, branch=branch, **options), "Roll back?", as_json, force=force)
         report = session.rollback(
-            place,
+            ref,
             branch=branch,
             name=name,
             force=force,
             on_error=on_error,
             on_drift=on_drift,
             request_id=request_id,
-            **how,
+            **options,
         )
-        write(as_json, report)
+        print_rollback(as_json, report)
 
 
 def rewind(
@@ -150,10 +150,10 @@ def rewind(
 ) -> None:
     """Restore only the files, as they were before a user's message; the conversation stays."""
     with repository(db) as repo, show_plan_on_error(as_json):
-        session, branch, point = references.parse_required(repo, target)
+        session, branch, ref = references.parse_required(repo, target)
         if not yes:
-            confirm_plan(session.plan_rewind(point, branch=branch), "Restore the files?", as_json)
-        changes = session.rewind_files(point, branch=branch, force=force)
+            confirm_plan(session.plan_rewind(ref, branch=branch), "Restore the files?", as_json)
+        changes = session.rewind_files(ref, branch=branch, force=force)
         output.emit(as_json, changes.to_dict, lambda width: rollbacks.file_lines(changes, width=width))
 
 
@@ -186,11 +186,11 @@ def switch(
             confirm_plan(session.plan_switch(branch), "Switch?", as_json, force=force)
         report = session.switch(branch, sync=sync, force=force, on_error=on_error)
         if sync is not None:
-            write(as_json, report)
+            print_rollback(as_json, report)
             return
-        now = session.branch()
-        line = (Span(now.name, "head"), Span(" is the current branch; the world is unchanged"))
-        output.emit(as_json, lambda: records.of_branch(now), lambda _: [line])
+        current = session.branch()
+        line = (Span(current.name, "head"), Span(" is the current branch; the world is unchanged"))
+        output.emit(as_json, lambda: records.of_branch(current), lambda _: [line])
 
 
 # -- interrupted operations
@@ -199,13 +199,13 @@ def switch(
 def operations(session: Session = None, db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """List the rollbacks, switches and forks of a session, newest first."""
     with repository(db) as repo:
-        of = repo.session(session)
-        found, branches = of.operations(), {branch.id: branch.name for branch in of.branches()}
+        handle = repo.session(session)
+        history, branches = handle.operations(), {branch.id: branch.name for branch in handle.branches()}
         output.emit(
             as_json,
-            lambda: [records.of_operation(operation) for operation in found],
+            lambda: [records.of_operation(operation) for operation in history],
             lambda width: (
-                rollbacks.operation_lines(found, branches, width=width, zone=None) or [(Span("no operations yet"),)]
+                rollbacks.operation_lines(history, branches, width=width, zone=None) or [(Span("no operations yet"),)]
             ),
         )
 
@@ -219,8 +219,8 @@ def resume(
 ) -> None:
     """Finish an interrupted rollback or switch; completed steps are not repeated."""
     with repository(db, trust=trust) as repo, show_plan_on_error(as_json):
-        found = repo.operation(operation)
-        write(as_json, repo.resume(found, force=force))
+        unfinished = repo.operation(operation)
+        print_rollback(as_json, repo.resume(unfinished, force=force))
 
 
 def resolve(
@@ -233,26 +233,26 @@ def resolve(
     as_json: AsJson = False,
 ) -> None:
     """Record whether a call or its reversal happened, if its outcome is unknown."""
-    returned = output.parse_result(result)
+    return_value = output.parse_result(result)
     with repository(db) as repo:
-        call = repo.resolve(invocation, outcome.replace("-", "_"), result=returned)
+        call = repo.resolve(invocation, outcome.replace("-", "_"), result=return_value)
         output.emit(as_json, call.to_dict, lambda width: conversation.call_lines([call], width=width))
 
 
 # -- shared helpers
 
 
-def confirm_plan(planned: RollbackPlan, question: str, as_json: bool, *, force: bool = False) -> None:
+def confirm_plan(plan: RollbackPlan, question: str, as_json: bool, *, force: bool = False) -> None:
     """Show a plan and ask for confirmation.
 
     For a blocked plan this does nothing: the operation raises an error that says what to do.
     """
-    planned = planned.forced() if force else planned
-    if planned.is_admissible:
-        output.confirm(question, as_json, lambda: write(False, planned))
+    plan = plan.forced() if force else plan
+    if plan.is_admissible:
+        output.confirm(question, as_json, lambda: print_rollback(False, plan))
 
 
-def write(as_json: bool, value: RollbackPlan | RollbackReport) -> None:
+def print_rollback(as_json: bool, value: RollbackPlan | RollbackReport) -> None:
     output.emit(as_json, value.to_dict, lambda width: rollbacks.lines(value, width=width))
 
 
@@ -262,8 +262,8 @@ def show_plan_on_error(as_json: bool) -> Iterator[None]:
     try:
         yield
     except RollbackBlocked as error:
-        write(as_json, error.plan)
+        print_rollback(as_json, error.plan)
         raise
     except RollbackIncomplete as error:
-        write(as_json, error.report)
+        print_rollback(as_json, error.report)
         raise

@@ -12,7 +12,7 @@ from agentgit.cli import output
 from agentgit.cli.options import DatabaseOption, Session, Trust, repository, trusted_modules
 from agentgit.errors import Unavailable
 
-NEEDS = ("fastapi", "jinja2", "python_multipart", "uvicorn")
+SERVER_PACKAGES = ("fastapi", "jinja2", "python_multipart", "uvicorn")
 """The packages that the extra `server` installs."""
 
 
@@ -53,13 +53,13 @@ def serve(
     """Serve the web pages and the HTTP API."""
     try:
         # Imported late and by name, because `cli` must not import `web`, and works without the extra `server`.
-        serving = importlib.import_module("agentgit.web.server")
+        server_module = importlib.import_module("agentgit.web.server")
     except ModuleNotFoundError as error:
-        if error.name not in NEEDS:
+        if error.name not in SERVER_PACKAGES:
             raise
         raise Unavailable('The server needs more packages. Run: pip install "agentgit[server]"') from error
     with repository(db, trust=trust) as repo:
-        serving.serve(
+        server_module.serve(
             repo,
             host=host,
             port=port,
@@ -70,7 +70,7 @@ def serve(
             public_url=public_url,
             metrics_token=metrics_token,
             access_log=access_log,
-            say=output.note,
+            say=output.print_notice,
             browser=open_,
         )
 
@@ -85,14 +85,14 @@ def mcp(
     db: DatabaseOption = None,
 ) -> None:
     """Serve the checkpoints of one session or all as MCP tools, over standard input and output."""
-    server = _server()
+    server_module = _import_mcp_server()
     modules = trusted_modules(trust)
     with repository(db) as repo:
-        bound = repo.session(session) if session is not None else None
-        server.serve(repo, bound, read_only=read_only, may_force=allow_force, trust=modules)
+        handle = repo.session(session) if session is not None else None
+        server_module.serve(repo, handle, read_only=read_only, may_force=allow_force, trust=modules)
 
 
-def _server() -> ModuleType:
+def _import_mcp_server() -> ModuleType:
     try:
         return importlib.import_module("agentgit.mcp.server")  # by name, because `cli` must not import `mcp`
     except ModuleNotFoundError as error:

@@ -13,7 +13,7 @@ from agentgit.render.text import Line, Span, table
 FORCE, YES, SYNC, RESOLVE = "--force", "--yes", "--sync", "--resolve"
 EVERYWHERE, AFTER, RESULT = "--all-branches", "--after", "--result"
 
-MANY = "..."
+VARIADIC_SUFFIX = "..."
 """The suffix of the last word in the syntax of a command that takes any number of words."""
 
 
@@ -40,18 +40,18 @@ class SlashCommandSpec:
         return " ".join([f"/{self.name}", *self.words, *options])
 
     @property
-    def needed(self) -> int:
+    def required_count(self) -> int:
         """The number of words that it needs."""
         return sum(not word.startswith("[") for word in self.words)
 
-    def takes(self, count: int) -> bool:
+    def accepts(self, count: int) -> bool:
         """Return whether the command accepts this number of words."""
-        many = bool(self.words) and self.words[-1].endswith(MANY)
-        return count >= self.needed and (many or count <= len(self.words))
+        is_variadic = bool(self.words) and self.words[-1].endswith(VARIADIC_SUFFIX)
+        return count >= self.required_count and (is_variadic or count <= len(self.words))
 
 
-_AGREED = {YES: ""}
-_ROLLBACK_OPTIONS = {FORCE: "", **_AGREED}
+_YES_OPTION = {YES: ""}
+_ROLLBACK_OPTIONS = {FORCE: "", **_YES_OPTION}
 
 COMMANDS = (
     SlashCommandSpec("checkpoint create", ("[NAME]", "[DESCRIPTION]"), help="Create a checkpoint here."),
@@ -111,14 +111,14 @@ ALIASES = {
 }
 """Other names of commands."""
 
-NOTES = (
+HELP_NOTES = (
     "Anything else is a message to the agent; // starts a message with a slash. Quote names that contain spaces.",
     "PLACE is a checkpoint, like main#3, HEAD~1, a name or an id. --yes: do not ask.",
     "--force: keep what cannot be reversed, and restore files that others changed.",
 )
 """The lines that the help shows below the commands."""
 
-_BY_NAME = {form.name: form for form in COMMANDS}
+_FORMS = {form.name: form for form in COMMANDS}
 
 
 @dataclass(frozen=True)
@@ -135,9 +135,9 @@ class SlashCommand:
     words: list[str]
     options: Mapping[str, str]
 
-    def word(self, place: int) -> str | None:
+    def word(self, index: int) -> str | None:
         """Return a word; None if there is none at that place."""
-        return self.words[place] if place < len(self.words) else None
+        return self.words[index] if index < len(self.words) else None
 
     def number(self) -> int | None:
         """Return the first word as a number from 1; None if there is none.
@@ -167,28 +167,28 @@ def parse(line: str) -> SlashCommand:
         ('rollback', ['before payment'], {'--force': ''})
     """
     try:
-        written = shlex.split(line[1:])
+        tokens = shlex.split(line[1:])
     except ValueError as error:
         raise InvalidInput(f"Invalid command: {error}. Close each quote that you open.") from error
-    form, rest = _form(written)
+    form, rest = _find_form(tokens)
     words, options = _split_options(form, rest)
-    if not form.takes(len(words)):
+    if not form.accepts(len(words)):
         raise InvalidInput(f"Usage: {form.usage}. Put quotes around a name with spaces.")
     return SlashCommand(form, words, options)
 
 
-def _form(written: Sequence[str]) -> tuple[SlashCommandSpec, Sequence[str]]:
+def _find_form(tokens: Sequence[str]) -> tuple[SlashCommandSpec, Sequence[str]]:
     """Find the command that the first two words, or the first, name; return it with the remaining words."""
     for count in (2, 1):
-        name = " ".join(written[:count]).lower()
-        form = _BY_NAME.get(ALIASES.get(name, name))
-        if form is not None and (" " not in form.name or len(written[:2]) == count):
-            return form, written[count:]
-    asked = " ".join(written[:2])
-    near = references.similar_names(asked, _BY_NAME) or references.similar_names(" ".join(written[:1]), _BY_NAME)
+        name = " ".join(tokens[:count]).lower()
+        form = _FORMS.get(ALIASES.get(name, name))
+        if form is not None and (" " not in form.name or len(tokens[:2]) == count):
+            return form, tokens[count:]
+    typed_name = " ".join(tokens[:2])
+    similar = references.similar_names(typed_name, _FORMS) or references.similar_names(" ".join(tokens[:1]), _FORMS)
     raise NotFound(
-        f"There is no command /{asked}. /help lists the commands; // starts a message with a slash.",
-        near=tuple(f"/{name}" for name in near),
+        f"There is no command /{typed_name}. /help lists the commands; // starts a message with a slash.",
+        near=tuple(f"/{name}" for name in similar),
     )
 
 
@@ -196,8 +196,8 @@ def _split_options(form: SlashCommandSpec, rest: Sequence[str]) -> tuple[list[st
     """Separate the words from the options."""
     words: list[str] = []
     options: dict[str, str] = {}
-    left = iter(rest)
-    for word in left:
+    remaining = iter(rest)
+    for word in remaining:
         name, equals, value = (YES if word == "-y" else word).partition("=")
         if not name.startswith("--"):
             words.append(word)
@@ -205,33 +205,33 @@ def _split_options(form: SlashCommandSpec, rest: Sequence[str]) -> tuple[list[st
         value_name = form.options.get(name)
         if value_name is None or (equals and not value_name):
             raise InvalidInput(f"/{form.name} has no {word}. Usage: {form.usage}")
-        options[name] = value if equals or not value_name else next(left, "")
+        options[name] = value if equals or not value_name else next(remaining, "")
         if value_name and not options[name]:
             raise InvalidInput(f"{name} needs a value. Usage: {form.usage}")
     return words, options
 
 
-def complete(before: str, word: str) -> list[str]:
+def complete(prefix: str, word: str) -> list[str]:
     """Return the completions of a word: commands, or the second words and options of one.
 
     Args:
-        before: The line up to the word.
+        prefix: The line up to the word.
         word: The typed part of the word.
 
     Example:
         >>> complete("", "/tr"), complete("/checkpoint ", "re"), complete("/switch main ", "--s")
         (['/tree', '/track'], ['restore'], ['--sync'])
     """
-    names, said = [*_BY_NAME, *ALIASES], before.removeprefix("/").split()
-    if not before:
-        found = [f"/{name.split()[0]}" for name in names]
-    elif not before.startswith("/"):
-        found = []
+    names, typed_words = [*_FORMS, *ALIASES], prefix.removeprefix("/").split()
+    if not prefix:
+        candidates = [f"/{name.split()[0]}" for name in names]
+    elif not prefix.startswith("/"):
+        candidates = []
     elif word.startswith("-"):
-        found = [*_form(said)[0].options]
+        candidates = [*_find_form(typed_words)[0].options]
     else:
-        found = [name.split()[1] for name in names if " " in name and name.split()[:1] == said]
-    return [one for one in dict.fromkeys(found) if one.startswith(word)]
+        candidates = [name.split()[1] for name in names if " " in name and name.split()[:1] == typed_words]
+    return [candidate for candidate in dict.fromkeys(candidates) if candidate.startswith(word)]
 
 
 def lines(width: int) -> list[Line]:
@@ -241,4 +241,4 @@ def lines(width: int) -> list[Line]:
         width: The longest line, in terminal cells.
     """
     rows = [[Span(" ".join([f"/{form.name}", *form.words]), "reference"), Span(form.help)] for form in COMMANDS]
-    return [*table(rows, width=width, whole=True), *((Span(note, "dim"),) for note in NOTES)]
+    return [*table(rows, width=width, wrap_last=True), *((Span(note, "dim"),) for note in HELP_NOTES)]

@@ -46,14 +46,14 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Export a session, a branch or a checkpoint to one file."""
-    *what, file = words
+    *selection, file = words
     with repository(db) as repo, bar("exporting", as_json) as progress:
-        if not what and _is_session(repo, file):
+        if not selection and _is_session(repo, file):
             raise InvalidInput(f"{file} is a session; name the file too: agentgit export {file} FILE")
-        session, branch, checkpoint = _parse_target(repo, what)
+        session, branch, checkpoint = _parse_target(repo, selection)
         target = sys.stdout.buffer if file == PIPE else file
-        carried = session.export(target, branch=branch, checkpoint=checkpoint, files=files, progress=progress)
-    _tell("exported", carried, as_json=as_json, piped=file == PIPE)
+        summary = session.export(target, branch=branch, checkpoint=checkpoint, files=files, progress=progress)
+    _print_summary("exported", summary, as_json=as_json, piped=file == PIPE)
 
 
 Name = Annotated[str | None, typer.Option("--session", metavar="NAME", help="The name of the new session.")]
@@ -82,15 +82,15 @@ def import_(
         open(address(db), user=GLOBAL_OPTIONS.get().user, tenant=GLOBAL_OPTIONS.get().tenant) as repo,
         bar("importing", as_json) as progress,
     ):
-        carried = repo.import_(source, session=session, workspace=workspace, progress=progress)
-    _tell("imported", carried, as_json=as_json)
+        summary = repo.import_(source, session=session, workspace=workspace, progress=progress)
+    _print_summary("imported", summary, as_json=as_json)
 
 
 def trajectory(session: OfBranch = None, db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """Print trajectories for training: one line of JSON for each AI message."""
     with repository(db) as repo:
-        found, branch = references.parse_session(repo, session)
-        steps = found.trajectories(branch=branch)
+        handle, branch = references.parse_session(repo, session)
+        steps = handle.trajectories(branch=branch)
         if as_json:
             output.emit(True, lambda: list(steps), lambda _: [])
             return
@@ -116,16 +116,16 @@ def _parse_target(repo: Repository, words: list[str]) -> tuple[Session, str | No
     return session, branch, session.get_checkpoint(words[1], branch=branch)
 
 
-def _tell(what: str, carried: TransferSummary, *, as_json: bool, piped: bool = False) -> None:
+def _print_summary(verb: str, summary: TransferSummary, *, as_json: bool, piped: bool = False) -> None:
     if piped:
-        for line in lines(what, carried):
-            output.note("".join(span.text for span in line))
+        for line in lines(verb, summary):
+            output.print_notice("".join(span.text for span in line))
         return
-    data: dict[str, Any] = carried.to_dict()
-    output.emit(as_json, lambda: data, lambda _: lines(what, carried))
+    data: dict[str, Any] = summary.to_dict()
+    output.emit(as_json, lambda: data, lambda _: lines(verb, summary))
 
 
-STEP = 200
+PROGRESS_STEP = 200
 """The number of graph checkpoints between two progress lines of a long thread, if there is no terminal."""
 
 
@@ -145,20 +145,20 @@ def import_langgraph(
     """Import the threads of a LangGraph saver as sessions; run it again to add what is new."""
     from agentgit.render.views import transfer
 
-    with repository(db, create=True) as repo, _progress(as_json) as progress:
+    with repository(db, create=True) as repo, _show_progress(as_json) as progress:
         report = repo.import_langgraph(source, thread, progress, session_prefix=session_prefix, on_error="continue")
     output.emit(as_json, report.to_dict, lambda _: transfer.import_lines(report))
-    for one in report.failed:
-        raise typer.Exit(one.error.exit_code if one.error else 1)  # the exit code of the first failed thread
+    for failure in report.failed:
+        raise typer.Exit(failure.error.exit_code if failure.error else 1)  # the exit code of the first failed thread
 
 
 @contextmanager
-def _progress(as_json: bool) -> Iterator[Callable[[Progress], None] | None]:
+def _show_progress(as_json: bool) -> Iterator[Callable[[Progress], None] | None]:
     """Show the progress: a bar in a terminal, lines elsewhere, nothing with --json."""
     if as_json:
         yield None
     elif not sys.stderr.isatty():
-        yield _Lines()
+        yield _ProgressLines()
     else:
         from rich.console import Console
         from rich.markup import escape
@@ -171,25 +171,25 @@ def _progress(as_json: bool) -> Iterator[Callable[[Progress], None] | None]:
         with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task("", total=None)
 
-            def step(now: Progress) -> None:
-                what = f"{now.number}/{now.threads} {escape(clean(now.thread_id))}"
-                bar.update(task, description=what, completed=now.done, total=now.total or None)
+            def update(progress: Progress) -> None:
+                description = f"{progress.number}/{progress.threads} {escape(clean(progress.thread_id))}"
+                bar.update(task, description=description, completed=progress.done, total=progress.total or None)
 
-            yield step
+            yield update
 
 
-class _Lines:
+class _ProgressLines:
     """Writes progress as lines: one for each thread, and more for a long thread."""
 
     def __init__(self) -> None:
-        self._said = 0
+        self._last_done = 0
 
-    def __call__(self, now: Progress) -> None:
+    def __call__(self, progress: Progress) -> None:
         from agentgit.render.text import clean
 
-        if not now.total:
-            self._said = 0
-            output.note(f"{now.number} of {now.threads}: {clean(now.thread_id)}")
-        elif now.done - self._said >= STEP and now.done < now.total:
-            self._said = now.done
-            output.note(f"  {now.done} of {now.total} graph checkpoints")
+        if not progress.total:
+            self._last_done = 0
+            output.print_notice(f"{progress.number} of {progress.threads}: {clean(progress.thread_id)}")
+        elif progress.done - self._last_done >= PROGRESS_STEP and progress.done < progress.total:
+            self._last_done = progress.done
+            output.print_notice(f"  {progress.done} of {progress.total} graph checkpoints")

@@ -19,20 +19,20 @@ from agentgit.render.text import Line, Span, clean
 from agentgit.render.views import lists as drawn
 from agentgit.render.views.maintenance import erased_lines
 
-Named = Annotated[
+SessionArgument = Annotated[
     str, typer.Argument(metavar="SESSION", autocompletion=complete_session, help="The name or id of a session.")
 ]
-Who = Annotated[str, typer.Argument(metavar="USER", help="The name or id of a user.")]
+UserArgument = Annotated[str, typer.Argument(metavar="USER", help="The name or id of a user.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The name of the new user or key.")]
 Id = Annotated[int, typer.Argument(metavar="ID", help="The id that the list shows.")]
-Whom = Annotated[str | None, typer.Option("--for", metavar="USER", help="The owner of the keys; for admins.")]
-RoleOf = Annotated[str, typer.Option("--role", "-r", help="The role: viewer, forker, editor or owner.")]
+OwnerOption = Annotated[str | None, typer.Option("--for", metavar="USER", help="The owner of the keys; for admins.")]
+RoleOption = Annotated[str, typer.Option("--role", "-r", help="The role: viewer, forker, editor or owner.")]
 Expires = Annotated[str | None, typer.Option("--expires", metavar="TIME", help="The lifetime, like 12h, 7d or 2w.")]
 KeyExpires = Annotated[
     str, typer.Option("--expires", metavar="TIME", help="The lifetime, like 12h, 7d or 2w; or never.")
 ]
 
-PLAIN: dict[str, Any] = {"no_args_is_help": True, "cls": CommandGroup, "rich_markup_mode": None}
+GROUP_OPTIONS: dict[str, Any] = {"no_args_is_help": True, "cls": CommandGroup, "rich_markup_mode": None}
 UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 users = typer.Typer(
@@ -42,7 +42,7 @@ users = typer.Typer(
     cls=CommandGroup,
     rich_markup_mode=None,
 )
-keys = typer.Typer(name="keys", help="Manage API keys.", **PLAIN)
+keys = typer.Typer(name="keys", help="Manage API keys.", **GROUP_OPTIONS)
 link = typer.Typer(
     name="link",
     help="Manage links by which others join a session.",
@@ -78,17 +78,19 @@ def parse_lifetime(text: str | None) -> timedelta | None:
     return timedelta(**{UNITS[match[2]]: int(match[1])})
 
 
-def _emit(as_json: bool, found: Sequence[Any], lines: Callable[..., list[Line]], nothing: str) -> None:
+def _print_list(as_json: bool, values: Sequence[Any], lines: Callable[..., list[Line]], placeholder: str) -> None:
     output.emit(
-        as_json, lambda: [of_value(one) for one in found], lambda width: lines(found, width=width) or [(Span(nothing),)]
+        as_json,
+        lambda: [of_value(value) for value in values],
+        lambda width: lines(values, width=width) or [(Span(placeholder),)],
     )
 
 
-def _one(as_json: bool, found: Any, said: str) -> None:
-    output.line(as_json, lambda: of_value(found), clean(said))
+def _print_value(as_json: bool, value: Any, text: str) -> None:
+    output.line(as_json, lambda: of_value(value), clean(text))
 
 
-def _password() -> str:
+def _read_password() -> str:
     """Ask for a password, or read it from a pipe.
 
     It is never a command-line argument, because other users of the machine can see those.
@@ -100,31 +102,31 @@ def _password() -> str:
 
 
 def share(
-    session: Named,
-    user: Who,
-    role: RoleOf = "viewer",
+    session: SessionArgument,
+    user: UserArgument,
+    role: RoleOption = "viewer",
     expires: Expires = None,
     db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Share a session with a user in a role."""
     with repository(db) as repo:
-        found = repo.session(session).sharing.share(user, role, parse_lifetime(expires))
-        _one(as_json, found, f"{found.user_name} is {found.role} of {session}")
+        member = repo.session(session).sharing.share(user, role, parse_lifetime(expires))
+        _print_value(as_json, member, f"{member.user_name} is {member.role} of {session}")
 
 
-def unshare(session: Named, user: Who, db: DatabaseOption = None, as_json: AsJson = False) -> None:
+def unshare(session: SessionArgument, user: UserArgument, db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """Remove all roles of a user in a session, with immediate effect."""
     with repository(db) as repo:
         repo.session(session).sharing.unshare(user)
         data = {"session": session, "user": user}
-        _one(as_json, data, f"{user} no longer has a role in {session}")
+        _print_value(as_json, data, f"{user} no longer has a role in {session}")
 
 
-def members(session: Named, db: DatabaseOption = None, as_json: AsJson = False) -> None:
+def members(session: SessionArgument, db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """List the users who have a role in a session."""
     with repository(db) as repo:
-        _emit(as_json, repo.session(session).sharing.members(), drawn.member_lines, "not shared")
+        _print_list(as_json, repo.session(session).sharing.members(), drawn.member_lines, "not shared")
 
 
 def accept(
@@ -134,14 +136,14 @@ def accept(
 ) -> None:
     """Join a session by a link."""
     with repository(db) as repo:
-        found = repo.accept(token).info
-        _one(as_json, found, f"you are {found.role} of {found.reference}")
+        session = repo.accept(token).info
+        _print_value(as_json, session, f"you are {session.role} of {session.reference}")
 
 
 def whoami(db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """Show which user you are; --user or $AGENTGIT_USER selects one."""
     with repository(db) as repo:
-        _one(as_json, repo.user, f"{repo.user.name}{', an admin' if repo.user.is_admin else ''}")
+        _print_value(as_json, repo.user, f"{repo.user.name}{', an admin' if repo.user.is_admin else ''}")
 
 
 # -- links
@@ -149,26 +151,30 @@ def whoami(db: DatabaseOption = None, as_json: AsJson = False) -> None:
 
 @link.command("create")
 def link_create(
-    session: Named, role: RoleOf = "viewer", expires: Expires = "7d", db: DatabaseOption = None, as_json: AsJson = False
+    session: SessionArgument,
+    role: RoleOption = "viewer",
+    expires: Expires = "7d",
+    db: DatabaseOption = None,
+    as_json: AsJson = False,
 ) -> None:
     """Create a link; its token is shown only once."""
     with repository(db) as repo:
-        made = repo.session(session).sharing.create_link(role, parse_lifetime(expires))
-        _one(as_json, made, f"{made.token}")
+        new_link = repo.session(session).sharing.create_link(role, parse_lifetime(expires))
+        _print_value(as_json, new_link, f"{new_link.token}")
 
 
 @link.command("list")
-def link_list(session: Named, db: DatabaseOption = None, as_json: AsJson = False) -> None:
+def link_list(session: SessionArgument, db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """List the links of a session."""
     with repository(db) as repo:
-        _emit(as_json, repo.session(session).sharing.links(), drawn.link_lines, "no links")
+        _print_list(as_json, repo.session(session).sharing.links(), drawn.link_lines, "no links")
 
 
 @link.command("revoke")
 def link_revoke(id: Id, db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """Revoke a link, and the roles of all who joined by it."""
     with repository(db) as repo:
-        _one(as_json, repo.revoke_link(id), f"link {id} is revoked")
+        _print_value(as_json, repo.revoke_link(id), f"link {id} is revoked")
 
 
 # -- users
@@ -184,47 +190,47 @@ def users_add(
 ) -> None:
     """Create a user; for the local owner, also the database or tenant if it does not exist."""
     with repository(db, create=True) as repo:
-        made = repo.users.add(name, _password() if password else None, is_admin=admin)
-        _one(as_json, made, f"user {made.name} is created")
+        user = repo.users.add(name, _read_password() if password else None, is_admin=admin)
+        _print_value(as_json, user, f"user {user.name} is created")
 
 
 @users.command("list")
 def users_list(db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """List the users."""
     with repository(db) as repo:
-        _emit(as_json, repo.users.all(), drawn.user_lines, "no users")
+        _print_list(as_json, repo.users.all(), drawn.user_lines, "no users")
 
 
 @users.command("password")
-def users_password(user: Who, db: DatabaseOption = None, as_json: AsJson = False) -> None:
+def users_password(user: UserArgument, db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """Set the password of a user, read from a prompt or a pipe; all their logins end."""
     with repository(db) as repo:
-        _one(as_json, repo.users.set_password(user, _password()), f"{user} has a new password")
+        _print_value(as_json, repo.users.set_password(user, _read_password()), f"{user} has a new password")
 
 
 @users.command("disable")
-def users_disable(user: Who, db: DatabaseOption = None, as_json: AsJson = False) -> None:
+def users_disable(user: UserArgument, db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """Disable a user with immediate effect."""
     with repository(db) as repo:
-        _one(as_json, repo.users.disable(user), f"{user} is disabled")
+        _print_value(as_json, repo.users.disable(user), f"{user} is disabled")
 
 
 @users.command("enable")
-def users_enable(user: Who, db: DatabaseOption = None, as_json: AsJson = False) -> None:
+def users_enable(user: UserArgument, db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """Enable a disabled user again."""
     with repository(db) as repo:
-        _one(as_json, repo.users.enable(user), f"{user} is enabled")
+        _print_value(as_json, repo.users.enable(user), f"{user} is enabled")
 
 
 @users.command("delete")
-def users_delete(user: Who, yes: Yes = False, db: DatabaseOption = None, as_json: AsJson = False) -> None:
+def users_delete(user: UserArgument, yes: Yes = False, db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """Erase a user and all their sessions permanently."""
     with repository(db) as repo:
-        found = repo.users.find(user)
+        target = repo.users.find(user)
         if not yes:
-            output.confirm(f"Permanently delete {clean(found.name)} and all their sessions?", as_json)
-        done = repo.users.delete(found)
-    output.emit(as_json, done.to_dict, lambda _: erased_lines(f"user {found.name}", done))
+            output.confirm(f"Permanently delete {clean(target.name)} and all their sessions?", as_json)
+        erased = repo.users.delete(target)
+    output.emit(as_json, erased.to_dict, lambda _: erased_lines(f"user {target.name}", erased))
 
 
 @users.command("revoke-tokens")
@@ -236,7 +242,7 @@ def users_revoke_tokens(
     """Revoke all logins and tokens that were issued before now."""
     with repository(db) as repo:
         repo.users.revoke_tokens(user)
-        _one(as_json, {"user": user}, f"logins and tokens of {user or 'all users'} are revoked")
+        _print_value(as_json, {"user": user}, f"logins and tokens of {user or 'all users'} are revoked")
 
 
 # -- keys
@@ -247,25 +253,25 @@ def keys_create(
     name: Name,
     scope: Annotated[str, typer.Option("--scope", "-s", help="The scope: read, fork, write or admin.")] = "read",
     expires: KeyExpires = "90d",
-    of: Whom = None,
+    of: OwnerOption = None,
     db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Create an API key; it is shown only once."""
     with repository(db) as repo:
-        made = repo.keys.create(name, scope, parse_lifetime(expires if expires != "never" else None), of)
-        output.line(as_json, lambda: {**of_value(made.key), "secret": made.secret}, made.secret)
+        new_key = repo.keys.create(name, scope, parse_lifetime(expires if expires != "never" else None), of)
+        output.line(as_json, lambda: {**of_value(new_key.key), "secret": new_key.secret}, new_key.secret)
 
 
 @keys.command("list")
-def keys_list(of: Whom = None, db: DatabaseOption = None, as_json: AsJson = False) -> None:
+def keys_list(of: OwnerOption = None, db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """List API keys."""
     with repository(db) as repo:
-        _emit(as_json, repo.keys.all(of), drawn.key_lines, "no keys")
+        _print_list(as_json, repo.keys.all(of), drawn.key_lines, "no keys")
 
 
 @keys.command("revoke")
 def keys_revoke(id: Id, db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """Revoke an API key with immediate effect."""
     with repository(db) as repo:
-        _one(as_json, repo.keys.revoke(id), f"key {id} is revoked")
+        _print_value(as_json, repo.keys.revoke(id), f"key {id} is revoked")

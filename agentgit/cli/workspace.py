@@ -39,48 +39,48 @@ Refs = Annotated[
     list[str] | None, typer.Argument(metavar="[A] [B] [PATH]...", help="The snapshots to compare, then the paths.")
 ]
 Paths = Annotated[list[str] | None, typer.Argument(metavar="PATH", help="Only these paths.")]
-HERE = Path()
-LAST = ("last", "latest")
+CURRENT_FOLDER = Path()
+LAST_NAMES = ("last", "latest")
 
 
 @app.command()
 def save(
     message: Annotated[str, typer.Argument(metavar="MESSAGE", help="A description of the snapshot.")] = "",
     name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="The name of the snapshot.")] = None,
-    folder: Dir = HERE,
+    folder: Dir = CURRENT_FOLDER,
     store: Store = None,
     as_json: AsJson = False,
 ) -> None:
     """Save the files as they are now."""
     with _workspace(folder, store) as workspace:
         with bar("saving", as_json) as progress:
-            made = workspace.save(message, name=name, progress=progress)
-        _tell(as_json, made)
+            snapshot = workspace.save(message, name=name, progress=progress)
+        _print_snapshot(as_json, snapshot)
 
 
 @app.command("list")
-def list_(limit: Limit = None, folder: Dir = HERE, store: Store = None, as_json: AsJson = False) -> None:
+def list_(limit: Limit = None, folder: Dir = CURRENT_FOLDER, store: Store = None, as_json: AsJson = False) -> None:
     """List the snapshots, newest first."""
     with _workspace(folder, store) as workspace:
-        found = workspace.list(limit=limit)
-        none = [(Span("no snapshots yet; agentgit workspace save creates one"),)]
+        snapshots = workspace.list(limit=limit)
+        placeholder = [(Span("no snapshots yet; agentgit workspace save creates one"),)]
         output.emit(
             as_json,
-            lambda: [one.to_dict() for one in found],
-            lambda width: files.snapshot_lines(found, width=width, zone=None) or none,
+            lambda: [snapshot.to_dict() for snapshot in snapshots],
+            lambda width: files.snapshot_lines(snapshots, width=width, zone=None) or placeholder,
         )
 
 
 @app.command()
-def show(ref: Ref, folder: Dir = HERE, store: Store = None, as_json: AsJson = False) -> None:
+def show(ref: Ref, folder: Dir = CURRENT_FOLDER, store: Store = None, as_json: AsJson = False) -> None:
     """Show a snapshot, and which files have changed since."""
     with _workspace(folder, store) as workspace:
-        found = _found(workspace, ref)
-        since = workspace.diff(found.id)
+        snapshot = _require_snapshot(workspace, ref)
+        changes = workspace.diff(snapshot.id)
         output.emit(
             as_json,
-            lambda: {**found.to_dict(), "since": since.to_dict()},
-            lambda width: files.show_lines(found, since, width=width, zone=None),
+            lambda: {**snapshot.to_dict(), "since": changes.to_dict()},
+            lambda width: files.show_lines(snapshot, changes, width=width, zone=None),
         )
 
 
@@ -92,7 +92,7 @@ def restore(
         bool, typer.Option("--force", help="Restore files that changed since the last snapshot too.")
     ] = False,
     yes: Yes = False,
-    folder: Dir = HERE,
+    folder: Dir = CURRENT_FOLDER,
     store: Store = None,
     as_json: AsJson = False,
 ) -> None:
@@ -100,46 +100,48 @@ def restore(
     from agentgit.workspace.base import LAST
 
     with _workspace(folder, store) as workspace:
-        found = _found(workspace, ref)
-        plan = workspace.plan_restore(found.id, paths=paths)
+        snapshot = _require_snapshot(workspace, ref)
+        plan = workspace.plan_restore(snapshot.id, paths=paths)
         if not force:
             _require_saved(plan)
         if not yes:
             output.confirm("Restore?", as_json, lambda: output.show(files.plan_lines(plan)))
         with bar("restoring", as_json) as progress:
-            done = workspace.restore(found.id, paths=paths, expect=LAST, force=force, progress=progress)
-        output.emit(as_json, done.to_dict, lambda _: files.restored_lines(done))
+            restored = workspace.restore(snapshot.id, paths=paths, expect=LAST, force=force, progress=progress)
+        output.emit(as_json, restored.to_dict, lambda _: files.restored_lines(restored))
 
 
 @app.command(cls=usage("[A]", "[B]", "[PATH]..."))
-def diff(words: Refs = None, folder: Dir = HERE, store: Store = None, as_json: AsJson = False) -> None:
+def diff(words: Refs = None, folder: Dir = CURRENT_FOLDER, store: Store = None, as_json: AsJson = False) -> None:
     """Compare two snapshots, or one (by default the newest) with the current files."""
     with _workspace(folder, store) as workspace:
-        left = list(words or ())
-        compared: list[str] = []
-        while left and len(compared) < 2 and (snapshot := _find(workspace, left[0])) is not None:
-            compared.append(snapshot.id)
-            left.pop(0)
-        found = workspace.diff(*compared, paths=left or None)
-        output.emit(as_json, found.to_dict, lambda _: files.diff_lines(found))
+        remaining = list(words or ())
+        snapshot_ids: list[str] = []
+        while remaining and len(snapshot_ids) < 2 and (snapshot := _find_snapshot(workspace, remaining[0])) is not None:
+            snapshot_ids.append(snapshot.id)
+            remaining.pop(0)
+        difference = workspace.diff(*snapshot_ids, paths=remaining or None)
+        output.emit(as_json, difference.to_dict, lambda _: files.diff_lines(difference))
 
 
 @app.command()
-def delete(ref: Ref, yes: Yes = False, folder: Dir = HERE, store: Store = None, as_json: AsJson = False) -> None:
+def delete(
+    ref: Ref, yes: Yes = False, folder: Dir = CURRENT_FOLDER, store: Store = None, as_json: AsJson = False
+) -> None:
     """Delete a snapshot; the files stay as they are."""
     with _workspace(folder, store) as workspace:
-        found = _found(workspace, ref)
+        snapshot = _require_snapshot(workspace, ref)
         if not yes:
-            shown = files.snapshot_lines([found], width=output.width(), zone=None)
-            output.confirm("Delete?", as_json, lambda: output.show(shown))
-        _tell(as_json, workspace.delete(found.id))
+            lines = files.snapshot_lines([snapshot], width=output.width(), zone=None)
+            output.confirm("Delete?", as_json, lambda: output.show(lines))
+        _print_snapshot(as_json, workspace.delete(snapshot.id))
 
 
 @app.command()
 def undo(
     steps: Annotated[int, typer.Argument(metavar="N", min=1, help="The number of tool calls.", show_default=False)] = 1,
     last: Annotated[bool, typer.Option("--last", help="Restore the newest snapshot instead.")] = False,
-    folder: Dir = HERE,
+    folder: Dir = CURRENT_FOLDER,
     store: Store = None,
     as_json: AsJson = False,
 ) -> None:
@@ -149,10 +151,10 @@ def undo(
             undone = workspace.undo_stack.undo(steps)
             output.emit(as_json, undone.to_dict, lambda _: files.undone_lines(undone))
             return
-        done = workspace.undo()
-        if done is None:
+        restored = workspace.undo()
+        if restored is None:
             raise NotFound(f"There is no snapshot of {folder} yet. Create one: agentgit workspace save")
-        output.emit(as_json, done.to_dict, lambda _: files.restored_lines(done))
+        output.emit(as_json, restored.to_dict, lambda _: files.restored_lines(restored))
 
 
 # -- shared helpers
@@ -166,23 +168,23 @@ def _workspace(folder: Path, store: Path | None) -> Iterator[Workspace]:
         yield workspace
 
 
-def _find(workspace: Workspace, ref: str) -> FileCheckpoint | None:
+def _find_snapshot(workspace: Workspace, ref: str) -> FileCheckpoint | None:
     """Find a snapshot; `last` is the newest one that was not taken before a restore."""
-    found = workspace.get(ref)
-    if found is None and ref in LAST:
-        return next((one for one in workspace.list() if one.kind != "safety"), None)
-    return found
+    snapshot = workspace.get(ref)
+    if snapshot is None and ref in LAST_NAMES:
+        return next((candidate for candidate in workspace.list() if candidate.kind != "safety"), None)
+    return snapshot
 
 
-def _found(workspace: Workspace, ref: str) -> FileCheckpoint:
-    found = _find(workspace, ref)
-    if found is None:
-        names = [name for one in workspace.list() for name in (one.name, one.id) if name]
+def _require_snapshot(workspace: Workspace, ref: str) -> FileCheckpoint:
+    snapshot = _find_snapshot(workspace, ref)
+    if snapshot is None:
+        names = [name for candidate in workspace.list() for name in (candidate.name, candidate.id) if name]
         raise NotFound(
             f"There is no snapshot {ref!r}. List them: agentgit workspace list.",
             near=references.similar_names(ref, names),
         )
-    return found
+    return snapshot
 
 
 def _require_saved(plan: RestorePlan) -> None:
@@ -191,13 +193,13 @@ def _require_saved(plan: RestorePlan) -> None:
     Raises:
         WorkspaceChanged: The plan would restore or delete such a file.
     """
-    touched = sorted({*plan.restore, *plan.delete} & set(plan.changed))
-    if touched:
+    unsaved = sorted({*plan.restore, *plan.delete} & set(plan.changed))
+    if unsaved:
         raise WorkspaceChanged(
-            f"Changed since the last snapshot: {', '.join(touched)}. Nothing was changed. Save the files first "
+            f"Changed since the last snapshot: {', '.join(unsaved)}. Nothing was changed. Save the files first "
             "(agentgit workspace save), or add --force: they are then kept in a safety snapshot."
         )
 
 
-def _tell(as_json: bool, snapshot: FileCheckpoint) -> None:
+def _print_snapshot(as_json: bool, snapshot: FileCheckpoint) -> None:
     output.emit(as_json, snapshot.to_dict, lambda width: files.snapshot_lines([snapshot], width=width, zone=None))

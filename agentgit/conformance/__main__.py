@@ -16,12 +16,12 @@ def main() -> int:
         description="Check that a database keeps the rules that agentgit needs. Give an empty one: sessions are left.",
     )
     parser.add_argument("url", help="a path or a URL; a server's database is made ready with: agentgit db upgrade")
-    where = parser.parse_args().url
+    url = parser.parse_args().url
     try:
-        agentgit.open(where).close()
+        agentgit.open(url).close()
     except agentgit.AgentGitError as error:
         parser.exit(error.exit_code, f"{error}\n")
-    report = check(lambda: agentgit.open(where), RULES)
+    report = check(lambda: agentgit.open(url), RULES)
     print(report)  # noqa: T201  # the output of a command
     return 0 if report.has_passed else 1
 

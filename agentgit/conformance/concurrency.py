@@ -11,7 +11,7 @@ from threading import Barrier
 from sqlalchemy import Connection
 
 from agentgit.conformance.rules import CheckContext, Rule, expect, expect_error
-from agentgit.conformance.storage import NOTHING
+from agentgit.conformance.storage import EMPTY_SNAPSHOT
 from agentgit.effects import invocation
 from agentgit.errors import Conflict
 from agentgit.repository import Repository
@@ -30,12 +30,12 @@ def leave_nothing_if_they_fail(trial: CheckContext) -> None:
     branch_id, store = trial.branch(), trial.repo.context.store
 
     def fail(connection: Connection) -> None:
-        store.sessions.note(connection, branch_id, {"a": 1})
+        store.sessions.merge_metadata(connection, branch_id, {"a": 1})
         store.sessions.create(connection, trial.repo.user.id, f"{trial.name}-2")
         raise _Stop
 
     expect_error(lambda: store.database.write(fail), _Stop, "An exception raised in a transaction was swallowed.")
-    expect("a" not in _facts(trial, branch_id), "A change of a failed transaction was stored.")
+    expect("a" not in _read_branch_metadata(trial, branch_id), "A change of a failed transaction was stored.")
     names = [session.session_name for session in trial.repo.sessions()]
     expect(f"{trial.name}-2" not in names, "A row of a failed transaction was stored.")
 
@@ -43,29 +43,29 @@ def leave_nothing_if_they_fail(trial: CheckContext) -> None:
 def are_kept(trial: CheckContext) -> None:
     """Committed changes are visible to new connections, also after the repository that wrote them is closed."""
     branch_id = trial.branch()
-    first = trial.open_again()
-    first.context.store.database.write(
-        lambda c: first.context.store.sessions.note(c, branch_id, {"a": 1}), durable=True
+    first_repo = trial.open_again()
+    first_repo.context.store.database.write(
+        lambda c: first_repo.context.store.sessions.merge_metadata(c, branch_id, {"a": 1}), durable=True
     )
-    first.close()
-    expect(_facts(trial, branch_id) == {"a": 1}, "A committed change is missing.")
+    first_repo.close()
+    expect(_read_branch_metadata(trial, branch_id) == {"a": 1}, "A committed change is missing.")
 
 
 def are_seen_whole(trial: CheckContext) -> None:
     """No reader sees uncommitted changes of another transaction, and every reader sees them after the commit."""
-    branch_id, store, other = trial.branch(), trial.repo.context.store, trial.open_again()
+    branch_id, store, other_repo = trial.branch(), trial.repo.context.store, trial.open_again()
     if store.database.in_memory:
         return  # an in-memory database has one connection, so its users take turns
-    seen = []
+    observed = []
 
     def write(connection: Connection) -> None:
-        store.sessions.note(connection, branch_id, {"a": 1})
-        with other.context.store.database.reading() as reader:
-            seen.append(as_object(other.context.store.sessions.branch(reader, branch_id).meta))
+        store.sessions.merge_metadata(connection, branch_id, {"a": 1})
+        with other_repo.context.store.database.reading() as reader:
+            observed.append(as_object(other_repo.context.store.sessions.branch(reader, branch_id).meta))
 
     store.database.write(write)
-    expect(seen[-1] == {}, "A change was seen before it was committed.")
-    expect(_facts(trial, branch_id) == {"a": 1}, "A change was not seen after it was committed.")
+    expect(observed[-1] == {}, "A change was seen before it was committed.")
+    expect(_read_branch_metadata(trial, branch_id) == {"a": 1}, "A change was not seen after it was committed.")
 
 
 def run_again(trial: CheckContext) -> None:
@@ -80,22 +80,22 @@ def run_again(trial: CheckContext) -> None:
 
     store.database.write(write)
     expect(len(runs) == 2, f"The transaction ran {len(runs)} times.")
-    expect(_facts(trial, branch_id) == {"turns": 1}, "Its change was stored twice, or not at all.")
+    expect(_read_branch_metadata(trial, branch_id) == {"turns": 1}, "Its change was stored twice, or not at all.")
 
 
 def see_one_moment(trial: CheckContext) -> None:
     """A snapshot read sees nothing that is committed after it began."""
-    branch_id, store, other = trial.branch(), trial.repo.context.store, trial.open_again()
+    branch_id, store, other_repo = trial.branch(), trial.repo.context.store, trial.open_again()
     if store.database.in_memory:
         return
-    with other.context.store.database.reading(repeatable_read=True) as reader:
-        before = other.context.store.sessions.branch(reader, branch_id).meta
-        store.database.write(lambda c: store.sessions.note(c, branch_id, {"a": 1}))
-        after = other.context.store.sessions.branch(reader, branch_id).meta
+    with other_repo.context.store.database.reading(repeatable_read=True) as reader:
+        before = other_repo.context.store.sessions.branch(reader, branch_id).meta
+        store.database.write(lambda c: store.sessions.merge_metadata(c, branch_id, {"a": 1}))
+        after = other_repo.context.store.sessions.branch(reader, branch_id).meta
     expect(before == after, "A snapshot read saw a later change.")
 
 
-def _facts(trial: CheckContext, branch_id: int) -> dict[str, object]:
+def _read_branch_metadata(trial: CheckContext, branch_id: int) -> dict[str, object]:
     """Read the metadata of a branch with new connections."""
     store = trial.open_again().context.store
     with store.database.reading() as connection:
@@ -118,7 +118,7 @@ def _run_concurrently(trial: CheckContext, work: Callable[[Repository, int], obj
     """Run the work of all writers at once, each with its own connections; return the results or conflicts."""
     repos, start = [trial.open_again() for _ in range(WRITERS)], Barrier(WRITERS)
 
-    def one(number: int) -> object:
+    def run_writer(number: int) -> object:
         start.wait(WAIT_SECONDS)
         try:
             return work(repos[number], number)
@@ -126,11 +126,11 @@ def _run_concurrently(trial: CheckContext, work: Callable[[Repository, int], obj
             return error
 
     with ThreadPoolExecutor(WRITERS) as pool:
-        return list(pool.map(one, range(WRITERS)))
+        return list(pool.map(run_writer, range(WRITERS)))
 
 
-def _count_successes(found: list[object]) -> int:
-    return sum(not isinstance(one, Conflict) for one in found)
+def _count_successes(results: list[object]) -> int:
+    return sum(not isinstance(result, Conflict) for result in results)
 
 
 def one_takes_a_branch(trial: CheckContext) -> None:
@@ -138,20 +138,20 @@ def one_takes_a_branch(trial: CheckContext) -> None:
     branch_id = trial.branch()
     trial.repo.context.store.database.write(
         lambda c: trial.repo.context.store.checkpoints.add(
-            c, branch_id, NOTHING, Label(kind="named", user_id=trial.repo.user.id, name="here")
+            c, branch_id, EMPTY_SNAPSHOT, Label(kind="named", user_id=trial.repo.user.id, name="here")
         )
     )
     head = trial.repo.session(trial.name).get_checkpoint("here").id
-    found = _run_concurrently(
+    results = _run_concurrently(
         trial,
         lambda repo, number: repo.context.store.database.write(
             lambda c: repo.context.store.sessions.acquire(c, branch_id, f"conformance|{number}|0|0")
         ),
     )
     trial.repo.session(trial.name).recover(force=True)
-    expect(_count_successes(found) == 1, f"{_count_successes(found)} of {WRITERS} took the branch.")
-    told = {error.head for error in found if isinstance(error, Conflict)}
-    expect(told == {head}, f"The head is {head}, but the writers were told {told}.")
+    expect(_count_successes(results) == 1, f"{_count_successes(results)} of {WRITERS} took the branch.")
+    reported_heads = {error.head for error in results if isinstance(error, Conflict)}
+    expect(reported_heads == {head}, f"The head is {head}, but the writers were told {reported_heads}.")
 
 
 def late_ones_are_fenced(trial: CheckContext) -> None:
@@ -183,33 +183,33 @@ def one_reverses_a_call(trial: CheckContext) -> None:
         owner="conformance",
         started_at=datetime.now(UTC),
     )
-    call = store.database.write(lambda c: store.journal.intend(c, intent))
+    call_id = store.database.write(lambda c: store.journal.intend(c, intent))
     expect_error(
-        lambda: store.database.write(lambda c: store.journal.move(c, call, invocation.REVERSED)),
+        lambda: store.database.write(lambda c: store.journal.move(c, call_id, invocation.REVERSED)),
         Conflict,
         "A call that has not ended was reversed.",
     )
-    store.database.write(lambda c: store.journal.end(c, call, CallOutcome(status=invocation.DONE, result=1)))
-    found = _run_concurrently(
+    store.database.write(lambda c: store.journal.end(c, call_id, CallOutcome(status=invocation.DONE, result=1)))
+    results = _run_concurrently(
         trial,
         lambda repo, number: repo.context.store.database.write(
-            lambda c: repo.context.store.journal.move(c, call, invocation.REVERSING, owner=str(number))
+            lambda c: repo.context.store.journal.move(c, call_id, invocation.REVERSING, owner=str(number))
         ),
     )
-    expect(_count_successes(found) == 1, f"{_count_successes(found)} of {WRITERS} reverse the same call.")
+    expect(_count_successes(results) == 1, f"{_count_successes(results)} of {WRITERS} reverse the same call.")
 
 
 def no_checkpoint_is_lost(trial: CheckContext) -> None:
     """Checkpoints that writers create on one branch at once are all stored, with gapless numbers up to the head."""
     branch_id = trial.branch()
 
-    def make(repo: Repository, number: int) -> None:
+    def create_checkpoints(repo: Repository, number: int) -> None:
         for n in range(WRITES_PER_WRITER):
             label = Label(kind="named", user_id=repo.user.id, name=f"{number}-{n}")
             store = repo.context.store
-            store.database.write(partial(store.checkpoints.add, branch_id=branch_id, snapshot=NOTHING, label=label))
+            store.database.write(partial(store.checkpoints.add, branch_id=branch_id, state=EMPTY_SNAPSHOT, label=label))
 
-    _run_concurrently(trial, make)
+    _run_concurrently(trial, create_checkpoints)
     store = trial.open_again().context.store
     with store.database.reading() as connection:
         branch = store.sessions.branch(connection, branch_id)
@@ -234,22 +234,22 @@ def no_fact_is_lost(trial: CheckContext) -> None:
         for n in range(WRITES_PER_WRITER):
             facts = {f"{number}-{n}": n}
             store = repo.context.store
-            store.database.write(partial(store.sessions.note, branch_id=branch_id, facts=facts))
+            store.database.write(partial(store.sessions.merge_metadata, branch_id=branch_id, entries=facts))
 
     _run_concurrently(trial, change)
     store = trial.open_again().context.store
     with store.database.reading() as connection:
-        found = as_object(store.sessions.branch(connection, branch_id).meta)
+        metadata = as_object(store.sessions.branch(connection, branch_id).meta)
     expect(
-        len(found) == WRITERS * WRITES_PER_WRITER,
-        f"{WRITERS * WRITES_PER_WRITER - len(found)} of {WRITERS * WRITES_PER_WRITER} facts are lost.",
+        len(metadata) == WRITERS * WRITES_PER_WRITER,
+        f"{WRITERS * WRITES_PER_WRITER - len(metadata)} of {WRITERS * WRITES_PER_WRITER} facts are lost.",
     )
 
 
 def one_session_is_made(trial: CheckContext) -> None:
     """If many writers create a session of the same name, all get one session, with one branch and an intact trail."""
-    found = _run_concurrently(trial, lambda repo, number: repo.session(trial.name, create=True).id)
-    expect(len(set(found)) == 1, f"{len(set(found))} sessions have the same name.")
+    session_ids = _run_concurrently(trial, lambda repo, number: repo.session(trial.name, create=True).id)
+    expect(len(set(session_ids)) == 1, f"{len(set(session_ids))} sessions have the same name.")
     expect(len(trial.repo.session(trial.name).branches()) == 1, "The session has more than one branch.")
     expect(trial.repo.events.verify().is_sound, "The audit trail is broken.")
 

@@ -97,8 +97,8 @@ class Result:
     why: str = ""
 
     def __str__(self) -> str:
-        told = f"\n          {self.why}" if self.why else ""
-        return f"{self.status:8}  {self.rule.group}: {self.rule.text}{told}"
+        explanation = f"\n          {self.why}" if self.why else ""
+        return f"{self.status:8}  {self.rule.group}: {self.rule.text}{explanation}"
 
 
 @dataclass(frozen=True)
@@ -128,27 +128,27 @@ def check(opener: Opener, rules: Iterable[Rule]) -> Report:
         opener: A function that opens the database with new connections. The checks leave sessions in it.
         rules: The rules to check; `RULES` contains all.
     """
-    return Report(tuple(_result(rule, opener) for rule in rules))
+    return Report(tuple(_check_rule(rule, opener) for rule in rules))
 
 
-def _result(rule: Rule, opener: Opener) -> Result:
+def _check_rule(rule: Rule, opener: Opener) -> Result:
     try:
         rule.check(opener)
     except NotCheckable as reason:
         return Result(rule, LEFT_OUT, str(reason))
     except Exception as error:  # noqa: BLE001  # any exception of a backend breaks the rule, and is reported
-        told = str(error) if isinstance(error, Breach) else f"{type(error).__name__}: {error}"
-        return Result(rule, FAILED, told)
+        evidence = str(error) if isinstance(error, Breach) else f"{type(error).__name__}: {error}"
+        return Result(rule, FAILED, evidence)
     return Result(rule, OK)
 
 
-def expect(kept: object, why: str) -> None:
+def expect(condition: object, why: str) -> None:
     """Require that a condition is true.
 
     Raises:
         Breach: The condition is false.
     """
-    if not kept:
+    if not condition:
         breach(why)
 
 
@@ -157,19 +157,19 @@ def breach(why: str) -> NoReturn:
     raise Breach(why)
 
 
-def expect_error(work: Callable[[], object], by: type[Exception], why: str) -> None:
+def expect_error(operation: Callable[[], object], expected: type[Exception], why: str) -> None:
     """Check that an operation is refused.
 
     Args:
-        work: A function that tries the operation.
-        by: The exception that the operation must raise.
+        operation: A function that tries the operation.
+        expected: The exception that the operation must raise.
         why: The evidence for `Breach`, if the operation succeeds.
 
     Raises:
         Breach: The operation succeeded.
     """
     try:
-        work()
-    except by:
+        operation()
+    except expected:
         return
     breach(why)

@@ -11,38 +11,41 @@ from sqlalchemy import Connection, UniqueConstraint, func, insert, inspect, sele
 from agentgit.conformance.rules import CheckContext, Rule, expect, expect_error
 from agentgit.errors import AgentGitError, Corrupt, NotAllowed
 from agentgit.store.objects.blobs import leaf
-from agentgit.store.records.checkpoints import Label, Snapshot
+from agentgit.store.records.checkpoints import CheckpointState, Label
 from agentgit.store.schema import schema
 from agentgit.store.sql.ids import ID_LIMIT, new_id
-from agentgit.store.sql.postgres import EVERYBODY
+from agentgit.store.sql.postgres import ALL_USERS
 from agentgit.store.sql.tables import BLOB, BRANCH, CHECKPOINT, METADATA, SESSION
 
 
 def is_newest(trial: CheckContext) -> None:
     """The database has the schema of this library."""
-    found = schema.current(trial.repo.context.store.database)
-    expect(found == schema.REVISION, f"The database has schema {found}; this library needs {schema.REVISION}.")
+    revision = schema.current_revision(trial.repo.context.store.database)
+    expect(revision == schema.REVISION, f"The database has schema {revision}; this library needs {schema.REVISION}.")
 
 
 def has_tables(trial: CheckContext) -> None:
     """Every table is there with its columns, its primary key and its unique keys."""
     with trial.repo.context.store.database.reading() as connection:
         for name, table in METADATA.tables.items():
-            found = _keys(connection, name)
-            expect(found["columns"] >= set(table.columns.keys()), f"Table {name} lacks columns.")
+            actual = _inspect_table(connection, name)
+            expect(actual["columns"] >= set(table.columns.keys()), f"Table {name} lacks columns.")
             primary = [column.name for column in table.primary_key]
-            expect(found["primary"] == primary, f"The primary key of {name} is not {primary}.")
+            expect(actual["primary"] == primary, f"The primary key of {name} is not {primary}.")
             for key in (key for key in table.constraints if isinstance(key, UniqueConstraint)):
                 columns = tuple(column.name for column in key.columns)
-                expect(columns in found["unique"], f"Nothing keeps {columns} of {name} unique.")
+                expect(columns in actual["unique"], f"Nothing keeps {columns} of {name} unique.")
 
 
-def _keys(connection: Connection, name: str) -> dict[str, Any]:
-    look = inspect(connection)
-    unique: list[Any] = [*look.get_unique_constraints(name), *(i for i in look.get_indexes(name) if i["unique"])]
+def _inspect_table(connection: Connection, name: str) -> dict[str, Any]:
+    inspector = inspect(connection)
+    unique: list[Any] = [
+        *inspector.get_unique_constraints(name),
+        *(i for i in inspector.get_indexes(name) if i["unique"]),
+    ]
     return {
-        "columns": {column["name"] for column in look.get_columns(name)},
-        "primary": look.get_pk_constraint(name)["constrained_columns"],
+        "columns": {column["name"] for column in inspector.get_columns(name)},
+        "primary": inspector.get_pk_constraint(name)["constrained_columns"],
         "unique": {tuple(key["column_names"]) for key in unique},
     }
 
@@ -72,17 +75,20 @@ def refuses_orphans(trial: CheckContext) -> None:
 def keeps_tenants_apart(trial: CheckContext) -> None:
     """Two tenants may use the same id, and a tenant never reads the other's rows."""
     branch_id, store = trial.branch(), trial.repo.context.store
-    other, theirs = store.tenant_id + 1, f"{trial.name}-theirs"
+    other_tenant_id, other_name = store.tenant_id + 1, f"{trial.name}-theirs"
 
     session_id = trial.repo.session(trial.name).id
     with store.database.reading() as connection:
-        session, branch = store.sessions.one(connection, session_id), store.sessions.branch(connection, branch_id)
+        session, branch = store.sessions.load_row(connection, session_id), store.sessions.branch(connection, branch_id)
 
-    def copy(connection: Connection) -> None:
-        for table, row, changed in ((SESSION, session, "session_name"), (BRANCH, branch, "name")):
-            connection.execute(insert(table), {**row._asdict(), "tenant_id": other, changed: theirs, **_thread(row)})
+    def copy_rows(connection: Connection) -> None:
+        for table, row, name_column in ((SESSION, session, "session_name"), (BRANCH, branch, "name")):
+            connection.execute(
+                insert(table),
+                {**row._asdict(), "tenant_id": other_tenant_id, name_column: other_name, **_other_thread_id(row)},
+            )
 
-    store.database.bound(other, EVERYBODY).write(copy)
+    store.database.limited_to(other_tenant_id, ALL_USERS).write(copy_rows)
     expect(trial.repo.session(trial.name).name == trial.name, "A session of another tenant was read.")
     expect(
         [branch.name for branch in trial.repo.session(trial.name).branches()] == ["main"],
@@ -90,11 +96,11 @@ def keeps_tenants_apart(trial: CheckContext) -> None:
     )
 
 
-def _thread(row: Any) -> dict[str, str]:
+def _other_thread_id(row: Any) -> dict[str, str]:
     return {"thread_id": f"{row.thread_id}-theirs"} if "thread_id" in row._fields else {}
 
 
-def _run(statement: str, connection: Connection) -> None:
+def _execute(statement: str, connection: Connection) -> None:
     connection.exec_driver_sql(statement)
 
 
@@ -104,7 +110,7 @@ def keeps_the_trail(trial: CheckContext) -> None:
     write = trial.repo.context.store.database.write
     for statement in ("UPDATE audit_event SET kind = 'x'", "DELETE FROM audit_event"):
         expect_error(
-            partial(write, partial(_run, statement)),
+            partial(write, partial(_execute, statement)),
             NotAllowed,
             "The audit trail can be changed.",
         )
@@ -128,68 +134,72 @@ TEXTS = (
 )
 """Texts that some database or driver has changed or refused."""
 
-HUGE = 3 * 2**20
+HUGE_BYTES = 3 * 2**20
 """The size in bytes of a value that is stored in several rows."""
 
-NOTHING = Snapshot(graph_checkpoint_id=None, state_hash=b"", position=0, message_count=0)
+EMPTY_SNAPSHOT = CheckpointState(graph_checkpoint_id=None, state_hash=b"", position=0, message_count=0)
 
 
-def _point(trial: CheckContext, branch_id: int, label: Label) -> int:
+def _add_checkpoint(trial: CheckContext, branch_id: int, label: Label) -> int:
     """Create a checkpoint without a conversation on a branch; return its id."""
     store = trial.repo.context.store
-    return store.database.write(lambda c: store.checkpoints.add(c, branch_id, NOTHING, label))
+    return store.database.write(lambda c: store.checkpoints.add(c, branch_id, EMPTY_SNAPSHOT, label))
 
 
 def keep_text(trial: CheckContext) -> None:
     """Any text is read back unchanged, including U+0000, lone surrogates, backslashes and long texts."""
     branch_id, user = trial.branch(), trial.repo.user.id
     for text in TEXTS:
-        made = _point(trial, branch_id, Label(kind="named", user_id=user, name="t", description=text, data={"t": text}))
-        found = trial.open_again().session(trial.name).get_checkpoint(made)
-        expect(found.metadata["description"] == text, f"The text {text[:20]!r} came back changed.")
-        expect(found.metadata["data"] == {"t": text}, f"Data with the text {text[:20]!r} came back changed.")
+        checkpoint_id = _add_checkpoint(
+            trial, branch_id, Label(kind="named", user_id=user, name="t", description=text, data={"t": text})
+        )
+        checkpoint = trial.open_again().session(trial.name).get_checkpoint(checkpoint_id)
+        expect(checkpoint.metadata["description"] == text, f"The text {text[:20]!r} came back changed.")
+        expect(checkpoint.metadata["data"] == {"t": text}, f"Data with the text {text[:20]!r} came back changed.")
 
 
 def keep_times(trial: CheckContext) -> None:
     """A time is read back as an aware datetime in UTC, and is the same moment to the microsecond."""
     branch_id, user = trial.branch(), trial.repo.user.id
-    for at in (
+    for moment in (
         datetime(2026, 1, 2, 3, 4, 5, 678901, UTC),
         datetime(1999, 12, 31, 23, 59, 59, 999999, UTC),
         datetime(2026, 3, 29, 2, 30, tzinfo=timezone(timedelta(hours=-9, minutes=-30))),
     ):
-        made = _point(trial, branch_id, Label(kind="named", user_id=user, name="t", made_at=at))
-        found = trial.open_again().session(trial.name).get_checkpoint(made).created_at
-        expect(found == at, f"{at} came back as {found}.")
-        offset = found.utcoffset() if found is not None else None
-        expect(offset == timedelta(0), f"{at} came back with the offset {offset}.")
+        checkpoint_id = _add_checkpoint(
+            trial, branch_id, Label(kind="named", user_id=user, name="t", created_at=moment)
+        )
+        created_at = trial.open_again().session(trial.name).get_checkpoint(checkpoint_id).created_at
+        expect(created_at == moment, f"{moment} came back as {created_at}.")
+        offset = created_at.utcoffset() if created_at is not None else None
+        expect(offset == timedelta(0), f"{moment} came back with the offset {offset}.")
 
 
 def keep_ids(trial: CheckContext) -> None:
     """Ids up to 2^53 - 1 are read back exactly, and rows are listed in the order of their ids."""
     branch_id, user = trial.branch(), trial.repo.user.id
-    wanted = sorted([new_id(), new_id(), ID_LIMIT - 1 - new_id() % 1000])
-    for made in reversed(wanted):
-        _point(trial, branch_id, Label(kind="named", user_id=user, name="i", id=made))
+    ids = sorted([new_id(), new_id(), ID_LIMIT - 1 - new_id() % 1000])
+    for checkpoint_id in reversed(ids):
+        _add_checkpoint(trial, branch_id, Label(kind="named", user_id=user, name="i", id=checkpoint_id))
     store = trial.open_again().context.store
     with store.database.reading() as connection:
-        found = [row.id for row in store.checkpoints.find(connection, CHECKPOINT.c.id.in_(wanted))]
-    expect(found == wanted, f"{wanted} came back as {found}.")
+        stored_ids = [row.id for row in store.checkpoints.find(connection, CHECKPOINT.c.id.in_(ids))]
+    expect(stored_ids == ids, f"{ids} came back as {stored_ids}.")
 
 
 def are_stored_once(trial: CheckContext) -> None:
     """Equal values share one row, however often they are stored, and a huge value is read back complete."""
-    value = leaf("bytes", trial.name.encode() + bytes(range(256)) * (HUGE // 256))
+    value = leaf("bytes", trial.name.encode() + bytes(range(256)) * (HUGE_BYTES // 256))
     for repo in (trial.repo, trial.open_again()):
         for _ in range(2):
             blobs = repo.context.store.graphs.content.blobs
             repo.context.store.database.write(partial(blobs.put_many, leaves=[value]))
     store = trial.open_again().context.store
     with store.database.reading() as connection:
-        rows = connection.execute(select(func.count()).where(BLOB.c.hash == value.hash)).scalar_one()
-        found = store.graphs.content.blobs.get_many(connection, [value.hash])[value.hash]
-    expect(rows == 1, f"One value takes {rows} rows.")
-    expect(found.data == value.data, "A huge value came back changed.")
+        row_count = connection.execute(select(func.count()).where(BLOB.c.hash == value.hash)).scalar_one()
+        stored = store.graphs.content.blobs.get_many(connection, [value.hash])[value.hash]
+    expect(row_count == 1, f"One value takes {row_count} rows.")
+    expect(stored.data == value.data, "A huge value came back changed.")
 
 
 def are_checked(trial: CheckContext) -> None:
@@ -201,11 +211,11 @@ def are_checked(trial: CheckContext) -> None:
         connection.execute(update(BLOB).where(BLOB.c.hash == value.hash).values(data=b"\0damaged"))
 
     trial.repo.context.store.database.write(damage)
-    fresh = trial.open_again().context.store
+    fresh_store = trial.open_again().context.store
 
     def read() -> object:
-        with fresh.database.reading() as connection:
-            return fresh.graphs.content.blobs.get_many(connection, [value.hash])
+        with fresh_store.database.reading() as connection:
+            return fresh_store.graphs.content.blobs.get_many(connection, [value.hash])
 
     try:
         expect_error(read, Corrupt, "A damaged value was returned.")

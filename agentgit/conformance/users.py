@@ -9,7 +9,7 @@ from agentgit.errors import NotAllowed, NotFound
 from agentgit.repository import Repository
 
 
-def _two(trial: CheckContext) -> tuple[Repository, Repository]:
+def _create_users(trial: CheckContext) -> tuple[Repository, Repository]:
     """Create two users; the first has a session."""
     repo = trial.repo
     owner, other = (repo.as_user(repo.users.add(f"{trial.name}-{name}")) for name in ("owner", "other"))
@@ -19,7 +19,7 @@ def _two(trial: CheckContext) -> tuple[Repository, Repository]:
 
 def see_only_their_own(trial: CheckContext) -> None:
     """A user can neither list another user's sessions nor find them by name or id."""
-    owner, other = _two(trial)
+    owner, other = _create_users(trial)
     session = owner.session(trial.name)
     expect(session.id not in {one.id for one in other.sessions()}, "Another user's session is listed.")
     for ref in (trial.name, session.id, f"{owner.user.name}/{trial.name}"):
@@ -28,21 +28,21 @@ def see_only_their_own(trial: CheckContext) -> None:
 
 def may_have_the_same_names(trial: CheckContext) -> None:
     """Two users may each have a session with the same name, and each finds their own."""
-    owner, other = _two(trial)
-    made = other.session(trial.name, create=True)
-    expect(made.id != owner.session(trial.name).id, "Two users have one session.")
-    expect(other.session(trial.name).id == made.id, "A user found another user's session.")
+    owner, other = _create_users(trial)
+    other_session = other.session(trial.name, create=True)
+    expect(other_session.id != owner.session(trial.name).id, "Two users have one session.")
+    expect(other.session(trial.name).id == other_session.id, "A user found another user's session.")
 
 
 def do_what_their_role_allows(trial: CheckContext) -> None:
     """A user sees a session shared with them, may do only what the role allows, and loses access when unshared."""
-    owner, other = _two(trial)
+    owner, other = _create_users(trial)
     ref = f"{owner.user.name}/{trial.name}"
     owner.session(trial.name).sharing.share(other.user.name, role="viewer")
     expect(other.session(ref).id == owner.session(trial.name).id, "A shared session is not found.")
     expect_error(lambda: other.session(ref).switch("main"), NotAllowed, "A viewer moved a session.")
-    denied = [event for event in owner.events.list(session=trial.name) if event.kind == "access.denied"]
-    expect(denied, "The trail does not record a refusal.")
+    denials = [event for event in owner.events.list(session=trial.name) if event.kind == "access.denied"]
+    expect(denials, "The trail does not record a refusal.")
     owner.session(trial.name).sharing.unshare(other.user.name)
     expect_error(lambda: other.session(ref), NotFound, "A session that is no longer shared was found.")
 

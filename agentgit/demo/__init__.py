@@ -79,24 +79,24 @@ class ScriptedModel(BaseChatModel):
         reply = self.rule(messages) if self.rule else self._reply(messages)
         # New ids, because a message replaces an existing message with the same id.
         calls = [{**call, "id": call["id"] or f"call-{uuid4().hex[:8]}"} for call in reply.tool_calls]
-        fresh = reply.model_copy(update={"id": f"ai-{uuid4().hex[:8]}", "tool_calls": calls})
-        return ChatResult(generations=[ChatGeneration(message=fresh)])
+        message = reply.model_copy(update={"id": f"ai-{uuid4().hex[:8]}", "tool_calls": calls})
+        return ChatResult(generations=[ChatGeneration(message=message)])
 
     def _reply(self, messages: Sequence[BaseMessage]) -> AIMessage:
-        said = sum(isinstance(message, AIMessage) for message in messages)
-        if said >= len(self.replies):
+        answer_count = sum(isinstance(message, AIMessage) for message in messages)
+        if answer_count >= len(self.replies):
             raise InvalidInput(f"The script has {len(self.replies)} replies and one more was asked for; add it.")
-        reply = self.replies[said]
+        reply = self.replies[answer_count]
         return reply if isinstance(reply, AIMessage) else AIMessage(reply)
 
 
 # -- the agent
 
-NUMBERS = {"a": 1, "an": 1, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6}
+NUMBER_WORDS = {"a": 1, "an": 1, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6}
 
-WISH = re.compile(rf"\b({'|'.join(NUMBERS)}|\d{{1,3}}) ({'|'.join(CATALOGUE)})s?\b")
+ORDER_PATTERN = re.compile(rf"\b({'|'.join(NUMBER_WORDS)}|\d{{1,3}}) ({'|'.join(CATALOGUE)})s?\b")
 
-ANSWERS = {
+ANSWER_TEMPLATES = {
     "search_catalogue": "We have, in euros: {items}.",
     "create_order": "Ordered {what} for {price} euros ({order}).",
     "charge_card": "Charged {amount} euros to your card.",
@@ -107,18 +107,18 @@ ANSWERS = {
 HELP = "Say: what do you have? / order two chairs / note that I am in a hurry / pay / mail the receipt"
 
 
-def _sum(messages: Sequence[BaseMessage], name: str, key: str) -> int:
+def _sum_results(messages: Sequence[BaseMessage], name: str, key: str) -> int:
     """Add up a number in all successful results of one tool in this conversation."""
     results = (m for m in messages if isinstance(m, ToolMessage) and m.name == name and m.status == "success")
     return sum(json.loads(str(m.content))[key] for m in results)
 
 
-def _calls(text: str, messages: Sequence[BaseMessage]) -> Iterator[ToolCall]:
+def _requested_calls(text: str, messages: Sequence[BaseMessage]) -> Iterator[ToolCall]:
     """Yield the tool calls that a user's text asks for."""
-    for number, item in WISH.findall(text.lower()):
-        quantity = NUMBERS.get(number) or int(number)
+    for number, item in ORDER_PATTERN.findall(text.lower()):
+        quantity = NUMBER_WORDS.get(number) or int(number)
         yield ToolCall(name="create_order", args={"item": item, "quantity": quantity}, id=None)
-    due = _sum(messages, "create_order", "price") - _sum(messages, "charge_card", "amount")
+    due = _sum_results(messages, "create_order", "price") - _sum_results(messages, "charge_card", "amount")
     if re.search(r"\bpay\b", text):
         yield ToolCall(name="charge_card", args={"amount": due}, id=None)
     if re.search(r"\bmail\b", text):
@@ -139,20 +139,22 @@ def clerk(messages: Sequence[BaseMessage]) -> AIMessage:
         >>> clerk([HumanMessage("order two chairs")]).tool_calls[0]["args"]
         {'item': 'chair', 'quantity': 2}
     """
-    asked = max((at for at, message in enumerate(messages) if isinstance(message, HumanMessage)), default=None)
-    if asked is None:
+    request_index = max(
+        (index for index, message in enumerate(messages) if isinstance(message, HumanMessage)), default=None
+    )
+    if request_index is None:
         return AIMessage(HELP)
-    results = [message for message in messages[asked:] if isinstance(message, ToolMessage)]
+    results = [message for message in messages[request_index:] if isinstance(message, ToolMessage)]
     if results:
         return AIMessage(" ".join(_format_result(message) for message in results))
-    calls = list(_calls(messages[asked].text, messages))
+    calls = list(_requested_calls(messages[request_index].text, messages))
     return AIMessage("", tool_calls=calls) if calls else AIMessage(HELP)
 
 
 def _format_result(message: ToolMessage) -> str:
     if message.status == "error":
         return f"That did not work: {message.content}"
-    return ANSWERS[str(message.name)].format(**json.loads(str(message.content)))
+    return ANSWER_TEMPLATES[str(message.name)].format(**json.loads(str(message.content)))
 
 
 def build(shop: str | Path = "shop.db") -> CompiledStateGraph[MessagesState, None, MessagesState, MessagesState]:
@@ -181,7 +183,7 @@ def build(shop: str | Path = "shop.db") -> CompiledStateGraph[MessagesState, Non
 
 Say = Callable[[str], None]
 
-PLACE = "before the table"
+CHECKPOINT_NAME = "before the table"
 
 
 def story(database: str | Path | None, shop: str | Path, say: Say) -> None:
@@ -217,58 +219,61 @@ def run_story(repo: Repository, shop: str | Path, say: Say, *, database: str | P
         database: The database for the printed commands; None is the default.
     """
     graph = build(shop)
-    older = {order.id for order in orders(shop)}
+    older_ids = {order.id for order in orders(shop)}
 
     def show_orders() -> None:
         say("\nThe shop's orders now:")
-        say("\n".join(f"  {order}" for order in orders(shop) if order.id not in older))
+        say("\n".join(f"  {order}" for order in orders(shop) if order.id not in older_ids))
 
     session = free_name("demo", {session.session_name for session in repo.sessions()})
     say(f"Session {session}. The graph and the shop are real, only the model is scripted. No key, no network.")
     agent = repo.wrap(graph, session=session, effects=EFFECTS)
     _order_too_much(agent, say)
     show_orders()
-    retry = _take_it_back(agent, say)
+    retry = _roll_back_order(agent, say)
     show_orders()
     _chat(retry, "rather a sofa", say)
-    _read_the_first_branch(agent, say)
-    _hit_the_wall(retry, say)
+    _show_first_branch(agent, say)
+    _show_blocked_rollback(retry, say)
     _show("agent.tree()", "every branch, where it left", draw(retry.tree()), say)
-    at = _option(database)
-    say(f"\nLook around:\n  agentgit tree {session}{at}\n  agentgit serve --open --trust agentgit.demo{at}")
+    database_option = _database_option(database)
+    say(
+        f"\nLook around:\n  agentgit tree {session}{database_option}\n  agentgit serve --open --trust "
+        f"agentgit.demo{database_option}"
+    )
     say('Your own graph:\n  agent = agentgit.open().wrap(graph, session="mine", effects={"order": reversible(cancel)})')
 
 
 def _order_too_much(agent: RollbackAgent, say: Say) -> None:
     _chat(agent, "order two chairs", say)
-    mark = agent.checkpoint(PLACE)
-    _show(f'agent.checkpoint("{PLACE}")', "a place to come back to", mark.metadata["reference"], say)
+    checkpoint = agent.checkpoint(CHECKPOINT_NAME)
+    _show(f'agent.checkpoint("{CHECKPOINT_NAME}")', "a place to come back to", checkpoint.metadata["reference"], say)
     _chat(agent, "a table and two lamps, please", say)
 
 
-def _take_it_back(agent: RollbackAgent, say: Say) -> RollbackAgent:
-    plan = agent.plan_rollback(PLACE)
-    _show(f'agent.plan_rollback("{PLACE}")', "what would happen; nothing is done", plan, say)
-    retry = agent.rollback(PLACE)
-    _show(f'retry = agent.rollback("{PLACE}")', "do it, on a new branch; see retry.report", retry.report, say)
+def _roll_back_order(agent: RollbackAgent, say: Say) -> RollbackAgent:
+    plan = agent.plan_rollback(CHECKPOINT_NAME)
+    _show(f'agent.plan_rollback("{CHECKPOINT_NAME}")', "what would happen; nothing is done", plan, say)
+    retry = agent.rollback(CHECKPOINT_NAME)
+    _show(f'retry = agent.rollback("{CHECKPOINT_NAME}")', "do it, on a new branch; see retry.report", retry.report, say)
     return retry
 
 
-def _read_the_first_branch(agent: RollbackAgent, say: Say) -> None:
-    said = [m for m in agent.history() if m["role"] in ("user", "assistant") and m["content"]]
-    lines = [f"{message['role']:<9}  {message['content']}" for message in said]
+def _show_first_branch(agent: RollbackAgent, say: Say) -> None:
+    messages = [item for item in agent.history() if item["role"] in ("user", "assistant") and item["content"]]
+    lines = [f"{message['role']:<9}  {message['content']}" for message in messages]
     lines += [f"{call.status:<9}  {call}" for call in agent.tool_track()]
     _show("agent.history(), agent.tool_track()", f"nothing is lost: branch {agent.branch.name}", "\n".join(lines), say)
 
 
-def _hit_the_wall(retry: RollbackAgent, say: Say) -> None:
-    before = retry.checkpoint("before the mail")
+def _show_blocked_rollback(retry: RollbackAgent, say: Say) -> None:
+    checkpoint = retry.checkpoint("before the mail")
     _chat(retry, "pay, and mail the receipt", say)
     try:
-        retry.rollback(before)
+        retry.rollback(checkpoint)
     except RollbackBlocked as blocked:
-        told = "\n".join([*textwrap.wrap(f"RollbackBlocked: {blocked}", 110), str(blocked.plan)])
-        _show('retry.rollback("before the mail")', "a mail cannot be unsent", told, say)
+        explanation = "\n".join([*textwrap.wrap(f"RollbackBlocked: {blocked}", 110), str(blocked.plan)])
+        _show('retry.rollback("before the mail")', "a mail cannot be unsent", explanation, say)
 
 
 def _chat(agent: RollbackAgent, text: str, say: Say) -> None:
@@ -280,9 +285,9 @@ def _show(code: str, comment: str, outcome: object, say: Say) -> None:
     say(f"\n{code:<42}  # {comment}\n{textwrap.indent(str(outcome), '  ')}")
 
 
-def _option(database: str | Path | None) -> str:
+def _database_option(database: str | Path | None) -> str:
     """Return the `--db` option for this database, without its password; empty for the default database."""
     if database is None or str(database) == (os.environ.get(ENVIRONMENT) or DEFAULT):
         return ""
-    where = parse_url(database).render_as_string(hide_password=True) if "://" in str(database) else str(database)
-    return f" --db {shlex.quote(where)}"
+    address = parse_url(database).render_as_string(hide_password=True) if "://" in str(database) else str(database)
+    return f" --db {shlex.quote(address)}"

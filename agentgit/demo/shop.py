@@ -14,7 +14,7 @@ from langchain_core.tools import BaseTool, tool
 from agentgit.effects import Effect, compensable, reversible
 from agentgit.errors import Conflict, InvalidInput, NotFound, Unavailable
 
-SHOP = "AGENTGIT_DEMO_SHOP"
+SHOP_VARIABLE = "AGENTGIT_DEMO_SHOP"
 """The environment variable with the path of the shop, if its file was moved after a call was recorded."""
 
 CATALOGUE = {"chair": 40, "table": 120, "lamp": 25, "sofa": 300}
@@ -28,7 +28,7 @@ CREATE TABLE IF NOT EXISTS outbox (id INTEGER PRIMARY KEY, recipient TEXT, text 
 CREATE TABLE IF NOT EXISTS notes (id INTEGER PRIMARY KEY, text TEXT);
 """
 
-ORDER = """
+INSERT_ORDER = """
 INSERT INTO orders
 SELECT item || '-' || (SELECT count(*) + 1 FROM orders WHERE item = :item), item, :quantity, price * :quantity, 'open'
 FROM catalogue WHERE item = :item RETURNING id, price
@@ -49,10 +49,10 @@ class Order(NamedTuple):
 
 
 @contextmanager
-def _opened(shop: str | Path) -> Iterator[sqlite3.Connection]:
+def _connect(shop: str | Path) -> Iterator[sqlite3.Connection]:
     """Open a connection whose changes are committed unless the block raises."""
     if not Path(shop).is_file():
-        raise NotFound(f"There is no shop at {shop}. Set {SHOP} to its path.")
+        raise NotFound(f"There is no shop at {shop}. Set {SHOP_VARIABLE} to its path.")
     with closing(sqlite3.connect(shop, timeout=30)) as connection, connection:
         yield connection
 
@@ -88,7 +88,7 @@ def orders(shop: str | Path) -> list[Order]:
     Raises:
         NotFound: There is no such shop.
     """
-    with _opened(shop) as connection:
+    with _connect(shop) as connection:
         rows = connection.execute("SELECT id, item, quantity, price, status FROM orders ORDER BY item, rowid")
         return [Order(*row) for row in rows]
 
@@ -115,7 +115,7 @@ def tools(shop: str) -> list[BaseTool]:
     @tool
     def search_catalogue() -> dict[str, Any]:
         """List what the shop sells."""
-        with _opened(shop) as connection:
+        with _connect(shop) as connection:
             rows = connection.execute("SELECT item, price FROM catalogue ORDER BY item").fetchall()
         return {"items": ", ".join(f"{item} ({price})" for item, price in rows)}
 
@@ -124,8 +124,8 @@ def tools(shop: str) -> list[BaseTool]:
         """Order a quantity of one item."""
         if quantity < 1:
             raise InvalidInput(f"Order at least one {item}.")
-        with _opened(shop) as connection:
-            row = connection.execute(ORDER, {"item": item, "quantity": quantity}).fetchone()
+        with _connect(shop) as connection:
+            row = connection.execute(INSERT_ORDER, {"item": item, "quantity": quantity}).fetchone()
         if row is None:
             raise InvalidInput(f"The shop sells no {item}; it sells {', '.join(CATALOGUE)}.")
         return {"order": row[0], "what": format_count(quantity, item), "price": row[1], "shop": shop}
@@ -133,21 +133,21 @@ def tools(shop: str) -> list[BaseTool]:
     @tool
     def charge_card(amount: int) -> dict[str, Any]:
         """Charge the customer's card, in euros."""
-        with _opened(shop) as connection:
+        with _connect(shop) as connection:
             payment = connection.execute("INSERT INTO payments VALUES (NULL, ?, 'charged')", [amount]).lastrowid
         return {"payment": payment, "amount": amount, "shop": shop}
 
     @tool
     def send_mail(to: str, text: str) -> dict[str, Any]:
         """Send an email."""
-        with _opened(shop) as connection:
+        with _connect(shop) as connection:
             connection.execute("INSERT INTO outbox VALUES (NULL, ?, ?)", [to, text])
         return {"to": to, "text": text}
 
     @tool
     def add_note(text: str) -> dict[str, Any]:
         """Save a note about the customer."""
-        with _opened(shop) as connection:
+        with _connect(shop) as connection:
             connection.execute("INSERT INTO notes VALUES (NULL, ?)", [text])
         return {"text": text}
 
@@ -183,7 +183,7 @@ def refund(args: dict[str, Any], result: dict[str, Any]) -> None:
 
 
 def _reverse_row(result: dict[str, Any], statement: str, kind: str) -> None:
-    with _opened(os.environ.get(SHOP) or result["shop"]) as connection:
+    with _connect(os.environ.get(SHOP_VARIABLE) or result["shop"]) as connection:
         if connection.execute(statement, [result[kind]]).rowcount != 1:
             raise Conflict(
                 f"The {kind} {result[kind]} was already reversed, or never existed. Check the shop's tables."

@@ -6,15 +6,23 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agentgit.effects.effects import IDEMPOTENT, IRREVERSIBLE, READ_ONLY, UNDECLARED, Effect, as_effect, decorated
+from agentgit.effects.effects import (
+    IDEMPOTENT,
+    IRREVERSIBLE,
+    READ_ONLY,
+    UNDECLARED,
+    Effect,
+    as_effect,
+    decorated_effects,
+)
 from agentgit.effects.invocation import identity
 from agentgit.errors import InvalidInput
 
-PLACES = ((), ("annotations",), ("mcp", "annotations"), ("mcp", "tool", "annotations"))
+ANNOTATION_PATHS = ((), ("annotations",), ("mcp", "annotations"), ("mcp", "tool", "annotations"))
 """Paths to MCP annotations in a tool's metadata: of langchain-mcp-adapters, other libraries, and langchain.mcp."""
 
 READS, DESTROYS = ("readOnlyHint", "read_only_hint"), ("destructiveHint", "destructive_hint")
-KEYS = frozenset({*READS, *DESTROYS, *(path[0] for path in PLACES if path)})
+METADATA_KEYS = frozenset({*READS, *DESTROYS, *(path[0] for path in ANNOTATION_PATHS if path)})
 
 
 @dataclass(frozen=True)
@@ -44,26 +52,26 @@ def hints_in(metadata: Any) -> Hints:
         >>> hints_in({"mcp": {"tool": {"annotations": {"read_only_hint": True}}}})
         Hints(read_only=True, destructive=None)
     """
-    if isinstance(metadata, Mapping) and KEYS.isdisjoint(metadata):
+    if isinstance(metadata, Mapping) and METADATA_KEYS.isdisjoint(metadata):
         return Hints()  # fast path: most tools have no annotations
-    places = [place for path in PLACES if (place := _at(metadata, path)) is not None]
-    read_only = [said for place in places for said in _hint_values(place, *READS)]
-    destructive = [said for place in places for said in _hint_values(place, *DESTROYS)]
+    annotations = [annotation for path in ANNOTATION_PATHS if (annotation := _value_at(metadata, path)) is not None]
+    read_only = [hint for annotation in annotations for hint in _hint_values(annotation, *READS)]
+    destructive = [hint for annotation in annotations for hint in _hint_values(annotation, *DESTROYS)]
     return Hints(min(read_only, default=None), max(destructive, default=None))
 
 
-def _at(metadata: Any, path: tuple[str, ...]) -> Any:
+def _value_at(metadata: Any, path: tuple[str, ...]) -> Any:
     for key in path:
         metadata = metadata.get(key) if isinstance(metadata, Mapping) else None
     return metadata
 
 
-def _hint_values(place: Any, *names: str) -> Iterator[bool]:
+def _hint_values(annotations: Any, *names: str) -> Iterator[bool]:
     """Yield the values of a hint, from a mapping or from the object that an MCP library makes of it."""
     for name in names:
-        said = place.get(name) if isinstance(place, Mapping) else getattr(place, name, None)
-        if isinstance(said, bool):
-            yield said
+        value = annotations.get(name) if isinstance(annotations, Mapping) else getattr(annotations, name, None)
+        if isinstance(value, bool):
+            yield value
 
 
 def stricter(effect: Effect | None, hints: Hints) -> Effect | None:
@@ -107,22 +115,22 @@ class ToolEffects:
     defaults: Mapping[str, Effect] = field(default_factory=dict)
     normalizers: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = field(default_factory=dict)
 
-    def get(self, name: str, metadata: Any = None, decorated: Effect | None = None) -> Effect | None:
+    def get(self, name: str, metadata: Any = None, decorator_effect: Effect | None = None) -> Effect | None:
         """Return the effect of a tool; None if it is undeclared.
 
         Args:
             name: The name of the tool.
             metadata: The tool's LangChain metadata. It is available even if the tool is not visible in the graph.
-            decorated: The effect that the tool's decorator declares, if it has one.
+            decorator_effect: The effect that the tool's decorator declares, if it has one.
         """
-        known = name in self.tools
-        effect = self.tools[name] if known else decorated or default(self.defaults, name)
+        is_declared = name in self.tools
+        effect = self.tools[name] if is_declared else decorator_effect or default_effect(self.defaults, name)
         return stricter(effect, hints_in(metadata)) if metadata else effect
 
     @property
     def has_effects(self) -> bool:
         """True if any tool that may be called is declared with an effect other than `read_only`."""
-        declared = (*self.tools.values(), *self.defaults.values(), *decorated())
+        declared = (*self.tools.values(), *self.defaults.values(), *decorated_effects())
         return any(effect is not None and effect.kind != READ_ONLY for effect in declared)
 
     def normalize(self, name: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -134,7 +142,7 @@ class ToolEffects:
         return {name: effect.kind if effect else UNDECLARED for name, effect in sorted(self.tools.items())}
 
 
-def default(defaults: Mapping[str, Effect], name: str) -> Effect | None:
+def default_effect(defaults: Mapping[str, Effect], name: str) -> Effect | None:
     """Return a repository's default effect for a tool; None if it has none."""
     return defaults.get(name) or defaults.get(ALL)
 
@@ -169,11 +177,11 @@ def record_fields(
     """
     if effect is None:
         return {"effect": UNDECLARED, "undo": None}
-    counted = effect.identity_args if is_named else None
+    identity_args = effect.identity_args if is_named else None
     return {
         "effect": effect.kind,
         "undo": effect.undo_path,
         "verify": effect.verify_path,
         "precheck": effect.precheck_path,
-        "identity": identity(tool_name, args, counted) if effect.has_identity else None,
+        "identity": identity(tool_name, args, identity_args) if effect.has_identity else None,
     }

@@ -22,16 +22,16 @@ class DeclarationsByTool(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._said: dict[str, dict[str, T]] = {}
+        self._declarations: dict[str, dict[str, T]] = {}
 
-    def add(self, tool: Any, said: T) -> None:
+    def add(self, tool: Any, declaration: T) -> None:
         """Add a declaration about a tool. It replaces an earlier one about the same function, as in a notebook.
 
         Args:
             tool: A function, or a tool that wraps one.
-            said: The declaration.
+            declaration: The declaration.
         """
-        self._said.setdefault(tool_name(tool), {})[_origin(tool)] = said
+        self._declarations.setdefault(tool_name(tool), {})[_origin(tool)] = declaration
 
     def get(self, name: str) -> list[T]:
         """Return the distinct declarations about tools with this name.
@@ -41,15 +41,15 @@ class DeclarationsByTool(Generic[T]):
             >>> found.add(print, "harmless"), found.get("print"), found.get("input")
             (None, ['harmless'], [])
         """
-        found: list[T] = []
-        for said in self._said.get(name, {}).values():
-            if said not in found:
-                found.append(said)
-        return found
+        declarations: list[T] = []
+        for declaration in self._declarations.get(name, {}).values():
+            if declaration not in declarations:
+                declarations.append(declaration)
+        return declarations
 
     def all(self) -> list[T]:
         """Return all declarations."""
-        return [said for of_name in list(self._said.values()) for said in of_name.values()]
+        return [declaration for by_origin in list(self._declarations.values()) for declaration in by_origin.values()]
 
 
 def tool_name(tool: Any) -> str:
@@ -135,22 +135,22 @@ class Effect:
             raise InvalidInput(f"A {self.kind} tool needs an undo function: {self.kind}(undo).")
         if self.kind not in UNDOABLE and self.undo is not None:
             raise InvalidInput(f"A tool that is {self.kind} is never undone; declare it reversible or compensable.")
-        self._require_meaning()
+        self._require_applicable_args()
         for role, function in self.functions():
             require_function(role, function)
         if self.identity_args is not None:
-            object.__setattr__(self, "identity_args", _names(self.identity_args))
-        object.__setattr__(self, "failed_on", _exceptions(self.failed_on))
+            object.__setattr__(self, "identity_args", _argument_names(self.identity_args))
+        object.__setattr__(self, "failed_on", _exception_classes(self.failed_on))
 
-    def _require_meaning(self) -> None:
+    def _require_applicable_args(self) -> None:
         """Reject arguments that do not apply to this kind, because their author expects them to have an effect."""
         if not isinstance(self.once, bool):
             raise InvalidInput(f"once must be True or False, not {self.once!r}.")
-        given = [name for name in ("identity_args", "verify", "precheck") if getattr(self, name) is not None]
-        given += [name for name in ("once", "failed_on") if getattr(self, name)]
-        if self.kind == READ_ONLY and given:
-            raise InvalidInput(f"A tool that is {READ_ONLY} changes nothing; leave out {', '.join(given)}.")
-        if self.kind not in UNDOABLE and "precheck" in given:
+        names = [name for name in ("identity_args", "verify", "precheck") if getattr(self, name) is not None]
+        names += [name for name in ("once", "failed_on") if getattr(self, name)]
+        if self.kind == READ_ONLY and names:
+            raise InvalidInput(f"A tool that is {READ_ONLY} changes nothing; leave out {', '.join(names)}.")
+        if self.kind not in UNDOABLE and "precheck" in names:
             raise InvalidInput(f"A tool that is {self.kind} is never undone; leave out precheck.")
 
     def __call__(self, tool: Tool) -> Tool:
@@ -278,19 +278,19 @@ def compensable(
 def declared_on(tool: Any) -> Effect | None:
     """Return the effect that a decorator set on a tool or on its function; None if there is none."""
     for candidate in (tool, getattr(tool, "func", None), getattr(tool, "coroutine", None)):
-        found = getattr(candidate, ATTRIBUTE, None)
-        if isinstance(found, Effect):
-            return found
+        declared = getattr(candidate, ATTRIBUTE, None)
+        if isinstance(declared, Effect):
+            return declared
     return None
 
 
 def declared_by_name(name: str) -> Effect | None:
     """Return the effect that decorators declared for this tool name; None if there is none or if two differ."""
-    found = _decorated.get(name)
-    return found[0] if len(found) == 1 else None
+    declarations = _decorated.get(name)
+    return declarations[0] if len(declarations) == 1 else None
 
 
-def decorated() -> list[Effect]:
+def decorated_effects() -> list[Effect]:
     """List the effects that decorators have declared in this process."""
     return _decorated.all()
 
@@ -334,14 +334,14 @@ def import_function(path: str) -> Undo:
     """
     module, name = require_path(path)
     try:
-        found: Any = importlib.import_module(module)
+        function: Any = importlib.import_module(module)
         for part in name.split("."):
-            found = getattr(found, part)
+            function = getattr(function, part)
     except Exception as error:  # a module may raise anything when it is imported
         raise NotFound(f"The function {path} cannot be imported here: {error}.") from error
-    if not callable(found):
+    if not callable(function):
         raise InvalidInput(f"{path} is not a function.")
-    return found  # type: ignore[no-any-return]  # an imported object has no static type
+    return function  # type: ignore[no-any-return]  # an imported object has no static type
 
 
 def require_function(role: str, function: Undo | str) -> None:
@@ -361,17 +361,17 @@ def require_function(role: str, function: Undo | str) -> None:
         return
     if not callable(function):
         raise InvalidInput(f"{role} must be a function or an import path (package.module:function), not {function!r}.")
-    shapes = ("args, result", "args, result, invocation") if role == "undo" else ("invocation",)
+    parameter_lists = ("args, result", "args, result, invocation") if role == "undo" else ("invocation",)
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
         return  # some built-in functions have no signature
-    if not any(_binds(signature, shape.count(",") + 1) for shape in shapes):
+    if not any(_accepts(signature, parameters.count(",") + 1) for parameters in parameter_lists):
         name = getattr(function, "__name__", repr(function))
-        raise InvalidInput(f"{role}={name}{signature} must accept the arguments ({shapes[0]}).")
+        raise InvalidInput(f"{role}={name}{signature} must accept the arguments ({parameter_lists[0]}).")
 
 
-def _binds(signature: inspect.Signature, count: int) -> bool:
+def _accepts(signature: inspect.Signature, count: int) -> bool:
     try:
         signature.bind(*range(count))
     except TypeError:
@@ -379,24 +379,24 @@ def _binds(signature: inspect.Signature, count: int) -> bool:
     return True
 
 
-def _names(given: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(given, str) or not isinstance(given, Sequence):
-        raise InvalidInput(f"identity_args must be a list of names like ['to', 'amount'], not {given!r}.")
-    if not all(isinstance(name, str) and name for name in given) or len(set(given)) < len(given):
-        raise InvalidInput(f"identity_args={list(given)!r} must name each argument only once.")
-    return tuple(given)
+def _argument_names(names: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(names, str) or not isinstance(names, Sequence):
+        raise InvalidInput(f"identity_args must be a list of names like ['to', 'amount'], not {names!r}.")
+    if not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
+        raise InvalidInput(f"identity_args={list(names)!r} must name each argument only once.")
+    return tuple(names)
 
 
-def _exceptions(given: Any) -> tuple[type[Exception], ...]:
+def _exception_classes(classes: Any) -> tuple[type[Exception], ...]:
     """Check that these are subclasses of `Exception`.
 
     A `BaseException` such as `KeyboardInterrupt` aborts the call and reports nothing about its outcome.
     """
-    if not isinstance(given, tuple | list):
-        raise InvalidInput(f"failed_on={given!r} must be a tuple of exception classes: failed_on=(ToolException,).")
-    if wrong := [one for one in given if not (isinstance(one, type) and issubclass(one, Exception))]:
-        raise InvalidInput(f"failed_on: {wrong[0]!r} is not a subclass of Exception. Name exception classes only.")
-    return tuple(given)
+    if not isinstance(classes, tuple | list):
+        raise InvalidInput(f"failed_on={classes!r} must be a tuple of exception classes: failed_on=(ToolException,).")
+    if invalid := [item for item in classes if not (isinstance(item, type) and issubclass(item, Exception))]:
+        raise InvalidInput(f"failed_on: {invalid[0]!r} is not a subclass of Exception. Name exception classes only.")
+    return tuple(classes)
 
 
 def takes_invocation(undo: Undo) -> bool:

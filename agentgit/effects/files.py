@@ -78,11 +78,11 @@ class FileChanges:
     @property
     def summary(self) -> str:
         """A sentence that counts the changes by action."""
-        counted = {action: sum(c.action == action for c in self.changes) for action in _SAID}
-        said = ", ".join(f"{_files(n)} {_SAID[action]}" for action, n in counted.items() if n)
+        counts = {action: sum(c.action == action for c in self.changes) for action in _WORDING}
+        text = ", ".join(f"{_file_count(n)} {_WORDING[action]}" for action, n in counts.items() if n)
         if self.everything:
-            said = ", ".join(["all restored by the environment", *([said] if said else [])])
-        return f"Files: {self.problem or said or 'unchanged'}."
+            text = ", ".join(["all restored by the environment", *([text] if text else [])])
+        return f"Files: {self.problem or text or 'unchanged'}."
 
     def __str__(self) -> str:
         return "\n".join([*(f"  {change}" for change in self.changes), self.summary])
@@ -97,7 +97,7 @@ class FileChanges:
         return cls(**{**data, "changes": [FileChange(**change) for change in data["changes"]]})
 
 
-_SAID = {
+_WORDING = {
     WRITE: "restored",
     DELETE: "deleted",
     ASIDE: "moved aside",
@@ -142,32 +142,32 @@ class WorkspaceAdapter(Protocol):
     def is_automatic(self) -> bool:
         """True if snapshots are taken automatically."""
 
-    def take(self, why: str) -> SnapshotRef:
+    def take_snapshot(self, reason: str) -> SnapshotRef:
         """Take a snapshot; return the last one if nothing has changed since."""
 
     def back_up(self, tool_name: str, args: Mapping[str, Any]) -> None:
         """Save the files that a tool call is about to change."""
 
-    def plan(self, at: SnapshotRef, known: SnapshotRef | None = None) -> FileChanges:
-        """Return what `restore` would do. Files that differ from `known` were changed by someone else.
+    def plan(self, snapshot: SnapshotRef, expected: SnapshotRef | None = None) -> FileChanges:
+        """Return what `restore` would do. Files that differ from `expected` were changed by someone else.
 
         Args:
-            at: The files to restore.
-            known: The files as the session left them; None is the newest snapshot, whoever took it.
+            snapshot: The files to restore.
+            expected: The files as the session left them; None is the newest snapshot, whoever took it.
         """
 
-    def require_restorable(self, at: SnapshotRef) -> None:
+    def require_restorable(self, snapshot: SnapshotRef) -> None:
         """Check that `restore` can restore these files.
 
         Raises:
             AgentGitError: The snapshot or the directory is gone.
         """
 
-    def restore(self, at: SnapshotRef, expected: SnapshotRef | None = None) -> FileChanges:
+    def restore(self, snapshot: SnapshotRef, expected: SnapshotRef | None = None) -> FileChanges:
         """Restore the files, after taking a safety snapshot. Restoring twice is harmless.
 
         Args:
-            at: The files to restore.
+            snapshot: The files to restore.
             expected: The files as the session left them. Files that differ from them and are replaced or deleted are
                 listed as `overwritten`.
         """
@@ -175,12 +175,12 @@ class WorkspaceAdapter(Protocol):
     def diff(self, a: SnapshotRef, b: SnapshotRef) -> Mapping[str, Any]:
         """Compare two snapshots; return the file fields of a checkpoint `Diff`, by name."""
 
-    def release(self, at: SnapshotRef) -> None:
+    def release(self, snapshot: SnapshotRef) -> None:
         """Release a snapshot that nothing needs any more."""
 
     def collect(self) -> None:
         """Free the space of data that no snapshot uses any more."""
 
 
-def _files(n: int) -> str:
+def _file_count(n: int) -> str:
     return f"{n} file{'' if n == 1 else 's'}"

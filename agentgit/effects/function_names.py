@@ -17,7 +17,7 @@ MAIN = "__main__"
 SPAWNED = "__mp_main__"
 """The name of the main module in processes that `multiprocessing` spawns."""
 
-LONGEST = 200
+MAX_SHOWN_LENGTH = 200
 """The maximum number of characters of a name to show, because a row may contain anything."""
 
 
@@ -42,13 +42,13 @@ class Name(NamedTuple):
             >>> Name.read("__main__:undo@9f86d081884c in shop.py")
             Name(path='__main__:undo', source='9f86d081884c', file='shop.py')
         """
-        path, _, mark = str(text).partition("@")
-        source, _, file = mark.partition(" in ")
+        path, _, origin = str(text).partition("@")
+        source, _, file = origin.partition(" in ")
         return cls(path, source or None, file or None)
 
     def __str__(self) -> str:
-        place = f" in {self.file}" if self.file else ""
-        return f"{self.path}@{self.source}{place}" if self.source else self.path
+        location = f" in {self.file}" if self.file else ""
+        return f"{self.path}@{self.source}{location}" if self.source else self.path
 
     @property
     def is_of_main(self) -> bool:
@@ -103,7 +103,7 @@ def _source(code: CodeType) -> str | None:
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:12]
 
 
-def is_different(recorded: Name, here: Name) -> bool:
+def is_different(recorded: Name, declared: Name) -> bool:
     """Return whether a function that is declared here differs from the one that the call recorded.
 
     Two functions of `__main__` with the same path differ if they come from two scripts and their sources differ. A
@@ -115,14 +115,14 @@ def is_different(recorded: Name, here: Name) -> bool:
         >>> is_different(noted, mended), is_different(noted, Name("__main__:undo", "2", "b.py"))
         (False, True)
     """
-    if recorded.path != here.path:
+    if recorded.path != declared.path:
         return True
-    if not recorded.is_of_main or recorded.source is None or recorded.source == here.source:
+    if not recorded.is_of_main or recorded.source is None or recorded.source == declared.source:
         return False
-    return recorded.file != here.file
+    return recorded.file != declared.file
 
 
-def possible_change(recorded: Name, here: Name) -> str | None:
+def possible_change(recorded: Name, declared: Name) -> str | None:
     """Return why a function of `__main__` may not be the recorded one, although `is_different` accepts it.
 
     Returns None if there is no doubt.
@@ -131,22 +131,22 @@ def possible_change(recorded: Name, here: Name) -> str | None:
         >>> possible_change(Name("__main__:undo", "1", "a.py"), Name("__main__:undo", "2", "a.py"))
         'the source of __main__:undo has changed since the call'
     """
-    if not recorded.is_of_main or (recorded.source is not None and recorded.source == here.source):
+    if not recorded.is_of_main or (recorded.source is not None and recorded.source == declared.source):
         return None
-    if recorded.source is None or here.source is None:
-        return f"cannot tell whether {shown(recorded.path)} has changed since the call"
-    return f"the source of {shown(recorded.path)} has changed since the call"
+    if recorded.source is None or declared.source is None:
+        return f"cannot tell whether {printable_name(recorded.path)} has changed since the call"
+    return f"the source of {printable_name(recorded.path)} has changed since the call"
 
 
-def shown(name: Name | str) -> str:
+def printable_name(name: Name | str) -> str:
     r"""Return a name in a form that is safe to print.
 
     A row may contain a long text or terminal control characters, so the name is truncated, and quoted if needed.
 
     Example:
-        >>> shown("shop:cancel"), shown("shop:" + chr(0))
+        >>> printable_name("shop:cancel"), printable_name("shop:" + chr(0))
         ('shop:cancel', "'shop:\\x00'")
     """
     text = str(name)
-    text = text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+    text = text if len(text) <= MAX_SHOWN_LENGTH else f"{text[:MAX_SHOWN_LENGTH]}…"
     return text if text.isprintable() else repr(text)

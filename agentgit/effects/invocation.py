@@ -29,48 +29,48 @@ def identity(tool_name: str, args: Mapping[str, Any], identity_args: Sequence[st
         >>> one == identity("pay", {"euros": 5, "reference": "b2", "to": "Ann"}, ["to", "euros"])
         True
     """
-    counted = {name: value for name, value in args.items() if identity_args is None or name in identity_args}
-    return hashlib.sha256(to_json([tool_name, _sorted(counted)])).hexdigest()
+    values = {name: value for name, value in args.items() if identity_args is None or name in identity_args}
+    return hashlib.sha256(to_json([tool_name, _canonical(values)])).hexdigest()
 
 
-def _sorted(value: Any) -> Any:
+def _canonical(value: Any) -> Any:
     """Sort the keys of nested dicts, and convert whole floats to integers."""
     if isinstance(value, Mapping):
-        return [[key, _sorted(value[key])] for key in sorted(value)]
+        return [[key, _canonical(value[key])] for key in sorted(value)]
     if isinstance(value, list):
-        return [_sorted(item) for item in value]
+        return [_canonical(item) for item in value]
     if isinstance(value, float) and value.is_integer():
         return int(value)  # a model may write the same amount as 5 or as 5.0
     return value
 
 
-def call_key(branch_id: int, place: str, call: str, tool_name: str) -> str:
+def call_key(branch_id: int, caller_id: str, call_id: str, tool_name: str) -> str:
     """Return the idempotency key of a call. Every attempt at the call has the same key.
 
     Args:
         branch_id: The branch that makes the call.
-        place: The AI message that requested the call, or the task that makes it.
-        call: The id of the call within that place. Models may use the same id in another place.
+        caller_id: The AI message that requested the call, or the task that makes it.
+        call_id: The id of the call within that place. Models may use the same id in another place.
         tool_name: The name of the tool.
     """
-    return _digest(f"{branch_id}\0{place}\0{call}\0{tool_name}")
+    return _digest(f"{branch_id}\0{caller_id}\0{call_id}\0{tool_name}")
 
 
-def repeat_key(key: str, what: str = "") -> str:
+def repeat_key(key: str, discriminator: str = "") -> str:
     """Return the idempotency key of a call that is made again because its effect was reversed.
 
     Args:
         key: The previous key.
-        what: A text that tells several keys apart if they follow the same key.
+        discriminator: A text that tells several keys apart if they follow the same key.
     """
-    return _digest(f"{key}\0{what}")
+    return _digest(f"{key}\0{discriminator}")
 
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:32]
 
 
-_key: ContextVar[str | None] = ContextVar("agentgit_idempotency_key", default=None)
+_current_key: ContextVar[str | None] = ContextVar("agentgit_idempotency_key", default=None)
 
 
 def idempotency_key() -> str:
@@ -87,7 +87,7 @@ def idempotency_key() -> str:
         ...     idempotency_key()
         '5e91f633'
     """
-    key = _key.get()
+    key = _current_key.get()
     if key is None:
         raise NotFound("No recorded tool call is running here. Call this inside a tool that a wrapped graph calls.")
     return key
@@ -96,11 +96,11 @@ def idempotency_key() -> str:
 @contextmanager
 def idempotency_key_set(key: str | None) -> Iterator[None]:
     """Set the idempotency key of the running call for the duration of the block."""
-    token = _key.set(key)
+    token = _current_key.set(key)
     try:
         yield
     finally:
-        _key.reset(token)
+        _current_key.reset(token)
 
 
 CALL, REPLAY, REDO = "call", "replay", "redo"
@@ -137,27 +137,27 @@ DECISIONS = {
 """The status that follows a person's decision on whether the call, or its reversal, happened."""
 
 
-ELSEWHERE = "it was imported: it happened in another world"
+IMPORTED_REASON = "it was imported: it happened in another world"
 """The reason why an imported call is never reversed, verified or automatically run again."""
 
 _VERIFY_RAISED = "its verify raised "
 """The prefix of the error of a failed `verify` in an error message."""
 
-_TIMES = ("started_at", "ended_at")
+_TIME_FIELDS = ("started_at", "ended_at")
 
 
-class _Short(Repr):
+class _ShortRepr(Repr):
     """A `repr` that abbreviates large values."""
 
     def repr_str(self, x: str, level: int) -> str:
         """Return the beginning of a string; the base class returns both ends."""
-        return repr(x) if len(x) <= _LONGEST else f"{x[:_LONGEST]!r}…"
+        return repr(x) if len(x) <= _MAX_LENGTH else f"{x[:_MAX_LENGTH]!r}…"
 
 
-_LONGEST = 40
+_MAX_LENGTH = 40
 """The maximum number of characters of a string to show."""
 
-brief = _Short().repr
+short_repr = _ShortRepr().repr
 """A function that returns an abbreviated repr of a value."""
 
 
@@ -239,8 +239,8 @@ class ToolInvocation(Displayable):
     @property
     def verify_raised(self) -> str | None:
         """The error of the call's `verify`, as in the error message; None if there is none."""
-        _, mark, said = (self.error_message or "").partition(_VERIFY_RAISED)
-        return mark + said or None
+        _, prefix, verify_error = (self.error_message or "").partition(_VERIFY_RAISED)
+        return prefix + verify_error or None
 
     @property
     def own_error(self) -> str | None:
@@ -250,7 +250,7 @@ class ToolInvocation(Displayable):
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as a JSON-like dict, with times in ISO 8601 format."""
         data = {f.name: getattr(self, f.name) for f in fields(self)}
-        for name in _TIMES:
+        for name in _TIME_FIELDS:
             data[name] = data[name].isoformat() if data[name] else None
         return data
 
@@ -262,28 +262,28 @@ class ToolInvocation(Displayable):
             InvalidInput: The data is not an invocation.
         """
         try:
-            times = {name: datetime.fromisoformat(data[name]) if data.get(name) else None for name in _TIMES}
+            times = {name: datetime.fromisoformat(data[name]) if data.get(name) else None for name in _TIME_FIELDS}
             return cls(**{**data, **times})
         except (TypeError, ValueError, AttributeError) as error:
             raise InvalidInput(f"Not a tool invocation: {error}. Pass what to_dict() returned.") from error
 
     def __str__(self) -> str:
-        args = ", ".join(f"{key}={brief(value)}" for key, value in self.args.items())
+        args = ", ".join(f"{key}={short_repr(value)}" for key, value in self.args.items())
         return f"{self.tool_name}({args})"
 
 
-def join_errors(error: str | None, raised: str | None) -> str | None:
+def join_errors(error: str | None, verify_error: str | None) -> str | None:
     """Combine the error of a call and the error of its `verify` into one message.
 
     Args:
         error: The error of the call or its undo; None if there is none.
-        raised: The error of the `verify`; None if there is none.
+        verify_error: The error of the `verify`; None if there is none.
 
     Example:
         >>> join_errors("TimeoutError: late", "KeyError: 'id'")
         "TimeoutError: late; its verify raised KeyError: 'id'"
     """
-    return "; ".join(filter(None, [error, _VERIFY_RAISED + raised if raised else None])) or None
+    return "; ".join(filter(None, [error, _VERIFY_RAISED + verify_error if verify_error else None])) or None
 
 
 class ToolTrack(TableList[ToolInvocation]):
@@ -293,7 +293,7 @@ class ToolTrack(TableList[ToolInvocation]):
 MARKS = ("running", "done", "irreversible", "reversed", "failed", "unknown")
 """The marks of a call, in display order."""
 
-_OF_STATUS = {
+_MARK_OF_STATUS = {
     INTENDED: "running",
     REVERSING: "running",
     DONE: "done",
@@ -318,5 +318,5 @@ def mark(effect: str, status: str) -> str | None:
     """
     if effect == READ_ONLY:
         return None
-    found = _OF_STATUS.get(status)
-    return IRREVERSIBLE if found == "done" and effect == IRREVERSIBLE else found
+    status_mark = _MARK_OF_STATUS.get(status)
+    return IRREVERSIBLE if status_mark == "done" and effect == IRREVERSIBLE else status_mark

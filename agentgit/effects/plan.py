@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from agentgit.effects import effects, invocation
 from agentgit.effects.files import FileChanges
-from agentgit.effects.invocation import ELSEWHERE, ToolInvocation
+from agentgit.effects.invocation import IMPORTED_REASON, ToolInvocation
 from agentgit.errors import InvalidInput
 from agentgit.values import PrintableDrawing, escape_path
 
@@ -29,20 +29,20 @@ REPLAY_MODES = (RECORD, REDO, EXECUTE)
 ROLLBACK, SWITCH, FORK, WORLD_ONLY = "rollback", "switch", "fork", "world_only"
 """The kinds of plans and reports: a rollback, a switch, a fork, a rollback of the world without the conversation."""
 
-GOING_BACK = "it was reversed later, and its tool does not run again"
+NOT_RERUN_REASON = "it was reversed later, and its tool does not run again"
 
-AGAIN = "its tool runs again for the new branch"
+RERUN_REASON = "its tool runs again for the new branch"
 
-NAMED = 3
+MAX_NAMED_TOOLS = 3
 """The maximum number of blocking tools that a summary names."""
 
-UNDECLARED = (
+UNDECLARED_REASON = (
     "its tool was not declared when it was called, so it can only be undone by hand; "
     "a declaration applies to later calls only"
 )
 """The reason why an undeclared call is kept."""
 
-Why = Callable[[ToolInvocation], str | None]
+ReasonFunction = Callable[[ToolInvocation], str | None]
 """A function that returns why an action on an invocation is impossible; None if it is possible."""
 
 
@@ -135,7 +135,7 @@ class RollbackPlan(PrintableDrawing):
 
     def forced(self) -> RollbackPlan:
         """Return the plan that `force=True` carries out: each blocked step takes its `otherwise` action."""
-        return replace(self, steps=[_forced(step) if step.action == BLOCK else step for step in self.steps])
+        return replace(self, steps=[_force_step(step) if step.action == BLOCK else step for step in self.steps])
 
     @property
     def heading(self) -> str:
@@ -150,15 +150,17 @@ class RollbackPlan(PrintableDrawing):
     @property
     def summary(self) -> str:
         """A sentence that counts the steps."""
-        return self._of_effects + (f" {self.files.summary}" if self.files else "")
+        return self._effect_summary + (f" {self.files.summary}" if self.files else "")
 
     @property
-    def _of_effects(self) -> str:
+    def _effect_summary(self) -> str:
         if not self.steps:
             return "There is nothing to reverse."
         if self.is_admissible:
-            return f"{_counted(self.steps)}; no blockers."
-        return f"{_blocked_by(self.blockers)}. Nothing is changed. With force: {_counted(self.forced().steps)}."
+            return f"{_count_steps(self.steps)}; no blockers."
+        return (
+            f"{_describe_blockers(self.blockers)}. Nothing is changed. With force: {_count_steps(self.forced().steps)}."
+        )
 
     def without(self, known: Collection[int]) -> RollbackPlan:
         """Return the plan without the steps for these invocations."""
@@ -206,7 +208,7 @@ class RollbackPlan(PrintableDrawing):
             raise InvalidInput(f"Not a plan: {error}. Pass what to_dict() returned.") from error
 
 
-_SAID = {
+_WORDING = {
     REVERSE: ("will be reversed", "will be reversed"),
     REDO: ("runs again", "run again"),
     KEEP: ("stays", "stay"),
@@ -216,18 +218,18 @@ _SAID = {
 """The wording for one effect and for several."""
 
 
-def _counted(steps: list[PlanStep]) -> str:
-    numbers = {action: sum(step.action == action for step in steps) for action in _SAID}
-    return ", ".join(f"{n} {_SAID[action][n > 1]}" for action, n in numbers.items() if n)
+def _count_steps(steps: list[PlanStep]) -> str:
+    counts = {action: sum(step.action == action for step in steps) for action in _WORDING}
+    return ", ".join(f"{n} {_WORDING[action][n > 1]}" for action, n in counts.items() if n)
 
 
-def _blocked_by(steps: list[PlanStep]) -> str:
+def _describe_blockers(steps: list[PlanStep]) -> str:
     n, tools = len(steps), list(dict.fromkeys(escape_path(step.invocation.tool_name) for step in steps))
-    rest = f" and {len(tools) - NAMED} more" if len(tools) > NAMED else ""
-    return f"Blocked by {n} call{'' if n == 1 else 's'} ({', '.join(tools[:NAMED])}{rest})"
+    rest = f" and {len(tools) - MAX_NAMED_TOOLS} more" if len(tools) > MAX_NAMED_TOOLS else ""
+    return f"Blocked by {n} call{'' if n == 1 else 's'} ({', '.join(tools[:MAX_NAMED_TOOLS])}{rest})"
 
 
-def _forced(step: PlanStep) -> PlanStep:
+def _force_step(step: PlanStep) -> PlanStep:
     """Replace the action of a blocked step by its `otherwise` action."""
     return replace(step, action=step.otherwise, why=f"forced: {step.why}")
 
@@ -254,14 +256,14 @@ def make_plan(
     target: str,
     position: int,
     later: Iterable[ToolInvocation],
-    can_undo: Why,
+    undo_obstacle: ReasonFunction,
     gone: Iterable[ToolInvocation] = (),
-    accepted: Collection[int] = (),
+    accepted_ids: Collection[int] = (),
     tools: str = "reverse",
     replay: str = RECORD,
     track: Sequence[PastCall] = (),
-    can_redo: Why = lambda call: None,
-    remark: Why = lambda call: None,
+    redo_obstacle: ReasonFunction = lambda call: None,
+    remark: ReasonFunction = lambda call: None,
     kind: str = ROLLBACK,
 ) -> RollbackPlan:
     """Plan an action for every effect that is in the world and is not on the path to the checkpoint.
@@ -274,42 +276,42 @@ def make_plan(
         position: The number of tool invocations before it.
         later: The invocations of the session that may have an effect in the world and are not on the path, newest first
             in world order; with `execute`, also those on the path.
-        can_undo: Returns why an invocation cannot be undone here; None if it can.
+        undo_obstacle: Returns why an invocation cannot be undone here; None if it can.
         gone: Invocations before the checkpoint that were reversed since, or may have been, oldest first.
-        accepted: The `first_id` of each invocation that an earlier rollback kept and reported.
+        accepted_ids: The `first_id` of each invocation that an earlier rollback kept and reported.
         tools: One of `TOOLS_MODES`.
         replay: One of `REPLAY_MODES`.
         track: The calls before the checkpoint, oldest first; only needed for `execute`.
-        can_redo: Returns why the tool of an invocation cannot run again; None if it can.
+        redo_obstacle: Returns why the tool of an invocation cannot run again; None if it can.
         remark: Returns a further remark about the functions of an invocation; None if there is none.
         kind: The kind of the plan.
     """
-    past, again = _plan_path(track, can_undo, tools)
+    reversals, reruns = _plan_path(track, undo_obstacle, tools)
     steps = [
         PlanStep(action=KEEP, invocation=call, why="an earlier rollback kept it")
-        if call.first_id in accepted and not call.is_imported and call.id not in past
-        else _remarked(step, remark)
+        if call.first_id in accepted_ids and not call.is_imported and call.id not in reversals
+        else _add_remark(step, remark)
         for call in later
-        if (step := past[call.id] if call.id in past else _step(call, can_undo, tools)) is not None
+        if (step := reversals[call.id] if call.id in reversals else _plan_call(call, undo_obstacle, tools)) is not None
     ]
     if replay == EXECUTE:
-        steps += again
+        steps += reruns
     elif replay == REDO:
-        steps += [_redo(call, can_redo) for call in gone]
+        steps += [_plan_redo(call, redo_obstacle) for call in gone]
     else:
-        steps += [PlanStep(action=GONE, invocation=call, why=_doubt(call) or GOING_BACK) for call in gone]
+        steps += [PlanStep(action=GONE, invocation=call, why=_uncertainty(call) or NOT_RERUN_REASON) for call in gone]
     return RollbackPlan(checkpoint_id=checkpoint_id, target=target, position=position, kind=kind, steps=steps)
 
 
-def _remarked(step: PlanStep, remark: Why) -> PlanStep:
+def _add_remark(step: PlanStep, remark: ReasonFunction) -> PlanStep:
     """Add the remark about the functions that this step calls, or would have to call."""
-    asks = step.action in (REVERSE, BLOCK) or step.invocation.status == invocation.UNKNOWN
-    said = remark(step.invocation) if asks else None
-    return step if said is None else replace(step, why=f"{step.why}; {said}")
+    needs_functions = step.action in (REVERSE, BLOCK) or step.invocation.status == invocation.UNKNOWN
+    text = remark(step.invocation) if needs_functions else None
+    return step if text is None else replace(step, why=f"{step.why}; {text}")
 
 
 def _plan_path(
-    track: Sequence[PastCall], can_undo: Why, tools: str
+    track: Sequence[PastCall], undo_obstacle: ReasonFunction, tools: str
 ) -> tuple[dict[int, PlanStep | None], list[PlanStep]]:
     """Plan the calls on the path that run again.
 
@@ -317,36 +319,38 @@ def _plan_path(
         The reversal of each run that is still in the world, by its id, or None if it is not reversed; and the steps
         that run the calls again, oldest first.
     """
-    first: dict[int, PlanStep | None] = {}
-    runs: list[PlanStep] = []
+    reversals: dict[int, PlanStep | None] = {}
+    reruns: list[PlanStep] = []
     for call in track:
-        step = None if call.effective_run is None else _step(call.effective_run, can_undo, tools)
+        step = None if call.effective_run is None else _plan_call(call.effective_run, undo_obstacle, tools)
         if call.invocation.status in (invocation.FAILED, invocation.PAUSED):
             continue  # it does not run again; an effect that it may have had is planned like any other
-        why = call.blocked or (step.why if step is not None and step.action == BLOCK else None)
-        is_there = call.effective_run is not None or call.invocation.effect == effects.READ_ONLY
+        obstacle = call.blocked or (step.why if step is not None and step.action == BLOCK else None)
+        is_in_world = call.effective_run is not None or call.invocation.effect == effects.READ_ONLY
         if call.effective_run is not None:
-            is_reversed = why is None and step is not None and step.action == REVERSE
-            first[call.effective_run.id] = step if is_reversed else None
-        action = BLOCK if why is not None else REDO
-        left = ANSWER if is_there else GONE
-        runs.append(PlanStep(action=action, invocation=call.invocation, why=why or AGAIN, otherwise=left))
-    return first, runs
+            is_reversed = obstacle is None and step is not None and step.action == REVERSE
+            reversals[call.effective_run.id] = step if is_reversed else None
+        action = BLOCK if obstacle is not None else REDO
+        fallback = ANSWER if is_in_world else GONE
+        reruns.append(
+            PlanStep(action=action, invocation=call.invocation, why=obstacle or RERUN_REASON, otherwise=fallback)
+        )
+    return reversals, reruns
 
 
-def _again(call: ToolInvocation, can_redo: Why, why: str) -> PlanStep:
-    missing = _doubt(call) or can_redo(call)
-    return PlanStep(action=REDO if missing is None else BLOCK, invocation=call, why=missing or why, otherwise=GONE)
+def _plan_rerun(call: ToolInvocation, redo_obstacle: ReasonFunction, reason: str) -> PlanStep:
+    obstacle = _uncertainty(call) or redo_obstacle(call)
+    return PlanStep(action=REDO if obstacle is None else BLOCK, invocation=call, why=obstacle or reason, otherwise=GONE)
 
 
-def _redo(call: ToolInvocation, can_redo: Why) -> PlanStep:
+def _plan_redo(call: ToolInvocation, redo_obstacle: ReasonFunction) -> PlanStep:
     """Plan to run a reversed call again, unless it was imported and so happened in another world."""
     if call.is_imported:
-        return PlanStep(action=GONE, invocation=call, why=ELSEWHERE)
-    return _again(call, can_redo, "it was reversed, and runs again")
+        return PlanStep(action=GONE, invocation=call, why=IMPORTED_REASON)
+    return _plan_rerun(call, redo_obstacle, "it was reversed, and runs again")
 
 
-def _doubt(call: ToolInvocation) -> str | None:
+def _uncertainty(call: ToolInvocation) -> str | None:
     """Return why it is unknown whether the effect of a call is still in the world; None if it is known."""
     if call.status in (invocation.REVERSING, invocation.REVERSE_UNKNOWN):
         return "it is unknown whether it has been reversed since; check, then call repo.resolve()"
@@ -355,19 +359,19 @@ def _doubt(call: ToolInvocation) -> str | None:
     return None
 
 
-def _step(call: ToolInvocation, can_undo: Why, tools: str) -> PlanStep | None:
+def _plan_call(call: ToolInvocation, undo_obstacle: ReasonFunction, tools: str) -> PlanStep | None:
     if call.effect == effects.READ_ONLY or call.status not in invocation.STANDING:
         return None
-    action, why = _decide(call, can_undo)
+    action, reason = _decide(call, undo_obstacle)
     if call.runs > 1:
-        why += f"; its tool started {call.runs} times to ask a person, so what it does before asking ran each time"
+        reason += f"; its tool started {call.runs} times to ask a person, so what it does before asking ran each time"
     if tools == "keep" and action != KEEP:
         return PlanStep(action=KEEP, invocation=call, why="the world is left alone, as requested")
     if tools == "require_clean" and action == REVERSE:
         return PlanStep(
             action=BLOCK, invocation=call, why="it would have to be reversed, but a clean world is required"
         )
-    return PlanStep(action=action, invocation=call, why=why)
+    return PlanStep(action=action, invocation=call, why=reason)
 
 
 def _decide_unknown(call: ToolInvocation) -> tuple[str, str]:
@@ -375,17 +379,17 @@ def _decide_unknown(call: ToolInvocation) -> tuple[str, str]:
         return KEEP, f"it {'raised' if call.has_raised else 'was interrupted'}, and calling it again is harmless"
     if not call.has_raised:
         return BLOCK, "it is unknown whether it happened: it was interrupted; check, then call repo.resolve()"
-    raised = f"it raised {call.error_message}, but may have happened"
+    reason = f"it raised {call.error_message}, but may have happened"
     if call.may_be_repeated:
-        return KEEP, f"{raised}; if it did, call repo.resolve() to have it reversed"
-    return BLOCK, f"{raised}; check, then call repo.resolve()"
+        return KEEP, f"{reason}; if it did, call repo.resolve() to have it reversed"
+    return BLOCK, f"{reason}; check, then call repo.resolve()"
 
 
-def _decide(call: ToolInvocation, can_undo: Why) -> tuple[str, str]:
+def _decide(call: ToolInvocation, undo_obstacle: ReasonFunction) -> tuple[str, str]:
     if call.is_imported:
-        return KEEP, ELSEWHERE
+        return KEEP, IMPORTED_REASON
     if call.effect == effects.UNDECLARED:
-        return KEEP, UNDECLARED
+        return KEEP, UNDECLARED_REASON
     if call.status == invocation.FAILED:
         return KEEP, f"it failed ({call.error_message}), so there is no result to reverse"
     if call.status == invocation.INTENDED:
@@ -400,9 +404,9 @@ def _decide(call: ToolInvocation, can_undo: Why) -> tuple[str, str]:
         return BLOCK, "it cannot be undone"
     if call.effect == effects.IDEMPOTENT:
         return KEEP, "it has no undo function; calling it again is harmless"
-    if (missing := can_undo(call)) is not None:
-        return BLOCK, missing
-    again = "; an earlier attempt failed" if call.status == invocation.REVERSE_FAILED else ""
+    if (obstacle := undo_obstacle(call)) is not None:
+        return BLOCK, obstacle
+    retry_note = "; an earlier attempt failed" if call.status == invocation.REVERSE_FAILED else ""
     return REVERSE, (
         "its undo compensates for it" if call.effect == effects.COMPENSABLE else "its undo reverses it"
-    ) + again
+    ) + retry_note

@@ -19,11 +19,11 @@ from agentgit.effects.effects import (
     import_function,
 )
 from agentgit.effects.files import WorkspaceAdapter
-from agentgit.effects.function_names import Name, is_different, name_of, possible_change, shown
-from agentgit.effects.invocation import ELSEWHERE, REVERSE_FAILED, REVERSE_UNKNOWN, UNKNOWN, ToolInvocation
+from agentgit.effects.function_names import Name, is_different, name_of, possible_change, printable_name
+from agentgit.effects.invocation import IMPORTED_REASON, REVERSE_FAILED, REVERSE_UNKNOWN, UNKNOWN, ToolInvocation
 from agentgit.errors import InvalidInput, NotFound
 
-Run = Callable[[dict[str, Any], str], Any]
+ToolRunner = Callable[[dict[str, Any], str], Any]
 """A function that calls a tool with recorded arguments on a branch's thread; returns the result or an awaitable."""
 
 ALL_SESSIONS = 0
@@ -31,7 +31,7 @@ ALL_SESSIONS = 0
 
 ROLE_NAMES = {"undo": "undo function", "verify": "verify", "precheck": "precheck"}
 
-DECLARE_IT = "wrap the graph again, or name the module that declares it: trust=[...], --trust MODULE"
+DECLARE_HINT = "wrap the graph again, or name the module that declares it: trust=[...], --trust MODULE"
 
 
 class _DeclaredFunction(NamedTuple):
@@ -62,22 +62,22 @@ class Registry:
     """
 
     def __init__(self, defaults: Mapping[str, Effect] | None = None) -> None:
-        self._declared: dict[tuple[int, str, str], dict[str, _DeclaredFunction]] = {}
+        self._functions: dict[tuple[int, str, str], dict[str, _DeclaredFunction]] = {}
         self._effects: dict[tuple[int, str], Effect] = {}
-        self._runners: dict[tuple[int, str], Run | str] = {}
-        self._keepers: dict[int, WorkspaceAdapter] = {}
+        self._runners: dict[tuple[int, str], ToolRunner | str] = {}
+        self._adapters: dict[int, WorkspaceAdapter] = {}
         self._deferred: list[Callable[[], None]] = []
-        self._changing = threading.RLock()
+        self._lock = threading.RLock()
         for tool_name, effect in (defaults or {}).items():
             self.declare(ALL_SESSIONS, tool_name, effect)
 
-    def defer(self, take: Callable[[], None]) -> None:
+    def defer(self, declare: Callable[[], None]) -> None:
         """Defer the declarations of a module that is still being executed, until they are first needed.
 
         Args:
-            take: A function that makes the declarations. It must not import a module that is not imported yet.
+            declare: A function that makes the declarations. It must not import a module that is not imported yet.
         """
-        self._deferred.append(take)
+        self._deferred.append(declare)
 
     def declare(self, session_id: int, tool_name: str, effect: Effect) -> None:
         """Register the functions of a tool's effect. Import paths are imported now, not when a plan is made.
@@ -87,33 +87,37 @@ class Registry:
             tool_name: The name of the tool.
             effect: The effect as this process declares it.
         """
-        self._effects[session_id, tool_name] = effect
         for role, function in effect.functions():
-            name, found = name_of(function), _imported(function) if isinstance(function, str) else function
-            names = {name, name if isinstance(found, str) else name_of(found)}
-            with self._changing:
-                before = self._declared.get((session_id, tool_name, role), {})
-                kept = {path: here for path, here in before.items() if path not in {one.path for one in names}}
-                now = {one.path: _DeclaredFunction(one, found) for one in names}
-                self._declared[session_id, tool_name, role] = kept | now  # a new dict: others may be reading the old
+            name, resolved = name_of(function), _try_import(function) if isinstance(function, str) else function
+            names = {name, name if isinstance(resolved, str) else name_of(resolved)}
+            with self._lock:
+                earlier = self._functions.get((session_id, tool_name, role), {})
+                remaining = {
+                    path: declared for path, declared in earlier.items() if path not in {one.path for one in names}
+                }
+                added = {one.path: _DeclaredFunction(one, resolved) for one in names}
+                self._functions[session_id, tool_name, role] = (
+                    remaining | added
+                )  # a new dict: others may be reading the old
+        self._effects[session_id, tool_name] = effect  # last: whoever sees it finds its functions
 
-    def register_runner(self, session_id: int, tool_name: str, run: Run | str) -> None:
+    def register_runner(self, session_id: int, tool_name: str, runner: ToolRunner | str) -> None:
         """Register the function that runs a tool again.
 
         Args:
             session_id: The external session, or `ALL_SESSIONS`.
             tool_name: The name of the tool.
-            run: A function that calls the tool, or a sentence that says why only its graph can call it.
+            runner: A function that calls the tool, or a sentence that says why only its graph can call it.
         """
-        self._runners[session_id, tool_name] = run
+        self._runners[session_id, tool_name] = runner
 
-    def attach(self, session_id: int, keeper: WorkspaceAdapter) -> None:
+    def register_workspace(self, session_id: int, adapter: WorkspaceAdapter) -> None:
         """Register the workspace that holds a session's files."""
-        self._keepers[session_id] = keeper
+        self._adapters[session_id] = adapter
 
     def workspace(self, session_id: int) -> WorkspaceAdapter | None:
         """Return the workspace that holds a session's files; None if none was attached here."""
-        return self._keepers.get(session_id)
+        return self._adapters.get(session_id)
 
     def undo(self, session_id: int, call: ToolInvocation) -> Undo:
         """Return the function that undoes one recorded call.
@@ -122,10 +126,10 @@ class Registry:
             NotFound: The call was imported; or its undo function is not declared here, or only a different one is.
         """
         if call.is_imported:
-            raise NotFound(ELSEWHERE)
-        undo = self._find("undo", session_id, call)
+            raise NotFound(IMPORTED_REASON)
+        undo = self._find_function("undo", session_id, call)
         if undo is None:
-            raise NotFound(f"no undo function for {shown(call.tool_name)} is declared here; {DECLARE_IT}")
+            raise NotFound(f"no undo function for {printable_name(call.tool_name)} is declared here; {DECLARE_HINT}")
         return undo
 
     def verify(self, session_id: int, call: ToolInvocation) -> CheckFunction | None:
@@ -134,7 +138,7 @@ class Registry:
         Raises:
             NotFound: It is not declared here, or only a different one is.
         """
-        return self._find("verify", session_id, call)
+        return self._find_function("verify", session_id, call)
 
     def precheck(self, session_id: int, call: ToolInvocation) -> CheckFunction | None:
         """Return the function that checks whether a recorded call can be undone now; None if it has none.
@@ -142,14 +146,14 @@ class Registry:
         Raises:
             NotFound: It is not declared here, or only a different one is.
         """
-        return self._find("precheck", session_id, call)
+        return self._find_function("precheck", session_id, call)
 
     def failed_on(self, session_id: int, call: ToolInvocation) -> tuple[type[Exception], ...]:
         """Return the exceptions with which the tool of a recorded call reports that it did nothing."""
-        effect = self._effect(session_id, call.tool_name)
+        effect = self._find_effect(session_id, call.tool_name)
         return effect.failed_on if effect is not None else ()
 
-    def runner(self, session_id: int, call: ToolInvocation) -> Run:
+    def runner(self, session_id: int, call: ToolInvocation) -> ToolRunner:
         """Return the function that runs a recorded call again.
 
         Raises:
@@ -157,21 +161,19 @@ class Registry:
                 different undo function from the one that the call recorded.
         """
         self._run_deferred()
-        run = self._runners.get((session_id, call.tool_name)) or self._runners.get((ALL_SESSIONS, call.tool_name))
-        if run is None:
+        runner = self._runners.get((session_id, call.tool_name)) or self._runners.get((ALL_SESSIONS, call.tool_name))
+        if runner is None:
             raise NotFound(
-                f"the tool {shown(call.tool_name)} is unknown; first wrap a graph that has it in a ToolNode, or name "
-                "its module: trust=[...], --trust MODULE"
+                f"the tool {printable_name(call.tool_name)} is unknown; first wrap a graph that has it in a ToolNode, "
+                "or name its module: trust=[...], --trust MODULE"
             )
-        if isinstance(run, str):
-            raise NotFound(run)
+        if isinstance(runner, str):
+            raise NotFound(runner)
         if call.undo is not None and self._candidates(session_id, call.tool_name, "undo"):
-            self._declared_function(
-                "undo", session_id, call
-            )  # a tool with a different undo function is a different tool
-        return run
+            self._find_recorded("undo", session_id, call)  # a tool with a different undo function is a different tool
+        return runner
 
-    def cannot_run(self, session_id: int, call: ToolInvocation) -> str | None:
+    def rerun_obstacle(self, session_id: int, call: ToolInvocation) -> str | None:
         """Return why a recorded call cannot run again here; None if it can."""
         try:
             self.runner(session_id, call)
@@ -179,20 +181,20 @@ class Registry:
             return str(error)
         return None
 
-    def must_not_run(self, session_id: int, call: ToolInvocation) -> str | None:
+    def rerun_prohibition(self, session_id: int, call: ToolInvocation) -> str | None:
         """Return why the declarations forbid a second run of a recorded call; None if they allow it."""
-        declared = self._effect(session_id, call.tool_name)
+        declared = self._find_effect(session_id, call.tool_name)
         if call.effect == UNDECLARED:
             return "its tool was not declared when it was called, so the effect of a second run is unknown"
         if call.effect == IRREVERSIBLE or (declared is not None and declared.kind == IRREVERSIBLE):
             return "its tool is irreversible, and must not run a second time"
         # A reversible or idempotent call records an identity only if its tool is declared with once=True.
-        was_once = call.identity is not None and call.effect in (REVERSIBLE, IDEMPOTENT)
-        if was_once or (declared is not None and declared.once):
+        was_declared_once = call.identity is not None and call.effect in (REVERSIBLE, IDEMPOTENT)
+        if was_declared_once or (declared is not None and declared.once):
             return "its tool is declared once=True, and must not run a second time"
         return None
 
-    def cannot_undo(self, session_id: int, call: ToolInvocation) -> str | None:
+    def undo_obstacle(self, session_id: int, call: ToolInvocation) -> str | None:
         """Return why a recorded call cannot be undone here; None if it can."""
         try:
             self.undo(session_id, call)
@@ -202,43 +204,46 @@ class Registry:
 
     def remark(self, session_id: int, call: ToolInvocation) -> str | None:
         """Return what a plan should mention about the functions of a call besides obstacles; None for nothing."""
-        said = [self._remark(role, session_id, call) for role in ROLES if not call.is_imported]
-        return "; ".join(one for one in said if one is not None) or None
+        remarks = [self._remark(role, session_id, call) for role in ROLES if not call.is_imported]
+        return "; ".join(remark for remark in remarks if remark is not None) or None
 
     def _remark(self, role: str, session_id: int, call: ToolInvocation) -> str | None:
         recorded = getattr(call, role)
         if recorded is None:
             return None
         try:
-            here = self._declared_function(role, session_id, call)
+            declared = self._find_recorded(role, session_id, call)
         except NotFound as error:  # other roles report the error when their function is used
-            asks = role == "verify" and call.status in (UNKNOWN, REVERSE_UNKNOWN, REVERSE_FAILED)
-            return str(error) if asks else None
-        return possible_change(Name.read(recorded), here.name)
+            is_verify_needed = role == "verify" and call.status in (UNKNOWN, REVERSE_UNKNOWN, REVERSE_FAILED)
+            return str(error) if is_verify_needed else None
+        return possible_change(Name.read(recorded), declared.name)
 
     # -- lookup of declarations
 
-    def _find(self, role: str, session_id: int, call: ToolInvocation) -> Undo | None:
+    def _find_function(self, role: str, session_id: int, call: ToolInvocation) -> Undo | None:
         if call.is_imported:  # a function of this program would inspect another world than the call's
             return None
         if getattr(call, role) is not None:
-            return _usable(self._declared_function(role, session_id, call))
-        known = self._candidates(session_id, call.tool_name, role)
-        return _usable(known[0]) if known else None  # the call recorded no name that could differ
+            return _require_imported(self._find_recorded(role, session_id, call))
+        candidates = self._candidates(session_id, call.tool_name, role)
+        return _require_imported(candidates[0]) if candidates else None  # the call recorded no name that could differ
 
-    def _declared_function(self, role: str, session_id: int, call: ToolInvocation) -> _DeclaredFunction:
+    def _find_recorded(self, role: str, session_id: int, call: ToolInvocation) -> _DeclaredFunction:
         """Return the declared function whose name a call recorded.
 
         Raises:
             NotFound: The function is not declared here.
         """
-        recorded, known = Name.read(getattr(call, role)), self._candidates(session_id, call.tool_name, role)
-        if found := next((here for here in known if not is_different(recorded, here.name)), None):
-            return found
-        if not known:
-            raise NotFound(f"its {ROLE_NAMES[role]} {shown(recorded)} is not declared here; {DECLARE_IT}")
+        recorded, candidates = Name.read(getattr(call, role)), self._candidates(session_id, call.tool_name, role)
+        if declared := next(
+            (candidate for candidate in candidates if not is_different(recorded, candidate.name)), None
+        ):
+            return declared
+        if not candidates:
+            raise NotFound(f"its {ROLE_NAMES[role]} {printable_name(recorded)} is not declared here; {DECLARE_HINT}")
         raise NotFound(
-            f"its {ROLE_NAMES[role]} was {shown(recorded)} at the call, and {shown(known[0].name)} is declared here "
+            f"its {ROLE_NAMES[role]} was {printable_name(recorded)} at the call, and "
+            f"{printable_name(candidates[0].name)} is declared here "
             "instead; declare the recorded one again"
         )
 
@@ -246,37 +251,37 @@ class Registry:
         """List the functions that are declared for a tool in a role, the most specific and newest declaration first."""
         self._run_deferred()
         return [
-            here
-            for place in _places(session_id, tool_name)
-            for here in reversed(self._declared.get((*place, role), {}).values())
+            function
+            for key in _lookup_keys(session_id, tool_name)
+            for function in reversed(self._functions.get((*key, role), {}).values())
         ]
 
-    def _effect(self, session_id: int, tool_name: str) -> Effect | None:
+    def _find_effect(self, session_id: int, tool_name: str) -> Effect | None:
         """Return the most specific declared effect of a tool; None if there is none."""
         self._run_deferred()
-        found = (self._effects.get(place) for place in _places(session_id, tool_name))
-        return next((effect for effect in found if effect is not None), None)
+        effects = (self._effects.get(key) for key in _lookup_keys(session_id, tool_name))
+        return next((effect for effect in effects if effect is not None), None)
 
     def _run_deferred(self) -> None:
-        with self._changing:  # a second thread waits until all are declared
+        with self._lock:  # a second thread waits until all are declared
             while self._deferred:
                 self._deferred[0]()
                 self._deferred.pop(0)
 
 
-def _places(session_id: int, tool_name: str) -> tuple[tuple[int, str], ...]:
+def _lookup_keys(session_id: int, tool_name: str) -> tuple[tuple[int, str], ...]:
     """Return the keys under which a tool may be declared, the most specific first."""
     return (session_id, tool_name), (ALL_SESSIONS, tool_name), (ALL_SESSIONS, ALL)
 
 
-def _imported(path: str) -> Undo | str:
+def _try_import(path: str) -> Undo | str:
     try:
         return import_function(path)
     except (NotFound, InvalidInput) as error:
         return str(error)
 
 
-def _usable(here: _DeclaredFunction) -> Undo:
-    if isinstance(here.function, str):
-        raise NotFound(here.function)
-    return here.function
+def _require_imported(declared: _DeclaredFunction) -> Undo:
+    if isinstance(declared.function, str):
+        raise NotFound(declared.function)
+    return declared.function

@@ -79,7 +79,7 @@ class RollbackReport(PrintableDrawing):
             for group, items in self.groups().items()
         }
         files = {"files": self.files.to_dict() if self.files else None}
-        return {name: getattr(self, name) for name in _FACTS} | groups | files
+        return {name: getattr(self, name) for name in _PLAIN_FIELDS} | groups | files
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -94,9 +94,9 @@ class RollbackReport(PrintableDrawing):
             True
         """
         try:
-            groups: dict[str, Any] = {group: [_item(item) for item in data[group]] for group in GROUPS}
+            groups: dict[str, Any] = {group: [_item_from_dict(item) for item in data[group]] for group in GROUPS}
             files = FileChanges.from_dict(data["files"]) if data.get("files") else None
-            return cls(**{name: data[name] for name in _FACTS}, **groups, files=files)
+            return cls(**{name: data[name] for name in _PLAIN_FIELDS}, **groups, files=files)
         except (KeyError, TypeError) as error:
             raise InvalidInput(f"Not a report: {error}. Pass what to_dict() returned.") from error
 
@@ -119,20 +119,20 @@ class RollbackReport(PrintableDrawing):
     def summary(self) -> str:
         """A sentence that counts the effects by outcome."""
         items = self.groups()
-        counted = [f"{len(items[group])} {word}" for group, word in _SAID.items() if items[group]]
-        nothing = "The world is unchanged" if self.kind in (SWITCH, FORK) else "There was nothing to reverse"
-        said = f"{', '.join(counted) or nothing}." + (f" {self.files.summary}" if self.files else "")
-        return said if self.status == DONE else f"{said} To finish, call repo.resume({self.operation_id})."
+        counts = [f"{len(items[group])} {word}" for group, word in _WORDING.items() if items[group]]
+        empty_text = "The world is unchanged" if self.kind in (SWITCH, FORK) else "There was nothing to reverse"
+        text = f"{', '.join(counts) or empty_text}." + (f" {self.files.summary}" if self.files else "")
+        return text if self.status == DONE else f"{text} To finish, call repo.resume({self.operation_id})."
 
 
-_FACTS = ("operation_id", "status", "checkpoint_id", "branch", "kind")
+_PLAIN_FIELDS = ("operation_id", "status", "checkpoint_id", "branch", "kind")
 
-_SAID = {group: group for group in GROUPS if group != "replayed"} | {
+_WORDING = {group: group for group in GROUPS if group != "replayed"} | {
     "remaining": "not tried",
     "answered": "answered from the record",
 }
 """The wording for each group; the heading covers replayed calls."""
 
 
-def _item(data: Mapping[str, Any]) -> ReportItem:
+def _item_from_dict(data: Mapping[str, Any]) -> ReportItem:
     return ReportItem(invocation=ToolInvocation.from_dict(data["invocation"]), reason=data["reason"])

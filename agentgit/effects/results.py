@@ -29,11 +29,11 @@ def comparable(result: Any) -> Any:
 
 def _without_ids(value: Any) -> Any:
     if isinstance(value, list):
-        return [_without_ids(one) for one in value]
+        return [_without_ids(item) for item in value]
     if not isinstance(value, dict):
         return value
-    left = {SERIALIZED_KEY, "tool_call_id"} if value.get("type") == "tool" else {SERIALIZED_KEY}
-    return {name: _without_ids(one) for name, one in value.items() if name not in left}
+    dropped_keys = {SERIALIZED_KEY, "tool_call_id"} if value.get("type") == "tool" else {SERIALIZED_KEY}
+    return {name: _without_ids(item) for name, item in value.items() if name not in dropped_keys}
 
 
 LASTING = frozenset({REVERSIBLE, COMPENSABLE, IRREVERSIBLE})
@@ -53,7 +53,7 @@ class FunctionRun:
 
     Args:
         effect: The declared effect of the tool; None if it is undeclared.
-        is_seen: True if the function runs inside `running`; else only the errors that LangChain reports are known.
+        is_seen: True if the function runs inside `recording`; else only the errors that LangChain reports are known.
         has_begun: False if the function was not entered, because the arguments of the call did not fit.
         error: The exception that the function raised; None if it returned.
     """
@@ -64,16 +64,16 @@ class FunctionRun:
     error: BaseException | None = None
 
     @contextmanager
-    def running(self) -> Iterator[None]:
+    def recording(self) -> Iterator[None]:
         """Record that the function starts, and the exception that it raises."""
         self.has_begun = True
         try:
             yield
         except BaseException as error:
-            self.raised(error, has_begun=True)
+            self.record_error(error, has_begun=True)
             raise
 
-    def raised(self, error: BaseException, *, has_begun: bool) -> None:
+    def record_error(self, error: BaseException, *, has_begun: bool) -> None:
         """Record an error of the call; `has_begun` is False if the function was not entered."""
         self.error, self.has_begun = error, has_begun
         if isinstance(error, NothingDone) and error.raised_by is None:
@@ -94,7 +94,7 @@ class FunctionRun:
         return self.effect is not None and (self.effect.kind in LASTING or self.effect.once)
 
 
-BLOCKS = frozenset(
+CONTENT_BLOCK_TYPES = frozenset(
     {
         "text",
         "image_url",
@@ -134,21 +134,23 @@ def content_of(value: Any) -> Any:
         >>> content_of("done"), content_of({"order": 7}), content_of([{"type": "text", "text": "hi"}])
         ('done', '{"order": 7}', [{'type': 'text', 'text': 'hi'}])
     """
-    is_blocks = isinstance(value, list) and all(isinstance(b, dict) and b.get("type") in BLOCKS for b in value)
+    is_blocks = isinstance(value, list) and all(
+        isinstance(b, dict) and b.get("type") in CONTENT_BLOCK_TYPES for b in value
+    )
     return value if isinstance(value, str) or is_blocks else json.dumps(value, ensure_ascii=False)
 
 
-class Rewriter:
+class ResultRewriter:
     """Replaces tool results in the messages of one conversation.
 
     Args:
-        answers: The answers to the tool calls of the path, oldest first.
+        changes: The answers to the tool calls of the path, oldest first.
     """
 
-    def __init__(self, answers: Sequence[ResultChange]) -> None:
-        self._left: dict[str, list[ResultChange]] = {}
-        for answer in answers:
-            self._left.setdefault(answer.tool_call_id, []).append(answer)
+    def __init__(self, changes: Sequence[ResultChange]) -> None:
+        self._changes_by_call_id: dict[str, list[ResultChange]] = {}
+        for change in changes:
+            self._changes_by_call_id.setdefault(change.tool_call_id, []).append(change)
 
     def changed_messages(self, messages: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
         """Return the messages that change, by index. A message that does not match its recorded result is not changed.
@@ -159,32 +161,40 @@ class Rewriter:
         Args:
             messages: The messages in LangChain's stored form, oldest first.
         """
-        left = {id: list(answers) for id, answers in self._left.items()}
+        remaining = {id: list(changes) for id, changes in self._changes_by_call_id.items()}
         changed: dict[int, dict[str, Any]] = {}
-        for place in range(len(messages) - 1, -1, -1):
-            message = messages[place]
+        for index in range(len(messages) - 1, -1, -1):
+            message = messages[index]
             data = message.get("data") or {}
-            candidates = left.get(data.get("tool_call_id") or "", []) if message.get("type") == "tool" else []
-            found = ((n, now) for n in range(len(candidates) - 1, -1, -1) if (now := _in_place(data, candidates[n])))
-            if (fits := next(found, None)) is not None:
-                del candidates[fits[0] :]
-                if fits[1] != {name: data.get(name) for name in fits[1]}:
-                    changed[place] = {**message, "data": {**data, **fits[1]}}
+            candidates = remaining.get(data.get("tool_call_id") or "", []) if message.get("type") == "tool" else []
+            matches = (
+                (n, fields)
+                for n in range(len(candidates) - 1, -1, -1)
+                if (fields := _updated_fields(data, candidates[n]))
+            )
+            if (match := next(matches, None)) is not None:
+                del candidates[match[0] :]
+                if match[1] != {name: data.get(name) for name in match[1]}:
+                    changed[index] = {**message, "data": {**data, **match[1]}}
         return changed
 
 
-def _in_place(data: Mapping[str, Any], answer: ResultChange) -> dict[str, Any] | None:
+def _updated_fields(data: Mapping[str, Any], change: ResultChange) -> dict[str, Any] | None:
     """Return the fields of a message with the new result; None if the message does not match the recorded one."""
-    for then, now in zip(_forms(answer.recorded, answer), _forms(answer.current, answer), strict=False):
-        if all(data.get(name) == value for name, value in then.items()):
-            return now
+    for recorded, current in zip(
+        _field_variants(change.recorded, change), _field_variants(change.current, change), strict=False
+    ):
+        if all(data.get(name) == value for name, value in recorded.items()):
+            return current
     return None
 
 
-def _forms(value: Any, answer: ResultChange) -> Iterator[dict[str, Any]]:
+def _field_variants(value: Any, change: ResultChange) -> Iterator[dict[str, Any]]:
     """Yield the fields that a message may have for a result, one for each way in which a tool can return it."""
     if isinstance(value, dict) and SERIALIZED_KEY in value:
-        message = next((m for m in _messages_in(value) if m.get("tool_call_id") == _address(value, answer)), None)
+        message = next(
+            (m for m in _messages_in(value) if m.get("tool_call_id") == _answered_call_id(value, change)), None
+        )
         if message is not None:
             rest = {name: message[name] for name in ("artifact", "status") if name in message}
             yield {"content": content_of(message.get("content")), **rest}
@@ -194,17 +204,17 @@ def _forms(value: Any, answer: ResultChange) -> Iterator[dict[str, Any]]:
         yield {"content": content_of(value[0]), "artifact": value[1]}
 
 
-def _address(value: Mapping[str, Any], answer: ResultChange) -> str | None:
+def _answered_call_id(value: Mapping[str, Any], change: ResultChange) -> str | None:
     """Return the id of the call that a returned message answers: the recorded id, or else the first in the value."""
     ids = [message.get("tool_call_id") for message in _messages_in(value)]
-    return answer.tool_call_id if answer.tool_call_id in ids else next(iter(ids), None)
+    return change.tool_call_id if change.tool_call_id in ids else next(iter(ids), None)
 
 
 def _messages_in(value: Any) -> Iterator[Mapping[str, Any]]:
     """Yield the tool messages in the record of a message, a `Command`, or a list of these."""
     if isinstance(value, list):
-        for one in value:
-            yield from _messages_in(one)
+        for item in value:
+            yield from _messages_in(item)
     elif isinstance(value, dict):
         if value.get("type") == "tool":
             yield value

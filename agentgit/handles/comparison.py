@@ -32,12 +32,19 @@ class Comparator(SessionAccess):
             NotFound, Ambiguous, InvalidInput: As for `Session.diff`.
         """
 
-        def look(connection: Connection) -> tuple[Checkpoint, Checkpoint, CheckpointComparison]:
-            (one, here), (two, there) = self._find(connection, self, a), self._find(connection, other, b)
-            points = self._named((one, here), (two, there))
-            return points[0], points[1], CheckpointComparer(self.context.store).compare(connection, one, two)
+        def load(connection: Connection) -> tuple[Checkpoint, Checkpoint, CheckpointComparison]:
+            (row_a, session_a), (row_b, session_b) = (
+                self._find_checkpoint(connection, self, a),
+                self._find_checkpoint(connection, other, b),
+            )
+            checkpoints = self._to_checkpoints((row_a, session_a), (row_b, session_b))
+            return (
+                checkpoints[0],
+                checkpoints[1],
+                CheckpointComparer(self.context.store).compare(connection, row_a, row_b),
+            )
 
-        return self._diff(*self.context.read(look))
+        return self._diff(*self.context.read(load))
 
     def compare(self, a: CheckpointRef, b: CheckpointRef) -> Comparison:
         """Compare two branches.
@@ -45,64 +52,66 @@ class Comparator(SessionAccess):
         Raises:
             NotFound, Ambiguous, InvalidInput: As for `Session.compare`.
         """
-        comparing = CheckpointComparer(self.context.store)
+        comparer = CheckpointComparer(self.context.store)
 
-        def look(
+        def load(
             connection: Connection,
         ) -> tuple[Checkpoint, list[tuple[Checkpoint, Checkpoint, CheckpointComparison]]]:
-            one, two = (self._find(connection, self, place)[0] for place in (a, b))
-            fork = comparing.common_ancestor(connection, one, two)
+            row_a, row_b = (self._find_checkpoint(connection, self, ref)[0] for ref in (a, b))
+            fork = comparer.common_ancestor(connection, row_a, row_b)
             if fork is None:
                 raise InvalidInput(
                     "These are in two sessions without a common history. Use session.diff(a, b, other=...)."
                 )
-            pairs = ((fork, one), (fork, two), (one, two))
-            shown = self.context.views.checkpoint
-            return shown(fork), [(shown(x), shown(y), comparing.compare(connection, x, y)) for x, y in pairs]
+            pairs = ((fork, row_a), (fork, row_b), (row_a, row_b))
+            to_checkpoint = self.context.read_models.checkpoint
+            return to_checkpoint(fork), [
+                (to_checkpoint(x), to_checkpoint(y), comparer.compare(connection, x, y)) for x, y in pairs
+            ]
 
-        fork, (left, right, between) = self.context.read(look)
-        facts = fork.metadata
+        fork, (left, right, between) = self.context.read(load)
+        metadata = fork.metadata
         return Comparison(
-            fork=facts["reference"],
-            messages=facts["message_count"],
-            calls=facts["tool_track_position"],
+            fork=metadata["reference"],
+            messages=metadata["message_count"],
+            calls=metadata["tool_track_position"],
             left=self._diff(*left),
             right=self._diff(*right),
             between=self._diff(*between),
         )
 
-    def _diff(self, one: Checkpoint, two: Checkpoint, folded: CheckpointComparison) -> Diff:
+    def _diff(self, a: Checkpoint, b: Checkpoint, comparison: CheckpointComparison) -> Diff:
         """Compare the parts that two checkpoints do not share, and their files."""
-        rests = (
+        distinct_parts = (
             Checkpoint(
-                id=point.id,
-                metadata={**point.metadata, "pending": rest.pending},
-                session_state=rest.state,
-                conversation_history=rest.messages,
-                tool_invocations=rest.calls,
+                id=checkpoint.id,
+                metadata={**checkpoint.metadata, "pending": part.pending},
+                session_state=part.state,
+                conversation_history=part.messages,
+                tool_invocations=part.calls,
             )
-            for point, rest in ((one, folded.a), (two, folded.b))
+            for checkpoint, part in ((a, comparison.a), (b, comparison.b))
         )
-        found = diff(*rests)
+        difference = diff(*distinct_parts)
         return replace(
-            found,
-            common_messages=found.common_messages + folded.messages,
-            common_calls=found.common_calls + folded.calls,
-            **self.context.engine().files.diff(one, two),
+            difference,
+            common_messages=difference.common_messages + comparison.shared_messages,
+            common_calls=difference.common_calls + comparison.shared_calls,
+            **self.context.engine().files.diff(a, b),
         )
 
-    def _named(self, *found: tuple[StoredRow, ExternalSession]) -> list[Checkpoint]:
+    def _to_checkpoints(self, *rows: tuple[StoredRow, ExternalSession]) -> list[Checkpoint]:
         """Convert rows to checkpoints. If these are from different sessions, their references include the session."""
-        points = [self.context.views.checkpoint(row) for row, _ in found]
-        if len({session.id for _, session in found}) > 1:
-            for point, (_, session) in zip(points, found, strict=True):
-                point.metadata["reference"] = f"{session.reference}@{point.metadata['reference']}"
-        return points
+        checkpoints = [self.context.read_models.checkpoint(row) for row, _ in rows]
+        if len({session.id for _, session in rows}) > 1:
+            for checkpoint, (_, session) in zip(checkpoints, rows, strict=True):
+                checkpoint.metadata["reference"] = f"{session.reference}@{checkpoint.metadata['reference']}"
+        return checkpoints
 
-    def _find(
+    def _find_checkpoint(
         self, connection: Connection, access: SessionAccess, ref: CheckpointRef
     ) -> tuple[StoredRow, ExternalSession]:
         """Find a checkpoint and its session. The id of a checkpoint determines its session."""
-        owner = self.context.lookup.owner_of(connection, ref)
-        access = SessionAccess(self.context, owner.id) if owner is not None else access
-        return access.checkpoint(connection, ref), access.find(connection)
+        session = self.context.lookup.session_of(connection, ref)
+        access = SessionAccess(self.context, session.id) if session is not None else access
+        return access.checkpoint(connection, ref), access.load_session(connection)

@@ -68,18 +68,18 @@ class Context:
         registry: Registry | None = None,
         moved_to: dict[int, int] | None = None,
     ) -> None:
-        self.store = store.of(principal)
+        self.store = store.limited_to(principal)
         self.principal = principal
         self.lookup = Lookup(self.store, principal)
-        self.views = ReadModels(self.store, self.lookup.admit)
+        self.read_models = ReadModels(self.store, self.lookup.require_role)
         self.effects = effects or {}
         self.registry = registry or Registry(self.effects)
         self.moved_to = {} if moved_to is None else moved_to
         """The branch to which a rollback or switch in this process has moved each session, by the session's id."""
-        self.wrapped: dict[int, Callable[[int], WrappedGraph]] = {}
+        self.agent_factories: dict[int, Callable[[int], WrappedGraph]] = {}
         """For each session with a graph wrapped here, by its id, a function that returns an agent on a branch."""
 
-    def bound_to(self, principal: Principal) -> Context:
+    def for_principal(self, principal: Principal) -> Context:
         """Return a context on the same database for another principal, with the same registry."""
         return Context(self.store, principal, self.effects, self.registry, self.moved_to)
 
@@ -88,19 +88,24 @@ class Context:
         """The user of the principal."""
         return self.principal.user
 
-    def read(self, look: Callable[[Connection], T], *, one_moment: bool = False) -> T:
+    def read(self, query: Callable[[Connection], T], *, repeatable_read: bool = False) -> T:
         """Run a function in one read transaction, if the principal's access is still valid.
 
         Args:
-            look: The function, which only reads.
-            one_moment: True if all statements must see the same state of the database.
+            query: The function, which only reads.
+            repeatable_read: True if all statements must see the same state of the database.
         """
-        with self.store.database.reading(repeatable_read=one_moment) as connection:
+        with self.store.database.reading(repeatable_read=repeatable_read) as connection:
             self.lookup.check_valid(connection)
-            return look(connection)
+            return query(connection)
 
     def change(
-        self, work: Callable[[Connection], T], *, durable: bool = True, scope: str = READ, on: Database | None = None
+        self,
+        work: Callable[[Connection], T],
+        *,
+        durable: bool = True,
+        scope: str = READ,
+        database: Database | None = None,
     ) -> T:
         """Run a function in one write transaction, if the principal's access is still valid and covers a scope.
 
@@ -108,14 +113,14 @@ class Context:
             work: The function.
             durable: True if the commit must survive a power failure; see `Database.write`.
             scope: The scope that the principal needs.
-            on: A database that sees more than the principal's sessions. `work` must check the rights itself.
+            database: A database that sees more than the principal's sessions. `work` must check the rights itself.
         """
 
-        def allowed(connection: Connection) -> T:
+        def authorized_work(connection: Connection) -> T:
             self.lookup.require_scope(connection, scope)
             return work(connection)
 
-        return (on or self.store.database).write(allowed, durable=durable)
+        return (database or self.store.database).write(authorized_work, durable=durable)
 
     def require_admin(self, verb: str) -> None:
         """Check that the principal is an admin, for an operation that affects all users.
@@ -132,7 +137,7 @@ class Context:
         Raises:
             NotFound, NotAllowed: The principal cannot see the session, or may not edit it.
         """
-        self.lookup.admit(connection, session_id, EDITOR)
+        self.lookup.require_role(connection, session_id, EDITOR)
 
     def find_user(self, connection: Connection, user: UserRef) -> User:
         """Find a user by name or id.
@@ -140,30 +145,30 @@ class Context:
         Raises:
             NotFound: There is no such user.
         """
-        found = self.store.users.find(connection, user) if isinstance(user, User | str | int) else None
-        if found is None:
-            called = user.name if isinstance(user, User) else user
+        match = self.store.users.find(connection, user) if isinstance(user, User | str | int) else None
+        if match is None:
+            name = user.name if isinstance(user, User) else user
             raise NotFound(
-                f"There is no user {called!r}. An admin can list the users: repo.users.all() or agentgit users list."
+                f"There is no user {name!r}. An admin can list the users: repo.users.all() or agentgit users list."
             )
-        return found
+        return match
 
     @contextmanager
     def recording_moves(self, session_id: int) -> Iterator[None]:
         """Record in `moved_to` the branch on which the session continues, if it changes within this block."""
-        before = self._current(session_id)
+        previous_id = self._current_branch_id(session_id)
         yield
-        now = self._current(session_id)
-        if now is not None and now != before:
-            self.moved_to[session_id] = now
+        current_id = self._current_branch_id(session_id)
+        if current_id is not None and current_id != previous_id:
+            self.moved_to[session_id] = current_id
 
-    def _current(self, session_id: int) -> int | None:
+    def _current_branch_id(self, session_id: int) -> int | None:
         with self.store.database.reading() as connection:
-            return self.store.sessions.current(connection, session_id)
+            return self.store.sessions.current_branch_id(connection, session_id)
 
     def engine(self) -> RollbackEngine:
         """Return the rollback engine. Async functions run on the caller's event loop, if there is one."""
-        return RollbackEngine(self.store, self.registry, awaiter_for_current_loop(), admit=self.authorize)
+        return RollbackEngine(self.store, self.registry, awaiter_for_current_loop(), authorize=self.authorize)
 
 
 @dataclass(frozen=True)
@@ -178,25 +183,25 @@ class SessionAccess:
     context: Context
     session_id: int
 
-    def find(self, connection: Connection, needs: Role = VIEWER) -> ExternalSession:
+    def load_session(self, connection: Connection, required_role: Role = VIEWER) -> ExternalSession:
         """Read the session, after checking that the principal has a role in it.
 
         Raises:
             NotFound, NotAllowed: The principal does not have that role.
         """
-        return self.context.lookup.session(connection, self.session_id, needs)
+        return self.context.lookup.session(connection, self.session_id, required_role)
 
-    def branch(self, connection: Connection, ref: BranchRef, needs: Role = VIEWER) -> StoredRow:
+    def branch(self, connection: Connection, ref: BranchRef, required_role: Role = VIEWER) -> StoredRow:
         """Find the row of a branch of the session.
 
         Raises:
             NotFound: The session has no such branch.
         """
-        return self.context.lookup.branch(connection, self.find(connection, needs), ref)
+        return self.context.lookup.branch(connection, self.load_session(connection, required_role), ref)
 
-    def read_branch(self, ref: BranchRef, needs: Role = VIEWER) -> StoredRow:
+    def read_branch(self, ref: BranchRef, required_role: Role = VIEWER) -> StoredRow:
         """Find the row of a branch, in its own transaction."""
-        return self.context.read(lambda connection: self.branch(connection, ref, needs))
+        return self.context.read(lambda connection: self.branch(connection, ref, required_role))
 
     def checkpoint(self, connection: Connection, ref: CheckpointRef, branch: BranchRef = None) -> StoredRow:
         """Find the row of a checkpoint of the session.
@@ -204,7 +209,7 @@ class SessionAccess:
         Raises:
             NotFound, Ambiguous, InvalidInput: As for `Session.get_checkpoint`.
         """
-        found = self.find(connection)
+        session = self.load_session(connection)
         return self.context.lookup.checkpoint(
-            connection, found, self.context.lookup.branch(connection, found, branch), ref
+            connection, session, self.context.lookup.branch(connection, session, branch), ref
         )

@@ -21,9 +21,9 @@ from agentgit.store.queries.explorations import mark_of
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.threads.graph_store import GraphKey
 from agentgit.store.transfer.export import ExportScope, export
-from agentgit.store.transfer.import_ import check
+from agentgit.store.transfer.import_ import check_export
 from agentgit.store.transfer.lines import LineWriter, with_progress
-from agentgit.store.transfer.records import COUNTED, FORMAT, HEADER
+from agentgit.store.transfer.records import COUNTED_KINDS, FORMAT, HEADER
 from agentgit.store.transfer.summary import TransferSummary
 from agentgit.store.transfer.trajectory import steps
 from agentgit.version import VERSION
@@ -49,48 +49,58 @@ class Exporter(SessionAccess):
         """
         with tempfile.TemporaryFile() as file:
             header = self._write(file, branch, checkpoint, files=files)
-            whole = check(with_progress(file, progress, times=1))  # make sure that the export can be read
+            checked = check_export(with_progress(file, progress, times=1))  # make sure that the export can be read
             file.seek(0)
-            with _target(path) as target:
+            with _open_target(path) as target:
                 shutil.copyfileobj(file, target)
         return TransferSummary.from_counts(
-            self.context.read(self.find), header, whole.counts, whole.files.missing_snapshots, whole.files.left_paths
+            self.context.read(self.load_session),
+            header,
+            checked.counts,
+            checked.files.missing_snapshots,
+            checked.files.left_paths,
         )
 
     def _write(
         self, file: IO[bytes], branch: BranchRef, checkpoint: CheckpointRef | None, *, files: bool
     ) -> dict[str, Any]:
-        sealer, counts = LineWriter(), Counter[str]()
+        line_writer, counts = LineWriter(), Counter[str]()
 
-        def write(record: dict[str, Any]) -> None:
-            file.write(sealer.line(record))
+        def write_record(record: dict[str, Any]) -> None:
+            file.write(line_writer.line(record))
             counts[record["record"]] += 1
 
-        def pour(connection: Connection) -> dict[str, Any]:
-            cut = self._cut(connection, branch, checkpoint)
+        def write_scope(connection: Connection) -> dict[str, Any]:
+            scope = self._export_scope(connection, branch, checkpoint)
             header = {
                 "record": HEADER,
                 "format": FORMAT,
-                "of": cut.of,
-                "place": cut.place,
+                "of": scope.kind,
+                "place": scope.reference,
                 "agentgit": VERSION,
                 "made_at": datetime.now(UTC).isoformat(),
             }
-            write(header)
-            export(self.context.store, connection, cut, write, SnapshotExporter(write).send if files else None)
+            write_record(header)
+            export(
+                self.context.store,
+                connection,
+                scope,
+                write_record,
+                SnapshotExporter(write_record).export if files else None,
+            )
             return header
 
-        header = self.context.read(pour, one_moment=True)
-        write({"record": "end", "counts": {kind: counts[kind] for kind in COUNTED}})
+        header = self.context.read(write_scope, repeatable_read=True)
+        write_record({"record": "end", "counts": {kind: counts[kind] for kind in COUNTED_KINDS}})
         return header
 
-    def _cut(self, connection: Connection, branch: BranchRef, checkpoint: CheckpointRef | None) -> ExportScope:
+    def _export_scope(self, connection: Connection, branch: BranchRef, checkpoint: CheckpointRef | None) -> ExportScope:
         """Return the part to export: the session, one branch or one checkpoint."""
-        session = self.context.store.sessions.one(connection, self.find(connection).id)
+        session = self.context.store.sessions.load_row(connection, self.load_session(connection).id)
         if checkpoint is not None:
-            point = self.checkpoint(connection, checkpoint, branch)
-            left = self.context.store.sessions.branch(connection, point.internal_session_id)
-            return ExportScope(session=session, branch=left, point=point)
+            checkpoint_row = self.checkpoint(connection, checkpoint, branch)
+            checkpoint_branch = self.context.store.sessions.branch(connection, checkpoint_row.internal_session_id)
+            return ExportScope(session=session, branch=checkpoint_branch, point=checkpoint_row)
         return ExportScope(session=session, branch=self.branch(connection, branch) if branch is not None else None)
 
     def trajectories(self, branch: BranchRef) -> Iterator[dict[str, Any]]:
@@ -99,62 +109,72 @@ class Exporter(SessionAccess):
         Raises:
             NotFound: There is no such branch.
         """
-        session = self.context.read(self.find)
-        for row in self.context.read(lambda c: self._branches(c, branch)):
+        session = self.context.read(self.load_session)
+        for row in self.context.read(lambda c: self._load_branches(c, branch)):
             yield from self._steps(session, row)
 
-    def _branches(self, connection: Connection, branch: BranchRef) -> list[Any]:
+    def _load_branches(self, connection: Connection, branch: BranchRef) -> list[Any]:
         if branch is not None:
             return [self.branch(connection, branch)]
-        return list(self.context.store.sessions.branches(connection, self.find(connection).id))
+        return list(self.context.store.sessions.branches(connection, self.load_session(connection).id))
 
-    def _steps(self, session: ExternalSession, row: Any) -> Iterator[dict[str, Any]]:
-        def look(connection: Connection) -> tuple[Any, ...]:
-            points = [self.context.views.checkpoint(point) for point in self._unchanged_checkpoints(connection, row)]
+    def _steps(self, session: ExternalSession, branch_row: Any) -> Iterator[dict[str, Any]]:
+        def load(connection: Connection) -> tuple[Any, ...]:
+            checkpoints = [
+                self.context.read_models.checkpoint(checkpoint)
+                for checkpoint in self._unchanged_checkpoints(connection, branch_row)
+            ]
             return (
-                self.context.views.branch(connection, session, row),
-                self.context.store.track(connection, row),
-                points,
+                self.context.read_models.branch(connection, session, branch_row),
+                self.context.store.track(connection, branch_row),
+                checkpoints,
             )
 
-        line, track, points = self.context.read(look)
-        score = mark_of(row).get("score")
-        for step in steps(line.conversation_history, track, points, score):
-            yield {"session": session.session_name, "branch": row.name, **step}
+        branch, track, checkpoints = self.context.read(load)
+        score = mark_of(branch_row).get("score")
+        for step in steps(branch.conversation_history, track, checkpoints, score):
+            yield {"session": session.session_name, "branch": branch_row.name, **step}
 
-    def _unchanged_checkpoints(self, connection: Connection, row: Any) -> Iterator[Any]:
+    def _unchanged_checkpoints(self, connection: Connection, branch_row: Any) -> Iterator[Any]:
         """Yield the checkpoints on the path whose conversation is still the beginning of the branch's conversation.
 
         If messages were summarized, changed or deleted since, a message count does not identify a position any more.
         """
         graphs = self.context.store.graphs
-        newest = graphs.newest(connection, row.thread_id)
-        now = graphs.message_hashes(connection, newest) if newest is not None else ()
-        for point in self.context.lookup.path(connection, row):
-            if point.graph_checkpoint_id is None:
-                yield point
+        newest = graphs.newest(connection, branch_row.thread_id)
+        current_hashes = graphs.message_hashes(connection, newest) if newest is not None else ()
+        for checkpoint in self.context.lookup.path_checkpoints(connection, branch_row):
+            if checkpoint.graph_checkpoint_id is None:
+                yield checkpoint
                 continue
-            at = graphs.find(connection, GraphKey(point.thread_id, "", point.graph_checkpoint_id))
-            then = graphs.message_hashes(connection, at) if at is not None else ()
-            if len(then) == point.message_count and now[: len(then)] == then:
-                yield point
+            graph_checkpoint = graphs.find(
+                connection, GraphKey(checkpoint.thread_id, "", checkpoint.graph_checkpoint_id)
+            )
+            earlier_hashes = graphs.message_hashes(connection, graph_checkpoint) if graph_checkpoint is not None else ()
+            if (
+                len(earlier_hashes) == checkpoint.message_count
+                and current_hashes[: len(earlier_hashes)] == earlier_hashes
+            ):
+                yield checkpoint
 
 
 @contextmanager
-def _target(path: str | Path | IO[bytes]) -> Iterator[IO[bytes]]:
+def _open_target(path: str | Path | IO[bytes]) -> Iterator[IO[bytes]]:
     """Open the target for writing. A file appears under its name only when it is complete."""
     if not isinstance(path, (str, Path)):
         yield path
         return
-    place = Path(path)
+    target_path = Path(path)
     try:
-        with tempfile.NamedTemporaryFile(dir=place.parent, prefix=f".{place.name}.", delete=False) as file:
-            part = Path(file.name)
+        with tempfile.NamedTemporaryFile(dir=target_path.parent, prefix=f".{target_path.name}.", delete=False) as file:
+            temporary_path = Path(file.name)
             try:
                 yield file
                 file.flush()
-                part.replace(place)
+                temporary_path.replace(target_path)
             finally:
-                part.unlink(missing_ok=True)
+                temporary_path.unlink(missing_ok=True)
     except OSError as error:
-        raise Unavailable(f"{place} cannot be written: {error.strerror or error}. Name a writable file.") from error
+        raise Unavailable(
+            f"{target_path} cannot be written: {error.strerror or error}. Name a writable file."
+        ) from error

@@ -14,18 +14,18 @@ from sqlalchemy import Connection
 from agentgit.async_api import async_twin
 from agentgit.checkpoints import Checkpoint
 from agentgit.checkpoints.queries import (
-    LARGEST_PAGE,
-    PAGE,
+    DEFAULT_PAGE_SIZE,
+    MAX_PAGE_SIZE,
     Filter,
     HitCursor,
     Hits,
     Page,
     TimeCursor,
-    mark,
-    page_size,
-    rank,
+    parse_hit_cursor,
+    parse_time_cursor,
+    require_page_size,
 )
-from agentgit.checkpoints.search_words import Query, query
+from agentgit.checkpoints.search_words import Query, parse_query
 from agentgit.errors import Corrupt, InvalidInput, NotFound, Unavailable
 from agentgit.handles.branching import Tagging
 from agentgit.handles.context import BranchRef, SessionAccess
@@ -34,8 +34,8 @@ from agentgit.render.text import Line, Span, plain
 from agentgit.render.views.log import lines as log_lines
 from agentgit.sessions.reports import OnProgress
 from agentgit.store.queries.lookup import CheckpointRef
-from agentgit.store.records.log import LogPart, of_branches, of_path
-from agentgit.store.search.index import CHECKPOINTS_AT_ONCE
+from agentgit.store.records.log import LogPart, parts_of_branches, parts_of_path
+from agentgit.store.search.index import CHECKPOINTS_PER_TRANSACTION
 
 
 class TextSearch(SessionAccess):
@@ -47,40 +47,58 @@ class TextSearch(SessionAccess):
         Raises:
             InvalidInput, NotFound, Corrupt: As for `Session.search`.
         """
-        wanted, size, before = query(text), page_size(limit), rank(after)
-        complete = self._index(progress)
-        return self.context.read(lambda c: self._hits(c, scope, wanted, before, size, complete=complete))
+        search_query, size, cursor = parse_query(text), require_page_size(limit), parse_hit_cursor(after)
+        is_complete = self._index_texts(progress)
+        return self.context.read(
+            lambda c: self._find_hits(c, scope, search_query, cursor, size, is_complete=is_complete)
+        )
 
-    def _hits(
-        self, connection: Connection, scope: Scope, wanted: Query, after: HitCursor, limit: int, *, complete: bool
+    def _find_hits(
+        self,
+        connection: Connection,
+        scope: Scope,
+        search_query: Query,
+        after: HitCursor,
+        limit: int,
+        *,
+        is_complete: bool,
     ) -> Hits:
         parts = LogReader(self.context, self.session_id).parts(connection, scope, points=True)
-        if not wanted.terms:  # only punctuation, which matches no text
-            return Hits([], complete=complete, names_only=self.context.store.texts.names_only)
-        whole = scope.which == "all"
-        at_once = limit + 1
+        if not search_query.terms:  # only punctuation, which matches no text
+            return Hits([], complete=is_complete, names_only=self.context.store.search_index.names_only)
+        is_whole_session = scope.which == "all"
+        fetch_count = limit + 1
         hits = self.context.store.search.hits(
-            connection, self.session_id, parts, wanted, after, whole=whole, at_once=at_once
+            connection,
+            self.session_id,
+            parts,
+            search_query,
+            after,
+            is_whole_session=is_whole_session,
+            page_size=fetch_count,
         )
-        found = list(islice(hits, at_once))
-        more = found[limit - 1][0].cursor if len(found) > limit else None
+        page = list(islice(hits, fetch_count))
+        next_cursor = page[limit - 1][0].cursor if len(page) > limit else None
         return Hits(
-            [hit for _, hit in found[:limit]], more, complete=complete, names_only=self.context.store.texts.names_only
+            [hit for _, hit in page[:limit]],
+            next_cursor,
+            complete=is_complete,
+            names_only=self.context.store.search_index.names_only,
         )
 
-    def _index(self, progress: OnProgress | None) -> bool:
+    def _index_texts(self, progress: OnProgress | None) -> bool:
         """Index the texts of the session that are not indexed yet, and return whether that was possible."""
 
-        def look(connection: Connection) -> dict[int, int]:
-            return self.context.store.texts.unindexed(connection, self.find(connection).id)
+        def load_unindexed(connection: Connection) -> dict[int, int]:
+            return self.context.store.search_index.count_unindexed(connection, self.load_session(connection).id)
 
         try:
-            behind = self.context.read(look)
-            total, done = sum(behind.values()), 0
-            for branch_id in behind:
-                index = functools.partial(self.context.store.texts.index_next, branch_id=branch_id)
-                while self.context.store.database.write(index):
-                    done += CHECKPOINTS_AT_ONCE
+            unindexed = self.context.read(load_unindexed)
+            total, done = sum(unindexed.values()), 0
+            for branch_id in unindexed:
+                index_next = functools.partial(self.context.store.search_index.index_next, branch_id=branch_id)
+                while self.context.store.database.write(index_next):
+                    done += CHECKPOINTS_PER_TRANSACTION
                     if progress is not None:
                         progress(min(done, total), total)
         except (Unavailable, Corrupt):
@@ -108,17 +126,17 @@ class Scope:
 class LogReader(SessionAccess):
     """Reads the checkpoints of a session for its log."""
 
-    def author(self, name: str) -> int:
+    def author_id(self, name: str) -> int:
         """Return the id of a user, to list only their checkpoints.
 
         Raises:
             NotFound: There is no such user.
         """
         users = self.context.store.users
-        found = self.context.read(lambda c: users.named(c, name)) if isinstance(name, str) else None
-        if found is None:
+        user = self.context.read(lambda c: users.find_by_name(c, name)) if isinstance(name, str) else None
+        if user is None:
             raise NotFound(f"There is no user {name!r}.")
-        return found.id
+        return user.id
 
     def get(self, ref: CheckpointRef, scope: Scope) -> Checkpoint:
         """Find a checkpoint.
@@ -127,32 +145,34 @@ class LogReader(SessionAccess):
             NotFound, Ambiguous, InvalidInput: As for `Session.get_checkpoint`.
         """
 
-        def look(connection: Connection) -> Checkpoint:
-            return self.context.views.checkpoints(connection, [self.checkpoint(connection, ref, scope.branch)])[0]
+        def load(connection: Connection) -> Checkpoint:
+            return self.context.read_models.checkpoints(connection, [self.checkpoint(connection, ref, scope.branch)])[0]
 
-        return self.context.read(look)
+        return self.context.read(load)
 
-    def page(self, scope: Scope, wanted: Filter, limit: int, after: TimeCursor) -> Page[Checkpoint]:
+    def page(self, scope: Scope, conditions: Filter, limit: int, after: TimeCursor) -> Page[Checkpoint]:
         """Read one page of a log; see `Log.page`."""
 
-        def look(connection: Connection) -> Page[Checkpoint]:
-            parts = self.parts(connection, scope, points=wanted.by_person)
-            tagged = self._tagged(connection, wanted.tag)
-            rows = self.context.store.log.page(connection, parts, wanted, tagged, after, limit + 1)
-            shown = rows[:limit]
-            more = TimeCursor(shown[-1].created_at, shown[-1].id).cursor if len(rows) > limit else None
-            return Page(self.context.views.checkpoints(connection, shown), more)
+        def load(connection: Connection) -> Page[Checkpoint]:
+            parts = self.parts(connection, scope, points=conditions.by_person)
+            tagged_id = self._tagged_checkpoint_id(connection, conditions.tag)
+            rows = self.context.store.log.page(connection, parts, conditions, tagged_id, after, limit + 1)
+            page_rows = rows[:limit]
+            next_cursor = TimeCursor(page_rows[-1].created_at, page_rows[-1].id).cursor if len(rows) > limit else None
+            return Page(self.context.read_models.checkpoints(connection, page_rows), next_cursor)
 
-        return self.context.read(look)
+        return self.context.read(load)
 
-    def count(self, scope: Scope, wanted: Filter) -> int:
+    def count(self, scope: Scope, conditions: Filter) -> int:
         """Count the checkpoints of a log."""
 
-        def look(connection: Connection) -> int:
-            parts = self.parts(connection, scope, points=wanted.by_person)
-            return self.context.store.log.count(connection, parts, wanted, self._tagged(connection, wanted.tag))
+        def load(connection: Connection) -> int:
+            parts = self.parts(connection, scope, points=conditions.by_person)
+            return self.context.store.log.count(
+                connection, parts, conditions, self._tagged_checkpoint_id(connection, conditions.tag)
+            )
 
-        return self.context.read(look)
+        return self.context.read(load)
 
     def parts(self, connection: Connection, scope: Scope, *, points: bool) -> list[LogPart]:
         """Return the parts of branches that a scope covers.
@@ -162,15 +182,15 @@ class LogReader(SessionAccess):
             scope: The path, branch or session.
             points: True to include, on a path, the checkpoints that branches were forked from.
         """
-        session, sessions = self.find(connection), self.context.store.sessions
+        session, sessions = self.load_session(connection), self.context.store.sessions
         if scope.which == "all":
-            return of_branches(sessions.branches(connection, session.id))
+            return parts_of_branches(sessions.branches(connection, session.id))
         branch = self.context.lookup.branch(connection, session, scope.branch)
         if scope.which == "branch":
-            return of_branches([branch])
-        return of_path(sessions.lineage(connection, branch), points=points)
+            return parts_of_branches([branch])
+        return parts_of_path(sessions.lineage(connection, branch), with_branch_points=points)
 
-    def _tagged(self, connection: Connection, name: str | None) -> int | None:
+    def _tagged_checkpoint_id(self, connection: Connection, name: str | None) -> int | None:
         return (
             Tagging(self.context, self.session_id).find_tag(connection, name).checkpoint_id
             if name is not None
@@ -204,11 +224,11 @@ class Log:
     """
 
     def __init__(self, reader: LogReader, scope: Scope, wanted: Filter) -> None:
-        self._reader, self._scope, self._wanted = reader, scope, wanted
+        self._reader, self._scope, self._conditions = reader, scope, wanted
 
     def __repr__(self) -> str:
-        asked = {name: value for name, value in vars(self._wanted).items() if value is not None}
-        return f"<Log of {self._scope.which}{''.join(f', {name}={value!r}' for name, value in asked.items())}>"
+        conditions = {name: value for name, value in vars(self._conditions).items() if value is not None}
+        return f"<Log of {self._scope.which}{''.join(f', {name}={value!r}' for name, value in conditions.items())}>"
 
     def _repr_html_(self) -> str:
         return html.pre(self._lines())
@@ -219,28 +239,28 @@ class Log:
     def _lines(self) -> list[Line]:
         """Render the first page."""
         page = self.page()
-        more = [(Span(f"the newest {len(page)} of {len(self)}", "dim"),)] if page.next is not None else []
-        return [*log_lines(page.items[::-1]), *more] or [(Span("no checkpoints yet", "dim"),)]
+        footer = [(Span(f"the newest {len(page)} of {len(self)}", "dim"),)] if page.next is not None else []
+        return [*log_lines(page.items[::-1]), *footer] or [(Span("no checkpoints yet", "dim"),)]
 
     def __len__(self) -> int:
-        return self._reader.count(self._scope, self._wanted)
+        return self._reader.count(self._scope, self._conditions)
 
     def __bool__(self) -> bool:
         return bool(self.page(1).items)
 
     def __iter__(self) -> Iterator[Checkpoint]:
-        page = self.page(LARGEST_PAGE // 5)
+        page = self.page(MAX_PAGE_SIZE // 5)
         yield from page
         while page.next is not None:
-            page = self.page(LARGEST_PAGE // 5, after=page.next)
+            page = self.page(MAX_PAGE_SIZE // 5, after=page.next)
             yield from page
 
     @property
     def is_filtered(self) -> bool:
         """True if the log has a filter."""
-        return self._wanted != Filter()
+        return self._conditions != Filter()
 
-    def page(self, limit: int = PAGE, *, after: Checkpoint | str | None = None) -> Page[Checkpoint]:
+    def page(self, limit: int = DEFAULT_PAGE_SIZE, *, after: Checkpoint | str | None = None) -> Page[Checkpoint]:
         """Read one page.
 
         Checkpoints that are added in the meantime are on no later page, and deleted ones do not shift the pages.
@@ -255,7 +275,7 @@ class Log:
         """
         if isinstance(after, Checkpoint) and after.created_at is not None:
             after = TimeCursor(after.created_at, after.id or 0).cursor
-        return self._reader.page(self._scope, self._wanted, page_size(limit), mark(after))
+        return self._reader.page(self._scope, self._conditions, require_page_size(limit), parse_time_cursor(after))
 
     apage = async_twin(page)
 
@@ -273,15 +293,15 @@ class Log:
 
     def by_name(self, name: str) -> Log:
         """Return the log of the checkpoints to which a person gave exactly this name."""
-        return self._only(name=name)
+        return self._narrow(name=name)
 
     def since(self, when: datetime) -> Log:
         """Return the log of the checkpoints created at this time or later."""
-        return self._only(since=when)
+        return self._narrow(since=when)
 
     def between(self, start: datetime, end: datetime) -> Log:
         """Return the log of the checkpoints created between two times, both included."""
-        return self._only(since=start, until=end)
+        return self._narrow(since=start, until=end)
 
-    def _only(self, **more: Any) -> Log:
-        return Log(self._reader, self._scope, self._wanted.narrowed(**more))
+    def _narrow(self, **conditions: Any) -> Log:
+        return Log(self._reader, self._scope, self._conditions.narrowed(**conditions))

@@ -12,7 +12,7 @@ from agentgit.checkpoints.retention import Retention, RetentionResult, Retention
 from agentgit.errors import Conflict, InvalidInput, Unavailable
 from agentgit.handles.context import BranchRef, Context, SessionAccess
 from agentgit.sessions.reports import Erased
-from agentgit.store.audit.trail import note
+from agentgit.store.audit.trail import record_event
 from agentgit.store.database import Database
 from agentgit.store.maintenance import erasure
 from agentgit.store.maintenance import retention as retention_store
@@ -20,54 +20,54 @@ from agentgit.store.maintenance import retention as retention_store
 
 def erase(
     context: Context,
-    which: erasure.SessionIds,
-    may: Callable[[Connection], object],
-    work: Callable[[Connection], erasure.ErasedData],
+    selection: erasure.SessionIds,
+    authorize: Callable[[Connection], object],
+    delete_rows: Callable[[Connection], erasure.ErasedData],
 ) -> Erased:
     """Release file snapshots, delete rows in one transaction, and rewrite the database without the deleted data.
 
     Args:
         context: The context of the user who erases.
-        which: A query for the sessions to erase.
-        may: A function that checks, in a transaction, whether the user may erase.
-        work: A function that deletes.
+        selection: A query for the sessions to erase.
+        authorize: A function that checks, in a transaction, whether the user may erase.
+        delete_rows: A function that deletes.
 
     Raises:
         Conflict: Someone is using a session, or has created one in the meantime.
-        NotFound, NotAllowed: Raised by `may`.
+        NotFound, NotAllowed: Raised by `authorize`.
     """
     store = context.store
 
-    def look(connection: Connection) -> list[int]:
-        may(connection)
-        found = list(connection.execute(which).scalars())
-        for session_id in found:
+    def load_idle_sessions(connection: Connection) -> list[int]:
+        authorize(connection)
+        ids = list(connection.execute(selection).scalars())
+        for session_id in ids:
             erasure.require_idle(store, connection, session_id)
-        return found
+        return ids
 
     def delete(connection: Connection) -> erasure.ErasedData:
-        if look(connection) != sessions:
+        if load_idle_sessions(connection) != session_ids:
             raise Conflict("Another session was created in the meantime. Nothing was erased; try again.")
-        return work(connection)
+        return delete_rows(connection)
 
-    sessions = context.change(look, scope=WRITE)
+    session_ids = context.change(load_idle_sessions, scope=WRITE)
     # Before the rows that name the snapshots are deleted, so that an interrupted erasure can be repeated.
     files = context.engine().files
-    snapshots, left = files.release_all(which)
+    snapshots, problems = files.release_all(selection)
     try:
         # Sessions of other users may have been created from these sessions and mention their names.
-        gone = context.change(delete, scope=WRITE, on=store.all_users_database)
+        erased = context.change(delete, scope=WRITE, database=store.all_users_database)
     finally:
         files.repin(snapshots)  # those that were not erased, or that others need by now
     problem = wipe(store.database)
     return Erased(
-        sessions=len(sessions),
-        rows=gone.rows,
-        values=gone.values,
-        bytes=gone.bytes,
-        events=gone.events,
+        sessions=len(session_ids),
+        rows=erased.rows,
+        values=erased.values,
+        bytes=erased.bytes,
+        events=erased.events,
         snapshots=len(snapshots),
-        left=[*left, problem] if problem else left,
+        left=[*problems, problem] if problem else problems,
     )
 
 
@@ -85,7 +85,9 @@ class SessionRetention(SessionAccess):
 
     def get(self) -> Retention | None:
         """Return the retention of the session; None if it keeps everything."""
-        return self.context.read(lambda c: retention_store.read(c, self.context.store, self.find(c).id))
+        return self.context.read(
+            lambda c: retention_store.read_retention(c, self.context.store, self.load_session(c).id)
+        )
 
     def set(self, retention: Retention | None) -> Retention | None:
         """Set the retention of the session, and return the previous one.
@@ -113,11 +115,11 @@ class SessionRetention(SessionAccess):
         if retention is not None and not isinstance(retention, Retention):
             raise InvalidInput(f"retention must be Retention(max_checkpoints=...) or None, not {retention!r}.")
 
-        def change(connection: Connection) -> Retention | None:
-            session_id = self.find(connection, OWNER).id
-            before = retention_store.read(connection, self.context.store, session_id)
-            retention_store.write(connection, self.context.store, session_id, retention)
-            note(
+        def set_retention(connection: Connection) -> Retention | None:
+            session_id = self.load_session(connection, OWNER).id
+            previous = retention_store.read_retention(connection, self.context.store, session_id)
+            retention_store.write_retention(connection, self.context.store, session_id, retention)
+            record_event(
                 connection,
                 self.context.store.tenant_id,
                 "retention.changed",
@@ -125,9 +127,9 @@ class SessionRetention(SessionAccess):
                 user_id=self.context.user.id,
                 retention=retention.to_dict() if retention is not None else None,
             )
-            return before
+            return previous
 
-        return self.context.change(change)
+        return self.context.change(set_retention)
 
     def apply(self, retention: Retention | None = None, *, dry_run: bool = False) -> RetentionResult:
         """Delete the checkpoints that the session does not keep, now; return the decision about each checkpoint.
@@ -141,35 +143,37 @@ class SessionRetention(SessionAccess):
             InvalidInput: The session has no retention, and none was given.
         """
 
-        def work(connection: Connection) -> RetentionResult:
-            found = self.find(connection, VIEWER if dry_run else OWNER)
-            keeps = retention or retention_store.read(connection, self.context.store, found.id)
-            if keeps is None:
+        def apply_retention(connection: Connection) -> RetentionResult:
+            session = self.load_session(connection, VIEWER if dry_run else OWNER)
+            effective_retention = retention or retention_store.read_retention(
+                connection, self.context.store, session.id
+            )
+            if effective_retention is None:
                 raise InvalidInput(
-                    f"Session {found.session_name} keeps everything. Set what it keeps with "
+                    f"Session {session.session_name} keeps everything. Set what it keeps with "
                     "session.retention.set(Retention(...)), or pass a retention here."
                 )
             if dry_run:
-                judged = retention_store.verdicts(connection, self.context.store, found.id, keeps)
+                outcome = retention_store.judge_session(connection, self.context.store, session.id, effective_retention)
             else:
-                judged = retention_store.apply_retention(
-                    connection, self.context.store, found.id, keeps, self.context.user.id
+                outcome = retention_store.apply_retention(
+                    connection, self.context.store, session.id, effective_retention, self.context.user.id
                 )
             return RetentionResult(
-                session_name=found.session_name,
-                retention=keeps,
-                verdicts=tuple(judged.verdicts),
+                session_name=session.session_name,
+                retention=effective_retention,
+                verdicts=tuple(outcome.verdicts),
                 dry_run=dry_run,
-                bytes_before=judged.bytes_before,
-                bytes_after=judged.bytes_after,
+                bytes_before=outcome.bytes_before,
+                bytes_after=outcome.bytes_after,
             )
 
         if dry_run:
-            return self.context.read(work)
-        done = self.context.change(work)
-        if done.gone:
-            self.context.engine().files.release()
-        return done
+            return self.context.read(apply_retention)
+        result = self.context.change(apply_retention)
+        if result.gone:
+            self.context.engine().files.release_unused()
+        return result
 
     def clear(self, *, branch: BranchRef = None) -> int:
         """Delete all checkpoints that nothing needs, including named ones, and return how many were deleted.
@@ -178,17 +182,17 @@ class SessionRetention(SessionAccess):
             branch: The branch whose own checkpoints are deleted; None for all branches.
         """
 
-        def work(connection: Connection) -> int:
-            found = self.find(connection, OWNER)
-            of = self.context.lookup.branch(connection, found, branch).id if branch is not None else None
-            judged = retention_store.delete_unneeded(
-                connection, self.context.store, found.id, branch_id=of, user_id=self.context.user.id
+        def delete_checkpoints(connection: Connection) -> int:
+            session = self.load_session(connection, OWNER)
+            branch_id = self.context.lookup.branch(connection, session, branch).id if branch is not None else None
+            verdicts = retention_store.delete_unneeded(
+                connection, self.context.store, session.id, branch_id=branch_id, user_id=self.context.user.id
             )
-            return sum(one.is_removed for one in judged)
+            return sum(verdict.is_removed for verdict in verdicts)
 
-        gone = self.context.change(work)
-        self.context.engine().files.release()
-        return gone
+        deleted_count = self.context.change(delete_checkpoints)
+        self.context.engine().files.release_unused()
+        return deleted_count
 
     aget = async_twin(get)
     aset = async_twin(set)
@@ -205,12 +209,12 @@ def delete_unneeded(access: SessionAccess, ids: Collection[int]) -> list[Retenti
     """
     context = access.context
 
-    def work(connection: Connection) -> list[RetentionVerdict]:
+    def delete(connection: Connection) -> list[RetentionVerdict]:
         context.authorize(connection, access.session_id)
         return retention_store.delete_unneeded(
             connection, context.store, access.session_id, ids=ids, user_id=context.user.id
         )
 
-    judged = context.change(work, durable=False)
-    context.engine().files.release()
-    return judged
+    verdicts = context.change(delete, durable=False)
+    context.engine().files.release_unused()
+    return verdicts

@@ -15,7 +15,7 @@ from agentgit.handles.context import BranchRef, SessionAccess
 from agentgit.rollback import Request, SwitchRequest
 from agentgit.sessions.operation import DONE
 from agentgit.store.queries.lookup import CheckpointRef
-from agentgit.store.records.checkpoints import Snapshot
+from agentgit.store.records.checkpoints import CheckpointState
 from agentgit.store.records.sessions import StoredRow, require_no_unfinished_rollback
 from agentgit.store.threads.pending_writes import NO_WRITES
 from agentgit.values import as_object
@@ -47,7 +47,7 @@ class Rollbacks(SessionAccess):
         Raises:
             NotFound, Ambiguous, InvalidInput: As for `Session.plan_rollback`.
         """
-        source, target, label = self.context.read(lambda c: self._target(c, branch, to))
+        source, target, label = self.context.read(lambda c: self._find_target(c, branch, to))
         return self.context.engine().plan(
             source.id,
             target,
@@ -64,27 +64,27 @@ class Rollbacks(SessionAccess):
         Raises:
             RollbackBlocked, WorkspaceChanged, RollbackIncomplete, Conflict: As for `Session.rollback`.
         """
-        source, target, label = self.context.read(lambda c: self._target(c, branch, to, EDITOR))
+        source, target, label = self.context.read(lambda c: self._find_target(c, branch, to, EDITOR))
         request = Request(
             user_id=self.context.user.id, source_id=source.id, target=target, label=label, **vars(options)
         )
         with self.context.recording_moves(self.session_id):
             return self.context.engine().run(request)
 
-    def report(self, branch_id: int, *, kind: str = ROLLBACK, made: bool = True) -> RollbackReport:
+    def report(self, branch_id: int, *, kind: str = ROLLBACK, has_new_branch: bool = True) -> RollbackReport:
         """Read the report of the operation that has just ended.
 
         Args:
             branch_id: The branch that the operation led to.
             kind: The kind of operation: `rollback` or `fork`.
-            made: True if it created that branch; False if it only changed the world.
+            has_new_branch: True if it created that branch; False if it only changed the world.
         """
 
         def read(connection: Connection) -> RollbackReport:
             rows = self.context.store.operations.of_branches(connection, [branch_id])
-            done = [row for row in rows if row.kind == kind]
+            matches = [row for row in rows if row.kind == kind]
             # The operation that created a branch is its oldest one; the one that only changed the world is the newest.
-            return self.context.engine().reports.read(connection, done[0] if made else done[-1])
+            return self.context.engine().reports.read(connection, matches[0] if has_new_branch else matches[-1])
 
         return self.context.read(read)
 
@@ -92,13 +92,13 @@ class Rollbacks(SessionAccess):
         """Read the report of an operation of this session."""
         return self.context.engine().read_report(operation_id)
 
-    def _target(
-        self, connection: Connection, branch: BranchRef, to: CheckpointRef, needs: Role = VIEWER
+    def _find_target(
+        self, connection: Connection, branch: BranchRef, to: CheckpointRef, required_role: Role = VIEWER
     ) -> tuple[StoredRow, StoredRow, str]:
         """Find the branch to leave, the checkpoint to go to, and the checkpoint's display name."""
-        found = self.find(connection, needs)
-        source = self.context.lookup.branch(connection, found, branch)
-        return source, *self.context.lookup.target(connection, found, source, to)
+        session = self.load_session(connection, required_role)
+        source = self.context.lookup.branch(connection, session, branch)
+        return source, *self.context.lookup.target(connection, session, source, to)
 
     # -- files alone
 
@@ -108,7 +108,7 @@ class Rollbacks(SessionAccess):
         Raises:
             NotFound, WorkspaceChanged, RollbackIncomplete, Conflict: As for `Session.rewind_files`.
         """
-        return self.report(self.context.engine().run(request), made=False)
+        return self.report(self.context.engine().run(request), has_new_branch=False)
 
     def plan_request(self, request: Request) -> RollbackPlan:
         """Return what restoring files would do, without doing anything."""
@@ -117,7 +117,7 @@ class Rollbacks(SessionAccess):
         )
 
     def rewind_request(
-        self, restore_point: CheckpointRef, branch: BranchRef, needs: Role = EDITOR, *, force: bool = False
+        self, restore_point: CheckpointRef, branch: BranchRef, required_role: Role = EDITOR, *, force: bool = False
     ) -> Request:
         """Return the request to restore the files of a restore point.
 
@@ -126,31 +126,36 @@ class Rollbacks(SessionAccess):
         """
         store, lookup = self.context.store, self.context.lookup
 
-        def find(connection: Connection) -> Request:
-            found = self.find(connection, needs)
-            source = lookup.branch(connection, found, branch)
-            point = lookup.restore_point(connection, found, source, restore_point)
-            at, label = store.snapshots.of_checkpoint(connection, point), f"{point.branch_name}#{point.number}"
-            if at is None:
+        def create_request(connection: Connection) -> Request:
+            session = self.load_session(connection, required_role)
+            source = lookup.branch(connection, session, branch)
+            checkpoint = lookup.restore_point(connection, session, source, restore_point)
+            snapshot, label = (
+                store.snapshots.of_checkpoint(connection, checkpoint),
+                f"{checkpoint.branch_name}#{checkpoint.number}",
+            )
+            if snapshot is None:
                 raise NotFound(
                     f"{label} has no files: no workspace was attached when it was created. Wrap the graph with "
                     "workspace=... (agentgit chat --workspace DIR) to keep its files from then on."
                 )
             # From another session, only the files are restored; this session stays at its own head.
-            own = point.external_session_id == found.id
-            target = point if own else lookup.target(connection, found, source, "HEAD")[0]
-            return self._files_request(source.id, target, label, at, force=force)
+            is_own = checkpoint.external_session_id == session.id
+            target = checkpoint if is_own else lookup.target(connection, session, source, "HEAD")[0]
+            return self._files_request(source.id, target, label, snapshot, force=force)
 
-        return self.context.read(find)
+        return self.context.read(create_request)
 
-    def _files_request(self, source_id: int, target: StoredRow, label: str, at: SnapshotRef, *, force: bool) -> Request:
+    def _files_request(
+        self, source_id: int, target: StoredRow, label: str, snapshot: SnapshotRef, *, force: bool
+    ) -> Request:
         return Request(
             user_id=self.context.user.id,
             source_id=source_id,
             target=target,
             label=label,
             tools="keep",
-            files=at,
+            files=snapshot,
             conversation=False,
             force=force,
         )
@@ -161,7 +166,7 @@ class Rollbacks(SessionAccess):
         """Return what would bring the world to the state of a branch, without doing anything."""
         return self.context.engine().plan_switch(self.read_branch(branch).id)
 
-    def enter(self, branch: BranchRef) -> StoredRow:
+    def set_current_branch(self, branch: BranchRef) -> StoredRow:
         """Make a branch the current one without changing the world, and return its row.
 
         Raises:
@@ -169,14 +174,14 @@ class Rollbacks(SessionAccess):
             Conflict: The branch's rollback is incomplete.
         """
 
-        def move(connection: Connection) -> StoredRow:
+        def set_current(connection: Connection) -> StoredRow:
             row = self.branch(connection, branch, EDITOR)
             require_no_unfinished_rollback(row)
             self.context.store.sessions.set_current(connection, self.session_id, row.id, self.context.user.id)
             return row
 
         with self.context.recording_moves(self.session_id):
-            return self.context.change(move)
+            return self.context.change(set_current)
 
     def switch(
         self,
@@ -202,12 +207,12 @@ class Rollbacks(SessionAccess):
             NotFound, InvalidInput, RollbackBlocked, RollbackIncomplete, Conflict: As for `Session.switch`.
         """
 
-        def find(connection: Connection) -> tuple[int, StoredRow]:
+        def load_branches(connection: Connection) -> tuple[int, StoredRow]:
             row = self.branch(connection, branch, EDITOR)
             require_no_unfinished_rollback(row)
             return self.branch(connection, source).id, row
 
-        source_id, row = self.context.change(find, durable=False)
+        source_id, row = self.context.change(load_branches, durable=False)
         request = SwitchRequest(
             user_id=self.context.user.id,
             source_id=source_id,
@@ -222,7 +227,7 @@ class Rollbacks(SessionAccess):
 
     # -- undo and redo
 
-    def previous(self, branch: BranchRef, steps: int = 1, needs: Role = EDITOR) -> tuple[int, int]:
+    def find_previous(self, branch: BranchRef, steps: int = 1, required_role: Role = EDITOR) -> tuple[int, int]:
         """Return the ids of a branch and of the checkpoint that lies `steps` distinct points back on it.
 
         Raises:
@@ -232,66 +237,83 @@ class Rollbacks(SessionAccess):
             raise InvalidInput(f"steps must be a number from 1, not {steps!r}.")
         store = self.context.store
 
-        def look(connection: Connection) -> tuple[int, int]:
-            row = self.branch(connection, branch, needs)
-            now = store.moment(connection, row)
-            files = store.snapshots.of_branch(connection, row)
-            path = self.context.lookup.path(connection, row)
-            names = store.snapshots.names(connection, [point.workspace_snapshot_id for point in path])
-            last = files.snapshot if files is not None else None
-            here = (point_key(now.snapshot), last) if now.settled else None
-            found = 0
-            for point in reversed(path):
-                # A checkpoint without a workspace does not differ in its files.
-                there = (point_key(point), names.get(point.workspace_snapshot_id, last))
-                if there != here:
-                    here, found = there, found + 1
-                if found == steps:
-                    return int(row.id), int(point.id)
-            only = (
-                f"are {found} earlier checkpoints" if found > 1 else f"is {'one' if found else 'no'} earlier checkpoint"
+        def load(connection: Connection) -> tuple[int, int]:
+            row = self.branch(connection, branch, required_role)
+            head_state = store.head_state(connection, row)
+            snapshot = store.snapshots.newest_of_branch(connection, row)
+            path = self.context.lookup.path_checkpoints(connection, row)
+            snapshot_names = store.snapshots.snapshot_ids(
+                connection, [checkpoint.workspace_snapshot_id for checkpoint in path]
             )
-            raise NotFound(f"There {only} on this branch to go back to. agent.checkpoint() creates one.")
+            last_snapshot = snapshot.snapshot if snapshot is not None else None
+            last_key = (point_key(head_state.checkpoint_state), last_snapshot) if head_state.is_settled else None
+            count = 0
+            for checkpoint in reversed(path):
+                # A checkpoint without a workspace does not differ in its files.
+                key = (point_key(checkpoint), snapshot_names.get(checkpoint.workspace_snapshot_id, last_snapshot))
+                if key != last_key:
+                    last_key, count = key, count + 1
+                if count == steps:
+                    return int(row.id), int(checkpoint.id)
+            count_text = (
+                f"are {count} earlier checkpoints" if count > 1 else f"is {'one' if count else 'no'} earlier checkpoint"
+            )
+            raise NotFound(f"There {count_text} on this branch to go back to. agent.checkpoint() creates one.")
 
-        return self.context.read(look)
+        return self.context.read(load)
 
-    def undo_rewind_request(self, branch: BranchRef, needs: Role = EDITOR, *, force: bool = False) -> Request | None:
+    def undo_rewind_request(
+        self, branch: BranchRef, required_role: Role = EDITOR, *, force: bool = False
+    ) -> Request | None:
         """Return the request to undo a rewind of files, if that was the last operation on a branch; else None."""
         store = self.context.store
 
-        def look(connection: Connection) -> Request | None:
-            row = self.branch(connection, branch, needs)
-            made = store.operations.of_branches(connection, [row.id])
-            last = made[-1] if made else None
-            if last is None or last.source_id != row.id or last.status != DONE or (row.head_id or 0) > last.id:
+        def create_request(connection: Connection) -> Request | None:
+            row = self.branch(connection, branch, required_role)
+            operations = store.operations.of_branches(connection, [row.id])
+            last_operation = operations[-1] if operations else None
+            if (
+                last_operation is None
+                or last_operation.source_id != row.id
+                or last_operation.status != DONE
+                or (row.head_id or 0) > last_operation.id
+            ):
                 return None
-            report = self.context.engine().reports.read(connection, last)
-            wanted = as_object(last.request).get("files")
-            if wanted is None or report.files is None or not report.files.safety or report.reversed or report.redone:
+            report = self.context.engine().reports.read(connection, last_operation)
+            snapshot_data = as_object(last_operation.request).get("files")
+            if (
+                snapshot_data is None
+                or report.files is None
+                or not report.files.safety
+                or report.reversed
+                or report.redone
+            ):
                 return None
-            at = SnapshotRef(snapshot=report.files.safety, settings=wanted["settings"]).without_import_mark()
-            target = self.context.lookup.target(connection, self.find(connection), row, "HEAD")[0]
-            return self._files_request(row.id, target, "before the files were brought back", at, force=force)
+            snapshot = SnapshotRef(
+                snapshot=report.files.safety, settings=snapshot_data["settings"]
+            ).without_import_mark()
+            target = self.context.lookup.target(connection, self.load_session(connection), row, "HEAD")[0]
+            return self._files_request(row.id, target, "before the files were brought back", snapshot, force=force)
 
-        return self.context.read(look)
+        return self.context.read(create_request)
 
-    def rollback_source(self, branch: BranchRef, needs: Role = EDITOR) -> int:
+    def rollback_source_id(self, branch: BranchRef, required_role: Role = EDITOR) -> int:
         """Return the id of the branch from which a rollback created this one.
 
         Raises:
             NotFound: The branch was not created by a rollback.
         """
 
-        def look(connection: Connection) -> int:
-            row = self.branch(connection, branch, needs)
-            made = self.context.store.operations.of_branches(connection, [row.id])
-            if not made or made[0].kind != ROLLBACK or made[0].source_id == row.id:
+        def load(connection: Connection) -> int:
+            row = self.branch(connection, branch, required_role)
+            operations = self.context.store.operations.of_branches(connection, [row.id])
+            if not operations or operations[0].kind != ROLLBACK or operations[0].source_id == row.id:
                 raise NotFound("There is nothing to redo: this branch was not created by a rollback.")
-            return int(made[0].source_id)
+            return int(operations[0].source_id)
 
-        return self.context.read(look)
+        return self.context.read(load)
 
 
-def point_key(point: StoredRow | Snapshot) -> tuple[bytes, int, bytes]:
+def point_key(point: StoredRow | CheckpointState) -> tuple[bytes, int, bytes]:
     """Return a key that identifies a point: its state, its position on the track, and its pending writes."""
     return point.state_hash, point.position, point.pending or NO_WRITES

@@ -95,9 +95,9 @@ class Session(SessionReader):
             Unavailable: The workspace is not available here, or its files cannot be saved.
         """
         label = named_label(self._context.user.id, name, description, data)
-        row = self._access.read_branch(branch, EDITOR)
-        kept = self._branching.take_snapshot(f"checkpoint {name}") if files else None
-        return self._branching.save(row.id, label, kept)
+        branch_row = self._access.read_branch(branch, EDITOR)
+        snapshot = self._branching.take_snapshot(f"checkpoint {name}") if files else None
+        return self._branching.save(branch_row.id, label, snapshot)
 
     def delete_checkpoint(self, ref: CheckpointRef, *, branch: BranchRef = None) -> Checkpoint:
         """Delete a checkpoint and return it. The conversation and the tool track are kept.
@@ -110,12 +110,12 @@ class Session(SessionReader):
             Conflict: Something needs it, such as a branch, a tag, a rollback, a merge or an unresolved call.
             NotFound, Ambiguous, InvalidInput: As for `get_checkpoint`.
         """
-        found = self.get_checkpoint(ref, branch=branch)
-        found.to_dict()  # load its content before it is deleted
-        for one in delete_unneeded(self._access, {found.id or 0}):
-            if not one.is_removed:
-                raise Conflict(f"Checkpoint {one.point.reference} cannot be deleted: {one.why}.")
-        return found
+        checkpoint = self.get_checkpoint(ref, branch=branch)
+        checkpoint.to_dict()  # load its content before it is deleted
+        for verdict in delete_unneeded(self._access, {checkpoint.id or 0}):
+            if not verdict.is_removed:
+                raise Conflict(f"Checkpoint {verdict.point.reference} cannot be deleted: {verdict.why}.")
+        return checkpoint
 
     def cleanup_auto_checkpoints(self, *, branch: BranchRef = None, keep: int = 5) -> int:
         """Delete the automatic checkpoints of a path except the newest, and return how many were deleted.
@@ -131,10 +131,11 @@ class Session(SessionReader):
         """
         if keep < 0:
             raise InvalidInput(f"keep must be 0 or more automatic checkpoints, not {keep}.")
-        self._context.read(lambda c: self._access.find(c, EDITOR))
-        automatic = [point.id or 0 for point in self.checkpoints(branch=branch) if point.is_auto]
+        self._context.read(lambda c: self._access.load_session(c, EDITOR))
+        automatic_ids = [checkpoint.id or 0 for checkpoint in self.checkpoints(branch=branch) if checkpoint.is_auto]
         return sum(
-            one.is_removed for one in delete_unneeded(self._access, set(automatic[: max(0, len(automatic) - keep)]))
+            verdict.is_removed
+            for verdict in delete_unneeded(self._access, set(automatic_ids[: max(0, len(automatic_ids) - keep)]))
         )
 
     def tag(self, ref: CheckpointRef, name: str, *, branch: BranchRef = None, description: str | None = None) -> Tag:
@@ -217,7 +218,7 @@ class Session(SessionReader):
             on_drift=on_drift,
             request_id=request_id,
         )
-        return self._rollbacks.report(self._rollbacks.run(to, branch, options), made=conversation)
+        return self._rollbacks.report(self._rollbacks.run(to, branch, options), has_new_branch=conversation)
 
     def undo(self, steps: int = 1, *, branch: BranchRef = None, force: bool = False) -> RollbackReport:
         """Roll back to the newest checkpoint that differs from the current point of a branch.
@@ -232,8 +233,8 @@ class Session(SessionReader):
             InvalidInput: `steps` is less than 1.
             RollbackBlocked, WorkspaceChanged, RollbackIncomplete, Conflict: As for `rollback`.
         """
-        left, to = self._rollbacks.previous(branch, steps)
-        return self.rollback(to, branch=left, force=force)
+        source_id, to = self._rollbacks.find_previous(branch, steps)
+        return self.rollback(to, branch=source_id, force=force)
 
     def redo(self, *, branch: BranchRef = None, force: bool = False) -> RollbackReport:
         """Undo the last rollback: return to the branch that it left, and run the reversed calls again.
@@ -248,12 +249,12 @@ class Session(SessionReader):
             NotFound: There is nothing to redo.
             RollbackBlocked, WorkspaceChanged, RollbackIncomplete, Conflict: As for `switch`.
         """
-        made = self._access.read_branch(branch, EDITOR).id
-        rewound = self._rollbacks.undo_rewind_request(made, force=force)
-        if rewound is not None:
-            return self._rollbacks.rewind(rewound)
-        left = self._rollbacks.rollback_source(made)
-        return self._rollbacks.operation(self._rollbacks.switch(left, made, sync="world", force=force)[1])
+        branch_id = self._access.read_branch(branch, EDITOR).id
+        rewind_request = self._rollbacks.undo_rewind_request(branch_id, force=force)
+        if rewind_request is not None:
+            return self._rollbacks.rewind(rewind_request)
+        source_id = self._rollbacks.rollback_source_id(branch_id)
+        return self._rollbacks.operation(self._rollbacks.switch(source_id, branch_id, sync="world", force=force)[1])
 
     def switch(
         self, branch: BranchRef, sync: str | None = None, *, force: bool = False, on_error: str = "stop"
@@ -282,12 +283,12 @@ class Session(SessionReader):
             Conflict: The branch's rollback is incomplete.
         """
         if sync is None:
-            row = self._rollbacks.enter(branch)
+            row = self._rollbacks.set_current_branch(branch)
             return RollbackReport(
                 operation_id=0, status=DONE, checkpoint_id=row.head_id or 0, branch=row.name, kind=SWITCH
             )
-        done = self._rollbacks.switch(branch, None, sync=sync, force=force, on_error=on_error)
-        return self._rollbacks.operation(done[1])
+        ids = self._rollbacks.switch(branch, None, sync=sync, force=force, on_error=on_error)
+        return self._rollbacks.operation(ids[1])
 
     def fork(
         self, to: CheckpointRef | None = None, *, branch: BranchRef = None, name: str | None = None, files: bool = True
@@ -308,9 +309,9 @@ class Session(SessionReader):
             Conflict: A branch with that name exists.
             Unavailable: The workspace is not available here, or its files cannot be saved.
         """
-        left = self._access.read_branch(branch, EDITOR)
-        kept = self._branching.take_snapshot("fork") if files and to is None else None
-        return self._rollbacks.report(self._branching.fork(left.id, to, name, kept), kind="fork")
+        branch_row = self._access.read_branch(branch, EDITOR)
+        snapshot = self._branching.take_snapshot("fork") if files and to is None else None
+        return self._rollbacks.report(self._branching.fork(branch_row.id, to, name, snapshot), kind="fork")
 
     def rewind_files(
         self, restore_point: CheckpointRef, *, branch: BranchRef = None, force: bool = False
@@ -349,14 +350,14 @@ class Session(SessionReader):
         require_name(name)
         sessions = self._context.store.sessions
 
-        def change(connection: Connection) -> ExternalSession:
-            found = self._access.find(connection, OWNER)
+        def rename_session(connection: Connection) -> ExternalSession:
+            session = self._access.load_session(connection, OWNER)
             sessions.lock(connection, self.id)
-            sessions.rename(connection, found, name, self._context.user.id)
-            return self._access.find(connection)
+            sessions.rename(connection, session, name, self._context.user.id)
+            return self._access.load_session(connection)
 
         # The name must be unique among all sessions of the owner, even if a co-owner cannot see all of them.
-        return self._context.change(change, on=self._context.store.all_users_database)
+        return self._context.change(rename_session, database=self._context.store.all_users_database)
 
     def rename_branch(self, branch: BranchRef, name: str) -> InternalSession:
         """Rename a branch and return it. Its checkpoints and its thread are unchanged.
@@ -373,18 +374,18 @@ class Session(SessionReader):
         """
         sessions = self._context.store.sessions
 
-        def change(connection: Connection) -> InternalSession:
-            found = self._access.find(connection, EDITOR)
+        def rename_row(connection: Connection) -> InternalSession:
+            session = self._access.load_session(connection, EDITOR)
             sessions.lock(connection, self.id)
-            row = self._context.lookup.branch(connection, found, branch)
+            row = self._context.lookup.branch(connection, session, branch)
             if mark_of(row):
                 raise Conflict(
                     f"Branch {row.name} is part of an exploration, which finds it by name. Fork it, and name the fork."
                 )
             sessions.rename_branch(connection, row, name, self._context.user.id)
-            return self._context.views.branch(connection, found, sessions.branch(connection, row.id))
+            return self._context.read_models.branch(connection, session, sessions.branch(connection, row.id))
 
-        return self._context.change(change)
+        return self._context.change(rename_row)
 
     def recover(self, *, branch: BranchRef = None, force: bool = False) -> InternalSession:
         """Recover a branch whose turn or rollback died where this machine cannot detect it, as on another machine.
@@ -427,11 +428,11 @@ class Session(SessionReader):
             ([], True)
         """
         store, context = self._context.store, self._context
-        context.read(lambda c: self._access.find(c, OWNER))
+        context.read(lambda c: self._access.load_session(c, OWNER))
         return erase(
             context,
-            erasure.only(store, self.id),
-            lambda c: self._access.find(c, OWNER),
+            erasure.select_session(store, self.id),
+            lambda c: self._access.load_session(c, OWNER),
             lambda c: erasure.erase_session(store, c, self.id, context.user.id),
         )
 
@@ -444,15 +445,15 @@ class Session(SessionReader):
             InvalidInput: No graph was wrapped here for the session.
             NotFound: There is no such branch.
         """
-        found = self._context.read(lambda c: self._access.branch(c, branch))
-        wrapped = self._context.wrapped.get(self.id)
-        if wrapped is None:
+        branch_row = self._context.read(lambda c: self._access.branch(c, branch))
+        create_agent = self._context.agent_factories.get(self.id)
+        if create_agent is None:
             reference = self.reference
             raise InvalidInput(
                 f"Merging and picking need the graph of session {reference}, because its reducers apply the changes. "
                 f"First call repo.wrap(graph, {reference!r})."
             )
-        return wrapped(found.id)
+        return create_agent(branch_row.id)
 
     def plan_merge(self, source: CheckpointRef, *, into: BranchRef = None, resolve: Resolve = None) -> MergePlan:
         """Return what merging a branch into another one would change, and the conflicts.

@@ -24,7 +24,7 @@ from agentgit.handles.context import BranchRef, Context, SessionAccess
 from agentgit.handles.export import Exporter
 from agentgit.handles.log import Log, LogReader, Scope, TextSearch
 from agentgit.handles.rollbacks import RollbackOptions, Rollbacks
-from agentgit.handles.statistics import count
+from agentgit.handles.statistics import collect_stats
 from agentgit.sessions import ExternalSession, InternalSession, Tree
 from agentgit.sessions.operation import Operation
 from agentgit.sessions.reports import OnProgress
@@ -75,7 +75,7 @@ class SessionReader:
     @property
     def info(self) -> ExternalSession:
         """The session's name, owner, times and current branch, as they are now."""
-        return self._context.read(self._access.find)
+        return self._context.read(self._access.load_session)
 
     @property
     def name(self) -> str:
@@ -89,7 +89,9 @@ class SessionReader:
 
     def branches(self) -> list[InternalSession]:
         """List the branches in the order of their creation."""
-        return Branches(self._context.read(lambda c: self._context.views.branches(c, self._access.find(c))))
+        return Branches(
+            self._context.read(lambda c: self._context.read_models.branches(c, self._access.load_session(c)))
+        )
 
     def branch(self, name: BranchRef = None) -> InternalSession:
         """Find a branch by its name or id; None is the current one.
@@ -98,15 +100,17 @@ class SessionReader:
             NotFound: There is no such branch.
         """
 
-        def look(connection: Connection) -> InternalSession:
-            found = self._access.find(connection)
-            return self._context.views.branch(connection, found, self._context.lookup.branch(connection, found, name))
+        def load(connection: Connection) -> InternalSession:
+            session = self._access.load_session(connection)
+            return self._context.read_models.branch(
+                connection, session, self._context.lookup.branch(connection, session, name)
+            )
 
-        return self._context.read(look)
+        return self._context.read(load)
 
     def tree(self) -> Tree:
         """Return the tree of the branches; `str()` renders it as text."""
-        return self._context.read(lambda c: self._context.views.tree(c, self._access.find(c)))
+        return self._context.read(lambda c: self._context.read_models.tree(c, self._access.load_session(c)))
 
     def tool_track(self, *, branch: BranchRef = None) -> list[ToolInvocation]:
         """List the tool invocations along a branch, from the root of the session, in order."""
@@ -117,11 +121,11 @@ class SessionReader:
     def checkpoints(self, *, branch: BranchRef = None) -> list[Checkpoint]:
         """List the checkpoints from the root of the session to the head of a branch, oldest first."""
 
-        def look(connection: Connection) -> list[Checkpoint]:
-            rows = self._context.lookup.path(connection, self._access.branch(connection, branch))
-            return Checkpoints(self._context.views.checkpoints(connection, rows))
+        def load(connection: Connection) -> list[Checkpoint]:
+            rows = self._context.lookup.path_checkpoints(connection, self._access.branch(connection, branch))
+            return Checkpoints(self._context.read_models.checkpoints(connection, rows))
 
-        return self._context.read(look)
+        return self._context.read(load)
 
     def get_checkpoint(self, ref: CheckpointRef, *, branch: BranchRef = None) -> Checkpoint:
         """Find a checkpoint.
@@ -170,8 +174,8 @@ class SessionReader:
             NotFound: There is no such user. A missing branch or tag is reported when the log is read.
         """
         reader, scope = LogReader(self._context, self.id), Scope(branch=branch, which=which)
-        by = reader.author(author) if author is not None else None
-        return Log(reader, scope, Filter(name=name, since=since, until=until, tag=tag, author=by, auto=auto))
+        author_id = reader.author_id(author) if author is not None else None
+        return Log(reader, scope, Filter(name=name, since=since, until=until, tag=tag, author=author_id, auto=auto))
 
     def search(
         self,
@@ -233,10 +237,10 @@ class SessionReader:
         Raises:
             NotFound, Ambiguous, InvalidInput: As for `get_checkpoint`.
         """
-        there = self._access
-        if (found := session_id(self._context, other)) is not None:
-            there = SessionAccess(self._context, found)
-        return Comparator(self._context, self.id).diff(a, b, there)
+        other_access = self._access
+        if (other_id := session_id(self._context, other)) is not None:
+            other_access = SessionAccess(self._context, other_id)
+        return Comparator(self._context, self.id).diff(a, b, other_access)
 
     def compare(self, a: CheckpointRef, b: CheckpointRef) -> Comparison:
         """Compare two branches: what each did since they diverged, and how they differ now.
@@ -299,8 +303,8 @@ class SessionReader:
         Raises:
             NotFound, InvalidInput: As for `undo`.
         """
-        left, to = self._rollbacks.previous(branch, steps, VIEWER)
-        return self.plan_rollback(to, branch=left)
+        source_id, to = self._rollbacks.find_previous(branch, steps, VIEWER)
+        return self.plan_rollback(to, branch=source_id)
 
     def plan_redo(self, *, branch: BranchRef = None) -> RollbackPlan:
         """Return what `redo` would do, without doing anything.
@@ -308,11 +312,11 @@ class SessionReader:
         Raises:
             NotFound: There is nothing to redo.
         """
-        made = self._access.read_branch(branch).id
-        rewound = self._rollbacks.undo_rewind_request(made, VIEWER)
-        if rewound is not None:
-            return self._rollbacks.plan_request(rewound)
-        return self.plan_switch(self._rollbacks.rollback_source(made, VIEWER))
+        branch_id = self._access.read_branch(branch).id
+        rewind_request = self._rollbacks.undo_rewind_request(branch_id, VIEWER)
+        if rewind_request is not None:
+            return self._rollbacks.plan_request(rewind_request)
+        return self.plan_switch(self._rollbacks.rollback_source_id(branch_id, VIEWER))
 
     def plan_switch(self, branch: BranchRef) -> RollbackPlan:
         """Return what `switch(branch, sync="world")` would do, without doing anything.
@@ -332,7 +336,7 @@ class SessionReader:
 
     def operations(self) -> list[Operation]:
         """List the rollbacks, switches and forks, newest first."""
-        return self._context.read(lambda c: self._context.store.operations.all(c, self._access.find(c).id))
+        return self._context.read(lambda c: self._context.store.operations.all(c, self._access.load_session(c).id))
 
     def stats(self, *, branch: BranchRef = None, prices: Prices | None = None, storage: bool = False) -> Stats:
         """Count checkpoints, calls, rollbacks, reversals and tokens, in total and for each branch.
@@ -360,13 +364,13 @@ class SessionReader:
             {'done': 1}
         """
 
-        def look(connection: Connection) -> Stats:
-            found = self._access.find(connection)
-            return count(
-                connection, self._context, [found], f"session {found.reference}", branch, prices, storage=storage
+        def load(connection: Connection) -> Stats:
+            session = self._access.load_session(connection)
+            return collect_stats(
+                connection, self._context, [session], f"session {session.reference}", branch, prices, storage=storage
             )
 
-        return self._context.read(look)
+        return self._context.read(load)
 
     def export(
         self,
@@ -463,5 +467,5 @@ def session_id(context: Context, ref: SessionReader | SessionRef) -> int | None:
     """
     if ref is None:
         return None
-    wanted = ref.id if isinstance(ref, SessionReader) else ref
-    return context.read(lambda connection: context.lookup.session(connection, wanted)).id
+    session_ref = ref.id if isinstance(ref, SessionReader) else ref
+    return context.read(lambda connection: context.lookup.session(connection, session_ref)).id

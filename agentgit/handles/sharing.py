@@ -15,7 +15,7 @@ from agentgit.errors import InvalidInput, NotFound
 from agentgit.handles.context import SessionAccess, UserRef
 from agentgit.store.sql.ids import is_id
 
-LINK_HOLDS = timedelta(days=7)
+DEFAULT_LINK_LIFETIME = timedelta(days=7)
 """The default lifetime of a link."""
 
 
@@ -37,16 +37,20 @@ class Sharing(SessionAccess):
             InvalidInput: The role or the time is not valid, or the user owns the session.
         """
         require_role(role)
-        until = expiry_time(expires_in)
+        expires_at = expiry_time(expires_in)
 
-        def give(connection: Connection) -> Member:
-            found = self.find(connection, OWNER)
-            who = self.context.find_user(connection, user)
-            if who.id == found.user_id:
-                raise InvalidInput(f"{who.name} owns session {found.session_name} and already has full access to it.")
-            return self.context.store.members.share(connection, found.id, who, role, until, self.context.user.id)
+        def add_member(connection: Connection) -> Member:
+            session = self.load_session(connection, OWNER)
+            invited_user = self.context.find_user(connection, user)
+            if invited_user.id == session.user_id:
+                raise InvalidInput(
+                    f"{invited_user.name} owns session {session.session_name} and already has full access to it."
+                )
+            return self.context.store.members.share(
+                connection, session.id, invited_user, role, expires_at, self.context.user.id
+            )
 
-        return self.context.change(give)
+        return self.context.change(add_member)
 
     def unshare(self, user: UserRef) -> None:
         """Revoke all roles of a user in the session at once. With yourself as the user, leave the session.
@@ -62,28 +66,29 @@ class Sharing(SessionAccess):
             NotAllowed: You are not its owner.
         """
 
-        def take(connection: Connection) -> None:
-            who = self.context.find_user(connection, user)
-            leaves = who.id == self.context.user.id
-            found = self.find(connection, VIEWER if leaves else OWNER)
-            links = self.context.store.members.remove(connection, found.id, who.id, self.context.user.id)
+        def remove_member(connection: Connection) -> None:
+            removed_user = self.context.find_user(connection, user)
+            is_leaving = removed_user.id == self.context.user.id
+            session = self.load_session(connection, VIEWER if is_leaving else OWNER)
+            links = self.context.store.members.remove(connection, session.id, removed_user.id, self.context.user.id)
             if not links:
                 raise NotFound(
-                    f"Session {found.reference} is not shared with {who.name}. See session.sharing.members()."
+                    f"Session {session.reference} is not shared with {removed_user.name}. See "
+                    "session.sharing.members()."
                 )
             # A removed user could join again with these links. A user who leaves must not remove others.
-            for link_id in () if leaves else links:
-                self.context.store.members.revoke_link(connection, found.id, link_id, self.context.user.id)
+            for link_id in () if is_leaving else links:
+                self.context.store.members.revoke_link(connection, session.id, link_id, self.context.user.id)
 
-        self.context.change(take, scope=WRITE)
+        self.context.change(remove_member, scope=WRITE)
 
     def members(self) -> list[Member]:
         """List the users who have a role in the session now, except its owner."""
-        return self.context.read(lambda c: self.context.store.members.all(c, self.find(c).id))
+        return self.context.read(lambda c: self.context.store.members.all(c, self.load_session(c).id))
 
     # -- links
 
-    def create_link(self, role: Role = VIEWER, expires_in: timedelta | None = LINK_HOLDS) -> ShareLink:
+    def create_link(self, role: Role = VIEWER, expires_in: timedelta | None = DEFAULT_LINK_LIFETIME) -> ShareLink:
         """Create a link. Each user of the tenant who has its token can join the session until the link ends.
 
         Args:
@@ -101,13 +106,13 @@ class Sharing(SessionAccess):
             raise InvalidInput(
                 "A link cannot give away ownership. Share it with a user: session.sharing.share(user, 'owner')."
             )
-        until = expiry_time(expires_in)
+        expires_at = expiry_time(expires_in)
 
-        def make(connection: Connection) -> ShareLink:
-            found = self.find(connection, OWNER)
-            return self.context.store.members.add_link(connection, found.id, role, until, self.context.user.id)
+        def add_link(connection: Connection) -> ShareLink:
+            session = self.load_session(connection, OWNER)
+            return self.context.store.members.add_link(connection, session.id, role, expires_at, self.context.user.id)
 
-        return self.context.change(make)
+        return self.context.change(add_link)
 
     def links(self) -> list[ShareLink]:
         """List the links of the session, including those that have ended. Only its owner can do this.
@@ -115,7 +120,7 @@ class Sharing(SessionAccess):
         Raises:
             NotAllowed: You are not its owner.
         """
-        return self.context.read(lambda c: self.context.store.members.links(c, self.find(c, OWNER).id))
+        return self.context.read(lambda c: self.context.store.members.links(c, self.load_session(c, OWNER).id))
 
     def revoke_link(self, link: ShareLink | int) -> ShareLink:
         """Revoke a link, and the roles of all who joined with it, at once; return the revoked link.
@@ -127,17 +132,19 @@ class Sharing(SessionAccess):
             NotFound: There is no such link.
             NotAllowed: You are not the owner of its session.
         """
-        wanted = link.id if isinstance(link, ShareLink) else link
+        link_id = link.id if isinstance(link, ShareLink) else link
 
-        def end(connection: Connection) -> ShareLink:
-            found = self.context.store.members.link(connection, wanted) if is_id(wanted) else None
-            if found is None or found.session_id != self.session_id:
-                raise NotFound(f"There is no link {wanted!r}. session.sharing.links() lists them.")
-            self.find(connection, OWNER)
-            self.context.store.members.revoke_link(connection, found.session_id, found.id, self.context.user.id)
-            return replace(found, revoked_at=found.revoked_at or datetime.now(UTC))
+        def revoke(connection: Connection) -> ShareLink:
+            stored_link = self.context.store.members.link(connection, link_id) if is_id(link_id) else None
+            if stored_link is None or stored_link.session_id != self.session_id:
+                raise NotFound(f"There is no link {link_id!r}. session.sharing.links() lists them.")
+            self.load_session(connection, OWNER)
+            self.context.store.members.revoke_link(
+                connection, stored_link.session_id, stored_link.id, self.context.user.id
+            )
+            return replace(stored_link, revoked_at=stored_link.revoked_at or datetime.now(UTC))
 
-        return self.context.change(end)
+        return self.context.change(revoke)
 
     ashare = async_twin(share)
     aunshare = async_twin(unshare)

@@ -12,7 +12,7 @@ from agentgit.sessions.stats import Prices, Stats, require_prices
 from agentgit.store.maintenance import statistics
 
 
-def count(
+def collect_stats(
     connection: Connection,
     context: Context,
     sessions: Sequence[ExternalSession],
@@ -37,16 +37,16 @@ def count(
         InvalidInput: A price is not valid.
         NotFound: There is no such branch.
     """
-    given, store = require_prices(prices) if prices is not None else None, context.store
+    checked_prices, store = require_prices(prices) if prices is not None else None, context.store
     rows = [row for session in sessions for row in store.sessions.branches(connection, session.id)]
     if branch is not None:
         rows = [context.lookup.branch(connection, sessions[0], branch)]
         subject = f"branch {rows[0].name} of {subject}"
     return Stats(
         subject=subject,
-        branches=tuple(statistics.figures(connection, store, sessions, rows)),
-        names=statistics.names(connection, store, [row.id for row in rows]),
+        branches=tuple(statistics.count_figures(connection, store, sessions, rows)),
+        names=statistics.count_names(connection, store, [row.id for row in rows]),
         sessions=len(sessions),
-        prices=given,
-        storage=statistics.storage(connection, store, rows) if storage else None,
+        prices=checked_prices,
+        storage=statistics.measure_storage(connection, store, rows) if storage else None,
     )

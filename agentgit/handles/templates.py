@@ -58,27 +58,32 @@ class SessionFactory:
         """
         require_name(name)
 
-        def find_or_make(connection: Connection) -> ExternalSession:
-            found = self._find_by_name(connection, name)
+        def find_or_create(connection: Connection) -> ExternalSession:
+            sessions = self._find_by_name(connection, name)
             if template is not None:
-                point = self._template(connection, template)
-                if found:
-                    templates.require_same(self.context.store, connection, found[0].id, name, *point)
+                checkpoint = self._find_template(connection, template)
+                if sessions:
+                    templates.require_same(self.context.store, connection, sessions[0].id, name, *checkpoint)
                 else:
                     self.context.lookup.require_scope(connection, FORK)
                     session_id = templates.create_session(
-                        self.context.store, connection, self.context.user.id, name, *point, calls=run is not None
+                        self.context.store,
+                        connection,
+                        self.context.user.id,
+                        name,
+                        *checkpoint,
+                        copy_calls=run is not None,
                     )
                     if run is not None:
                         run(session_id)
                         if not force:
                             self._require_runnable(connection, session_id)
-            elif not found:
+            elif not sessions:
                 self.context.lookup.require_scope(connection, WRITE)
                 session_id = self.context.store.sessions.create(connection, self.context.user.id, name)
-            return found[0] if found else self.context.lookup.session(connection, session_id)
+            return sessions[0] if sessions else self.context.lookup.session(connection, session_id)
 
-        return self.context.change(find_or_make)
+        return self.context.change(find_or_create)
 
     def _find_by_name(self, connection: Connection, name: str) -> list[ExternalSession]:
         """Find the session with that name: the user's own, or another user's by its full name.
@@ -86,55 +91,57 @@ class SessionFactory:
         Raises:
             NotFound: It is the full name of another user's session that this user cannot see.
         """
-        own = self.context.store.visible.own(connection, self.context.user.id, SESSION.c.session_name == name, limit=1)
-        owner = self.context.store.users.named(connection, name.partition("/")[0]) if "/" in name else None
-        if not own and owner is not None and owner.id != self.context.user.id:
+        own_sessions = self.context.store.visible_sessions.own(
+            connection, self.context.user.id, SESSION.c.session_name == name, limit=1
+        )
+        owner = self.context.store.users.find_by_name(connection, name.partition("/")[0]) if "/" in name else None
+        if not own_sessions and owner is not None and owner.id != self.context.user.id:
             return [self.context.lookup.session(connection, name)]
-        return [self.context.lookup.session(connection, one) for one in own]
+        return [self.context.lookup.session(connection, session) for session in own_sessions]
 
-    def _template(self, connection: Connection, ref: CheckpointRef) -> tuple[StoredRow, str]:
+    def _find_template(self, connection: Connection, ref: CheckpointRef) -> tuple[StoredRow, str]:
         """Find the checkpoint of a template, and its display name.
 
         A string names a session, or a checkpoint in it: `support-42`, `support-42@main#3`.
         """
         if not isinstance(ref, str):
-            row, session = self._find(connection, ref, None)
+            row, session = self._find_checkpoint(connection, ref, None)
         else:
             try:
-                row, session = self._find(connection, "HEAD", ref)
+                row, session = self._find_checkpoint(connection, "HEAD", ref)
             except NotFound:  # only now, because the name of a session may contain an @
-                name, _, place = ref.rpartition("@")
-                if not (name and place):
+                name, _, checkpoint = ref.rpartition("@")
+                if not (name and checkpoint):
                     raise
-                row, session = self._find(connection, place, name)
+                row, session = self._find_checkpoint(connection, checkpoint, name)
         return row, f"{session.reference}@{row.branch_name}#{row.number}"
 
-    def bring_files(self, template: CheckpointRef, session: ExternalSession) -> None:
+    def restore_files(self, template: CheckpointRef, session: ExternalSession) -> None:
         """Restore the files of a template in the workspace of a session that has not continued yet.
 
         Raises:
             WorkspaceChanged: The workspace has other files; no file was changed.
         """
 
-        def look(connection: Connection) -> int | None:
-            row, _ = self._template(connection, template)
-            wanted = row.workspace_snapshot_id is not None and templates.is_fresh(
+        def load(connection: Connection) -> int | None:
+            row, _ = self._find_template(connection, template)
+            is_needed = row.workspace_snapshot_id is not None and templates.is_fresh(
                 self.context.store, connection, session.id
             )
-            return row.id if wanted else None
+            return row.id if is_needed else None
 
-        if (point := self.context.read(look)) is None:
+        if (checkpoint_id := self.context.read(load)) is None:
             return
         try:
             rollbacks = Rollbacks(self.context, session.id)
-            rollbacks.rewind(rollbacks.rewind_request(point, None))
+            rollbacks.rewind(rollbacks.rewind_request(checkpoint_id, None))
         except WorkspaceChanged as error:
             raise WorkspaceChanged(
                 "The directory is not empty. Nothing in it was changed, and no template file was restored. Give an "
-                f"empty directory; or call repo.session({session.session_name!r}).rewind_files({point}, force=True), "
-                "which keeps the existing files in a snapshot."
+                f"empty directory; or call repo.session({session.session_name!r}).rewind_files({checkpoint_id}, "
+                "force=True), which keeps the existing files in a snapshot."
             ) from error
-        self.context.change(lambda c: templates.with_files(self.context.store, c, session.id))
+        self.context.change(lambda c: templates.attach_files(self.context.store, c, session.id))
 
     def run_calls(self, template: CheckpointRef, session: ExternalSession, *, force: bool) -> None:
         """Run the calls of a template in the world of a session created from it.
@@ -147,18 +154,18 @@ class SessionFactory:
             Conflict: The session was created without the calls of the template.
         """
 
-        def look(connection: Connection) -> tuple[StoredRow | None, StoredRow | None]:
-            begun = self.context.store.operations.find_by_request_id(connection, session.id, TEMPLATE_REQUEST_ID)
-            if begun is not None:
-                return begun, None
-            point, _ = self._template(connection, template)
-            return None, templates.require_calls_pending(self.context.store, connection, session.id, point)
+        def load(connection: Connection) -> tuple[StoredRow | None, StoredRow | None]:
+            operation = self.context.store.operations.find_by_request_id(connection, session.id, TEMPLATE_REQUEST_ID)
+            if operation is not None:
+                return operation, None
+            checkpoint, _ = self._find_template(connection, template)
+            return None, templates.require_calls_pending(self.context.store, connection, session.id, checkpoint)
 
-        begun, first = self.context.read(look)
-        if begun is not None and begun.status != DONE:
-            self.context.engine().resume(begun.id, force=force)
-        if first is not None:
-            self.context.engine().run(self._fresh_request(first, force=force))
+        operation, first_checkpoint = self.context.read(load)
+        if operation is not None and operation.status != DONE:
+            self.context.engine().resume(operation.id, force=force)
+        if first_checkpoint is not None:
+            self.context.engine().run(self._run_request(first_checkpoint, force=force))
 
     def _require_runnable(self, connection: Connection, session_id: int) -> None:
         """Check that the calls of a template can run in a session that is being created.
@@ -167,19 +174,20 @@ class SessionFactory:
             RollbackBlocked: A call must not or cannot run there.
         """
         (branch,) = self.context.store.sessions.branches(connection, session_id)
-        first = self.context.store.checkpoints.by_id(connection, branch.head_id)
-        plan = self.context.engine().planner.plan_request(connection, self._fresh_request(first, force=False))
+        first_checkpoint = self.context.store.checkpoints.load_with_branch(connection, branch.head_id)
+        plan = self.context.engine().planner.plan_request(connection, self._run_request(first_checkpoint, force=False))
         if not plan.is_admissible:
-            why = "; ".join(f"{step.invocation}: {step.why}" for step in plan.blockers)
+            reasons = "; ".join(f"{step.invocation}: {step.why}" for step in plan.blockers)
             raise RollbackBlocked(
-                f"Nothing was done, and no session was created. {why}. force=True answers these from the record.", plan
+                f"Nothing was done, and no session was created. {reasons}. force=True answers these from the record.",
+                plan,
             )
 
-    def _fresh_request(self, first: StoredRow, *, force: bool) -> Request:
+    def _run_request(self, first_checkpoint: StoredRow, *, force: bool) -> Request:
         return Request(
             user_id=self.context.user.id,
-            source_id=first.internal_session_id,
-            target=first,
+            source_id=first_checkpoint.internal_session_id,
+            target=first_checkpoint,
             label="the template",
             replay=EXECUTE,
             on_drift="continue",
@@ -187,14 +195,14 @@ class SessionFactory:
             request_id=TEMPLATE_REQUEST_ID,
         )
 
-    def _find(
-        self, connection: Connection, ref: CheckpointRef, session: str | None
+    def _find_checkpoint(
+        self, connection: Connection, ref: CheckpointRef, session_name: str | None
     ) -> tuple[StoredRow, ExternalSession]:
         """Find the row of a template and its session. The id of a checkpoint determines its session."""
         lookup = self.context.lookup
-        owner = lookup.owner_of(connection, ref) if session is None else None
-        found = lookup.session(connection, owner or session, FORKER)
-        return lookup.checkpoint(connection, found, lookup.branch(connection, found, None), ref), found
+        owning_session = lookup.session_of(connection, ref) if session_name is None else None
+        session = lookup.session(connection, owning_session or session_name, FORKER)
+        return lookup.checkpoint(connection, session, lookup.branch(connection, session, None), ref), session
 
 
 def require_name(name: str) -> None:

@@ -49,22 +49,22 @@ def confirmation_code(session: Session, branch: str | None, plan: RollbackPlan, 
     files = plan.files.to_dict() if plan.files is not None else None
     newest = [operation.id for operation in session.operations()[:1]]
     steps = [plan.kind, plan.checkpoint_id, plan.as_request(), files]
-    seen = [session.id, session.branch(branch).id, *steps, force, options, newest]
-    return sha256(to_json(seen)).hexdigest()[:16]
+    parts = [session.id, session.branch(branch).id, *steps, force, options, newest]
+    return sha256(to_json(parts)).hexdigest()[:16]
 
 
-def done_before(session: Session, code: str) -> Operation | None:
+def find_confirmed(session: Session, code: str) -> Operation | None:
     """Return the operation that a code has already started; None if there is none."""
-    return next((one for one in session.operations() if one.request_id == PREFIX + code), None)
+    return next((operation for operation in session.operations() if operation.request_id == PREFIX + code), None)
 
 
-def require_code(code: str, now: str, plan: RollbackPlan) -> None:
+def require_code(code: str, expected: str, plan: RollbackPlan) -> None:
     """Check that a code belongs to the current plan.
 
     Raises:
         Conflict: The code is for another plan.
     """
-    if code != now:
+    if code != expected:
         raise Conflict(f"Nothing was changed: confirm={code!r} is for another plan. Check the current plan: {plan}")
 
 
@@ -77,9 +77,9 @@ LINES = 400
 SessionName = Annotated[
     str | None, Field(description="A session's name or id. By default the most recently updated one.")
 ]
-Part = Annotated[str | None, Field(description="Only sessions whose name contains this.")]
+NameFilter = Annotated[str | None, Field(description="Only sessions whose name contains this.")]
 Branch = Annotated[str | None, Field(description="A branch's name. By default the current one.")]
-Place = Annotated[
+CheckpointRef = Annotated[
     str, Field(description="A checkpoint: its name or id, a tag, or a place like main#7, main~1, HEAD, HEAD~1.")
 ]
 Limit = Annotated[int, Field(description="The maximum number of results.", ge=1, le=200)]
@@ -108,9 +108,9 @@ class ToolAnswer:
     @property
     def text(self) -> str:
         """The lines as text, truncated after `LINES` lines."""
-        rest = len(self.lines) - LINES
-        cut = f"\n… and {rest} more lines; ask for less" if rest > 0 else ""
-        return plain(self.lines[:LINES]) + cut
+        hidden_count = len(self.lines) - LINES
+        notice = f"\n… and {hidden_count} more lines; ask for less" if hidden_count > 0 else ""
+        return plain(self.lines[:LINES]) + notice
 
 
 class ReadTools:
@@ -123,18 +123,18 @@ class ReadTools:
 
     def __init__(self, repo: Repository, session: Session | None) -> None:
         self.repo = repo
-        self.bound = session
+        self.bound_session = session
 
     def find_session(self, session: str | None) -> Session:
         """Return the session that a tool call is about."""
-        return self.bound if self.bound is not None else self.repo.session(session)
+        return self.bound_session if self.bound_session is not None else self.repo.session(session)
 
-    def list_sessions(self, name: Part = None, limit: Limit = 20) -> ToolAnswer:
+    def list_sessions(self, name: NameFilter = None, limit: Limit = 20) -> ToolAnswer:
         """List the sessions, the most recently updated first."""
-        found = self.repo.sessions(limit, name=name)
+        sessions = self.repo.sessions(limit, name=name)
         return ToolAnswer(
-            session_lines(found, width=WIDTH, zone=None) or _nothing("no sessions"),
-            {"sessions": [records.of_session(one) for one in found]},
+            session_lines(sessions, width=WIDTH, zone=None) or _placeholder("no sessions"),
+            {"sessions": [records.of_session(session) for session in sessions]},
         )
 
     def list_checkpoints(
@@ -146,31 +146,34 @@ class ReadTools:
         after: After = None,
     ) -> ToolAnswer:
         """List the checkpoints (saved points) of a branch, newest first: where the conversation can go back to."""
-        asked = self.find_session(session).log(branch=branch, auto=False if named_only else None)
-        page = asked.page(limit, after=after)
-        lines = logs.lines(page.items[::-1], width=WIDTH, zone=None) or _nothing("no checkpoints")
-        more = [(Span(f"more: after={page.next}", "dim"),)] if page.next else []
+        log = self.find_session(session).log(branch=branch, auto=False if named_only else None)
+        page = log.page(limit, after=after)
+        lines = logs.lines(page.items[::-1], width=WIDTH, zone=None) or _placeholder("no checkpoints")
+        more_lines = [(Span(f"more: after={page.next}", "dim"),)] if page.next else []
         return ToolAnswer(
-            [*lines, *more], {"checkpoints": [records.of_checkpoint(one) for one in page], "next": page.next}
+            [*lines, *more_lines],
+            {"checkpoints": [records.of_checkpoint(checkpoint) for checkpoint in page], "next": page.next},
         )
 
-    def get_checkpoint_info(self, checkpoint: Place, session: SessionName = None, branch: Branch = None) -> ToolAnswer:
+    def get_checkpoint_info(
+        self, checkpoint: CheckpointRef, session: SessionName = None, branch: Branch = None
+    ) -> ToolAnswer:
         """Show one saved point: the last messages before it, the state, and which tools were called."""
-        found = self.find_session(session).get_checkpoint(checkpoint, branch=branch)
-        return ToolAnswer(shows.lines(found, width=WIDTH, zone=None), records.of_checkpoint(found))
+        target = self.find_session(session).get_checkpoint(checkpoint, branch=branch)
+        return ToolAnswer(shows.lines(target, width=WIDTH, zone=None), records.of_checkpoint(target))
 
     def list_tool_calls(self, session: SessionName = None, branch: Branch = None, limit: Limit = 50) -> ToolAnswer:
         """List the tool calls along a branch: the effect of each, whether it is still in the world, and the result."""
-        found = self.find_session(session).tool_track(branch=branch)[-limit:]
-        return ToolAnswer(conversation.call_lines(found, width=WIDTH) or _nothing("no tool calls"))
+        calls = self.find_session(session).tool_track(branch=branch)[-limit:]
+        return ToolAnswer(conversation.call_lines(calls, width=WIDTH) or _placeholder("no tool calls"))
 
     def list_branches(self, session: SessionName = None) -> ToolAnswer:
         """List the branches of a session, with a * before the current one."""
-        of = self.find_session(session)
-        found = of.branches()
+        handle = self.find_session(session)
+        branches = handle.branches()
         return ToolAnswer(
-            branch_lines(found, of.tree(), width=WIDTH, zone=None),
-            {"branches": [records.of_branch(one) for one in found]},
+            branch_lines(branches, handle.tree(), width=WIDTH, zone=None),
+            {"branches": [records.of_branch(branch) for branch in branches]},
         )
 
     def show_tree(self, session: SessionName = None, every: bool = False) -> ToolAnswer:
@@ -178,11 +181,13 @@ class ReadTools:
         return ToolAnswer(trees.lines(self.find_session(session).tree(), width=WIDTH, every=every, zone=None))
 
     def diff_checkpoints(
-        self, a: Place, b: Place = "HEAD", session: SessionName = None, patch: bool = False
+        self, a: CheckpointRef, b: CheckpointRef = "HEAD", session: SessionName = None, patch: bool = False
     ) -> ToolAnswer:
         """Compare two saved points: state, messages, tool calls and files; with `patch`, include the files' diff."""
-        found = self.find_session(session).diff(a, b)
-        return ToolAnswer([*diffs.lines(found, width=WIDTH), *(diffs.patch(found.diff_content) if patch else ())])
+        difference = self.find_session(session).diff(a, b)
+        return ToolAnswer(
+            [*diffs.lines(difference, width=WIDTH), *(diffs.patch(difference.diff_content) if patch else ())]
+        )
 
     def search(
         self,
@@ -194,25 +199,25 @@ class ReadTools:
         after: After = None,
     ) -> ToolAnswer:
         """Find messages, tool calls and named saved points by their words: names first, then newest first."""
-        found = self.find_session(session).search(
+        hits = self.find_session(session).search(
             text, branch=branch, all_branches=all_branches, limit=limit, after=after
         )
-        return ToolAnswer(logs.hit_lines(found, width=WIDTH, zone=None), found.to_dict())
+        return ToolAnswer(logs.hit_lines(hits, width=WIDTH, zone=None), hits.to_dict())
 
     def list_operations(self, session: SessionName = None, limit: Limit = 20) -> ToolAnswer:
         """List rollbacks, switches and forks, newest first, and show which of them are incomplete."""
-        of = self.find_session(session)
-        found, names = of.operations()[:limit], {one.id: one.name for one in of.branches()}
+        handle = self.find_session(session)
+        operations, names = handle.operations()[:limit], {one.id: one.name for one in handle.branches()}
         return ToolAnswer(
-            rollbacks.operation_lines(found, names, width=WIDTH, zone=None) or _nothing("no operations"),
-            {"operations": [records.of_operation(one) for one in found]},
+            rollbacks.operation_lines(operations, names, width=WIDTH, zone=None) or _placeholder("no operations"),
+            {"operations": [records.of_operation(one) for one in operations]},
         )
 
     # -- plans
 
     def plan_rollback(
         self,
-        checkpoint: Place,
+        checkpoint: CheckpointRef,
         session: SessionName = None,
         branch: Branch = None,
         tools: Tools = "reverse",
@@ -221,29 +226,29 @@ class ReadTools:
         force: Force = False,
     ) -> ToolAnswer:
         """Show what a rollback would undo and cannot undo. Changes nothing; returns the `confirm` code to run it."""
-        of = self.find_session(session)
-        how: dict[str, Any] = {"tools": tools, "files": files, "conversation": conversation}
-        plan = of.plan_rollback(checkpoint, branch=branch, **how)
-        return _planned(plan, confirmation_code(of, branch, plan, force=force, **how), force=force)
+        handle = self.find_session(session)
+        options: dict[str, Any] = {"tools": tools, "files": files, "conversation": conversation}
+        plan = handle.plan_rollback(checkpoint, branch=branch, **options)
+        return _plan_answer(plan, confirmation_code(handle, branch, plan, force=force, **options), force=force)
 
     def plan_switch(self, branch: str, session: SessionName = None, force: Force = False) -> ToolAnswer:
         """Show what a switch to another branch would undo and run again. Changes nothing; returns a `confirm` code."""
-        of = self.find_session(session)
-        plan = of.plan_switch(branch)
-        return _planned(plan, confirmation_code(of, branch, plan, force=force), force=force)
+        handle = self.find_session(session)
+        plan = handle.plan_switch(branch)
+        return _plan_answer(plan, confirmation_code(handle, branch, plan, force=force), force=force)
 
 
-def _planned(plan: RollbackPlan, code: str, *, force: bool) -> ToolAnswer:
+def _plan_answer(plan: RollbackPlan, code: str, *, force: bool) -> ToolAnswer:
     """Return the answer for a plan, with its confirmation code if nothing blocks it."""
-    meant = plan.forced() if force else plan
-    data = {name: value for name, value in meant.to_dict().items() if name != "replayed"}
-    if meant.is_admissible:
+    effective_plan = plan.forced() if force else plan
+    data = {name: value for name, value in effective_plan.to_dict().items() if name != "replayed"}
+    if effective_plan.is_admissible:
         return ToolAnswer(
-            [*rollbacks.lines(meant, width=WIDTH), (Span(f"To do exactly this: confirm={code}"),)],
+            [*rollbacks.lines(effective_plan, width=WIDTH), (Span(f"To do exactly this: confirm={code}"),)],
             {**data, "confirm": code},
         )
-    return ToolAnswer(rollbacks.lines(meant, width=WIDTH), data)
+    return ToolAnswer(rollbacks.lines(effective_plan, width=WIDTH), data)
 
 
-def _nothing(text: str) -> list[Line]:
+def _placeholder(text: str) -> list[Line]:
     return [(Span(text),)]

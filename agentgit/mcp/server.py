@@ -76,11 +76,11 @@ class ToolSchema:
             InvalidInput: An argument is missing, unknown or invalid.
         """
         try:
-            given = self.model.model_validate(arguments)
+            validated = self.model.model_validate(arguments)
         except ValidationError as error:
-            wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-            raise InvalidInput(f"Invalid arguments for {self.tool.name}: {wrong}.") from error
-        return {name: getattr(given, name) for name in self.model.model_fields}
+            issues = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+            raise InvalidInput(f"Invalid arguments for {self.tool.name}: {issues}.") from error
+        return {name: getattr(validated, name) for name in self.model.model_fields}
 
 
 def tool_schemas(*, bound: bool, read_only: bool) -> dict[str, ToolSchema]:
@@ -91,19 +91,26 @@ def tool_schemas(*, bound: bool, read_only: bool) -> dict[str, ToolSchema]:
         read_only: True to return only the read-only tools.
     """
     reads = {"readOnlyHint": True, "destructiveHint": False, "idempotentHint": True, "openWorldHint": False}
-    said: dict[Callable[..., ToolAnswer], Mapping[str, bool]] = dict.fromkeys(READ_TOOLS, reads)
-    said |= {} if read_only else WRITE_TOOLS
-    made = [_form(function, hints, bound=bound) for function, hints in said.items()]
-    return {form.tool.name: form for form in made if not (bound and form.tool.name == ReadTools.list_sessions.__name__)}
+    hints_by_tool: dict[Callable[..., ToolAnswer], Mapping[str, bool]] = dict.fromkeys(READ_TOOLS, reads)
+    hints_by_tool |= {} if read_only else WRITE_TOOLS
+    schemas = [_create_schema(function, hints, bound=bound) for function, hints in hints_by_tool.items()]
+    return {
+        schema.tool.name: schema
+        for schema in schemas
+        if not (bound and schema.tool.name == ReadTools.list_sessions.__name__)
+    }
 
 
-def _form(function: Callable[..., ToolAnswer], hints: Mapping[str, bool], *, bound: bool) -> ToolSchema:
-    types_of, name = get_type_hints(function, include_extras=True), function.__name__
-    left_out = {"self", "session"} if bound else {"self"}
+def _create_schema(function: Callable[..., ToolAnswer], hints: Mapping[str, bool], *, bound: bool) -> ToolSchema:
+    annotations, name = get_type_hints(function, include_extras=True), function.__name__
+    skipped = {"self", "session"} if bound else {"self"}
     fields: dict[str, Any] = {
-        one.name: (types_of[one.name], ... if one.default is one.empty else one.default)
-        for one in inspect.signature(function).parameters.values()
-        if one.name not in left_out
+        parameter.name: (
+            annotations[parameter.name],
+            ... if parameter.default is parameter.empty else parameter.default,
+        )
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.name not in skipped
     }
     model = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
     return ToolSchema(
@@ -164,22 +171,22 @@ def create_server(tools: WriteTools, *, bound: bool, read_only: bool) -> Server[
         bound: True if the server serves one session.
         read_only: True to offer only the read-only tools.
     """
-    said = READ_ONLY_INSTRUCTIONS if read_only else INSTRUCTIONS
-    server: Server[Any, Any] = Server("agentgit", version=agentgit.__version__, instructions=said)
-    known = tool_schemas(bound=bound, read_only=read_only)
+    instructions = READ_ONLY_INSTRUCTIONS if read_only else INSTRUCTIONS
+    server: Server[Any, Any] = Server("agentgit", version=agentgit.__version__, instructions=instructions)
+    schemas = tool_schemas(bound=bound, read_only=read_only)
 
     @server.list_tools()  # type: ignore[no-untyped-call, untyped-decorator]  # untyped in mcp
     async def list_tools() -> list[types.Tool]:
-        return [form.tool for form in known.values()]
+        return [schema.tool for schema in schemas.values()]
 
     @server.call_tool(validate_input=False)  # type: ignore[untyped-decorator]  # untyped in mcp
     async def call_tool(name: str, arguments: dict[str, Any]) -> types.CallToolResult:
         try:
-            if (form := known.get(name)) is None:
-                raise NotFound(f"There is no tool {name}.", near=references.similar_names(name, known))
-            given = form.validate(arguments)
+            if (schema := schemas.get(name)) is None:
+                raise NotFound(f"There is no tool {name}.", near=references.similar_names(name, schemas))
+            validated = schema.validate(arguments)
             # In a thread, so that the server keeps reading requests. A call that has started is never abandoned.
-            return _result(await to_thread.run_sync(lambda: getattr(tools, name)(**given)))
+            return _result(await to_thread.run_sync(lambda: getattr(tools, name)(**validated)))
         except AgentGitError as error:
             if is_database_error(error.__cause__):
                 LOG.warning("The database refused something.", exc_info=error)
@@ -192,20 +199,20 @@ def create_server(tools: WriteTools, *, bound: bool, read_only: bool) -> Server[
 
 
 def _result(answer: ToolAnswer) -> types.CallToolResult:
-    return types.CallToolResult(content=[_text(answer.text)], structuredContent=portable(answer.data))
+    return types.CallToolResult(content=[_text_content(answer.text)], structuredContent=portable(answer.data))
 
 
 def _failure(error: AgentGitError) -> types.CallToolResult:
     """Return the result for an error, with its name and message as text and its details as structured data."""
-    facts: dict[str, Any] = {"error": type(error).__name__, "message": str(error), "exit_code": error.exit_code}
+    details: dict[str, Any] = {"error": type(error).__name__, "message": str(error), "exit_code": error.exit_code}
     text = f"{type(error).__name__}: {error}{_hint(error)}"
     if isinstance(error, RollbackBlocked):
-        facts["plan"] = error.plan.to_dict()
+        details["plan"] = error.plan.to_dict()
         text += f"\n{error.plan}"
     elif isinstance(error, RollbackIncomplete):
-        facts |= {"operation": error.operation, "report": error.report.to_dict()}
+        details |= {"operation": error.operation, "report": error.report.to_dict()}
         text += f"\n{error.report}"
-    return types.CallToolResult(content=[_text(text)], structuredContent=portable(facts), isError=True)
+    return types.CallToolResult(content=[_text_content(text)], structuredContent=portable(details), isError=True)
 
 
 def _hint(error: AgentGitError) -> str:
@@ -219,13 +226,13 @@ def _hint(error: AgentGitError) -> str:
     return ""
 
 
-def _text(text: str) -> types.TextContent:
+def _text_content(text: str) -> types.TextContent:
     return types.TextContent(type="text", text=text)
 
 
 async def _run_server(server: Server[Any, Any], stdin: io.TextIOWrapper, stdout: io.TextIOWrapper) -> None:
-    async with stdio_server(anyio.wrap_file(stdin), anyio.wrap_file(stdout)) as (reading, writing):
-        await server.run(reading, writing, server.create_initialization_options())
+    async with stdio_server(anyio.wrap_file(stdin), anyio.wrap_file(stdout)) as (read_stream, write_stream):
+        await server.run(read_stream, write_stream, server.create_initialization_options())
 
 
 def _reserve_streams() -> tuple[io.TextIOWrapper, io.TextIOWrapper]:
@@ -235,10 +242,10 @@ def _reserve_streams() -> tuple[io.TextIOWrapper, io.TextIOWrapper]:
     break the connection to the client.
     """
     sys.stdout.flush()
-    reading, writing = os.dup(0), os.dup(1)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
+    stdin_fd, stdout_fd = os.dup(0), os.dup(1)
+    null_fd = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null_fd, 0)
+    os.close(null_fd)
     os.dup2(2, 1)
-    stdin = io.TextIOWrapper(os.fdopen(reading, "rb"), encoding="utf-8", errors="replace")
-    return stdin, io.TextIOWrapper(os.fdopen(writing, "wb"), encoding="utf-8")
+    stdin = io.TextIOWrapper(os.fdopen(stdin_fd, "rb"), encoding="utf-8", errors="replace")
+    return stdin, io.TextIOWrapper(os.fdopen(stdout_fd, "wb"), encoding="utf-8")

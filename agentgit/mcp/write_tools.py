@@ -11,10 +11,10 @@ from agentgit.mcp import read_tools
 from agentgit.mcp.read_tools import (
     WIDTH,
     Branch,
+    CheckpointRef,
     Conversation,
     Files,
     Force,
-    Place,
     ReadTools,
     SessionName,
     ToolAnswer,
@@ -57,13 +57,15 @@ class WriteTools(ReadTools):
         self, name: str, description: str | None = None, session: SessionName = None, branch: Branch = None
     ) -> ToolAnswer:
         """Save the current point of a branch under a name, with its files, so that you can go back to it later."""
-        made = self.find_session(session).checkpoint(name, branch=branch, description=description)
-        return ToolAnswer(logs.lines([made], width=WIDTH, zone=None), records.of_checkpoint(made))
+        checkpoint = self.find_session(session).checkpoint(name, branch=branch, description=description)
+        return ToolAnswer(logs.lines([checkpoint], width=WIDTH, zone=None), records.of_checkpoint(checkpoint))
 
-    def delete_checkpoint(self, checkpoint: Place, session: SessionName = None, branch: Branch = None) -> ToolAnswer:
+    def delete_checkpoint(
+        self, checkpoint: CheckpointRef, session: SessionName = None, branch: Branch = None
+    ) -> ToolAnswer:
         """Delete one saved point. The conversation is kept. Fails if a branch, tag or rollback needs the point."""
-        gone = self.find_session(session).delete_checkpoint(checkpoint, branch=branch)
-        return _text_answer(f"Deleted {gone.metadata['reference']}.")
+        deleted = self.find_session(session).delete_checkpoint(checkpoint, branch=branch)
+        return _text_answer(f"Deleted {deleted.metadata['reference']}.")
 
     def cleanup_auto_checkpoints(
         self, keep_latest: Annotated[int, Field(ge=0)] = 5, session: SessionName = None, branch: Branch = None
@@ -75,20 +77,22 @@ class WriteTools(ReadTools):
     def create_branch(
         self,
         name: str | None = None,
-        checkpoint: Place | None = None,
+        checkpoint: CheckpointRef | None = None,
         session: SessionName = None,
         branch: Branch = None,
     ) -> ToolAnswer:
         """Create a branch at a saved point or the head of a branch, without switching to it or undoing anything."""
-        of = self.find_session(session)
-        made = of.branch(of.fork(checkpoint, branch=branch, name=name).branch)
-        return ToolAnswer(branch_lines([made], of.tree(), width=WIDTH, zone=None), records.of_branch(made))
+        handle = self.find_session(session)
+        new_branch = handle.branch(handle.fork(checkpoint, branch=branch, name=name).branch)
+        return ToolAnswer(
+            branch_lines([new_branch], handle.tree(), width=WIDTH, zone=None), records.of_branch(new_branch)
+        )
 
     # -- rollbacks and switches
 
     def rollback_to_checkpoint(
         self,
-        checkpoint: Place,
+        checkpoint: CheckpointRef,
         confirm: Confirm,
         session: SessionName = None,
         branch: Branch = None,
@@ -98,46 +102,48 @@ class WriteTools(ReadTools):
         force: Force = False,
     ) -> ToolAnswer:
         """Go back to a saved point on a new branch, undoing what tools did after it. Call plan_rollback first."""
-        of = self.find_session(session)
-        if (before := read_tools.done_before(of, confirm)) is not None:
-            return _report(self.repo.resume(before))
+        handle = self.find_session(session)
+        if (previous := read_tools.find_confirmed(handle, confirm)) is not None:
+            return _report_answer(self.repo.resume(previous))
         self._require_force(force=force)
-        how: dict[str, Any] = {"tools": tools, "files": files, "conversation": conversation}
-        plan = of.plan_rollback(checkpoint, branch=branch, **how)
+        options: dict[str, Any] = {"tools": tools, "files": files, "conversation": conversation}
+        plan = handle.plan_rollback(checkpoint, branch=branch, **options)
         if force or plan.is_admissible:  # otherwise the rollback raises and lists what blocks it
-            read_tools.require_code(confirm, read_tools.confirmation_code(of, branch, plan, force=force, **how), plan)
-        report = of.rollback(
-            plan.checkpoint_id, branch=branch, force=force, request_id=read_tools.PREFIX + confirm, **how
+            read_tools.require_code(
+                confirm, read_tools.confirmation_code(handle, branch, plan, force=force, **options), plan
+            )
+        report = handle.rollback(
+            plan.checkpoint_id, branch=branch, force=force, request_id=read_tools.PREFIX + confirm, **options
         )
-        return _report(report)
+        return _report_answer(report)
 
     def switch_branch(
         self, branch: str, sync: Sync = None, confirm: Confirm = "", session: SessionName = None, force: Force = False
     ) -> ToolAnswer:
         """Continue on another branch. The world is unchanged unless `sync` is `world`; call plan_switch before that."""
-        of = self.find_session(session)
+        handle = self.find_session(session)
         if sync == "world":
             self._require_force(force=force)
-            plan = of.plan_switch(branch)
+            plan = handle.plan_switch(branch)
             if force or plan.is_admissible:
-                read_tools.require_code(confirm, read_tools.confirmation_code(of, branch, plan, force=force), plan)
+                read_tools.require_code(confirm, read_tools.confirmation_code(handle, branch, plan, force=force), plan)
         elif confirm or force:
             raise InvalidInput("confirm and force are for sync='world'; leave them out.")
-        report = of.switch(branch, sync=sync, force=force)
+        report = handle.switch(branch, sync=sync, force=force)
         return (
             _text_answer(f"{branch} is the current branch; the world is unchanged.")
             if sync is None
-            else _report(report)
+            else _report_answer(report)
         )
 
     def resume_operation(self, operation: int, session: SessionName = None, force: Force = False) -> ToolAnswer:
         """Finish a rollback or switch that stopped halfway. Completed steps are not repeated."""
-        of = self.find_session(session)
+        handle = self.find_session(session)
         self._require_force(force=force)
-        found = self.repo.operation(operation)
-        if found.external_session_id != of.id:
-            raise InvalidInput(f"Operation {operation} does not belong to session {of.name}.")
-        return _report(self.repo.resume(found, force=force))
+        target = self.repo.operation(operation)
+        if target.external_session_id != handle.id:
+            raise InvalidInput(f"Operation {operation} does not belong to session {handle.name}.")
+        return _report_answer(self.repo.resume(target, force=force))
 
     def _require_force(self, *, force: bool) -> None:
         if force and not self.may_force:
@@ -151,6 +157,6 @@ def _text_answer(text: str) -> ToolAnswer:
     return ToolAnswer([(Span(text),)])
 
 
-def _report(report: RollbackReport) -> ToolAnswer:
+def _report_answer(report: RollbackReport) -> ToolAnswer:
     data = {name: value for name, value in report.to_dict().items() if name != "replayed"}
     return ToolAnswer(rollbacks.lines(report, width=WIDTH), data)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Argument = tuple[tuple[str, ...], dict[str, Any]]
 
 
-def _word(*names: str, **how: Any) -> Argument:
+def _argument(*names: str, **how: Any) -> Argument:
     return names, how
 
 
@@ -38,13 +38,13 @@ def count(text: str) -> int:
     return int(text)
 
 
-SYNC = ("world", "note", "ignore")
+SYNC_CHOICES = ("world", "note", "ignore")
 """The choices for a world that another branch has changed."""
 
-_FORCE = _word("--force", action="store_true")
-_SYNC = _word("--sync", choices=SYNC, metavar="HOW")
-_LIMIT = _word("-n", "--limit", type=count, metavar="N")
-_PLACE = _word("place", metavar="PLACE")
+_FORCE = _argument("--force", action="store_true")
+_SYNC = _argument("--sync", choices=SYNC_CHOICES, metavar="HOW")
+_LIMIT = _argument("-n", "--limit", type=count, metavar="N")
+_PLACE = _argument("place", metavar="PLACE")
 
 COMMANDS: dict[str, tuple[str, tuple[Argument, ...]]] = {
     "status": ("Show the session, the branch, its head and the tree.", ()),
@@ -54,48 +54,48 @@ COMMANDS: dict[str, tuple[str, tuple[Argument, ...]]] = {
     "track": ("List the tool calls.", (_LIMIT,)),
     "search": (
         "Find messages, tool calls and named checkpoints.",
-        (_word("text", nargs="+", metavar="TEXT"), _word("--all-branches", action="store_true")),
+        (_argument("text", nargs="+", metavar="TEXT"), _argument("--all-branches", action="store_true")),
     ),
     "diff": (
         "Compare two places; by default, show what the last turn changed.",
-        (_word("a", nargs="?", metavar="A"), _word("b", nargs="?", metavar="B")),
+        (_argument("a", nargs="?", metavar="A"), _argument("b", nargs="?", metavar="B")),
     ),
     "compare": ("Show what this branch and PLACE did since they diverged.", (_PLACE,)),
     "stats": ("Count checkpoints, calls, tokens and reversals.", ()),
     "checkpoint": (
         "Create a checkpoint here.",
-        (_word("name", nargs="?", metavar="NAME"), _word("--description", metavar="TEXT")),
+        (_argument("name", nargs="?", metavar="NAME"), _argument("--description", metavar="TEXT")),
     ),
     "tag": (
         "Tag a checkpoint; without a name, list the tags.",
-        (_word("words", nargs="*", metavar="[PLACE] NAME"), _word("--delete", metavar="NAME")),
+        (_argument("words", nargs="*", metavar="[PLACE] NAME"), _argument("--delete", metavar="NAME")),
     ),
     "plan": ("Show what a rollback would do; nothing is changed.", (_PLACE,)),
     "rollback": (
         "Roll back to a place on a new branch; the agent's variable moves there.",
-        (_PLACE, _word("--name", metavar="BRANCH"), _FORCE),
+        (_PLACE, _argument("--name", metavar="BRANCH"), _FORCE),
     ),
-    "undo": ("Go back one turn, or N.", (_word("steps", nargs="?", type=count, default=1, metavar="N"), _FORCE)),
+    "undo": ("Go back one turn, or N.", (_argument("steps", nargs="?", type=count, default=1, metavar="N"), _FORCE)),
     "redo": ("Take back the last undo or rollback.", (_FORCE,)),
     "checkout": (
         "Continue on another branch; the agent's variable moves there.",
-        (_word("branch", metavar="BRANCH"), _SYNC, _FORCE),
+        (_argument("branch", metavar="BRANCH"), _SYNC, _FORCE),
     ),
     "trust": (
         "Use your modules' undo functions and tools, to reverse and repeat calls.",
-        (_word("modules", nargs="+", metavar="MODULE"),),
+        (_argument("modules", nargs="+", metavar="MODULE"),),
     ),
     "use": (
         "Choose an agent or a repository by its variable, or a session.",
-        (_word("what", nargs="?", metavar="NAME"),),
+        (_argument("what", nargs="?", metavar="NAME"),),
     ),
     "help": ("Show this.", ()),
 }
 
-BRANCH = (_word("name", metavar="NAME"), _word("--from", dest="place", metavar="PLACE"), _SYNC, _FORCE)
+BRANCH = (_argument("name", metavar="NAME"), _argument("--from", dest="place", metavar="PLACE"), _SYNC, _FORCE)
 """The arguments of `%%branch`."""
 
-NOTES = (
+HELP_NOTES = (
     "%%branch NAME [--from PLACE] [--sync HOW] runs the cell on a new branch and comes back.",
     "%%agentgit live draws the tree while the cell runs.",
     "PLACE is like main#3, HEAD~1, a name, a tag or an id. --sync world, note or ignore.",
@@ -116,10 +116,10 @@ class _Parser(argparse.ArgumentParser):
 
 def parser(prog: str, arguments: Sequence[Argument]) -> _Parser:
     """Return the argument parser of one command."""
-    made = _Parser(prog=prog, add_help=False, allow_abbrev=False)
-    for names, how in arguments:
-        made.add_argument(*names, **how)
-    return made
+    result = _Parser(prog=prog, add_help=False, allow_abbrev=False)
+    for names, options in arguments:
+        result.add_argument(*names, **options)
+    return result
 
 
 def split(line: str) -> list[str]:
@@ -150,8 +150,8 @@ def parse(line: str) -> tuple[str, argparse.Namespace]:
     if {"-h", "--help"} & {name, *words}:
         name, words = "help", []
     if name not in COMMANDS:
-        near = references.similar_names(name, COMMANDS)
-        raise NotFound(f"There is no command %agentgit {name}. %agentgit help lists the commands.", near=near)
+        similar = references.similar_names(name, COMMANDS)
+        raise NotFound(f"There is no command %agentgit {name}. %agentgit help lists the commands.", near=similar)
     return name, parser(f"%agentgit {name}", COMMANDS[name][1]).parse_args(words)
 
 
@@ -167,10 +167,10 @@ def parse_branch(line: str) -> argparse.Namespace:
 def help_lines(width: int = 100) -> list[Line]:
     """Return the help as lines."""
     rows = [
-        [Span(parser(name, arguments).usage_line.removeprefix("Usage: "), "reference"), Span(said)]
-        for name, (said, arguments) in COMMANDS.items()
+        [Span(parser(name, arguments).usage_line.removeprefix("Usage: "), "reference"), Span(help_text)]
+        for name, (help_text, arguments) in COMMANDS.items()
     ]
-    return [*table(rows, width=width, whole=True), *((Span(note, "dim"),) for note in NOTES)]
+    return [*table(rows, width=width, wrap_last=True), *((Span(note, "dim"),) for note in HELP_NOTES)]
 
 
 class DisplayLines:
@@ -209,78 +209,78 @@ class Command(NamedTuple):
         return self.names.target()
 
 
-def run_command(name: str, asked: Command) -> Any:
+def run_command(name: str, command: Command) -> Any:
     """Run a command, and return the value to display.
 
     Raises:
         AgentGitError: The operation behind the command failed.
     """
-    return _HANDLERS[name](asked)
+    return _HANDLERS[name](command)
 
 
 # -- read-only commands
 
 
-def _status(asked: Command) -> Any:
-    about = asked.target
-    if about.agent is not None:
-        return about.agent
-    branch = about.session.branch()
-    head = about.session.get_checkpoint("HEAD") if branch.checkpoint_count else None
-    asked.display(DisplayLines(*lists.status_lines(about.session.info, branch, head)))
-    return about.session.tree()
+def _status(command: Command) -> Any:
+    target = command.target
+    if target.agent is not None:
+        return target.agent
+    branch = target.session.branch()
+    head = target.session.get_checkpoint("HEAD") if branch.checkpoint_count else None
+    command.display(DisplayLines(*lists.status_lines(target.session.info, branch, head)))
+    return target.session.tree()
 
 
-def _log(asked: Command) -> Any:
-    about, limit = asked.target, asked.arguments.limit
-    log = about.session.log(branch=about.branch_id)
+def _log(command: Command) -> Any:
+    target, limit = command.target, command.arguments.limit
+    log = target.session.log(branch=target.branch_id)
     return log if limit is None else Checkpoints(log.page(limit).items[::-1])
 
 
-def _track(asked: Command) -> Any:
-    about = asked.target
-    return ToolTrack(about.session.tool_track(branch=about.branch_id)[-(asked.arguments.limit or 0) :])
+def _track(command: Command) -> Any:
+    target = command.target
+    return ToolTrack(target.session.tool_track(branch=target.branch_id)[-(command.arguments.limit or 0) :])
 
 
-def _search(asked: Command) -> Any:
-    text, everywhere = " ".join(asked.arguments.text), asked.arguments.all_branches
-    return asked.target.session.search(text, branch=asked.target.branch_id, all_branches=everywhere)
+def _search(command: Command) -> Any:
+    text, everywhere = " ".join(command.arguments.text), command.arguments.all_branches
+    return command.target.session.search(text, branch=command.target.branch_id, all_branches=everywhere)
 
 
-def _diff(asked: Command) -> Any:
-    about = asked.target
-    session, branch = about.session, about.branch_id
-    before = asked.arguments.a or session.plan_undo(branch=branch).checkpoint_id
-    a, b = (session.get_checkpoint(place, branch=branch) for place in (before, asked.arguments.b or "HEAD"))
+def _diff(command: Command) -> Any:
+    target = command.target
+    session, branch = target.session, target.branch_id
+    start = command.arguments.a or session.plan_undo(branch=branch).checkpoint_id
+    a, b = (session.get_checkpoint(ref, branch=branch) for ref in (start, command.arguments.b or "HEAD"))
     return session.diff(a, b)
 
 
-def _compare(asked: Command) -> Any:
-    return asked.target.require_agent()[0].compare(asked.arguments.place)
+def _compare(command: Command) -> Any:
+    return command.target.require_agent()[0].compare(command.arguments.place)
 
 
-def _plan(asked: Command) -> Any:
-    return asked.target.session.plan_rollback(asked.arguments.place, branch=asked.target.branch_id)
+def _plan(command: Command) -> Any:
+    return command.target.session.plan_rollback(command.arguments.place, branch=command.target.branch_id)
 
 
 # -- checkpoints and tags
 
 
-def _checkpoint(asked: Command) -> Any:
-    words, about = asked.arguments, asked.target
-    if about.agent is None:
-        return about.session.checkpoint(words.name, description=words.description)
-    return about.agent.checkpoint(words.name, description=words.description)
+def _checkpoint(command: Command) -> Any:
+    arguments, target = command.arguments, command.target
+    if target.agent is None:
+        return target.session.checkpoint(arguments.name, description=arguments.description)
+    return target.agent.checkpoint(arguments.name, description=arguments.description)
 
 
-def _tag(asked: Command) -> Any:
-    session, branch = asked.target.session, asked.target.branch_id
-    if len(asked.arguments.words) > 2:
+def _tag(command: Command) -> Any:
+    session, branch = command.target.session, command.target.branch_id
+    if len(command.arguments.words) > 2:
         raise InvalidInput("Write at most a place and a name; put quotes around a name with spaces.")
-    if asked.arguments.delete is not None:
-        session.untag(asked.arguments.delete)
-    if asked.arguments.words:
-        *place, name = asked.arguments.words
+    if command.arguments.delete is not None:
+        session.untag(command.arguments.delete)
+    if command.arguments.words:
+        *place, name = command.arguments.words
         session.tag(place[0] if place else "HEAD", name, branch=branch)
     return session.tags()
 
@@ -288,63 +288,65 @@ def _tag(asked: Command) -> Any:
 # -- rollback and checkout
 
 
-def _move_agent(asked: Command, move: Callable[[RollbackAgent], RollbackAgent]) -> Any:
+def _move_agent(command: Command, move: Callable[[RollbackAgent], RollbackAgent]) -> Any:
     """Call `move`, assign the agent that it returns to the variable, and return the agent's report."""
-    agent, variable = asked.target.require_agent()
-    made = move(agent)
-    _bind(asked, variable, made)
-    return made.report
+    agent, variable = command.target.require_agent()
+    moved_agent = move(agent)
+    _assign_agent(command, variable, moved_agent)
+    return moved_agent.report
 
 
-def _bind(asked: Command, variable: str, agent: RollbackAgent) -> None:
-    asked.names.names[variable] = agent
-    asked.display(
+def _assign_agent(command: Command, variable: str, agent: RollbackAgent) -> None:
+    command.names.names[variable] = agent
+    command.display(
         DisplayLines((Span(variable, "reference"), Span(" is on branch "), Span(clean(agent.branch.name), "head")))
     )
 
 
-def _rollback(asked: Command) -> Any:
-    words, about = asked.arguments, asked.target
-    if about.agent is not None:
-        return _move_agent(asked, lambda agent: agent.rollback(words.place, name=words.name, force=words.force))
-    return about.session.rollback(words.place, name=words.name, force=words.force)
+def _rollback(command: Command) -> Any:
+    arguments, target = command.arguments, command.target
+    if target.agent is not None:
+        return _move_agent(
+            command, lambda agent: agent.rollback(arguments.place, name=arguments.name, force=arguments.force)
+        )
+    return target.session.rollback(arguments.place, name=arguments.name, force=arguments.force)
 
 
-def _undo(asked: Command) -> Any:
-    words, about = asked.arguments, asked.target
-    if about.agent is None:
-        return about.session.undo(words.steps, force=words.force)
-    return _move_agent(asked, lambda agent: agent.undo(words.steps, force=words.force))
+def _undo(command: Command) -> Any:
+    arguments, target = command.arguments, command.target
+    if target.agent is None:
+        return target.session.undo(arguments.steps, force=arguments.force)
+    return _move_agent(command, lambda agent: agent.undo(arguments.steps, force=arguments.force))
 
 
-def _redo(asked: Command) -> Any:
-    words, about = asked.arguments, asked.target
-    if about.agent is None:
-        return about.session.redo(force=words.force)
-    return _move_agent(asked, lambda agent: agent.redo(force=words.force))
+def _redo(command: Command) -> Any:
+    arguments, target = command.arguments, command.target
+    if target.agent is None:
+        return target.session.redo(force=arguments.force)
+    return _move_agent(command, lambda agent: agent.redo(force=arguments.force))
 
 
-def _checkout(asked: Command) -> Any:
-    name, sync, force = asked.arguments.branch, asked.arguments.sync, asked.arguments.force
-    about = asked.target
-    if about.agent is None:
-        report = about.session.switch(name, sync=sync, force=force)
-        return report if sync is not None else about.session.branch()
-    report = _move_agent(asked, lambda agent: agent.switch(name, sync, force=force))
-    return report if sync is not None else asked.target.agent
+def _checkout(command: Command) -> Any:
+    name, sync, force = command.arguments.branch, command.arguments.sync, command.arguments.force
+    target = command.target
+    if target.agent is None:
+        report = target.session.switch(name, sync=sync, force=force)
+        return report if sync is not None else target.session.branch()
+    report = _move_agent(command, lambda agent: agent.switch(name, sync, force=force))
+    return report if sync is not None else command.target.agent
 
 
 # -- trust and use
 
 
-def _trust(asked: Command) -> Any:
-    asked.names.repository().trust(*asked.arguments.modules)
-    return DisplayLines((Span("trusted: "), Span(clean(", ".join(asked.arguments.modules)), "reference")))
+def _trust(command: Command) -> Any:
+    command.names.repository().trust(*command.arguments.modules)
+    return DisplayLines((Span("trusted: "), Span(clean(", ".join(command.arguments.modules)), "reference")))
 
 
-def _use(asked: Command) -> Any:
-    about = asked.names.use(asked.arguments.what)
-    return about.agent if about.agent is not None else about.session
+def _use(command: Command) -> Any:
+    target = command.names.use(command.arguments.what)
+    return target.agent if target.agent is not None else target.session
 
 
 _HANDLERS: dict[str, Callable[[Command], Any]] = {

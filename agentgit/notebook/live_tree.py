@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 KINDS = ("checkpoint.*", "call.*", "turn.*", "rollback.*", "switch.*", "fork.done", "merge.done", "tag.*")
 """The kinds of events after which the tree is redrawn."""
 
-_SECONDS = 0.2
+_MIN_SECONDS = 0.2
 """The minimum number of seconds between two redraws. The end of the block always redraws."""
 
 
@@ -38,21 +38,21 @@ def live(agent: RollbackAgent) -> Iterator[None]:
             agent.run("order two chairs")
         ```
     """
-    shown = _display(agent.tree())
+    display_handle = _display(agent.tree())
     # The callback runs in another thread. This context directs its output to the calling cell.
-    cell, drawn_at = contextvars.copy_context(), monotonic()
+    cell_context, drawn_at = contextvars.copy_context(), monotonic()
 
     def draw(event: Event) -> None:
         nonlocal drawn_at
-        if monotonic() - drawn_at > _SECONDS:
+        if monotonic() - drawn_at > _MIN_SECONDS:
             drawn_at = monotonic()
-            cell.run(shown.update, agent.tree())
+            cell_context.run(display_handle.update, agent.tree())
 
     try:
         with Events(agent.session.context).on(KINDS, draw, session=agent.session):
             yield
     finally:
-        shown.update(agent.tree())
+        display_handle.update(agent.tree())
 
 
 def _display(value: Any) -> Any:

@@ -24,7 +24,9 @@ from agentgit.render.text import Span, clean
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
 
-_SYNCED = "In a %%branch cell: --sync world brings the world to its branch, and back after it; --sync ignore runs it."
+_SYNC_HINT = (
+    "In a %%branch cell: --sync world brings the world to its branch, and back after it; --sync ignore runs it."
+)
 
 _COMPLETER = "agentgit"
 """The identifier of agentgit's completer in IPython."""
@@ -36,11 +38,11 @@ def load(shell: Any) -> None:
     Args:
         shell: The IPython shell.
     """
-    made = Magics(shell)
-    shell.register_magic_function(made.agentgit, "line_cell", "agentgit")
-    shell.register_magic_function(made.branch, "cell", "branch")
-    _forget_completer(shell)
-    shell.Completer.custom_matchers.append(made.match_completions)
+    magics = Magics(shell)
+    shell.register_magic_function(magics.agentgit, "line_cell", "agentgit")
+    shell.register_magic_function(magics.branch, "cell", "branch")
+    _remove_completer(shell)
+    shell.Completer.custom_matchers.append(magics.match_completions)
 
 
 def unload(shell: Any) -> None:
@@ -51,12 +53,12 @@ def unload(shell: Any) -> None:
     """
     for kind, name in (("line", "agentgit"), ("cell", "agentgit"), ("cell", "branch")):
         shell.magics_manager.magics[kind].pop(name, None)
-    _forget_completer(shell)
+    _remove_completer(shell)
 
 
-def _forget_completer(shell: Any) -> None:
+def _remove_completer(shell: Any) -> None:
     matchers = shell.Completer.custom_matchers
-    matchers[:] = [one for one in matchers if getattr(one, "matcher_identifier", None) != _COMPLETER]
+    matchers[:] = [matcher for matcher in matchers if getattr(matcher, "matcher_identifier", None) != _COMPLETER]
 
 
 class Magics:
@@ -68,17 +70,17 @@ class Magics:
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell
-        self._names = NotebookNamespace(shell.user_ns)
+        self._namespace = NotebookNamespace(shell.user_ns)
 
     def agentgit(self, line: str, cell: str | None = None) -> Any:
         """Inspect a session, roll back, or change branches. %agentgit help lists the commands."""
         with _short_errors():
             if cell is None:
-                name, asked = commands.parse(line)
-                return commands.run_command(name, Command(self._names, asked, _show))
+                name, arguments = commands.parse(line)
+                return commands.run_command(name, Command(self._namespace, arguments, _show))
             if commands.split(line) != ["live"]:
                 raise InvalidInput("Usage: %%agentgit live, with the code to run below it.")
-            agent, _ = self._names.target().require_agent()
+            agent, _ = self._namespace.target().require_agent()
             self._require_no_await(cell)
         with live(agent):
             return self._run(cell)
@@ -86,38 +88,38 @@ class Magics:
     def branch(self, line: str, cell: str) -> Any:
         """Run a cell on a new branch, then return: %%branch NAME [--from PLACE] [--sync HOW] [--force]."""
         with _short_errors():
-            asked = commands.parse_branch(line)
+            arguments = commands.parse_branch(line)
             self._require_no_await(cell)
-            agent, variable = self._names.target().require_agent()
+            agent, variable = self._namespace.target().require_agent()
         self._parse(cell)  # a syntax error must not create a branch
         with _short_errors():
-            there = _create_branch(agent, asked)
-        self._shell.user_ns[variable] = there
+            branch_agent = _create_branch(agent, arguments)
+        self._shell.user_ns[variable] = branch_agent
         try:
             result = self._run(cell)
         except BaseException as failure:
             if isinstance(failure, WorldDiverged):
-                failure.add_note(_SYNCED)
-            _switch_back_after(failure, agent, there, asked)
+                failure.add_note(_SYNC_HINT)
+            _switch_back_after(failure, agent, branch_agent, arguments)
             raise
         finally:
             # If the cell has assigned the variable itself, its value stays.
-            if self._shell.user_ns.get(variable) is there:
+            if self._shell.user_ns.get(variable) is branch_agent:
                 self._shell.user_ns[variable] = agent
         with _short_errors():
-            _switch_back(agent, asked)
-            _show(_summary(variable, agent, there))
+            _switch_back(agent, arguments)
+            _show(_summary(variable, agent, branch_agent))
         return result
 
     @context_matcher(identifier=_COMPLETER)  # type: ignore[untyped-decorator]  # untyped in IPython
     def match_completions(self, context: CompletionContext) -> SimpleMatcherResult:
         """Return the completions inside a magic to IPython, and suppress all others there."""
-        found = complete(self._names, context.full_text[: context.cursor_position])
-        if found is None:
+        result = complete(self._namespace, context.full_text[: context.cursor_position])
+        if result is None:
             return {"completions": []}
-        begun, offered = found
-        made = [SimpleCompletion(one) for one in offered]
-        return {"completions": made, "matched_fragment": begun, "suppress": True, "ordered": True}
+        fragment, candidates = result
+        completions = [SimpleCompletion(candidate) for candidate in candidates]
+        return {"completions": completions, "matched_fragment": fragment, "suppress": True, "ordered": True}
 
     def _require_no_await(self, cell: str) -> None:
         """Reject a cell that uses `await`: IPython runs the code inside a magic without an event loop.
@@ -137,49 +139,61 @@ class Magics:
             SyntaxError: The cell is not valid Python.
         """
         source, compiler = self._shell.transform_cell(cell), self._shell.compile
-        place = compiler.cache(source, self._shell.execution_count)
-        return compiler.ast_parse(source, filename=place), place
+        filename = compiler.cache(source, self._shell.execution_count)
+        return compiler.ast_parse(source, filename=filename), filename
 
     def _run(self, cell: str) -> Any:
         """Run a cell as IPython would without the magic, and return the value of its last expression."""
-        (tree, place), compiler, names = self._parse(cell), self._shell.compile, self._shell.user_ns
-        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-        exec(compiler(tree, place, "exec"), names)  # noqa: S102  # the user's own code in this cell
-        if last is None:
+        (tree, filename), compiler, namespace = self._parse(cell), self._shell.compile, self._shell.user_ns
+        last_expression = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        exec(compiler(tree, filename, "exec"), namespace)  # noqa: S102  # the user's own code in this cell
+        if last_expression is None:
             return None
-        return eval(compiler(ast.Expression(last.value), place, "eval"), names)  # noqa: S307  # as above
+        return eval(compiler(ast.Expression(last_expression.value), filename, "eval"), namespace)  # noqa: S307  # as above
 
 
-def _create_branch(agent: RollbackAgent, asked: Namespace) -> RollbackAgent:
+def _create_branch(agent: RollbackAgent, arguments: Namespace) -> RollbackAgent:
     """Create the branch that a cell runs on; a taken name gets a number, so that the cell can be run again."""
-    taken = {branch.name for branch in agent.session.branches()}
-    there = agent.fork(asked.place, name=free_name(asked.name, taken))
-    if asked.sync is not None:
-        there = there.switch(there.branch_id, asked.sync, force=asked.force)
-    return there
+    used_names = {branch.name for branch in agent.session.branches()}
+    branch_agent = agent.fork(arguments.place, name=free_name(arguments.name, used_names))
+    if arguments.sync is not None:
+        branch_agent = branch_agent.switch(branch_agent.branch_id, arguments.sync, force=arguments.force)
+    return branch_agent
 
 
-def _switch_back(agent: RollbackAgent, asked: Namespace) -> None:
+def _switch_back(agent: RollbackAgent, arguments: Namespace) -> None:
     """Switch the session back to the agent's branch if the cell used `--sync`; `--sync world` also syncs the world."""
-    if asked.sync is not None:
-        sync = "world" if asked.sync == "world" else None
-        agent.at(agent.branch_id).switch(agent.branch_id, sync, force=asked.force)
+    if arguments.sync is not None:
+        sync = "world" if arguments.sync == "world" else None
+        agent.at(agent.branch_id).switch(agent.branch_id, sync, force=arguments.force)
 
 
-def _switch_back_after(failure: BaseException, agent: RollbackAgent, there: RollbackAgent, asked: Namespace) -> None:
+def _switch_back_after(
+    failure: BaseException, agent: RollbackAgent, branch_agent: RollbackAgent, arguments: Namespace
+) -> None:
     """Switch back after a cell has failed; if that fails too, add its error to the cell's exception as a note."""
     try:
-        _switch_back(agent, asked)
+        _switch_back(agent, arguments)
     except AgentGitError as error:
-        failure.add_note(clean(f"The session is still on branch {there.branch.name}. {type(error).__name__}: {error}"))
+        failure.add_note(
+            clean(f"The session is still on branch {branch_agent.branch.name}. {type(error).__name__}: {error}")
+        )
 
 
-def _summary(variable: str, agent: RollbackAgent, there: RollbackAgent) -> DisplayLines:
-    head = there.head
-    at = f" is at {head.metadata['reference']}; " if head is not None else " is empty; "
-    here, away = Span(clean(agent.branch.name), "head"), Span(clean(there.branch.name), "head")
+def _summary(variable: str, agent: RollbackAgent, branch_agent: RollbackAgent) -> DisplayLines:
+    head = branch_agent.head
+    position = f" is at {head.metadata['reference']}; " if head is not None else " is empty; "
+    current_name, branch_name = Span(clean(agent.branch.name), "head"), Span(clean(branch_agent.branch.name), "head")
     return DisplayLines(
-        (Span("branch "), away, Span(at), Span(variable, "reference"), Span(" is on "), here, Span(" again"))
+        (
+            Span("branch "),
+            branch_name,
+            Span(position),
+            Span(variable, "reference"),
+            Span(" is on "),
+            current_name,
+            Span(" again"),
+        )
     )
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from agentgit.handles.context import Context
     from agentgit.handles.session import Session
 
-_PLACES = {"agent": ("agentgit.agents.agent", "RollbackAgent"), "repository": ("agentgit.repository", "Repository")}
+_CLASSES = {"agent": ("agentgit.agents.agent", "RollbackAgent"), "repository": ("agentgit.repository", "Repository")}
 
 
 @dataclass(frozen=True)
@@ -76,14 +76,14 @@ class NotebookNamespace:
         Raises:
             NotFound: There is no such variable or session.
         """
-        found = self._find_target(name) if name is not None else None
+        target = self._find_target(name) if name is not None else None
         self.chosen = name
-        return found or self.target()
+        return target or self.target()
 
     def choices(self) -> list[str]:
         """Return the names that `use` accepts: variables of agents and repositories, and sessions."""
-        known = [variable for kind in _PLACES for variable, _ in self._variables(kind)]
-        return [*known, *(session.session_name for session in self.repository().sessions())]
+        variables = [variable for kind in _CLASSES for variable, _ in self._variables(kind)]
+        return [*variables, *(session.session_name for session in self.repository().sessions())]
 
     def _find_target(self, name: str) -> MagicTarget:
         for variable, agent in self._variables("agent"):
@@ -92,14 +92,14 @@ class NotebookNamespace:
         repositories = dict(self._variables("repository"))
         if name in repositories:
             return _of_session(repositories[name], None)
-        known = [variable for kind in _PLACES for variable, _ in self._variables(kind)]
+        variables = [variable for kind in _CLASSES for variable, _ in self._variables(kind)]
         try:
             return _of_session(self.repository(), name)
         except NotFound as error:
             raise NotFound(
                 f"There is no agent, repository or session called {name!r}. "
                 "%agentgit use without a name takes the agent that ran last.",
-                near=references.similar_names(name, known) or error.near,
+                near=references.similar_names(name, variables) or error.near,
             ) from error
 
     def repository(self) -> Repository:
@@ -109,31 +109,31 @@ class NotebookNamespace:
             NotFound: There is no repository and no agent.
         """
         agents = sorted((agent for _, agent in self._variables("agent")), key=lambda agent: agent.moved_at)
-        found: list[Repository] = [one for _, one in self._variables("repository")] or [
+        repositories: list[Repository] = [one for _, one in self._variables("repository")] or [
             Repository(one.session.context, is_borrowed=True) for one in agents
         ]
-        if not found:
+        if not repositories:
             raise NotFound("There is no agent here yet. Create one: agent = repo.wrap(graph, session=...)")
-        return found[-1]
+        return repositories[-1]
 
     def _variables(self, kind: str) -> Iterator[tuple[str, Any]]:
         """Yield the variables of one kind with their values, without those in which IPython keeps the results of cells.
 
         Values whose database is closed are yielded only if there are no others.
         """
-        module, name = _PLACES[kind]
-        wanted = getattr(sys.modules.get(module), name, None)
-        if wanted is not None:  # otherwise the class was never imported, so there is no instance
-            found = [
+        module, name = _CLASSES[kind]
+        target_class = getattr(sys.modules.get(module), name, None)
+        if target_class is not None:  # otherwise the class was never imported, so there is no instance
+            matches = [
                 (variable, value)
                 for variable, value in _user_variables(self.names).items()
-                if isinstance(value, wanted)
+                if isinstance(value, target_class)
             ]
-            yield from [one for one in found if not _context_of(kind, one[1]).store.database.is_closed] or found
+            yield from [pair for pair in matches if not _context_of(kind, pair[1]).store.database.is_closed] or matches
 
 
-def _context_of(kind: str, found: Any) -> Context:
-    context: Context = found.session.context if kind == "agent" else found.context
+def _context_of(kind: str, value: Any) -> Context:
+    context: Context = value.session.context if kind == "agent" else value.context
     return context
 
 

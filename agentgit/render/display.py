@@ -25,13 +25,13 @@ from agentgit.sessions.tree import Exploration, Tree
 from agentgit.values import Drawing
 
 
-def _as_lines(lines: Callable[[Any], list[Line]], nothing: str = "nothing yet") -> Drawing:
+def _as_lines(lines: Callable[[Any], list[Line]], placeholder: str = "nothing yet") -> Drawing:
     """Return a drawing that shows a value as lines, in text and in HTML."""
 
-    def shown(value: Any) -> list[Line]:
-        return lines(value) or [(Span(nothing, "dim"),)]
+    def lines_of(value: Any) -> list[Line]:
+        return lines(value) or [(Span(placeholder, "dim"),)]
 
-    return Drawing(lambda value: plain(shown(value)), lambda value: html.pre(shown(value)))
+    return Drawing(lambda value: plain(lines_of(value)), lambda value: html.pre(lines_of(value)))
 
 
 Tree.drawing = Drawing(tree.draw, svg.page)

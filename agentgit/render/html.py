@@ -22,12 +22,12 @@ COLOURS = {
 }
 """The CSS colour of each text style."""
 
-_BOLD = ("heading", "name", "head", "bad")
+_BOLD_STYLES = ("heading", "name", "head", "bad")
 
-_LEAST = 24
+_MIN_CELL_WIDTH = 24
 """The minimum width of a cell with long text, in characters."""
 
-_CELL = "text-align:left;vertical-align:top;padding:2px 12px 2px 0"
+_CELL_STYLE = "text-align:left;vertical-align:top;padding:2px 12px 2px 0"
 
 
 def escape(text: str) -> str:
@@ -43,7 +43,7 @@ def escape(text: str) -> str:
 def styled(span: Span) -> str:
     """Return a span as HTML in its colour."""
     rules = [f"color:{COLOURS[span.style]}"] if span.style in COLOURS else []
-    rules += ["font-weight:bold"] if span.style in _BOLD else ["opacity:0.75"] if span.style == "dim" else []
+    rules += ["font-weight:bold"] if span.style in _BOLD_STYLES else ["opacity:0.75"] if span.style == "dim" else []
     text = html.escape(span.text)
     return f'<span style="{";".join(rules)}">{text}</span>' if rules and text else text
 
@@ -53,14 +53,14 @@ def code(text: str) -> str:
     return f'<code style="white-space:pre-wrap;overflow-wrap:anywhere">{escape(text)}</code>'
 
 
-def wrapping_cell(content: str, letters: int) -> str:
+def wrapping_cell(content: str, length: int) -> str:
     """Let long words in a table cell wrap, with a minimum width so that other cells cannot squeeze it.
 
     Args:
         content: The content of the cell, as HTML.
-        letters: The length of the text, in characters.
+        length: The length of the text, in characters.
     """
-    return f'<div style="min-width:{min(letters, _LEAST) * 0.6:.0f}em;overflow-wrap:anywhere">{content}</div>'
+    return f'<div style="min-width:{min(length, _MIN_CELL_WIDTH) * 0.6:.0f}em;overflow-wrap:anywhere">{content}</div>'
 
 
 def fold(title: str, content: str) -> str:
@@ -73,20 +73,20 @@ def fold(title: str, content: str) -> str:
     return f"<details><summary>{title}</summary>{content}</details>"
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return an HTML table.
 
     Args:
-        heads: The column names, as HTML.
+        headings: The column names, as HTML.
         rows: The cells, as HTML.
     """
     body = "".join(_row("td", row) for row in rows)
-    return f"<table><thead>{_row('th', heads)}</thead><tbody>{body}</tbody></table>"
+    return f"<table><thead>{_row('th', headings)}</thead><tbody>{body}</tbody></table>"
 
 
 def _row(kind: str, cells: Sequence[str]) -> str:
-    inside = "".join(f'<{kind} style="{_CELL}">{cell}</{kind}>' for cell in cells)
-    return f"<tr>{inside}</tr>"
+    content = "".join(f'<{kind} style="{_CELL_STYLE}">{cell}</{kind}>' for cell in cells)
+    return f"<tr>{content}</tr>"
 
 
 def pre(lines: Iterable[Line], *, wrapped: bool = False) -> str:
@@ -96,7 +96,7 @@ def pre(lines: Iterable[Line], *, wrapped: bool = False) -> str:
         lines: The lines to write.
         wrapped: True to wrap long lines, which suits messages and files; False for drawings.
     """
-    more = ";white-space:pre-wrap;overflow-wrap:anywhere" if wrapped else ""
+    wrap_style = ";white-space:pre-wrap;overflow-wrap:anywhere" if wrapped else ""
     text = "\n".join("".join(map(styled, line)) for line in lines)
     # The font is explicit because pages made from notebooks restyle <pre>, which would break the alignment.
-    return f'<pre style="font-family:monospace{more}">{text}</pre>'
+    return f'<pre style="font-family:monospace{wrap_style}">{text}</pre>'

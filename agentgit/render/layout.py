@@ -19,7 +19,7 @@ from agentgit.sessions.tree import Branch, Point, Tree
 KINDS = {"before": "before a turn", "after": "after a turn", "tools": "after tools", "branch": "start of the branch"}
 """The title of an automatic checkpoint that has none, by its kind."""
 
-_FOLD_FROM = 5
+_MIN_FOLDED_TURNS = 5
 """The number of consecutive turns from which they are folded."""
 
 NAME_CELLS = 24
@@ -41,50 +41,52 @@ class LayoutRow:
     folded: int = 0
 
 
-Event = LayoutRow | Branch
+LayoutItem = LayoutRow | Branch
 """A line of a branch, or a branch that leaves after it."""
 
 
-def events_of(branch: Branch, *, every: bool = False, most: int | None = None) -> Iterator[Event]:
+def layout_items(branch: Branch, *, every: bool = False, max_rows: int | None = None) -> Iterator[LayoutItem]:
     """Return the lines of a branch, each followed by the branches that leave there.
 
     Args:
         branch: The branch.
         every: True to give each checkpoint its own line.
-        most: The number of lines to show, besides those where branches leave; None for all.
+        max_rows: The number of lines to show, besides those where branches leave; None for all.
     """
-    points = {point.id for point in branch.points}
-    leaving: dict[int | None, list[Branch]] = {}
+    point_ids = {point.id for point in branch.points}
+    children_by_point: dict[int | None, list[Branch]] = {}
     for child in branch.children:
         # A branch that left before its parent's first checkpoint is attached to that checkpoint.
-        first = branch.points[0].id if branch.points else None
-        leaving.setdefault(child.branch_point_id if child.branch_point_id in points else first, []).append(child)
+        first_id = branch.points[0].id if branch.points else None
+        children_by_point.setdefault(
+            child.branch_point_id if child.branch_point_id in point_ids else first_id, []
+        ).append(child)
     if not branch.points:
         yield LayoutRow(branch, [])
-        yield from leaving.get(None, ())
-    rows = _rows(branch, leaving.keys(), every)
-    for row in rows if most is None else _fold_middle(rows, leaving.keys(), most):
+        yield from children_by_point.get(None, ())
+    rows = _rows(branch, children_by_point.keys(), every)
+    for row in rows if max_rows is None else _fold_middle(rows, children_by_point.keys(), max_rows):
         yield row
         if not row.folded:
-            yield from leaving.get(row.points[-1].id, ())
+            yield from children_by_point.get(row.points[-1].id, ())
 
 
-def _rows(branch: Branch, joints: Set[int | None], every: bool) -> list[LayoutRow]:
+def _rows(branch: Branch, branch_point_ids: Set[int | None], every: bool) -> list[LayoutRow]:
     """Group the checkpoints of a branch into lines, and fold long runs of turns."""
     groups: list[list[Point]] = []
-    ended = True
+    group_ended = True
     for point in branch.points:
         begins_turn = point.kind == "before" and bool(groups) and groups[-1][-1].kind != "branch"
-        if every or ended or begins_turn or _is_marked(point):
+        if every or group_ended or begins_turn or _is_marked(point):
             groups.append([point])
         else:
             groups[-1].append(point)
-        ended = _is_marked(point) or point.id in joints
+        group_ended = _is_marked(point) or point.id in branch_point_ids
     rows: list[LayoutRow] = []
     run: list[list[Point]] = []
     for group in groups:
         last = group[-1]
-        if every or _is_marked(last) or last.id in joints or last is branch.points[-1]:
+        if every or _is_marked(last) or last.id in branch_point_ids or last is branch.points[-1]:
             rows += [*_fold(branch, run), LayoutRow(branch, group)]
             run = []
         else:
@@ -102,55 +104,57 @@ def _is_marked(point: Point) -> bool:
 
 
 def _fold(branch: Branch, run: list[list[Point]]) -> list[LayoutRow]:
-    if len(run) < _FOLD_FROM:
+    if len(run) < _MIN_FOLDED_TURNS:
         return [LayoutRow(branch, row) for row in run]
     middle = [point for row in run[1:-1] for point in row]
     return [LayoutRow(branch, run[0]), LayoutRow(branch, middle, folded=len(run) - 2), LayoutRow(branch, run[-1])]
 
 
-def _fold_middle(rows: list[LayoutRow], joints: Set[int | None], most: int) -> Iterator[LayoutRow]:
+def _fold_middle(rows: list[LayoutRow], branch_point_ids: Set[int | None], max_rows: int) -> Iterator[LayoutRow]:
     """Fold the lines in the middle if there are too many, even named ones."""
     run: list[LayoutRow] = []
     for i, row in enumerate(rows):
-        if most // 3 <= i < len(rows) - most * 2 // 3 and (row.folded or row.points[-1].id not in joints):
+        if max_rows // 3 <= i < len(rows) - max_rows * 2 // 3 and (
+            row.folded or row.points[-1].id not in branch_point_ids
+        ):
             run.append(row)
             continue
-        yield from _together(run)
+        yield from _fold_rows(run)
         yield row
         run = []
 
 
-def _together(run: list[LayoutRow]) -> Iterator[LayoutRow]:
+def _fold_rows(run: list[LayoutRow]) -> Iterator[LayoutRow]:
     if run:
         yield LayoutRow(
             run[0].branch, [point for row in run for point in row.points], sum(row.folded or 1 for row in run)
         )
 
 
-def prune(tree: Tree, most: int) -> tuple[Tree, int]:
+def prune(tree: Tree, max_branches: int) -> tuple[Tree, int]:
     """Drop branches if there are too many; the current branch, its ancestors and the newest ones stay.
 
     Args:
         tree: The tree with all branches.
-        most: The maximum number of branches, at least 1.
+        max_branches: The maximum number of branches, at least 1.
 
     Returns:
         The pruned tree, and the number of branches that were dropped.
     """
-    known = {branch.id: branch for branch in tree.walk()}
-    if len(known) <= most:
+    branches = {branch.id: branch for branch in tree.walk()}
+    if len(branches) <= max_branches:
         return tree, 0
-    kept: set[int] = set()
-    for branch in sorted(known.values(), key=lambda one: (not one.is_current, -one.id)):
-        path: list[int] = []
-        at: Branch | None = branch
-        while at is not None and at.id not in kept and len(path) < most:
-            path.append(at.id)
-            at = known.get(at.parent_id) if at.parent_id is not None else None
-        if len(kept) + len(path) <= most:
-            kept.update(path)
-    shown = [replace(branch, children=[]) for branch in known.values() if branch.id in kept]
-    return Tree.grow(tree.session_name, shown), len(known) - len(kept)
+    kept_ids: set[int] = set()
+    for branch in sorted(branches.values(), key=lambda one: (not one.is_current, -one.id)):
+        path_ids: list[int] = []
+        ancestor: Branch | None = branch
+        while ancestor is not None and ancestor.id not in kept_ids and len(path_ids) < max_branches:
+            path_ids.append(ancestor.id)
+            ancestor = branches.get(ancestor.parent_id) if ancestor.parent_id is not None else None
+        if len(kept_ids) + len(path_ids) <= max_branches:
+            kept_ids.update(path_ids)
+    kept_branches = [replace(branch, children=[]) for branch in branches.values() if branch.id in kept_ids]
+    return Tree.grow(tree.session_name, kept_branches), len(branches) - len(kept_ids)
 
 
 def references(tree: Tree) -> dict[int, str]:
@@ -168,13 +172,13 @@ def title_of(row: LayoutRow, references: Mapping[int, str]) -> str:
     last = row.points[-1]
     if last.name is not None:
         return clean(last.name) + (f" - {clean(last.title)}" if last.title else "")
-    left = references.get(row.branch.branch_point_id or 0)
-    if last.kind == "branch" and left is not None:
-        return f"from {left}"
-    asked = next((point.title for point in row.points if point.kind == "before" and point.title), "")
-    if last.kind == "before" and asked:
-        return f"before: {clean(asked)}"
-    return clean(asked or last.title) or KINDS.get(last.kind, "")
+    origin = references.get(row.branch.branch_point_id or 0)
+    if last.kind == "branch" and origin is not None:
+        return f"from {origin}"
+    request = next((point.title for point in row.points if point.kind == "before" and point.title), "")
+    if last.kind == "before" and request:
+        return f"before: {clean(request)}"
+    return clean(request or last.title) or KINDS.get(last.kind, "")
 
 
 def branch_name(branch: Branch) -> str:
@@ -185,7 +189,7 @@ def branch_name(branch: Branch) -> str:
 LANE, LINE, STEP, LEFT, TOP = 18, 26, 9, 14, 44
 """The width of a lane, the height of a line, the distance between a turn's dots, and the first dot's x and y."""
 
-_LEAD = 17
+_MIN_CURVE_HEIGHT = 17
 """The minimum height of the curve to a new lane."""
 
 _MOST_LINES, _MOST_BRANCHES, _MOST_DOTS, _MOST_LANES = 60, 60, 6, 12
@@ -214,14 +218,14 @@ class PlacedRow:
         lane: The lane of its branch.
         y: The distance from the top edge.
         dots: The dots, the last one at `y`; empty if the line is folded or has no checkpoint.
-        after: True for the line of the calls after the newest checkpoint.
+        is_after_newest: True for the line of the calls after the newest checkpoint.
     """
 
     row: LayoutRow
     lane: Lane
     y: int
     dots: tuple[Dot, ...] = ()
-    after: bool = False
+    is_after_newest: bool = False
 
 
 @dataclass(eq=False)
@@ -233,7 +237,7 @@ class Lane:
         column: The index of the lane's column, from the left.
         number: The index of the lane, which determines its colour.
         start: The y at which it begins; None before its first line.
-        down: The y that it has reached.
+        bottom: The y that it has reached.
         segments: Its line segments: the y at the top, the y at the bottom, and whether the segment is dashed.
         joint: The column and the y at which it leaves its parent; None for a root.
     """
@@ -242,7 +246,7 @@ class Lane:
     column: int
     number: int
     start: int | None = None
-    down: int = 0
+    bottom: int = 0
     segments: list[tuple[int, int, bool]] = field(default_factory=list)
     joint: tuple[int, int] | None = None
 
@@ -255,9 +259,9 @@ class Lane:
         """Extend the lane down to `y`."""
         if self.start is None:
             self.start = y
-        elif y > self.down:
-            self.segments.append((self.down, y, broken))
-        self.down = y
+        elif y > self.bottom:
+            self.segments.append((self.bottom, y, broken))
+        self.bottom = y
 
 
 def column_x(column: int) -> int:
@@ -297,11 +301,11 @@ class Picture:
     def summary(self) -> str:
         """A sentence that describes the picture."""
         branches = list(self.tree.walk())
-        said = [count(len(branches), "branch"), count(sum(len(one.points) for one in branches), "checkpoint")]
-        now = next((branch for branch in branches if branch.is_current), None)
-        if now is not None:
-            said.append(f"on {branch_name(now)}" + (f" at #{now.points[-1].number}" if now.points else ""))
-        return ", ".join(said)
+        parts = [count(len(branches), "branch"), count(sum(len(one.points) for one in branches), "checkpoint")]
+        current = next((branch for branch in branches if branch.is_current), None)
+        if current is not None:
+            parts.append(f"on {branch_name(current)}" + (f" at #{current.points[-1].number}" if current.points else ""))
+        return ", ".join(parts)
 
 
 def picture(tree: Tree) -> Picture:
@@ -310,11 +314,11 @@ def picture(tree: Tree) -> Picture:
     Args:
         tree: The branches of a session.
     """
-    shown, hidden = prune(tree, _MOST_BRANCHES)
-    pen = _PictureBuilder()
-    for root in shown.roots:
-        pen.draw(root)
-    return Picture(tree, pen.lanes, pen.lines, references(shown), hidden)
+    pruned_tree, hidden = prune(tree, _MOST_BRANCHES)
+    builder = _PictureBuilder()
+    for root in pruned_tree.roots:
+        builder.draw(root)
+    return Picture(tree, builder.lanes, builder.lines, references(pruned_tree), hidden)
 
 
 class _PictureBuilder:
@@ -327,51 +331,51 @@ class _PictureBuilder:
 
     def draw(self, root: Branch) -> None:
         # An explicit stack, because branches may be nested deeper than Python's recursion limit.
-        stack = [(self._lane(root, 0), deque(_events(root)))]
+        stack = [(self._add_lane(root, 0), deque(_items_with_calls(root)))]
         while stack:
-            lane, events = stack[-1]
-            if not events:
+            lane, items = stack[-1]
+            if not items:
                 stack.pop()
                 continue
-            event = events.popleft()
-            if isinstance(event, LayoutRow):
-                self._line(lane, event)
+            item = items.popleft()
+            if isinstance(item, LayoutRow):
+                self._add_line(lane, item)
             else:
-                taken = {other.column for other, rest in stack if rest} | {lane.column}
+                used_columns = {other.column for other, rest in stack if rest} | {lane.column}
                 lane.extend_to(self.y)
-                child = self._lane(event, _free(taken, lane.column))
+                child = self._add_lane(item, _free_column(used_columns, lane.column))
                 child.joint = (lane.column, self.y)
-                stack.append((child, deque(_events(event))))
+                stack.append((child, deque(_items_with_calls(item))))
 
-    def _lane(self, branch: Branch, column: int) -> Lane:
+    def _add_lane(self, branch: Branch, column: int) -> Lane:
         self.lanes.append(Lane(branch, column, len(self.lanes)))
         return self.lanes[-1]
 
-    def _line(self, lane: Lane, row: LayoutRow) -> None:
+    def _add_line(self, lane: Lane, row: LayoutRow) -> None:
         """Place a line, with the height that its dots need."""
         points = [] if row.folded else row.points[-_MOST_DOTS:]
-        first = _LEAD if lane.start is None else STEP
-        self.y += max(LINE, first + STEP * (len(points) - 1))
+        first_step = _MIN_CURVE_HEIGHT if lane.start is None else STEP
+        self.y += max(LINE, first_step + STEP * (len(points) - 1))
         dots = tuple(Dot(point, self.y - STEP * i) for i, point in enumerate(reversed(points)))[::-1]
         lane.extend_to(dots[0].y if dots else self.y, broken=not dots)
         lane.extend_to(self.y)
-        after = not row.points and bool(lane.branch.points)
-        self.lines.append(PlacedRow(row=row, lane=lane, y=self.y, dots=dots, after=after))
+        is_after_newest = not row.points and bool(lane.branch.points)
+        self.lines.append(PlacedRow(row=row, lane=lane, y=self.y, dots=dots, is_after_newest=is_after_newest))
 
 
-def _events(branch: Branch) -> Iterator[Event]:
+def _items_with_calls(branch: Branch) -> Iterator[LayoutItem]:
     """Yield the lines of a branch, and one for the calls after its newest checkpoint."""
-    events = list(events_of(branch, most=_MOST_LINES))
+    items = list(layout_items(branch, max_rows=_MOST_LINES))
     if branch.effects and branch.points:
         # Before the branches that leave at its end, so that its own lane ends first.
-        last = max(i for i, event in enumerate(events) if isinstance(event, LayoutRow))
-        events.insert(last + 1, LayoutRow(branch, []))
-    yield from events
+        last_row = max(i for i, item in enumerate(items) if isinstance(item, LayoutRow))
+        items.insert(last_row + 1, LayoutRow(branch, []))
+    yield from items
 
 
-def _free(taken: set[int], column: int) -> int:
+def _free_column(used_columns: set[int], column: int) -> int:
     """Return a free column for a branch that leaves from `column`."""
-    to_the_right = next(c for c in range(column + 1, column + 2 + len(taken)) if c not in taken)
+    to_the_right = next(c for c in range(column + 1, column + 2 + len(used_columns)) if c not in used_columns)
     if to_the_right < _MOST_LANES:
         return to_the_right
-    return next((c for c in range(_MOST_LANES) if c not in taken), to_the_right)
+    return next((c for c in range(_MOST_LANES) if c not in used_columns), to_the_right)

@@ -38,8 +38,8 @@ def of_session(session: ExternalSession) -> dict[str, Any]:
 
 def of_value(value: Any) -> dict[str, Any]:
     """Return the fields of a plain value, such as a member or a key, with sets as sorted lists."""
-    found = value if isinstance(value, dict) else vars(value)
-    return _plain({name: sorted(one) if isinstance(one, frozenset) else one for name, one in found.items()})
+    data = value if isinstance(value, dict) else vars(value)
+    return _plain({name: sorted(item) if isinstance(item, frozenset) else item for name, item in data.items()})
 
 
 def of_operation(operation: Operation) -> dict[str, Any]:
@@ -61,5 +61,5 @@ def of_tree(tree: Tree) -> dict[str, Any]:
 
 
 def _plain(data: dict[str, Any]) -> dict[str, Any]:
-    plain: dict[str, Any] = portable(data)
-    return plain
+    portable_data: dict[str, Any] = portable(data)
+    return portable_data

@@ -39,34 +39,38 @@ def lines(checkpoint: Checkpoint, *, width: int = 100, zone: tzinfo | None = UTC
     return [
         (Span(cut(reference(checkpoint), 40), "heading"), Span(f"  {cut(name, max(8, width - 42))}".rstrip(), "name")),
         *table(_facts(checkpoint, zone), width=width),
-        *_part("state", "", table(state, width=width, indent="  ")),
-        *_part(
-            count(len(messages), "message"), _earlier(messages), said.message_lines(messages, width=width, indent="  ")
+        *_section("state", "", table(state, width=width, indent="  ")),
+        *_section(
+            count(len(messages), "message"),
+            _latest_hint(messages),
+            said.message_lines(messages, width=width, indent="  "),
         ),
-        *_part(
-            count(len(calls), "tool call"), _earlier(calls), table(call_rows(calls, LATEST), width=width, indent="  ")
+        *_section(
+            count(len(calls), "tool call"),
+            _latest_hint(calls),
+            table(call_rows(calls, LATEST), width=width, indent="  "),
         ),
     ]
 
 
 def _facts(checkpoint: Checkpoint, zone: tzinfo | None) -> list[list[Span]]:
-    facts: Mapping[str, Any] = checkpoint.metadata
-    known = {
+    metadata: Mapping[str, Any] = checkpoint.metadata
+    values = {
         "id": checkpoint.id,
         "made": " ".join([format_time(checkpoint.created_at, zone, seconds=True), f"({kind(checkpoint)})"]).strip(),
-        "description": facts.get("description"),
-        "restore point": facts.get("restore_point"),
-        "state hash": facts.get("state_hash"),
-        "data": repr(facts["data"]) if facts.get("data") is not None else None,
+        "description": metadata.get("description"),
+        "restore point": metadata.get("restore_point"),
+        "state hash": metadata.get("state_hash"),
+        "data": repr(metadata["data"]) if metadata.get("data") is not None else None,
     }
-    return [[Span(key, "dim"), Span(clean(str(value)))] for key, value in known.items() if value]
+    return [[Span(key, "dim"), Span(clean(str(value)))] for key, value in values.items() if value]
 
 
-def _part(heading: str, note: str, content: list[Line]) -> list[Line]:
-    return [(), (Span(heading, "heading"), Span(note, "dim")), *content] if content else []
+def _section(heading: str, subtitle: str, content: list[Line]) -> list[Line]:
+    return [(), (Span(heading, "heading"), Span(subtitle, "dim")), *content] if content else []
 
 
-def _earlier(items: list[dict[str, Any]]) -> str:
+def _latest_hint(items: list[dict[str, Any]]) -> str:
     return f", the last {LATEST}" if len(items) > LATEST else ""
 
 
@@ -91,21 +95,21 @@ def page(checkpoint: Checkpoint) -> str:
 
 def _content(checkpoint: Checkpoint) -> str:
     state, messages, calls = checkpoint.session_state, checkpoint.conversation_history, checkpoint.tool_invocations
-    values = [[html.escape(str(key)), html.code(repr(value)[:_LONGEST])] for key, value in state.items()]
-    shown = [
-        [*map(html.styled, facts), html.wrapping_cell(html.styled(called), len(called.text))]
-        for *facts, called in call_rows(calls, LATEST)
+    values = [[html.escape(str(key)), html.code(repr(value)[:_MAX_VALUE_LENGTH])] for key, value in state.items()]
+    call_cells = [
+        [*map(html.styled, facts), html.wrapping_cell(html.styled(call_span), len(call_span.text))]
+        for *facts, call_span in call_rows(calls, LATEST)
     ]
     return "".join(
         [
             html.fold("state", html.table(["", "value"], values)) if values else "",
             html.fold(count(len(messages), "message"), said.message_page(messages)) if messages else "",
-            html.fold(f"{count(len(calls), 'tool call')}{_earlier(calls)}", html.table([""] * 5, shown))
+            html.fold(f"{count(len(calls), 'tool call')}{_latest_hint(calls)}", html.table([""] * 5, call_cells))
             if calls
             else "",
         ]
     )
 
 
-_LONGEST = 2_000
+_MAX_VALUE_LENGTH = 2_000
 """The maximum number of characters of a value on a page."""

@@ -50,16 +50,16 @@ _SHAPES = {
     '9.3v.1" stroke="#fff" stroke-width="1.4"/>',
 }
 
-_FONT = "ui-monospace,SFMono-Regular,Menlo,Consolas,DejaVu Sans Mono,monospace"
-_CELL = 7.3
+_FONT_FAMILY = "ui-monospace,SFMono-Regular,Menlo,Consolas,DejaVu Sans Mono,monospace"
+_CELL_WIDTH = 7.3
 """The approximate width of a character, in pixels."""
 
 _TITLE_CELLS, _TAGS = 56, 4
 
-_SMALLEST = 0.85
+_MIN_SCALE = 0.85
 """The smallest scale at which a notebook shows a wide picture; beyond that it scrolls, to stay readable."""
 
-_READER = (
+_READER_STYLE = (
     "<style>@media(prefers-color-scheme:light){.agentgit-text{fill:#1f2328}}"
     "@media(prefers-color-scheme:dark){.agentgit-text{fill:#e6edf3}}</style>"
 )
@@ -80,7 +80,7 @@ def tree_svg(tree: Tree, *, link: Link | None = None, follow_reader: bool = Fals
         >>> drawn[:4], "s: 1 branch, 1 checkpoint, on main at #1" in drawn
         ('<svg', True)
     """
-    return _drawn(picture(tree), link, follow_reader=follow_reader)[0]
+    return _draw(picture(tree), link, follow_reader=follow_reader)[0]
 
 
 def page(tree: Tree) -> str:
@@ -90,32 +90,32 @@ def page(tree: Tree) -> str:
         tree: The branches of a session.
     """
     drawing = picture(tree)
-    drawn, width = _drawn(drawing, None, follow_reader=False)
-    data = base64.b64encode(drawn.encode()).decode()
-    look = f"max-width:100%;min-width:{width * _SMALLEST:.0f}px"
-    image = f'<img src="data:image/svg+xml;base64,{data}" alt="{_summary(drawing)}" style="{look}">'
+    svg_text, width = _draw(drawing, None, follow_reader=False)
+    data = base64.b64encode(svg_text.encode()).decode()
+    style = f"max-width:100%;min-width:{width * _MIN_SCALE:.0f}px"
+    image = f'<img src="data:image/svg+xml;base64,{data}" alt="{_summary(drawing)}" style="{style}">'
     return f'<div><div style="overflow-x:auto">{image}</div>{fold("as text", pre(text_lines(tree)))}</div>'
 
 
-def _drawn(drawing: Picture, link: Link | None, *, follow_reader: bool) -> tuple[str, float]:
+def _draw(drawing: Picture, link: Link | None, *, follow_reader: bool) -> tuple[str, float]:
     """Return the SVG and its width."""
-    body = [*map(_lane, drawing.lanes), *_lines(drawing, link), *(foot := _foot(drawing))]
-    width = max([*(right for _, right in body), _right(_heading(drawing), 0), 240]) + 10
-    height = drawing.bottom + 18 + LINE * len(foot)
+    body = [*map(_lane, drawing.lanes), *_lines(drawing, link), *(footer := _footer(drawing))]
+    width = max([*(right for _, right in body), _right_edge(_heading(drawing), 0), 240]) + 10
+    height = drawing.bottom + 18 + LINE * len(footer)
     role = "img" if link is None else "group"  # assistive technology ignores links inside an image
-    drawn = "\n".join(
+    svg_text = "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" class="agentgit-tree" role="{role}" '
             f'aria-label="{_summary(drawing)}" '
-            f'width="{width:.0f}" height="{height}" viewBox="0 0 {width:.0f} {height}" font-family="{_FONT}" '
+            f'width="{width:.0f}" height="{height}" viewBox="0 0 {width:.0f} {height}" font-family="{_FONT_FAMILY}" '
             'font-size="12" fill="none" stroke-linecap="round" stroke-linejoin="round">',
-            *([_READER] if follow_reader else []),
+            *([_READER_STYLE] if follow_reader else []),
             _text(6, 16, _heading(drawing), bold=True),
             *(text for text, _ in body),
             "</svg>",
         ]
     )
-    return drawn, width
+    return svg_text, width
 
 
 def _summary(drawing: Picture) -> str:
@@ -134,7 +134,7 @@ def _heading(drawing: Picture) -> str:
 
 def _lane(lane: Lane) -> _Part:
     colour, x = _colour(lane), lane.x
-    parts = [_run(x, *run, colour) for run in lane.segments]
+    parts = [_segment(x, *segment, colour) for segment in lane.segments]
     if lane.joint is not None and lane.start is not None:
         from_x, from_y = column_x(lane.joint[0]), lane.joint[1]
         bend = (lane.start - from_y) * 0.6
@@ -143,7 +143,7 @@ def _lane(lane: Lane) -> _Part:
     return "".join(parts), x
 
 
-def _run(x: int, top: int, bottom: int, broken: bool, colour: str) -> str:
+def _segment(x: int, top: int, bottom: int, broken: bool, colour: str) -> str:
     dashes = ' stroke-dasharray="1 5"' if broken else ""
     return f'<path d="M{x} {top}V{bottom}" stroke="{colour}" stroke-width="2"{dashes}/>'
 
@@ -153,34 +153,34 @@ def _colour(lane: Lane) -> str:
 
 
 def _lines(drawing: Picture, link: Link | None) -> Iterator[_Part]:
-    left = column_x(drawing.columns) + 4
-    column = max((cells(_where(line, drawing)) for line in drawing.lines), default=0)
+    text_x = column_x(drawing.columns) + 4
+    reference_cells = max((cells(_reference_of(line, drawing)) for line in drawing.lines), default=0)
     for line in drawing.lines:
-        words, right = _line_text(line, drawing, left, left + (column + 1.5) * _CELL)
+        label, right = _line_text(line, drawing, text_x, text_x + (reference_cells + 1.5) * _CELL_WIDTH)
         address = link(line.row.points[-1]) if link is not None and line.dots else None
         marks = [_dot(line, i, drawing, None if i == len(line.dots) - 1 else link) for i in range(len(line.dots))]
         *others, last = marks or [""]
-        yield "".join(others) + _linked(last + words, address), right
+        yield "".join(others) + _linked(last + label, address), right
 
 
 def _linked(content: str, address: str | None) -> str:
     return content if address is None else f'<a href="{_escape_xml_controls(html.escape(address))}">{content}</a>'
 
 
-def _dot(line: PlacedRow, which: int, drawing: Picture, link: Link | None) -> str:
-    dot, lane = line.dots[which], line.lane
-    point, main = dot.point, which == len(line.dots) - 1
-    radius = "6.5" if is_named(point) else "4" if main else "2.8"
-    drawn = f'<circle cx="{lane.x}" cy="{dot.y}" r="{radius}" fill="{_colour(lane)}"/>'
+def _dot(line: PlacedRow, index: int, drawing: Picture, link: Link | None) -> str:
+    dot, lane = line.dots[index], line.lane
+    point, is_last = dot.point, index == len(line.dots) - 1
+    radius = "6.5" if is_named(point) else "4" if is_last else "2.8"
+    circles = f'<circle cx="{lane.x}" cy="{dot.y}" r="{radius}" fill="{_colour(lane)}"/>'
     if point is lane.branch.points[-1]:
-        drawn += f'<circle cx="{lane.x}" cy="{dot.y}" r="9" stroke="{_colour(lane)}" stroke-width="1.6"/>'
-    told = f"<g><title>{_tooltip(point, drawing.references)}</title>{drawn}</g>"
-    return _linked(told, link(point) if link is not None else None)
+        circles += f'<circle cx="{lane.x}" cy="{dot.y}" r="9" stroke="{_colour(lane)}" stroke-width="1.6"/>'
+    content = f"<g><title>{_tooltip(point, drawing.references)}</title>{circles}</g>"
+    return _linked(content, link(point) if link is not None else None)
 
 
 def _tooltip(point: Point, references: Mapping[int, str]) -> str:
     """Return the tooltip of a checkpoint."""
-    said = [
+    parts = [
         references[point.id],
         *([f"“{clean(point.name)}”"] if point.name is not None else []),
         *(f"tag {clean(tag)}" for tag in point.tags),
@@ -190,38 +190,38 @@ def _tooltip(point: Point, references: Mapping[int, str]) -> str:
         *(f"{point.effects[mark]} {mark}" for mark in MARKS if mark in point.effects),
     ]
     title = cut(clean(point.title), 200)
-    return _escaped(", ".join(filter(None, said)) + (f": {title}" if title else ""))
+    return _escape_text(", ".join(filter(None, parts)) + (f": {title}" if title else ""))
 
 
-def _where(line: PlacedRow, drawing: Picture) -> str:
+def _reference_of(line: PlacedRow, drawing: Picture) -> str:
     row = line.row
     if row.folded or not row.points:
-        return "⋯" if row.folded or line.after else branch_name(row.branch)
+        return "⋯" if row.folded or line.is_after_newest else branch_name(row.branch)
     return drawing.references[row.points[-1].id]
 
 
-def _line_text(line: PlacedRow, drawing: Picture, left: float, right: float) -> _Part:
+def _line_text(line: PlacedRow, drawing: Picture, reference_x: float, marks_x: float) -> _Part:
     """Draw the text of a line: the reference, the marks, the branch and tags, and the title."""
     row, y = line.row, line.y
-    parts = [_text(left, y + 4, _where(line, drawing), colour=_colour(line.lane))]
-    x = right
+    parts = [_text(reference_x, y + 4, _reference_of(line, drawing), colour=_colour(line.lane))]
+    x = marks_x
     for mark, n in _effects(line):
         part, x = _mark(mark, n, x, y)
         parts.append(part)
-    for chip in _chips(line):
-        part, x = _chip(*chip, x, y)
+    for label in _labels(line):
+        part, x = _label(*label, x, y)
         parts.append(part)
-    said = _line_title(line, drawing)
-    parts.append(_text(x, y + 4, said, bold=bool(line.dots) and is_named(row.points[-1])))
-    return "".join(parts), _right(said, x)
+    title = _line_title(line, drawing)
+    parts.append(_text(x, y + 4, title, bold=bool(line.dots) and is_named(row.points[-1])))
+    return "".join(parts), _right_edge(title, x)
 
 
 def _effects(line: PlacedRow) -> list[tuple[str, int]]:
     """Return the marks of a line with their counts, in display order."""
-    found = Counter[str]()
-    for of in [line.row.branch] if line.after or not line.row.points else line.row.points:
-        found.update(of.effects)
-    return [(mark, found[mark]) for mark in MARKS if found[mark]]
+    counts = Counter[str]()
+    for source in [line.row.branch] if line.is_after_newest or not line.row.points else line.row.points:
+        counts.update(source.effects)
+    return [(mark, counts[mark]) for mark in MARKS if counts[mark]]
 
 
 def _line_title(line: PlacedRow, drawing: Picture) -> str:
@@ -229,23 +229,23 @@ def _line_title(line: PlacedRow, drawing: Picture) -> str:
     if row.folded:
         return f"{row.folded} more"
     if not row.points:
-        return "since then" if line.after else "no checkpoints yet"
+        return "since then" if line.is_after_newest else "no checkpoints yet"
     return cut(title_of(row, drawing.references), _TITLE_CELLS)
 
 
 def _mark(mark: str, n: int, x: float, y: int) -> _Part:
     shape = _SHAPES[mark].format(c=COLOURS[mark])
-    drawn = f'<g transform="translate({x:.1f} {y - 6})"><title>{n} {mark}</title>{shape}</g>'
+    symbol = f'<g transform="translate({x:.1f} {y - 6})"><title>{n} {mark}</title>{shape}</g>'
     if n == 1:
-        return drawn, x + 18
+        return symbol, x + 18
     text = str(n)
-    return drawn + _text(x + 15, y + 4, text, colour=COLOURS[mark]), x + 21 + cells(text) * _CELL
+    return symbol + _text(x + 15, y + 4, text, colour=COLOURS[mark]), x + 21 + cells(text) * _CELL_WIDTH
 
 
-def _chips(line: PlacedRow) -> Iterator[tuple[str, str, bool]]:
+def _labels(line: PlacedRow) -> Iterator[tuple[str, str, bool]]:
     """Yield the labels of a line (the branch that ends there, and tags), each with its colour and if it is filled."""
     branch, points = line.row.branch, line.row.points
-    if not line.row.folded and not line.after and (not points or points[-1] is branch.points[-1]):
+    if not line.row.folded and not line.is_after_newest and (not points or points[-1] is branch.points[-1]):
         status = f" · {cut(clean(branch.status), 16)}" if branch.status != OPEN else ""
         name = f"{branch_name(branch)}{status}"
         yield (f"HEAD → {name}" if branch.is_current else name), _colour(line.lane), branch.is_current
@@ -256,57 +256,57 @@ def _chips(line: PlacedRow) -> Iterator[tuple[str, str, bool]]:
         yield f"and {len(tags) - _TAGS} tags", TAG, False
 
 
-def _chip(text: str, colour: str, full: bool, x: float, y: int) -> _Part:
-    inner = cells(text) * _CELL
+def _label(text: str, colour: str, is_filled: bool, x: float, y: int) -> _Part:
+    text_width = cells(text) * _CELL_WIDTH
     corner = 3 if colour == TAG else 9
-    look = f'fill="{colour}"' if full else f'stroke="{colour}"'
-    box = f'<rect x="{x:.1f}" y="{y - 9}" width="{inner + 14:.1f}" height="18" rx="{corner}" {look}/>'
-    words = _text(x + 7, y + 4, text, colour="#fff" if full else colour, length=inner, bold=full)
-    return box + words, x + inner + 22
+    paint = f'fill="{colour}"' if is_filled else f'stroke="{colour}"'
+    box = f'<rect x="{x:.1f}" y="{y - 9}" width="{text_width + 14:.1f}" height="18" rx="{corner}" {paint}/>'
+    words = _text(x + 7, y + 4, text, colour="#fff" if is_filled else colour, length=text_width, bold=is_filled)
+    return box + words, x + text_width + 22
 
 
-def _foot(drawing: Picture) -> list[_Part]:
+def _footer(drawing: Picture) -> list[_Part]:
     """Draw a note on the branches that are left out, and a legend of the marks that occur."""
-    found = {mark for line in drawing.lines for mark, _ in _effects(line)}
+    used_marks = {mark for line in drawing.lines for mark, _ in _effects(line)}
     y, parts = drawing.bottom + LINE + 8, list[_Part]()
     if drawing.hidden:
-        said = f"{count(drawing.hidden, 'older branch')} not shown"
-        parts.append((_text(6, y, said), _right(said, 6)))
+        text = f"{count(drawing.hidden, 'older branch')} not shown"
+        parts.append((_text(6, y, text), _right_edge(text, 6)))
         y += LINE
-    if found:
-        parts.append(_legend([mark for mark in MARKS if mark in found], y - 4))
+    if used_marks:
+        parts.append(_legend([mark for mark in MARKS if mark in used_marks], y - 4))
     return parts
 
 
 def _legend(marks: Sequence[str], y: int) -> _Part:
-    x, drawn = 8.0, ""
+    x, symbols = 8.0, ""
     for mark in marks:
         part, x = _mark(mark, 1, x, y)
-        drawn += part + _text(x, y + 4, mark)
-        x += cells(mark) * _CELL + 18
-    return drawn, x
+        symbols += part + _text(x, y + 4, mark)
+        x += cells(mark) * _CELL_WIDTH + 18
+    return symbols, x
 
 
 def _text(x: float, y: int, text: str, *, colour: str = TEXT, length: float = 0, bold: bool = False) -> str:
     if not text:
         return ""
-    more = f' textLength="{length:.1f}" lengthAdjust="spacingAndGlyphs"' if length else ""
-    more += ' font-weight="bold"' if bold else ""
-    more += ' class="agentgit-text"' if colour == TEXT else ""
-    return f'<text x="{x:.1f}" y="{y}" fill="{colour}"{more}>{_escaped(text)}</text>'
+    attributes = f' textLength="{length:.1f}" lengthAdjust="spacingAndGlyphs"' if length else ""
+    attributes += ' font-weight="bold"' if bold else ""
+    attributes += ' class="agentgit-text"' if colour == TEXT else ""
+    return f'<text x="{x:.1f}" y="{y}" fill="{colour}"{attributes}>{_escape_text(text)}</text>'
 
 
-def _right(text: str, x: float) -> float:
-    return x + cells(text) * _CELL
+def _right_edge(text: str, x: float) -> float:
+    return x + cells(text) * _CELL_WIDTH
 
 
-def _escaped(text: str) -> str:
+def _escape_text(text: str) -> str:
     return _escape_xml_controls(html.escape(text))
 
 
 def _escape_xml_controls(text: str) -> str:
     """Escape the few characters that XML does not allow and `clean` does not escape."""
-    return _ILLEGAL.sub(lambda found: repr(found[0])[1:-1], text)
+    return _ILLEGAL_XML.sub(lambda found: repr(found[0])[1:-1], text)
 
 
-_ILLEGAL = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_ILLEGAL_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from agentgit.values import JOINERS, UNSAFE_CATEGORIES
 
-_LONGEST = 4_000
+_MAX_LENGTH = 4_000
 """The number of characters that `clean` keeps of a text."""
 
-_NO_WIDTH = ("Mn", "Me", "Cf")
+_ZERO_WIDTH_CATEGORIES = ("Mn", "Me", "Cf")
 """The Unicode categories whose characters take no cell."""
 
 
@@ -26,7 +26,7 @@ def clean(text: str) -> str:
         >>> print(clean("two\nlines and \x1b[31mred"))
         two lines and \x1b[31mred
     """
-    return visible(" ".join(text[:_LONGEST].split()))
+    return visible(" ".join(text[:_MAX_LENGTH].split()))
 
 
 def visible(text: str) -> str:
@@ -35,10 +35,10 @@ def visible(text: str) -> str:
     Args:
         text: Any text.
     """
-    return text if text.isprintable() else "".join(map(_visible, text))
+    return text if text.isprintable() else "".join(map(_visible_character, text))
 
 
-def _visible(c: str) -> str:
+def _visible_character(c: str) -> str:
     if c in " \t\n" or c in JOINERS or unicodedata.category(c) not in UNSAFE_CATEGORIES:
         return c
     return repr(c)[1:-1]
@@ -51,11 +51,11 @@ def cells(text: str) -> int:
         >>> cells("abc"), cells("日本")
         (3, 4)
     """
-    return len(text) if text.isascii() else sum(map(_cell, text))
+    return len(text) if text.isascii() else sum(map(_cells_of_character, text))
 
 
-def _cell(c: str) -> int:
-    if unicodedata.category(c) in _NO_WIDTH:
+def _cells_of_character(c: str) -> int:
+    if unicodedata.category(c) in _ZERO_WIDTH_CATEGORIES:
         return 0
     return 2 if unicodedata.east_asian_width(c) in "WF" else 1
 
@@ -76,7 +76,7 @@ def cut(text: str, width: int) -> str:
         return text
     used = 0
     for i, c in enumerate(text):
-        used += _cell(c)
+        used += _cells_of_character(c)
         if used > width - 1 or i >= 4 * width:
             return text[:i].rstrip() + "…"
     return text
@@ -95,7 +95,7 @@ def wrap(text: str, width: int) -> list[str]:
     """
     lines = [""]
     for word in text.split():
-        for piece in _pieces(word, width):
+        for piece in _split_word(word, width):
             joined = f"{lines[-1]} {piece}".lstrip()
             if cells(joined) <= width:
                 lines[-1] = joined
@@ -104,14 +104,14 @@ def wrap(text: str, width: int) -> list[str]:
     return lines
 
 
-def _pieces(word: str, width: int) -> list[str]:
+def _split_word(word: str, width: int) -> list[str]:
     """Break a word into pieces that fit on a line."""
     pieces, used = [""], 0
     for c in word:
-        used += _cell(c)
+        used += _cells_of_character(c)
         if used > width:
             pieces.append("")
-            used = _cell(c)
+            used = _cells_of_character(c)
         pieces[-1] += c
     return pieces
 
@@ -121,11 +121,11 @@ def pad(text: str, width: int) -> str:
     return text + " " * (width - cells(text))
 
 
-def format_time(when: datetime | None, zone: tzinfo | None = UTC, *, seconds: bool = False) -> str:
+def format_time(moment: datetime | None, zone: tzinfo | None = UTC, *, seconds: bool = False) -> str:
     """Format a time for people.
 
     Args:
-        when: A time with a time zone; None for an empty text.
+        moment: A time with a time zone; None for an empty text.
         zone: The time zone to show it in; None for the local one.
         seconds: True to include the seconds.
 
@@ -133,9 +133,9 @@ def format_time(when: datetime | None, zone: tzinfo | None = UTC, *, seconds: bo
         >>> format_time(datetime(2026, 1, 2, 3, 4, tzinfo=UTC))
         '2026-01-02 03:04'
     """
-    if when is None:
+    if moment is None:
         return ""
-    return when.astimezone(zone).strftime("%Y-%m-%d %H:%M:%S" if seconds else "%Y-%m-%d %H:%M")
+    return moment.astimezone(zone).strftime("%Y-%m-%d %H:%M:%S" if seconds else "%Y-%m-%d %H:%M")
 
 
 def count(n: int, noun: str) -> str:
@@ -167,7 +167,7 @@ ASCII = str.maketrans(
 )
 """Replacements for the drawing characters, for outputs that cannot encode them."""
 
-_COLUMN_CELLS = 40
+_MAX_COLUMN_CELLS = 40
 """The maximum width of a column other than the last, in cells."""
 
 
@@ -196,14 +196,14 @@ def plain(lines: Iterable[Line]) -> str:
     return "\n".join("".join(span.text for span in line).rstrip() for line in lines)
 
 
-def table(rows: Sequence[Sequence[Span]], *, width: int, indent: str = "", whole: bool = False) -> list[Line]:
+def table(rows: Sequence[Sequence[Span]], *, width: int, indent: str = "", wrap_last: bool = False) -> list[Line]:
     """Align rows in columns, two spaces apart; the last column is cut at the edge.
 
     Args:
         rows: The rows, all of the same length.
         width: The width of a line, in cells.
         indent: The text before each line.
-        whole: True to wrap the last column instead of cutting it.
+        wrap_last: True to wrap the last column instead of cutting it.
 
     Example:
         >>> print(plain(table([[Span("main"), Span("7 checkpoints")], [Span("retry"), Span("4")]], width=16)))
@@ -212,26 +212,26 @@ def table(rows: Sequence[Sequence[Span]], *, width: int, indent: str = "", whole
     """
     if not rows:
         return []
-    widths = _widths(rows, cells(indent), width, whole)
+    widths = _widths(rows, cells(indent), width, wrap_last)
     # An empty column takes no space.
-    left = max(10, width - cells(indent) - sum(column + 2 for column in widths if column))
+    last_width = max(10, width - cells(indent) - sum(column + 2 for column in widths if column))
     result: list[Line] = []
     for *others, last in rows:
-        shown = [s._replace(text=pad(cut(s.text, w), w) + "  ") for s, w in zip(others, widths, strict=True) if w]
-        first, *more = wrap(last.text, left) if whole else [cut(last.text, left)]
-        result.append((Span(indent), *shown, last._replace(text=first)))
-        below = Span(" " * (cells(indent) + sum(cells(span.text) for span in shown)))
-        result += [(below, last._replace(text=text)) for text in more]
+        padded = [s._replace(text=pad(cut(s.text, w), w) + "  ") for s, w in zip(others, widths, strict=True) if w]
+        first, *rest = wrap(last.text, last_width) if wrap_last else [cut(last.text, last_width)]
+        result.append((Span(indent), *padded, last._replace(text=first)))
+        margin = Span(" " * (cells(indent) + sum(cells(span.text) for span in padded)))
+        result += [(margin, last._replace(text=text)) for text in rest]
     return result
 
 
-def _widths(rows: Sequence[Sequence[Span]], indent: int, width: int, whole: bool) -> list[int]:
+def _widths(rows: Sequence[Sequence[Span]], indent: int, width: int, wrap_last: bool) -> list[int]:
     """Return the widths of all columns but the last."""
     columns = zip(*(row[:-1] for row in rows), strict=True)
-    widths = [min(_COLUMN_CELLS, max(cells(span.text) for span in column)) for column in columns]
-    if whole:  # the widest column yields what the last one needs, up to a third of the line
+    widths = [min(_MAX_COLUMN_CELLS, max(cells(span.text) for span in column)) for column in columns]
+    if wrap_last:  # the widest column yields what the last one needs, up to a third of the line
         needed = min(width // 3, max(cells(row[-1].text) for row in rows))
-        taken = indent + sum(column + 2 for column in widths if column)
+        total = indent + sum(column + 2 for column in widths if column)
         widest = widths.index(max(widths))
-        widths[widest] = max(8, widths[widest] - max(0, taken + needed - width))
+        widths[widest] = max(8, widths[widest] - max(0, total + needed - width))
     return widths

@@ -18,12 +18,12 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
 
     Args:
         hosts: The hosts that are allowed although their addresses are not public.
-        seconds: The timeout in seconds of one attempt, for all addresses of a host together.
+        timeout: The timeout in seconds of one attempt, for all addresses of a host together.
     """
 
-    def __init__(self, hosts: WebhookHosts, seconds: float) -> None:
+    def __init__(self, hosts: WebhookHosts, timeout: float) -> None:
         self._hosts = hosts
-        self._seconds = seconds
+        self._timeout = timeout
         self._network = httpcore.AnyIOBackend()
 
     async def connect_tcp(
@@ -40,14 +40,14 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
             NotAllowed: One of its addresses is neither public nor allowed.
             httpcore.ConnectError, httpcore.ConnectTimeout: No address accepts the connection.
         """
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        addresses = list(dict.fromkeys(str(one[4][0]) for one in found))
+        infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = list(dict.fromkeys(str(info[4][0]) for info in infos))
         self._hosts.require_allowed_addresses(host, addresses)
-        seconds = self._seconds / max(1, len(addresses))  # so that a dead address leaves time for the others
-        failure: Exception = httpcore.ConnectError("The host has no address.")
+        address_timeout = self._timeout / max(1, len(addresses))  # so that a dead address leaves time for the others
+        last_error: Exception = httpcore.ConnectError("The host has no address.")
         for address in addresses:
             try:
-                return await self._network.connect_tcp(address, port, seconds, local_address, socket_options)
+                return await self._network.connect_tcp(address, port, address_timeout, local_address, socket_options)
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
-                failure = error
-        raise failure
+                last_error = error
+        raise last_error

@@ -77,15 +77,15 @@ class Events:
             main 2
         """
         self.context.store.database.require_open()
-        wanted = match_kinds(kinds)
+        matching_kinds = match_kinds(kinds)
         if not callable(callback):
             raise InvalidInput(f"{callback!r} is not callable. Give a function that takes an event.")
-        of = session_id(self.context, session)
+        chosen_session_id = session_id(self.context, session)
 
-        def wants(event: Event) -> bool:
-            return event.kind in wanted and of in (None, event.session_id)
+        def is_match(event: Event) -> bool:
+            return event.kind in matching_kinds and chosen_session_id in (None, event.session_id)
 
-        return self.context.store.database.bus.subscribe(callback, wants, self._can_see)
+        return self.context.store.database.bus.subscribe(callback, is_match, self._can_see)
 
     def _can_see(self, event: Event) -> bool:
         """Return whether the user may see an event, at the time when it is delivered."""
@@ -137,7 +137,7 @@ class Events:
             ['session.created']
         """
         pages = self._pages(session, after, kinds, since, follow=follow)
-        return self._events_of(pages, poll)
+        return self._iterate_events(pages, poll)
 
     async def alist(
         self,
@@ -157,7 +157,7 @@ class Events:
             if not page:  # waits here and not in the thread, where it could not be cancelled
                 await asyncio.sleep(poll)
 
-    def _events_of(self, pages: Iterator[Sequence[Event]], poll: float) -> Iterator[Event]:
+    def _iterate_events(self, pages: Iterator[Sequence[Event]], poll: float) -> Iterator[Event]:
         for page in pages:
             yield from page
             if not page:
@@ -173,40 +173,42 @@ class Events:
         follow: bool,
     ) -> Iterator[Sequence[Event]]:
         """Check the arguments of `list` and return its events in pages; while following, a page may be empty."""
-        wanted, of = _wanted(kinds, since), session_id(self.context, session)
-        start = after.id if isinstance(after, Event) else after or 0
-        if isinstance(start, bool) or not isinstance(start, int):
+        matching_kinds, chosen_session_id = _validate_filter(kinds, since), session_id(self.context, session)
+        start_id = after.id if isinstance(after, Event) else after or 0
+        if isinstance(start_id, bool) or not isinstance(start_id, int):
             raise InvalidInput(f"after must be an event or its id, not {after!r}.")
-        return self._read_pages(of, max(0, min(start, ID_LIMIT)), wanted, since, follow=follow)
+        return self._read_pages(
+            chosen_session_id, max(0, min(start_id, ID_LIMIT)), matching_kinds, since, follow=follow
+        )
 
     def _read_pages(
-        self, session_id: int | None, start: int, kinds: frozenset[str], since: datetime | None, *, follow: bool
+        self, session_id: int | None, start_id: int, kinds: frozenset[str], since: datetime | None, *, follow: bool
     ) -> Iterator[Sequence[Event]]:
         """Read page by page; while following, read the newest again, because slow transactions may commit late."""
-        returned: dict[int, int] = {}
-        newest = at = start
+        last_numbers: dict[int, int] = {}
+        newest_id = position = start_id
         while True:
-            page = self._page(session_id, after=at, kinds=kinds, since=since)
-            new: list[Event] = []
+            page = self._read_page(session_id, after=position, kinds=kinds, since=since)
+            new_events: list[Event] = []
             for event in page:
-                at = event.id
-                chain = event.session_id or NO_SESSION
-                if event.number > returned.get(chain, 0):
-                    returned[chain] = event.number
-                    new.append(event)
-            if new:
-                yield new
-            newest = max(newest, at)
+                position = event.id
+                trail_id = event.session_id or NO_SESSION
+                if event.number > last_numbers.get(trail_id, 0):
+                    last_numbers[trail_id] = event.number
+                    new_events.append(event)
+            if new_events:
+                yield new_events
+            newest_id = max(newest_id, position)
             if len(page) == PAGE:
                 continue
             if not follow:
                 return
-            at = newest
+            position = newest_id
             if session_id is None:  # counted from now if the newest event is from a process whose clock is ahead
-                at = max(start, min(newest, new_id()) - (SLOW_SECONDS * 1000 << COUNTER_BITS))
+                position = max(start_id, min(newest_id, new_id()) - (SLOW_SECONDS * 1000 << COUNTER_BITS))
             yield ()
 
-    def _page(
+    def _read_page(
         self, session_id: int | None, *, after: int, kinds: frozenset[str], since: datetime | None
     ) -> Sequence[Event]:
         trail = self.context.store.trail
@@ -234,10 +236,12 @@ class Events:
             InvalidInput: There is no such kind, the time has no zone, or the limit is not valid.
             NotFound: There is no such session.
         """
-        wanted, of = _wanted(kinds, since), session_id(self.context, session)
+        matching_kinds, chosen_session_id = _validate_filter(kinds, since), session_id(self.context, session)
         require_limit(limit, "events")
         return self.context.read(
-            lambda c: self.context.store.trail.newest(c, self._filter(c, of), kinds=wanted, since=since, limit=limit)
+            lambda c: self.context.store.trail.newest(
+                c, self._filter(c, chosen_session_id), kinds=matching_kinds, since=since, limit=limit
+            )
         )
 
     def last_id(self) -> int:
@@ -247,10 +251,10 @@ class Events:
     def _filter(self, connection: Connection, session_id: int | None) -> EventFilter:
         """Return the filter for the events that the user may see now."""
         if session_id is not None:
-            self.context.lookup.admit(connection, session_id)
+            self.context.lookup.require_role(connection, session_id)
             return EventFilter(self.context.user.id, session_id=session_id)
         return EventFilter(
-            self.context.user.id, self.context.store.visible.shared_ids(connection, self.context.user.id)
+            self.context.user.id, self.context.store.visible_sessions.shared_ids(connection, self.context.user.id)
         )
 
     def verify(self, known: Collection[Tip] = (), *, progress: OnProgress | None = None) -> Verified:
@@ -305,10 +309,12 @@ class Events:
             NotAllowed: You are not an admin.
             InvalidInput: There is no such kind, or the limit is not valid.
         """
-        wanted, nowhere = match_kinds(kinds), EventFilter(self.context.user.id, session_id=NO_SESSION)
+        matching_kinds, no_session_filter = match_kinds(kinds), EventFilter(self.context.user.id, session_id=NO_SESSION)
         require_limit(limit, "events")
         self.context.require_admin("events.audit")
-        return self.context.read(lambda c: self.context.store.trail.newest(c, nowhere, kinds=wanted, limit=limit))
+        return self.context.read(
+            lambda c: self.context.store.trail.newest(c, no_session_filter, kinds=matching_kinds, limit=limit)
+        )
 
     anewest = async_twin(newest)
     alast_id = async_twin(last_id)
@@ -317,7 +323,7 @@ class Events:
     aaudit = async_twin(audit)
 
 
-def _wanted(kinds: str | Sequence[str], since: datetime | None) -> frozenset[str]:
+def _validate_filter(kinds: str | Sequence[str], since: datetime | None) -> frozenset[str]:
     if since is not None and (not isinstance(since, datetime) or since.tzinfo is None):
         raise InvalidInput(f"since must be a datetime with a time zone, not {since!r}.")
     return match_kinds(kinds)

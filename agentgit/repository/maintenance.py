@@ -13,13 +13,13 @@ from agentgit.checkpoints.retention import RetentionVerdict
 from agentgit.errors import InvalidInput, NotFound, Unavailable
 from agentgit.handles.context import Context
 from agentgit.handles.retention import wipe
-from agentgit.handles.statistics import count
+from agentgit.handles.statistics import collect_stats
 from agentgit.sessions.reports import Checked, OnProgress, ProgressParts, Reclaimed, Rotated
 from agentgit.sessions.stats import Prices, Stats
-from agentgit.store.audit.trail import note
+from agentgit.store.audit.trail import record_event
 from agentgit.store.maintenance import retention as retention_store
 from agentgit.store.maintenance.fsck.check import HASHES, HEADS, REFERENCES, fsck
-from agentgit.store.maintenance.gc import Collected, UnusedSteps, collect, count_parts
+from agentgit.store.maintenance.gc import Collected, UnusedSteps, collect, count_rows_by_part
 from agentgit.store.maintenance.gc import find_unused_steps as find_steps
 from agentgit.store.maintenance.key_rotation import Rotation
 
@@ -66,65 +66,76 @@ class Maintenance:
                 stored.
         """
         self.context.require_admin("gc")
-        before = self.context.store.database.size()
-        kept = self.context.read(lambda c: retention_store.with_retention(c, self.context.store))
+        size_before = self.context.store.database.size()
+        session_ids = self.context.read(lambda c: retention_store.sessions_with_retention(c, self.context.store))
         parts = ProgressParts(
-            progress, self.context.read(lambda c: self._sizes(c, kept)) if progress is not None else None
+            progress,
+            self.context.read(lambda c: self._progress_totals(c, session_ids)) if progress is not None else None,
         )
-        without = self._thin_all(parts.iterate("sessions", ([one] for one in kept)), dry_run=dry_run)
+        removed_ids = self._thin_all(
+            parts.iterate("sessions", ([session_id] for session_id in session_ids)), dry_run=dry_run
+        )
 
-        def spare(connection: Connection) -> Iterator[UnusedSteps]:
-            return find_steps(connection, self.context.store.tenant_id, without if dry_run else (), parts=parts)
+        def find_unused(connection: Connection) -> Iterator[UnusedSteps]:
+            return find_steps(connection, self.context.store.tenant_id, removed_ids if dry_run else (), progress=parts)
 
-        def work(connection: Connection) -> Collected:
-            wanted = spare if steps else None
+        def run_collection(connection: Connection) -> Collected:
+            step_finder = find_unused if steps else None
             blobs = self.context.store.graphs.content.blobs
-            found = collect(connection, blobs, dry_run=dry_run, imports=imports, find_steps=wanted, parts=parts)
+            counts = collect(
+                connection, blobs, dry_run=dry_run, imports=imports, find_steps=step_finder, progress=parts
+            )
             if not dry_run:
-                note(
-                    connection, self.context.store.tenant_id, "gc.done", user_id=self.context.user.id, **found._asdict()
+                record_event(
+                    connection,
+                    self.context.store.tenant_id,
+                    "gc.done",
+                    user_id=self.context.user.id,
+                    **counts._asdict(),
                 )
-            return found
+            return counts
 
         if dry_run:
-            snapshots = self.context.read(lambda c: len(self.context.store.snapshots.find_unused(c, without)))
-            collected = self.context.read(work)
+            snapshot_count = self.context.read(lambda c: len(self.context.store.snapshots.find_unused(c, removed_ids)))
+            collected = self.context.read(run_collection)
         else:
-            snapshots = self.context.engine().files.release(collect=True)
-            collected = self.context.change(work)
-        problem = self._shrink() if shrink and not dry_run and any((*collected, *without)) else ""
+            snapshot_count = self.context.engine().files.release_unused(collect=True)
+            collected = self.context.change(run_collection)
+        problem = self._shrink() if shrink and not dry_run and any((*collected, *removed_ids)) else ""
         parts.end("space")
         return Reclaimed(
             **collected._asdict(),
-            checkpoints=len(without),
-            snapshots=snapshots,
-            disk_before=before,
-            disk_after=before if dry_run else self.context.store.database.size(),
+            checkpoints=len(removed_ids),
+            snapshots=snapshot_count,
+            disk_before=size_before,
+            disk_after=size_before if dry_run else self.context.store.database.size(),
             dry_run=dry_run,
             problem=problem,
         )
 
-    def _sizes(self, connection: Connection, kept: Sequence[int]) -> dict[str, int]:
+    def _progress_totals(self, connection: Connection, session_ids: Sequence[int]) -> dict[str, int]:
         """Return the size of each part of a collection for `progress`; shrinking copies all stored values."""
-        found = count_parts(connection, self.context.store.tenant_id)
-        return {"sessions": len(kept), **found, "space": found["values"]}
+        part_counts = count_rows_by_part(connection, self.context.store.tenant_id)
+        return {"sessions": len(session_ids), **part_counts, "space": part_counts["values"]}
 
-    def _thin_all(self, kept: Iterable[int], *, dry_run: bool) -> set[int]:
+    def _thin_all(self, session_ids: Iterable[int], *, dry_run: bool) -> set[int]:
         """Apply the retention of sessions, and return the ids of the checkpoints that were or would be deleted."""
-        gone: set[int] = set()
-        for session_id in kept:
+        removed_ids: set[int] = set()
+        for session_id in session_ids:
 
-            def work(connection: Connection, session_id: int = session_id) -> Sequence[RetentionVerdict]:
-                keeps = retention_store.read(connection, self.context.store, session_id)
-                if keeps is None:  # the retention was removed meanwhile
+            def thin_session(connection: Connection, session_id: int = session_id) -> Sequence[RetentionVerdict]:
+                retention = retention_store.read_retention(connection, self.context.store, session_id)
+                if retention is None:  # the retention was removed meanwhile
                     return []
-                judge = retention_store.verdicts if dry_run else retention_store.apply_retention
-                return judge(connection, self.context.store, session_id, keeps).verdicts
+                apply = retention_store.judge_session if dry_run else retention_store.apply_retention
+                return apply(connection, self.context.store, session_id, retention).verdicts
 
             with suppress(NotFound):  # the session was erased meanwhile
-                judged = self.context.read(work) if dry_run else self.context.change(work, durable=False)
-                gone.update(one.point.id for one in judged if one.is_removed)
-        return gone
+                verdicts = (
+                    self.context.read(thin_session) if dry_run else self.context.change(thin_session, durable=False)
+                )
+                removed_ids.update(verdict.point.id for verdict in verdicts if verdict.is_removed)
+        return removed_ids
 
     def _shrink(self) -> str:
         """Release the free space of the database to the file system.
@@ -181,11 +192,13 @@ class Maintenance:
         """
         context = self.context
 
-        def look(connection: Connection) -> Stats:
-            own = context.store.visible.own(connection, context.user.id)
-            return count(connection, context, own, f"user {context.user.name}", None, prices, storage=storage)
+        def compute(connection: Connection) -> Stats:
+            sessions = context.store.visible_sessions.own(connection, context.user.id)
+            return collect_stats(
+                connection, context, sessions, f"user {context.user.name}", None, prices, storage=storage
+            )
 
-        return context.read(look)
+        return context.read(compute)
 
     # -- encryption
 
@@ -198,7 +211,7 @@ class Maintenance:
             NotAllowed: You are not an admin.
         """
         self.context.require_admin("encryption_keys")
-        return Rotation(self.context.store.database, self.context.store.tenant_id).counts()
+        return Rotation(self.context.store.database, self.context.store.tenant_id).count_by_key()
 
     def rotate_keys(self, *, off: bool = False, progress: OnProgress | None = None) -> Rotated:
         """Encrypt all plaintext, and everything that is encrypted with an older key, with the current key.
@@ -224,7 +237,7 @@ class Maintenance:
                 "There are no keys to encrypt with. Open the database with agentgit.open(..., keyring=Keyring(...))."
             )
         rotated = Rotation(self.context.store.database, self.context.store.tenant_id).run(
-            seal, off=off, user_id=self.context.user.id, progress=progress
+            seal, decrypt=off, user_id=self.context.user.id, progress=progress
         )
         return replace(rotated, problem=wipe(self.context.store.database))
 

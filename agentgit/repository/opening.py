@@ -15,15 +15,15 @@ from agentgit.effects import Effect
 from agentgit.effects.declarations import as_effects
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.handles.context import Context
-from agentgit.repository.login import disabled
+from agentgit.repository.login import disabled_user_error
 from agentgit.repository.repository import Repository
-from agentgit.sessions.webhooks import ENVIRONMENT as WEBHOOK_HOSTS
+from agentgit.sessions.webhooks import ALLOWED_HOSTS_VARIABLE as WEBHOOK_HOSTS
 from agentgit.sessions.webhooks import WebhookHosts
 from agentgit.store.database import Database
 from agentgit.store.records.encryption_keys import unlock
 from agentgit.store.schema import schema
 from agentgit.store.schema.tenants import ensure_tenant
-from agentgit.store.sql.encryption import keyring_from
+from agentgit.store.sql.encryption import load_keyring
 from agentgit.store.sql.postgres import POOL_SIZE
 from agentgit.store.sql.process import LEASE_SECONDS
 from agentgit.store.store import Store
@@ -93,7 +93,7 @@ def open(
         where if where is not None else os.environ.get(ENVIRONMENT) or DEFAULT,
         pool_size=pool_size,
         lease_seconds=lease_seconds,
-        keyring=keyring_from(keyring),
+        keyring=load_keyring(keyring),
     )
     try:
         if not create:
@@ -102,13 +102,13 @@ def open(
         tenant_id = ensure_tenant(database, tenant, create=create)
         store = Store(database, tenant_id, compression, hosts)
         unlock(store.database, tenant_id)
-        found = _user(store, user or LOCAL, create=create or user in (None, LOCAL))
-        made = Repository(Context(store, Principal(tenant_id=store.tenant_id, user=found), defaults), jwt=jwt)
-        made.trust(*modules_to_trust(trust))
+        bound_user = _find_or_add_user(store, user or LOCAL, create=create or user in (None, LOCAL))
+        repo = Repository(Context(store, Principal(tenant_id=store.tenant_id, user=bound_user), defaults), jwt=jwt)
+        repo.trust(*modules_to_trust(trust))
     except BaseException:
         database.close()
         raise
-    return made
+    return repo
 
 
 def modules_to_trust(named: Sequence[str] | None) -> list[str]:
@@ -117,33 +117,33 @@ def modules_to_trust(named: Sequence[str] | None) -> list[str]:
     Raises:
         InvalidInput: `named` is not a list of names.
     """
-    found = _list_from(named, TRUST)
-    if isinstance(found, str) or not all(isinstance(name, str) for name in found):
+    modules = _list_from(named, TRUST)
+    if isinstance(modules, str) or not all(isinstance(name, str) for name in modules):
         raise InvalidInput(f"trust must be a list of modules, not {named!r}; write trust=['shop.tools'].")
-    return list(found)
+    return list(modules)
 
 
 def _list_from(given: Sequence[str] | None, variable: str) -> Sequence[str]:
     """Return `given`, or the comma-separated values of an environment variable if it is None."""
     if given is not None:
         return given
-    return [one.strip() for one in os.environ.get(variable, "").split(",") if one.strip()]
+    return [item.strip() for item in os.environ.get(variable, "").split(",") if item.strip()]
 
 
-def _user(store: Store, name: str, *, create: bool) -> User:
+def _find_or_add_user(store: Store, name: str, *, create: bool) -> User:
     """Find or create a user. Finding one does not write, so a read-only database can be opened."""
     require_name(name, "user")
     with store.database.reading() as connection:
-        found = store.users.find_unverified(connection, name)
-        if found is None and not create:
-            there = [user.name for user in store.users.all(connection)]
+        existing = store.users.find_unverified(connection, name)
+        if existing is None and not create:
+            names = [user.name for user in store.users.all(connection)]
             raise NotFound(
                 f"There is no user {name!r}. Add one: `agentgit users add NAME`",
-                near=references.similar_names(name, there),
+                near=references.similar_names(name, names),
             )
-    if found is not None and found.disabled_at is not None:
-        raise disabled(found)
-    return found or store.database.write(
+    if existing is not None and existing.disabled_at is not None:
+        raise disabled_user_error(existing)
+    return existing or store.database.write(
         lambda c: store.users.find_unverified(c, name) or store.users.add(c, name, is_admin=name == LOCAL)
     )
 

@@ -33,14 +33,14 @@ from agentgit.sessions.reports import ImportReport, OnProgress
 from agentgit.sessions.reports import Progress as ImportProgress
 from agentgit.sessions.session import Sessions, parse_cursor, require_limit
 from agentgit.store.queries.lookup import CheckpointRef
-from agentgit.store.records.operations import value
+from agentgit.store.records.operations import operation_from_row
 from agentgit.store.sql.ids import is_id
 from agentgit.store.transfer.summary import TransferSummary
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
     from agentgit.agents.branch_context import AutoCheckpoint
-    from agentgit.agents.wrap import Fence
+    from agentgit.agents.wrap import FenceMode
     from agentgit.workspace.api import Workspace
 
 
@@ -55,7 +55,7 @@ class Repository:
 
     def __init__(self, context: Context, *, jwt: JWT | None = None, is_borrowed: bool = False) -> None:
         self._context = context
-        self._login = Authenticator(context, jwt)
+        self._authenticator = Authenticator(context, jwt)
         self._is_borrowed = is_borrowed
 
     def __repr__(self) -> str:
@@ -124,7 +124,7 @@ class Repository:
         auto_checkpoint: AutoCheckpoint = "turn",
         branch: str | None = None,
         check_effects: bool = True,
-        fence: Fence = "replay",
+        fence: FenceMode = "replay",
         workspace: str | Path | Workspace | None = None,
         thread_id: str | None = None,
         template: CheckpointRef | None = None,
@@ -171,8 +171,8 @@ class Repository:
             RollbackIncomplete: With `replay="execute"`, a tool raised. Repeat the same call of `wrap` to continue.
         """
         # Imported late: importing LangGraph takes a second, and only running an agent needs it.
-        agents = importlib.import_module("agentgit.agents.wrap")
-        made: RollbackAgent = agents.wrap(
+        wrap_module = importlib.import_module("agentgit.agents.wrap")
+        agent: RollbackAgent = wrap_module.wrap(
             self._context,
             graph,
             session,
@@ -187,7 +187,7 @@ class Repository:
             replay=replay,
             force=force,
         )
-        return made
+        return agent
 
     def import_langgraph(
         self,
@@ -217,8 +217,8 @@ class Repository:
             Unavailable: The source does not respond.
         """
         self._context.read(lambda c: self._context.lookup.require_scope(c, WRITE))
-        agents = importlib.import_module("agentgit.agents.importing.import_langgraph")  # late, as in `wrap`
-        report: ImportReport = agents.import_langgraph(
+        importer_module = importlib.import_module("agentgit.agents.importing.import_langgraph")  # late, as in `wrap`
+        report: ImportReport = importer_module.import_langgraph(
             self._context,
             saver_or_url,
             threads=threads,
@@ -287,11 +287,11 @@ class Repository:
             require_limit(limit, "sessions")
         if name is not None and not isinstance(name, str):
             raise InvalidInput(f"name must be a string, or None for all, not {name!r}.")
-        at = parse_cursor(after)
+        cursor = parse_cursor(after)
         return Sessions(
             self._context.read(
-                lambda c: self._context.store.visible.page(
-                    c, self.user.id, limit=limit, after=at, shared=shared, name=name
+                lambda c: self._context.store.visible_sessions.page(
+                    c, self.user.id, limit=limit, after=cursor, shared=shared, name=name
                 )
             )
         )
@@ -325,17 +325,19 @@ class Repository:
         if ref is not None and checkpoint is not None:
             raise InvalidInput("Name the session, or one of its checkpoints, not both.")
         if create or template is not None:
-            return Session(self._context, SessionFactory(self._context).ensure(_name_of(ref), template).id)
+            return Session(self._context, SessionFactory(self._context).ensure(_name_to_create(ref), template).id)
         lookup = self._context.lookup
 
         def find(connection: Connection) -> int:
-            owner = None
+            external_session = None
             if checkpoint is not None:
-                owner = lookup.owner_of(connection, checkpoint)
-                if owner is None:
-                    wanted = checkpoint.id if isinstance(checkpoint, Checkpoint) else checkpoint
-                    raise NotFound(f"There is no checkpoint {wanted}. session.checkpoints() lists those of a branch.")
-            return lookup.session(connection, owner or ref).id
+                external_session = lookup.session_of(connection, checkpoint)
+                if external_session is None:
+                    checkpoint_id = checkpoint.id if isinstance(checkpoint, Checkpoint) else checkpoint
+                    raise NotFound(
+                        f"There is no checkpoint {checkpoint_id}. session.checkpoints() lists those of a branch."
+                    )
+            return lookup.session(connection, external_session or ref).id
 
         return Session(self._context, self._context.read(find))
 
@@ -368,15 +370,15 @@ class Repository:
             NotFound: There is no such link.
             NotAllowed: You are not the owner of its session.
         """
-        wanted = link.id if isinstance(link, ShareLink) else link
+        link_id = link.id if isinstance(link, ShareLink) else link
 
         def find(connection: Connection) -> int:
-            found = self._context.store.members.link(connection, wanted) if is_id(wanted) else None
-            if found is None or self._context.lookup.find_visible(connection, found.session_id) is None:
-                raise NotFound(f"There is no link {wanted!r}. session.sharing.links() lists those of a session.")
-            return found.session_id
+            share_link = self._context.store.members.link(connection, link_id) if is_id(link_id) else None
+            if share_link is None or self._context.lookup.find_visible(connection, share_link.session_id) is None:
+                raise NotFound(f"There is no link {link_id!r}. session.sharing.links() lists those of a session.")
+            return share_link.session_id
 
-        return Session(self._context, self._context.read(find)).sharing.revoke_link(wanted)
+        return Session(self._context, self._context.read(find)).sharing.revoke_link(link_id)
 
     def import_(
         self,
@@ -419,13 +421,13 @@ class Repository:
             NotFound: There is no such operation.
         """
 
-        def look(connection: Connection) -> Operation:
+        def load(connection: Connection) -> Operation:
             row = self._context.store.operations.find(connection, operation) if is_id(operation) else None
             if row is None or self._context.lookup.find_visible(connection, row.external_session_id) is None:
                 raise NotFound(f"There is no operation {operation}. session.operations() lists those of a session.")
-            return value(row)
+            return operation_from_row(row)
 
-        return self._context.read(look)
+        return self._context.read(load)
 
     def report(self, operation: Operation | int) -> RollbackReport:
         """Return the report of an operation; of an unfinished one, what it has done so far.
@@ -436,8 +438,8 @@ class Repository:
         Raises:
             NotFound: There is no such operation.
         """
-        found = self.operation(operation.id if isinstance(operation, Operation) else operation)
-        return self._context.engine().read_report(found.id)
+        target = self.operation(operation.id if isinstance(operation, Operation) else operation)
+        return self._context.engine().read_report(target.id)
 
     def resume(self, operation: Operation | int, *, force: bool = False) -> RollbackReport:
         """Finish a rollback or switch that failed halfway or whose process died. Completed steps are not repeated.
@@ -452,10 +454,10 @@ class Repository:
             RollbackBlocked: Something that happened since it was planned cannot be reversed. Nothing was done.
             RollbackIncomplete: A reversal or a tool failed again.
         """
-        found = self.operation(operation.id if isinstance(operation, Operation) else operation)
-        self._context.read(lambda c: self._context.authorize(c, found.external_session_id))
-        with self._context.recording_moves(found.external_session_id):
-            return self._context.engine().resume(found.id, force=force)
+        target = self.operation(operation.id if isinstance(operation, Operation) else operation)
+        self._context.read(lambda c: self._context.authorize(c, target.external_session_id))
+        with self._context.recording_moves(target.external_session_id):
+            return self._context.engine().resume(target.id, force=force)
 
     def resolve(self, invocation: ToolInvocation | int, outcome: str, *, result: Any = None) -> ToolInvocation:
         """Record what really happened to a call whose outcome is unknown, and return the updated invocation.
@@ -502,7 +504,7 @@ class Repository:
             >>> [(one.reference, one.role) for one in bob.sessions()]
             [('ada/support-42', 'viewer')]
         """
-        return self._bound_to(self._login.as_user(user))
+        return self._bound_to(self._authenticator.as_user(user))
 
     def authenticate(self, credential: str, source: str | None = None) -> Repository:
         """Return a repository bound to the user of a credential.
@@ -518,7 +520,7 @@ class Repository:
             TooManyAttempts: There were too many failures from that address.
             Unavailable: PyJWT is not installed.
         """
-        return self._bound_to(self._login.authenticate(credential, source))
+        return self._bound_to(self._authenticator.authenticate(credential, source))
 
     def login(self, name: str, password: str, source: str | None = None, device: str | None = None) -> Repository:
         """Return a repository bound to the user with this name and password.
@@ -537,11 +539,11 @@ class Repository:
             TooManyAttempts: There were too many failures; `retry_after` is the number of seconds to wait.
             Unavailable: Argon2 is not installed.
         """
-        return self._bound_to(self._login.login(name, password, source, device))
+        return self._bound_to(self._authenticator.login(name, password, source, device))
 
     def _bound_to(self, principal: Principal) -> Repository:
         """Return a repository on the same database for another principal."""
-        return Repository(self._context.bound_to(principal), jwt=self._login.jwt, is_borrowed=True)
+        return Repository(self._context.for_principal(principal), jwt=self._authenticator.jwt, is_borrowed=True)
 
     awrap = async_twin(wrap)
     aimport_langgraph = async_twin(import_langgraph)
@@ -559,7 +561,7 @@ class Repository:
     aauthenticate = async_twin(authenticate)
 
 
-def _name_of(ref: SessionRef) -> str:
+def _name_to_create(ref: SessionRef) -> str:
     """Return the name of a session to create.
 
     Raises:

@@ -11,7 +11,7 @@ from agentgit.effects.invocation import DECISIONS, DONE
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.handles.context import Context
 from agentgit.rollback.crash_recovery import recover_abandoned
-from agentgit.store.audit.trail import note
+from agentgit.store.audit.trail import record_event
 from agentgit.store.sql.ids import is_id
 
 
@@ -35,12 +35,12 @@ class Resolution:
         invocation_id = invocation.id if isinstance(invocation, ToolInvocation) else invocation
 
         def decide(connection: Connection) -> ToolInvocation:
-            call = self._own_invocation(connection, invocation_id)
+            call = self._load_visible_call(connection, invocation_id)
             branch = self.context.store.sessions.branch(connection, call.internal_session_id)
             self.context.authorize(connection, branch.external_session_id)
             self.context.store.sessions.lock(connection, branch.external_session_id)
             recover_abandoned(self.context.store, connection, branch.external_session_id)
-            call = self._own_invocation(connection, invocation_id)
+            call = self._load_visible_call(connection, invocation_id)
             decisions = DECISIONS.get(call.status)
             if decisions is None:
                 raise InvalidInput(
@@ -54,7 +54,7 @@ class Resolution:
             if decisions[outcome] != call.status:
                 error = None if outcome == "happened" else call.own_error or "resolved: it did not happen"
                 self.context.store.journal.move(connection, call.id, decisions[outcome], error=error, result=result)
-            note(
+            record_event(
                 connection,
                 self.context.store.tenant_id,
                 "call.resolved",
@@ -64,11 +64,11 @@ class Resolution:
                 tool=call.tool_name,
                 outcome=outcome,
             )
-            return self._own_invocation(connection, invocation_id)
+            return self._load_visible_call(connection, invocation_id)
 
         return self.context.change(decide)
 
-    def _own_invocation(self, connection: Connection, invocation_id: int) -> ToolInvocation:
+    def _load_visible_call(self, connection: Connection, invocation_id: int) -> ToolInvocation:
         call = self.context.store.journal.invocation(connection, invocation_id) if is_id(invocation_id) else None
         if call is not None:
             branch = self.context.store.sessions.branch(connection, call.internal_session_id)

@@ -15,10 +15,10 @@ from agentgit.effects.files import IMPORTED, SnapshotRef
 from agentgit.errors import InvalidInput, NotFound, Unavailable
 from agentgit.handles.context import Context
 from agentgit.handles.templates import require_name
-from agentgit.rollback.workspace_adapter import attached
+from agentgit.rollback.workspace_adapter import attach_workspace
 from agentgit.sessions.reports import OnProgress
-from agentgit.store.transfer.file_trees import NOT_WANTED
-from agentgit.store.transfer.import_ import Import, check
+from agentgit.store.transfer.file_trees import NO_WORKSPACE
+from agentgit.store.transfer.import_ import Import, check_export
 from agentgit.store.transfer.lines import with_progress
 from agentgit.store.transfer.summary import TransferSummary
 from agentgit.workspace.api import Workspace
@@ -58,43 +58,47 @@ class Importer:
         """
         if session is not None:
             require_name(session)
-        require_files(workspace)
+        require_file_support(workspace)
         self.context.read(lambda c: self.context.lookup.require_scope(c, WRITE))
-        with _source(path) as found, SnapshotImporter() as files:
-            file = with_progress(found, progress, times=2)
+        with _open_source(path) as stream, SnapshotImporter() as files:
+            file = with_progress(stream, progress, times=2)
             with _convert_read_errors(path):
-                whole = check(file, files if workspace is not None else None)
-            reader = Import(self.context.store, self.context.user.id, file, session)
-            if workspace is None or not whole.counts["tree"]:
-                session_id = reader.run(whole)
+                checker = check_export(file, files if workspace is not None else None)
+            importer = Import(self.context.store, self.context.user.id, file, session)
+            if workspace is None or not checker.counts["tree"]:
+                session_id = importer.run(checker)
             else:
-                session_id = self._with_files(workspace, files, lambda found: reader.run(whole, found))
-        made = self.context.read(lambda c: self.context.lookup.session(c, session_id))
-        left = Counter(whole.files.missing_snapshots)
-        if workspace is None and (more := whole.counts["snapshot"] - left.total()):
-            left[NOT_WANTED] = more
-        paths = whole.files.left_paths if workspace is not None else {}
-        return TransferSummary.from_counts(made, whole.header, whole.counts, left, paths)
+                session_id = self._store_with_files(workspace, files, lambda found: importer.run(checker, found))
+        imported_session = self.context.read(lambda c: self.context.lookup.session(c, session_id))
+        omitted_snapshots = Counter(checker.files.missing_snapshots)
+        if workspace is None and (unwanted_count := checker.counts["snapshot"] - omitted_snapshots.total()):
+            omitted_snapshots[NO_WORKSPACE] = unwanted_count
+        omitted_paths = checker.files.left_paths if workspace is not None else {}
+        return TransferSummary.from_counts(
+            imported_session, checker.header, checker.counts, omitted_snapshots, omitted_paths
+        )
 
-    def _with_files(
+    def _store_with_files(
         self,
         workspace: str | Path | Workspace,
         files: SnapshotImporter,
-        store: Callable[[Mapping[int, SnapshotRef]], int],
+        write_rows: Callable[[Mapping[int, SnapshotRef]], int],
     ) -> int:
         """Put files into a workspace, then store the rows that refer to them; if that fails, remove the files."""
         database = self.context.store.database
-        keeper = attached(workspace, holder=str(self.context.store.tenant_id), without=database.files)
-        made = files.put_into(keeper.workspace, keeper.holder)
-        settings = {**keeper.settings, IMPORTED: True}
+        adapter = attach_workspace(workspace, holder=str(self.context.store.tenant_id), excluded_paths=database.files)
+        snapshots = files.store_into(adapter.workspace, adapter.holder)
+        settings = {**adapter.settings, IMPORTED: True}
         try:
-            return store({tree: SnapshotRef(snapshot=snapshot, settings=settings) for tree, snapshot in made.items()})
+            return write_rows(
+                {tree: SnapshotRef(snapshot=snapshot, settings=settings) for tree, snapshot in snapshots.items()}
+            )
         except BaseException:
-            files.remove(keeper.workspace)
+            files.remove(adapter.workspace)
             raise
 
 
-def require_files(workspace: str | Path | Workspace | None) -> None:
+def require_file_support(workspace: str | Path | Workspace | None) -> None:
     """Check that a workspace, if one is given, can receive files. Call this before reading the export.
 
     Raises:
@@ -115,7 +119,7 @@ def _convert_read_errors(path: str | Path | IO[bytes]) -> Iterator[None]:
 
 
 @contextmanager
-def _source(path: str | Path | IO[bytes]) -> Iterator[IO[bytes]]:
+def _open_source(path: str | Path | IO[bytes]) -> Iterator[IO[bytes]]:
     """Open a source so that it can be read twice."""
     if isinstance(path, (str, Path)):
         try:
@@ -124,15 +128,15 @@ def _source(path: str | Path | IO[bytes]) -> Iterator[IO[bytes]]:
             raise NotFound(
                 f"{path} cannot be read: {error.strerror}. Name a file that `export` has written."
             ) from error
-        with file, _rereadable(file) as found:
-            yield found
+        with file, _make_rereadable(file) as stream:
+            yield stream
         return
-    with _rereadable(path, always=True) as found:
-        yield found
+    with _make_rereadable(path, always=True) as stream:
+        yield stream
 
 
 @contextmanager
-def _rereadable(file: IO[bytes], *, always: bool = False) -> Iterator[IO[bytes]]:
+def _make_rereadable(file: IO[bytes], *, always: bool = False) -> Iterator[IO[bytes]]:
     """Yield a file that can be read more than once. A pipe, even a named one, is copied first."""
     if not always and file.seekable():
         yield file

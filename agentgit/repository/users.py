@@ -17,11 +17,11 @@ from agentgit.errors import Conflict, InvalidInput, NotAllowed, NotFound
 from agentgit.handles.context import Context, UserRef
 from agentgit.handles.retention import erase
 from agentgit.sessions.reports import Erased
-from agentgit.store.audit.trail import note
+from agentgit.store.audit.trail import record_event
 from agentgit.store.maintenance import erasure
 from agentgit.store.sql.ids import is_id
 
-KEY_LASTS = timedelta(days=90)
+KEY_LIFETIME = timedelta(days=90)
 """The default lifetime of an API key."""
 
 
@@ -53,18 +53,18 @@ class Users:
             NotAllowed: You are not an admin.
         """
         require_name(name, "user")
-        stored = hash_password(require_password(password)) if password is not None else None
+        password_hash = hash_password(require_password(password)) if password is not None else None
 
-        def make(connection: Connection) -> User:
+        def create_user(connection: Connection) -> User:
             self._context.lookup.require_admin(connection, "users.add")
-            if self._users.named(connection, name) is not None:
+            if self._users.find_by_name(connection, name) is not None:
                 raise Conflict(f"A user called {name} already exists. Choose another name.")
-            made = self._users.add(connection, name, is_admin=is_admin, by=self._context.user.id)
-            if stored is not None:
-                self._users.change(connection, made.id, {"password": stored})
-            return made
+            new_user = self._users.add(connection, name, is_admin=is_admin, by_user_id=self._context.user.id)
+            if password_hash is not None:
+                self._users.change(connection, new_user.id, {"password": password_hash})
+            return new_user
 
-        return self._context.change(make)
+        return self._context.change(create_user)
 
     def all(self) -> list[User]:
         """List all users, sorted by name. Admins only.
@@ -73,11 +73,11 @@ class Users:
             NotAllowed: You are not an admin.
         """
 
-        def look(connection: Connection) -> list[User]:
+        def load_all(connection: Connection) -> list[User]:
             self._context.lookup.require_admin(connection, "users.all")
             return self._users.all(connection)
 
-        return self._context.read(look)
+        return self._context.read(load_all)
 
     def find(self, user: UserRef) -> User:
         """Find a user by name or id. Only admins can find users other than themselves.
@@ -89,12 +89,12 @@ class Users:
 
         me = self._context.user
 
-        def look(connection: Connection) -> User:
+        def load(connection: Connection) -> User:
             if user not in (me, me.name, me.id):
                 self._context.lookup.require_admin(connection, "users.find")
             return self._context.find_user(connection, user)
 
-        return self._context.read(look)
+        return self._context.read(load)
 
     def set_password(self, user: UserRef, password: str | None, *, current: str | None = None) -> User:
         """Change a user's password and end the user's logins. Only admins can change the password of another user.
@@ -114,35 +114,37 @@ class Users:
             Conflict: The password was changed in the meantime.
             TooManyAttempts: `current` was wrong too often.
         """
-        stored = hash_password(require_password(password)) if password is not None else None
-        held = self._require_current(user, current)
+        new_hash = hash_password(require_password(password)) if password is not None else None
+        current_hash = self._check_current_password(user, current)
 
         def change(connection: Connection, user_id: int) -> None:
-            if held is not None and self._users.password(connection, user_id) != held:
+            if current_hash is not None and self._users.password_hash(connection, user_id) != current_hash:
                 raise Conflict("The password was changed in the meantime. Give the new one as the current one.")
-            self._users.set_password(connection, user_id, stored, self._context.principal.key_id)
+            self._users.set_password(connection, user_id, new_hash, self._context.principal.key_id)
 
-        return self._changed(user, "set_password", "user.changed", change)
+        return self._change_user(user, "set_password", "user.changed", change)
 
-    def _require_current(self, user: UserRef, current: str | None) -> str | None:
+    def _check_current_password(self, user: UserRef, current: str | None) -> str | None:
         """Check the current password of a user who changes their own; return its hash, None if none is needed."""
         context, me = self._context, self._context.user
 
-        def look(connection: Connection) -> str | None:
-            is_own = self._allowed(connection, user, "users.set_password").id == me.id
-            return self._users.password(connection, me.id) if is_own and context.principal.since is not None else None
+        def load_hash(connection: Connection) -> str | None:
+            is_own = self._find_manageable_user(connection, user, "users.set_password").id == me.id
+            return (
+                self._users.password_hash(connection, me.id) if is_own and context.principal.since is not None else None
+            )
 
-        held = context.read(look)
-        if held is None:
+        current_hash = context.read(load_hash)
+        if current_hash is None:
             return None
         if current is None:
             raise NotAllowed("To change your password, give the current one as well.")
-        subjects = context.store.failures.subjects(me.name, None)
-        context.store.database.write(lambda c: context.store.failures.attempt(c, subjects))
-        if not is_password_of(current, held):
+        subjects = context.store.login_attempts.subjects(me.name, None)
+        context.store.database.write(lambda c: context.store.login_attempts.count_attempt(c, subjects))
+        if not is_password_of(current, current_hash):
             raise NotAllowed("The current password is wrong. Nothing was changed.")
-        context.store.database.write(lambda c: context.store.failures.succeeded(c, subjects))
-        return held
+        context.store.database.write(lambda c: context.store.login_attempts.record_success(c, subjects))
+        return current_hash
 
     def disable(self, user: UserRef) -> User:
         """Disable a user and all their keys and handles at once. Their sessions stay. Admins only.
@@ -152,7 +154,7 @@ class Users:
             NotFound: There is no such user.
             NotAllowed: You are not an admin.
         """
-        return self._set(user, "disable", "user.disabled", disabled_at=datetime.now(UTC))
+        return self._update_user(user, "disable", "user.disabled", disabled_at=datetime.now(UTC))
 
     def enable(self, user: UserRef) -> User:
         """Enable a disabled user again. Admins only.
@@ -162,30 +164,32 @@ class Users:
             NotFound: There is no such user.
             NotAllowed: You are not an admin.
         """
-        return self._set(user, "enable", "user.enabled", disabled_at=None)
+        return self._update_user(user, "enable", "user.enabled", disabled_at=None)
 
-    def _set(self, user: UserRef, verb: str, kind: str, **values: Any) -> User:
+    def _update_user(self, user: UserRef, verb: str, kind: str, **values: Any) -> User:
         def change(connection: Connection, user_id: int) -> None:
             self._users.change(connection, user_id, values)
 
-        return self._changed(user, verb, kind, change, admins_only=True)
+        return self._change_user(user, verb, kind, change, admins_only=True)
 
-    def _changed(
+    def _change_user(
         self,
         user: UserRef,
         verb: str,
-        kind: str,
-        work: Callable[[Connection, int], None],
+        event_kind: str,
+        apply: Callable[[Connection, int], None],
         *,
         admins_only: bool = False,
     ) -> User:
         def change(connection: Connection) -> User:
-            found = self._allowed(connection, user, f"users.{verb}", admins_only=admins_only)
-            if found.name == LOCAL:
+            target = self._find_manageable_user(connection, user, f"users.{verb}", admins_only=admins_only)
+            if target.name == LOCAL:
                 raise InvalidInput("The local owner has no credentials and cannot be disabled. Add a user for that.")
-            work(connection, found.id)
-            note(connection, self._context.store.tenant_id, kind, user_id=self._context.user.id, user=found.id)
-            return self._context.find_user(connection, found.id)
+            apply(connection, target.id)
+            record_event(
+                connection, self._context.store.tenant_id, event_kind, user_id=self._context.user.id, user=target.id
+            )
+            return self._context.find_user(connection, target.id)
 
         return self._context.change(change)
 
@@ -205,9 +209,17 @@ class Users:
         def revoke(connection: Connection) -> None:
             if user is None:
                 self._context.lookup.require_admin(connection, "users.revoke_tokens")
-            of = self._allowed(connection, user, "users.revoke_tokens").id if user is not None else None
-            self._users.revoke_tokens(connection, of)
-            note(connection, self._context.store.tenant_id, "tokens.revoked", user_id=self._context.user.id, user=of)
+            target_id = (
+                self._find_manageable_user(connection, user, "users.revoke_tokens").id if user is not None else None
+            )
+            self._users.revoke_tokens(connection, target_id)
+            record_event(
+                connection,
+                self._context.store.tenant_id,
+                "tokens.revoked",
+                user_id=self._context.user.id,
+                user=target_id,
+            )
 
         self._context.change(revoke)
 
@@ -237,24 +249,26 @@ class Users:
             (1, ['local'])
         """
         store, me = self._context.store, self._context.user
-        found = self._context.read(lambda c: self._allowed(c, user, "users.delete"))
-        if found.name == LOCAL:
+        target = self._context.read(lambda c: self._find_manageable_user(c, user, "users.delete"))
+        if target.name == LOCAL:
             raise InvalidInput(
                 "The local owner is whoever opens the database, and cannot be deleted. Call delete() on each session."
             )
 
-        def may(connection: Connection) -> None:
-            self._allowed(connection, found, "users.delete")
-            erasure.hold_user(store, connection, found.id)
+        def authorize(connection: Connection) -> None:
+            self._find_manageable_user(connection, target, "users.delete")
+            erasure.lock_user(store, connection, target.id)
 
         return erase(
             self._context,
-            erasure.sessions_of_user(store, found.id),
-            may,
-            lambda c: erasure.erase_user(store, c, found, me.id),
+            erasure.select_user_sessions(store, target.id),
+            authorize,
+            lambda c: erasure.erase_user(store, c, target, me.id),
         )
 
-    def _allowed(self, connection: Connection, user: UserRef, verb: str, *, admins_only: bool = False) -> User:
+    def _find_manageable_user(
+        self, connection: Connection, user: UserRef, verb: str, *, admins_only: bool = False
+    ) -> User:
         """Find a user that the principal may manage: itself or, for an admin, any user."""
         me = self._context.user
         if admins_only or user not in (me, me.name, me.id):
@@ -281,7 +295,7 @@ class Keys:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._keys = context.store.keys
+        self._keys = context.store.api_keys
 
     def __repr__(self) -> str:
         return f"Keys(for {self._context.user.name!r})"
@@ -290,7 +304,7 @@ class Keys:
         self,
         name: str,
         scopes: str | Collection[str] = READ,
-        expires_in: timedelta | None = KEY_LASTS,
+        expires_in: timedelta | None = KEY_LIFETIME,
         user: UserRef | None = None,
     ) -> NewKey:
         """Create an API key.
@@ -321,19 +335,19 @@ class Keys:
             'ada'
         """
         require_name(name, "key")
-        wide, until = with_included_scopes(scopes), expiry_time(expires_in)
+        all_scopes, expires_at = with_included_scopes(scopes), expiry_time(expires_in)
 
-        def make(connection: Connection) -> NewKey:
-            of = self._of(connection, user, "keys.create")
-            if of.name == LOCAL:
+        def create_key(connection: Connection) -> NewKey:
+            owner = self._find_owner(connection, user, "keys.create")
+            if owner.name == LOCAL:
                 raise InvalidInput("The local owner has no credentials. Add a key for a user: keys.create(user=...).")
-            self._context.store.users.require_exists(connection, of.id)
+            self._context.store.users.require_exists(connection, owner.id)
             self._context.lookup.check_valid(
                 connection
             )  # `expect` waits for a revocation of this login, which is visible by now
-            return self._keys.add(connection, of.id, name, wide, until, self._context.user.id)
+            return self._keys.add(connection, owner.id, name, all_scopes, expires_at, self._context.user.id)
 
-        return self._context.change(make, scope=ADMIN)
+        return self._context.change(create_key, scope=ADMIN)
 
     def device(self) -> str:
         """Return a token for the device that you log in from. Pass it to `login(device=...)` the next time.
@@ -345,17 +359,17 @@ class Keys:
             InvalidInput: You have no password.
             NotAllowed: You did not log in with a password. Other credentials must not help to guess it.
         """
-        me = self._context.principal
-        if me.key_id is not None or me.until is not None:
+        principal = self._context.principal
+        if principal.key_id is not None or principal.until is not None:
             raise NotAllowed("To register a device, first log in with a password: repo.login(...).")
 
-        def read(connection: Connection) -> str:
-            stored = self._context.store.users.password(connection, self._context.user.id)
-            if stored is None:
+        def create_token(connection: Connection) -> str:
+            password_hash = self._context.store.users.password_hash(connection, self._context.user.id)
+            if password_hash is None:
                 raise InvalidInput("A user without a password cannot register a device.")
-            return device_token(stored, self._context.user.id, datetime.now(UTC))
+            return device_token(password_hash, self._context.user.id, datetime.now(UTC))
 
-        return self._context.read(read)
+        return self._context.read(create_token)
 
     def all(self, user: UserRef | None = None) -> list[ApiKey]:
         """List the keys of a user, oldest first, including expired and revoked ones.
@@ -367,7 +381,7 @@ class Keys:
             NotFound: There is no such user.
             NotAllowed: You are not an admin, and the user is not you.
         """
-        return self._context.read(lambda c: self._keys.all(c, self._of(c, user, "keys.all").id))
+        return self._context.read(lambda c: self._keys.all(c, self._find_owner(c, user, "keys.all").id))
 
     def revoke(self, key: ApiKey | int) -> ApiKey:
         """Revoke a key at once, also for handles that were opened with it, and return the revoked key.
@@ -380,20 +394,20 @@ class Keys:
             NotAllowed: You use another key, which does not have the scope `admin`. You can always revoke the key that
                 you use.
         """
-        wanted = key.id if isinstance(key, ApiKey) else key
-        is_in_use = wanted == self._context.principal.key_id
+        key_id = key.id if isinstance(key, ApiKey) else key
+        is_in_use = key_id == self._context.principal.key_id
 
-        def end(connection: Connection) -> ApiKey:
+        def revoke_key(connection: Connection) -> ApiKey:
             me = self._context.user
-            found = self._keys.find(connection, wanted) if is_id(wanted) else None
-            if found is None or (found.user_id != me.id and not me.is_admin):
-                raise NotFound(f"There is no key {wanted!r}. repo.keys.all() lists yours.")
-            self._keys.revoke(connection, found.id, me.id)
-            return self._keys.find(connection, found.id) or found
+            existing = self._keys.find(connection, key_id) if is_id(key_id) else None
+            if existing is None or (existing.user_id != me.id and not me.is_admin):
+                raise NotFound(f"There is no key {key_id!r}. repo.keys.all() lists yours.")
+            self._keys.revoke(connection, existing.id, me.id)
+            return self._keys.find(connection, existing.id) or existing
 
-        return self._context.change(end, scope=READ if is_in_use else ADMIN)
+        return self._context.change(revoke_key, scope=READ if is_in_use else ADMIN)
 
-    def _of(self, connection: Connection, user: UserRef | None, verb: str) -> User:
+    def _find_owner(self, connection: Connection, user: UserRef | None, verb: str) -> User:
         me = self._context.user
         if user is None or user in (me, me.name, me.id):
             return me

@@ -14,7 +14,7 @@ from agentgit.handles.context import Context
 from agentgit.handles.session_reader import SessionReader, SessionRef, session_id
 from agentgit.repository.webhook_sender import deliver
 from agentgit.sessions.events import match_kinds
-from agentgit.sessions.webhooks import Delivered, Webhook, key_of, new_secret, require_url
+from agentgit.sessions.webhooks import Delivered, Webhook, new_secret, require_url, signing_key
 
 
 class Webhooks:
@@ -68,19 +68,24 @@ class Webhooks:
         patterns = [kinds] if isinstance(kinds, str) else list(kinds)
         if not match_kinds(patterns):
             raise InvalidInput("Give at least one kind of event; '*' stands for all of them.")
-        of, given = session_id(self.context, session), secret if secret is not None else new_secret()
-        key_of(given)
+        chosen_session_id, signing_secret = (
+            session_id(self.context, session),
+            secret if secret is not None else new_secret(),
+        )
+        signing_key(signing_secret)
         self.store.webhook_hosts.require_allowed_literal(urlsplit(require_url(url)).hostname or "")
 
-        def make(connection: Connection) -> int:
+        def create(connection: Connection) -> int:
             self.store.users.require_exists(connection, self.user.id)
-            if of is not None:
-                self.store.sessions.lock(connection, of)  # so that erasing the session does not miss the webhook
-            return self.store.outbox.add(connection, self.user.id, url, patterns, given, of)
+            if chosen_session_id is not None:
+                self.store.sessions.lock(
+                    connection, chosen_session_id
+                )  # so that erasing the session does not miss the webhook
+            return self.store.outbox.add(connection, self.user.id, url, patterns, signing_secret, chosen_session_id)
 
-        found = self._find(self.context.change(make, scope=WRITE))
-        object.__setattr__(found, "secret", given)
-        return found
+        webhook = self._find(self.context.change(create, scope=WRITE))
+        object.__setattr__(webhook, "secret", signing_secret)
+        return webhook
 
     def list(self) -> list[Webhook]:
         """List the webhooks, oldest first, each with its number of pending events."""
@@ -92,9 +97,9 @@ class Webhooks:
         Raises:
             NotFound: There is no such webhook.
         """
-        found = self._find(webhook)
-        self.context.change(lambda c: self.store.outbox.remove(c, self.user.id, found.id), scope=WRITE)
-        return found
+        existing = self._find(webhook)
+        self.context.change(lambda c: self.store.outbox.remove(c, self.user.id, existing.id), scope=WRITE)
+        return existing
 
     def retry(self, webhook: Webhook | int) -> int:
         """Make failed and pending events of a webhook due now, and return how many there are.
@@ -102,8 +107,8 @@ class Webhooks:
         Raises:
             NotFound: There is no such webhook.
         """
-        found = self._find(webhook)
-        return self.context.change(lambda c: self.store.outbox.retry(c, found.id), scope=WRITE)
+        existing = self._find(webhook)
+        return self.context.change(lambda c: self.store.outbox.retry(c, existing.id), scope=WRITE)
 
     def deliver(self) -> Delivered:
         """Send the due events of all users of the tenant until none is due. Admins only.
@@ -119,11 +124,13 @@ class Webhooks:
         return deliver(self.store)
 
     def _find(self, webhook: Webhook | int) -> Webhook:
-        wanted = webhook.id if isinstance(webhook, Webhook) else webhook
-        found = next((one for one in self.list() if one.id == wanted), None)
-        if found is None:
-            raise NotFound(f"There is no webhook {wanted}. List them: repo.webhooks.list(), or agentgit webhooks list.")
-        return found
+        webhook_id = webhook.id if isinstance(webhook, Webhook) else webhook
+        match = next((candidate for candidate in self.list() if candidate.id == webhook_id), None)
+        if match is None:
+            raise NotFound(
+                f"There is no webhook {webhook_id}. List them: repo.webhooks.list(), or agentgit webhooks list."
+            )
+        return match
 
     aadd = async_twin(add)
     alist = async_twin(list)

@@ -25,38 +25,41 @@ def recover_abandoned(store: Store, connection: Connection, session_id: int) -> 
         The ids of the operations that are running.
     """
     branches, operations = (
-        store.sessions.running(connection, session_id),
-        store.operations.running(connection, session_id),
+        store.sessions.query_running(connection, session_id),
+        store.operations.query_running(connection, session_id),
     )
     for branch in branches.all():
         if store.sessions.is_abandoned(connection, branch):
             store.recover(connection, store.sessions.branch(connection, branch.id))
-    alive = []
+    running_ids = []
     for row in operations.all():
         if store.sessions.is_abandoned(connection, row):
             mark_interrupted(store, connection, row)
         else:
-            alive.append(int(row.id))
-    return alive
+            running_ids.append(int(row.id))
+    return running_ids
 
 
 def recover_all_abandoned(store: Store, session_id: int) -> None:
     """Recover what dead processes held in a session. Write only if there is something to recover."""
     with store.database.reading() as connection:
-        held = [store.sessions.running(connection, session_id), store.operations.running(connection, session_id)]
-        is_dead = any(store.sessions.is_abandoned(connection, row) for answer in held for row in answer.all())
-    if is_dead:
+        results = [
+            store.sessions.query_running(connection, session_id),
+            store.operations.query_running(connection, session_id),
+        ]
+        has_abandoned = any(store.sessions.is_abandoned(connection, row) for result in results for row in result.all())
+    if has_abandoned:
 
-        def take(connection: Connection) -> None:
+        def recover(connection: Connection) -> None:
             store.sessions.lock(connection, session_id)
             recover_abandoned(store, connection, session_id)
 
-        store.database.write(take, durable=True)
+        store.database.write(recover, durable=True)
 
 
 def mark_interrupted(store: Store, connection: Connection, row: StoredRow) -> None:
     """Stop an operation whose process died: its current reversals become unknown, and the rest can be resumed."""
-    for invocation_id in store.journal.in_reversal(connection, row.external_session_id, row.owner):
+    for invocation_id in store.journal.ids_in_reversal(connection, row.external_session_id, row.owner):
         store.journal.move(
             connection,
             invocation_id,
@@ -76,20 +79,20 @@ def require_idle(store: Store, connection: Connection, session_id: int) -> None:
         Conflict: A turn or an operation is running.
     """
     recover_abandoned(store, connection, session_id)
-    refuse_busy(store, connection, session_id)
+    require_nothing_running(store, connection, session_id)
 
 
-def refuse_busy(store: Store, connection: Connection, session_id: int) -> None:
+def require_nothing_running(store: Store, connection: Connection, session_id: int) -> None:
     """Refuse a session in which a turn or an operation is running. Call `recover_abandoned` first.
 
     Raises:
         Conflict: A turn or an operation is running.
     """
-    running, operations = (
-        store.sessions.running(connection, session_id),
-        store.operations.running(connection, session_id),
+    branches, operations = (
+        store.sessions.query_running(connection, session_id),
+        store.operations.query_running(connection, session_id),
     )
-    for branch in running.all():
+    for branch in branches.all():
         name = store.sessions.branch(connection, branch.id).name
         raise Conflict(
             f"Nothing was done: branch {name} is running. Wait for its turn to end, or close the stream that "

@@ -20,7 +20,7 @@ from agentgit.effects.invocation import DECISIONS
 from agentgit.effects.registry import Registry
 from agentgit.errors import InvalidInput, RollbackBlocked, RollbackIncomplete, WorkspaceChanged
 from agentgit.rollback import notes
-from agentgit.rollback.crash_recovery import refuse_busy
+from agentgit.rollback.crash_recovery import require_nothing_running
 from agentgit.rollback.executor import Executor, RerunTrack
 from agentgit.rollback.files import RollbackFiles
 from agentgit.rollback.finish import Finisher
@@ -28,13 +28,13 @@ from agentgit.rollback.planner import Planner, Refusals
 from agentgit.rollback.report import DRIFTED_BEFORE, Reports
 from agentgit.rollback.request import Request, SwitchRequest
 from agentgit.rollback.resume import Resumption
-from agentgit.rollback.start import Authorize, Stale, Starter, refusals
+from agentgit.rollback.start import Authorize, StalePlan, Starter, filter_refusals
 from agentgit.rollback.verification import Awaiter, PlanFactory, Verification, wait
 from agentgit.sessions import operation
 from agentgit.sessions.session import PARTIAL, REPLAYING
 from agentgit.store.records.operations import NewOperation
 from agentgit.store.records.sessions import StoredRow
-from agentgit.store.records.workspace_snapshots import files_of
+from agentgit.store.records.workspace_snapshots import snapshot_ref_from_row
 from agentgit.store.store import Store
 from agentgit.tracing import span
 from agentgit.values import as_object
@@ -51,41 +51,43 @@ class RollbackEngine:
     Args:
         store: The store of the database.
         registry: The functions that this process has for recorded calls.
-        settle: A function that waits for an awaitable and returns its result.
-        admit: A function that refuses users without permission. It is called in the transaction that records the
+        awaiter: A function that waits for an awaitable and returns its result.
+        authorize: A function that refuses users without permission. It is called in the transaction that records the
             operation; a recorded operation runs to its end.
     """
 
-    def __init__(self, store: Store, registry: Registry, settle: Awaiter = wait, *, admit: Authorize) -> None:
-        self.store = store = store.apart()
+    def __init__(self, store: Store, registry: Registry, awaiter: Awaiter = wait, *, authorize: Authorize) -> None:
+        self.store = store = store.detached_copy()
         self.planner = Planner(store, registry)
-        self.verification = Verification(store, registry, settle)
-        self.executor = Executor(store, registry, settle, self.verification)
+        self.verification = Verification(store, registry, awaiter)
+        self.executor = Executor(store, registry, awaiter, self.verification)
         self.reports = Reports(store, registry, self.executor)
-        self.resumption = Resumption(store, self.planner, self.executor, admit)
+        self.resumption = Resumption(store, self.planner, self.executor, authorize)
         self.files = RollbackFiles(store, registry)
-        self.starter = Starter(store, self.planner, self.files, admit)
-        executed = RerunTrack(store, self.planner.path_calls, self.executor)
-        self.finisher = Finisher(store, self.reports, self.resumption, self.files, executed)
+        self.starter = Starter(store, self.planner, self.files, authorize)
+        rerun_track = RerunTrack(store, self.planner.path_calls, self.executor)
+        self.finisher = Finisher(store, self.reports, self.resumption, self.files, rerun_track)
 
     # -- plan
 
-    def plan(self, source_id: int, target: StoredRow, label: str, **how: Any) -> RollbackPlan:
+    def plan(self, source_id: int, target: StoredRow, label: str, **options: Any) -> RollbackPlan:
         """Return what a rollback would do, without doing anything.
 
         Args:
             source_id: The branch that would be left.
             target: The row of the checkpoint to go to.
             label: The user's name for the checkpoint.
-            how: The arguments `tools`, `files`, `replay` and `conversation` of `Request`.
+            options: The arguments `tools`, `files`, `replay` and `conversation` of `Request`.
 
         Raises:
             InvalidInput: An argument is not valid.
         """
-        request = Request(user_id=0, source_id=source_id, target=target, label=label, **how)
+        request = Request(user_id=0, source_id=source_id, target=target, label=label, **options)
         self.verification.verify_unsettled_calls(target.external_session_id)
-        plan, _ = self.verification.plan_with_prechecks(lambda c, cannot: self.planner.plan_request(c, request, cannot))
-        plan = self.files.planned(plan, target.external_session_id, self._files_of(request))
+        plan, _ = self.verification.plan_with_prechecks(
+            lambda c, refusals: self.planner.plan_request(c, request, refusals)
+        )
+        plan = self.files.add_to_plan(plan, target.external_session_id, self._snapshot_to_restore(request))
         with self.store.database.reading() as connection:
             branch = self.store.sessions.branch(connection, target.internal_session_id)
             return replace(plan, replayed=self.store.track(connection, branch, target.position))
@@ -95,14 +97,16 @@ class RollbackEngine:
         with self.store.database.reading() as connection:
             branch = self.store.sessions.branch(connection, branch_id)
         self.verification.verify_unsettled_calls(branch.external_session_id)
-        plan, _ = self.verification.plan_with_prechecks(lambda c, cannot: self._to(c, branch_id, cannot))
-        plan = self.files.planned(plan, branch.external_session_id, self.files.of_branch(branch))
+        plan, _ = self.verification.plan_with_prechecks(
+            lambda c, refusals: self._plan_switch_to(c, branch_id, refusals)
+        )
+        plan = self.files.add_to_plan(plan, branch.external_session_id, self.files.of_branch(branch))
         with self.store.database.reading() as connection:
             return replace(
                 plan, replayed=self.store.track(connection, self.store.sessions.branch(connection, branch_id))
             )
 
-    def _files_of(self, request: Request) -> SnapshotRef | None:
+    def _snapshot_to_restore(self, request: Request) -> SnapshotRef | None:
         """Return the files that a rollback restores; None if it leaves them alone or the target has none.
 
         Raises:
@@ -110,15 +114,15 @@ class RollbackEngine:
         """
         if isinstance(request.files, SnapshotRef):
             return request.files
-        found = self.files.of_checkpoint(request.target) if request.files else None
-        if found is None and not request.conversation and request.tools == "keep":
+        snapshot = self.files.of_checkpoint(request.target) if request.files else None
+        if snapshot is None and not request.conversation and request.tools == "keep":
             raise InvalidInput(
                 f"Nothing would be rolled back: {request.label} has no files. Wrap the graph with workspace=... to "
                 "keep its files from then on."
             )
-        return found
+        return snapshot
 
-    def _require_own(self, session_id: int, files: SnapshotRef | None) -> None:
+    def _require_safe_restore(self, session_id: int, snapshot: SnapshotRef | None) -> None:
         """Check that the files can be restored and that nobody else has changed them.
 
         Raises:
@@ -127,14 +131,14 @@ class RollbackEngine:
             Conflict: The files have changed because a turn or an operation of this session is running.
         """
         try:
-            self.files.require_own(session_id, files)
+            self.files.require_safe_restore(session_id, snapshot)
         except WorkspaceChanged:
             with self.store.database.reading() as connection:
-                refuse_busy(self.store, connection, session_id)
+                require_nothing_running(self.store, connection, session_id)
             raise
 
-    def _to(self, connection: Connection, branch_id: int, cannot: Refusals) -> RollbackPlan:
-        return self.planner.switch(connection, self.store.sessions.branch(connection, branch_id), cannot)
+    def _plan_switch_to(self, connection: Connection, branch_id: int, refusals: Refusals) -> RollbackPlan:
+        return self.planner.plan_switch(connection, self.store.sessions.branch(connection, branch_id), refusals)
 
     # -- run and resume
 
@@ -152,19 +156,19 @@ class RollbackEngine:
 
     def _run(self, request: Request) -> int:
         self.verification.verify_unsettled_calls(request.target.external_session_id)
-        files = self._files_of(request)
+        snapshot = self._snapshot_to_restore(request)
         if not request.force:
-            self._require_own(request.target.external_session_id, files)
-        with self.store.at_work() as owner:
-            begun, is_new = self._precheck_and_record(
-                lambda c, cannot: self.planner.plan_request(c, request, cannot),
-                lambda said, c: self.starter.rollback(c, request, owner, said, files),
+            self._require_safe_restore(request.target.external_session_id, snapshot)
+        with self.store.register_owner() as owner:
+            operation_id, is_new = self._precheck_and_record(
+                lambda c, refusals: self.planner.plan_request(c, request, refusals),
+                lambda precheck_answers, c: self.starter.record_rollback(c, request, owner, precheck_answers, snapshot),
             )
             if is_new:
-                return self._proceed(begun, owner)
-        self.resume(begun)
+                return self._execute_and_publish(operation_id, owner)
+        self.resume(operation_id)
         with self.store.database.reading() as connection:
-            return int(self.resumption.find(connection, begun).internal_session_id)
+            return int(self.resumption.load_operation(connection, operation_id).internal_session_id)
 
     def switch(self, request: SwitchRequest) -> int:
         """Switch to another branch, reconcile it with the world, and return the id of the operation.
@@ -182,24 +186,24 @@ class RollbackEngine:
 
     def _switch(self, request: SwitchRequest) -> int:
         self.verification.verify_unsettled_calls(request.branch.external_session_id)
-        files = self.files.of_branch(request.branch) if request.sync == "world" else None
+        snapshot = self.files.of_branch(request.branch) if request.sync == "world" else None
         if not request.force:
-            self._require_own(request.branch.external_session_id, files)
-        with self.store.at_work() as owner:
-            begun = self._precheck_and_record(
-                lambda c, cannot: self._to(c, request.branch.id, cannot),
-                lambda said, c: self.starter.switch(c, request, owner, said, files),
+            self._require_safe_restore(request.branch.external_session_id, snapshot)
+        with self.store.register_owner() as owner:
+            operation_id = self._precheck_and_record(
+                lambda c, refusals: self._plan_switch_to(c, request.branch.id, refusals),
+                lambda precheck_answers, c: self.starter.record_switch(c, request, owner, precheck_answers, snapshot),
             )
-            self._proceed(begun, owner)
-        return begun
+            self._execute_and_publish(operation_id, owner)
+        return operation_id
 
-    def _precheck_and_record(self, plan: PlanFactory, begin: RecordOperation[T]) -> T:
+    def _precheck_and_record(self, create_plan: PlanFactory, record: RecordOperation[T]) -> T:
         """Run the prechecks of a plan, then record the operation. Retry if meanwhile there is more to reverse."""
         while True:
-            _, said = self.verification.plan_with_prechecks(plan)
+            _, precheck_answers = self.verification.plan_with_prechecks(create_plan)
             try:
-                return self.store.database.write(functools.partial(begin, said), durable=True)
-            except Stale:
+                return self.store.database.write(functools.partial(record, precheck_answers), durable=True)
+            except StalePlan:
                 continue
 
     def resume(self, operation_id: int, *, force: bool = False) -> RollbackReport:
@@ -220,44 +224,44 @@ class RollbackEngine:
         return self.read_report(operation_id)
 
     def _resume(self, operation_id: int, *, force: bool) -> None:
-        with self.store.at_work() as owner:
-            taken = self.store.database.write(lambda c: self.resumption.take(c, operation_id, owner), durable=True)
-            if taken is not None:
-                self.verification.verify_unsettled_calls(taken.external_session_id)
-                _, said = self.verification.plan_with_prechecks(
-                    lambda c, cannot: self.resumption.plan_new_effects(c, operation_id, cannot)
+        with self.store.register_owner() as owner:
+            row = self.store.database.write(lambda c: self.resumption.take_over(c, operation_id, owner), durable=True)
+            if row is not None:
+                self.verification.verify_unsettled_calls(row.external_session_id)
+                _, precheck_answers = self.verification.plan_with_prechecks(
+                    lambda c, refusals: self.resumption.plan_new_effects(c, operation_id, refusals)
                 )
-                cannot = refusals(said)
+                refusals = filter_refusals(precheck_answers)
                 try:
                     self.store.database.write(
-                        lambda c: self.resumption.add_new_steps(c, operation_id, cannot, force=force)
+                        lambda c: self.resumption.add_new_steps(c, operation_id, refusals, force=force)
                     )
                 except RollbackBlocked:
-                    self.store.database.write(lambda c: self.resumption.leave(c, taken))
+                    self.store.database.write(lambda c: self.resumption.release(c, row))
                     raise
-                self._proceed(operation_id, owner)
+                self._execute_and_publish(operation_id, owner)
 
     def read_report(self, operation_id: int) -> RollbackReport:
         """Return the report of an operation."""
         with self.store.database.reading() as connection:
-            return self.reports.read(connection, self.resumption.find(connection, operation_id))
+            return self.reports.read(connection, self.resumption.load_operation(connection, operation_id))
 
     # -- execute and publish
 
-    def _proceed(self, operation_id: int, owner: str) -> int:
+    def _execute_and_publish(self, operation_id: int, owner: str) -> int:
         database = self.store.database
         with database.reading() as connection:
-            row = self.resumption.find(connection, operation_id)
-            whose = self.store.visible.owner(connection, row.external_session_id)
+            row = self.resumption.load_operation(connection, operation_id)
+            session_owner_id = self.store.visible_sessions.owner_id(connection, row.external_session_id)
         # Act with the view of the session's owner. A user who loses access meanwhile still finishes the operation,
         # because what undo functions did must be recorded.
-        with database.seeing(whose) if whose is not None else nullcontext():
-            files = self.files.restore(row) if self.executor.execute(row, owner) else None
-            ended = database.write(lambda c: self.finisher.end(c, operation_id, owner, files), durable=True)
-            if ended != operation.DONE:
+        with database.as_user(session_owner_id) if session_owner_id is not None else nullcontext():
+            file_changes = self.files.restore(row) if self.executor.execute(row, owner) else None
+            status = database.write(lambda c: self.finisher.end(c, operation_id, owner, file_changes), durable=True)
+            if status != operation.DONE:
                 report = self.read_report(operation_id)
                 raise RollbackIncomplete(
-                    f"{row.kind.capitalize()} {operation_id} stopped half way: {_problem(report)}",
+                    f"{row.kind.capitalize()} {operation_id} stopped half way: {_describe_stop(report)}",
                     operation=operation_id,
                     report=report,
                 )
@@ -272,7 +276,7 @@ class RollbackEngine:
         name: str | None,
         source_id: int,
         user_id: int,
-        at: SnapshotRef | None = None,
+        snapshot: SnapshotRef | None = None,
     ) -> int:
         """Create a branch at a checkpoint without changing the world, and return its id.
 
@@ -282,16 +286,18 @@ class RollbackEngine:
             name: The name of the branch; None for a free one.
             source_id: The branch that is left.
             user_id: The id of the user who asks for it.
-            at: The files of the new branch; None for the current files.
+            snapshot: The files of the new branch; None for the current files.
         """
         self.store.sessions.lock(connection, target.external_session_id)
         self.starter.require_checkpoint_exists(connection, target, f"{target.branch_name}#{target.number}")
-        left = self.store.sessions.branch(connection, target.internal_session_id)
-        seen = self.store.world.last_seq(connection, left.external_session_id)  # read before the world, as in a turn
-        half_done = left.status in (REPLAYING, PARTIAL)  # it has not seen what its own operation changed
-        touched = half_done or self.planner.divergence(connection, left) is not None
-        branch_id = self.starter.branch(connection, target, name, source_id)
-        begun = NewOperation(
+        parent = self.store.sessions.branch(connection, target.internal_session_id)
+        last_seq = self.store.world.last_seq(
+            connection, parent.external_session_id
+        )  # read before the world, as in a turn
+        is_unfinished = parent.status in (REPLAYING, PARTIAL)  # it has not seen what its own operation changed
+        has_diverged = is_unfinished or self.planner.divergence(connection, parent) is not None
+        branch_id = self.starter.create_branch(connection, target, name, source_id)
+        new_operation = NewOperation(
             kind="fork",
             session_id=target.external_session_id,
             user_id=user_id,
@@ -300,20 +306,20 @@ class RollbackEngine:
             branch_id=branch_id,
             request_id=None,
             owner="",
-            request={"accepted": sorted(self.planner.accepted(connection, left.id)), "steps": []},
+            request={"accepted": sorted(self.planner.accepted_ids(connection, parent.id)), "steps": []},
         )
-        operation_id = self.store.operations.begin(connection, begun)
-        last = self.store.snapshots.last(connection, target.external_session_id)
-        there = files_of(last) if last is not None else None
-        self.finisher.branch(connection, branch_id, user_id, at or there, current=False)
-        if at is not None and last is not None:  # the files on disk are still the last ones
-            looked = self.store.sessions.branch(connection, last.internal_session_id)
-            self.store.snapshots.record(connection, looked, files_of(last))
-        made = self.store.sessions.branch(connection, branch_id)
+        operation_id = self.store.operations.begin(connection, new_operation)
+        last_row = self.store.snapshots.newest_of_session(connection, target.external_session_id)
+        last_snapshot = snapshot_ref_from_row(last_row) if last_row is not None else None
+        self.finisher.publish_branch(connection, branch_id, user_id, snapshot or last_snapshot, current=False)
+        if snapshot is not None and last_row is not None:  # the files on disk are still the last ones
+            last_branch = self.store.sessions.branch(connection, last_row.internal_session_id)
+            self.store.snapshots.record(connection, last_branch, snapshot_ref_from_row(last_row))
+        new_branch = self.store.sessions.branch(connection, branch_id)
         # If the world has changed, the new branch has seen no more of it than the branch of the checkpoint.
-        self.store.sessions.set_world_seen(connection, made, left.world_seen if touched else seen)
-        if target.id == left.head_id:
-            notes.store_notes(self.store, connection, made, notes.undelivered_notes(as_object(left.meta)))
+        self.store.sessions.set_world_seen(connection, new_branch, parent.world_seen if has_diverged else last_seq)
+        if target.id == parent.head_id:
+            notes.store_notes(self.store, connection, new_branch, notes.undelivered_notes(as_object(parent.meta)))
         self.store.operations.end(connection, operation_id, operation.DONE, {})
         return branch_id
 
@@ -322,16 +328,18 @@ def _span_attributes(session_id: int) -> dict[str, Any]:
     return {"gen__ai_conversation_id": str(session_id)}
 
 
-def _problem(report: RollbackReport) -> str:
+def _describe_stop(report: RollbackReport) -> str:
     """Describe where an operation stopped and how to resume it."""
-    resume, left = f"repo.resume({report.operation_id})", "The previous branch is unchanged."
+    resume_call, branch_status = f"repo.resume({report.operation_id})", "The previous branch is unchanged."
     if not report.failed and report.drifted and all(item.reason == DRIFTED_BEFORE for item in report.remaining):
-        return f"{'; '.join(map(str, report.drifted))}. {left} If that is acceptable, call {resume} to continue."
-    stopped, by_hand = report.failed or report.remaining, ""
-    if any(item.invocation.status in DECISIONS for item in stopped):
-        by_hand = " or do it by hand, call repo.resolve(invocation, 'happened'), and resume;"
-    files = report.files.problem.rstrip(".") if report.files else ""
+        drifted = "; ".join(map(str, report.drifted))
+        return f"{drifted}. {branch_status} If that is acceptable, call {resume_call} to continue."
+    unfinished_items, resolve_hint = report.failed or report.remaining, ""
+    if any(item.invocation.status in DECISIONS for item in unfinished_items):
+        resolve_hint = " or do it by hand, call repo.resolve(invocation, 'happened'), and resume;"
+    file_problem = report.files.problem.rstrip(".") if report.files else ""
+    causes = "; ".join(filter(None, [*map(str, unfinished_items), file_problem]))
     return (
-        f"{'; '.join(filter(None, [*map(str, stopped), files]))}. {left} Fix the cause, then call {resume};{by_hand} "
-        "or resume with force=True, which skips what still cannot be done."
+        f"{causes}. {branch_status} Fix the cause, then call {resume_call};{resolve_hint} or resume with force=True, "
+        "which skips what still cannot be done."
     )

@@ -16,8 +16,8 @@ from agentgit.effects import ToolInvocation, invocation
 from agentgit.effects.effects import Undo, takes_invocation
 from agentgit.effects.invocation import FAILED, STANDING, idempotency_key, idempotency_key_set, join_errors
 from agentgit.effects.plan import EXECUTE, REDO, REVERSE
-from agentgit.effects.registry import Registry, Run
-from agentgit.effects.results import LASTING, NothingDone, ResultChange, Rewriter, comparable
+from agentgit.effects.registry import Registry, ToolRunner
+from agentgit.effects.results import LASTING, NothingDone, ResultChange, ResultRewriter, comparable
 from agentgit.errors import Conflict
 from agentgit.rollback.planner import REPEATABLE, PathCalls
 from agentgit.rollback.verification import (
@@ -44,16 +44,16 @@ class RerunTrack:
 
     Args:
         store: The store of the database.
-        past: The reader of the calls of a path.
+        path_calls: The reader of the calls of a path.
         executor: The executor, which finds the calls that ran again.
     """
 
-    def __init__(self, store: Store, past: PathCalls, executor: Executor) -> None:
+    def __init__(self, store: Store, path_calls: PathCalls, executor: Executor) -> None:
         self.store = store
-        self.past = past
+        self.past = path_calls
         self.executor = executor
 
-    def is_of(self, row: StoredRow) -> bool:
+    def has_reruns(self, row: StoredRow) -> bool:
         """Return whether an operation creates a branch whose calls run again."""
         return row.internal_session_id != row.source_id and as_object(row.request).get("replay") == EXECUTE
 
@@ -65,40 +65,40 @@ class RerunTrack:
             row: The row of the operation, whose steps are done.
         """
         branch = self.store.sessions.branch(connection, row.internal_session_id)
-        calls = self.past.calls(connection, self.store.parts(connection, branch, branch.inherited))
-        runs = self._runs(connection, row)
-        placed, answers = [], []
+        calls = self.past.load_calls(connection, self.store.track_parts(connection, branch, branch.inherited))
+        runs = self._load_runs(connection, row)
+        placed_calls, call_runs = [], []
         for row_id, call in calls.items():
             run = runs.pop(call.id, None)  # only for the first of the rows that the record of one call answered
-            placed.append(PlacedCall(row_id, call.id, run.id if run is not None else None))
-            answers.append((row_id, call, run))
-        recorded_calls.replace_track(connection, self.store.journal, self.store.sessions, branch.id, placed)
-        rewriter = Rewriter(self._answered(connection, answers))
-        message_rewrite.rewrite(connection, self.store.graphs, branch.thread_id, rewriter)
+            placed_calls.append(PlacedCall(row_id, call.id, run.id if run is not None else None))
+            call_runs.append((row_id, call, run))
+        recorded_calls.replace_track(connection, self.store.journal, self.store.sessions, branch.id, placed_calls)
+        rewriter = ResultRewriter(self._result_changes(connection, call_runs))
+        message_rewrite.rewrite_messages(connection, self.store.graphs, branch.thread_id, rewriter)
 
-    def _runs(self, connection: Connection, row: StoredRow) -> dict[int, ToolInvocation]:
+    def _load_runs(self, connection: Connection, row: StoredRow) -> dict[int, ToolInvocation]:
         """Read the calls that ran again, by the ids of the calls that they repeat."""
-        steps = [step["invocation"] for step in as_object(row.request)["steps"] if step["action"] == REDO]
-        found = {id: self.executor.find_rerun(connection, row, id) for id in steps}
-        return {id: run for id, run in found.items() if run is not None and run.status in IN_THE_WORLD}
+        ids = [step["invocation"] for step in as_object(row.request)["steps"] if step["action"] == REDO]
+        runs = {id: self.executor.find_rerun(connection, row, id) for id in ids}
+        return {id: run for id, run in runs.items() if run is not None and run.status in IN_THE_WORLD}
 
-    def _answered(
-        self, connection: Connection, answers: list[tuple[int, ToolInvocation, ToolInvocation | None]]
+    def _result_changes(
+        self, connection: Connection, call_runs: list[tuple[int, ToolInvocation, ToolInvocation | None]]
     ) -> list[ResultChange]:
-        rows: Mapping[int, ToolInvocation] = self.store.journal.invocations(connection, [id for id, *_ in answers])
+        rows: Mapping[int, ToolInvocation] = self.store.journal.invocations(connection, [id for id, *_ in call_runs])
         return [
-            ResultChange(tool_call_id=asked, recorded=call.result, current=_now(call, run))
-            for row_id, call, run in answers
-            if (asked := rows[row_id].tool_call_id) and call.status != FAILED
+            ResultChange(tool_call_id=tool_call_id, recorded=call.result, current=_current_result(call, run))
+            for row_id, call, run in call_runs
+            if (tool_call_id := rows[row_id].tool_call_id) and call.status != FAILED
         ]
 
 
-def _now(call: ToolInvocation, run: ToolInvocation | None) -> Any:
+def _current_result(call: ToolInvocation, run: ToolInvocation | None) -> Any:
     """Return the current result of a call: the recorded one if nothing ran, or if a person resolved it without one."""
     return call.result if run is None or run.result is None else run.result
 
 
-OFF_THE_TRACK = -1
+RERUN_BATCH = -1
 """The batch of calls that ran again, which belong to no AI message."""
 
 CANCELLED = (asyncio.CancelledError, concurrent.futures.CancelledError)
@@ -114,14 +114,14 @@ class Executor:
     Args:
         store: The store of the database.
         registry: The functions that this process has for recorded calls.
-        settle: A function that waits for an awaitable and returns its result.
+        awaiter: A function that waits for an awaitable and returns its result.
         verification: The verification of calls and reversals that raised.
     """
 
-    def __init__(self, store: Store, registry: Registry, settle: Awaiter, verification: Verification) -> None:
+    def __init__(self, store: Store, registry: Registry, awaiter: Awaiter, verification: Verification) -> None:
         self.store = store
         self.registry = registry
-        self.settle = settle
+        self.settle = awaiter
         self.verification = verification
 
     def execute(self, row: StoredRow, owner: str) -> bool:
@@ -134,18 +134,18 @@ class Executor:
         request = as_object(row.request)
         for step in request["steps"]:
             if step["action"] == REVERSE:
-                done = self._reverse(row, step["invocation"], owner)
+                is_done = self._reverse(row, step["invocation"], owner)
             elif step["action"] == REDO:
-                done = self._redo(row, step["invocation"], owner)
-                if request.get("on_drift") == "stop" and self._drifted(row, step["invocation"]):
+                is_done = self._redo(row, step["invocation"], owner)
+                if request.get("on_drift") == "stop" and self._must_stop_on_drift(row, step["invocation"]):
                     return False
             else:
                 continue
-            if not done and request["on_error"] == "stop":
+            if not is_done and request["on_error"] == "stop":
                 return False
         return True
 
-    def _read(self, invocation_id: int) -> ToolInvocation | None:
+    def _load_call(self, invocation_id: int) -> ToolInvocation | None:
         with self.store.database.reading() as connection:
             return self.store.journal.invocation(connection, invocation_id)
 
@@ -153,43 +153,43 @@ class Executor:
 
     def _reverse(self, row: StoredRow, invocation_id: int, owner: str) -> bool:
         """Run the undo function of one invocation unless it is already reversed; return whether it is reversed now."""
-        call = self._read(invocation_id)
+        call = self._load_call(invocation_id)
         if call is None or call.status in (invocation.REVERSED, invocation.REVERSE_UNKNOWN):
             return call is not None and call.status == invocation.REVERSED
-        if self.registry.cannot_undo(row.external_session_id, call) is not None:
+        if self.registry.undo_obstacle(row.external_session_id, call) is not None:
             return False
         undo = self.registry.undo(row.external_session_id, call)
         try:
-            self._move(row, owner, call, invocation.REVERSING)
+            self._record_reversal(row, owner, call, invocation.REVERSING)
         except Conflict:
             return False  # another rollback was faster; the report shows the status
         status, problem = invocation.REVERSED, None
-        with span("agentgit.reverse", gen__ai_tool_name=call.tool_name, agentgit_effect=call.effect) as traced:
+        with span("agentgit.reverse", gen__ai_tool_name=call.tool_name, agentgit_effect=call.effect) as trace_span:
             try:
-                self._undo(undo, call)
+                self._run_undo(undo, call)
             except (Exception, *CANCELLED) as error:  # noqa: BLE001  # whatever a user's function raises is journaled and reported
                 # If `verify` finds the effect gone, the call was reversed, whatever its undo function raised.
-                seen = self.verification.run_verify(row.external_session_id, call)
-                if seen is not Verdict.GONE:
-                    is_known = isinstance(seen, VerifiedCall) or not isinstance(error, CANCELLED)
-                    status = invocation.REVERSE_FAILED if is_known else invocation.REVERSE_UNKNOWN
-                    problem = _problem(error, seen)
-                    traced.fail(type(error).__name__)
-            traced.set(agentgit_call_status=status)
-        self._move(row, owner, call, status, operation_id=row.id, error=problem)
+                verdict = self.verification.run_verify(row.external_session_id, call)
+                if verdict is not Verdict.GONE:
+                    is_outcome_known = isinstance(verdict, VerifiedCall) or not isinstance(error, CANCELLED)
+                    status = invocation.REVERSE_FAILED if is_outcome_known else invocation.REVERSE_UNKNOWN
+                    problem = _describe_failure(error, verdict)
+                    trace_span.fail(type(error).__name__)
+            trace_span.set(agentgit_call_status=status)
+        self._record_reversal(row, owner, call, status, operation_id=row.id, error=problem)
         return problem is None
 
-    def _move(self, row: StoredRow, owner: str, call: ToolInvocation, status: str, **how: Any) -> None:
+    def _record_reversal(self, row: StoredRow, owner: str, call: ToolInvocation, status: str, **fields: Any) -> None:
         """Record the status of a reversal, if this piece of work still holds the operation."""
 
-        def move(connection: Connection) -> None:
+        def write(connection: Connection) -> None:
             self.store.operations.require_held(connection, row.id, owner)
-            by = owner if status == invocation.REVERSING else None
-            self.store.journal.move(connection, call.id, status, owner=by, **how)
+            new_owner = owner if status == invocation.REVERSING else None
+            self.store.journal.move(connection, call.id, status, owner=new_owner, **fields)
 
-        self.store.database.write(move, durable=True)
+        self.store.database.write(write, durable=True)
 
-    def _undo(self, undo: Undo, call: ToolInvocation) -> None:
+    def _run_undo(self, undo: Undo, call: ToolInvocation) -> None:
         arguments = (call.args, call.result, call) if takes_invocation(undo) else (call.args, call.result)
         await_completed_result(self.settle, undo(*arguments))
 
@@ -200,84 +200,88 @@ class Executor:
 
         A run by another operation counts as well, except with `replay="execute"`.
         """
-        found = self.store.world.redone(connection, invocation_id)
-        own = [call for call in found if call.idempotency_key.startswith(_key(row, invocation_id))]
-        able = own if as_object(row.request).get("replay") == EXECUTE else found
-        return next((call for call in able if call.status in STANDING - {FAILED}), own[0] if own else None)
+        reruns = self.store.world.redo_calls(connection, invocation_id)
+        own_reruns = [call for call in reruns if call.idempotency_key.startswith(_rerun_key(row, invocation_id))]
+        candidates = own_reruns if as_object(row.request).get("replay") == EXECUTE else reruns
+        return next(
+            (call for call in candidates if call.status in STANDING - {FAILED}), own_reruns[0] if own_reruns else None
+        )
 
-    def _drifted(self, row: StoredRow, invocation_id: int) -> bool:
+    def _must_stop_on_drift(self, row: StoredRow, invocation_id: int) -> bool:
         """Return whether the operation stops because a call that ran again returned something different."""
         with self.store.database.reading() as connection:
             original = self.store.journal.invocation(connection, invocation_id)
-            again = self.find_rerun(connection, row, invocation_id)
-        if original is None or again is None or again.status not in IN_THE_WORLD:
+            rerun = self.find_rerun(connection, row, invocation_id)
+        if original is None or rerun is None or rerun.status not in IN_THE_WORLD:
             return False
-        return stops_at(row, again) and drift(original, again) is not None
+        return stops_at_drift(row, rerun) and describe_drift(original, rerun) is not None
 
     def _redo(self, row: StoredRow, invocation_id: int, owner: str) -> bool:
         """Run the tool of one invocation again unless it already has; return whether its effect is in the world now."""
         with self.store.database.reading() as connection:
             original = self.store.journal.invocation(connection, invocation_id)
-            earlier = self.find_rerun(connection, row, invocation_id)
-        if original is None or (earlier is not None and not _may_run_again(earlier)):
-            return earlier is not None and earlier.status in IN_THE_WORLD
-        if self.registry.cannot_run(row.external_session_id, original) is not None:
+            earlier_run = self.find_rerun(connection, row, invocation_id)
+        if original is None or (earlier_run is not None and not _may_run_again(earlier_run)):
+            return earlier_run is not None and earlier_run.status in IN_THE_WORLD
+        if self.registry.rerun_obstacle(row.external_session_id, original) is not None:
             return False
-        if earlier is None and self.still_stands(row, original):
+        if earlier_run is None and self.may_still_be_in_world(row, original):
             return False
-        run = self.registry.runner(row.external_session_id, original)
-        intent = _intent(row, original, owner, earlier)
-        again = self.store.database.write(lambda c: self._intend(c, row, intent), durable=True)
-        traced = tool_span(original.tool_name, agentgit_effect=original.effect, agentgit_call_kind=invocation.REDO)
-        with traced, traced.current(), idempotency_key_set(intent.idempotency_key):
-            outcome = self._run(run, row, original, again)
-            traced.set(agentgit_call_status=outcome.status)
+        runner = self.registry.runner(row.external_session_id, original)
+        intent = _rerun_intent(row, original, owner, earlier_run)
+        rerun_id = self.store.database.write(lambda c: self._record_intent(c, row, intent), durable=True)
+        trace_span = tool_span(original.tool_name, agentgit_effect=original.effect, agentgit_call_kind=invocation.REDO)
+        with trace_span, trace_span.current(), idempotency_key_set(intent.idempotency_key):
+            outcome = self._run_tool(runner, row, original, rerun_id)
+            trace_span.set(agentgit_call_status=outcome.status)
             if outcome.status != invocation.DONE:
-                traced.fail(outcome.status)
-        self.store.database.write(lambda c: self.store.journal.end(c, again, outcome), durable=True)
+                trace_span.fail(outcome.status)
+        self.store.database.write(lambda c: self.store.journal.end(c, rerun_id, outcome), durable=True)
         return outcome.status == invocation.DONE
 
-    def still_stands(self, row: StoredRow, original: ToolInvocation) -> bool:
+    def may_still_be_in_world(self, row: StoredRow, original: ToolInvocation) -> bool:
         """Return whether a call on the path may be in the world although it must be reversed before it runs again."""
         if as_object(row.request).get("replay") != EXECUTE or original.effect in REPEATABLE or original.is_imported:
             return False
         with self.store.database.reading() as connection:
             return self.store.world.may_be_in_world(connection, original)
 
-    def _intend(self, connection: Connection, row: StoredRow, intent: Intent) -> int:
+    def _record_intent(self, connection: Connection, row: StoredRow, intent: Intent) -> int:
         self.store.operations.require_held(connection, row.id, intent.owner)
         return self.store.journal.intend(connection, intent)
 
-    def _run(self, run: Run, row: StoredRow, original: ToolInvocation, again: int) -> CallOutcome:
+    def _run_tool(self, runner: ToolRunner, row: StoredRow, original: ToolInvocation, rerun_id: int) -> CallOutcome:
         with self.store.database.reading() as connection:
             thread_id = self.store.sessions.branch(connection, row.internal_session_id).thread_id
         try:
-            value = portable(await_result(self.settle, _keyed(run(original.args, thread_id), idempotency_key())))
+            result = portable(
+                await_result(self.settle, _with_idempotency_key(runner(original.args, thread_id), idempotency_key()))
+            )
         except (Exception, *CANCELLED) as error:  # noqa: BLE001  # whatever a tool raises is journaled and reported
-            return self._raised(row, again, error)
-        return CallOutcome(status=invocation.DONE, result=value, ended_at=datetime.now(UTC))
+            return self._outcome_of_error(row, rerun_id, error)
+        return CallOutcome(status=invocation.DONE, result=result, ended_at=datetime.now(UTC))
 
-    def _raised(self, row: StoredRow, again: int, error: BaseException) -> CallOutcome:
+    def _outcome_of_error(self, row: StoredRow, rerun_id: int, error: BaseException) -> CallOutcome:
         """Return the outcome of a call that raised. It may have acted before it raised."""
-        call, now = self._read(again), datetime.now(UTC)
+        call, now = self._load_call(rerun_id), datetime.now(UTC)
         if call is None or self._proves_nothing_done(row, call, error):
             return CallOutcome(status=FAILED, error=describe_error(error), ended_at=now)
-        seen = self.verification.run_verify(row.external_session_id, call)
-        if isinstance(seen, VerifiedCall):
-            return CallOutcome(status=invocation.DONE, result=seen.result, ended_at=now)
-        problem = _problem(error, seen)
-        if isinstance(error, CANCELLED) and seen is not Verdict.GONE:
+        verdict = self.verification.run_verify(row.external_session_id, call)
+        if isinstance(verdict, VerifiedCall):
+            return CallOutcome(status=invocation.DONE, result=verdict.result, ended_at=now)
+        problem = _describe_failure(error, verdict)
+        if isinstance(error, CANCELLED) and verdict is not Verdict.GONE:
             return CallOutcome(status=invocation.UNKNOWN, error=problem)
-        is_known = seen is Verdict.GONE or (seen is Verdict.NO_VERIFY and call.effect not in LASTING)
-        return CallOutcome(status=FAILED if is_known else invocation.UNKNOWN, error=problem, ended_at=now)
+        is_failed = verdict is Verdict.GONE or (verdict is Verdict.NO_VERIFY and call.effect not in LASTING)
+        return CallOutcome(status=FAILED if is_failed else invocation.UNKNOWN, error=problem, ended_at=now)
 
     def _proves_nothing_done(self, row: StoredRow, call: ToolInvocation, error: BaseException) -> bool:
         return isinstance(error, (NothingDone, *self.registry.failed_on(row.external_session_id, call)))
 
 
-def _problem(error: BaseException, seen: object) -> str:
+def _describe_failure(error: BaseException, verdict: object) -> str:
     """Return the error of a tool or its undo function, with the error that its `verify` raised after that."""
-    return join_errors(describe_error(error), seen.error if isinstance(seen, VerifyRaised) else None) or ""
+    return join_errors(describe_error(error), verdict.error if isinstance(verdict, VerifyRaised) else None) or ""
 
 
 def _may_run_again(call: ToolInvocation) -> bool:
@@ -285,48 +289,48 @@ def _may_run_again(call: ToolInvocation) -> bool:
     return call.status in (FAILED, invocation.REVERSED) or call.may_be_repeated
 
 
-def _keyed(answer: Any, key: str) -> Any:
+def _with_idempotency_key(result: Any, key: str) -> Any:
     """Make the idempotency key available to an asynchronous tool, wherever the tool is awaited."""
 
-    async def keyed() -> Any:
+    async def await_with_key() -> Any:
         with idempotency_key_set(key):
-            return await answer
+            return await result
 
-    return keyed() if inspect.isawaitable(answer) else answer
+    return await_with_key() if inspect.isawaitable(result) else result
 
 
-def drift(original: ToolInvocation, again: ToolInvocation) -> str | None:
+def describe_drift(original: ToolInvocation, rerun: ToolInvocation) -> str | None:
     """Return how the result of a tool that ran again differs from the recorded one; None if it does not."""
-    now, then = comparable(again.result), comparable(original.result)
-    return None if now == then else f"it returned {now!r}; the record has {then!r}"
+    new_result, recorded_result = comparable(rerun.result), comparable(original.result)
+    return None if new_result == recorded_result else f"it returned {new_result!r}; the record has {recorded_result!r}"
 
 
-def stops_at(row: StoredRow, again: ToolInvocation) -> bool:
+def stops_at_drift(row: StoredRow, rerun: ToolInvocation) -> bool:
     """Return whether an operation stops at a call that returned something different.
 
     It does not stop there twice, because whoever resumes it has seen the difference.
     """
     request = as_object(row.request)
-    return request.get("on_drift") == "stop" and again.id not in request.get("told", ())
+    return request.get("on_drift") == "stop" and rerun.id not in request.get("told", ())
 
 
-def _key(row: StoredRow, invocation_id: int) -> str:
+def _rerun_key(row: StoredRow, invocation_id: int) -> str:
     return hashlib.sha256(f"{row.id}\0{invocation_id}".encode()).hexdigest()[:32]
 
 
-def _intent(row: StoredRow, original: ToolInvocation, owner: str, earlier: ToolInvocation | None) -> Intent:
+def _rerun_intent(row: StoredRow, original: ToolInvocation, owner: str, earlier_run: ToolInvocation | None) -> Intent:
     """Return the intent of running a call again.
 
     After a failure, the idempotency key stays the same, so the called service recognizes the attempt. After a reversal,
     it is a new one.
     """
-    key = _key(row, original.id)
-    if earlier is not None:
-        key = f"{key}-{earlier.id}" if earlier.status == invocation.REVERSED else earlier.idempotency_key
+    key = _rerun_key(row, original.id)
+    if earlier_run is not None:
+        key = f"{key}-{earlier_run.id}" if earlier_run.status == invocation.REVERSED else earlier_run.idempotency_key
     return Intent(
         session_id=row.external_session_id,
         branch_id=row.internal_session_id,
-        batch=OFF_THE_TRACK,
+        batch=RERUN_BATCH,
         batch_index=0,
         tool_name=original.tool_name,
         tool_call_id=None,

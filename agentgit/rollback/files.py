@@ -16,7 +16,7 @@ from agentgit.effects.registry import Registry
 from agentgit.errors import AgentGitError, Unavailable, WorkspaceChanged
 from agentgit.rollback.workspace_adapter import reopen
 from agentgit.store.records.sessions import StoredRow
-from agentgit.store.records.workspace_snapshots import files_of
+from agentgit.store.records.workspace_snapshots import snapshot_ref_from_row
 from agentgit.store.store import Store
 from agentgit.values import as_object, escape_path
 
@@ -38,58 +38,64 @@ class RollbackFiles:
         with self.store.database.reading() as connection:
             return self.store.snapshots.of_checkpoint(connection, target)
 
-    def take(self, session_id: int, why: str) -> SnapshotRef | None:
+    def take_snapshot(self, session_id: int, reason: str) -> SnapshotRef | None:
         """Take a snapshot of the current files of a session; None if it has no files here.
 
         Raises:
             AgentGitError: The workspace cannot be read.
         """
         with self.store.database.reading() as connection:
-            last = self.store.snapshots.last(connection, session_id)
-        at = files_of(last) if last is not None else None
-        return None if at is None or at.is_imported else self._keeper(session_id, at).take(why)
+            row = self.store.snapshots.newest_of_session(connection, session_id)
+        snapshot = snapshot_ref_from_row(row) if row is not None else None
+        return (
+            None
+            if snapshot is None or snapshot.is_imported
+            else self._adapter(session_id, snapshot).take_snapshot(reason)
+        )
 
     def of_branch(self, branch: StoredRow) -> SnapshotRef | None:
         """Return the files that were last recorded for a branch; None if it has none."""
         with self.store.database.reading() as connection:
-            row = self.store.snapshots.of_branch(connection, branch)
-        return files_of(row) if row is not None else None
+            row = self.store.snapshots.newest_of_branch(connection, branch)
+        return snapshot_ref_from_row(row) if row is not None else None
 
-    def planned(self, plan: RollbackPlan, session_id: int, at: SnapshotRef | None) -> RollbackPlan:
+    def add_to_plan(self, plan: RollbackPlan, session_id: int, snapshot: SnapshotRef | None) -> RollbackPlan:
         """Add the planned changes to the files to a plan."""
-        return replace(plan, files=self.plan(session_id, at)) if at is not None else plan
+        return replace(plan, files=self.plan(session_id, snapshot)) if snapshot is not None else plan
 
-    def plan(self, session_id: int, at: SnapshotRef) -> FileChanges:
+    def plan(self, session_id: int, snapshot: SnapshotRef) -> FileChanges:
         """Return what restoring the files would do, without doing anything."""
         with self.store.database.reading() as connection:
-            last = self.store.snapshots.last(connection, session_id)
+            row = self.store.snapshots.newest_of_session(connection, session_id)
         try:
-            return self._keeper(session_id, at).plan(at, files_of(last) if last is not None else None)
+            return self._adapter(session_id, snapshot).plan(
+                snapshot, snapshot_ref_from_row(row) if row is not None else None
+            )
         except AgentGitError as error:
-            return not_done(at, error)
+            return failed_restore(snapshot, error)
 
-    def require_own(self, session_id: int, at: SnapshotRef | None) -> None:
+    def require_safe_restore(self, session_id: int, snapshot: SnapshotRef | None) -> None:
         """Check that the files can be restored and that nobody else has changed them.
 
         Raises:
             WorkspaceChanged: Somebody else has changed them; nothing was done.
             Unavailable: The workspace or the snapshot is missing; nothing was done.
         """
-        if at is None:
+        if snapshot is None:
             return
         try:
-            self._keeper(session_id, at).require_restorable(at)
+            self._adapter(session_id, snapshot).require_restorable(snapshot)
         except AgentGitError as error:
             raise Unavailable(
                 f"Nothing was done. The files cannot be restored: {str(error).rstrip('.')}. To keep them, pass "
                 "files=False, or sync='ignore' for a switch."
             ) from error
-        changes = self.plan(session_id, at)
+        changes = self.plan(session_id, snapshot)
         if changes.conflicts:
-            several = ", ".join(map(escape_path, changes.conflicts[:5])) + (", …" if len(changes.conflicts) > 5 else "")
+            paths = ", ".join(map(escape_path, changes.conflicts[:5])) + (", …" if len(changes.conflicts) > 5 else "")
             raise WorkspaceChanged(
                 f"Nothing was done. Since this session last looked at {changes.workspace}, somebody else "
-                f"(or a turn that was killed) has changed {several}. force=True restores the files anyway and "
+                f"(or a turn that was killed) has changed {paths}. force=True restores the files anyway and "
                 "keeps the changes in a snapshot."
             )
 
@@ -99,34 +105,38 @@ class RollbackFiles:
         Args:
             row: The row of the operation.
         """
-        wanted = as_object(row.request).get("files")
-        if wanted is None:
+        snapshot_data = as_object(row.request).get("files")
+        if snapshot_data is None:
             return None
-        at, known = SnapshotRef(**wanted), as_object(row.request).get("files_known")
+        snapshot, expected_data = SnapshotRef(**snapshot_data), as_object(row.request).get("files_known")
         try:
-            done = self._keeper(row.external_session_id, at).restore(
-                at, SnapshotRef(**known) if known is not None else None
+            result = self._adapter(row.external_session_id, snapshot).restore(
+                snapshot, SnapshotRef(**expected_data) if expected_data is not None else None
             )
-            return replace(done, changes=[*done.changes, *self._overwritten_before(row)])
+            return replace(result, changes=[*result.changes, *self._overwritten_by_rollback(row)])
         except (AgentGitError, OSError) as error:
-            return not_done(at, error)
+            return failed_restore(snapshot, error)
 
-    def _overwritten_before(self, row: StoredRow) -> list[FileChange]:
+    def _overwritten_by_rollback(self, row: StoredRow) -> list[FileChange]:
         """List what was overwritten by the rollback that a switch undoes; only its safety snapshot has that."""
         if row.kind != SWITCH:
             return []
         with self.store.database.reading() as connection:
-            left = self.store.operations.left_by_rollback(connection, row.internal_session_id, row.id)
-        files = as_object(left.report).get("files") if left is not None else None
-        changes = FileChanges.from_dict(files).changes if files else []
+            rollback = self.store.operations.find_rollback_from(connection, row.internal_session_id, row.id)
+        data = as_object(rollback.report).get("files") if rollback is not None else None
+        changes = FileChanges.from_dict(data).changes if data else []
         return [change for change in changes if change.action == OVERWRITTEN]
 
     def diff(self, a: Checkpoint, b: Checkpoint) -> dict[str, Any]:
         """Compare the files of two checkpoints; return the fields of a `Diff` by name, or `{}` if one has no files."""
-        ids = [one.metadata.get("workspace_snapshot") for one in (a, b)]
+        snapshot_ids = [checkpoint.metadata.get("workspace_snapshot") for checkpoint in (a, b)]
         with self.store.database.reading() as connection:
-            found = [self.store.snapshots.one(connection, one) for one in ids if one is not None]
-        first, second = found if len(found) == 2 else (None, None)
+            snapshots = [
+                self.store.snapshots.find(connection, snapshot_id)
+                for snapshot_id in snapshot_ids
+                if snapshot_id is not None
+            ]
+        first, second = snapshots if len(snapshots) == 2 else (None, None)
         if first is None or second is None or first.snapshot == second.snapshot:
             return {}
         try:
@@ -134,7 +144,7 @@ class RollbackFiles:
         except AgentGitError as error:
             return {"diff_content": f"The files cannot be compared: {error}\n"}
 
-    def release(self, *, collect: bool = False) -> int:
+    def release_unused(self, *, collect: bool = False) -> int:
         """Release the snapshots that no checkpoint and no branch needs, if their workspace is available.
 
         Args:
@@ -144,30 +154,30 @@ class RollbackFiles:
             The number of released snapshots.
         """
         with self.store.database.reading() as connection:
-            free = self.store.snapshots.find_unused(connection)
-        gone, keepers = dict[int, SnapshotRef](), dict[str, WorkspaceAdapter]()
-        for row_id, at in free:
-            place = str(at.settings.get("storage"))
+            unused = self.store.snapshots.find_unused(connection)
+        released, adapters = dict[int, SnapshotRef](), dict[str, WorkspaceAdapter]()
+        for row_id, snapshot in unused:
+            storage = str(snapshot.settings.get("storage"))
             try:
-                keepers[place] = keepers.get(place) or reopen(at.settings)
-                keepers[place].release(at)
+                adapters[storage] = adapters.get(storage) or reopen(snapshot.settings)
+                adapters[storage].release(snapshot)
             except AgentGitError:
                 continue  # its workspace is elsewhere, and releases it there
-            gone[row_id] = at
-        if gone:
-            self.store.database.write(lambda c: self.store.snapshots.delete(c, list(gone)))
-            self.repin(gone.values())
-        for keeper in keepers.values() if collect else ():
-            keeper.collect()
-        return len(gone)
+            released[row_id] = snapshot
+        if released:
+            self.store.database.write(lambda c: self.store.snapshots.delete(c, list(released)))
+            self.repin(released.values())
+        for adapter in adapters.values() if collect else ():
+            adapter.collect()
+        return len(released)
 
     def repin(self, released: Collection[SnapshotRef]) -> None:
         """Hold released snapshots again that a row still uses: a row added meanwhile, or one of another user."""
         with self.store.all_users_database.reading() as connection:
-            held = self.store.snapshots.in_use(connection, [at.snapshot for at in released])
-        for at in released:
-            if at.snapshot in held:
-                reopen(at.settings).hold(at)
+            used_ids = self.store.snapshots.in_use(connection, [snapshot.snapshot for snapshot in released])
+        for snapshot in released:
+            if snapshot.snapshot in used_ids:
+                reopen(snapshot.settings).hold(snapshot)
 
     def release_all(self, sessions: Select[int]) -> tuple[list[SnapshotRef], list[str]]:
         """Release the snapshots that only these sessions use.
@@ -176,41 +186,43 @@ class RollbackFiles:
             The released snapshots, and a message for each one that could not be reached.
         """
         with self.store.all_users_database.reading() as connection:  # includes the sessions of other users
-            found = self.store.snapshots.exclusive_to(connection, sessions)
-        gone, left, keepers = list[SnapshotRef](), list[str](), dict[str, WorkspaceAdapter]()
-        for at in found:
-            place = str(at.settings.get("storage"))
+            snapshots = self.store.snapshots.exclusive_to(connection, sessions)
+        released, problems, adapters = list[SnapshotRef](), list[str](), dict[str, WorkspaceAdapter]()
+        for snapshot in snapshots:
+            storage = str(snapshot.settings.get("storage"))
             try:
-                keepers[place] = keepers.get(place) or reopen(at.settings)
-                keepers[place].release(at)
-                gone.append(at)
+                adapters[storage] = adapters.get(storage) or reopen(snapshot.settings)
+                adapters[storage].release(snapshot)
+                released.append(snapshot)
             except AgentGitError as error:
-                left.append(f"The snapshot {at.snapshot} of its files stays in {place}: {error}")
-        for keeper in keepers.values():
-            keeper.collect()
-        return gone, left
+                problems.append(f"The snapshot {snapshot.snapshot} of its files stays in {storage}: {error}")
+        for adapter in adapters.values():
+            adapter.collect()
+        return released, problems
 
-    def as_request(self, connection: Connection, session_id: int, at: SnapshotRef | None) -> dict[str, Any]:
+    def request_fields(self, connection: Connection, session_id: int, snapshot: SnapshotRef | None) -> dict[str, Any]:
         """Return what an operation records: the files to restore (None to leave them alone) and the current files."""
-        known = self.store.snapshots.last(connection, session_id)
+        row = self.store.snapshots.newest_of_session(connection, session_id)
         return {
-            "files": vars(at) if at is not None else None,
-            "files_known": vars(files_of(known)) if known is not None else None,
+            "files": vars(snapshot) if snapshot is not None else None,
+            "files_known": vars(snapshot_ref_from_row(row)) if row is not None else None,
         }
 
-    def after(self, row: StoredRow, brought: FileChanges | None) -> SnapshotRef | None:
+    def snapshot_after(self, row: StoredRow, file_changes: FileChanges | None) -> SnapshotRef | None:
         """Return the files of an operation's branch when the operation ends."""
         request = as_object(row.request)
-        if brought is not None and not brought.problem:
+        if file_changes is not None and not file_changes.problem:
             return SnapshotRef(**request["files"]).without_import_mark() if request.get("files") is not None else None
-        there = request.get("files_known")
-        return SnapshotRef(**there) if there is not None else None
+        earlier_data = request.get("files_known")
+        return SnapshotRef(**earlier_data) if earlier_data is not None else None
 
-    def _keeper(self, session_id: int, at: SnapshotRef) -> WorkspaceAdapter:
+    def _adapter(self, session_id: int, snapshot: SnapshotRef) -> WorkspaceAdapter:
         """Return the attached workspace of a session; if none is attached here, the workspace of the files."""
-        return self.registry.workspace(session_id) or reopen(at.settings)
+        return self.registry.workspace(session_id) or reopen(snapshot.settings)
 
 
-def not_done(at: SnapshotRef, error: Exception) -> FileChanges:
+def failed_restore(snapshot: SnapshotRef, error: Exception) -> FileChanges:
     """Return the result for files that cannot be restored."""
-    return FileChanges(workspace=str(at.settings.get("workspace")), snapshot=at.snapshot, problem=str(error))
+    return FileChanges(
+        workspace=str(snapshot.settings.get("workspace")), snapshot=snapshot.snapshot, problem=str(error)
+    )

@@ -32,10 +32,10 @@ def at_switch(meta: Mapping[str, Any], plan: RollbackPlan, sync: str) -> dict[st
         plan: The plan that would bring the world to it.
         sync: One of `SYNC_MODES`.
     """
-    moved = {str(step.invocation.first_id) for step in plan.steps}
-    waiting = {} if sync == "ignore" else meta.get(DRIFTED) or {}
-    drifted = {call: said for call, said in waiting.items() if call not in moved}
-    return {CHANGED: _changed(plan) if sync == "note" else None, DRIFTED: drifted}
+    changed_ids = {str(step.invocation.first_id) for step in plan.steps}
+    undelivered = {} if sync == "ignore" else meta.get(DRIFTED) or {}
+    drifted = {call_id: note for call_id, note in undelivered.items() if call_id not in changed_ids}
+    return {CHANGED: _describe_changes(plan) if sync == "note" else None, DRIFTED: drifted}
 
 
 def after_drift(meta: Mapping[str, Any], items: Sequence[ReportItem]) -> dict[str, Any]:
@@ -45,8 +45,8 @@ def after_drift(meta: Mapping[str, Any], items: Sequence[ReportItem]) -> dict[st
         meta: The metadata of the branch.
         items: Those calls, with the differences.
     """
-    said = {str(item.invocation.first_id): f"- {item.invocation} ran again: {item.reason}" for item in items}
-    return {DRIFTED: {**(meta.get(DRIFTED) or {}), **said}}
+    drift_notes = {str(item.invocation.first_id): f"- {item.invocation} ran again: {item.reason}" for item in items}
+    return {DRIFTED: {**(meta.get(DRIFTED) or {}), **drift_notes}}
 
 
 def undelivered_notes(meta: Mapping[str, Any]) -> dict[str, Any]:
@@ -58,33 +58,33 @@ def undelivered_notes(meta: Mapping[str, Any]) -> dict[str, Any]:
     return {name: meta.get(name) for name in DELIVERED}
 
 
-def note_of(meta: Mapping[str, Any]) -> str | None:
+def note_for_model(meta: Mapping[str, Any]) -> str | None:
     """Return the note for the model of a branch; None if there is none.
 
     Args:
         meta: The metadata of the branch.
     """
     drifted = meta.get(DRIFTED) or {}
-    again = ["Calls of this conversation ran again and returned something different:", *drifted.values()]
-    parts = [meta.get(CHANGED), "\n".join(again) if drifted else None]
+    drift_lines = ["Calls of this conversation ran again and returned something different:", *drifted.values()]
+    parts = [meta.get(CHANGED), "\n".join(drift_lines) if drifted else None]
     return "\n".join(part for part in parts if part) or None
 
 
-def store_notes(store: Store, connection: Connection, branch: StoredRow, facts: Mapping[str, Any]) -> None:
+def store_notes(store: Store, connection: Connection, branch: StoredRow, notes: Mapping[str, Any]) -> None:
     """Store the notes of a branch, if they have changed.
 
     Args:
         store: The store of the database.
         connection: A connection in a transaction that writes.
         branch: The row of the branch.
-        facts: The notes, as `at_switch`, `after_drift` or `undelivered_notes` returned them.
+        notes: The notes, as `at_switch`, `after_drift` or `undelivered_notes` returned them.
     """
     meta = as_object(branch.meta)
-    if any((meta.get(name) or None) != (fact or None) for name, fact in facts.items()):
-        store.sessions.note(connection, branch.id, facts)
+    if any((meta.get(name) or None) != (note or None) for name, note in notes.items()):
+        store.sessions.merge_metadata(connection, branch.id, notes)
 
 
-def _changed(plan: RollbackPlan) -> str | None:
+def _describe_changes(plan: RollbackPlan) -> str | None:
     """Describe how the world differs from the conversation; None if it does not."""
     lines = [f"- {step.invocation} was reversed" for step in plan.steps if step.action in (REDO, GONE)]
     lines += [f"- {step.invocation} was done elsewhere" for step in plan.steps if step.action not in (REDO, GONE)]

@@ -12,18 +12,18 @@ from agentgit.effects.files import FileChanges
 from agentgit.effects.plan import ANSWER, EXECUTE, GONE, REDO, REVERSE, ROLLBACK, SWITCH, WORLD_ONLY
 from agentgit.effects.registry import Registry
 from agentgit.effects.report import GROUPS, ReportItem
-from agentgit.rollback.executor import IN_THE_WORLD, Executor, drift
+from agentgit.rollback.executor import IN_THE_WORLD, Executor, describe_drift
 from agentgit.sessions.operation import DONE
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.store import Store
 from agentgit.values import as_object
 
 FAILED_BEFORE = "not tried, because an earlier one failed"
-STANDS = "not tried, because it was not reversed and would happen twice"
+NOT_REVERSED = "not tried, because it was not reversed and would happen twice"
 DRIFTED_BEFORE = "not tried, because an earlier one returned something different"
 
 
-_LEFT = {GONE: "gone", ANSWER: "answered"}
+_GROUP_OF_ACTION = {GONE: "gone", ANSWER: "answered"}
 
 
 class Reports:
@@ -43,89 +43,94 @@ class Reports:
     def outcome(self, connection: Connection, row: StoredRow) -> dict[str, list[ReportItem]]:
         """Return the outcome of each step, by group, read from the journal."""
         groups: dict[str, list[ReportItem]] = {group: [] for group in GROUPS}
-        request, untried = as_object(row.request), FAILED_BEFORE
-        stops = {"failed": FAILED_BEFORE}
+        request, untried_reason = as_object(row.request), FAILED_BEFORE
+        stop_reasons = {"failed": FAILED_BEFORE}
         if request.get("on_drift") == "stop":
-            stops["drifted"] = DRIFTED_BEFORE
+            stop_reasons["drifted"] = DRIFTED_BEFORE
         calls = self.store.journal.invocations(connection, [step["invocation"] for step in request["steps"]])
         for step in request["steps"]:
             call = calls[step["invocation"]]  # never deleted while an operation refers to it
-            for group, item in self._became(connection, row, call, step, untried):
+            for group, item in self._step_outcomes(connection, row, call, step, untried_reason):
                 groups[group].append(item)
-                untried = stops.get(group, untried)
+                untried_reason = stop_reasons.get(group, untried_reason)
         return groups
 
-    def _became(
-        self, connection: Connection, row: StoredRow, call: ToolInvocation, step: dict[str, Any], untried: str
+    def _step_outcomes(
+        self, connection: Connection, row: StoredRow, call: ToolInvocation, step: dict[str, Any], untried_reason: str
     ) -> Iterable[tuple[str, ReportItem]]:
         """Yield the outcome of one step; a call that ran again and returned something different is yielded twice."""
         if step["action"] == REVERSE:
-            group, why = self._reversed(row, call, untried)
+            group, reason = self._reversal_outcome(row, call, untried_reason)
         elif step["action"] == REDO:
-            again = self.executor.find_rerun(connection, row, call.id)
-            group, why = self._redone(row, call, again, untried)
-            if group == "redone" and again is not None and (other := drift(call, again)) is not None:
-                yield "drifted", ReportItem(invocation=again, reason=other)
+            rerun = self.executor.find_rerun(connection, row, call.id)
+            group, reason = self._redo_outcome(row, call, rerun, untried_reason)
+            if group == "redone" and rerun is not None and (difference := describe_drift(call, rerun)) is not None:
+                yield "drifted", ReportItem(invocation=rerun, reason=difference)
         else:
-            group, why = self._left(connection, call, _LEFT.get(step["action"], "kept"))
-        yield group, ReportItem(invocation=call, reason=why or step["why"])
+            group, reason = self._untouched_outcome(connection, call, _GROUP_OF_ACTION.get(step["action"], "kept"))
+        yield group, ReportItem(invocation=call, reason=reason or step["why"])
 
-    def _left(self, connection: Connection, call: ToolInvocation, group: str) -> tuple[str, str]:
+    def _untouched_outcome(self, connection: Connection, call: ToolInvocation, group: str) -> tuple[str, str]:
         """Return the current state of an effect that was left alone; other operations may have changed it since."""
         if group == "kept" and call.status != invocation.REVERSED:
             return group, ""
-        stands = any(one.status in IN_THE_WORLD for one in self.store.world.redone(connection, call.first_id))
-        if group == "kept" and not stands:
+        is_in_world = any(run.status in IN_THE_WORLD for run in self.store.world.redo_calls(connection, call.first_id))
+        if group == "kept" and not is_in_world:
             return "reversed", "it was to be kept, but has been reversed since"
-        if group == "answered" and call.status == invocation.REVERSED and not stands:
+        if group == "answered" and call.status == invocation.REVERSED and not is_in_world:
             return "gone", "it is answered from the record, and has been reversed since"
-        return ("kept", "it was gone, but has run again since") if group == "gone" and stands else (group, "")
+        return ("kept", "it was gone, but has run again since") if group == "gone" and is_in_world else (group, "")
 
-    def _reversed(self, row: StoredRow, call: ToolInvocation, untried: str) -> tuple[str, str]:
+    def _reversal_outcome(self, row: StoredRow, call: ToolInvocation, untried_reason: str) -> tuple[str, str]:
         if call.status == invocation.REVERSED:
             return "reversed", ""
         if call.status == invocation.REVERSE_UNKNOWN:
             return "failed", f"it is unknown whether it was reversed ({call.error_message}); see repo.resolve()"
-        missing = self.registry.cannot_undo(row.external_session_id, call)
+        obstacle = self.registry.undo_obstacle(row.external_session_id, call)
         if call.status == invocation.REVERSE_FAILED:
-            return "failed", "; ".join(filter(None, [f"its undo raised {call.error_message}", missing]))
-        return "remaining", missing or untried
+            return "failed", "; ".join(filter(None, [f"its undo raised {call.error_message}", obstacle]))
+        return "remaining", obstacle or untried_reason
 
-    def _redone(
-        self, row: StoredRow, call: ToolInvocation, again: ToolInvocation | None, untried: str
+    def _redo_outcome(
+        self, row: StoredRow, call: ToolInvocation, rerun: ToolInvocation | None, untried_reason: str
     ) -> tuple[str, str]:
-        if again is None:
-            if self.executor.still_stands(row, call):
-                return "remaining", STANDS
-            missing = self.registry.cannot_run(row.external_session_id, call)
-            return "remaining", missing or untried
-        if again.status in IN_THE_WORLD:
+        if rerun is None:
+            if self.executor.may_still_be_in_world(row, call):
+                return "remaining", NOT_REVERSED
+            obstacle = self.registry.rerun_obstacle(row.external_session_id, call)
+            return "remaining", obstacle or untried_reason
+        if rerun.status in IN_THE_WORLD:
             return "redone", ""
-        if again.status == invocation.FAILED:
-            return "failed", f"it raised {again.error_message} when it ran again"
-        if again.status == invocation.REVERSED:
+        if rerun.status == invocation.FAILED:
+            return "failed", f"it raised {rerun.error_message} when it ran again"
+        if rerun.status == invocation.REVERSED:
             return "remaining", "it ran again, but has been reversed since"
-        if again.has_raised:
-            said = f"it raised {again.error_message} when it ran again, but may have happened"
-            return "failed", said if again.may_be_repeated else f"{said} (invocation {again.id}); see repo.resolve()"
-        return "failed", f"it is unknown whether it ran again (invocation {again.id}); see repo.resolve()"
+        if rerun.has_raised:
+            reason = f"it raised {rerun.error_message} when it ran again, but may have happened"
+            return (
+                "failed",
+                reason if rerun.may_be_repeated else f"{reason} (invocation {rerun.id}); see repo.resolve()",
+            )
+        return "failed", f"it is unknown whether it ran again (invocation {rerun.id}); see repo.resolve()"
 
-    def _recorded(self, connection: Connection, row: StoredRow) -> dict[str, list[ReportItem]]:
-        stored = as_object(row.report)
-        told = {group: stored.get(group, []) for group in GROUPS}
-        calls = self.store.journal.invocations(connection, [i["invocation"] for items in told.values() for i in items])
+    def _load_groups(self, connection: Connection, row: StoredRow) -> dict[str, list[ReportItem]]:
+        report = as_object(row.report)
+        stored_groups = {group: report.get(group, []) for group in GROUPS}
+        calls = self.store.journal.invocations(
+            connection, [i["invocation"] for items in stored_groups.values() for i in items]
+        )
         return {
             group: [
                 ReportItem(invocation=calls[i["invocation"]], reason=i["reason"])
                 for i in items
                 if i["invocation"] in calls
             ]
-            for group, items in told.items()
+            for group, items in stored_groups.items()
         }
 
     def read(self, connection: Connection, row: StoredRow) -> RollbackReport:
         """Return the report of an operation; if it is not done, the outcome of its steps so far."""
-        groups = self._recorded(connection, row) if row.status == DONE else self.outcome(connection, row)
+        groups = self._load_groups(connection, row) if row.status == DONE else self.outcome(connection, row)
         branch = self.store.sessions.branch(connection, row.internal_session_id)
         kind = WORLD_ONLY if row.kind == ROLLBACK and row.internal_session_id == row.source_id else row.kind
         if kind not in (SWITCH, WORLD_ONLY) and as_object(row.request).get("replay") != EXECUTE:

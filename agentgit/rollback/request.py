@@ -60,7 +60,7 @@ class Request:
         require_one_of("replay", self.replay, REPLAY_MODES)
         require_one_of("on_error", self.on_error, ON_ERROR)
         require_one_of("on_drift", self.on_drift, ON_ERROR)
-        if self.request_id is not None and not _fits(self.request_id):
+        if self.request_id is not None and not _is_valid_request_id(self.request_id):
             raise InvalidInput(f"request_id must be a printable string of 1 to 64 characters, not {self.request_id!r}.")
         if not self.conversation:
             self._require_world_only()
@@ -128,5 +128,5 @@ def require_one_of(name: str, value: Any, modes: tuple[str, ...]) -> None:
         raise InvalidInput(f"{name} must be {', '.join(map(repr, modes[:-1]))} or {modes[-1]!r}, not {value!r}.")
 
 
-def _fits(request_id: Any) -> bool:
+def _is_valid_request_id(request_id: Any) -> bool:
     return isinstance(request_id, str) and 0 < len(request_id) <= 64 and request_id.isprintable()

@@ -27,16 +27,16 @@ class Resumption:
         store: The store of the database.
         planner: The planner that plans them again.
         executor: The executor, which finds the calls that ran again.
-        admit: A function that refuses users without permission.
+        authorize: A function that refuses users without permission.
     """
 
-    def __init__(self, store: Store, planner: Planner, executor: Executor, admit: Authorize) -> None:
-        self.admit = admit
+    def __init__(self, store: Store, planner: Planner, executor: Executor, authorize: Authorize) -> None:
+        self.admit = authorize
         self.store = store
         self.planner = planner
         self.executor = executor
 
-    def find(self, connection: Connection, operation_id: int) -> StoredRow:
+    def load_operation(self, connection: Connection, operation_id: int) -> StoredRow:
         """Read the row of an operation.
 
         Raises:
@@ -47,43 +47,43 @@ class Resumption:
             raise NotFound(f"There is no operation {operation_id}. session.operations() lists those of a session.")
         return row
 
-    def take(self, connection: Connection, operation_id: int, owner: str) -> StoredRow | None:
+    def take_over(self, connection: Connection, operation_id: int, owner: str) -> StoredRow | None:
         """Take over a stopped operation and return its row; None if the operation is done.
 
         Raises:
             NotFound: There is no such operation.
             Conflict: This operation, another operation of its session, or a turn is running.
         """
-        session_id = self.find(connection, operation_id).external_session_id
+        session_id = self.load_operation(connection, operation_id).external_session_id
         self.admit(connection, session_id)
         self.store.sessions.lock(connection, session_id)
         if operation_id in recover_abandoned(self.store, connection, session_id):
             raise Conflict(f"Operation {operation_id} is in progress. Wait until it ends.")
-        row = self.find(connection, operation_id)
+        row = self.load_operation(connection, operation_id)
         if row.status == operation.DONE:
             return None
         require_idle(self.store, connection, session_id)
-        self.store.operations.take(connection, operation_id, owner)
+        self.store.operations.resume(connection, operation_id, owner)
         self.store.sessions.set_status(connection, row.internal_session_id, REPLAYING)
         return row
 
-    def leave(self, connection: Connection, row: StoredRow) -> None:
+    def release(self, connection: Connection, row: StoredRow) -> None:
         """Release an operation that was taken over but cannot continue."""
         self.store.sessions.set_status(connection, row.internal_session_id, PARTIAL)
         self.store.operations.end(connection, row.id, operation.PARTIAL, as_object(row.report))
 
-    def plan_new_effects(self, connection: Connection, operation_id: int, cannot: Refusals) -> RollbackPlan:
+    def plan_new_effects(self, connection: Connection, operation_id: int, refusals: Refusals) -> RollbackPlan:
         """Plan actions for what happened in the world since an operation was planned.
 
         Args:
             connection: An open connection; the transaction may be read-only.
             operation_id: The id of the operation.
-            cannot: The refusals of prechecks.
+            refusals: The refusals of prechecks.
         """
-        row = self.find(connection, operation_id)
-        return self._since(connection, row, as_object(row.request)["steps"], cannot)
+        row = self.load_operation(connection, operation_id)
+        return self._plan_effects_since(connection, row, as_object(row.request)["steps"], refusals)
 
-    def add_new_steps(self, connection: Connection, operation_id: int, cannot: Refusals, *, force: bool) -> None:
+    def add_new_steps(self, connection: Connection, operation_id: int, refusals: Refusals, *, force: bool) -> None:
         """Add steps to an operation for what happened in the world since it was planned.
 
         New reversals come first, because their effects are newer. Calls that were reversed since run again at the end.
@@ -91,38 +91,38 @@ class Resumption:
         Args:
             connection: A connection in a transaction that writes.
             operation_id: The id of the operation.
-            cannot: The refusals of prechecks.
+            refusals: The refusals of prechecks.
             force: True to skip steps that cannot be done, in this plan or when they run.
 
         Raises:
             RollbackBlocked: An effect that was added since cannot be reversed.
         """
-        row = self.find(connection, operation_id)
+        row = self.load_operation(connection, operation_id)
         request = as_object(row.request)
         if request.get("sync") not in ("note", "ignore"):
-            since = self._since(connection, row, request["steps"], cannot)
-            if not since.is_admissible and not (force or request["force"]):
-                why = "; ".join(f"{step.invocation}: {step.why}" for step in since.blockers)
+            new_plan = self._plan_effects_since(connection, row, request["steps"], refusals)
+            if not new_plan.is_admissible and not (force or request["force"]):
+                reasons = "; ".join(f"{step.invocation}: {step.why}" for step in new_plan.blockers)
                 raise RollbackBlocked(
-                    f"Nothing was done. Since this was planned: {why}. repo.resume({operation_id}, force=True) keeps "
-                    "what cannot be reversed.",
-                    since,
+                    f"Nothing was done. Since this was planned: {reasons}. repo.resume({operation_id}, force=True) "
+                    "keeps what cannot be reversed.",
+                    new_plan,
                 )
-            steps = since.forced().as_request()
-            first = [step for step in steps if step["action"] != REDO]
-            last = [step for step in steps if step["action"] == REDO]
-            request["steps"] = [*first, *request["steps"], *last]
+            steps = new_plan.forced().as_request()
+            other_steps = [step for step in steps if step["action"] != REDO]
+            redo_steps = [step for step in steps if step["action"] == REDO]
+            request["steps"] = [*other_steps, *request["steps"], *redo_steps]
         if force:
             request |= {"on_error": "continue", "on_drift": "continue", "give_up": True}
         self.store.operations.set_request(connection, row.id, request)
 
-    def _since(
-        self, connection: Connection, row: StoredRow, steps: list[dict[str, Any]], cannot: Refusals
+    def _plan_effects_since(
+        self, connection: Connection, row: StoredRow, steps: list[dict[str, Any]], refusals: Refusals
     ) -> RollbackPlan:
         """Plan actions for effects that are neither among the steps nor made by them."""
-        known = {step["invocation"] for step in steps}
-        made = [
+        known_ids = {step["invocation"] for step in steps}
+        reruns = [
             self.executor.find_rerun(connection, row, step["invocation"]) for step in steps if step["action"] == REDO
         ]
-        known |= {call.id for call in made if call is not None}
-        return self.planner.replan(connection, row, cannot).without(known)
+        known_ids |= {call.id for call in reruns if call is not None}
+        return self.planner.replan(connection, row, refusals).without(known_ids)

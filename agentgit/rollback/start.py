@@ -27,7 +27,7 @@ Authorize = Callable[[Connection, int], None]
 """A function that raises if the user may not change the session with this id."""
 
 
-class Stale(Exception):
+class StalePlan(Exception):
     """The plan has a new reversal whose precheck has not run; plan again."""
 
 
@@ -38,22 +38,22 @@ class Starter:
         store: The store of the database.
         planner: The planner of the operations.
         files: The planner and restorer of workspace files.
-        admit: A function that refuses users without permission.
+        authorize: A function that refuses users without permission.
     """
 
-    def __init__(self, store: Store, planner: Planner, files: RollbackFiles, admit: Authorize) -> None:
-        self.admit = admit
+    def __init__(self, store: Store, planner: Planner, files: RollbackFiles, authorize: Authorize) -> None:
+        self.admit = authorize
         self.store = store
         self.planner = planner
         self.files = files
 
-    def rollback(
+    def record_rollback(
         self,
         connection: Connection,
         request: Request,
         owner: str,
         precheck_answers: dict[int, str],
-        files: SnapshotRef | None,
+        snapshot: SnapshotRef | None,
     ) -> tuple[int, bool]:
         """Record a rollback and its branch, which is not published yet.
 
@@ -65,21 +65,21 @@ class Starter:
         self.admit(connection, session_id)
         self.store.sessions.lock(connection, session_id)
         if request.request_id is not None:
-            earlier = self.store.operations.find_by_request_id(connection, session_id, request.request_id)
-            if earlier is not None:
-                return self._same(earlier, request, files), False
+            earlier_operation = self.store.operations.find_by_request_id(connection, session_id, request.request_id)
+            if earlier_operation is not None:
+                return self._require_same_request(earlier_operation, request, snapshot), False
         require_idle(self.store, connection, session_id)
         self.require_checkpoint_exists(connection, target, request.label)
-        plan = self.planner.plan_request(connection, request, refusals(precheck_answers))
-        self._require_asked(plan, precheck_answers)
-        plan = self._admitted(connection, plan, request, refusals(precheck_answers))
+        plan = self.planner.plan_request(connection, request, filter_refusals(precheck_answers))
+        self._require_prechecks(plan, precheck_answers)
+        plan = self._require_admissible(connection, plan, request, filter_refusals(precheck_answers))
         if request.conversation:
-            branch_id = self.branch(connection, target, request.name, request.source_id)
+            branch_id = self.create_branch(connection, target, request.name, request.source_id)
         else:
             branch_id = request.source_id
             require_no_unfinished_rollback(self.store.sessions.branch(connection, branch_id))
             self.store.sessions.set_status(connection, branch_id, REPLAYING)
-        begun = NewOperation(
+        new_operation = NewOperation(
             kind=ROLLBACK,
             session_id=session_id,
             user_id=request.user_id,
@@ -94,20 +94,20 @@ class Starter:
                 "tools": request.tools,
                 "replay": request.replay,
                 "force": request.force,
-                "accepted": sorted(self.planner.accepted(connection, request.source_id)),
-                **self.files.as_request(connection, session_id, files),
+                "accepted": sorted(self.planner.accepted_ids(connection, request.source_id)),
+                **self.files.request_fields(connection, session_id, snapshot),
                 "steps": plan.as_request(),
             },
         )
-        return self.store.operations.begin(connection, begun), True
+        return self.store.operations.begin(connection, new_operation), True
 
-    def switch(
+    def record_switch(
         self,
         connection: Connection,
         request: SwitchRequest,
         owner: str,
         precheck_answers: dict[int, str],
-        files: SnapshotRef | None,
+        snapshot: SnapshotRef | None,
     ) -> int:
         """Record a switch, block its branch until the switch is done, and return the id of the operation."""
         self.admit(connection, request.branch.external_session_id)
@@ -115,15 +115,15 @@ class Starter:
         branch = self.store.sessions.branch(connection, request.branch.id)
         require_idle(self.store, connection, branch.external_session_id)
         require_no_unfinished_rollback(branch)
-        plan = self.planner.switch(connection, branch, refusals(precheck_answers))
+        plan = self.planner.plan_switch(connection, branch, filter_refusals(precheck_answers))
         notes.store_notes(self.store, connection, branch, notes.at_switch(as_object(branch.meta), plan, request.sync))
         if request.sync == "world":
-            self._require_asked(plan, precheck_answers)
-            plan = self._admitted(connection, plan, request, refusals(precheck_answers))
+            self._require_prechecks(plan, precheck_answers)
+            plan = self._require_admissible(connection, plan, request, filter_refusals(precheck_answers))
         else:
             plan = replace(plan, steps=[])
         self.store.sessions.set_status(connection, branch.id, REPLAYING)
-        begun = NewOperation(
+        new_operation = NewOperation(
             kind=SWITCH,
             session_id=branch.external_session_id,
             user_id=request.user_id,
@@ -139,45 +139,63 @@ class Starter:
                 "on_error": request.on_error,
                 "on_drift": request.on_drift,
                 "force": request.force,
-                **self.files.as_request(connection, branch.external_session_id, files),
+                **self.files.request_fields(connection, branch.external_session_id, snapshot),
                 "steps": plan.as_request(),
             },
         )
-        return self.store.operations.begin(connection, begun)
+        return self.store.operations.begin(connection, new_operation)
 
     @staticmethod
-    def _require_asked(plan: RollbackPlan, said: dict[int, str]) -> None:
-        if any(step.invocation.id not in said for step in plan.reversals):
-            raise Stale
+    def _require_prechecks(plan: RollbackPlan, precheck_answers: dict[int, str]) -> None:
+        if any(step.invocation.id not in precheck_answers for step in plan.reversals):
+            raise StalePlan
 
     @staticmethod
-    def _same(earlier: StoredRow, request: Request, files: SnapshotRef | None) -> int:
-        asked = as_object(earlier.request)
-        conversation, brought = earlier.internal_session_id != earlier.source_id, asked.get("files")
-        was = (earlier.kind, earlier.target_id, conversation, asked.get("tools"), asked.get("replay"), brought)
-        now = (request.target.id, request.conversation, request.tools, request.replay, vars(files) if files else None)
-        if was != (ROLLBACK, *now):
+    def _require_same_request(earlier_operation: StoredRow, request: Request, snapshot: SnapshotRef | None) -> int:
+        earlier_request = as_object(earlier_operation.request)
+        conversation, earlier_files = (
+            earlier_operation.internal_session_id != earlier_operation.source_id,
+            earlier_request.get("files"),
+        )
+        earlier_options = (
+            earlier_operation.kind,
+            earlier_operation.target_id,
+            conversation,
+            earlier_request.get("tools"),
+            earlier_request.get("replay"),
+            earlier_files,
+        )
+        options = (
+            request.target.id,
+            request.conversation,
+            request.tools,
+            request.replay,
+            vars(snapshot) if snapshot else None,
+        )
+        if earlier_options != (ROLLBACK, *options):
             raise InvalidInput(
-                f"request_id {request.request_id!r} was used for a {earlier.kind} to checkpoint {earlier.target_id} "
-                f"with tools={asked.get('tools')!r}, files={brought is not None}, conversation={conversation}, "
-                f"replay={asked.get('replay')!r}; use another one."
+                f"request_id {request.request_id!r} was used for a {earlier_operation.kind} to checkpoint "
+                f"{earlier_operation.target_id} "
+                f"with tools={earlier_request.get('tools')!r}, files={earlier_files is not None}, "
+                f"conversation={conversation}, "
+                f"replay={earlier_request.get('replay')!r}; use another one."
             )
-        return int(earlier.id)
+        return int(earlier_operation.id)
 
-    def _admitted(
-        self, connection: Connection, plan: RollbackPlan, request: Request | SwitchRequest, cannot: Refusals
+    def _require_admissible(
+        self, connection: Connection, plan: RollbackPlan, request: Request | SwitchRequest, refusals: Refusals
     ) -> RollbackPlan:
         if plan.is_admissible:
             return plan
         if request.force:
             return plan.forced()
-        why = "; ".join(f"{step.invocation}: {step.why}" for step in plan.blockers)
-        near = self.planner.nearest(connection, request, cannot) if isinstance(request, Request) else None
-        hint = "" if near is None else f" The nearest checkpoint to roll back to is {_called(near)}."
+        reasons = "; ".join(f"{step.invocation}: {step.why}" for step in plan.blockers)
+        nearest = self.planner.find_nearest(connection, request, refusals) if isinstance(request, Request) else None
+        hint = "" if nearest is None else f" The nearest checkpoint to roll back to is {_checkpoint_name(nearest)}."
         raise RollbackBlocked(
-            f"Nothing was done. {why}.{hint} force=True keeps what cannot be reversed.",
+            f"Nothing was done. {reasons}.{hint} force=True keeps what cannot be reversed.",
             plan,
-            nearest=f"{near.branch_name}#{near.number}" if near is not None else None,
+            nearest=f"{nearest.branch_name}#{nearest.number}" if nearest is not None else None,
         )
 
     def require_checkpoint_exists(self, connection: Connection, target: StoredRow, label: str) -> None:
@@ -189,14 +207,14 @@ class Starter:
         if not self.store.checkpoints.find(connection, CHECKPOINT.c.id == target.id):
             raise NotFound(f"Checkpoint {label} has been deleted. To list the others, run agentgit log.")
 
-    def branch(self, connection: Connection, target: StoredRow, name: str | None, source_id: int) -> int:
+    def create_branch(self, connection: Connection, target: StoredRow, name: str | None, source_id: int) -> int:
         """Create the new branch with the state of its branch point, not open yet, and return its id."""
         sessions, session_id = self.store.sessions, target.external_session_id
         source = sessions.branch(connection, source_id)
         branch_id = sessions.create_branch(
             connection,
             session_id,
-            sessions.free_name(connection, session_id, name, source.name),
+            sessions.choose_branch_name(connection, session_id, name, source.name),
             status=REPLAYING,
             parent_id=target.internal_session_id,
             branch_point_id=target.id,
@@ -208,11 +226,11 @@ class Starter:
         return branch_id
 
 
-def refusals(said: dict[int, str]) -> dict[int, str]:
+def filter_refusals(precheck_answers: dict[int, str]) -> dict[int, str]:
     """Return only the answers of prechecks that refuse a reversal."""
-    return {id: why for id, why in said.items() if why}
+    return {id: reason for id, reason in precheck_answers.items() if reason}
 
 
-def _called(row: StoredRow) -> str:
-    place = f"{row.branch_name}#{row.number}"
-    return f"{row.name!r} ({place})" if row.name else place
+def _checkpoint_name(row: StoredRow) -> str:
+    reference = f"{row.branch_name}#{row.number}"
+    return f"{row.name!r} ({reference})" if row.name else reference

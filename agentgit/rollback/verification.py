@@ -37,47 +37,47 @@ def wait(awaitable: Awaitable[Any]) -> Any:
     The thread is needed because the caller may be on a running event loop, as every cell of a notebook is.
     """
 
-    async def settled() -> Any:
+    async def main() -> Any:
         return await awaitable
 
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, settled()).result()
+        return thread.submit(asyncio.run, main()).result()
 
 
 def awaiter_for_current_loop() -> Awaiter:
     """Return a function that waits for awaitables, on the event loop that awaits this code if there is one."""
     loop = WAITING_LOOP.get()
-    if loop is None or not loop.is_running() or loop is _running():
+    if loop is None or not loop.is_running() or loop is _running_loop():
         return wait
 
-    def settle(awaitable: Awaitable[Any]) -> Any:
-        async def settled() -> Any:
+    def wait_on_loop(awaitable: Awaitable[Any]) -> Any:
+        async def main() -> Any:
             return await awaitable
 
-        return asyncio.run_coroutine_threadsafe(settled(), loop).result()
+        return asyncio.run_coroutine_threadsafe(main(), loop).result()
 
-    return settle
+    return wait_on_loop
 
 
-def _running() -> asyncio.AbstractEventLoop | None:
+def _running_loop() -> asyncio.AbstractEventLoop | None:
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
         return None
 
 
-def await_result(settle: Awaiter, answer: Any) -> Any:
+def await_result(awaiter: Awaiter, result: Any) -> Any:
     """Return the result of a user's function; wait for it if it is an awaitable."""
-    return settle(answer) if inspect.isawaitable(answer) else answer
+    return awaiter(result) if inspect.isawaitable(result) else result
 
 
-def await_completed_result(settle: Awaiter, answer: Any) -> Any:
+def await_completed_result(awaiter: Awaiter, result: Any) -> Any:
     """Return the result of a user's function as `await_result` does, and check that the function has run.
 
     Raises:
         InvalidInput: The function returned a generator, a `map` or a `filter`, none of whose steps has run.
     """
-    value = await_result(settle, answer)
+    value = await_result(awaiter, result)
     if inspect.isgenerator(value) or inspect.isasyncgen(value) or isinstance(value, (map, filter)):
         raise InvalidInput(f"it returned a {type(value).__name__} that has not run; consume it inside the function.")
     return value
@@ -117,15 +117,15 @@ class Verification:
     Args:
         store: The store of the database.
         registry: The functions that this process has for recorded calls.
-        settle: A function that waits for an awaitable and returns its result.
+        awaiter: A function that waits for an awaitable and returns its result.
     """
 
-    def __init__(self, store: Store, registry: Registry, settle: Awaiter) -> None:
+    def __init__(self, store: Store, registry: Registry, awaiter: Awaiter) -> None:
         self.store = store
         self.registry = registry
-        self.settle = settle
+        self.settle = awaiter
 
-    def plan_with_prechecks(self, plan: PlanFactory) -> tuple[RollbackPlan, dict[int, str]]:
+    def plan_with_prechecks(self, create_plan: PlanFactory) -> tuple[RollbackPlan, dict[int, str]]:
         """Create a plan, run the prechecks of its reversals, and plan again if a precheck refuses.
 
         Prechecks are the user's functions and look at the world, so no transaction is open while they run.
@@ -134,31 +134,31 @@ class Verification:
             The plan, and the answer of each precheck by the id of the call: the reason of a refusal, or "".
         """
         with self.store.database.reading() as connection:
-            first = plan(connection, {})
-        said = {step.invocation.id: self._precheck(step.invocation) for step in first.reversals}
-        cannot = {id: why for id, why in said.items() if why is not None}
-        if not cannot:
-            return first, dict.fromkeys(said, "")
+            plan = create_plan(connection, {})
+        answers = {step.invocation.id: self._run_precheck(step.invocation) for step in plan.reversals}
+        refusals = {id: answer for id, answer in answers.items() if answer is not None}
+        if not refusals:
+            return plan, dict.fromkeys(answers, "")
         with self.store.database.reading() as connection:
-            return plan(connection, cannot), {id: why or "" for id, why in said.items()}
+            return create_plan(connection, refusals), {id: answer or "" for id, answer in answers.items()}
 
-    def _precheck(self, call: ToolInvocation) -> str | None:
+    def _run_precheck(self, call: ToolInvocation) -> str | None:
         """Return why one effect cannot be undone now; None if it can."""
-        session_id = self._session_of(call)
+        session_id = self._session_id_of(call)
         try:
-            check = self.registry.precheck(session_id, call)
+            precheck = self.registry.precheck(session_id, call)
         except NotFound as error:
             return str(error)
         try:
-            said = await_completed_result(self.settle, check(call)) if check is not None else None
+            answer = await_completed_result(self.settle, precheck(call)) if precheck is not None else None
         except Exception as error:  # noqa: BLE001  # any error of a user's function blocks the reversal and is reported
             _warn("precheck", call, "it is not reversed")
             return f"its precheck raised {describe_error(error)}"
-        if said is None or said is True:
+        if answer is None or answer is True:
             return None
-        return f"its precheck refused it{'' if said is False else f': {said}'}"
+        return f"its precheck refused it{'' if answer is False else f': {answer}'}"
 
-    def _session_of(self, call: ToolInvocation) -> int:
+    def _session_id_of(self, call: ToolInvocation) -> int:
         with self.store.database.reading() as connection:
             return int(self.store.sessions.branch(connection, call.internal_session_id).external_session_id)
 
@@ -166,35 +166,39 @@ class Verification:
         """Recover what dead processes held in a session, and verify the calls whose outcome is in doubt."""
         recover_all_abandoned(self.store, session_id)
         with self.store.database.reading() as connection:
-            standing = self.store.world.calls_in_effect(connection, session_id)
-        for call in standing:
+            calls = self.store.world.calls_in_effect(connection, session_id)
+        for call in calls:
             if call.status in (invocation.UNKNOWN, invocation.REVERSE_UNKNOWN, invocation.REVERSE_FAILED):
                 self.verify(session_id, call)
 
     def verify(self, session_id: int, call: ToolInvocation) -> None:
         """Run the `verify` function of a call, and record whether the effect is in the world."""
-        seen = self.run_verify(session_id, call)
-        if isinstance(seen, VerifyRaised) or seen in (Verdict.UNDETERMINED, Verdict.NO_VERIFY):
-            self._note(call, seen.error if isinstance(seen, VerifyRaised) else None)
+        verdict = self.run_verify(session_id, call)
+        if isinstance(verdict, VerifyRaised) or verdict in (Verdict.UNDETERMINED, Verdict.NO_VERIFY):
+            self._record_verify_error(call, verdict.error if isinstance(verdict, VerifyRaised) else None)
             return
-        there = isinstance(seen, VerifiedCall)
+        is_in_world = isinstance(verdict, VerifiedCall)
         if call.status == invocation.UNKNOWN:
-            status, error = (invocation.DONE, None) if there else (invocation.FAILED, "verified: it did not happen")
+            status, error = (
+                (invocation.DONE, None) if is_in_world else (invocation.FAILED, "verified: it did not happen")
+            )
         else:
             status, error = (
-                (invocation.REVERSE_FAILED, "verified: it is still there") if there else (invocation.REVERSED, None)
+                (invocation.REVERSE_FAILED, "verified: it is still there")
+                if is_in_world
+                else (invocation.REVERSED, None)
             )
-        learned = seen.result if isinstance(seen, VerifiedCall) and call.status == invocation.UNKNOWN else None
+        result = verdict.result if isinstance(verdict, VerifiedCall) and call.status == invocation.UNKNOWN else None
         try:
             self.store.database.write(
-                lambda c: self.store.journal.move(c, call.id, status, error=error, result=learned), durable=True
+                lambda c: self.store.journal.move(c, call.id, status, error=error, result=result), durable=True
             )
         except Conflict:
             return  # somebody else has decided meanwhile, and the journal has that decision
 
-    def _note(self, call: ToolInvocation, raised: str | None) -> None:
+    def _record_verify_error(self, call: ToolInvocation, verify_error: str | None) -> None:
         """Record what the `verify` function of a call raised, or remove an earlier error if it did not raise."""
-        error = join_errors(call.own_error, raised)
+        error = join_errors(call.own_error, verify_error)
         if error != call.error_message:
             self.store.database.write(lambda c: self.store.journal.set_error_message(c, call, error))
 
@@ -208,15 +212,15 @@ class Verification:
         if verify is None:
             return Verdict.NO_VERIFY
         try:
-            seen = await_completed_result(self.settle, verify(call))
+            answer = await_completed_result(self.settle, verify(call))
         except Exception as error:  # noqa: BLE001  # the outcome stays unknown, and a person decides
             _warn("verify", call, "its outcome stays unknown")
             return VerifyRaised(describe_error(error))
-        if seen is None:
+        if answer is None:
             return Verdict.UNDETERMINED
-        return Verdict.GONE if seen is False else VerifiedCall(None if seen is True else portable(seen))
+        return Verdict.GONE if answer is False else VerifiedCall(None if answer is True else portable(answer))
 
 
-def _warn(role: str, call: ToolInvocation, so: str) -> None:
+def _warn(role: str, call: ToolInvocation, consequence: str) -> None:
     """Log the error of a user's function, with its traceback."""
-    LOG.warning("The %s of %r raised for call %s: %s.", role, call.tool_name, call.id, so, exc_info=True)
+    LOG.warning("The %s of %r raised for call %s: %s.", role, call.tool_name, call.id, consequence, exc_info=True)

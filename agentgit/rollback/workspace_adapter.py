@@ -54,169 +54,172 @@ class LocalWorkspaceAdapter:
         """True if snapshots are taken automatically."""
         return self.workspace.auto_checkpoint
 
-    def take(self, why: str) -> SnapshotRef:
+    def take_snapshot(self, reason: str) -> SnapshotRef:
         """Take a snapshot, or use the one that matches the files; it is pinned while a checkpoint may need it."""
-        found = self.workspace.ensure_snapshot(why, kind=AUTO, holder=self.holder)
-        return SnapshotRef(snapshot=found.id, settings=self.settings)
+        snapshot = self.workspace.ensure_snapshot(reason, kind=AUTO, holder=self.holder)
+        return SnapshotRef(snapshot=snapshot.id, settings=self.settings)
 
     def back_up(self, tool_name: str, args: Mapping[str, Any]) -> None:
         """Save the files of the workspace that a tool call is about to change on the undo stack."""
-        modifies = paths_of(tool_name, None, args)
-        if modifies is None:
+        modified = paths_of(tool_name, None, args)
+        if modified is None:
             return
         stack = self.workspace.undo_stack
-        if modifies.everything:
+        if modified.everything:
             stack.snapshot(tool_name)
             return
-        inside = [path for path in modifies.paths if self._places(path)]
-        if not inside:
+        paths = [path for path in modified.paths if self._candidate_paths(path)]
+        if not paths:
             return
-        label = f"{tool_name}: {', '.join(inside)}"
+        label = f"{tool_name}: {', '.join(paths)}"
         try:
-            stack.snapshot(label, [place for path in inside for place in self._places(path)])
+            stack.snapshot(label, [candidate for path in paths for candidate in self._candidate_paths(path)])
         except InvalidInput:  # the path is a directory or not valid: save everything
             stack.snapshot(label)
 
-    def _places(self, path: str) -> list[str]:
+    def _candidate_paths(self, path: str) -> list[str]:
         """Return the paths in the workspace that a path may mean, relative to it or to the working directory."""
-        places = dict.fromkeys([os.path.join(self.workspace.workspace_dir, path), os.path.abspath(path)])
-        return [place for place in places if self.workspace.holds(place)]
+        candidates = dict.fromkeys([os.path.join(self.workspace.workspace_dir, path), os.path.abspath(path)])
+        return [candidate for candidate in candidates if self.workspace.holds(candidate)]
 
-    def plan(self, at: SnapshotRef, known: SnapshotRef | None = None) -> FileChanges:
+    def plan(self, snapshot: SnapshotRef, expected: SnapshotRef | None = None) -> FileChanges:
         """Return what `restore` would do."""
-        self._fetch_snapshot(at)
-        since, is_imported = None, known is not None and known.is_imported
-        if known is not None and not is_imported and (self._is_here(known) or self._was_moved(known)):
-            self._fetch_snapshot(known)
-            since = known.snapshot
-        plan: RestorePlan = self.workspace.plan_restore(at.snapshot, since=since)
-        changed = self._there((*plan.restore, *plan.delete)) if is_imported else plan.changed
-        touched = {path: action for action, paths in ((WRITE, plan.restore), (DELETE, plan.delete)) for path in paths}
+        self._fetch_snapshot(snapshot)
+        since, is_imported = None, expected is not None and expected.is_imported
+        if expected is not None and not is_imported and (self._is_own_snapshot(expected) or self._was_moved(expected)):
+            self._fetch_snapshot(expected)
+            since = expected.snapshot
+        plan: RestorePlan = self.workspace.plan_restore(snapshot.snapshot, since=since)
+        changed_paths = self._existing_paths((*plan.restore, *plan.delete)) if is_imported else plan.changed
+        actions = {path: action for action, paths in ((WRITE, plan.restore), (DELETE, plan.delete)) for path in paths}
         changes = [
             FileChange(action=CONFLICT, path=path, why=f"to {action}; changed by somebody else")
-            if path in changed
+            if path in changed_paths
             else FileChange(action=action, path=path)
-            for path, action in sorted(touched.items())
+            for path, action in sorted(actions.items())
         ]
         changes += [FileChange(action=ASIDE, path=path, why="no snapshot holds it") for path in plan.aside]
-        changes += _of_left_out(plan)
-        return FileChanges(workspace=self.workspace.workspace_dir, snapshot=at.snapshot, changes=changes)
+        changes += _left_out_changes(plan)
+        return FileChanges(workspace=self.workspace.workspace_dir, snapshot=snapshot.snapshot, changes=changes)
 
-    def _there(self, paths: Iterable[str]) -> set[str]:
+    def _existing_paths(self, paths: Iterable[str]) -> set[str]:
         """Return the paths that exist. An imported session owns none of them."""
         return {path for path in paths if os.path.lexists(os.path.join(self.workspace.workspace_dir, path))}
 
-    def require_restorable(self, at: SnapshotRef) -> None:
+    def require_restorable(self, snapshot: SnapshotRef) -> None:
         """Check that `restore` is possible.
 
         Raises:
             AgentGitError: The snapshot or the directory is missing.
         """
-        self._fetch_snapshot(at)
-        self.workspace.require_restorable(at.snapshot)
+        self._fetch_snapshot(snapshot)
+        self.workspace.require_restorable(snapshot.snapshot)
 
-    def restore(self, at: SnapshotRef, expected: SnapshotRef | None = None) -> FileChanges:
+    def restore(self, snapshot: SnapshotRef, expected: SnapshotRef | None = None) -> FileChanges:
         """Restore the files. The caller has checked that nobody else has changed them, or forces the restore."""
-        self._fetch_snapshot(at)
-        done: Restored = self.workspace.restore(at.snapshot)
-        changes = [FileChange(action=WRITE, path=path) for path in done.restored]
-        changes += [FileChange(action=DELETE, path=path) for path in done.deleted]
-        changes += [FileChange(action=ASIDE, path=path, why=f"now at {to}") for path, to in done.moved_aside]
-        changes += [FileChange(action=CONFLICT, path=path, why=why) for path, why in done.conflicts]
-        changes += _of_left_out(done)
+        self._fetch_snapshot(snapshot)
+        result: Restored = self.workspace.restore(snapshot.snapshot)
+        changes = [FileChange(action=WRITE, path=path) for path in result.restored]
+        changes += [FileChange(action=DELETE, path=path) for path in result.deleted]
         changes += [
-            FileChange(action=OVERWRITTEN, path=path, why=_kept_in(done.safety, path))
-            for path in self._overwritten(done, expected)
+            FileChange(action=ASIDE, path=path, why=f"now at {new_path}") for path, new_path in result.moved_aside
+        ]
+        changes += [FileChange(action=CONFLICT, path=path, why=why) for path, why in result.conflicts]
+        changes += _left_out_changes(result)
+        changes += [
+            FileChange(action=OVERWRITTEN, path=path, why=_overwritten_reason(result.safety, path))
+            for path in self._overwritten_paths(result, expected)
         ]
         return FileChanges(
             workspace=self.workspace.workspace_dir,
-            snapshot=at.snapshot,
+            snapshot=snapshot.snapshot,
             changes=changes,
-            safety=done.safety or "",
-            everything=done.everything,
+            safety=result.safety or "",
+            everything=result.everything,
         )
 
-    def _overwritten(self, done: Restored, known: SnapshotRef | None) -> list[str]:
+    def _overwritten_paths(self, result: Restored, expected: SnapshotRef | None) -> list[str]:
         """List the files that somebody else wrote since the session last looked, and that a restore overwrote."""
-        touched = [*done.restored, *done.deleted]
-        if known is None or done.safety is None or not touched:
+        changed_paths = [*result.restored, *result.deleted]
+        if expected is None or result.safety is None or not changed_paths:
             return []
-        before = done.id if known.is_imported else known.snapshot  # imported files have never been here
+        earlier_id = result.id if expected.is_imported else expected.snapshot  # imported files have never been here
         try:
-            self._fetch_snapshot(known)
-            found = self.workspace.diff(before, done.safety, paths=touched)
+            self._fetch_snapshot(expected)
+            difference = self.workspace.diff(earlier_id, result.safety, paths=changed_paths)
         except AgentGitError:  # `known` cannot be read; the files are restored, and the result names `safety`
             return []
-        return sorted({*found.added_files, *found.modified_files} & set(touched))
+        return sorted({*difference.added_files, *difference.modified_files} & set(changed_paths))
 
-    def _is_here(self, at: SnapshotRef) -> bool:
+    def _is_own_snapshot(self, snapshot: SnapshotRef) -> bool:
         """Return whether a snapshot was taken by this workspace."""
-        return bool(at.settings.get("storage") == self.settings["storage"])
+        return bool(snapshot.settings.get("storage") == self.settings["storage"])
 
-    def _was_moved(self, at: SnapshotRef) -> bool:
+    def _was_moved(self, snapshot: SnapshotRef) -> bool:
         """Return whether the directory of a snapshot is missing; it is then assumed to have been moved here."""
-        return not self._is_here(at) and not os.path.isdir(str(at.settings.get("workspace")))
+        return not self._is_own_snapshot(snapshot) and not os.path.isdir(str(snapshot.settings.get("workspace")))
 
-    def _fetch_snapshot(self, at: SnapshotRef) -> None:
+    def _fetch_snapshot(self, snapshot: SnapshotRef) -> None:
         """Copy a snapshot of another workspace here, even if its directory was moved and only its storage is left."""
-        if self._is_here(at):
+        if self._is_own_snapshot(snapshot):
             return
-        to = self.workspace.workspace_dir if self._was_moved(at) else None
-        with closing(_opened(at.settings, to)) as source:
-            self.workspace.adopt(source, at.snapshot, pinned=True)
+        moved_to = self.workspace.workspace_dir if self._was_moved(snapshot) else None
+        with closing(_open_workspace(snapshot.settings, moved_to)) as source:
+            self.workspace.adopt(source, snapshot.snapshot, pinned=True)
 
     def diff(self, a: SnapshotRef, b: SnapshotRef) -> Mapping[str, Any]:
         """Compare two snapshots, and return the fields of a `Diff` of checkpoints by name."""
         self._fetch_snapshot(a)
         self._fetch_snapshot(b)
-        found = self.workspace.diff(a.snapshot, b.snapshot)
+        difference = self.workspace.diff(a.snapshot, b.snapshot)
         return {
-            "added_files": list(found.added_files),
-            "modified_files": list(found.modified_files),
-            "deleted_files": list(found.deleted_files),
-            "diff_content": found.diff_content,
+            "added_files": list(difference.added_files),
+            "modified_files": list(difference.modified_files),
+            "deleted_files": list(difference.deleted_files),
+            "diff_content": difference.diff_content,
         }
 
-    def release(self, at: SnapshotRef) -> None:
+    def release(self, snapshot: SnapshotRef) -> None:
         """Release this holder's pin on a snapshot. No-op if the snapshot was deleted."""
-        self.workspace.release_snapshot(at.snapshot, self.holder)
+        self.workspace.release_snapshot(snapshot.snapshot, self.holder)
 
-    def hold(self, at: SnapshotRef) -> None:
+    def hold(self, snapshot: SnapshotRef) -> None:
         """Pin a snapshot again that was released too early."""
-        self.workspace.hold(at.snapshot, self.holder)
+        self.workspace.hold(snapshot.snapshot, self.holder)
 
     def collect(self) -> None:
         """Free the space that no snapshot needs."""
         self.workspace.gc()
 
 
-def _of_left_out(value: Restored | RestorePlan) -> list[FileChange]:
+def _left_out_changes(result: Restored | RestorePlan) -> list[FileChange]:
     """List the files that a snapshot left out: those that are missing, and those that stay although they changed."""
-    missing = [FileChange(action=MISSING, path=path, why=why) for path, why in value.missing]
-    return missing + [FileChange(action=LEFT, path=path, why=why) for path, why in value.left]
+    missing = [FileChange(action=MISSING, path=path, why=why) for path, why in result.missing]
+    return missing + [FileChange(action=LEFT, path=path, why=why) for path, why in result.left]
 
 
-def _kept_in(safety: str | None, path: str) -> str:
+def _overwritten_reason(safety_snapshot: str | None, path: str) -> str:
     return (
-        f"somebody else had changed it; that version is in snapshot {safety}. To restore it: "
-        f"Workspace.restore({safety!r}, paths=[{path!r}]), or agentgit workspace restore {safety} PATH"
+        f"somebody else had changed it; that version is in snapshot {safety_snapshot}. To restore it: "
+        f"Workspace.restore({safety_snapshot!r}, paths=[{path!r}]), or agentgit workspace restore {safety_snapshot} "
+        "PATH"
     )
 
 
-def attached(
-    workspace: str | os.PathLike[str] | Workspace, *, holder: str, without: Sequence[str] = ()
+def attach_workspace(
+    workspace: str | os.PathLike[str] | Workspace, *, holder: str, excluded_paths: Sequence[str] = ()
 ) -> LocalWorkspaceAdapter:
     """Return the keeper of a workspace or of a directory, which is created if it does not exist.
 
     Args:
         workspace: The workspace, or the path of a directory.
         holder: The name of the holder that pins its snapshots.
-        without: Files that never belong to the session, such as those of the database.
+        excluded_paths: Files that never belong to the session, such as those of the database.
     """
     if not isinstance(workspace, Workspace):
         os.makedirs(workspace, exist_ok=True)
         workspace = Workspace(workspace)
-    workspace.leave_out(without)
+    workspace.leave_out(excluded_paths)
     return LocalWorkspaceAdapter(workspace, holder)
 
 
@@ -227,10 +230,10 @@ def reopen(settings: Mapping[str, Any]) -> LocalWorkspaceAdapter:
         InvalidInput: The directory does not exist here, or the settings are not valid.
         NotAllowed: No program of this user has opened the workspace before.
     """
-    return LocalWorkspaceAdapter(_opened(settings), str(settings.get(HOLDER)))
+    return LocalWorkspaceAdapter(_open_workspace(settings), str(settings.get(HOLDER)))
 
 
-def _opened(settings: Mapping[str, Any], moved_to: str | None = None) -> Workspace:
+def _open_workspace(settings: Mapping[str, Any], moved_to: str | None = None) -> Workspace:
     """Open a workspace that a database names.
 
     Args:

@@ -18,7 +18,7 @@ from agentgit.saver.thread_operations import ThreadOperations
 from agentgit.store.maintenance.gc import Collected
 
 
-class AsyncTwins(ThreadOperations):
+class AsyncSaverMethods(ThreadOperations):
     """The async half of LangGraph's `BaseCheckpointSaver`, implemented with the sync half."""
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
@@ -40,9 +40,9 @@ class AsyncTwins(ThreadOperations):
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
         """See `list`."""
-        found = self.list(config, filter=filter, before=before, limit=limit)
-        while (one := await self.database.run(next, found, None)) is not None:
-            yield one
+        tuples = self.list(config, filter=filter, before=before, limit=limit)
+        while (checkpoint_tuple := await self.database.run(next, tuples, None)) is not None:
+            yield checkpoint_tuple
 
     async def aput(
         self,

@@ -23,15 +23,15 @@ from agentgit.errors import Corrupt, InvalidInput
 from agentgit.saver.leaf_codec import (
     ALONE_BYTES,
     RUN_BYTES,
+    encode_json,
     is_data_type,
     json_leaf,
     message_leaf,
     plain_leaf,
-    rebuild,
+    rebuild_message,
     run_leaf,
     stored_form,
     type_names,
-    write,
 )
 from agentgit.saver.message_cache import MessageCache
 from agentgit.store.objects.blobs import Leaf, leaf
@@ -39,7 +39,7 @@ from agentgit.store.objects.content import Body, Encoded, Part
 from agentgit.store.objects.lru import LRUCache
 from agentgit.store.objects.plain_values import CUSTOM_SERDE, MESSAGE, MESSAGE_MSGPACK, MESSAGES, MSGPACK, READERS, RUNS
 
-KNOWN_BYTES = 32 * 2**20
+MAX_CACHE_BYTES = 32 * 2**20
 
 
 class Codec:
@@ -53,9 +53,9 @@ class Codec:
 
     def __init__(self, serde: SerializerProtocol, *, allows_program_types: bool = False) -> None:
         self.serde = serde
-        self._reader, self._learns = serde, allows_program_types
-        self._learned: set[tuple[str, str]] = set()
-        self._known_messages = MessageCache(self.leaf)
+        self._reading_serde, self._allows_program_types = serde, allows_program_types
+        self._allowed_types: set[tuple[str, str]] = set()
+        self._message_cache = MessageCache(self.encode_leaf)
 
     def encode(self, value: Any) -> Encoded:
         """Encode a value as stored content.
@@ -63,53 +63,53 @@ class Codec:
         Raises:
             InvalidInput: The value cannot be stored; the message names its type.
         """
-        kind = type(value)
-        if kind is list:
-            return Encoded(self._part(value), len(value) if _all_messages(value) else None)
-        if kind is dict and _holds_conversation(value):
-            parts: dict[str, Part] = {name: self._part(part) for name, part in value.items()}
+        value_type = type(value)
+        if value_type is list:
+            return Encoded(self._encode_part(value), len(value) if _are_all_messages(value) else None)
+        if value_type is dict and _has_conversation(value):
+            parts: dict[str, Part] = {name: self._encode_part(part) for name, part in value.items()}
             messages = value.get("messages")
-            return Encoded(parts, len(messages) if type(messages) is list and _all_messages(messages) else None)
-        return Encoded(self.leaf(value))
+            return Encoded(parts, len(messages) if type(messages) is list and _are_all_messages(messages) else None)
+        return Encoded(self.encode_leaf(value))
 
-    def _part(self, value: Any) -> Part:
+    def _encode_part(self, value: Any) -> Part:
         if type(value) is not list:
-            return self.leaf(value)
-        return self._known_messages.leaves(value) if _all_messages(value) else list(self._items(value))
+            return self.encode_leaf(value)
+        return self._message_cache.leaves(value) if _are_all_messages(value) else list(self._encode_items(value))
 
-    def leaf(self, value: Any) -> Leaf:
+    def encode_leaf(self, value: Any) -> Leaf:
         """Encode one value as one leaf."""
         if not isinstance(value, BaseMessage):
-            return plain_leaf(value) or leaf(*_dump(self.serde, value))
+            return plain_leaf(value) or leaf(*_dump_with_serde(self.serde, value))
         stored = stored_form(value)
         if stored is None:
-            return leaf(*_dump(self.serde, value))
-        return message_leaf(stored) or self._packed(stored, value)
+            return leaf(*_dump_with_serde(self.serde, value))
+        return message_leaf(stored) or self._encode_packed(stored, value)
 
-    def _packed(self, stored: dict[str, Any], message: BaseMessage) -> Leaf:
+    def _encode_packed(self, stored: dict[str, Any], message: BaseMessage) -> Leaf:
         # Not the message itself: the serializer flattens a model with its parts, and their types would be lost.
-        kind, data = _dump(self.serde, stored)
-        return leaf(MESSAGE_MSGPACK, data) if kind == MSGPACK else leaf(*_dump(self.serde, message))
+        kind, data = _dump_with_serde(self.serde, stored)
+        return leaf(MESSAGE_MSGPACK, data) if kind == MSGPACK else leaf(*_dump_with_serde(self.serde, message))
 
-    def _items(self, values: list[Any]) -> Iterator[Leaf]:
+    def _encode_items(self, values: list[Any]) -> Iterator[Leaf]:
         """Encode the items of a list as leaves. Where a run ends depends only on its items and on the next one."""
         run: list[bytes] = []
-        length, quick = 0, True
+        run_bytes, is_orjson_readable = 0, True
         for value in values:
-            written = None if isinstance(value, BaseMessage) else write(value)
-            small = written is not None and len(written[0]) < ALONE_BYTES
-            if run and (not small or length >= RUN_BYTES):
-                yield run_leaf(run, quick)
-                run, length, quick = [], 0, True
-            if written is None:
-                yield self.leaf(value)
-            elif not small:
-                yield json_leaf(*written)
+            encoded = None if isinstance(value, BaseMessage) else encode_json(value)
+            is_small = encoded is not None and len(encoded[0]) < ALONE_BYTES
+            if run and (not is_small or run_bytes >= RUN_BYTES):
+                yield run_leaf(run, is_orjson_readable)
+                run, run_bytes, is_orjson_readable = [], 0, True
+            if encoded is None:
+                yield self.encode_leaf(value)
+            elif not is_small:
+                yield json_leaf(*encoded)
             else:
-                run.append(written[0])
-                length, quick = length + len(written[0]), quick and written[1]
+                run.append(encoded[0])
+                run_bytes, is_orjson_readable = run_bytes + len(encoded[0]), is_orjson_readable and encoded[1]
         if run:
-            yield run_leaf(run, quick)
+            yield run_leaf(run, is_orjson_readable)
 
     def decode(self, body: Body) -> Any:
         """Decode a value.
@@ -120,31 +120,31 @@ class Codec:
         if isinstance(body, dict):
             return {name: self.decode(part) for name, part in body.items()}
         if isinstance(body, Leaf):
-            return self._value(body)
+            return self._decode_leaf(body)
         if all(item.type == MESSAGE for item in body):
-            return self._known_messages.messages(body)
+            return self._message_cache.messages(body)
         items: list[Any] = []
         for item in body:
-            items.extend(self._value(item)) if item.type in RUNS else items.append(self._value(item))
+            items.extend(self._decode_leaf(item)) if item.type in RUNS else items.append(self._decode_leaf(item))
         return items
 
-    def _value(self, stored: Leaf) -> Any:
-        read = READERS.get(stored.type)
-        value = read(stored.data) if read is not None else self._load(stored)
-        return rebuild(value) if stored.type in MESSAGES else value
+    def _decode_leaf(self, stored: Leaf) -> Any:
+        reader = READERS.get(stored.type)
+        value = reader(stored.data) if reader is not None else self._load_with_serde(stored)
+        return rebuild_message(value) if stored.type in MESSAGES else value
 
-    def _load(self, stored: Leaf) -> Any:
+    def _load_with_serde(self, stored: Leaf) -> Any:
         if stored.type == CUSTOM_SERDE:
             raise InvalidInput(
                 "A value was written with another serializer. Open the database with it: SQLModelSaver(…, serde=…)."
             )
         kind = MSGPACK if stored.type == MESSAGE_MSGPACK else stored.type
-        if self._learns and kind == MSGPACK and isinstance(self._reader, JsonPlusSerializer):
-            new = {names for names in type_names(stored.data) - self._learned if is_data_type(*names)}
-            if new:
-                self._learned |= new
-                self._reader = self._reader.with_msgpack_allowlist(new)
-        return self._reader.loads_typed((kind, stored.data))
+        if self._allows_program_types and kind == MSGPACK and isinstance(self._reading_serde, JsonPlusSerializer):
+            new_types = {names for names in type_names(stored.data) - self._allowed_types if is_data_type(*names)}
+            if new_types:
+                self._allowed_types |= new_types
+                self._reading_serde = self._reading_serde.with_msgpack_allowlist(new_types)
+        return self._reading_serde.loads_typed((kind, stored.data))
 
 
 class SealedCodec(Codec):
@@ -159,11 +159,11 @@ class SealedCodec(Codec):
 
     def __init__(self, serde: SerializerProtocol) -> None:
         super().__init__(serde)
-        self._plain = Codec(JsonPlusSerializer(allowed_msgpack_modules=None))
-        self._known: LRUCache[bytes, Leaf] = LRUCache(KNOWN_BYTES, lambda sealed: len(sealed.data) + 256)
+        self._plain_codec = Codec(JsonPlusSerializer(allowed_msgpack_modules=None))
+        self._sealed_by_hash: LRUCache[bytes, Leaf] = LRUCache(MAX_CACHE_BYTES, lambda sealed: len(sealed.data) + 256)
 
-    def _part(self, value: Any) -> Part:
-        return list(map(self.leaf, value)) if type(value) is list else self.leaf(value)
+    def _encode_part(self, value: Any) -> Part:
+        return list(map(self.encode_leaf, value)) if type(value) is list else self.encode_leaf(value)
 
     def encode(self, value: Any) -> Encoded:
         """Encode a value as stored content.
@@ -172,22 +172,22 @@ class SealedCodec(Codec):
             InvalidInput: The value cannot be stored; the message names its type.
         """
         if type(value) is list and not any(isinstance(item, (list, dict, BaseMessage)) for item in value):
-            return Encoded(self.leaf(value))
+            return Encoded(self.encode_leaf(value))
         return super().encode(value)
 
-    def leaf(self, value: Any) -> Leaf:
+    def encode_leaf(self, value: Any) -> Leaf:
         """Encode one value as one leaf."""
-        name = self._name(value)
-        known = self._known.get(name) if name is not None else None
-        if known is None:
-            kind, data = _dump(self.serde, value)
-            known = leaf(CUSTOM_SERDE, kind.encode() + b"\0" + data)
-            self._remember(name, known)
-        return known
+        plain_hash = self._plain_hash(value)
+        sealed = self._sealed_by_hash.get(plain_hash) if plain_hash is not None else None
+        if sealed is None:
+            kind, data = _dump_with_serde(self.serde, value)
+            sealed = leaf(CUSTOM_SERDE, kind.encode() + b"\0" + data)
+            self._cache_sealed(plain_hash, sealed)
+        return sealed
 
-    def _value(self, stored: Leaf) -> Any:
+    def _decode_leaf(self, stored: Leaf) -> Any:
         if stored.type != CUSTOM_SERDE:
-            return self._plain._value(stored)  # written before this serializer came into use
+            return self._plain_codec._decode_leaf(stored)  # written before this serializer came into use
         kind, _, data = stored.data.partition(b"\0")
         if isinstance(self.serde, EncryptedSerializer) and b"+" not in kind:
             # The serializer would pass unencrypted bytes on to the one it wraps, which calls what they name: an attack.
@@ -197,44 +197,44 @@ class SealedCodec(Codec):
                 row=f"blob {stored.hash.hex()}",
             )
         value = self.serde.loads_typed((kind.decode(), data))
-        self._remember(self._name(value), stored)
+        self._cache_sealed(self._plain_hash(value), stored)
         return value
 
-    def _name(self, value: Any) -> bytes | None:
+    def _plain_hash(self, value: Any) -> bytes | None:
         try:
-            return self._plain.leaf(value).hash
+            return self._plain_codec.encode_leaf(value).hash
         except InvalidInput:
             return None
 
-    def _remember(self, name: bytes | None, sealed: Leaf) -> None:
-        if name is not None:
-            self._known.add([(name, sealed)])
+    def _cache_sealed(self, plain_hash: bytes | None, sealed: Leaf) -> None:
+        if plain_hash is not None:
+            self._sealed_by_hash.add([(plain_hash, sealed)])
 
 
-def make_codec(serde: SerializerProtocol, *, own: bool) -> Codec:
+def make_codec(serde: SerializerProtocol, *, is_default: bool) -> Codec:
     """Return the codec for a serializer.
 
     Args:
         serde: The saver's serializer.
-        own: True if the user passed none, so that it is LangGraph's.
+        is_default: True if the user passed none, so that it is LangGraph's.
     """
     if type(serde) is not JsonPlusSerializer:
         return SealedCodec(serde)
-    strict = os.environ.get("LANGGRAPH_STRICT_MSGPACK", "").lower() in ("1", "true", "yes")
-    return Codec(serde, allows_program_types=own and not strict)
+    is_strict = os.environ.get("LANGGRAPH_STRICT_MSGPACK", "").lower() in ("1", "true", "yes")
+    return Codec(serde, allows_program_types=is_default and not is_strict)
 
 
-def _all_messages(values: list[Any]) -> bool:
+def _are_all_messages(values: list[Any]) -> bool:
     return all(issubclass(kind, BaseMessage) for kind in set(map(type, values)))
 
 
-def _holds_conversation(value: dict[Any, Any]) -> bool:
+def _has_conversation(value: dict[Any, Any]) -> bool:
     return all(type(name) is str for name in value) and any(
-        type(part) is list and part and _all_messages(part) for part in value.values()
+        type(part) is list and part and _are_all_messages(part) for part in value.values()
     )
 
 
-def _dump(serde: SerializerProtocol, value: Any) -> tuple[str, bytes]:
+def _dump_with_serde(serde: SerializerProtocol, value: Any) -> tuple[str, bytes]:
     try:
         kind, data = serde.dumps_typed(value)
         return kind, bytes(data)

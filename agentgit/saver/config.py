@@ -42,13 +42,13 @@ def scope(config: RunnableConfig | None) -> GraphScope:
     return GraphScope(thread, config["configurable"].get("checkpoint_ns"), checkpoint_id)
 
 
-def config_of(place: GraphKey) -> RunnableConfig:
+def config_of(graph_key: GraphKey) -> RunnableConfig:
     """Return the config that names a checkpoint."""
     return {
         "configurable": {
-            "thread_id": place.thread,
-            "checkpoint_ns": place.ns,
-            "checkpoint_id": place.checkpoint_id,
+            "thread_id": graph_key.thread,
+            "checkpoint_ns": graph_key.ns,
+            "checkpoint_id": graph_key.checkpoint_id,
         }
     }
 
@@ -64,7 +64,7 @@ def without_secrets(config: RunnableConfig) -> RunnableConfig:
     return {"metadata": metadata, "configurable": {k: v for k, v in configurable.items() if k in RECORDED_KEYS}}
 
 
-def continues(config: RunnableConfig, metadata: CheckpointMetadata) -> bool:
+def is_continuation(config: RunnableConfig, metadata: CheckpointMetadata) -> bool:
     """Return whether a checkpoint comes from a run that continues the newest checkpoint of its thread.
 
     LangGraph copies the thread and the checkpoint of the config that started a run into `metadata`. The result is False
@@ -75,11 +75,11 @@ def continues(config: RunnableConfig, metadata: CheckpointMetadata) -> bool:
         metadata: The metadata that `put` received.
     """
     thread, ns, parent_id = address(config)
-    called = config.get("metadata") or {}
-    if ns or str(called.get("thread_id")) != thread or metadata.get("source") == "fork":
+    run_metadata = config.get("metadata") or {}
+    if ns or str(run_metadata.get("thread_id")) != thread or metadata.get("source") == "fork":
         return False
-    asked = called.get("checkpoint_id")
-    return asked is None or asked != parent_id
+    requested_id = run_metadata.get("checkpoint_id")
+    return requested_id is None or requested_id != parent_id
 
 
 PENDING_SENDS = "__pending_sends__"
@@ -102,18 +102,18 @@ def make_draft(
     values = dict(checkpoint["channel_values"])
     if sends := checkpoint.get("pending_sends"):
         values[PENDING_SENDS] = sends
-    snapshots = [name for name, value in values.items() if isinstance(value, DeltaSnapshot)]
+    snapshot_channels = [name for name, value in values.items() if isinstance(value, DeltaSnapshot)]
     encoded: dict[str, Encoded] = {}
 
-    def encoded_of(name: str) -> Encoded:
+    def encode_channel(name: str) -> Encoded:
         if name not in encoded:
             value = values[name]
-            encoded[name] = encode(codec, value.value).encoded if name in snapshots else codec.encode(value)
+            encoded[name] = encode(codec, value.value).encoded if name in snapshot_channels else codec.encode(value)
         return encoded[name]
 
     changed = frozenset(new_versions)
     for name in values.keys() & changed:
-        encoded_of(name)
+        encode_channel(name)
     header = {
         "v": checkpoint["v"],
         "ts": checkpoint["ts"],
@@ -121,14 +121,14 @@ def make_draft(
         "seen": checkpoint["versions_seen"],
         "updated": checkpoint.get("updated_channels"),
     }
-    if snapshots:
-        header[SNAPSHOTS] = snapshots
+    if snapshot_channels:
+        header[SNAPSHOTS] = snapshot_channels
     return Draft(
         parent_id=parent_id,
         meta={**get_checkpoint_metadata(without_secrets(config), metadata)},
         header=header,
-        names=list(values),
-        changed=changed,
-        encode=encoded_of,
+        channels=list(values),
+        changed_channels=changed,
+        encode=encode_channel,
         folds=folds(codec, channels, checkpoint, metadata),
     )

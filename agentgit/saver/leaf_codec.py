@@ -30,7 +30,7 @@ MESSAGE_TYPES: dict[str, type[BaseMessage]] = {
 }
 _FIELDS = {kind: frozenset(kind.model_fields) for kind in MESSAGE_TYPES.values()}
 
-_new: Callable[[type[BaseMessage]], BaseMessage] = object.__new__
+_new_message: Callable[[type[BaseMessage]], BaseMessage] = object.__new__
 _set_dict, _set_fields_set, _set_extra, _set_private = (
     BaseModel.__dict__[name].__set__
     for name in ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
@@ -45,7 +45,7 @@ ALONE_BYTES = 256
 MAX_JSON_DEPTH = 250
 """The greatest nesting depth that is stored as JSON; deeper values go through the serializer."""
 
-_EXACT = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
+_ORJSON_OPTIONS = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 
 
 def is_plain(value: Any, *, finite: bool = True) -> bool:
@@ -61,29 +61,29 @@ def is_plain(value: Any, *, finite: bool = True) -> bool:
     """
     level = [value]
     for _ in range(MAX_JSON_DEPTH):
-        below: list[Any] = []
+        next_level: list[Any] = []
         for item in level:
             kind = type(item)
             if kind is str or kind is int or kind is bool or item is None:
                 continue
             if kind is list:
-                below.extend(item)
+                next_level.extend(item)
             elif kind is dict:
                 if not all(type(key) is str for key in item):
                     return False
-                below.extend(item.values())
+                next_level.extend(item.values())
             elif kind is not float or (finite and not math.isfinite(item)):
                 return False
-        if not below:
+        if not next_level:
             return True
-        level = below
+        level = next_level
     return False
 
 
 def _dump_with_orjson(value: Any) -> bytes | None:
     """Encode a value as JSON with orjson; None if orjson refuses it."""
     try:
-        return orjson.dumps(value, option=_EXACT)
+        return orjson.dumps(value, option=_ORJSON_OPTIONS)
     except TypeError:
         return None
 
@@ -97,7 +97,7 @@ def _dump_with_json(value: Any) -> bytes | None:
     return text.encode() if is_plain(value, finite=False) else None
 
 
-def write(value: Any) -> tuple[bytes, bool] | None:
+def encode_json(value: Any) -> tuple[bytes, bool] | None:
     """Encode a plain value as JSON, and return whether orjson can read it; None if the value is not plain."""
     data = _dump_with_orjson(value)
     if data is not None and is_plain(value):
@@ -108,78 +108,78 @@ def write(value: Any) -> tuple[bytes, bool] | None:
 
 def plain_leaf(value: Any) -> Leaf | None:
     """Encode a plain value as a leaf; None if it is not plain."""
-    written = write(value)
-    return json_leaf(*written) if written is not None else None
+    encoded = encode_json(value)
+    return json_leaf(*encoded) if encoded is not None else None
 
 
-def json_leaf(data: bytes, quick: bool) -> Leaf:
-    """Create a leaf from the result of `write`."""
-    return leaf(JSON if quick else JSON_PY, data)
+def json_leaf(data: bytes, is_orjson_readable: bool) -> Leaf:
+    """Create a leaf from the result of `encode_json`."""
+    return leaf(JSON if is_orjson_readable else JSON_PY, data)
 
 
 def stored_form(message: BaseMessage) -> dict[str, Any] | None:
     """Return LangChain's stored form (`messages_to_dict`) of a message; None if it cannot be rebuilt from that form."""
-    fields, held, more = _FIELDS.get(type(message)), message.__dict__, message.__pydantic_extra__
-    if fields is None or held.keys() != fields or message.__pydantic_private__:
+    fields, values, extra = _FIELDS.get(type(message)), message.__dict__, message.__pydantic_extra__
+    if fields is None or values.keys() != fields or message.__pydantic_private__:
         return None
-    if more and not fields.isdisjoint(more):
+    if extra and not fields.isdisjoint(extra):
         return None
-    return {"type": message.type, "data": {**held, **more} if more else held}
+    return {"type": message.type, "data": {**values, **extra} if extra else values}
 
 
 def message_leaf(stored: dict[str, Any]) -> Leaf | None:
     """Encode a message's stored form as JSON; None if JSON would change it."""
-    quick = _dump_with_orjson(stored)
+    orjson_data = _dump_with_orjson(stored)
     # Nearly all fields are strings or empty; only the others need the full check.
-    parts = stored["data"].values()
-    if quick is not None and all(type(part) is str or _is_empty(part) or is_plain(part) for part in parts):
-        return leaf(MESSAGE, quick)
-    slow = _dump_with_json(stored)
-    return leaf(MESSAGE_PY, slow) if slow is not None else None
+    values = stored["data"].values()
+    if orjson_data is not None and all(type(value) is str or _is_empty(value) or is_plain(value) for value in values):
+        return leaf(MESSAGE, orjson_data)
+    json_data = _dump_with_json(stored)
+    return leaf(MESSAGE_PY, json_data) if json_data is not None else None
 
 
 def _is_empty(value: Any) -> bool:
     return value is None or (not value and type(value) in (dict, list))
 
 
-def rebuild(stored: dict[str, Any]) -> BaseMessage:
+def rebuild_message(stored: dict[str, Any]) -> BaseMessage:
     """Rebuild a message from its stored form.
 
     Validation is skipped because it would change the message: it fills `tool_calls` again from `additional_kwargs`.
     """
-    return rebuild_all([stored])[0]
+    return rebuild_messages([stored])[0]
 
 
-def rebuild_all(stored: Sequence[dict[str, Any]]) -> list[BaseMessage]:
-    """Rebuild messages from their stored forms; see `rebuild`."""
-    kinds = [MESSAGE_TYPES[one["type"]] for one in stored]
-    data = [one["data"] for one in stored]
-    if all(map(fits, kinds, data)):
-        return assemble(kinds, data)
+def rebuild_messages(stored: Sequence[dict[str, Any]]) -> list[BaseMessage]:
+    """Rebuild messages from their stored forms; see `rebuild_message`."""
+    kinds = [MESSAGE_TYPES[form["type"]] for form in stored]
+    data = [form["data"] for form in stored]
+    if all(map(has_exact_fields, kinds, data)):
+        return assemble_messages(kinds, data)
     # A message has extra fields, or another release of LangChain wrote it.
-    return [kind.model_construct(None, **held) for kind, held in zip(kinds, data, strict=True)]
+    return [kind.model_construct(None, **fields) for kind, fields in zip(kinds, data, strict=True)]
 
 
-def assemble(kinds: Sequence[type[BaseMessage]], fields: Sequence[dict[str, Any]]) -> list[BaseMessage]:
+def assemble_messages(kinds: Sequence[type[BaseMessage]], fields: Sequence[dict[str, Any]]) -> list[BaseMessage]:
     """Create messages from dicts of exactly their fields; each message keeps its dict.
 
     This does what pydantic's `__setstate__` does, but without a Python call for each message, because a long
     conversation has thousands.
     """
-    messages = list(map(_new, kinds))
+    messages = list(map(_new_message, kinds))
     # The messages of a class share one set of assigned fields. It has all fields, so pydantic never adds to it.
-    were_set = {kind: set(_FIELDS[kind]) for kind in set(kinds)}
-    for fill, values in (
+    fields_set = {kind: set(_FIELDS[kind]) for kind in set(kinds)}
+    for setter, values in (
         (_set_dict, fields),
-        (_set_fields_set, [were_set[kind] for kind in kinds]),
+        (_set_fields_set, [fields_set[kind] for kind in kinds]),
         (_set_extra, [{} for _ in kinds]),
         (_set_private, repeat(None)),
     ):
-        deque(map(fill, messages, values), maxlen=0)
+        deque(map(setter, messages, values), maxlen=0)
     return messages
 
 
-def fits(kind: type[BaseMessage], data: dict[str, Any]) -> bool:
+def has_exact_fields(kind: type[BaseMessage], data: dict[str, Any]) -> bool:
     """Return whether a dict has exactly the fields of a message class."""
     return data.keys() == _FIELDS[kind]
 
@@ -215,17 +215,19 @@ def is_data_type(module: str, name: str) -> bool:
         >>> is_data_type("antigravity", "x")
         False
     """
-    found = sys.modules.get(module)
-    kind = vars(found).get(name) if found is not None else None  # `getattr` makes some modules import others
-    if not isinstance(kind, type) or issubclass(kind, Runnable):
+    loaded_module = sys.modules.get(module)
+    candidate = (
+        vars(loaded_module).get(name) if loaded_module is not None else None
+    )  # `getattr` makes some modules import others
+    if not isinstance(candidate, type) or issubclass(candidate, Runnable):
         return False
     return (
-        is_dataclass(kind)
-        or issubclass(kind, (BaseModel, Enum))
-        or (issubclass(kind, tuple) and hasattr(kind, "_fields"))
+        is_dataclass(candidate)
+        or issubclass(candidate, (BaseModel, Enum))
+        or (issubclass(candidate, tuple) and hasattr(candidate, "_fields"))
     )
 
 
-def run_leaf(items: list[bytes], quick: bool) -> Leaf:
+def run_leaf(items: list[bytes], is_orjson_readable: bool) -> Leaf:
     """Create one leaf from several list items, each encoded as JSON."""
-    return leaf(RUN if quick else RUN_PY, b"[%b]" % b",".join(items))
+    return leaf(RUN if is_orjson_readable else RUN_PY, b"[%b]" % b",".join(items))

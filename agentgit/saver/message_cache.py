@@ -11,25 +11,25 @@ from typing import Any, NamedTuple
 import orjson
 from langchain_core.messages import BaseMessage
 
-from agentgit.saver.leaf_codec import MESSAGE_TYPES, assemble, fits, rebuild_all
+from agentgit.saver.leaf_codec import MESSAGE_TYPES, assemble_messages, has_exact_fields, rebuild_messages
 from agentgit.store.objects.blobs import Leaf
 from agentgit.store.objects.lru import LRUCache
 from agentgit.store.objects.plain_values import MESSAGE
 
-KNOWN_BYTES = 64 * 2**20
+MAX_CACHE_BYTES = 64 * 2**20
 
-_EXACT = frozenset(MESSAGE_TYPES.values())
-_fields = attrgetter("__dict__")
-_extra = attrgetter("__pydantic_extra__")
-_private = attrgetter("__pydantic_private__")
-_all = attrgetter("__dict__", "__pydantic_extra__", "__pydantic_private__")
-"""Everything that determines the leaf of a message, if the message is of one of the classes in `_EXACT`."""
+_MESSAGE_CLASSES = frozenset(MESSAGE_TYPES.values())
+_get_fields = attrgetter("__dict__")
+_get_extra = attrgetter("__pydantic_extra__")
+_get_private = attrgetter("__pydantic_private__")
+_get_content = attrgetter("__dict__", "__pydantic_extra__", "__pydantic_private__")
+"""Everything that determines the leaf of a message, if the message is of one of the classes in `_MESSAGE_CLASSES`."""
 
-_FORMAT = 2
+_MARSHAL_FORMAT = 2
 """The last format of marshal whose bytes do not depend on other references to the values."""
 
 
-class _Known(NamedTuple):
+class _CachedMessage(NamedTuple):
     """A message and its leaf.
 
     Args:
@@ -47,7 +47,9 @@ class _Known(NamedTuple):
     dump: bytes | None
 
     @classmethod
-    def of(cls, leaf: Leaf, kind: type[BaseMessage], fields: dict[str, Any], dump: Callable[[], bytes]) -> _Known:
+    def of(
+        cls, leaf: Leaf, kind: type[BaseMessage], fields: dict[str, Any], dump: Callable[[], bytes]
+    ) -> _CachedMessage:
         """Create the entry for a message.
 
         Args:
@@ -57,12 +59,12 @@ class _Known(NamedTuple):
             dump: A function that returns the marshal dump of everything in the message.
         """
         nested = {name: value for name, value in fields.items() if type(value) in (dict, list)}
-        written = orjson.dumps(nested)
+        nested_json = orjson.dumps(nested)
         # Comparing the fields is enough for strings and constants, but not for numbers: 1 equals True and 1.0.
-        easy = not any(nested.values()) and all(
+        is_comparable = not any(nested.values()) and all(
             name in nested or value is None or type(value) in (str, bool) for name, value in fields.items()
         )
-        return cls(leaf, kind, fields | orjson.loads(written), written, None if easy else dump())
+        return cls(leaf, kind, fields | orjson.loads(nested_json), nested_json, None if is_comparable else dump())
 
 
 class MessageCache:
@@ -77,8 +79,8 @@ class MessageCache:
 
     def __init__(self, encode: Callable[[BaseMessage], Leaf]) -> None:
         self._encode = encode
-        self._by_name: LRUCache[str, _Known] = LRUCache(KNOWN_BYTES, _weight)
-        self._by_leaf: LRUCache[bytes, _Known] = LRUCache(KNOWN_BYTES, _weight)
+        self._by_key: LRUCache[str, _CachedMessage] = LRUCache(MAX_CACHE_BYTES, _estimate_size)
+        self._by_leaf: LRUCache[bytes, _CachedMessage] = LRUCache(MAX_CACHE_BYTES, _estimate_size)
 
     def leaves(self, messages: Sequence[BaseMessage]) -> list[Leaf]:
         """Encode messages as leaves.
@@ -86,77 +88,77 @@ class MessageCache:
         Raises:
             InvalidInput: A message cannot be stored; the error names its type.
         """
-        if not _EXACT.issuperset(map(type, messages)):
+        if not _MESSAGE_CLASSES.issuperset(map(type, messages)):
             return list(map(self._encode, messages))
-        held = list(map(_fields, messages))
-        found = self._by_name.lookup(_names(held))
-        if any(map(_extra, messages)) or any(map(_private, messages)):
-            same = [False] * len(held)
+        message_fields = list(map(_get_fields, messages))
+        entries = self._by_key.lookup(_cache_keys(message_fields))
+        if any(map(_get_extra, messages)) or any(map(_get_private, messages)):
+            are_equal = [False] * len(message_fields)
         else:
-            same = list(map(eq, held, [known and known.fields for known in found]))
-        if all(same) and not any(known and known.dump for known in found):
-            return [known.leaf for known in found if known is not None]
+            are_equal = list(map(eq, message_fields, [entry and entry.fields for entry in entries]))
+        if all(are_equal) and not any(entry and entry.dump for entry in entries):
+            return [entry.leaf for entry in entries if entry is not None]
         return [
-            known.leaf if known and alike and not known.dump else self._leaf(message, known)
-            for message, known, alike in zip(messages, found, same, strict=True)
+            entry.leaf if entry and is_equal and not entry.dump else self._encode_message(message, entry)
+            for message, entry, is_equal in zip(messages, entries, are_equal, strict=True)
         ]
 
-    def _leaf(self, message: BaseMessage, known: _Known | None) -> Leaf:
+    def _encode_message(self, message: BaseMessage, entry: _CachedMessage | None) -> Leaf:
         try:
-            dump = _dump(_all(message))
+            dump = _marshal_content(_get_content(message))
         except ValueError:  # the message contains an object that marshal does not support
             return self._encode(message)
-        if known is not None and known.dump == dump:
-            return known.leaf
-        value = self._encode(message)
+        if entry is not None and entry.dump == dump:
+            return entry.leaf
+        leaf = self._encode(message)
         # Only plain JSON is cached: marshal writes an array like its bytes, and JSON has neither.
-        if value.type == MESSAGE:
-            fresh = _Known.of(value, type(message), message.__dict__, lambda: dump)
-            self._by_name.add(zip(_names([message.__dict__]), [fresh], strict=True))
+        if leaf.type == MESSAGE:
+            new_entry = _CachedMessage.of(leaf, type(message), message.__dict__, lambda: dump)
+            self._by_key.add(zip(_cache_keys([message.__dict__]), [new_entry], strict=True))
             if not message.__pydantic_extra__:
-                self._by_leaf.add([(value.hash, fresh)])
-        return value
+                self._by_leaf.add([(leaf.hash, new_entry)])
+        return leaf
 
     def messages(self, leaves: Sequence[Leaf]) -> list[BaseMessage]:
         """Decode leaves, all of them plain JSON, into messages."""
-        found = self._by_leaf.lookup([leaf.hash for leaf in leaves])
-        if not all(found):
-            read = self._read([leaf for leaf, known in zip(leaves, found, strict=True) if known is None])
-            found = [known or read.get(leaf.hash) for leaf, known in zip(leaves, found, strict=True)]
-        known_all = [known for known in found if known is not None]
-        if len(known_all) < len(leaves):
-            return rebuild_all(_loads([leaf.data for leaf in leaves]))
-        nested = _loads([known.nested for known in known_all])
-        return assemble(
-            [known.kind for known in known_all], list(map(or_, [known.fields for known in known_all], nested))
+        entries = self._by_leaf.lookup([leaf.hash for leaf in leaves])
+        if not all(entries):
+            parsed = self._parse_leaves([leaf for leaf, entry in zip(leaves, entries, strict=True) if entry is None])
+            entries = [entry or parsed.get(leaf.hash) for leaf, entry in zip(leaves, entries, strict=True)]
+        cached = [entry for entry in entries if entry is not None]
+        if len(cached) < len(leaves):
+            return rebuild_messages(_parse_all([leaf.data for leaf in leaves]))
+        nested = _parse_all([entry.nested for entry in cached])
+        return assemble_messages(
+            [entry.kind for entry in cached], list(map(or_, [entry.fields for entry in cached], nested))
         )
 
-    def _read(self, leaves: Sequence[Leaf]) -> dict[bytes, _Known]:
+    def _parse_leaves(self, leaves: Sequence[Leaf]) -> dict[bytes, _CachedMessage]:
         """Parse leaves, and cache those with exactly the fields that this release of LangChain uses."""
-        read: dict[bytes, _Known] = {}
-        for leaf, stored in zip(leaves, _loads([leaf.data for leaf in leaves]), strict=True):
+        entries: dict[bytes, _CachedMessage] = {}
+        for leaf, stored in zip(leaves, _parse_all([leaf.data for leaf in leaves]), strict=True):
             kind, data = MESSAGE_TYPES[stored["type"]], stored["data"]
-            if fits(kind, data):
-                read[leaf.hash] = _Known.of(leaf, kind, data, partial(_dump, (data, {}, None)))
-        self._by_leaf.add(read.items())
-        self._by_name.add(zip(_names([known.fields for known in read.values()]), read.values(), strict=True))
-        return read
+            if has_exact_fields(kind, data):
+                entries[leaf.hash] = _CachedMessage.of(leaf, kind, data, partial(_marshal_content, (data, {}, None)))
+        self._by_leaf.add(entries.items())
+        self._by_key.add(zip(_cache_keys([entry.fields for entry in entries.values()]), entries.values(), strict=True))
+        return entries
 
 
-def _dump(parts: Any) -> bytes:
-    return marshal.dumps(parts, _FORMAT)
+def _marshal_content(content: Any) -> bytes:
+    return marshal.dumps(content, _MARSHAL_FORMAT)
 
 
-def _names(held: Sequence[dict[str, Any]]) -> list[str]:
+def _cache_keys(message_fields: Sequence[dict[str, Any]]) -> list[str]:
     """Return the cache key of each message: its id, or its text if it has no id."""
-    names = [fields.get("id") or fields.get("content") for fields in held]
-    return [name if type(name) is str else "" for name in names]
+    keys = [fields.get("id") or fields.get("content") for fields in message_fields]
+    return [key if type(key) is str else "" for key in keys]
 
 
-def _loads(parts: Sequence[bytes]) -> list[Any]:
-    found: list[Any] = orjson.loads(b"[%b]" % b",".join(parts))
-    return found
+def _parse_all(parts: Sequence[bytes]) -> list[Any]:
+    values: list[Any] = orjson.loads(b"[%b]" % b",".join(parts))
+    return values
 
 
-def _weight(known: _Known) -> int:
-    return 2 * len(known.leaf.data) + 1024
+def _estimate_size(entry: _CachedMessage) -> int:
+    return 2 * len(entry.leaf.data) + 1024

@@ -26,11 +26,11 @@ from sqlalchemy import URL, Connection
 from agentgit.auth.keyring import Keyring
 from agentgit.errors import Conflict, InvalidInput
 from agentgit.langgraph_internals import DeltaSnapshot
-from agentgit.saver.async_api import AsyncTwins
+from agentgit.saver.async_api import AsyncSaverMethods
 from agentgit.saver.codec import Codec, make_codec
-from agentgit.saver.config import PENDING_SENDS, SNAPSHOTS, address, config_of, continues, make_draft, scope
+from agentgit.saver.config import PENDING_SENDS, SNAPSHOTS, address, config_of, is_continuation, make_draft, scope
 from agentgit.saver.delta_reducer import Channels
-from agentgit.saver.recorded_turn import NOTHING_ELSE, RecordedTurn
+from agentgit.saver.recorded_turn import NO_HOOK, RecordedTurn
 from agentgit.store.database import Database
 from agentgit.store.objects.blobs import compact
 from agentgit.store.objects.content import Body
@@ -38,9 +38,9 @@ from agentgit.store.objects.packing import Compression
 from agentgit.store.records.encryption_keys import unlock
 from agentgit.store.schema import schema
 from agentgit.store.schema.tenants import ensure_tenant
-from agentgit.store.sql.encryption import keyring_from
+from agentgit.store.sql.encryption import load_keyring
 from agentgit.store.threads.append_if_head import BranchHold
-from agentgit.store.threads.graph_store import Draft, GraphCheckpoint, GraphKey, GraphStore, Pending, Task
+from agentgit.store.threads.graph_store import Draft, GraphCheckpoint, GraphKey, GraphStore, PendingWrite, Task
 from agentgit.values import from_json
 
 PAGE = 16
@@ -53,7 +53,7 @@ class _StoredCheckpoint(Checkpoint):
     pending_sends: list[Any]
 
 
-class SQLModelSaver(AsyncTwins):
+class SQLModelSaver(AsyncSaverMethods):
     """A LangGraph checkpointer that stores its data in agentgit's tables.
 
     It implements LangGraph's `BaseCheckpointSaver`. Sync and async methods can be mixed on one instance, from many
@@ -91,10 +91,10 @@ class SQLModelSaver(AsyncTwins):
         sessions: bool = False,
     ) -> None:
         super().__init__(serde=serde or JsonPlusSerializer(allowed_msgpack_modules=None))
-        self._shared = _Shared(database, tenant_id, graphs, Compression(compression).name)
+        self._shared = _SharedState(database, tenant_id, graphs, Compression(compression).name)
         self.sessions = sessions
-        self._own_serde = serde is None
-        self._codec: Codec = make_codec(self.serde, own=self._own_serde)
+        self._has_default_serde = serde is None
+        self._codec: Codec = make_codec(self.serde, is_default=self._has_default_serde)
 
     @classmethod
     def from_conn_string(
@@ -120,7 +120,7 @@ class SQLModelSaver(AsyncTwins):
             InvalidInput: `where` is not a path, and not a URL of SQLite or PostgreSQL.
             SchemaMismatch: The database is not agentgit's, or is newer than this library.
         """
-        database = Database(where, keyring=keyring_from(keyring))
+        database = Database(where, keyring=load_keyring(keyring))
         saver = cls(database, serde=serde, compression=compression, sessions=sessions)
         saver._shared.owns_database = True
         if saver.database.is_sqlite:
@@ -144,7 +144,7 @@ class SQLModelSaver(AsyncTwins):
             if shared.tenant_id is None:
                 schema.prepare(self.database)
                 shared.tenant_id = ensure_tenant(self.database)
-                shared.database = shared.database.bound(shared.tenant_id)
+                shared.database = shared.database.limited_to(shared.tenant_id)
                 unlock(self.database, shared.tenant_id)
             shared.store = GraphStore(shared.tenant_id, shared.compression)
         return shared.store
@@ -177,10 +177,10 @@ class SQLModelSaver(AsyncTwins):
     def codec(self) -> Codec:
         """The codec for stored values; it follows the serializer, which LangGraph replaces on copies of the saver."""
         if self._codec.serde is not self.serde:
-            self._codec = make_codec(self.serde, own=self._own_serde)
+            self._codec = make_codec(self.serde, is_default=self._has_default_serde)
         return self._codec
 
-    def _address(self, config: RunnableConfig) -> tuple[str, str, str | None]:
+    def _parse_address(self, config: RunnableConfig) -> tuple[str, str, str | None]:
         thread, ns, checkpoint_id = address(config)
         return self._require_access(thread), ns, checkpoint_id
 
@@ -188,17 +188,17 @@ class SQLModelSaver(AsyncTwins):
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Read the checkpoint that the config names, or the newest of its namespace; None if there is none."""
-        thread, ns, checkpoint_id = self._address(config)
+        thread, ns, checkpoint_id = self._parse_address(config)
         store = self.store
         with self.database.reading() as connection:
-            read = store.with_writes(connection, thread, ns, checkpoint_id or None)
+            loaded = store.find_with_writes(connection, thread, ns, checkpoint_id or None)
             turn = self.turn
             if turn is not None:
-                turn.on_read(thread, ns, read[0].place if read else None)
-            if read is None:
+                turn.on_read(thread, ns, loaded[0].key if loaded else None)
+            if loaded is None:
                 return None
-            store.seen.add(read[0].place)
-            return next(self._tuples(connection, store, [read]))
+            store.seen.add(loaded[0].key)
+            return next(self._build_tuples(connection, store, [loaded]))
 
     def list(
         self,
@@ -217,55 +217,68 @@ class SQLModelSaver(AsyncTwins):
             before: A config that names a checkpoint; only older ones are listed.
             limit: The maximum number of checkpoints; None for all.
         """
-        which = scope(config)
-        if which.thread is not None:
-            self._require_access(which.thread)
-        wanted = from_json(compact(filter or {}))
-        older = get_checkpoint_id(before) if before else None
-        last: GraphCheckpoint | None = None
-        left = limit if limit is not None else -1
+        graph_scope = scope(config)
+        if graph_scope.thread is not None:
+            self._require_access(graph_scope.thread)
+        required_metadata = from_json(compact(filter or {}))
+        before_id = get_checkpoint_id(before) if before else None
+        last_checkpoint: GraphCheckpoint | None = None
+        remaining = limit if limit is not None else -1
         store = self.store
-        while left != 0:
+        while remaining != 0:
             with self.database.reading() as connection:
-                page = store.page(connection, which, before=older, after=last, limit=PAGE, sessions=self.sessions)
-                chosen = [found for found in page if all(found.meta.get(k) == v for k, v in wanted.items())]
-                chosen = chosen if left < 0 else chosen[:left]
-                tuples = self._tuples(connection, store, [(one, store.writes(connection, one.place)) for one in chosen])
+                page = store.page(
+                    connection, graph_scope, before=before_id, after=last_checkpoint, limit=PAGE, sessions=self.sessions
+                )
+                matching = [
+                    checkpoint
+                    for checkpoint in page
+                    if all(checkpoint.meta.get(k) == v for k, v in required_metadata.items())
+                ]
+                matching = matching if remaining < 0 else matching[:remaining]
+                tuples = self._build_tuples(
+                    connection,
+                    store,
+                    [(checkpoint, store.writes(connection, checkpoint.key)) for checkpoint in matching],
+                )
             yield from tuples
-            left -= len(chosen) if left > 0 else 0
+            remaining -= len(matching) if remaining > 0 else 0
             if len(page) < PAGE:
                 return
-            last = page[-1]
+            last_checkpoint = page[-1]
 
-    def _tuples(
-        self, connection: Connection, store: GraphStore, chosen: Sequence[tuple[GraphCheckpoint, Sequence[Pending]]]
+    def _build_tuples(
+        self,
+        connection: Connection,
+        store: GraphStore,
+        loaded: Sequence[tuple[GraphCheckpoint, Sequence[PendingWrite]]],
     ) -> Iterator[CheckpointTuple]:
         """Read all values at once, but build the tuples one by one: each contains a conversation as Python objects."""
-        hashes = {key for found, _ in chosen for key in found.channels.values()}
-        bodies = store.content.get(connection, hashes.union(write.value for _, each in chosen for write in each))
-        return (self._tuple(found, writes, bodies) for found, writes in chosen)
+        hashes = {key for checkpoint, _ in loaded for key in checkpoint.channels.values()}
+        bodies = store.content.get(connection, hashes.union(write.value for _, pending in loaded for write in pending))
+        return (self._build_tuple(checkpoint, writes, bodies) for checkpoint, writes in loaded)
 
-    def _tuple(
-        self, found: GraphCheckpoint, writes: Sequence[Pending], bodies: Mapping[bytes, Body]
+    def _build_tuple(
+        self, stored: GraphCheckpoint, writes: Sequence[PendingWrite], bodies: Mapping[bytes, Body]
     ) -> CheckpointTuple:
-        values = {name: self._value(found, name, bodies[key]) for name, key in found.channels.items()}
+        values = {name: self._decode_value(stored, name, bodies[key]) for name, key in stored.channels.items()}
         checkpoint: _StoredCheckpoint = {
-            "v": found.header["v"],
-            "id": found.place.checkpoint_id,
-            "ts": found.header["ts"],
+            "v": stored.header["v"],
+            "id": stored.key.checkpoint_id,
+            "ts": stored.header["ts"],
             "pending_sends": values.pop(PENDING_SENDS, []),
             "channel_values": values,
-            "channel_versions": found.header["versions"],
-            "versions_seen": found.header["seen"],
-            "updated_channels": found.header["updated"],
+            "channel_versions": stored.header["versions"],
+            "versions_seen": stored.header["seen"],
+            "updated_channels": stored.header["updated"],
         }
-        parent = found.place._replace(checkpoint_id=found.parent_id) if found.parent_id else None
+        parent = stored.key._replace(checkpoint_id=stored.parent_id) if stored.parent_id else None
         return CheckpointTuple(
-            config_of(found.place),
+            config_of(stored.key),
             checkpoint,
-            cast(CheckpointMetadata, found.meta),
+            cast(CheckpointMetadata, stored.meta),
             config_of(parent) if parent else None,
-            [self._pending(write, bodies[write.value]) for write in writes],
+            [self._decode_write(write, bodies[write.value]) for write in writes],
         )
 
     def get_delta_channel_history(
@@ -281,26 +294,30 @@ class SQLModelSaver(AsyncTwins):
             For each channel, the writes since its last full value, oldest first, and that value as `seed` if there is
             one.
         """
-        thread, ns, id = self._address(config)
+        thread, ns, id = self._parse_address(config)
         store = self.store
         with self.database.reading() as connection:
-            at = store.find(connection, GraphKey(thread, ns, id)) if id else store.newest(connection, thread, ns)
-            writes, seeds = store.spread.history(connection, at, channels) if at else ({}, {})
-            hashes = {write.value for each in writes.values() for write in each}
+            checkpoint = (
+                store.find(connection, GraphKey(thread, ns, id)) if id else store.newest(connection, thread, ns)
+            )
+            writes, seeds = store.spread.history(connection, checkpoint, channels) if checkpoint else ({}, {})
+            hashes = {write.value for channel_writes in writes.values() for write in channel_writes}
             hashes.update(seed.channels[name] for name, seed in seeds.items())
             bodies = store.content.get(connection, hashes)
-        found: dict[str, DeltaChannelHistory] = {}
+        histories: dict[str, DeltaChannelHistory] = {}
         for name in channels:
-            found[name] = {"writes": [self._pending(write, bodies[write.value]) for write in writes.get(name, ())]}
+            histories[name] = {
+                "writes": [self._decode_write(write, bodies[write.value]) for write in writes.get(name, ())]
+            }
             if name in seeds:
-                found[name]["seed"] = self._value(seeds[name], name, bodies[seeds[name].channels[name]])
-        return found
+                histories[name]["seed"] = self._decode_value(seeds[name], name, bodies[seeds[name].channels[name]])
+        return histories
 
-    def _value(self, found: GraphCheckpoint, name: str, body: Any) -> Any:
+    def _decode_value(self, checkpoint: GraphCheckpoint, name: str, body: Any) -> Any:
         value = self.codec.decode(body)
-        return DeltaSnapshot(value) if name in found.header.get(SNAPSHOTS, ()) else value
+        return DeltaSnapshot(value) if name in checkpoint.header.get(SNAPSHOTS, ()) else value
 
-    def _pending(self, write: Pending, body: Any) -> tuple[str, str, Any]:
+    def _decode_write(self, write: PendingWrite, body: Any) -> tuple[str, str, Any]:
         return write.task_id, write.channel, self.codec.decode(body)
 
     # -- writing
@@ -327,40 +344,43 @@ class SQLModelSaver(AsyncTwins):
             InvalidInput: A value cannot be stored.
             Conflict: The thread was deleted meanwhile, or another run has moved it on.
         """
-        thread, ns, parent_id = self._address(config)
-        place = GraphKey(thread, ns, checkpoint["id"])
+        thread, ns, parent_id = self._parse_address(config)
+        graph_key = GraphKey(thread, ns, checkpoint["id"])
         store = self.store
 
-        def work(connection: Connection) -> None:
-            after = beside.before(connection)
-            store.put(connection, place, draft)
-            after()
+        def store_checkpoint(connection: Connection) -> None:
+            after_put = hook.before(connection)
+            store.put(connection, graph_key, draft)
+            after_put()
 
         try:
             turn = self.turn
-            with turn.on_put(place) if turn is not None else nullcontext(NOTHING_ELSE) as beside:
+            with turn.on_put(graph_key) if turn is not None else nullcontext(NO_HOOK) as hook:
                 draft = self.draft(config, checkpoint, metadata, new_versions, parent_id)
-                draft = replace(draft, continues=continues(config, metadata))
+                draft = replace(draft, continues=is_continuation(config, metadata))
                 if not (
-                    beside.is_alone and self._put_after_known(place, draft, beside.fence, carried=turn is not None)
+                    hook.is_check_only
+                    and self._append_if_head(graph_key, draft, hook.hold, async_commit=turn is not None)
                 ):
-                    self.database.write(work, carried=turn is not None)
+                    self.database.write(store_checkpoint, async_commit=turn is not None)
         except Conflict:
-            self.database.write(lambda connection: store.refuse(connection, place))
+            self.database.write(lambda connection: store.refuse_writes(connection, graph_key))
             raise
-        store.seen.add(place)
-        return config_of(place)
+        store.seen.add(graph_key)
+        return config_of(graph_key)
 
-    def _put_after_known(self, place: GraphKey, draft: Draft, fence: BranchHold | None, *, carried: bool) -> bool:
+    def _append_if_head(
+        self, graph_key: GraphKey, draft: Draft, hold: BranchHold | None, *, async_commit: bool
+    ) -> bool:
         """Append a checkpoint to a known parent on a server, if that is still the newest; return whether it was."""
         store = self.store
-        parent = store.newest_known.parent(place.thread, place.ns, draft.parent_id)
+        parent = store.newest_checkpoints.get(graph_key.thread, graph_key.ns, draft.parent_id)
         if parent is None or self.database.is_sqlite:
             return False
-        stored = self.database.write(
-            lambda connection: store.put_after(connection, parent, place, draft, fence), carried=carried
+        result = self.database.write(
+            lambda connection: store.put_after(connection, parent, graph_key, draft, hold), async_commit=async_commit
         )
-        return stored.count() == 1
+        return result.count() == 1
 
     def draft(
         self,
@@ -388,7 +408,7 @@ class SQLModelSaver(AsyncTwins):
             InvalidInput: A value cannot be stored, or the config has no checkpoint id.
             Conflict: The checkpoint was deleted meanwhile.
         """
-        thread, ns, checkpoint_id = self._address(config)
+        thread, ns, checkpoint_id = self._parse_address(config)
         if not checkpoint_id:
             raise InvalidInput(
                 "put_writes needs a checkpoint_id in the config: the checkpoint that the task belongs to."
@@ -397,9 +417,9 @@ class SQLModelSaver(AsyncTwins):
             (WRITES_IDX_MAP.get(channel, index), channel, self.codec.encode(value).body)
             for index, (channel, value) in enumerate(writes)
         ]
-        place, task, store = GraphKey(thread, ns, checkpoint_id), Task(task_id, task_path), self.store
+        graph_key, task, store = GraphKey(thread, ns, checkpoint_id), Task(task_id, task_path), self.store
         self.database.write(
-            lambda connection: store.put_writes(connection, place, task, rows), carried=self.turn is not None
+            lambda connection: store.put_writes(connection, graph_key, task, rows), async_commit=self.turn is not None
         )
 
     def get_next_version(self, current: float | str | None, channel: None) -> float:
@@ -433,12 +453,12 @@ class SQLModelSaver(AsyncTwins):
         self.close()
 
 
-class _Shared:
+class _SharedState:
     """The state that all copies of a saver share; LangGraph copies a saver when a graph is compiled."""
 
     def __init__(self, database: Database, tenant_id: int | None, store: GraphStore | None, compression: str) -> None:
-        bound = tenant_id is None or database.tenant_id == tenant_id
-        self.database = database if bound else database.bound(tenant_id)
+        is_bound = tenant_id is None or database.tenant_id == tenant_id
+        self.database = database if is_bound else database.limited_to(tenant_id)
         self.tenant_id, self.store, self.compression = tenant_id, store, compression
         self.turn: RecordedTurn | None = None
         self.channels: Channels = {}

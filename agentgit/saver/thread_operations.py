@@ -87,13 +87,13 @@ class ThreadOperations(BaseCheckpointSaver[float]):
         if strategy not in ("keep_latest", "delete"):
             raise InvalidInput(f"strategy must be 'keep_latest' or 'delete', not {strategy!r}.")
         store, threads = self.store, [self._require_access(thread_id) for thread_id in thread_ids]
-        verb = store.prune if strategy == "keep_latest" else store.delete_thread
+        operation = store.prune if strategy == "keep_latest" else store.delete_thread
 
-        def work(connection: Connection) -> None:
+        def prune_threads(connection: Connection) -> None:
             for thread in threads:
-                verb(connection, thread)
+                operation(connection, thread)
 
-        self.database.write(work)
+        self.database.write(prune_threads)
 
     def gc(self, *, dry_run: bool = False, shrink: bool = False, imports: bool = False) -> Collected:
         """Delete the values that no thread needs. Deleting threads and checkpoints leaves their values behind.

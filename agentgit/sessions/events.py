@@ -153,7 +153,7 @@ class Verified:
             "events": self.events,
             "is_sound": self.is_sound,
             "tips": [vars(tip) for tip in self.tips],
-            "findings": [vars(one) for one in self.findings],
+            "findings": [vars(finding) for finding in self.findings],
             "erased": list(self.erased),
         }
 
@@ -171,20 +171,20 @@ def tips_of(text: str) -> list[Tip]:
         >>> tips_of('{"session_id": 7, "number": 2, "hash": "ab"}')
         [Tip(session_id=7, number=2, hash='ab')]
     """
-    found = []
+    tips = []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
         try:
             tip = orjson.loads(line)
-            found.append(
+            tips.append(
                 Tip(session_id=tip["session_id"] or NO_SESSION, number=int(tip["number"]), hash=str(tip["hash"]))
             )
         except (TypeError, KeyError, ValueError) as error:
             raise InvalidInput(
                 f"Line {number} is not a tip of an audit trail. Give whole lines, as `agentgit audit tips` wrote them."
             ) from error
-    return found
+    return tips
 
 
 def match_kinds(patterns: str | Sequence[str]) -> frozenset[str]:
@@ -200,41 +200,41 @@ def match_kinds(patterns: str | Sequence[str]) -> frozenset[str]:
         >>> sorted(match_kinds("tag.*"))
         ['tag.created', 'tag.deleted']
     """
-    found: set[str] = set()
+    kinds: set[str] = set()
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        meant = {kind for kind in KINDS if isinstance(pattern, str) and fnmatchcase(kind, pattern)}
-        if not meant:
+        matches = {kind for kind in KINDS if isinstance(pattern, str) and fnmatchcase(kind, pattern)}
+        if not matches:
             from difflib import get_close_matches
 
-            near = get_close_matches(str(pattern), KINDS, 3)
-            hint = f" Did you mean {', '.join(near)}?" if near else ""
+            similar = get_close_matches(str(pattern), KINDS, 3)
+            hint = f" Did you mean {', '.join(similar)}?" if similar else ""
             raise InvalidInput(f"There is no kind of event {pattern!r}. Give one like checkpoint.created, or *.{hint}")
-        found |= meant
-    return frozenset(found)
+        kinds |= matches
+    return frozenset(kinds)
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def chained(before: bytes, facts: Sequence[int | str | None], created_at: datetime, detail: bytes) -> bytes:
+def hash_event(previous_hash: bytes, columns: Sequence[int | str | None], created_at: datetime, detail: bytes) -> bytes:
     """Return the hash of an event.
 
     Args:
-        before: The hash of the event before it in its trail; empty for the first event.
-        facts: The columns of the event, in a fixed order.
+        previous_hash: The hash of the event before it in its trail; empty for the first event.
+        columns: The columns of the event, in a fixed order.
         created_at: The time of the event, aware.
         detail: The details, as stored.
     """
-    micros = (created_at - _EPOCH) // timedelta(microseconds=1)
-    return hashlib.sha256(before + orjson.dumps([*facts, micros]) + detail).digest()
+    microseconds = (created_at - _EPOCH) // timedelta(microseconds=1)
+    return hashlib.sha256(previous_hash + orjson.dumps([*columns, microseconds]) + detail).digest()
 
 
-def hash_of(before: bytes, row: Mapping[str, Any]) -> bytes:
-    """Return the hash that a row must have if the row before it has the hash `before`."""
-    return chained(before, [row[name] for name in _FACTS], row["created_at"], row["detail"])
+def hash_row(previous_hash: bytes, row: Mapping[str, Any]) -> bytes:
+    """Return the hash that a row must have if the row before it has the hash `previous_hash`."""
+    return hash_event(previous_hash, [row[name] for name in _HASHED_COLUMNS], row["created_at"], row["detail"])
 
 
-_FACTS = (
+_HASHED_COLUMNS = (
     "tenant_id",
     "external_session_id",
     "seq",

@@ -24,10 +24,10 @@ def from_stored(message: Mapping[str, Any]) -> dict[str, Any]:
         >>> from_stored({"type": "human", "data": {"content": "hi", "id": "m1"}})["role"]
         'user'
     """
-    kind, data = message.get("type", ""), message.get("data", {})
-    spent = data.get("usage_metadata")
+    message_type, data = message.get("type", ""), message.get("data", {})
+    usage = data.get("usage_metadata")
     return {
-        "role": ROLES.get(kind, kind),
+        "role": ROLES.get(message_type, message_type),
         "content": data.get("content"),
         "id": data.get("id"),
         "tool_calls": [
@@ -35,7 +35,7 @@ def from_stored(message: Mapping[str, Any]) -> dict[str, Any]:
             for call in data.get("tool_calls") or []
         ],
         "tool_call_id": data.get("tool_call_id"),
-        **({"usage_metadata": spent} if spent else {}),
+        **({"usage_metadata": usage} if usage else {}),
     }
 
 
@@ -48,23 +48,23 @@ def text_of(message: Mapping[str, Any]) -> str:
     return "".join(b if isinstance(b, str) else str(b.get("text", "")) for b in blocks)
 
 
-def unanswered(messages: Iterable[Mapping[str, Any]]) -> list[str]:
+def unanswered_calls(messages: Iterable[Mapping[str, Any]]) -> list[str]:
     """List the ids of tool calls that have no result yet.
 
     Args:
         messages: Shown messages, oldest first; the last assistant message and what follows it are enough.
 
     Example:
-        >>> unanswered([{"role": "assistant", "tool_calls": [{"id": "c1"}]}])
+        >>> unanswered_calls([{"role": "assistant", "tool_calls": [{"id": "c1"}]}])
         ['c1']
     """
-    waiting: dict[str, None] = {}
+    call_ids: dict[str, None] = {}
     for message in messages:
         if message["role"] == "tool":
-            waiting.pop(message["tool_call_id"], None)
+            call_ids.pop(message["tool_call_id"], None)
         else:
-            waiting.update((call["id"], None) for call in message["tool_calls"])
-    return list(waiting)
+            call_ids.update((call["id"], None) for call in message["tool_calls"])
+    return list(call_ids)
 
 
 class History(TableList[dict[str, Any]]):

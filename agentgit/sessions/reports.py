@@ -80,15 +80,15 @@ class ImportReport:
     @property
     def failed(self) -> list[ThreadReport]:
         """The reports of the threads that failed. Nothing of these threads was imported."""
-        return [one for one in self.threads if one.status == FAILED]
+        return [report for report in self.threads if report.status == FAILED]
 
     def count(self, status: str) -> int:
         """Return the number of threads with a status."""
-        return sum(one.status == status for one in self.threads)
+        return sum(report.status == status for report in self.threads)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON-like data."""
-        return {"threads": [one.to_dict() for one in self.threads]}
+        return {"threads": [report.to_dict() for report in self.threads]}
 
 
 T = TypeVar("T")
@@ -115,7 +115,7 @@ class ProgressParts:
         self._progress = progress
         self._sizes = dict(sizes or {})
         names = list(self._sizes)
-        self._begins = {name: sum(self._sizes[one] for one in names[:n]) for n, name in enumerate(names)}
+        self._offsets = {name: sum(self._sizes[earlier] for earlier in names[:n]) for n, name in enumerate(names)}
 
     def iterate(self, name: str, pages: Iterable[Sequence[T]]) -> Iterator[T]:
         """Yield the items of a part from pages, and report progress after each page; at the end, the part is done."""
@@ -132,8 +132,8 @@ class ProgressParts:
 
     def _report(self, name: str, done: int) -> None:
         if self._progress is not None:
-            there = self._begins.get(name, 0) + min(done, self._sizes.get(name, 0))
-            self._progress(there, sum(self._sizes.values()))
+            position = self._offsets.get(name, 0) + min(done, self._sizes.get(name, 0))
+            self._progress(position, sum(self._sizes.values()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,7 +214,7 @@ class Checked:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON-like data."""
-        return {**vars(self), "is_sound": self.is_sound, "findings": [vars(one) for one in self.findings]}
+        return {**vars(self), "is_sound": self.is_sound, "findings": [vars(finding) for finding in self.findings]}
 
 
 @dataclass(frozen=True, kw_only=True)

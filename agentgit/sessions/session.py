@@ -68,14 +68,14 @@ class ExternalSession(Displayable):
         return f"{(self.updated_at - _EPOCH) // _MICROSECOND}-{self.id}"
 
 
-def require_limit(limit: object, of: str) -> None:
+def require_limit(limit: object, noun: str) -> None:
     """Check that a limit is a valid number of rows.
 
     Raises:
         InvalidInput: The limit is not an integer from 1 to 2**31 - 1.
     """
     if isinstance(limit, bool) or not isinstance(limit, int) or not 0 < limit < 2**31:
-        raise InvalidInput(f"limit={limit!r} is not a number of {of}; give 1 or more.")
+        raise InvalidInput(f"limit={limit!r} is not a number of {noun}; give 1 or more.")
 
 
 def parse_cursor(after: ExternalSession | str | None) -> SessionCursor | None:

@@ -1,4 +1,4 @@
-"""Statistics of a session, a branch, or all sessions of a user. Pure values; rows B6 and W12."""
+"""Statistics of a session, a branch, or all sessions of a user."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Prices: TypeAlias = Mapping[str, Sequence[float]]
 input read from a cache and of input written to a cache. The key `*` applies to every other model."""
 
 MILLION = 1_000_000
-ANY = "*"
+ANY_MODEL = "*"
 
 
 class UsedTokens(NamedTuple):
@@ -46,11 +46,11 @@ Usage: TypeAlias = Mapping[str, UsedTokens]
 """Token counts by the name of the model."""
 
 
-def added(usages: Iterable[Usage]) -> dict[str, UsedTokens]:
+def sum_usages(usages: Iterable[Usage]) -> dict[str, UsedTokens]:
     """Add up the token counts of several usages, for each model.
 
     Example:
-        >>> added([{"a": UsedTokens(1, 2, 3)}, {"a": UsedTokens(1, 1, 1), "b": UsedTokens(1, 0, 5)}])["a"]
+        >>> sum_usages([{"a": UsedTokens(1, 2, 3)}, {"a": UsedTokens(1, 1, 1), "b": UsedTokens(1, 0, 5)}])["a"]
         UsedTokens(messages=2, input=3, output=4, cache_read=0, cache_write=0)
     """
     sums: dict[str, UsedTokens] = {}
@@ -60,11 +60,11 @@ def added(usages: Iterable[Usage]) -> dict[str, UsedTokens]:
     return sums
 
 
-def subtract_usage(now: Usage, before: Usage) -> dict[str, UsedTokens]:
+def subtract_usage(current: Usage, earlier: Usage) -> dict[str, UsedTokens]:
     """Return the tokens that were used since an earlier usage was counted. Models without new usage are left out."""
     used = {
-        model: UsedTokens(*(max(0, a - b) for a, b in zip(tokens, before.get(model, UsedTokens()), strict=True)))
-        for model, tokens in now.items()
+        model: UsedTokens(*(max(0, a - b) for a, b in zip(tokens, earlier.get(model, UsedTokens()), strict=True)))
+        for model, tokens in current.items()
     }
     return {model: tokens for model, tokens in used.items() if any(tokens)}
 
@@ -100,13 +100,13 @@ def cost_of(usage: Usage, prices: Prices) -> float | None:
     """
     cost = 0.0
     for model, tokens in usage.items():
-        price = prices.get(model, prices.get(ANY))
+        price = prices.get(model, prices.get(ANY_MODEL))
         if price is None:
             return None
-        of_input, of_output, of_read, of_write = (*price, *[price[0]] * (4 - len(price)))
-        plain = max(0, tokens.input - tokens.cache_read - tokens.cache_write)
-        inwards = plain * of_input + tokens.cache_read * of_read + tokens.cache_write * of_write
-        cost += (inwards + tokens.output * of_output) / MILLION
+        input_price, output_price, read_price, write_price = (*price, *[price[0]] * (4 - len(price)))
+        uncached = max(0, tokens.input - tokens.cache_read - tokens.cache_write)
+        input_cost = uncached * input_price + tokens.cache_read * read_price + tokens.cache_write * write_price
+        cost += (input_cost + tokens.output * output_price) / MILLION
     return cost
 
 
@@ -193,21 +193,21 @@ class Figures:
         }
 
 
-def summed(figures: Iterable[Figures]) -> Figures:
+def sum_figures(figures: Iterable[Figures]) -> Figures:
     """Add up the counts of several branches."""
-    all_ = list(figures)
+    all_figures = list(figures)
     return Figures(
-        checkpoints=sum(one.checkpoints for one in all_),
-        automatic=sum(one.automatic for one in all_),
-        first=min((one.first for one in all_ if one.first), default=None),
-        last=max((one.last for one in all_ if one.last), default=None),
-        calls=_counted(one.calls for one in all_),
-        operations=_counted(one.operations for one in all_),
-        tokens=added(one.tokens for one in all_),
+        checkpoints=sum(one.checkpoints for one in all_figures),
+        automatic=sum(one.automatic for one in all_figures),
+        first=min((one.first for one in all_figures if one.first), default=None),
+        last=max((one.last for one in all_figures if one.last), default=None),
+        calls=_sum_counts(one.calls for one in all_figures),
+        operations=_sum_counts(one.operations for one in all_figures),
+        tokens=sum_usages(one.tokens for one in all_figures),
     )
 
 
-def _counted(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+def _sum_counts(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     sums: dict[str, int] = {}
     for count in counts:
         for name, n in count.items():
@@ -253,7 +253,7 @@ class Stats(PrintableDrawing):
     @property
     def total(self) -> Figures:
         """The counts of all branches together."""
-        return summed(one.figures for one in self.branches)
+        return sum_figures(branch.figures for branch in self.branches)
 
     @property
     def unique_names(self) -> int:
@@ -276,7 +276,7 @@ class Stats(PrintableDrawing):
             "names": dict(self.names),
             "storage": vars(self.storage) if self.storage is not None else None,
             "branches": [
-                {"session_name": one.session_name, "name": one.name, **one.figures.to_dict(self.prices)}
-                for one in self.branches
+                {"session_name": branch.session_name, "name": branch.name, **branch.figures.to_dict(self.prices)}
+                for branch in self.branches
             ],
         }

@@ -98,11 +98,11 @@ class Tree(PrintableDrawing):
             >>> [branch.name for branch in tree.walk()]
             ['main', 'b']
         """
-        known: dict[int, Branch] = {}
+        by_id: dict[int, Branch] = {}
         roots: list[Branch] = []
         for branch in branches:
-            known[branch.id] = branch
-            parent = known.get(branch.parent_id) if branch.parent_id is not None else None
+            by_id[branch.id] = branch
+            parent = by_id.get(branch.parent_id) if branch.parent_id is not None else None
             (parent.children if parent else roots).append(branch)
         return cls(session_name=session_name, roots=roots)
 
@@ -209,7 +209,7 @@ class Exploration(PrintableDrawing):
                 "answer": leaf.answer,
                 "error": leaf.error,
             }
-            for leaf in _best_first(self.leaves)
+            for leaf in _sort_by_score(self.leaves)
         ]
 
     def to_dict(self) -> dict[str, Any]:
@@ -217,5 +217,5 @@ class Exploration(PrintableDrawing):
         return {**vars(self), "branches": [branch.to_dict() for branch in self.branches]}
 
 
-def _best_first(leaves: Iterable[ExploredBranch]) -> list[ExploredBranch]:
+def _sort_by_score(leaves: Iterable[ExploredBranch]) -> list[ExploredBranch]:
     return sorted(leaves, key=lambda leaf: (leaf.score is None, -(leaf.score or 0.0)))

@@ -21,10 +21,10 @@ from agentgit.errors import InvalidInput, NotAllowed
 from agentgit.sessions.events import Event
 from agentgit.values import to_json
 
-ENVIRONMENT = "AGENTGIT_WEBHOOK_ALLOW"
+ALLOWED_HOSTS_VARIABLE = "AGENTGIT_WEBHOOK_ALLOW"
 """The environment variable with which the operator allows more hosts, separated by commas."""
 
-PUBLIC_6 = IPv6Network("2000::/3")
+PUBLIC_IPV6 = IPv6Network("2000::/3")
 """The only part of IPv6 from which public addresses are assigned."""
 
 NAT64 = IPv6Network("64:ff9b::/96")
@@ -33,17 +33,17 @@ NAT64 = IPv6Network("64:ff9b::/96")
 ISATAP = 0x00005EFE
 """The third quarter of the IPv6 addresses that embed an IPv4 address in their last four bytes (RFC 5214)."""
 
-SHARED = IPv4Network("100.64.0.0/10")
+SHARED_NETWORK = IPv4Network("100.64.0.0/10")
 """Addresses inside the network of a carrier or a cloud."""
 
-NOT_PUBLIC = (
+NON_PUBLIC_NETWORKS = (
     IPv4Network("192.0.0.0/24"),  # mostly public to Python before 3.11.10; has Oracle's metadata service
     IPv4Network("168.63.129.16"),  # public by number; Azure's virtual machines reach their host there
     IPv6Network("3fff::/20"),  # the documentation network, which Python does not know yet
 )
 """Networks that `ipaddress` treats as public although they are not."""
 
-_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+_HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 
 Address = IPv4Address | IPv6Address
 
@@ -61,32 +61,32 @@ class WebhookHosts:
     networks: tuple[IPv4Network | IPv6Network, ...] = ()
 
     @classmethod
-    def of(cls, given: Sequence[str]) -> WebhookHosts:
+    def of(cls, hosts: Sequence[str]) -> WebhookHosts:
         """Parse the operator's list of allowed hosts.
 
         Args:
-            given: Host names, addresses and networks, such as `hooks.internal`, `10.0.0.7` or `10.0.0.0/8`.
+            hosts: Host names, addresses and networks, such as `hooks.internal`, `10.0.0.7` or `10.0.0.0/8`.
 
         Raises:
-            InvalidInput: `given` is not a list of strings, or an item is not a host name, address or network.
+            InvalidInput: `hosts` is not a list of strings, or an item is not a host name, address or network.
 
         Example:
             >>> WebhookHosts.of(["Hooks.internal", "10.0.0.0/8"]).names
             frozenset({'hooks.internal'})
         """
-        if isinstance(given, str) or not all(isinstance(one, str) for one in given):
-            raise InvalidInput(f"webhook_hosts={given!r} is not a list of hosts; write webhook_hosts=['10.0.0.0/8'].")
+        if isinstance(hosts, str) or not all(isinstance(host, str) for host in hosts):
+            raise InvalidInput(f"webhook_hosts={hosts!r} is not a list of hosts; write webhook_hosts=['10.0.0.0/8'].")
         names, networks = set(), []
-        for one in given:
+        for host in hosts:
             try:
-                networks.append(ip_network(one.strip("[]")))
+                networks.append(ip_network(host.strip("[]")))
             except ValueError as error:
-                if not _NAME.fullmatch(plain_name(one)):
+                if not _HOST_NAME.fullmatch(plain_name(host)):
                     raise InvalidInput(
-                        f"{one!r} is not a host name, address or network. Allow webhooks to hosts like hooks.internal, "
-                        "10.0.0.7 or 10.0.0.0/8."
+                        f"{host!r} is not a host name, address or network. Allow webhooks to hosts like "
+                        "hooks.internal, 10.0.0.7 or 10.0.0.0/8."
                     ) from error
-                names.add(plain_name(one))
+                names.add(plain_name(host))
         return cls(frozenset(names), tuple(networks))
 
     def require_allowed_literal(self, host: str) -> None:
@@ -96,9 +96,9 @@ class WebhookHosts:
             InvalidInput: The host is an address that is neither public nor allowed, or `localhost` without permission.
         """
         address = _literal_address(host)
-        kind = None if address is None or plain_name(host) in self.names else self._refused(address)
+        kind = None if address is None or plain_name(host) in self.names else self._refused_kind(address)
         if kind is not None:
-            raise InvalidInput(_refusal(kind))
+            raise InvalidInput(_refusal_message(kind))
 
     def require_allowed_addresses(self, host: str, addresses: Iterable[str]) -> None:
         """Check that all addresses of a host may receive webhooks.
@@ -112,36 +112,40 @@ class WebhookHosts:
         """
         if plain_name(host) in self.names:
             return
-        for one in addresses:
-            if (kind := self._refused(ip_address(one))) is not None:
-                raise NotAllowed(_refusal(kind))
+        for address in addresses:
+            if (kind := self._refused_kind(ip_address(address))) is not None:
+                raise NotAllowed(_refusal_message(kind))
 
-    def _refused(self, address: Address) -> str | None:
+    def _refused_kind(self, address: Address) -> str | None:
         """Return the kind of an address that is neither public nor allowed; None if it may receive webhooks."""
-        plain = _embedded(address)
-        return None if any(one in net for net in self.networks for one in (address, plain)) else kind_of(plain)
+        embedded = _embedded_ipv4(address)
+        return (
+            None
+            if any(candidate in net for net in self.networks for candidate in (address, embedded))
+            else non_public_kind(embedded)
+        )
 
 
-def kind_of(address: Address) -> str | None:
+def non_public_kind(address: Address) -> str | None:
     """Return the kind of a non-public address, in words; None if the address is public.
 
     Example:
-        >>> kind_of(ip_address("127.0.0.1")), kind_of(ip_address("169.254.169.254")), kind_of(ip_address("8.8.8.8"))
-        ('a loopback address', 'a link-local address', None)
+        >>> [non_public_kind(ip_address(text)) for text in ("127.0.0.1", "169.254.169.254", "8.8.8.8")]
+        ['a loopback address', 'a link-local address', None]
     """
-    plain = _embedded(address)
+    embedded = _embedded_ipv4(address)
     kinds = {
-        "an unspecified address": plain.is_unspecified,
-        "a loopback address": plain.is_loopback,
-        "a link-local address": plain.is_link_local,
-        "a multicast address": plain.is_multicast,
-        "a private address": plain.is_private,
-        "a shared address": plain in SHARED,
-        "a reserved address": not plain.is_global
-        or any(plain in net for net in NOT_PUBLIC)
-        or (plain.version == 6 and plain not in PUBLIC_6),
+        "an unspecified address": embedded.is_unspecified,
+        "a loopback address": embedded.is_loopback,
+        "a link-local address": embedded.is_link_local,
+        "a multicast address": embedded.is_multicast,
+        "a private address": embedded.is_private,
+        "a shared address": embedded in SHARED_NETWORK,
+        "a reserved address": not embedded.is_global
+        or any(embedded in net for net in NON_PUBLIC_NETWORKS)
+        or (embedded.version == 6 and embedded not in PUBLIC_IPV6),
     }
-    return next((kind for kind, holds in kinds.items() if holds), None)
+    return next((kind for kind, applies in kinds.items() if applies), None)
 
 
 def plain_name(host: str) -> str:
@@ -149,7 +153,7 @@ def plain_name(host: str) -> str:
     return host.lower().rstrip(".")
 
 
-def _embedded(address: Address) -> Address:
+def _embedded_ipv4(address: Address) -> Address:
     """Return the IPv4 address that an IPv6 address embeds, or the address itself."""
     if isinstance(address, IPv4Address):
         return address
@@ -175,14 +179,16 @@ def _literal_address(host: str) -> Address | None:
         return None
 
 
-def _refusal(kind: str) -> str:
-    return f"Webhooks are not sent to {kind}, and this host has one. The operator can allow it: {ENVIRONMENT}."
+def _refusal_message(kind: str) -> str:
+    return (
+        f"Webhooks are not sent to {kind}, and this host has one. The operator can allow it: {ALLOWED_HOSTS_VARIABLE}."
+    )
 
 
-PREFIX = "whsec_"
+SECRET_PREFIX = "whsec_"  # noqa: S105  # a prefix, not a secret
 """The prefix of a secret whose rest is base64."""
 
-NO_SECRET = "env:"  # noqa: S105  # a prefix, not a secret
+VARIABLE_PREFIX = "env:"
 """A prefix that secrets must not have: users would expect a variable's value, but the literal text would be the key."""
 
 MIN_SECRET_BYTES = 24
@@ -223,8 +229,8 @@ class Webhook:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields but the secret as JSON-like data."""
-        plain = {name: value for name, value in vars(self).items() if name != "secret"}
-        return {**plain, "kinds": list(self.kinds), "created_at": self.created_at.isoformat()}
+        public = {name: value for name, value in vars(self).items() if name != "secret"}
+        return {**public, "kinds": list(self.kinds), "created_at": self.created_at.isoformat()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,27 +259,31 @@ def message_of(event: Event) -> tuple[str, bytes]:
 
     Both are the same for every attempt, and unique to the event.
     """
-    told = event.to_dict()
-    body = to_json({"type": event.kind, "timestamp": told["created_at"], "data": told})
+    data = event.to_dict()
+    body = to_json({"type": event.kind, "timestamp": data["created_at"], "data": data})
     return f"evt_{event.hash[:32]}", body
 
 
 def new_secret() -> str:
     """Generate a secret for signing a webhook's messages."""
-    return PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
+    return SECRET_PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
 
 
-def key_of(secret: str) -> bytes:
+def signing_key(secret: str) -> bytes:
     """Return the key of a secret: its decoded base64 after `whsec_`, else the bytes of its text.
 
     Raises:
         InvalidInput: The secret is shorter than 24 bytes, is not valid base64, or begins with `env:`. The message does
             not contain the secret.
     """
-    if secret.startswith(NO_SECRET):
+    if secret.startswith(VARIABLE_PREFIX):
         raise InvalidInput("env:NAME is not accepted: users cannot use the server's variables. Give the secret itself.")
     try:
-        key = base64.b64decode(secret[len(PREFIX) :], validate=True) if secret.startswith(PREFIX) else secret.encode()
+        key = (
+            base64.b64decode(secret[len(SECRET_PREFIX) :], validate=True)
+            if secret.startswith(SECRET_PREFIX)
+            else secret.encode()
+        )
     except (binascii.Error, UnicodeEncodeError) as error:
         raise InvalidInput("A secret must be base64 after whsec_. To generate one, leave it out.") from error
     if len(key) < MIN_SECRET_BYTES:
@@ -290,12 +300,12 @@ def sign(secret: str, message_id: str, body: bytes, timestamp: int | None = None
         body: The body as it is sent.
         timestamp: Seconds since 1970; None means now.
     """
-    at = str(int(time.time()) if timestamp is None else timestamp)
-    made = hmac.new(key_of(secret), f"{message_id}.{at}.".encode() + body, hashlib.sha256).digest()
+    sent_at = str(int(time.time()) if timestamp is None else timestamp)
+    digest = hmac.new(signing_key(secret), f"{message_id}.{sent_at}.".encode() + body, hashlib.sha256).digest()
     return {
         "webhook-id": message_id,
-        "webhook-timestamp": at,
-        "webhook-signature": f"v1,{base64.b64encode(made).decode()}",
+        "webhook-timestamp": sent_at,
+        "webhook-signature": f"v1,{base64.b64encode(digest).decode()}",
     }
 
 
@@ -320,12 +330,18 @@ def verify(secret: str, headers: Mapping[str, str], body: bytes, now: float | No
             ...
         agentgit.errors.NotAllowed: The message is not signed with this secret. Do not act on it.
     """
-    given = {name.lower(): value for name, value in headers.items()}
-    message_id, at = given.get("webhook-id", ""), given.get("webhook-timestamp", "")
-    if not (at.isascii() and at.isdigit()) or abs((time.time() if now is None else now) - int(at)) > TOLERANCE_SECONDS:
+    lower_headers = {name.lower(): value for name, value in headers.items()}
+    message_id, sent_at = lower_headers.get("webhook-id", ""), lower_headers.get("webhook-timestamp", "")
+    if (
+        not (sent_at.isascii() and sent_at.isdigit())
+        or abs((time.time() if now is None else now) - int(sent_at)) > TOLERANCE_SECONDS
+    ):
         raise NotAllowed("The message has no timestamp, or an old one. Do not act on it.")
-    right = sign(secret, message_id, body, int(at))["webhook-signature"]
-    if not any(hmac.compare_digest(one.encode(), right.encode()) for one in given.get("webhook-signature", "").split()):
+    expected = sign(secret, message_id, body, int(sent_at))["webhook-signature"]
+    if not any(
+        hmac.compare_digest(signature.encode(), expected.encode())
+        for signature in lower_headers.get("webhook-signature", "").split()
+    ):
         raise NotAllowed("The message is not signed with this secret. Do not act on it.")
 
 
@@ -345,21 +361,21 @@ def require_url(url: str) -> str:
         host, _ = parts.hostname, parts.port
     except (ValueError, AttributeError, TypeError):
         parts, host = SplitResult("", "", "", "", ""), None
-    readable = isinstance(url, str) and url.isascii() and url.isprintable() and " " not in url
-    if parts.scheme not in ("http", "https") or not host or not readable:
+    is_readable = isinstance(url, str) and url.isascii() and url.isprintable() and " " not in url
+    if parts.scheme not in ("http", "https") or not host or not is_readable:
         raise InvalidInput("A webhook is sent to an http or https URL, like https://example.com/hooks/agentgit.")
     if parts.username is not None or parts.password is not None:
         raise InvalidInput("Leave user and password out of the URL: messages are signed, and the URL is shown.")
     return url
 
 
-def shown(url: str) -> str:
+def redact_url(url: str) -> str:
     """Return a URL without its query and fragment, which may contain a token.
 
     Example:
-        >>> shown("https://example.com/hook?token=1")
+        >>> redact_url("https://example.com/hook?token=1")
         'https://example.com/hook?…'
     """
     parts = urlsplit(url)
-    plain = parts._replace(query="", fragment="").geturl()
-    return f"{plain}?…" if parts.query or parts.fragment else plain
+    redacted = parts._replace(query="", fragment="").geturl()
+    return f"{redacted}?…" if parts.query or parts.fragment else redacted

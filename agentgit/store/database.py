@@ -24,7 +24,7 @@ from agentgit.auth.keyring import Keyring
 from agentgit.errors import AgentGitError, NotAllowed, Unavailable
 from agentgit.store.audit import outbox
 from agentgit.store.audit.bus import Bus
-from agentgit.store.audit.trail import begin_notes, end_notes
+from agentgit.store.audit.trail import begin_events, finish_events
 from agentgit.store.sql import postgres, process
 from agentgit.store.sql.driver_errors import (
     ConnectionBroken,
@@ -33,13 +33,13 @@ from agentgit.store.sql.driver_errors import (
     is_broken,
     translate_error,
 )
-from agentgit.store.sql.encryption import Seal, put_seal
-from agentgit.store.sql.nested_transactions import Stage, TimedLock, nested
-from agentgit.store.sql.postgres import CARRIED, EVERYBODY, settings_of, transaction
+from agentgit.store.sql.encryption import Seal, set_seal
+from agentgit.store.sql.nested_transactions import TimedLock, TransactionState, enter_transaction
+from agentgit.store.sql.postgres import ALL_USERS, ASYNC_COMMIT, set_config_statements, transaction
 from agentgit.store.sql.process import LEASE_SECONDS, Leases
 from agentgit.store.sql.sqlite import DURABLE, READING, WRITING, SQLiteConnections
 from agentgit.store.sql.tables import METADATA
-from agentgit.store.sql.url import parse_url, shown
+from agentgit.store.sql.url import parse_url, redacted_url
 
 if TYPE_CHECKING:
     from agentgit.store.sql.async_driver import LoopPools
@@ -52,32 +52,32 @@ T = TypeVar("T")
 ATTEMPTS = 6
 """The greatest number of times that a conflicting transaction runs. On a server, four times as many."""
 
-_SHRINK = {
+_SHRINK_STATEMENTS = {
     "sqlite": ("VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)"),
     "postgresql": ("VACUUM blob", "VACUUM graph_checkpoint", "VACUUM graph_write", "VACUUM checkpoint"),
 }
 
-_WIPE = {
-    "sqlite": _SHRINK["sqlite"],
+_WIPE_STATEMENTS = {
+    "sqlite": _SHRINK_STATEMENTS["sqlite"],
     # The planner's statistics contain values of deleted rows until the table is analyzed again.
     "postgresql": ("VACUUM (ANALYZE) " + ", ".join(f'"{name}"' for name in METADATA.tables),),
 }
 
-_USER = "agentgit.user_id"
+_USER_SETTING = "agentgit.user_id"
 """The PostgreSQL setting with the user whose sessions a transaction sees."""
 
-_NOT_YOURS = "01000"
+_SKIPPED_TABLE_STATE = "01000"
 """The SQLSTATE of PostgreSQL's warning that it skipped a table because another role owns it."""
 
-_SIZE = {
+_SIZE_QUERIES = {
     "sqlite": "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size",
     "postgresql": "SELECT pg_database_size(current_database())",
 }
 
-NOTHING_MORE: Mapping[str, str] = {}
+NO_EXTRA_SETTINGS: Mapping[str, str] = {}
 """No settings for a transaction besides those of its database."""
 
-_writers: dict[str, TimedLock] = {}
+_write_locks: dict[str, TimedLock] = {}
 """The write lock of each SQLite file, shared by every `Database` of this process that opens the file."""
 
 
@@ -103,30 +103,34 @@ class Database:
         self.url = parse_url(where)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.in_memory = self.is_sqlite and self.url.database in (None, "", ":memory:")
-        self.name = shown(self.url)
+        self.name = redacted_url(self.url)
         self.tenant_id: int | None = None
-        self._bound: dict[str, str] = {}
-        self._settings = self._bound
+        self._bound_settings: dict[str, str] = {}
+        self._settings = self._bound_settings
         self.bus = Bus()
-        self._lite = SQLiteConnections(self.url, in_memory=self.in_memory) if self.is_sqlite else None
-        self.engine: Engine = self._lite.engine if self._lite is not None else postgres.server(self.url, pool_size)
-        put_seal(self.engine.dialect, self.seal)
-        self._loops = None if self.is_sqlite else _async_side(self.url, pool_size, self.seal)
-        self.leases = None if self.is_sqlite else Leases(self._renewing, lease_seconds)
+        self._sqlite = SQLiteConnections(self.url, in_memory=self.in_memory) if self.is_sqlite else None
+        self.engine: Engine = (
+            self._sqlite.engine if self._sqlite is not None else postgres.create_server_engine(self.url, pool_size)
+        )
+        set_seal(self.engine.dialect, self.seal)
+        self._loop_pools = None if self.is_sqlite else _create_loop_pools(self.url, pool_size, self.seal)
+        self.leases = None if self.is_sqlite else Leases(self._write_leases, lease_seconds)
         self._driver_error: type[Exception] = self.engine.dialect.loaded_dbapi.Error
         # A database in memory has only one connection, so its users take turns. A file has as many as needed.
-        self._turn: AbstractContextManager[Any] = TimedLock(threading.RLock()) if self.in_memory else nullcontext()
+        self._connection_lock: AbstractContextManager[Any] = (
+            TimedLock(threading.RLock()) if self.in_memory else nullcontext()
+        )
         # SQLite's own lock is polled with sleeps of milliseconds, so writers of one process take turns here instead.
-        self._writing = self._one_writer()
-        # Shared with the copies that `bound` returns, like everything that `close` closes.
+        self._write_lock = self._shared_write_lock()
+        # Shared with the copies that `limited_to` returns, like everything that `close` closes.
         self._closed, self._pool = threading.Event(), self.engine.pool
-        self._place = f"memory {id(self.engine)}" if self.in_memory else str(self.url)
+        self._database_key = f"memory {id(self.engine)}" if self.in_memory else str(self.url)
         process.register_for_fork(self)
 
     def __repr__(self) -> str:
         return f"Database({self.name!r})"
 
-    def bound(
+    def limited_to(
         self, tenant_id: int | None = None, user_id: int | str | None = None, *, tenant_name: str | None = None
     ) -> Self:
         """Return a copy that is limited, on PostgreSQL, to the rows that row-level security makes visible.
@@ -136,43 +140,45 @@ class Database:
 
         Args:
             tenant_id: The tenant; None for no tenant.
-            user_id: The user whose sessions are visible; `EVERYBODY` for those of all users, None for those of no user.
+            user_id: The user whose sessions are visible; `ALL_USERS` for those of all users, None for those of no user.
             tenant_name: The name of a tenant whose id is not known yet.
         """
         settings = {"tenant_id": tenant_id, "user_id": user_id, "tenant_name": tenant_name}
-        made = self.detached_copy()
-        made.tenant_id = tenant_id
-        made._bound = {f"agentgit.{name}": str(value) for name, value in settings.items() if value is not None}
-        made._settings = made._bound
-        return made
+        database = self.detached_copy()
+        database.tenant_id = tenant_id
+        database._bound_settings = {
+            f"agentgit.{name}": str(value) for name, value in settings.items() if value is not None
+        }
+        database._settings = database._bound_settings
+        return database
 
     def detached_copy(self) -> Self:
-        """Return a copy of this object that `seeing` affects separately. It shares the connections."""
-        made = copy.copy(self)
-        process.register_for_fork(made)
-        return made
+        """Return a copy of this object that `as_user` affects separately. It shares the connections."""
+        database = copy.copy(self)
+        process.register_for_fork(database)
+        return database
 
     @contextmanager
-    def seeing(self, user_id: int) -> Iterator[None]:
+    def as_user(self, user_id: int) -> Iterator[None]:
         """Show the transactions of this object the sessions of another user, until the block ends.
 
         Args:
             user_id: The user whose sessions become visible. No effect if the sessions of all users are visible.
         """
-        bound = self._bound
-        if bound.get(_USER, EVERYBODY) != EVERYBODY:
-            self._settings = {**bound, _USER: str(user_id)}
+        settings = self._bound_settings
+        if settings.get(_USER_SETTING, ALL_USERS) != ALL_USERS:
+            self._settings = {**settings, _USER_SETTING: str(user_id)}
         try:
             yield
         finally:
-            self._settings = bound
+            self._settings = settings
 
-    def _renewing(self, tenant_id: int, work: Callable[[Connection], None]) -> None:
-        self.bound(tenant_id, EVERYBODY).write(work)
+    def _write_leases(self, tenant_id: int, work: Callable[[Connection], None]) -> None:
+        self.limited_to(tenant_id, ALL_USERS).write(work)
 
-    def _one_writer(self) -> AbstractContextManager[Any]:
-        one_file = self.is_sqlite and not self.in_memory
-        return _writers.setdefault(str(self.url), TimedLock()) if one_file else nullcontext()
+    def _shared_write_lock(self) -> AbstractContextManager[Any]:
+        is_file = self.is_sqlite and not self.in_memory
+        return _write_locks.setdefault(str(self.url), TimedLock()) if is_file else nullcontext()
 
     @property
     def files(self) -> list[str]:
@@ -180,9 +186,9 @@ class Database:
         if not self.is_sqlite or self.in_memory:
             return []
         path = os.path.realpath(str(self.url.database))
-        return [path + end for end in ("", "-wal", "-shm", "-journal")]
+        return [path + suffix for suffix in ("", "-wal", "-shm", "-journal")]
 
-    async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a sync function that uses this database, without blocking the event loop.
 
         On PostgreSQL the function runs on the loop itself, through the async driver. On SQLite, whose driver is sync,
@@ -190,17 +196,17 @@ class Database:
         """
         self.require_open()
         with on_loop():
-            if self._loops is None:
-                return await asyncio.to_thread(call, *args, **kwargs)
-            return await self._loops.run(call, *args, **kwargs)
+            if self._loop_pools is None:
+                return await asyncio.to_thread(function, *args, **kwargs)
+            return await self._loop_pools.run(function, *args, **kwargs)
 
     def _transaction(
-        self, mode: str, more: Mapping[str, str] = NOTHING_MORE, **kind: bool
+        self, mode: str, extra_settings: Mapping[str, str] = NO_EXTRA_SETTINGS, **kind: bool
     ) -> AbstractContextManager[Connection]:
-        if self._lite is not None:
-            return self._lite.transaction(mode)
-        engine = (self._loops and self._loops.engine()) or self.engine
-        return transaction(engine, settings_of({**self._settings, **more}), **kind)
+        if self._sqlite is not None:
+            return self._sqlite.transaction(mode)
+        engine = (self._loop_pools and self._loop_pools.engine()) or self.engine
+        return transaction(engine, set_config_statements({**self._settings, **extra_settings}), **kind)
 
     @property
     def is_closed(self) -> bool:
@@ -220,19 +226,23 @@ class Database:
             )
 
     @contextmanager
-    def _entered(self, stage: Stage) -> Iterator[None]:
+    def _enter_transaction(self, state: TransactionState) -> Iterator[None]:
         """Enter a transaction. Refuse it after `close`, or inside another transaction that it would wait for."""
         self.require_open()
         try:
-            with self._translated(stage), nested(stage, self.name, has_one_connection=self.in_memory), self._turn:
+            with (
+                self._translate_errors(state),
+                enter_transaction(state, self.name, has_one_connection=self.in_memory),
+                self._connection_lock,
+            ):
                 yield
         finally:
             if self.is_closed:  # closed meanwhile: nobody else would empty the pool that now has the connection
                 self._pool.dispose()
 
     def _sleep(self, seconds: float) -> None:
-        if self._loops is not None and self._loops.engine() is not None:
-            self._loops.sleep(seconds)
+        if self._loop_pools is not None and self._loop_pools.engine() is not None:
+            self._loop_pools.sleep(seconds)
         else:
             time.sleep(seconds)
 
@@ -244,59 +254,63 @@ class Database:
             repeatable_read: True if all statements must see the database at the same moment. On SQLite they always
                 do. On PostgreSQL, without it, each statement sees what is committed when that statement begins.
         """
-        seen = self._transaction(READING, only_reads=True, one_moment=repeatable_read)
-        with self._entered(Stage(self._place)), seen as connection:
+        transaction_context = self._transaction(READING, only_reads=True, one_moment=repeatable_read)
+        with self._enter_transaction(TransactionState(self._database_key)), transaction_context as connection:
             yield connection
 
-    def write(self, work: Callable[[Connection], T], *, durable: bool = False, carried: bool = False) -> T:
+    def write(self, work: Callable[[Connection], T], *, durable: bool = False, async_commit: bool = False) -> T:
         """Run `work` in one transaction and commit it; retry if another transaction conflicts.
 
         Args:
             work: The function that runs the statements. It may run several times, so it must create its ids inside.
             durable: True if the commit must survive a power failure, as intents and pointers must.
-            carried: True if a later durable commit of the same work also brings this one to the disk. A server then
-                does not wait for its disk now.
+            async_commit: True if a later durable commit of the same work also brings this one to the disk. A server
+                then does not wait for its disk now.
 
         Raises:
             Unavailable: The database stayed locked, is read-only, is full or cannot be reached.
         """
         # On SQLite each attempt waits for the lock. On a server only one of several conflicting transactions succeeds.
         attempts = ATTEMPTS if self.is_sqlite else 4 * ATTEMPTS
-        mode, has_broken, before = DURABLE if durable else WRITING, False, None
+        mode, has_broken, last_refusal = DURABLE if durable else WRITING, False, None
         for attempt in range(1, attempts + 1):
             try:
-                return self._once(work, mode, CARRIED if carried else NOTHING_MORE)
+                return self._write_once(work, mode, ASYNC_COMMIT if async_commit else NO_EXTRA_SETTINGS)
             except TransactionConflict as error:
                 # The retry sees what the other transaction committed. If the same row is refused again, it was no race.
-                if isinstance(error, ConstraintRace) and before == error.words:
-                    raise error.refused from error.__cause__
+                if isinstance(error, ConstraintRace) and last_refusal == error.words:
+                    raise error.final_error from error.__cause__
                 # One connection may break by chance. If the next one breaks too, a retry does not help.
                 if attempt == attempts or (has_broken and isinstance(error, ConnectionBroken)):
                     raise Unavailable(str(error)) from error
                 has_broken |= isinstance(error, ConnectionBroken)
-                before = error.words if isinstance(error, ConstraintRace) else None
+                last_refusal = error.words if isinstance(error, ConstraintRace) else None
                 self._sleep(random.uniform(0, min(0.2, 0.01 * 2**attempt)))  # noqa: S311  # only spreads the writers
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    def _once(self, work: Callable[[Connection], T], mode: str, more: Mapping[str, str]) -> T:
+    def _write_once(self, work: Callable[[Connection], T], mode: str, extra_settings: Mapping[str, str]) -> T:
         """Run `work` in one transaction, write its notes to the trail, commit, and notify subscribers."""
-        places: Sequence[Any] = ()
-        committed, stage = False, Stage(self._place, writes=True, committing=False)
+        queue_entries: Sequence[Any] = ()
+        committed, state = False, TransactionState(self._database_key, writes=True, committing=False)
         try:
-            with self._entered(stage), self._writing, self._transaction(mode, more) as connection:
-                begin_notes(connection)
-                answer = work(connection)
-                written = end_notes(connection)
+            with (
+                self._enter_transaction(state),
+                self._write_lock,
+                self._transaction(mode, extra_settings) as connection,
+            ):
+                begin_events(connection)
+                result = work(connection)
+                written = finish_events(connection)
                 if written.has_hooks:
-                    outbox.put(connection, written.tenant_id, written.events)
+                    outbox.enqueue_deliveries(connection, written.tenant_id, written.events)
                 if written.rows and self.bus.has_subscriptions:
-                    places = self.bus.enqueue(written.events)
-                stage.committing = True
+                    queue_entries = self.bus.enqueue(written.events)
+                state.committing = True
             committed = True
-            return answer
+            return result
         finally:
-            if places:
-                self.bus.finish_transaction(places, committed=committed)
+            if queue_entries:
+                self.bus.finish_transaction(queue_entries, committed=committed)
 
     def shrink(self, *, wipe: bool = False) -> None:
         """Return the free space of the database to the file system. Writers wait until it is done.
@@ -307,14 +321,18 @@ class Database:
         Raises:
             Unavailable: `wipe` is True, and a reader still needs deleted data or the role does not own the tables.
         """
-        statements = (_WIPE if wipe else _SHRINK)["sqlite" if self.is_sqlite else "postgresql"]
-        warned: list[str] = []
-        with self._entered(Stage(self._place, writes=True)), self._writing, self.engine.connect() as connection:
-            raw: Any = connection.connection.dbapi_connection
+        statements = (_WIPE_STATEMENTS if wipe else _SHRINK_STATEMENTS)["sqlite" if self.is_sqlite else "postgresql"]
+        warning_states: list[str] = []
+        with (
+            self._enter_transaction(TransactionState(self._database_key, writes=True)),
+            self._write_lock,
+            self.engine.connect() as connection,
+        ):
+            dbapi_connection: Any = connection.connection.dbapi_connection
             if not self.is_sqlite:
-                raw.autocommit = True  # VACUUM cannot run inside a transaction
-                raw.add_notice_handler(lambda told: warned.append(told.sqlstate))
-            cursor = raw.cursor()
+                dbapi_connection.autocommit = True  # VACUUM cannot run inside a transaction
+                dbapi_connection.add_notice_handler(lambda told: warning_states.append(told.sqlstate))
+            cursor = dbapi_connection.cursor()
             for statement in statements:
                 cursor.execute(statement)
                 if wipe and statement.startswith("PRAGMA wal") and cursor.fetchone()[0]:
@@ -324,7 +342,7 @@ class Database:
             cursor.close()
             if not self.in_memory:  # closing its only connection would delete the database
                 connection.invalidate()  # no other user may get a connection in autocommit mode
-        if wipe and _NOT_YOURS in warned:
+        if wipe and _SKIPPED_TABLE_STATE in warning_states:
             raise Unavailable(
                 "The role of this connection does not own the tables. Ask their owner to run: VACUUM (ANALYZE)"
             )
@@ -334,16 +352,18 @@ class Database:
         if self.is_sqlite and not self.in_memory:
             return sum(os.path.getsize(path) for path in self.files if os.path.exists(path))
         with self.reading() as connection:
-            return int(connection.exec_driver_sql(_SIZE["sqlite" if self.is_sqlite else "postgresql"]).scalar_one())
+            return int(
+                connection.exec_driver_sql(_SIZE_QUERIES["sqlite" if self.is_sqlite else "postgresql"]).scalar_one()
+            )
 
     def use_wal(self) -> None:
         """Switch a SQLite file to WAL mode, so that readers and a writer work at once. The file stores the setting."""
-        with self._entered(Stage(self._place)), self.engine.connect() as connection:
-            raw: Any = connection.connection.dbapi_connection
-            raw.execute("PRAGMA journal_mode=WAL")  # SQLite refuses it inside a transaction
+        with self._enter_transaction(TransactionState(self._database_key)), self.engine.connect() as connection:
+            dbapi_connection: Any = connection.connection.dbapi_connection
+            dbapi_connection.execute("PRAGMA journal_mode=WAL")  # SQLite refuses it inside a transaction
 
     @contextmanager
-    def _translated(self, stage: Stage) -> Iterator[None]:
+    def _translate_errors(self, state: TransactionState) -> Iterator[None]:
         """Translate driver errors into errors that say what to do next. Record refusals after the rollback."""
         try:
             yield
@@ -356,40 +376,42 @@ class Database:
                 "pool_size, or let fewer threads or tasks use it at once."
             ) from error
         except DBAPIError as error:
-            raise self._meaning(error.orig if isinstance(error.orig, Exception) else error, stage) from error
+            raise self._translate_driver_error(
+                error.orig if isinstance(error.orig, Exception) else error, state
+            ) from error
         except self._driver_error as error:  # from a statement that bypassed SQLAlchemy
-            raise self._meaning(error, stage) from error
+            raise self._translate_driver_error(error, state) from error
 
-    def _meaning(self, error: Exception, stage: Stage) -> Exception:
+    def _translate_driver_error(self, error: Exception, state: TransactionState) -> Exception:
         if not self.is_sqlite and is_broken(error):
             # The server may have restarted, so the other connections in the pool may be broken, too.
-            ((self._loops and self._loops.engine()) or self.engine).dispose()
-        return translate_error(error, self.name, committing=stage.committing)
+            ((self._loop_pools and self._loop_pools.engine()) or self.engine).dispose()
+        return translate_error(error, self.name, committing=state.committing)
 
     def before_fork(self) -> None:
         """Close idle connections, so that a child process inherits no open file of this database."""
-        if self._lite is not None and not self.in_memory:
-            self._lite.close_idle()
+        if self._sqlite is not None and not self.in_memory:
+            self._sqlite.close_idle()
 
     def after_fork(self) -> None:
         """Set up a child process with its own connections. The connections of the parent are left alone."""
-        _writers.clear()
-        self._writing = self._one_writer()
+        _write_locks.clear()
+        self._write_lock = self._shared_write_lock()
         self.bus.after_fork()
         if not self.is_sqlite:
             self.engine.dispose(close=False)
-        if self._loops is not None:
-            self._loops.after_fork()
+        if self._loop_pools is not None:
+            self._loop_pools.after_fork()
         if self.leases is not None:
             self.leases.after_fork()
 
-    def _record_refusal(self, refused: NotAllowed) -> None:
+    def _record_refusal(self, refusal: NotAllowed) -> None:
         """Write a refusal to the audit trail, in its own transaction. If that fails, log it; the refusal stands."""
-        told, refused.write_audit = refused.write_audit, None
-        if told is None:
+        write_audit, refusal.write_audit = refusal.write_audit, None
+        if write_audit is None:
             return
         try:
-            self.write(told)
+            self.write(write_audit)
         except AgentGitError as error:
             LOG.warning("A refusal could not be written to the audit trail: %s", error)
 
@@ -399,14 +421,14 @@ class Database:
         self._closed.set()
         if self.leases is not None:
             self.leases.close()
-        if self._loops is not None:
-            self._loops.close()
-        if self._lite is not None:
-            self._lite.close()
+        if self._loop_pools is not None:
+            self._loop_pools.close()
+        if self._sqlite is not None:
+            self._sqlite.close()
         self.engine.dispose()
 
 
-def _async_side(url: URL, pool_size: int, seal: Seal | None) -> LoopPools | None:
+def _create_loop_pools(url: URL, pool_size: int, seal: Seal | None) -> LoopPools | None:
     if find_spec("greenlet") is None:  # SQLAlchemy needs it for asyncio; without it `run` uses a thread
         return None
     from agentgit.store.sql.async_driver import LoopPools  # takes 30 ms to import, and SQLite does not need it

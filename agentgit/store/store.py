@@ -13,13 +13,13 @@ from sqlalchemy import Connection
 from agentgit.auth import Principal
 from agentgit.effects import ToolInvocation
 from agentgit.errors import Corrupt
-from agentgit.sessions.messages import from_stored, unanswered
+from agentgit.sessions.messages import from_stored, unanswered_calls
 from agentgit.sessions.session import RUNNING
 from agentgit.sessions.webhooks import WebhookHosts
 from agentgit.store.audit.outbox import Outbox
-from agentgit.store.audit.trail import Trail, note
+from agentgit.store.audit.trail import Trail, record_event
 from agentgit.store.database import Database
-from agentgit.store.records.checkpoints import CheckpointStore, Snapshot, TagStore
+from agentgit.store.records.checkpoints import CheckpointState, CheckpointStore, TagStore
 from agentgit.store.records.journal import Journal, TrackPart
 from agentgit.store.records.log import LogStore
 from agentgit.store.records.login_attempts import LoginAttempts
@@ -33,9 +33,8 @@ from agentgit.store.records.world_log import WorldLog
 from agentgit.store.search.index import SearchIndex
 from agentgit.store.search.query import Search
 from agentgit.store.sql import process
-from agentgit.store.sql.postgres import EVERYBODY
-from agentgit.store.threads.graph_rows import INTERRUPT, GraphKey
-from agentgit.store.threads.graph_rows import GraphCheckpoint as At
+from agentgit.store.sql.postgres import ALL_USERS
+from agentgit.store.threads.graph_rows import INTERRUPT, GraphCheckpoint, GraphKey
 from agentgit.store.threads.graph_store import GraphStore
 from agentgit.store.threads.pending_writes import NO_WRITES
 
@@ -45,20 +44,20 @@ class HeadState:
     """The current position of a branch.
 
     Args:
-        snapshot: The state that a checkpoint made here refers to.
-        latest: The newest graph checkpoint, even if the snapshot is an earlier one, before an unfinished batch.
-        settled: True if no tool call waits for its result and no interrupt waits for its answer.
-        last: The last message in the form that users see; empty if there is none.
-        waiting: The AI message with tool calls that have no result, and the results that exist.
-        batch: The number of the next batch of calls.
+        checkpoint_state: The state that a checkpoint made here refers to.
+        latest_id: The newest graph checkpoint, even if the snapshot is an earlier one, before an unfinished batch.
+        is_settled: True if no tool call waits for its result and no interrupt waits for its answer.
+        last_messages: The last message in the form that users see; empty if there is none.
+        unfinished_messages: The AI message with tool calls that have no result, and the results that exist.
+        next_batch: The number of the next batch of calls.
     """
 
-    snapshot: Snapshot
-    latest: str | None
-    settled: bool
-    last: Sequence[Mapping[str, Any]] = ()
-    waiting: Sequence[Mapping[str, Any]] = ()
-    batch: int = 0
+    checkpoint_state: CheckpointState
+    latest_id: str | None
+    is_settled: bool
+    last_messages: Sequence[Mapping[str, Any]] = ()
+    unfinished_messages: Sequence[Mapping[str, Any]] = ()
+    next_batch: int = 0
 
 
 class Store:
@@ -78,20 +77,20 @@ class Store:
         compression: str = "zstd",
         webhook_hosts: WebhookHosts = WebhookHosts(),  # noqa: B008  # it is frozen
     ) -> None:
-        self.database = database if database.tenant_id == tenant_id else database.bound(tenant_id)
+        self.database = database if database.tenant_id == tenant_id else database.limited_to(tenant_id)
         self.tenant_id = tenant_id
         self.compression = compression
         self.webhook_hosts = webhook_hosts
         self.users = UserStore(tenant_id)
-        self.keys = ApiKeyStore(tenant_id)
-        self.failures = LoginAttempts(tenant_id)
+        self.api_keys = ApiKeyStore(tenant_id)
+        self.login_attempts = LoginAttempts(tenant_id)
         self.members = MemberStore(tenant_id)
-        self.visible = VisibleSessions(tenant_id)
+        self.visible_sessions = VisibleSessions(tenant_id)
         self.sessions = SessionStore(tenant_id, database.leases)
         self.checkpoints = CheckpointStore(tenant_id)
         self.journal = Journal(tenant_id)
         self.world = WorldLog(tenant_id, self.journal)
-        self.fences = RecordedCalls(tenant_id, self.journal, self.world)
+        self.recorded_calls = RecordedCalls(tenant_id, self.journal, self.world)
         self.operations = OperationStore(tenant_id, database.leases)
         self.snapshots = SnapshotReferences(tenant_id)
         self.graphs = GraphStore(tenant_id, compression)
@@ -99,36 +98,36 @@ class Store:
         self.trail = Trail(tenant_id)
         self.outbox = Outbox(tenant_id)
         self.tags = TagStore(tenant_id)
-        self.texts = SearchIndex(tenant_id, self.sessions, self.graphs, names_only=database.seal is not None)
+        self.search_index = SearchIndex(tenant_id, self.sessions, self.graphs, names_only=database.seal is not None)
         self.search = Search(tenant_id, self.graphs)
 
-    def of(self, principal: Principal) -> Store:
+    def limited_to(self, principal: Principal) -> Store:
         """Return this store for a user. Its database shows the sessions that the user may see, and an admin all."""
-        made = copy.copy(self)
-        user_id = EVERYBODY if principal.user.is_admin else principal.user.id
-        made.database = self.database.bound(self.tenant_id, user_id)
-        return made
+        store = copy.copy(self)
+        user_id = ALL_USERS if principal.user.is_admin else principal.user.id
+        store.database = self.database.limited_to(self.tenant_id, user_id)
+        return store
 
-    def apart(self) -> Store:
+    def detached_copy(self) -> Store:
         """Return this store with a separate `database`, which `seeing` can affect without affecting this one."""
-        made = copy.copy(self)
-        made.database = self.database.detached_copy()
-        return made
+        store = copy.copy(self)
+        store.database = self.database.detached_copy()
+        return store
 
     @property
     def all_users_database(self) -> Database:
         """The database with the data of all users of the tenant, even with row-level security."""
-        return self.database.bound(self.tenant_id, EVERYBODY)
+        return self.database.limited_to(self.tenant_id, ALL_USERS)
 
     @contextmanager
-    def at_work(self) -> Iterator[str]:
+    def register_owner(self) -> Iterator[str]:
         """Yield a name for one piece of work, which may take branches and operations until the block ends."""
-        with process.owner() as name:
+        with process.register_owner() as name:
             try:
                 yield name
             finally:
                 if self.database.leases is not None:
-                    self.database.leases.end(name)
+                    self.database.leases.stop_renewing(name)
 
     def track(self, connection: Connection, branch: StoredRow, position: int | None = None) -> list[ToolInvocation]:
         """Read the tool track of a branch from the root of the session.
@@ -137,11 +136,11 @@ class Store:
             branch: The row of the branch.
             position: The number of invocations; None for all.
         """
-        return self.journal.track(connection, self.parts(connection, branch, position))
+        return self.journal.track(connection, self.track_parts(connection, branch, position))
 
-    def parts(self, connection: Connection, branch: StoredRow, position: int | None = None) -> list[TrackPart]:
+    def track_parts(self, connection: Connection, branch: StoredRow, position: int | None = None) -> list[TrackPart]:
         """Return the parts of the tool track of a branch, root first."""
-        parts = [segment.track for segment in self.sessions.lineage(connection, branch)]
+        parts = [segment.track_part for segment in self.sessions.lineage(connection, branch)]
         if position is not None:
             parts[-1] = TrackPart(branch_id=branch.id, before=branch.inherited, count=position - branch.inherited)
         return parts
@@ -149,13 +148,13 @@ class Store:
     def live_track(self, connection: Connection, branch: StoredRow) -> list[ToolInvocation]:
         """Read the tool track of a branch, followed by the calls that wait for an answer now."""
         track = self.track(connection, branch)
-        return [*track, *self.journal.waiting(connection, branch.id, len(track))]
+        return [*track, *self.journal.waiting_calls(connection, branch.id, len(track))]
 
-    def moment(self, connection: Connection, branch: StoredRow) -> HeadState:
-        """Return the current position of a branch. See `request_position`."""
-        return self.request_position(connection, branch.id, branch.thread_id)(branch)
+    def head_state(self, connection: Connection, branch: StoredRow) -> HeadState:
+        """Return the current position of a branch. See `request_head_state`."""
+        return self.request_head_state(connection, branch.id, branch.thread_id)(branch)
 
-    def request_position(
+    def request_head_state(
         self, connection: Connection, branch_id: int, thread_id: str
     ) -> Callable[[StoredRow], HeadState]:
         """Request the current position of a branch, and return a function that returns it for the branch's row.
@@ -168,70 +167,101 @@ class Store:
             branch_id: The branch.
             thread_id: The thread of the branch.
         """
-        tally, stand = self.journal.tally(connection, branch_id), self.graphs.prefetch_newest(connection, thread_id)
-        return lambda branch: self._moment(connection, branch, tally(), stand())
+        read_tally, read_newest = (
+            self.journal.query_tally(connection, branch_id),
+            self.graphs.prefetch_newest(connection, thread_id),
+        )
+        return lambda branch: self._load_head_state(connection, branch, read_tally(), read_newest())
 
-    def _moment(
-        self, connection: Connection, branch: StoredRow, tally: tuple[int, int], stand: tuple[At | None, bool, bool]
+    def _load_head_state(
+        self,
+        connection: Connection,
+        branch: StoredRow,
+        tally: tuple[int, int],
+        newest: tuple[GraphCheckpoint | None, bool, bool],
     ) -> HeadState:
-        (calls, batch), (at, asks, holds) = tally, stand
+        (calls, batch), (graph_checkpoint, is_interrupted, has_writes) = tally, newest
         position = branch.inherited + calls
-        if at is None:
-            return HeadState(snapshot=snapshot_of(None, position), latest=None, settled=True, batch=batch)
-        latest, tail = at.place.checkpoint_id, self._tail(connection, at)
-        waiting = unanswered(tail)
-        if asks or not waiting:
-            pending = self.graphs.pending(connection, at.place) if holds else NO_WRITES
-            here, left = snapshot_of(at, position, pending), tail if waiting else ()
-            return HeadState(snapshot=here, latest=latest, settled=not asks, last=tail[-1:], waiting=left, batch=batch)
-        began = self.journal.last_batch(connection, branch.id, waiting)
-        position = branch.inherited + self.journal.count(connection, branch.id, before_batch=began)
-        before = snapshot_of(self._before(connection, at), position)
-        return HeadState(snapshot=before, latest=latest, settled=False, waiting=tail, batch=batch)
+        if graph_checkpoint is None:
+            return HeadState(
+                checkpoint_state=checkpoint_state(None, position), latest_id=None, is_settled=True, next_batch=batch
+            )
+        latest, tail = graph_checkpoint.key.checkpoint_id, self._read_tail(connection, graph_checkpoint)
+        unanswered_ids = unanswered_calls(tail)
+        if is_interrupted or not unanswered_ids:
+            pending = self.graphs.pack_pending_writes(connection, graph_checkpoint.key) if has_writes else NO_WRITES
+            current_state, unfinished = (
+                checkpoint_state(graph_checkpoint, position, pending),
+                tail if unanswered_ids else (),
+            )
+            return HeadState(
+                checkpoint_state=current_state,
+                latest_id=latest,
+                is_settled=not is_interrupted,
+                last_messages=tail[-1:],
+                unfinished_messages=unfinished,
+                next_batch=batch,
+            )
+        unfinished_batch = self.journal.last_batch(connection, branch.id, unanswered_ids)
+        position = branch.inherited + self.journal.count(connection, branch.id, before_batch=unfinished_batch)
+        complete_state = checkpoint_state(self._last_complete_checkpoint(connection, graph_checkpoint), position)
+        return HeadState(
+            checkpoint_state=complete_state,
+            latest_id=latest,
+            is_settled=False,
+            unfinished_messages=tail,
+            next_batch=batch,
+        )
 
-    def _before(self, connection: Connection, at: At) -> At | None:
+    def _last_complete_checkpoint(
+        self, connection: Connection, graph_checkpoint: GraphCheckpoint
+    ) -> GraphCheckpoint | None:
         """Return the newest graph checkpoint up to this one in which no tool call waits for its result."""
-        found: At | None = at
-        while found is not None and unanswered(self._tail(connection, found)):
-            earlier = found.place._replace(checkpoint_id=found.parent_id) if found.parent_id else None
-            found = self.graphs.find(connection, earlier) if earlier else None
-        return found
+        candidate: GraphCheckpoint | None = graph_checkpoint
+        while candidate is not None and unanswered_calls(self._read_tail(connection, candidate)):
+            parent_key = candidate.key._replace(checkpoint_id=candidate.parent_id) if candidate.parent_id else None
+            candidate = self.graphs.find(connection, parent_key) if parent_key else None
+        return candidate
 
     def pending(self, connection: Connection, branch: StoredRow, checkpoint_id: str | None) -> bytes | None:
         """Read the current pending writes at a graph checkpoint of a branch; None before the first one."""
-        return self.graphs.pending(connection, GraphKey(branch.thread_id, "", checkpoint_id)) if checkpoint_id else None
+        return (
+            self.graphs.pack_pending_writes(connection, GraphKey(branch.thread_id, "", checkpoint_id))
+            if checkpoint_id
+            else None
+        )
 
-    def is_interrupted(self, connection: Connection, at: At) -> bool:
+    def is_interrupted(self, connection: Connection, graph_checkpoint: GraphCheckpoint) -> bool:
         """Return whether a graph checkpoint waits for a person's answer."""
-        return any(write.channel == INTERRUPT for write in self.graphs.writes(connection, at.place))
+        return any(write.channel == INTERRUPT for write in self.graphs.writes(connection, graph_checkpoint.key))
 
-    def is_unfinished(self, connection: Connection, at: At) -> bool:
+    def is_unfinished(self, connection: Connection, graph_checkpoint: GraphCheckpoint) -> bool:
         """Return whether a tool call of a graph checkpoint has no result there."""
-        return bool(self.unanswered(connection, at))
+        return bool(self.unanswered(connection, graph_checkpoint))
 
-    def unanswered(self, connection: Connection, at: At) -> list[str]:
+    def unanswered(self, connection: Connection, graph_checkpoint: GraphCheckpoint) -> list[str]:
         """List the ids of the tool calls of a graph checkpoint that have no result there."""
-        return unanswered(self._tail(connection, at))
+        return unanswered_calls(self._read_tail(connection, graph_checkpoint))
 
-    def last_message(self, connection: Connection, at: At) -> dict[str, Any] | None:
+    def last_message(self, connection: Connection, graph_checkpoint: GraphCheckpoint) -> dict[str, Any] | None:
         """Return the last message of a graph checkpoint in the form that users see; None if there is none."""
-        messages = self.graphs.messages_at(connection, at, 1)
+        messages = self.graphs.messages_at(connection, graph_checkpoint, 1)
         return from_stored(messages[0]) if messages else None
 
-    def answered(self, connection: Connection, at: At) -> dict[str, Any] | None:
+    def answered_message(self, connection: Connection, graph_checkpoint: GraphCheckpoint) -> dict[str, Any] | None:
         """Return the AI message if the last messages are the results of all its tool calls; otherwise None."""
-        tail = self._tail(connection, at)
-        return tail[0] if len(tail) > 1 and not unanswered(tail) else None
+        tail = self._read_tail(connection, graph_checkpoint)
+        return tail[0] if len(tail) > 1 and not unanswered_calls(tail) else None
 
-    def _tail(self, connection: Connection, at: At) -> list[dict[str, Any]]:
+    def _read_tail(self, connection: Connection, graph_checkpoint: GraphCheckpoint) -> list[dict[str, Any]]:
         """Read the last message that is not a tool result, and the tool results after it."""
-        last = 1
+        count = 1
         while True:
-            tail = [from_stored(message) for message in self.graphs.messages_at(connection, at, last)]
-            starts = [n for n, message in enumerate(tail) if message["role"] != "tool"]
-            if starts or len(tail) < last:
-                return tail[starts[-1] :] if starts else tail
-            last *= 8
+            tail = [from_stored(message) for message in self.graphs.messages_at(connection, graph_checkpoint, count)]
+            start_indexes = [n for n, message in enumerate(tail) if message["role"] != "tool"]
+            if start_indexes or len(tail) < count:
+                return tail[start_indexes[-1] :] if start_indexes else tail
+            count *= 8
 
     def recover(self, connection: Connection, branch: StoredRow) -> StoredRow:
         """Release a branch from a turn that has died or whose lease has ended. Its running calls become `unknown`."""
@@ -239,10 +269,10 @@ class Store:
             return branch
         self.journal.abandon(connection, branch.id, branch.owner)
         self.sessions.release(connection, branch.id, branch.owner)
-        note(connection, self.tenant_id, "turn.abandoned", branch_id=branch.id)
+        record_event(connection, self.tenant_id, "turn.abandoned", branch_id=branch.id)
         return self.sessions.branch(connection, branch.id)
 
-    def state(self, connection: Connection, thread_id: str, checkpoint_id: str | None) -> dict[str, Any]:
+    def read_state(self, connection: Connection, thread_id: str, checkpoint_id: str | None) -> dict[str, Any]:
         """Read the state and the conversation at a graph checkpoint, as the fields of a value."""
         if checkpoint_id is None:
             return {"session_state": {}, "conversation_history": []}
@@ -263,18 +293,20 @@ class Store:
             )
 
 
-def snapshot_of(at: At | None, position: int, pending: bytes | None = None) -> Snapshot:
+def checkpoint_state(
+    graph_checkpoint: GraphCheckpoint | None, position: int, pending: bytes | None = None
+) -> CheckpointState:
     """Return the snapshot for a checkpoint that is made at a graph checkpoint.
 
     Args:
-        at: The graph checkpoint; None before the first one.
+        graph_checkpoint: The graph checkpoint; None before the first one.
         position: The number of tool invocations before it.
         pending: The pending writes there; None if they are not known.
     """
-    return Snapshot(
-        graph_checkpoint_id=at.place.checkpoint_id if at else None,
-        state_hash=at.state_hash if at else b"",
+    return CheckpointState(
+        graph_checkpoint_id=graph_checkpoint.key.checkpoint_id if graph_checkpoint else None,
+        state_hash=graph_checkpoint.state_hash if graph_checkpoint else b"",
         position=position,
-        message_count=at.message_count if at else 0,
-        pending=pending if at else None,
+        message_count=graph_checkpoint.message_count if graph_checkpoint else 0,
+        pending=pending if graph_checkpoint else None,
     )

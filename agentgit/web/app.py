@@ -52,22 +52,22 @@ def readyz(request: Request) -> Response:
 @router.get("/metrics", include_in_schema=False)
 def metrics(request: Request, bearer: Bearer) -> Response:
     """Return the metrics to a caller with the metrics token or with the API key of an admin."""
-    site, shown = site_of(request), bearer.credentials if bearer is not None else ""
-    is_token = site.metrics_token is not None and hmac.compare_digest(shown.encode(), site.metrics_token.encode())
+    site, credential = site_of(request), bearer.credentials if bearer is not None else ""
+    is_token = site.metrics_token is not None and hmac.compare_digest(credential.encode(), site.metrics_token.encode())
     try:
-        is_admin = not is_token and bool(shown) and site.entrance.repository(shown).user.is_admin
+        is_admin = not is_token and bool(credential) and site.authenticator.repository(credential).user.is_admin
     except NotAllowed:
         is_admin = False
     if not is_token and not is_admin:
-        told = "Send the header Authorization: Bearer with the key of an admin, or the token of --metrics-token.\n"
-        return PlainTextResponse(told, 401, {"www-authenticate": 'Bearer realm="agentgit"'})
-    gauges = {"open_feeds": len(site.seats)}
+        message = "Send the header Authorization: Bearer with the key of an admin, or the token of --metrics-token.\n"
+        return PlainTextResponse(message, 401, {"www-authenticate": 'Bearer realm="agentgit"'})
+    gauges = {"open_feeds": len(site.feed_counter)}
     if site.connections is not None:
         gauges["open_connections"] = site.connections()
     return Response(site.metrics.text(gauges), media_type=MEDIA_TYPE)
 
 
-STATIC = Path(__file__).parent / "static"
+STATIC_FOLDER = Path(__file__).parent / "static"
 
 
 def app(
@@ -106,37 +106,37 @@ def app(
         >>> TestClient(site).get("/api/v1/sessions").json()["status"]
         401
     """
-    public = public_address(public_url) if public_url is not None else None
-    names = [*(hosts or ()), *([name_of(public.host)] if public else [])]
+    address = public_address(public_url) if public_url is not None else None
+    host_names = [*(hosts or ()), *([name_of(address.host)] if address else [])]
     site = Site(
-        entrance=link or Accounts(repo),
-        hosts=frozenset(name.lower() for name in names) if names or hosts is not None else None,
+        authenticator=link or Accounts(repo),
+        hosts=frozenset(name.lower() for name in host_names) if host_names or hosts is not None else None,
         insecure=insecure,
         proxies=Proxies(trusted_proxies),
-        public=public,
+        public=address,
         metrics_token=metrics_token or None,
         limits=limits or Limits(),
     )
-    made = FastAPI(
+    application = FastAPI(
         title="agentgit",
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
-        middleware=[Middleware(Guard, site=site, failed=pages.unexpected)],
+        middleware=[Middleware(Guard, site=site, failed=pages.render_unexpected_error)],
     )
-    made.state.site = site
-    made.mount("/api/v1", api.make())
-    made.mount("/static", Static(directory=STATIC))
-    made.include_router(router)
-    pages.add_to(made)
-    return made
+    application.state.site = site
+    application.mount("/api/v1", api.create_api())
+    application.mount("/static", StaticFolder(directory=STATIC_FOLDER))
+    application.include_router(router)
+    pages.add_to(application)
+    return application
 
 
-class Static(StaticFiles):
+class StaticFolder(StaticFiles):
     """Style sheets and scripts. Browsers may cache them, but revalidate them on each use."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         """Return a file with a `Cache-Control` header."""
-        answer = await super().get_response(path, scope)
-        answer.headers["cache-control"] = "no-cache"
-        return answer
+        response = await super().get_response(path, scope)
+        response.headers["cache-control"] = "no-cache"
+        return response

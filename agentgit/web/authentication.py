@@ -10,7 +10,7 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
-from agentgit.auth.credentials import BROWSER
+from agentgit.auth.credentials import BROWSER_KEY_NAME
 from agentgit.errors import InvalidInput, NotAllowed
 
 if TYPE_CHECKING:
@@ -67,9 +67,9 @@ class Accounts:
             NotAllowed: There is no such account, or the password is wrong.
             TooManyAttempts: There were too many failed attempts.
         """
-        user = self.repo.login(name, password, source=source, device=device)
-        made = user.keys.create(BROWSER, scopes=("admin",), expires_in=timedelta(hours=LOGIN_HOURS))
-        return LoginResult(made.secret, user.keys.device(), user.user.id)
+        user_repo = self.repo.login(name, password, source=source, device=device)
+        new_key = user_repo.keys.create(BROWSER_KEY_NAME, scopes=("admin",), expires_in=timedelta(hours=LOGIN_HOURS))
+        return LoginResult(new_key.secret, user_repo.keys.device(), user_repo.user.id)
 
     def revoke(self, credential: str) -> None:
         """Revoke a credential.
@@ -78,7 +78,7 @@ class Accounts:
             NotAllowed: The credential is not valid.
             InvalidInput: It is a JWT, which cannot be revoked on its own.
         """
-        _end(self.repo, credential)
+        _revoke_key(self.repo, credential)
 
     def has_ended(self, repo: Repository, credential: str) -> bool:
         """Return whether a login has ended: always False, because the database checks the key on each use."""
@@ -111,8 +111,8 @@ class OwnerLink:
     def __init__(self, repo: Repository) -> None:
         self.repo = repo
         self.token = secrets.token_urlsafe(32)
-        self._ends = time.monotonic() + LOGIN_HOURS * 3600
-        self._until: dict[bytes, float] = {}
+        self._expires_at = time.monotonic() + LOGIN_HOURS * 3600
+        self._login_expiries: dict[bytes, float] = {}
         self._lock = threading.Lock()
 
     def log_in(self, token: str) -> str:
@@ -122,12 +122,12 @@ class OwnerLink:
             NotAllowed: The token is wrong or has expired.
         """
         now, credential = time.monotonic(), secrets.token_urlsafe(32)
-        is_right = hmac.compare_digest(token.encode("utf-8", "replace"), self.token.encode())
-        if not is_right or now >= self._ends:
+        is_valid = hmac.compare_digest(token.encode("utf-8", "replace"), self.token.encode())
+        if not is_valid or now >= self._expires_at:
             raise NotAllowed("This link has expired or is from an earlier start. Restart agentgit serve.")
         with self._lock:
-            live = {key: until for key, until in self._until.items() if until > now}
-            self._until = {**live, _hash(credential): now + LOGIN_HOURS * 3600}
+            valid_logins = {key: expiry for key, expiry in self._login_expiries.items() if expiry > now}
+            self._login_expiries = {**valid_logins, _hash(credential): now + LOGIN_HOURS * 3600}
         return credential
 
     def repository(self, credential: str) -> Repository:
@@ -136,33 +136,33 @@ class OwnerLink:
         Raises:
             NotAllowed: The credential is not valid, or no longer valid.
         """
-        return self.repo if self._is_in(credential) else self.repo.authenticate(credential)
+        return self.repo if self._is_logged_in(credential) else self.repo.authenticate(credential)
 
     def revoke(self, credential: str) -> None:
         """Revoke a credential: that of a browser in memory, an API key in the database."""
         with self._lock:
-            was_in = self._until.pop(_hash(credential), None) is not None
-        if not was_in:
-            _end(self.repo, credential)
+            was_logged_in = self._login_expiries.pop(_hash(credential), None) is not None
+        if not was_logged_in:
+            _revoke_key(self.repo, credential)
 
     def has_ended(self, repo: Repository, credential: str) -> bool:
         """Return whether the login of a browser that used the link has ended."""
-        return repo is self.repo and not self._is_in(credential)
+        return repo is self.repo and not self._is_logged_in(credential)
 
-    def _is_in(self, credential: str) -> bool:
-        return self._until.get(_hash(credential), 0.0) > time.monotonic()
+    def _is_logged_in(self, credential: str) -> bool:
+        return self._login_expiries.get(_hash(credential), 0.0) > time.monotonic()
 
 
-def _end(repo: Repository, credential: str) -> None:
+def _revoke_key(repo: Repository, credential: str) -> None:
     """Revoke an API key.
 
     Raises:
         InvalidInput: The credential is a JWT.
     """
-    user = repo.authenticate(credential)
-    if user.context.principal.key_id is None:
+    user_repo = repo.authenticate(credential)
+    if user_repo.context.principal.key_id is None:
         raise InvalidInput("A token is valid until it expires. To revoke all of yours: POST /users/ID/revoke-tokens.")
-    user.keys.revoke(user.context.principal.key_id)
+    user_repo.keys.revoke(user_repo.context.principal.key_id)
 
 
 def _hash(credential: str) -> bytes:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 POLL_SECONDS = 1.0
 """The number of seconds between two polls of the audit trail."""
 
-BEAT_SECONDS = 15.0
+HEARTBEAT_SECONDS = 15.0
 """The number of seconds without an event after which a comment is sent, so that the client sees a live connection."""
 
 RETRY_MILLISECONDS = 3_000
@@ -42,11 +42,11 @@ class FeedCounter:
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self._taken: Counter[int] = Counter()
+        self._open_feeds: Counter[int] = Counter()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return self._taken.total()
+        return self._open_feeds.total()
 
     def acquire(self, user_id: int) -> None:
         """Count a new feed of a user.
@@ -55,16 +55,16 @@ class FeedCounter:
             TooManyFeeds: The user has reached the limit.
         """
         with self._lock:
-            if self._taken[user_id] >= self.most:
+            if self._open_feeds[user_id] >= self.most:
                 raise TooManyFeeds
-            self._taken[user_id] += 1
+            self._open_feeds[user_id] += 1
 
     def release(self, user_id: int) -> None:
         """Count a feed of a user as closed."""
         with self._lock:
-            self._taken[user_id] -= 1
-            if not self._taken[user_id]:
-                del self._taken[user_id]
+            self._open_feeds[user_id] -= 1
+            if not self._open_feeds[user_id]:
+                del self._open_feeds[user_id]
 
 
 class EventPoller:
@@ -80,48 +80,48 @@ class EventPoller:
         self._repo = repo
         self._session_id = session_id
         self._start = self.newest = start
-        self._given: set[int] = set()
+        self._returned_ids: set[int] = set()
 
     def poll(self) -> list[Event]:
         """Return the events that were not returned before.
 
         With several sessions, an event can be committed after one with a higher id. So recent ids are read again.
         """
-        back = SLOW_SECONDS * 1000 << COUNTER_BITS if self._session_id is None else 0
-        after = max(self._start, self.newest - back)
-        found = list(self._repo.events.list(session=self._session_id, after=after))
-        new = [event for event in found if event.id not in self._given]
-        self._given = {event.id for event in found} if back else set()
-        self.newest = max([self.newest, *(event.id for event in new)])
-        return new
+        overlap = SLOW_SECONDS * 1000 << COUNTER_BITS if self._session_id is None else 0
+        after = max(self._start, self.newest - overlap)
+        events = list(self._repo.events.list(session=self._session_id, after=after))
+        new_events = [event for event in events if event.id not in self._returned_ids]
+        self._returned_ids = {event.id for event in events} if overlap else set()
+        self.newest = max([self.newest, *(event.id for event in new_events)])
+        return new_events
 
 
-async def feed(looking: EventPoller, is_over: Callable[[], bool]) -> AsyncIterator[bytes]:
+async def feed(poller: EventPoller, is_over: Callable[[], bool]) -> AsyncIterator[bytes]:
     """Yield the bytes of a feed until the server stops, or the user may no longer read the events.
 
     Args:
-        looking: The source of the events.
+        poller: The source of the events.
         is_over: A function that returns whether the server is stopping or the login has ended.
     """
     yield f"retry: {RETRY_MILLISECONDS}\n\n".encode()
-    quiet = 0.0
+    quiet_seconds = 0.0
     while not is_over():
-        newest = looking.newest
+        newest = poller.newest
         try:
-            events = await run_in_threadpool(looking.poll)
+            events = await run_in_threadpool(poller.poll)
         except AgentGitError:
             return  # the client reconnects, and that request reports the error
         for event in events:
             yield encode_event(event, newest)
             newest = max(newest, event.id)
-        quiet = 0.0 if events else quiet + POLL_SECONDS
-        if quiet >= BEAT_SECONDS:
-            quiet = 0.0
+        quiet_seconds = 0.0 if events else quiet_seconds + POLL_SECONDS
+        if quiet_seconds >= HEARTBEAT_SECONDS:
+            quiet_seconds = 0.0
             yield b": still here\n\n"
         await asyncio.sleep(POLL_SECONDS)
 
 
 def encode_event(event: Event, newest: int) -> bytes:
     """Encode an event. A late event gets no id, so that a browser that reconnects continues after the newest one."""
-    id = f"id: {event.id}\n".encode() if event.id > newest else b""
-    return id + b"event: " + event.kind.encode() + b"\ndata: " + to_json(event.to_dict()).strip() + b"\n\n"
+    id_line = f"id: {event.id}\n".encode() if event.id > newest else b""
+    return id_line + b"event: " + event.kind.encode() + b"\ndata: " + to_json(event.to_dict()).strip() + b"\n\n"

@@ -15,7 +15,7 @@ from starlette.types import Scope
 
 from agentgit.render.text import clean
 
-ACCESS = logging.getLogger("agentgit.access")
+ACCESS_LOG = logging.getLogger("agentgit.access")
 """The access log: one line for each request, at level INFO."""
 
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -25,7 +25,7 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-USER = "agentgit.user"
+USER_KEY = "agentgit.user"
 """The key of the user's id in the scope of a request. It is set once the user is authenticated."""
 
 
@@ -61,7 +61,7 @@ class Metrics:
             self._durations.setdefault(route, [0] * (len(BUCKETS) + 1))[bisect_left(BUCKETS, seconds)] += 1
             self._seconds[route] = self._seconds.get(route, 0.0) + seconds
 
-    def login_failed(self, *, throttled: bool) -> None:
+    def count_failed_login(self, *, throttled: bool) -> None:
         """Count a failed login.
 
         Args:
@@ -84,11 +84,11 @@ class Metrics:
         for (route, method, status), n in sorted(self._requests.items()):
             yield f'agentgit_requests_total{{route="{route}",method="{method}",status="{status}"}} {n}'
         yield "# TYPE agentgit_request_duration_seconds histogram"
-        for route, found in sorted(self._durations.items()):
-            for bound, n in zip((*BUCKETS, "+Inf"), accumulate(found), strict=True):
+        for route, counts in sorted(self._durations.items()):
+            for bound, n in zip((*BUCKETS, "+Inf"), accumulate(counts), strict=True):
                 yield f'agentgit_request_duration_seconds_bucket{{route="{route}",le="{bound}"}} {n}'
             yield f'agentgit_request_duration_seconds_sum{{route="{route}"}} {self._seconds[route]:.6f}'
-            yield f'agentgit_request_duration_seconds_count{{route="{route}"}} {sum(found)}'
+            yield f'agentgit_request_duration_seconds_count{{route="{route}"}} {sum(counts)}'
         yield "# TYPE agentgit_login_failures_total counter"
         for reason, n in sorted(self._failures.items()):
             yield f'agentgit_login_failures_total{{reason="{reason}"}} {n}'
@@ -108,10 +108,10 @@ def route_of(scope: Scope, root: str) -> str:
     return f"{mounted}{getattr(scope.get('route'), 'path', '/*')}"
 
 
-def write_access(scope: Scope, route: str, method: str, status: int, seconds: float) -> None:
+def log_access(scope: Scope, route: str, method: str, status: int, seconds: float) -> None:
     """Log a request: time, client address, method, route, status, milliseconds, and the id of the user."""
-    if ACCESS.isEnabledFor(logging.INFO):
+    if ACCESS_LOG.isEnabledFor(logging.INFO):
         now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         client: Any = scope.get("client") or ("-",)
-        words = (now, client[0], method, route, status, round(seconds * 1000), scope.get(USER, "-"))
-        ACCESS.info("%s", " ".join(clean(str(word)).replace(" ", "_") or "-" for word in words))
+        fields = (now, client[0], method, route, status, round(seconds * 1000), scope.get(USER_KEY, "-"))
+        ACCESS_LOG.info("%s", " ".join(clean(str(word)).replace(" ", "_") or "-" for word in fields))

@@ -90,8 +90,8 @@ def problem(status: int, detail: str, name: str = "", **more: Any) -> dict[str, 
         >>> problem(404, "There is no session 7.", "NotFound")["type"]
         'urn:agentgit:error:NotFound'
     """
-    kind = f"urn:agentgit:error:{name}" if name else "about:blank"
-    return {"type": kind, "title": HTTPStatus(status).phrase, "status": status, "detail": detail, **more}
+    type_uri = f"urn:agentgit:error:{name}" if name else "about:blank"
+    return {"type": type_uri, "title": HTTPStatus(status).phrase, "status": status, "detail": detail, **more}
 
 
 DATABASE_MESSAGES: dict[type[AgentGitError], str] = {
@@ -113,23 +113,23 @@ def problem_of_error(error: AgentGitError) -> dict[str, Any]:
         LOG.warning("The database failed.", exc_info=error)
         kind = next(kind for kind in type(error).__mro__ if kind in DATABASE_MESSAGES)
         return problem(status_of(error), DATABASE_MESSAGES[kind], kind.__name__)
-    more: dict[str, Any] = {}
+    details: dict[str, Any] = {}
     for name in ("near", "candidates", "head", "invocation", "nearest", "operation"):
         if (value := getattr(error, name, None)) not in (None, ()):
-            more[name] = value
+            details[name] = value
     for name in ("plan", "report"):
         if (value := getattr(error, name, None)) is not None and hasattr(value, "to_dict"):
-            more[name] = value.to_dict()
+            details[name] = value.to_dict()
     name = "NotAllowed" if isinstance(error, Unauthenticated) else type(error).__name__
-    return problem(status_of(error), str(error), name, **more)
+    return problem(status_of(error), str(error), name, **details)
 
 
-def answer(details: dict[str, Any], headers: dict[str, str] | None = None) -> Response:
+def problem_response(details: dict[str, Any], headers: dict[str, str] | None = None) -> Response:
     """Return problem details as a JSON response."""
     return Response(to_json(details), details["status"], headers, MEDIA_TYPE)
 
 
-def unexpected(error: Exception) -> dict[str, Any]:
+def unexpected_problem(error: Exception) -> dict[str, Any]:
     """Log an unexpected error; return problem details that reveal nothing about it."""
     LOG.error("A request failed.", exc_info=error)
     return problem(500, "Internal error. The server log has the details.")

@@ -12,7 +12,7 @@ from starlette.types import Scope
 
 from agentgit.errors import InvalidInput
 
-PORTS = {"http": 80, "https": 443}
+DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,14 @@ def read_address(text: str) -> Address | None:
     """
     try:
         parts = urlsplit(text)
-        port, name = parts.port, parts.hostname
+        port, hostname = parts.port, parts.hostname
     except ValueError:
         return None
-    if parts.scheme not in PORTS or not name or "@" in parts.netloc or parts.query or parts.fragment:
+    if parts.scheme not in DEFAULT_PORTS or not hostname or "@" in parts.netloc or parts.query or parts.fragment:
         return None
-    host = f"[{name}]" if ":" in name else name
-    shown = host if port in (None, PORTS[parts.scheme]) else f"{host}:{port}"
-    return Address(parts.scheme, shown, parts.path.rstrip("/"))
+    host = f"[{hostname}]" if ":" in hostname else hostname
+    authority = host if port in (None, DEFAULT_PORTS[parts.scheme]) else f"{host}:{port}"
+    return Address(parts.scheme, authority, parts.path.rstrip("/"))
 
 
 def public_address(text: str) -> Address:
@@ -62,10 +62,10 @@ def public_address(text: str) -> Address:
     Raises:
         InvalidInput: It is not a valid public URL.
     """
-    found = read_address(text)
-    if found is None or not (text.isascii() and text.isprintable()) or "//" in found.path:
+    address = read_address(text)
+    if address is None or not (text.isascii() and text.isprintable()) or "//" in address.path:
         raise InvalidInput(f"{text!r} is not a valid public URL. Write one like https://git.example.com:8443/path.")
-    return found
+    return address
 
 
 class Proxies:
@@ -95,8 +95,8 @@ class Proxies:
 
     def is_trusted(self, host: str) -> bool:
         """Return whether an address is that of a trusted proxy."""
-        found = read_ip(host)
-        return found is not None and any(found in network for network in self._networks)
+        address = read_ip(host)
+        return address is not None and any(address in network for network in self._networks)
 
     def client(self, peer: str, forwarded: str) -> str:
         """Return the address of the nearest hop that is not a trusted proxy.
@@ -108,12 +108,12 @@ class Proxies:
             peer: The address that connected.
             forwarded: The `X-Forwarded-For` header of the request.
         """
-        seen = peer
+        client_address = peer
         for hop in reversed(forwarded.split(",")):
-            if not self.is_trusted(seen) or (found := read_ip(hop.strip())) is None:
+            if not self.is_trusted(client_address) or (hop_address := read_ip(hop.strip())) is None:
                 break
-            seen = str(found)
-        return seen
+            client_address = str(hop_address)
+        return client_address
 
     def apply(self, scope: Scope, public: Address | None) -> None:
         """Set the client, scheme, host and path of a request from the headers of a trusted proxy and the public URL.
@@ -127,14 +127,14 @@ class Proxies:
         peer, port = scope.get("client") or ("", 0)
         if self.is_trusted(peer):
             headers = Headers(scope=scope)
-            seen = self.client(peer, ",".join(headers.getlist("x-forwarded-for")))
-            scope["client"] = (seen, port if seen == peer else 0)
-            scheme = _last(headers, "x-forwarded-proto").lower()
-            host = _last(headers, "x-forwarded-host") or (public.host if public else "")
-            scope["scheme"] = scheme if scheme in PORTS else scope["scheme"]
+            client_address = self.client(peer, ",".join(headers.getlist("x-forwarded-for")))
+            scope["client"] = (client_address, port if client_address == peer else 0)
+            scheme = _last_value(headers, "x-forwarded-proto").lower()
+            host = _last_value(headers, "x-forwarded-host") or (public.host if public else "")
+            scope["scheme"] = scheme if scheme in DEFAULT_PORTS else scope["scheme"]
             if host:
-                others = [(name, value) for name, value in scope["headers"] if name != b"host"]
-                scope["headers"] = [(b"host", host.encode("latin-1")), *others]
+                other_headers = [(name, value) for name, value in scope["headers"] if name != b"host"]
+                scope["headers"] = [(b"host", host.encode("latin-1")), *other_headers]
         root = scope.get("root_path", "")
         if public is not None and public.path and not f"{root}/".startswith(f"{public.path}/"):
             # A proxy may pass on the path of the public URL, or strip it.
@@ -143,7 +143,7 @@ class Proxies:
             scope["path"] = scope["path"] if is_whole else public.path + scope["path"]
 
 
-def _last(headers: Headers, name: str) -> str:
+def _last_value(headers: Headers, name: str) -> str:
     """Return the last value of a header: the one that the nearest proxy added."""
     return ",".join(headers.getlist(name)).rpartition(",")[2].strip()
 
@@ -160,7 +160,7 @@ def read_ip(text: str) -> IPv4Address | IPv6Address | None:
     elif text.count(":") == 1:
         text = text.partition(":")[0]
     try:
-        found = ip_address(text.partition("%")[0])
+        address = ip_address(text.partition("%")[0])
     except ValueError:
         return None
-    return (found.ipv4_mapped or found) if isinstance(found, IPv6Address) else found
+    return (address.ipv4_mapped or address) if isinstance(address, IPv6Address) else address

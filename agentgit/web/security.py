@@ -20,10 +20,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentgit.errors import NotAllowed, TooManyAttempts
 from agentgit.web.authentication import LOGIN_HOURS, Accounts, LoginResult
-from agentgit.web.metrics import route_of, write_access
+from agentgit.web.metrics import log_access, route_of
 from agentgit.web.problems import LOG
 from agentgit.web.proxies import Address, read_address
-from agentgit.web.site import KEY, LOOPBACK, Site, name_of, note_user, site_of
+from agentgit.web.site import LOOPBACK, SITE_KEY, Site, name_of, record_user, site_of
 
 HEADERS = {
     "content-security-policy": (
@@ -40,13 +40,13 @@ HEADERS = {
 }
 """Default headers of every response."""
 
-SAFE = ("GET", "HEAD", "OPTIONS")
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 """The HTTP methods that change nothing."""
 
-NOT_BY_HEAD = ("/enter", "/events/live")
+NO_HEAD_PATHS = ("/enter", "/events/live")
 """Paths where HEAD is not run as GET without a body, because GET logs a browser in, or its response never ends."""
 
-BY_ANY_NAME = ("/healthz", "/readyz")
+ANY_HOST_PATHS = ("/healthz", "/readyz")
 """Paths that are served under any host name, because probes use addresses."""
 
 
@@ -68,64 +68,69 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        scope[KEY] = self.site
+        scope[SITE_KEY] = self.site
         self.site.proxies.apply(scope, self.site.public)
-        method, root, begun = scope["method"], scope.get("root_path", ""), time.monotonic()
-        answering = _ResponseSender(scope, send)
+        method, root, started_at = scope["method"], scope.get("root_path", ""), time.monotonic()
+        sender = _ResponseSender(scope, send)
         try:
-            await self._answer(scope, receive, answering)
+            await self._handle(scope, receive, sender)
         finally:
-            route, seconds = route_of(scope, root), time.monotonic() - begun
-            self.site.metrics.observe(route, method, answering.status, seconds)
-            write_access(scope, route, method, answering.status, seconds)
+            route, seconds = route_of(scope, root), time.monotonic() - started_at
+            self.site.metrics.observe(route, method, sender.status, seconds)
+            log_access(scope, route, method, sender.status, seconds)
 
-    async def _answer(self, scope: Scope, receive: Receive, answering: _ResponseSender) -> None:
-        if answering.head_alone:
+    async def _handle(self, scope: Scope, receive: Receive, sender: _ResponseSender) -> None:
+        if sender.is_head_request:
             scope["method"] = "GET"  # routes answer GET; the body is not sent
-        line = len(scope["path"]) + len(scope.get("query_string", b""))
-        if line + sum(len(name) + len(value) + 4 for name, value in scope["headers"]) > self.site.limits.head:
-            await PlainTextResponse("The headers are too large.\n", 431)(scope, receive, answering.send)
+        head_size = len(scope["path"]) + len(scope.get("query_string", b""))
+        if head_size + sum(len(name) + len(value) + 4 for name, value in scope["headers"]) > self.site.limits.head:
+            await PlainTextResponse("The headers are too large.\n", 431)(scope, receive, sender.send)
             return
         host = name_of(Headers(scope=scope).get("host", ""))
         path = scope["path"].removeprefix(scope.get("root_path", ""))
-        if self.site.hosts is not None and host not in self.site.hosts and path not in BY_ANY_NAME:
-            told = (
+        if self.site.hosts is not None and host not in self.site.hosts and path not in ANY_HOST_PATHS:
+            message = (
                 "Unknown host name. Add it when you start the server: agentgit serve --allow-host NAME; "
                 "behind a proxy: --public-url https://NAME\n"
             )
-            await PlainTextResponse(told, 400)(scope, receive, answering.send)
+            await PlainTextResponse(message, 400)(scope, receive, sender.send)
             return
         try:
-            read = _without_body(receive) if scope["method"] in SAFE else self._limited(scope, receive)
-            await self.app(scope, read, answering.send)
+            receive_body = (
+                _without_body(receive) if scope["method"] in SAFE_METHODS else self._limit_body(scope, receive)
+            )
+            await self.app(scope, receive_body, sender.send)
         except Exception as error:
-            if answering.is_begun and not answering.is_whole:
+            if sender.has_started and not sender.is_complete:
                 raise  # the server then closes the connection, so that the client sees that the response is incomplete
-            if not answering.is_begun:
-                answer = await run_in_threadpool(self.failed, Request(scope), error)
-                await answer(scope, receive, answering.send)
+            if not sender.has_started:
+                response = await run_in_threadpool(self.failed, Request(scope), error)
+                await response(scope, receive, sender.send)
 
-    def _limited(self, scope: Scope, receive: Receive) -> Receive:
+    def _limit_body(self, scope: Scope, receive: Receive) -> Receive:
         """Return a `receive` that raises if the body is too large or takes too long to arrive."""
-        limits, announced = self.site.limits, _length(Headers(scope=scope).get("content-length", "0"))
-        got, is_whole, until = 0, False, 0.0
+        limits, content_length = (
+            self.site.limits,
+            _parse_content_length(Headers(scope=scope).get("content-length", "0")),
+        )
+        received, is_complete, deadline = 0, False, 0.0
 
         async def read() -> Message:
-            nonlocal got, is_whole, until
-            if is_whole:
+            nonlocal received, is_complete, deadline
+            if is_complete:
                 return await receive()  # waits for the client to disconnect
             now = asyncio.get_running_loop().time()
-            until = until or now + limits.seconds
-            if announced > limits.body:
+            deadline = deadline or now + limits.seconds
+            if content_length > limits.body:
                 raise HTTPException(413, f"The request body is larger than {limits.body:,} bytes. Send less at once.")
             try:
-                message = await asyncio.wait_for(receive(), until - now)
+                message = await asyncio.wait_for(receive(), deadline - now)
             except TimeoutError as error:
                 raise HTTPException(408, "The request took too long to arrive. Send it again.") from error
-            got += len(message.get("body", b""))
-            if got > limits.body:
+            received += len(message.get("body", b""))
+            if received > limits.body:
                 raise HTTPException(413, f"The request body is larger than {limits.body:,} bytes. Send less at once.")
-            is_whole = not message.get("more_body", False)
+            is_complete = not message.get("more_body", False)
             return message
 
         return read
@@ -133,12 +138,12 @@ class Guard:
 
 def _without_body(receive: Receive) -> Receive:
     """Return a `receive` that reports an empty body, and discards any body that arrives, however long it is."""
-    begun = False
+    is_reported = False
 
     async def read() -> Message:
-        nonlocal begun
-        if not begun:
-            begun = True
+        nonlocal is_reported
+        if not is_reported:
+            is_reported = True
             return {"type": "http.request", "body": b"", "more_body": False}
         while (message := await receive())["type"] == "http.request":
             pass
@@ -147,9 +152,9 @@ def _without_body(receive: Receive) -> Receive:
     return read
 
 
-def _length(announced: str) -> float:
+def _parse_content_length(header: str) -> float:
     """Parse a `Content-Length`; return infinity if it is not a number of at most 15 digits."""
-    return int(announced) if announced.isascii() and announced.isdigit() and len(announced) < 16 else math.inf
+    return int(header) if header.isascii() and header.isdigit() and len(header) < 16 else math.inf
 
 
 class _ResponseSender:
@@ -162,22 +167,22 @@ class _ResponseSender:
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._is_https, self._send = scope["scheme"] == "https", send
-        self.head_alone = scope["method"] == "HEAD" and not scope["path"].endswith(NOT_BY_HEAD)
-        self.is_begun = self.is_whole = False
+        self.is_head_request = scope["method"] == "HEAD" and not scope["path"].endswith(NO_HEAD_PATHS)
+        self.has_started = self.is_complete = False
         self.status = 0
 
     async def send(self, message: Message) -> None:
         """Send a part of the response."""
         if message["type"] == "http.response.start":
-            self.is_begun, self.status = True, message["status"]
+            self.has_started, self.status = True, message["status"]
             headers = MutableHeaders(scope=message)
             for name, value in HEADERS.items():
                 headers.setdefault(name, value)
             if self._is_https:
                 headers.setdefault("strict-transport-security", "max-age=31536000")
         elif message["type"] == "http.response.body":
-            self.is_whole = not message.get("more_body", False)
-            if self.head_alone:
+            self.is_complete = not message.get("more_body", False)
+            if self.is_head_request:
                 message = {**message, "body": b""}
         await self._send(message)
 
@@ -232,8 +237,8 @@ def require_secure_connection(request: Request) -> None:
     Raises:
         NotAllowed: Others on the network could read the password or the link.
     """
-    is_here = name_of(request.headers.get("host", "")) in LOOPBACK
-    if not (request.scope["scheme"] == "https" or is_here or site_of(request).insecure):
+    is_loopback = name_of(request.headers.get("host", "")) in LOOPBACK
+    if not (request.scope["scheme"] == "https" or is_loopback or site_of(request).insecure):
         raise NotAllowed(
             "Over plain HTTP, others on the network could read your password and key. Use HTTPS. If a proxy handles "
             "HTTPS, let it set X-Forwarded-Proto, and start agentgit serve with --trusted-proxy ADDRESS. If you trust "
@@ -241,7 +246,9 @@ def require_secure_connection(request: Request) -> None:
         )
 
 
-def log_in(request: Request, entrance: Accounts, name: str, password: str, device: str | None = None) -> LoginResult:
+def log_in(
+    request: Request, authenticator: Accounts, name: str, password: str, device: str | None = None
+) -> LoginResult:
     """Log a user in with a password, and count a failure; see `Accounts.login`.
 
     Raises:
@@ -249,12 +256,12 @@ def log_in(request: Request, entrance: Accounts, name: str, password: str, devic
         TooManyAttempts: There were too many failed attempts.
     """
     try:
-        entered = entrance.login(name, password, request.client.host if request.client else "", device)
+        result = authenticator.login(name, password, request.client.host if request.client else "", device)
     except NotAllowed as error:
-        site_of(request).metrics.login_failed(throttled=isinstance(error, TooManyAttempts))
+        site_of(request).metrics.count_failed_login(throttled=isinstance(error, TooManyAttempts))
         raise
-    note_user(request, entered.user_id)
-    return entered
+    record_user(request, result.user_id)
+    return result
 
 
 def set_login_cookie(request: Request, response: Response, credential: str) -> Response:
@@ -263,7 +270,7 @@ def set_login_cookie(request: Request, response: Response, credential: str) -> R
     return response
 
 
-def forget_credential(request: Request, response: Response) -> Response:
+def delete_login_cookie(request: Request, response: Response) -> Response:
     """Delete the login cookie."""
     response.delete_cookie(cookie_name(request), path="/", secure=is_https(request), httponly=True, samesite="lax")
     return response
@@ -276,16 +283,16 @@ FORM_COOKIE = "agentgit-form"
 """The cookie from which the CSRF token is derived before the user logs in."""
 
 
-def csrf_token(connection: HTTPConnection, fresh: str | None = None) -> str:
+def csrf_token(connection: HTTPConnection, form_cookie: str | None = None) -> str:
     """Return the CSRF token for forms, derived from the browser's cookie; empty if there is no cookie.
 
     Args:
         connection: The request.
-        fresh: A new value of the form cookie, for a visitor who is not logged in.
+        form_cookie: A new value of the form cookie, for a visitor who is not logged in.
     """
     cookies = connection.cookies
-    known = cookies.get(cookie_name(connection)) or fresh or cookies.get(FORM_COOKIE) or ""
-    return hmac.new(known.encode("utf-8", "replace"), b"agentgit form", hashlib.sha256).hexdigest() if known else ""
+    cookie = cookies.get(cookie_name(connection)) or form_cookie or cookies.get(FORM_COOKIE) or ""
+    return hmac.new(cookie.encode("utf-8", "replace"), b"agentgit form", hashlib.sha256).hexdigest() if cookie else ""
 
 
 def new_form_cookie() -> str:
@@ -299,19 +306,19 @@ def require_same_site(request: Request, csrf: Annotated[str, Form(max_length=200
     Raises:
         HTTPException: It was not.
     """
-    origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site")
-    theirs, ours = read_address(origin) if origin is not None else None, address_of(request)
-    is_ours = theirs is not None and ours is not None and theirs.origin == ours.origin
-    is_from_here = is_ours if origin is not None else site == "same-origin"
-    mark = csrf_token(request)
-    has_mark = bool(mark) and hmac.compare_digest(csrf.encode("utf-8", "replace"), mark.encode())
-    if not is_from_here or not has_mark:
+    origin, fetch_site = request.headers.get("origin"), request.headers.get("sec-fetch-site")
+    form_address, own_address = read_address(origin) if origin is not None else None, address_of(request)
+    is_own_origin = form_address is not None and own_address is not None and form_address.origin == own_address.origin
+    is_own_page = is_own_origin if origin is not None else fetch_site == "same-origin"
+    token = csrf_token(request)
+    has_token = bool(token) and hmac.compare_digest(csrf.encode("utf-8", "replace"), token.encode())
+    if not is_own_page or not has_token:
         LOG.warning(
             "Form rejected. Origin: %.300r, Sec-Fetch-Site: %.50r, own origin: %.300r, CSRF token: %s. "
             "If both origins should be equal: agentgit serve --trusted-proxy ADDRESS, or --public-url URL.",
             origin,
-            site,
-            ours.origin if ours else None,
-            "valid" if has_mark else "wrong or missing",
+            fetch_site,
+            own_address.origin if own_address else None,
+            "valid" if has_token else "wrong or missing",
         )
         raise HTTPException(403, "This form is out of date, or not from this site. Go back, reload, and try again.")

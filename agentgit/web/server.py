@@ -24,7 +24,7 @@ from agentgit.errors import InvalidInput, Unavailable
 from agentgit.store.records.login_attempts import network_of
 from agentgit.web.app import app
 from agentgit.web.authentication import OwnerLink
-from agentgit.web.metrics import ACCESS
+from agentgit.web.metrics import ACCESS_LOG
 from agentgit.web.site import LOOPBACK, Site
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("agentgit.web")
 
-QUIET_SECONDS = 60.0
+WARNING_SECONDS = 60.0
 """The minimum number of seconds between two warnings about an address with too many connections."""
 
 
@@ -46,12 +46,12 @@ class Connections:
     def __init__(self, site: Site) -> None:
         self.limits = site.limits
         self._proxies = site.proxies
-        self._of: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()
         self._waiting: dict[Connection, None] = {}
-        self._told = 0.0
+        self._warned_at = 0.0
 
     def __len__(self) -> int:
-        return self._of.total()
+        return self._counts.total()
 
     def add(self, connection: Connection) -> None:
         """Count a new connection, and abort one if there are too many.
@@ -60,33 +60,33 @@ class Connections:
         longest for a request.
         """
         peer, source = connection.client[0] if connection.client else "", connection.source
-        self._of[source] += 1
-        if self._of[source] > self.limits.connections_each and not self._proxies.is_trusted(peer):
-            self._tell(source)
+        self._counts[source] += 1
+        if self._counts[source] > self.limits.connections_each and not self._proxies.is_trusted(peer):
+            self._warn(source)
             connection.transport.abort()
         elif len(self) >= self.limits.connections:
-            longest = next((one for one in self._waiting if one is not connection), None)
-            if longest is not None:
-                self._waiting.pop(longest)
-                longest.transport.abort()
+            oldest = next((candidate for candidate in self._waiting if candidate is not connection), None)
+            if oldest is not None:
+                self._waiting.pop(oldest)
+                oldest.transport.abort()
 
     def remove(self, connection: Connection) -> None:
         """Remove a connection from the counts."""
         self._waiting.pop(connection, None)
-        self._of[connection.source] -= 1
-        if not self._of[connection.source]:
-            del self._of[connection.source]
+        self._counts[connection.source] -= 1
+        if not self._counts[connection.source]:
+            del self._counts[connection.source]
 
-    def wait(self, connection: Connection, waits: bool) -> None:
+    def set_waiting(self, connection: Connection, is_waiting: bool) -> None:
         """Record whether a connection is waiting for a complete request. If it already was, it keeps its place."""
-        if waits:
+        if is_waiting:
             self._waiting.setdefault(connection)
         else:
             self._waiting.pop(connection, None)
 
-    def _tell(self, source: str) -> None:
-        if time.monotonic() >= self._told:
-            self._told = time.monotonic() + QUIET_SECONDS
+    def _warn(self, source: str) -> None:
+        if time.monotonic() >= self._warned_at:
+            self._warned_at = time.monotonic() + WARNING_SECONDS
             LOG.warning(
                 "%s has reached the limit of %d connections. If it is your proxy: agentgit serve --trusted-proxy %s",
                 source,
@@ -99,14 +99,14 @@ class Connection(H11Protocol):
     """A connection that is aborted if the head of a request does not arrive in time, or the client does not read.
 
     Args:
-        among: All connections of the server.
+        connections: All connections of the server.
         given: The arguments from uvicorn.
     """
 
-    def __init__(self, among: Connections, **given: Any) -> None:
+    def __init__(self, connections: Connections, **given: Any) -> None:
         super().__init__(**given)
         self.source = ""
-        self._connections = among
+        self._connections = connections
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
 
@@ -152,14 +152,14 @@ class Connection(H11Protocol):
         `Guard` limits the time for the body. Until the body is complete, the connection still counts as waiting, so it
         can be aborted in favor of a new one.
         """
-        waits = self.cycle is None or self.cycle.response_complete
-        self._connections.wait(self, waits or self.cycle.more_body)
-        if waits == (self._head_timer is not None):
+        is_waiting = self.cycle is None or self.cycle.response_complete
+        self._connections.set_waiting(self, is_waiting or self.cycle.more_body)
+        if is_waiting == (self._head_timer is not None):
             return
         if self._head_timer is not None:
             self._head_timer.cancel()
         self._head_timer = (
-            self.loop.call_later(self._connections.limits.seconds, self.transport.abort) if waits else None
+            self.loop.call_later(self._connections.limits.seconds, self.transport.abort) if is_waiting else None
         )
 
 
@@ -174,15 +174,15 @@ class Server(uvicorn.Server):
     """A server for an application. Its shutdown first ends the live feeds, which would not end by themselves.
 
     Args:
-        made: The application, as `app` returns it.
+        application: The application, as `app` returns it.
     """
 
-    def __init__(self, made: FastAPI) -> None:
-        self._site: Site = made.state.site
+    def __init__(self, application: FastAPI) -> None:
+        self._site: Site = application.state.site
         connections, limits = Connections(self._site), self._site.limits
         self._site.connections = connections.__len__
         config = uvicorn.Config(
-            made,
+            application,
             http=cast(Any, partial(Connection, connections)),
             ws="none",
             log_level="warning",
@@ -241,21 +241,21 @@ def serve(
         InvalidInput: There is no account, so nobody could log in; or a proxy or the public URL is not valid.
         Unavailable: The address or port is not available.
     """
-    is_here = host in ("localhost", "127.0.0.1", "::1")
-    link = None if accounts or not is_here or not repo.context.store.database.is_sqlite else OwnerLink(repo)
+    is_loopback = host in ("localhost", "127.0.0.1", "::1")
+    link = None if accounts or not is_loopback or not repo.context.store.database.is_sqlite else OwnerLink(repo)
     if link is None and not any(user.name != LOCAL for user in repo.users.all()):
         raise InvalidInput(
             "Nobody could log in: there is no account yet. Create one: agentgit users add NAME --password"
         )
     if access_log:
-        ACCESS.addHandler(logging.StreamHandler(sys.stdout))
-        ACCESS.setLevel(logging.INFO)
-        ACCESS.propagate = False
-    names, proxies = {*LOOPBACK, *hosts} if is_here else set(hosts) or None, tuple(trusted_proxies)
-    made = app(
+        ACCESS_LOG.addHandler(logging.StreamHandler(sys.stdout))
+        ACCESS_LOG.setLevel(logging.INFO)
+        ACCESS_LOG.propagate = False
+    host_names, proxies = {*LOOPBACK, *hosts} if is_loopback else set(hosts) or None, tuple(trusted_proxies)
+    application = app(
         repo,
         link=link,
-        hosts=names,
+        hosts=host_names,
         insecure=insecure,
         trusted_proxies=proxies,
         public_url=public_url,
@@ -263,25 +263,25 @@ def serve(
     )
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listening = socket.create_server((host, port), family=family)
+        listener = socket.create_server((host, port), family=family)
     except OSError as error:
         raise Unavailable(
             f"Cannot listen on {host}:{port}: {error.strerror}. Choose another port: --port PORT"
         ) from error
-    shown = f"[{host}]" if ":" in host else host
-    place = f"http://{shown}:{listening.getsockname()[1]}"
+    host_text = f"[{host}]" if ":" in host else host
+    local_url = f"http://{host_text}:{listener.getsockname()[1]}"
     if public_url is not None:
-        say(f"Listening on {place}")
-    _tell(say, f"{(public_url or place).rstrip('/')}/", link, browser=browser)
-    if proxies and public_url is None and names is not None and names <= LOOPBACK:
+        say(f"Listening on {local_url}")
+    _announce(say, f"{(public_url or local_url).rstrip('/')}/", link, browser=browser)
+    if proxies and public_url is None and host_names is not None and host_names <= LOOPBACK:
         say("Only localhost names are allowed. To allow the name that browsers use, add: --public-url https://NAME")
     # uvicorn shuts down gracefully on a signal, and then raises the signal again for its caller.
     with suppress(KeyboardInterrupt):
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        Server(made).run([listening])
+        Server(application).run([listener])
 
 
-def _tell(say: Callable[[str], None], address: str, link: OwnerLink | None, *, browser: bool) -> None:
+def _announce(say: Callable[[str], None], address: str, link: OwnerLink | None, *, browser: bool) -> None:
     """Print the address of the server, with the token of the link if there is one."""
     address = f"{address}enter?token={link.token}" if link is not None else address
     say(f"agentgit is running at {address}")

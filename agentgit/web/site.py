@@ -10,7 +10,7 @@ from starlette.requests import HTTPConnection
 
 from agentgit.web.authentication import Accounts, OwnerLink
 from agentgit.web.event_stream import FeedCounter
-from agentgit.web.metrics import USER, Metrics
+from agentgit.web.metrics import USER_KEY, Metrics
 from agentgit.web.proxies import Address, Proxies
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 """The host names of this machine's loopback interface."""
 
-KEY = "agentgit.site"
+SITE_KEY = "agentgit.site"
 """The key of the site in the scope of a request."""
 
 
@@ -51,7 +51,7 @@ class Site:
     """The state of one application.
 
     Args:
-        entrance: The authentication.
+        authenticator: The authentication.
         hosts: The host names to accept, without ports; None accepts any.
         insecure: True to let people log in over plain HTTP from other machines.
         proxies: The trusted proxies.
@@ -62,7 +62,7 @@ class Site:
         connections: A function that returns the number of open connections; None if `Server` does not serve it.
     """
 
-    entrance: Accounts | OwnerLink
+    authenticator: Accounts | OwnerLink
     hosts: frozenset[str] | None = None
     insecure: bool = False
     proxies: Proxies = field(default_factory=Proxies)
@@ -75,23 +75,23 @@ class Site:
     """True once the server is shutting down, so that live feeds end."""
 
     def __post_init__(self) -> None:
-        self.seats = FeedCounter(self.limits.feeds)
+        self.feed_counter = FeedCounter(self.limits.feeds)
 
     @property
     def repo(self) -> Repository:
         """The repository of the operator. Requests use the repositories of their users instead."""
-        return self.entrance.repo
+        return self.authenticator.repo
 
 
 def site_of(connection: HTTPConnection) -> Site:
     """Return the site of a request."""
-    site: Site = connection.scope[KEY]
+    site: Site = connection.scope[SITE_KEY]
     return site
 
 
-def note_user(connection: HTTPConnection, user_id: int) -> None:
+def record_user(connection: HTTPConnection, user_id: int) -> None:
     """Store the id of the user of a request, for the access log."""
-    connection.scope[USER] = user_id
+    connection.scope[USER_KEY] = user_id
 
 
 def name_of(host: str) -> str:

@@ -12,21 +12,32 @@ from typing import Any
 
 from agentgit.async_api import async_twin
 from agentgit.errors import InvalidInput, NotFound, Unavailable
-from agentgit.workspace.base import AUTO, DELETED, EVENTS, MANUAL, NUMBER, POSITION, RESTORED, SAFETY, Base, Paths
+from agentgit.workspace.base import (
+    AUTO,
+    DELETED,
+    EVENTS,
+    MANUAL,
+    NUMBER,
+    POSITION,
+    RESTORED,
+    SAFETY,
+    Paths,
+    WorkspaceBase,
+)
 from agentgit.workspace.catalog import LEFT_OUT
-from agentgit.workspace.engines.files import FileEngine, Target
-from agentgit.workspace.locations import require_in_place, storage_place, workspace_place
+from agentgit.workspace.engines.files import FileEngine, RestoreTarget
+from agentgit.workspace.locations import create_storage, require_not_moved, resolve_workspace
 from agentgit.workspace.restore import Progress
 from agentgit.workspace.undo.stack import UndoStack
 from agentgit.workspace.values import UNDO, Environment, FileCheckpoint, Freed, Restored, RestorePlan, WorkspaceDiff
 
-NUMBERED = "checkpoint-"
+DEFAULT_NAME_PREFIX = "checkpoint-"
 
 MAX_FILE_SIZE = 100_000_000
 """The default maximum size of files in snapshots, in bytes: enough for most databases, models and tables."""
 
 
-class Workspace(Base):
+class Workspace(WorkspaceBase):
     """Snapshots of a directory. A restore first takes a safety snapshot, changes only what differs, and loses nothing.
 
     Args:
@@ -76,15 +87,15 @@ class Workspace(Base):
             raise InvalidInput("max_checkpoints must be 1 or more, or None to keep all.")
         if isinstance(exclude_patterns, str):
             raise InvalidInput("exclude_patterns must be a list of patterns; write [pattern] for one.")
-        self._root = workspace_place(workspace_dir)
-        self._storage = storage_place(storage_dir, self._root)
+        self._root = resolve_workspace(workspace_dir)
+        self._storage = create_storage(storage_dir, self._root)
         self._patterns, self._max_file_size = tuple(exclude_patterns), max_file_size
         self._environment = environment
         self.auto_checkpoint, self.max_checkpoints = auto_checkpoint, max_checkpoints
         self._listeners: dict[str, list[Callable[[Any], None]]] = {event: [] for event in EVENTS}
-        self._thread = threading.RLock()
+        self._thread_lock = threading.RLock()
         self._engine  # noqa: B018 - report a wrong environment now, not on the first use
-        self._claim()
+        self._claim_storage()
 
     @property
     def workspace_dir(self) -> str:
@@ -126,7 +137,7 @@ class Workspace(Base):
     @cached_property
     def undo_stack(self) -> UndoStack:
         """The undo stack: the files as they were before each call that modified them."""
-        require_in_place(os.fsencode(self._root))
+        require_not_moved(os.fsencode(self._root))
         return UndoStack(self._root, self._undo_dir, whole=WholeSnapshots(self))
 
     def initialize(self) -> bool:
@@ -158,8 +169,8 @@ class Workspace(Base):
             Unavailable: The storage or the workspace cannot be used, or another process uses it for too long.
         """
         with self._locked():
-            new = self._new(message, kind, name=name, metadata=metadata)
-            return self._take_snapshot(new, self._paths_to_scan(paths), progress)
+            snapshot = self._new_snapshot(message, kind, name=name, metadata=metadata)
+            return self._take_snapshot(snapshot, self._paths_to_scan(paths), progress)
 
     def ensure_snapshot(self, message: str = "", *, kind: str = AUTO, holder: str | None = None) -> FileCheckpoint:
         """Return the newest snapshot of the files as they are now; take one if there is none.
@@ -170,11 +181,11 @@ class Workspace(Base):
             holder: The holder that pins the snapshot until `release_snapshot`; None to pin nothing.
         """
         with self._locked():
-            found = self._take_snapshot(self._new(message, kind), anew=False)
+            snapshot = self._take_snapshot(self._new_snapshot(message, kind), always_new=False)
             if holder is None:
-                return found
-            self._catalog.hold(found.id, holder)
-            return replace(found, pinned=True)
+                return snapshot
+            self._catalog.hold(snapshot.id, holder)
+            return replace(snapshot, pinned=True)
 
     def hold(self, id: str, holder: str) -> None:
         """Pin a snapshot for a holder until `release_snapshot`, so that it is not pruned."""
@@ -197,14 +208,14 @@ class Workspace(Base):
             InvalidInput: One of the two has a custom environment, whose snapshots cannot be copied.
         """
         with self._locked(), source._locked():
-            row = source._row(ref)
+            row = source._require_row(ref)
             if not (isinstance(self._engine, FileEngine) and isinstance(source._engine, FileEngine)):
                 raise InvalidInput('Snapshots are copied between workspaces with "git" or "directory" only.')
-            held = self._find(row.snapshot.id)
-            if held is not None:  # it was copied before
-                return held.snapshot
-            new = replace(row.snapshot, kind=AUTO, pinned=pinned)
-            return self._engine.adopt(source._engine, row, lambda files: replace(new, files_changed=files))
+            existing = self._find_row(row.snapshot.id)
+            if existing is not None:  # it was copied before
+                return existing.snapshot
+            copy = replace(row.snapshot, kind=AUTO, pinned=pinned)
+            return self._engine.adopt(source._engine, row, lambda files: replace(copy, files_changed=files))
 
     def create(self, name: str | None = None, description: str = "") -> FileCheckpoint:
         """Take a snapshot with a name, by default `checkpoint-1`, `checkpoint-2`, and so on."""
@@ -212,8 +223,8 @@ class Workspace(Base):
             if not name:
                 number = int(self._catalog.get(NUMBER) or 0) + 1
                 self._catalog.set(NUMBER, str(number))
-                name = f"{NUMBERED}{number}"
-            return self._take_snapshot(self._new(description, MANUAL, name=name))
+                name = f"{DEFAULT_NAME_PREFIX}{number}"
+            return self._take_snapshot(self._new_snapshot(description, MANUAL, name=name))
 
     def checkpoint(self) -> str:
         """Take a snapshot and return its id, as the protocol `Environment` requires."""
@@ -235,7 +246,7 @@ class Workspace(Base):
         Raises:
             Ambiguous: Several ids start with this text.
         """
-        row = self._find(ref)
+        row = self._find_row(ref)
         return row.snapshot if row else None
 
     def require_restorable(self, ref: str) -> None:
@@ -245,7 +256,7 @@ class Workspace(Base):
             NotFound: There is no such snapshot.
             Unavailable: The directory of the workspace does not exist.
         """
-        self._row(ref)
+        self._require_row(ref)
         if not os.path.isdir(self._root):
             raise Unavailable(f"The workspace {self._root} does not exist. Create it, then try again.")
 
@@ -274,16 +285,18 @@ class Workspace(Base):
             Unavailable: A path cannot be written. The changes so far remain, and another restore continues from there.
         """
         with self._locked():
-            expected = self._expected(expect) if expect is not None and not force else None
-            target = Target(self._row(ref), self._inside(paths), expected)
+            expected = self._resolve_expected(expect) if expect is not None and not force else None
+            target = RestoreTarget(self._require_row(ref), self._relative_paths(paths), expected)
             with self._reporting_safety_snapshot(target.row):
-                done = self._engine.restore(target, partial(self._new, f"before restoring {ref}", SAFETY), progress)
-            self._catalog.set(POSITION, done.id)
-            killed = next((one for one in self._finished if one.id == done.id), None)
-            if killed is not None and paths is None and not (done.restored or done.deleted):
-                return killed  # `_working` has just finished an interrupted restore of the same snapshot
-            self._tell(RESTORED, done)
-            return done
+                result = self._engine.restore(
+                    target, partial(self._new_snapshot, f"before restoring {ref}", SAFETY), progress
+                )
+            self._catalog.set(POSITION, result.id)
+            interrupted = next((one for one in self._finished_restores if one.id == result.id), None)
+            if interrupted is not None and paths is None and not (result.restored or result.deleted):
+                return interrupted  # `_locked` has just finished an interrupted restore of the same snapshot
+            self._notify_listeners(RESTORED, result)
+            return result
 
     def plan_restore(self, ref: str, *, paths: Paths = None, since: str | None = None) -> RestorePlan:
         """Return what `restore` would do, without changing anything.
@@ -297,8 +310,8 @@ class Workspace(Base):
             NotFound: There is no such snapshot.
         """
         with self._locked():
-            known = self._find(since) if since is not None else None
-            return self._engine.plan(self._row(ref), self._inside(paths), known)
+            since_row = self._find_row(since) if since is not None else None
+            return self._engine.plan(self._require_row(ref), self._relative_paths(paths), since_row)
 
     def rewind(self, steps: int = 1) -> Restored:
         """Go back a number of snapshots from the current position; safety snapshots do not count.
@@ -312,10 +325,10 @@ class Workspace(Base):
         with self._locked():
             ids = [row.snapshot.id for row in self._catalog.rows() if row.snapshot.kind != SAFETY]
             position = self._catalog.get(POSITION)
-            at = ids.index(position) if position in ids else 0
-            if at + steps >= len(ids):
-                raise NotFound(f"Cannot go back {steps}: there are {max(0, len(ids) - 1 - at)} earlier snapshots.")
-            return self.restore(ids[at + steps])
+            index = ids.index(position) if position in ids else 0
+            if index + steps >= len(ids):
+                raise NotFound(f"Cannot go back {steps}: there are {max(0, len(ids) - 1 - index)} earlier snapshots.")
+            return self.restore(ids[index + steps])
 
     def undo(self) -> Restored | None:
         """Restore the newest snapshot that is not a safety snapshot; return None if there is none."""
@@ -336,8 +349,10 @@ class Workspace(Base):
         """
         with self._locked():
             newest = self._catalog.rows(limit=1)
-            first = self._row(a) if a is not None else newest[0] if newest else None
-            return self._engine.diff(first, self._row(b) if b is not None else None, self._inside(paths))
+            first = self._require_row(a) if a is not None else newest[0] if newest else None
+            return self._engine.diff(
+                first, self._require_row(b) if b is not None else None, self._relative_paths(paths)
+            )
 
     def changed(self) -> tuple[str, ...]:
         """Return the paths of the files that changed since they were last saved or restored."""
@@ -355,17 +370,17 @@ class Workspace(Base):
             NotFound: There is no such snapshot.
         """
         with self._locked():
-            row = self._row(ref)
-            self._drop([row], DELETED)
+            row = self._require_row(ref)
+            self._delete_snapshots([row], DELETED)
             return row.snapshot
 
     def pin(self, ref: str) -> None:
         """Pin a snapshot, so that it is not pruned."""
-        self._catalog.pin(self._row(ref).snapshot.id, True)
+        self._catalog.pin(self._require_row(ref).snapshot.id, True)
 
     def unpin(self, ref: str) -> None:
         """Unpin a snapshot, so that it can be pruned."""
-        self._catalog.pin(self._row(ref).snapshot.id, False)
+        self._catalog.pin(self._require_row(ref).snapshot.id, False)
 
     def leave_out(self, paths: Iterable[str | os.PathLike[str]]) -> None:
         """Never capture, restore or delete these files from now on, in any process that opens the workspace.
@@ -373,11 +388,11 @@ class Workspace(Base):
         Args:
             paths: Paths, such as those of a database that is in use. Paths outside the workspace are ignored.
         """
-        inside = {os.fsdecode(self.relative(path)) for path in paths if self.holds(path)}
-        if inside <= set(self._catalog.left_out()):
+        relative_paths = {os.fsdecode(self.relative(path)) for path in paths if self.holds(path)}
+        if relative_paths <= set(self._catalog.left_out()):
             return
         with self._locked():
-            self._catalog.set(LEFT_OUT, json.dumps(sorted(inside.union(self._catalog.left_out()))))
+            self._catalog.set(LEFT_OUT, json.dumps(sorted(relative_paths.union(self._catalog.left_out()))))
 
     def gc(self) -> Freed:
         """Free the space of data that no snapshot needs."""
@@ -451,6 +466,6 @@ class WholeSnapshots:
 
     def release(self, id: str) -> None:
         """Delete a snapshot unless it has been pinned since."""
-        found = self._workspace.get(id)
-        if found is not None and not found.pinned:
+        snapshot = self._workspace.get(id)
+        if snapshot is not None and not snapshot.pinned:
             self._workspace.delete(id)

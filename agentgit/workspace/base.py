@@ -19,14 +19,14 @@ from agentgit.errors import AgentGitError, Ambiguous, InvalidInput, NotFound
 from agentgit.workspace.catalog import PATIENCE, Catalog, CatalogRow
 from agentgit.workspace.engines.custom import CustomEngine
 from agentgit.workspace.engines.directory import DirectoryTrees
-from agentgit.workspace.engines.files import Expected, FileEngine
+from agentgit.workspace.engines.files import ExpectedState, FileEngine
 from agentgit.workspace.engines.git import GitTrees
-from agentgit.workspace.locations import exclusive, record_storage
+from agentgit.workspace.locations import exclusive_lock, record_storage
 from agentgit.workspace.restore import Progress
 from agentgit.workspace.scan.excluded import ExcludedRecord
 from agentgit.workspace.trees import Trees, TreeWrite
 from agentgit.workspace.undo.stack import UndoStack
-from agentgit.workspace.values import FileCheckpoint, Restored, plain, utc_datetime
+from agentgit.workspace.values import FileCheckpoint, Restored, escape_surrogates, utc_datetime
 
 if TYPE_CHECKING:
     from agentgit.workspace.values import Environment
@@ -54,16 +54,16 @@ class StoredTree(NamedTuple):
         number: Its number.
         base: The number of an earlier tree that it changes; None for an empty tree.
         changes: What it changes there.
-        left: The paths that it leaves out.
+        excluded: The paths that it leaves out.
     """
 
     number: int
     base: int | None
     changes: Iterable[TreeWrite]
-    left: ExcludedRecord
+    excluded: ExcludedRecord
 
 
-class Base(ABC):
+class WorkspaceBase(ABC):
     """The internals of `Workspace`, which sets these fields."""
 
     max_checkpoints: int | None
@@ -73,8 +73,8 @@ class Base(ABC):
     _max_file_size: int
     _environment: str | Environment
     _listeners: dict[str, list[Callable[[Any], None]]]
-    _thread: threading.RLock
-    _finished: Sequence[Restored] = ()
+    _thread_lock: threading.RLock
+    _finished_restores: Sequence[Restored] = ()
 
     @property
     @abstractmethod
@@ -99,93 +99,109 @@ class Base(ABC):
         trees: Trees = GitTrees(folder) if self._environment == "git" else DirectoryTrees(folder)
         return FileEngine(self._root, self._storage, trees, self._catalog, self._patterns, self._max_file_size)
 
-    def _claim(self) -> None:
+    def _claim_storage(self) -> None:
         """Record this workspace as the owner of the storage. A workspace that was moved keeps its storage.
 
         Raises:
             InvalidInput: The storage belongs to another workspace, whose files a restore would write here.
         """
         environment = self._environment if isinstance(self._environment, str) else "own"
-        here = [self._storage, environment, self._root, os.stat(self._root).st_ino]
-        before = json.loads(self._catalog.get(PLACE) or "null")
-        if before and before[:1] == here[:1]:
-            _, held, root, inode = before
-            if held != environment or (root != self._root and inode != here[-1] and os.path.isdir(root)):
+        owner = [self._storage, environment, self._root, os.stat(self._root).st_ino]
+        recorded = json.loads(self._catalog.get(PLACE) or "null")
+        if recorded and recorded[:1] == owner[:1]:
+            _, recorded_environment, recorded_root, recorded_inode = recorded
+            if recorded_environment != environment or (
+                recorded_root != self._root and recorded_inode != owner[-1] and os.path.isdir(recorded_root)
+            ):
                 raise InvalidInput(
-                    f'The storage {self._storage} has the snapshots of {root}, with environment "{held}". '
+                    f"The storage {self._storage} has the snapshots of {recorded_root}, with environment "
+                    f'"{recorded_environment}". '
                     "Use another storage_dir."
                 )
-        if before != here:
-            self._catalog.set(PLACE, json.dumps(here))
+        if recorded != owner:
+            self._catalog.set(PLACE, json.dumps(owner))
         record_storage(self._storage, self._root)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Lock the workspace for this thread and process, finish interrupted restores, and report errors."""
-        with self._thread:
+        with self._thread_lock:
             if getattr(self, "_inner", False):
                 yield
                 return
-            with exclusive(os.path.join(self._storage, "lock"), patience=PATIENCE, what=f"the workspace {self._root}"):
+            with exclusive_lock(
+                os.path.join(self._storage, "lock"), timeout=PATIENCE, description=f"the workspace {self._root}"
+            ):
                 self._inner = True
                 try:
-                    self._finished = self._engine.finish()
-                    for done in self._finished:
-                        self._catalog.set(POSITION, done.id)
-                        self._tell(RESTORED, done)
+                    self._finished_restores = self._engine.recover()
+                    for restored in self._finished_restores:
+                        self._catalog.set(POSITION, restored.id)
+                        self._notify_listeners(RESTORED, restored)
                     yield
                 except BaseException as error:
-                    self._engine.forget()
+                    self._engine.discard_cache()
                     if isinstance(error, AgentGitError):
-                        self._tell(FAILED, error)
+                        self._notify_listeners(FAILED, error)
                     raise
                 finally:
                     self._inner = False
 
     def _take_snapshot(
         self,
-        new: FileCheckpoint,
+        new_snapshot: FileCheckpoint,
         paths: tuple[bytes, ...] | None = None,
         progress: Progress | None = None,
         *,
-        anew: bool = True,
+        always_new: bool = True,
     ) -> FileCheckpoint:
-        """Take a snapshot; if `anew` is False, first look for an existing one of the current files."""
-        saved = self._engine.snapshot(lambda files: replace(new, files_changed=files), paths, progress, always_new=anew)
-        self._catalog.set(POSITION, saved.id)
-        if saved.id == new.id:
-            self._tell(CREATED, saved)
+        """Take a snapshot; if `always_new` is False, first look for an existing one of the current files."""
+        snapshot = self._engine.take_snapshot(
+            lambda files: replace(new_snapshot, files_changed=files), paths, progress, always_new=always_new
+        )
+        self._catalog.set(POSITION, snapshot.id)
+        if snapshot.id == new_snapshot.id:
+            self._notify_listeners(CREATED, snapshot)
             self._prune()
-        return saved
+        return snapshot
 
     @contextmanager
-    def _reporting_safety_snapshot(self, wanted: CatalogRow) -> Iterator[None]:
+    def _reporting_safety_snapshot(self, target: CatalogRow) -> Iterator[None]:
         """Report the safety snapshot that the block takes, even if the block fails. Prune neither it nor the target."""
-        before = self._catalog.rows(limit=1)
+        newest_before = self._catalog.rows(limit=1)
         try:
             yield
         finally:
-            newest = self._catalog.rows(limit=1)
-            if newest != before:
-                self._tell(CREATED, newest[0].snapshot)
-                self._prune(spared=(newest[0].snapshot.id, wanted.snapshot.id))
+            newest_after = self._catalog.rows(limit=1)
+            if newest_after != newest_before:
+                self._notify_listeners(CREATED, newest_after[0].snapshot)
+                self._prune(protected_ids=(newest_after[0].snapshot.id, target.snapshot.id))
 
-    def _new(
+    def _new_snapshot(
         self,
         message: str,
         kind: str,
-        files: int = 0,
+        files_changed: int = 0,
         *,
         name: str | None = None,
         metadata: Mapping[str, Any] | None = None,
         pinned: bool = False,
     ) -> FileCheckpoint:
         try:
-            kept = json.loads(json.dumps(dict(metadata or {})))
+            stored_metadata = json.loads(json.dumps(dict(metadata or {})))
         except (TypeError, ValueError) as error:
             raise InvalidInput(f"metadata must be JSON: {error}. Use strings, numbers, lists and dicts.") from error
-        now, called = utc_datetime(time.time_ns()), plain(name) if name else None
-        return FileCheckpoint(secrets.token_hex(8), called, plain(message), now, files, kept, kind, pinned)
+        timestamp, stored_name = utc_datetime(time.time_ns()), escape_surrogates(name) if name else None
+        return FileCheckpoint(
+            secrets.token_hex(8),
+            stored_name,
+            escape_surrogates(message),
+            timestamp,
+            files_changed,
+            stored_metadata,
+            kind,
+            pinned,
+        )
 
     def store_trees(self, trees: Iterable[StoredTree], holder: str) -> dict[int, str]:
         """Store trees as snapshots, and return the id of each by the number of its tree. All succeed, or none.
@@ -201,71 +217,71 @@ class Base(ABC):
         with self._locked():
             if not isinstance(self._engine, FileEngine):
                 raise InvalidInput('Files are imported into a workspace with "git" or "directory" only.')
-            made: dict[int, str] = {}
-            keys: dict[int, str] = {}
+            ids: dict[int, str] = {}
+            tree_keys: dict[int, str] = {}
             try:
                 for tree in trees:
-                    new = self._new("imported", AUTO)
-                    base = keys[tree.base] if tree.base is not None else None
-                    keys[tree.number] = self._engine.put(new, base, tree.changes, tree.left)
-                    made[tree.number] = new.id
-                    self._catalog.hold(new.id, holder)
+                    snapshot = self._new_snapshot("imported", AUTO)
+                    base = tree_keys[tree.base] if tree.base is not None else None
+                    tree_keys[tree.number] = self._engine.store_snapshot(snapshot, base, tree.changes, tree.excluded)
+                    ids[tree.number] = snapshot.id
+                    self._catalog.hold(snapshot.id, holder)
             except BaseException:
-                self.discard(made.values())
+                self.discard(ids.values())
                 raise
-        return made
+        return ids
 
     def discard(self, ids: Iterable[str]) -> None:
         """Remove snapshots that `store_trees` has stored."""
         self._catalog.remove(ids)
 
-    def _prune(self, spared: Sequence[str] = ()) -> None:
+    def _prune(self, protected_ids: Sequence[str] = ()) -> None:
         if self.max_checkpoints is None:
             return
-        free = [row for row in self._catalog.rows(oldest_first=True) if not row.snapshot.pinned]
-        if len(free) > self.max_checkpoints and os.path.exists(self._undo_dir):
-            needed = self.undo_stack.wholes
-            free = [row for row in free if row.snapshot.id not in needed]
-        may_go = [row for row in free if row.snapshot.id not in spared]
-        if old := may_go[: max(0, len(free) - self.max_checkpoints)]:
-            self._drop(old, PRUNED)
+        unpinned = [row for row in self._catalog.rows(oldest_first=True) if not row.snapshot.pinned]
+        if len(unpinned) > self.max_checkpoints and os.path.exists(self._undo_dir):
+            needed_ids = self.undo_stack.wholes
+            unpinned = [row for row in unpinned if row.snapshot.id not in needed_ids]
+        candidates = [row for row in unpinned if row.snapshot.id not in protected_ids]
+        if excess := candidates[: max(0, len(unpinned) - self.max_checkpoints)]:
+            self._delete_snapshots(excess, PRUNED)
 
-    def _drop(self, rows: Sequence[CatalogRow], event: str) -> None:
+    def _delete_snapshots(self, rows: Sequence[CatalogRow], event: str) -> None:
         self._catalog.remove(row.snapshot.id for row in rows)
         snapshots = [row.snapshot for row in rows]
-        self._tell(event, snapshots if event == PRUNED else snapshots[0])
-        if len(self._catalog.waste()) >= max(1, (self.max_checkpoints or 100) // 10):
-            self._collect()
+        self._notify_listeners(event, snapshots if event == PRUNED else snapshots[0])
+        if len(self._catalog.unneeded_trees()) >= max(1, (self.max_checkpoints or 100) // 10):
+            self._collect_garbage()
 
-    def _collect(self) -> None:
+    def _collect_garbage(self) -> None:
         """Free space. A failure is only reported, because the requested work is done and a later call tries again."""
         try:
             self._engine.collect()
         except Exception as error:
             log.warning("Could not free the space of old snapshots of %s", self._root, exc_info=True)
-            self._tell(FAILED, error)
+            self._notify_listeners(FAILED, error)
 
-    def _find(self, ref: str) -> CatalogRow | None:
-        found = self._catalog.find(plain(ref)) if ref else []
-        if len(found) > 1:
-            ids = tuple(row.snapshot.id for row in found)
-            raise Ambiguous(f"{len(found)} snapshots begin with {ref!r}; write more of the id.", candidates=ids)
-        return found[0] if found else None
+    def _find_row(self, ref: str) -> CatalogRow | None:
+        rows = self._catalog.find(escape_surrogates(ref)) if ref else []
+        if len(rows) > 1:
+            ids = tuple(row.snapshot.id for row in rows)
+            raise Ambiguous(f"{len(rows)} snapshots begin with {ref!r}; write more of the id.", candidates=ids)
+        return rows[0] if rows else None
 
-    def _row(self, ref: str) -> CatalogRow:
-        row = self._find(ref)
+    def _require_row(self, ref: str) -> CatalogRow:
+        row = self._find_row(ref)
         if row is None:
-            near = tuple(row.snapshot.name or row.snapshot.id for row in self._catalog.rows(limit=3))
-            raise NotFound(f"There is no snapshot {ref!r} of {self._root}. List them with `list()`.", near=near)
+            suggestions = tuple(row.snapshot.name or row.snapshot.id for row in self._catalog.rows(limit=3))
+            raise NotFound(f"There is no snapshot {ref!r} of {self._root}. List them with `list()`.", near=suggestions)
         return row
 
-    def _expected(self, ref: str) -> Expected:
-        if ref == LAST and self._find(ref) is None:
-            return Expected("they were last saved or restored", self._catalog.get("key"))
-        row = self._row(ref)
-        return Expected(row.snapshot.id, row.tree)
+    def _resolve_expected(self, ref: str) -> ExpectedState:
+        if ref == LAST and self._find_row(ref) is None:
+            return ExpectedState("they were last saved or restored", self._catalog.get("key"))
+        row = self._require_row(ref)
+        return ExpectedState(row.snapshot.id, row.tree)
 
-    def _inside(self, paths: Paths) -> tuple[bytes, ...] | None:
+    def _relative_paths(self, paths: Paths) -> tuple[bytes, ...] | None:
         """Return paths relative to the workspace, without following links in it.
 
         Raises:
@@ -275,18 +291,18 @@ class Base(ABC):
             return None
         if isinstance(paths, str | bytes | os.PathLike):
             raise InvalidInput("paths must be a list of paths; write [path] for one.")
-        return tuple(self._as_written(path) for path in paths)
+        return tuple(self._relative_as_written(path) for path in paths)
 
-    def _as_written(self, path: str | os.PathLike[str]) -> bytes:
+    def _relative_as_written(self, path: str | os.PathLike[str]) -> bytes:
         """Return a path relative to the workspace, even if it is absolute and reaches the workspace through a link."""
-        above = whole = self._whole(path)
-        while above != os.path.dirname(above):
-            if above == self._root or os.path.realpath(above) == self._root:
-                return b"" if above == whole else os.fsencode(os.path.relpath(whole, above))
-            above = os.path.dirname(above)
+        ancestor = absolute = self._absolute_path(path)
+        while ancestor != os.path.dirname(ancestor):
+            if ancestor == self._root or os.path.realpath(ancestor) == self._root:
+                return b"" if ancestor == absolute else os.fsencode(os.path.relpath(absolute, ancestor))
+            ancestor = os.path.dirname(ancestor)
         return self.relative(path)
 
-    def _whole(self, path: str | os.PathLike[str]) -> str:
+    def _absolute_path(self, path: str | os.PathLike[str]) -> str:
         """Return the absolute form of a path.
 
         Raises:
@@ -302,10 +318,10 @@ class Base(ABC):
 
     def _paths_to_scan(self, paths: Paths) -> tuple[bytes, ...] | None:
         """Return the paths to scan: the given ones as written, and with the links in their directories resolved."""
-        inside = self._inside(paths)
-        if inside is None or paths is None:
+        relative_paths = self._relative_paths(paths)
+        if relative_paths is None or paths is None:
             return None
-        return tuple(dict.fromkeys([*inside, *(self.relative(path) for path in paths if self.holds(path))]))
+        return tuple(dict.fromkeys([*relative_paths, *(self.relative(path) for path in paths if self.holds(path))]))
 
     def relative(self, path: str | os.PathLike[str]) -> bytes:
         """Return a path relative to the workspace, without following a link at its end.
@@ -313,9 +329,9 @@ class Base(ABC):
         Raises:
             InvalidInput: It is outside the workspace.
         """
-        whole = self._whole(path)
-        real = os.path.join(os.path.realpath(os.path.dirname(whole)), os.path.basename(whole))
-        if whole == self._root:
+        absolute = self._absolute_path(path)
+        real = os.path.join(os.path.realpath(os.path.dirname(absolute)), os.path.basename(absolute))
+        if absolute == self._root:
             return b""
         if not real.startswith(self._root + os.sep):
             raise InvalidInput(f"{os.fspath(path)!r} is outside the workspace {self._root}.")
@@ -329,7 +345,7 @@ class Base(ABC):
             return False
         return True
 
-    def _tell(self, event: str, value: Any) -> None:
+    def _notify_listeners(self, event: str, value: Any) -> None:
         for callback in self._listeners[event]:
             try:
                 callback(value)

@@ -16,49 +16,51 @@ from pathlib import Path
 from agentgit.errors import InvalidInput, NotAllowed, Unavailable
 from agentgit.values import escape_path
 
-PAUSE = 0.002
+RETRY_INTERVAL = 0.002
 """The pause before the next attempt to lock a file, in seconds."""
 
-_held = threading.local()
+_locked_files = threading.local()
 """The files that this thread has locked. Without this list, a nested lock would wait for itself."""
 
 
 @contextmanager
-def exclusive(path: str | os.PathLike[str], *, patience: float, what: str) -> Iterator[None]:
+def exclusive_lock(path: str | os.PathLike[str], *, timeout: float, description: str) -> Iterator[None]:
     """Hold an exclusive lock until the block ends.
 
     Args:
         path: The path of the lock file. It is created if it does not exist, and is not removed.
-        patience: The maximum time to wait for the lock, in seconds.
-        what: A description of the locked object, for error messages.
+        timeout: The maximum time to wait for the lock, in seconds.
+        description: A description of the locked object, for error messages.
 
     Raises:
-        Unavailable: The wait took longer than `patience`, this thread already holds the lock, or the file cannot be
+        Unavailable: The wait took longer than `timeout`, this thread already holds the lock, or the file cannot be
             opened.
     """
-    end, place = time.monotonic() + patience, os.path.realpath(path)
-    mine: set[str] = _held.__dict__.setdefault("places", set())
-    if place in mine:
-        raise Unavailable(f"This was called while {what} is in use, for example in a callback. Call it afterwards.")
+    deadline, real_path = time.monotonic() + timeout, os.path.realpath(path)
+    locked_paths: set[str] = _locked_files.__dict__.setdefault("places", set())
+    if real_path in locked_paths:
+        raise Unavailable(
+            f"This was called while {description} is in use, for example in a callback. Call it afterwards."
+        )
     try:
-        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        lock_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
-        raise Unavailable(f"{what} cannot be locked: {path}: {error.strerror}. Grant the permission.") from error
+        raise Unavailable(f"{description} cannot be locked: {path}: {error.strerror}. Grant the permission.") from error
     try:
-        while not _taken(lock):
-            if time.monotonic() > end:
-                raise Unavailable(f"Another process is using {what}. Try again later.")
-            time.sleep(PAUSE)
-        mine.add(place)
+        while not _try_lock(lock_fd):
+            if time.monotonic() > deadline:
+                raise Unavailable(f"Another process is using {description}. Try again later.")
+            time.sleep(RETRY_INTERVAL)
+        locked_paths.add(real_path)
         yield
     finally:
-        mine.discard(place)
-        os.close(lock)
+        locked_paths.discard(real_path)
+        os.close(lock_fd)
 
 
-def _taken(lock: int) -> bool:
+def _try_lock(lock_fd: int) -> bool:
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
@@ -66,26 +68,28 @@ def _taken(lock: int) -> bool:
 
 HOME_FOLDERS = ("", "Desktop", "Documents", "Downloads", "Library", "Music", "Pictures", "Videos", ".config", ".local")
 
-SYSTEM = "/ /bin /boot /dev /etc /home /lib /lib64 /opt /proc /root /run /sbin /srv /sys /tmp /usr /var /var/tmp /Users"
+SYSTEM_FOLDERS = (
+    "/ /bin /boot /dev /etc /home /lib /lib64 /opt /proc /root /run /sbin /srv /sys /tmp /usr /var /var/tmp /Users"
+)
 
 
-def workspace_place(path: str | os.PathLike[str]) -> str:
+def resolve_workspace(path: str | os.PathLike[str]) -> str:
     """Return the real path of a workspace.
 
     Raises:
         InvalidInput: The path is not a directory, or it is a protected one, such as the home directory.
     """
-    real = os.path.realpath(os.path.expanduser(os.fsdecode(path)))
-    if not os.path.isdir(real):
+    real_path = os.path.realpath(os.path.expanduser(os.fsdecode(path)))
+    if not os.path.isdir(real_path):
         raise InvalidInput(f"{os.fspath(path)!r} is not a directory. Create it, then open the workspace again.")
     home = os.path.expanduser("~")
-    protected = [*SYSTEM.split(), tempfile.gettempdir(), *(os.path.join(home, name) for name in HOME_FOLDERS)]
-    if real in {os.path.realpath(one) for one in protected}:
-        raise InvalidInput(f"{real} is protected: it holds more than one session's files. Use a directory in it.")
-    return real
+    protected = [*SYSTEM_FOLDERS.split(), tempfile.gettempdir(), *(os.path.join(home, name) for name in HOME_FOLDERS)]
+    if real_path in {os.path.realpath(folder) for folder in protected}:
+        raise InvalidInput(f"{real_path} is protected: it holds more than one session's files. Use a directory in it.")
+    return real_path
 
 
-def require_in_place(root: bytes) -> None:
+def require_not_moved(root: bytes) -> None:
     """Check that a workspace is still where it was opened.
 
     Args:
@@ -94,14 +98,14 @@ def require_in_place(root: bytes) -> None:
     Raises:
         Unavailable: The workspace, or a directory above it, was replaced with a symbolic link.
     """
-    if (now := os.path.realpath(root)) != root:
+    if (current_path := os.path.realpath(root)) != root:
         raise Unavailable(
-            f"{escape_path(root)} is now behind a symbolic link, at {escape_path(now)}. Nothing was changed. Put "
-            "the directory back, or open the workspace at its new path."
+            f"{escape_path(root)} is now behind a symbolic link, at {escape_path(current_path)}. Nothing was changed. "
+            "Put the directory back, or open the workspace at its new path."
         )
 
 
-def storage_place(path: str | os.PathLike[str] | None, workspace: str) -> str:
+def create_storage(path: str | os.PathLike[str] | None, workspace: str) -> str:
     """Create the storage of a workspace, accessible only to its user, and return its real path.
 
     Args:
@@ -113,15 +117,19 @@ def storage_place(path: str | os.PathLike[str] | None, workspace: str) -> str:
         Unavailable: The storage cannot be created.
     """
     if path is None:
-        path = Path(_home(), "workspaces", _short(workspace))
-    real = os.path.realpath(os.path.expanduser(os.fsdecode(path)))
-    if real == workspace or workspace.startswith(real + os.sep):
-        raise InvalidInput(f"The storage {real} must not contain the workspace {workspace}. Use another directory.")
+        path = Path(_data_home(), "workspaces", _short_hash(workspace))
+    real_path = os.path.realpath(os.path.expanduser(os.fsdecode(path)))
+    if real_path == workspace or workspace.startswith(real_path + os.sep):
+        raise InvalidInput(
+            f"The storage {real_path} must not contain the workspace {workspace}. Use another directory."
+        )
     try:
-        os.makedirs(real, mode=0o700, exist_ok=True)
+        os.makedirs(real_path, mode=0o700, exist_ok=True)
     except OSError as error:
-        raise Unavailable(f"{real}: {error.strerror}. Grant the permission, or use another storage_dir.") from error
-    return real
+        raise Unavailable(
+            f"{real_path}: {error.strerror}. Grant the permission, or use another storage_dir."
+        ) from error
+    return real_path
 
 
 def record_storage(storage: str, workspace: str) -> None:
@@ -133,21 +141,21 @@ def record_storage(storage: str, workspace: str) -> None:
     """
     if recorded_workspace(storage) == workspace:
         return
-    note = _note(storage)
-    new = note.with_name(f"{note.name}-{os.getpid()}-{threading.get_ident()}")
+    record_path = _record_path(storage)
+    temporary_path = record_path.with_name(f"{record_path.name}-{os.getpid()}-{threading.get_ident()}")
     with suppress(OSError):  # a failed write shows later: `require_known_storage` refuses the storage
-        note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        new.write_text(json.dumps([storage, workspace]))
-        new.replace(note)
+        record_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        temporary_path.write_text(json.dumps([storage, workspace]))
+        temporary_path.replace(record_path)
 
 
 def recorded_workspace(storage: str) -> str | None:
     """Return the workspace with which a program of this user last opened a storage; None if none did."""
     try:
-        noted = json.loads(_note(storage).read_text())
+        record = json.loads(_record_path(storage).read_text())
     except (OSError, ValueError):
         return None
-    return str(noted[1]) if isinstance(noted, list) and len(noted) == 2 and noted[0] == storage else None
+    return str(record[1]) if isinstance(record, list) and len(record) == 2 and record[0] == storage else None
 
 
 def require_known_storage(storage: str, workspace: str | None = None) -> None:
@@ -164,27 +172,27 @@ def require_known_storage(storage: str, workspace: str | None = None) -> None:
     Raises:
         NotAllowed: No program of this user has opened that storage, or opened it with that workspace.
     """
-    known = recorded_workspace(storage)
-    if known is None or (workspace is not None and known != workspace):
-        place = (
+    recorded = recorded_workspace(storage)
+    if recorded is None or (workspace is not None and recorded != workspace):
+        location = (
             f"{escape_path(workspace)} with snapshots in {escape_path(storage)}"
             if workspace
             else f"the storage {escape_path(storage)}"
         )
         raise NotAllowed(
-            f"No program of this user has opened {place}, and a stored path alone is not trusted. Wrap the "
+            f"No program of this user has opened {location}, and a stored path alone is not trusted. Wrap the "
             "graph with this workspace or, if it is yours, run: agentgit workspace list --dir DIR --store STORAGE"
         )
 
 
-def _home() -> Path:
-    found = os.environ.get("AGENTGIT_HOME")
-    return Path(found or Path(os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share"), "agentgit"))
+def _data_home() -> Path:
+    configured = os.environ.get("AGENTGIT_HOME")
+    return Path(configured or Path(os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share"), "agentgit"))
 
 
-def _note(storage: str) -> Path:
-    return Path(_home(), "known", _short(storage))
+def _record_path(storage: str) -> Path:
+    return Path(_data_home(), "known", _short_hash(storage))
 
 
-def _short(path: str) -> str:
+def _short_hash(path: str) -> str:
     return hashlib.sha256(os.fsencode(path)).hexdigest()[:16]

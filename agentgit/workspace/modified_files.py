@@ -18,11 +18,11 @@ ATTRIBUTE = "__agentgit_modifies__"
 """The attribute of a decorated tool or function that holds the names of the arguments with paths."""
 
 
-def _set_of(words: str) -> frozenset[str]:
+def _split_words(words: str) -> frozenset[str]:
     return frozenset(words.split())
 
 
-FILE_TOOLS = _set_of("""
+FILE_TOOLS = _split_words("""
     write writefile writefiles writetofile writetextfile savefile saveastextfile createfile createtextfile newfile
     addfile appendfile appendtofile overwritefile updatefile modifyfile touch
     edit editfile editfiles multiedit editblock searchreplace strreplace strreplaceinfile strreplacebasededittool
@@ -35,7 +35,7 @@ FILE_TOOLS = _set_of("""
 """)
 """Names of tools that modify the files named in their arguments. Lowercase, without separators between words."""
 
-SHELL_TOOLS = _set_of("""
+SHELL_TOOLS = _split_words("""
     bash sh zsh shell localshell powershell terminal console cmd exec execute executebash executecommand executeshell
     executeshellcommand containerexec run runbash runcommand runcmd runshell runshellcommand runterminalcmd
     runterminalcommand runinterminal shellcommand shellexec shelltool bashtool systemcommand
@@ -46,7 +46,7 @@ SHELL_TOOLS = _set_of("""
 """)
 """Names of tools that may modify any file or whole directories, in the same form."""
 
-PATH_ARGUMENTS = _set_of("""
+PATH_ARGUMENTS = _split_words("""
     path paths file files filename filenames filepath filepaths targetfile targetpath target absolutepath
     relativepath notebookpath sourcepath source src destinationpath destination dest dst frompath topath oldpath
     newpath oldname newname outputpath outputfile
@@ -55,7 +55,7 @@ PATH_ARGUMENTS = _set_of("""
 
 PATCH_ARGUMENTS = ("patch", "diff", "input", "patchtext")
 
-PATCHED = re.compile(
+PATCH_FILE_LINE = re.compile(
     r"^(?:\*\*\* (?:Add|Update|Delete) File: |\*\*\* Move to: |(?:---|\+\+\+) )(?P<path>[^\t\r\n]+)", re.MULTILINE
 )
 """Matches the lines of a patch that name a file, in the unified and in the `*** Update File:` format."""
@@ -100,7 +100,7 @@ def modifies_files(*arguments: str) -> Callable[[Tool], Tool]:
     """
 
     def declare(tool: Tool) -> Tool:
-        if unknown := set(arguments) - (_parameters(tool) or set(arguments)):
+        if unknown := set(arguments) - (_parameter_names(tool) or set(arguments)):
             raise InvalidInput(
                 f"{tool_name(tool)} has no argument {', '.join(sorted(unknown))}. Name those with a path."
             )
@@ -135,76 +135,78 @@ def paths_of(tool_name: str, tool: Any, args: Mapping[str, Any]) -> Modifies | N
         >>> paths_of("search", None, {"query": "chairs"}) is None
         True
     """
-    declared = _declared(tool_name, tool)
-    if declared is not None:
-        return _modifies(path for name in declared for path in _paths_in(args.get(name)))
+    declared_arguments = _declared_arguments(tool_name, tool)
+    if declared_arguments is not None:
+        return _modified_paths(path for name in declared_arguments for path in _paths_in_value(args.get(name)))
     effect = declared_on(tool)
     if effect is not None and effect.kind == READ_ONLY:
         return None
-    names = set(_names(tool_name))
+    names = set(_tool_names(tool_name))
     if names & SHELL_TOOLS:
         return EVERYTHING
     if not names & FILE_TOOLS or str(args.get("command")) in READING_COMMANDS:
         return None
-    return _modifies(_named_in(args))
+    return _modified_paths(_paths_in_arguments(args))
 
 
-def _declared(tool_name: str, tool: Any) -> tuple[str, ...] | None:
+def _declared_arguments(tool_name: str, tool: Any) -> tuple[str, ...] | None:
     for candidate in (tool, getattr(tool, "func", None), getattr(tool, "coroutine", None)):
-        found = getattr(candidate, ATTRIBUTE, None)
-        if isinstance(found, tuple):
-            return found
-    said = _decorated.get(tool_name)
-    return said[0] if len(said) == 1 else () if said else None  # several tools share the name: it may be any file
+        arguments = getattr(candidate, ATTRIBUTE, None)
+        if isinstance(arguments, tuple):
+            return arguments
+    declarations = _decorated.get(tool_name)
+    return (
+        declarations[0] if len(declarations) == 1 else () if declarations else None
+    )  # several tools share the name: it may be any file
 
 
-def _modifies(paths: Iterator[str]) -> Modifies:
-    found = tuple(dict.fromkeys(paths))
-    return Modifies(found) if found else EVERYTHING
+def _modified_paths(paths: Iterator[str]) -> Modifies:
+    unique_paths = tuple(dict.fromkeys(paths))
+    return Modifies(unique_paths) if unique_paths else EVERYTHING
 
 
-def _named_in(args: Mapping[str, Any]) -> Iterator[str]:
+def _paths_in_arguments(args: Mapping[str, Any]) -> Iterator[str]:
     """Yield the paths in the arguments, and those that a patch names."""
     for name, value in args.items():
-        if _short(name) in PATH_ARGUMENTS:
-            yield from _paths_in(value)
-        elif _short(name) in PATCH_ARGUMENTS and isinstance(value, str):
-            yield from _patched_by(value)
+        if _normalize_name(name) in PATH_ARGUMENTS:
+            yield from _paths_in_value(value)
+        elif _normalize_name(name) in PATCH_ARGUMENTS and isinstance(value, str):
+            yield from _paths_in_patch(value)
 
 
-def _paths_in(value: Any) -> Iterator[str]:
+def _paths_in_value(value: Any) -> Iterator[str]:
     """Yield the paths in an argument: a path, a list, or objects with a path, as in `[{"path": …}]`."""
     if isinstance(value, str | os.PathLike):
         if path := os.fsdecode(value):
             yield path
     elif isinstance(value, Mapping):
-        yield from _named_in(value)
+        yield from _paths_in_arguments(value)
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _paths_in(item)
+            yield from _paths_in_value(item)
 
 
-def _patched_by(patch: str) -> Iterator[str]:
-    for found in PATCHED.finditer(patch):
-        path = found["path"].strip()
-        unified = found[0].startswith(("---", "+++"))
+def _paths_in_patch(patch: str) -> Iterator[str]:
+    for match in PATCH_FILE_LINE.finditer(patch):
+        path = match["path"].strip()
+        is_unified = match[0].startswith(("---", "+++"))
         if path != "/dev/null":
-            yield re.sub(r"^[ab]/", "", path) if unified else path
+            yield re.sub(r"^[ab]/", "", path) if is_unified else path
 
 
-def _names(tool_name: str) -> Iterator[str]:
+def _tool_names(tool_name: str) -> Iterator[str]:
     """Yield the possible names of a tool without its prefix. After a prefix with `_`, a name has two or more words."""
-    yield _short(tool_name)
-    yield _short(re.split(r"__|[.:/]", tool_name)[-1])
+    yield _normalize_name(tool_name)
+    yield _normalize_name(re.split(r"__|[.:/]", tool_name)[-1])
     words = re.split(r"[^a-zA-Z0-9]+", tool_name)
-    yield from (_short("".join(words[start:])) for start in range(1, len(words) - 1))
+    yield from (_normalize_name("".join(words[start:])) for start in range(1, len(words) - 1))
 
 
-def _short(name: str) -> str:
+def _normalize_name(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def _parameters(tool: Any) -> set[str] | None:
+def _parameter_names(tool: Any) -> set[str] | None:
     """Return the names of a tool's arguments; None if it accepts any, or has no signature."""
     schema = getattr(tool, "args", None)  # a LangChain tool's
     if isinstance(schema, Mapping):

@@ -21,7 +21,7 @@ from agentgit.workspace.scan.excluded import ExcludedPath, ExcludedRecord
 from agentgit.workspace.trees import TreeEntry, TreeWrite, digest
 
 
-class _Kept(NamedTuple):
+class _BufferedFile(NamedTuple):
     """The offset of a file's contents in the buffer, and their size, both in bytes."""
 
     start: int
@@ -34,17 +34,17 @@ class SnapshotImporter:
     def __init__(self) -> None:
         self._contents = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `close`
         self._changes = tempfile.TemporaryFile()  # noqa: SIM115  # as above
-        self._kept: dict[bytes, _Kept] = {}
-        self._end = 0
-        self._tree: list[Any] | None = None
-        self._put: list[str] = []
+        self._files: dict[bytes, _BufferedFile] = {}
+        self._contents_size = 0
+        self._open_tree: list[Any] | None = None
+        self._stored_ids: list[str] = []
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         with closing(self._contents), closing(self._changes):
-            self._kept.clear()
+            self._files.clear()
 
     def data(self, part: bytes) -> None:
         """Store a part of the contents of a file."""
@@ -58,8 +58,8 @@ class SnapshotImporter:
             id: The SHA-256 of its contents.
             size: The size of its contents in bytes.
         """
-        self._kept[id] = _Kept(self._end, size)
-        self._end += size
+        self._files[id] = _BufferedFile(self._contents_size, size)
+        self._contents_size += size
 
     def tree(self, id: int, base: int | None) -> None:
         """Begin a tree, to which the following changes belong.
@@ -68,33 +68,33 @@ class SnapshotImporter:
             id: The number of the tree.
             base: The number of the tree that is changed; None for an empty tree.
         """
-        self._note_tree()
-        self._tree = [id, base, {}]
+        self._flush_open_tree()
+        self._open_tree = [id, base, {}]
 
     def left(self, path: bytes, why: str | None) -> None:
         """Record the reason why the tree leaves out a path; None if it no longer does."""
-        assert self._tree is not None  # noqa: S101  # the checker ensures that a tree was begun and has no changes yet
-        self._tree[2][path.decode("latin-1")] = why
+        assert self._open_tree is not None  # noqa: S101  # the checker ensures that a tree was begun and has no changes yet
+        self._open_tree[2][path.decode("latin-1")] = why
 
     def change(self, path: bytes, item: TreeItem | None) -> None:
         """Add or replace the item at a path; None removes it."""
-        self._note_tree()
-        parts = (path, *(item[1:] if item is not None else (None, None)))
-        shown = [part.decode("latin-1") if part is not None else None for part in parts]
-        self._note([*shown, item.mode if item is not None else None])
+        self._flush_open_tree()
+        values = (path, *(item[1:] if item is not None else (None, None)))
+        encoded = [part.decode("latin-1") if part is not None else None for part in values]
+        self._write_line([*encoded, item.mode if item is not None else None])
 
-    def _note_tree(self) -> None:
-        if self._tree is not None:
-            self._note(self._tree)
-        self._tree = None
+    def _flush_open_tree(self) -> None:
+        if self._open_tree is not None:
+            self._write_line(self._open_tree)
+        self._open_tree = None
 
-    def _note(self, values: list[Any]) -> None:
+    def _write_line(self, values: list[Any]) -> None:
         with _converting_errors():
             self._changes.write(json.dumps(values).encode() + b"\n")
 
     # -- into a workspace
 
-    def put_into(self, workspace: Workspace, holder: str) -> dict[int, str]:
+    def store_into(self, workspace: Workspace, holder: str) -> dict[int, str]:
         """Store all trees as snapshots, and return the id of each by the number of its tree. All succeed, or none.
 
         Args:
@@ -105,40 +105,40 @@ class SnapshotImporter:
             InvalidInput: The workspace has a custom environment.
             Unavailable: The storage cannot be written.
         """
-        made = workspace.store_trees(self._trees(), holder)
-        self._put = list(made.values())
-        return made
+        ids = workspace.store_trees(self._trees(), holder)
+        self._stored_ids = list(ids.values())
+        return ids
 
     def remove(self, workspace: Workspace) -> None:
         """Remove the stored snapshots from a workspace after a failed import."""
-        workspace.discard(self._put)
-        self._put = []
+        workspace.discard(self._stored_ids)
+        self._stored_ids = []
 
     def _trees(self) -> Iterator[StoredTree]:
         """Yield the buffered trees. Consume the changes of each tree before the next one."""
-        self._note_tree()
+        self._flush_open_tree()
         with _converting_errors():
             self._contents.flush()
             self._changes.seek(0)
         lines = map(json.loads, self._changes)
-        head = next(lines, None)
-        left: dict[bytes, ExcludedPath] = {}
-        while head is not None:
-            following: list[Any] = []
-            number, base, changed = head
-            left = _following(left if base is not None else {}, changed)
-            yield StoredTree(number, base, self._of_tree(lines, following), left)
-            head = following[0] if following else None
+        tree_line = next(lines, None)
+        excluded: dict[bytes, ExcludedPath] = {}
+        while tree_line is not None:
+            next_tree: list[Any] = []
+            number, base, changed_reasons = tree_line
+            excluded = _update_excluded(excluded if base is not None else {}, changed_reasons)
+            yield StoredTree(number, base, self._tree_writes(lines, next_tree), excluded)
+            tree_line = next_tree[0] if next_tree else None
 
-    def _of_tree(self, lines: Iterator[list[Any]], following: list[Any]) -> Iterator[TreeWrite]:
+    def _tree_writes(self, lines: Iterator[list[Any]], next_tree: list[Any]) -> Iterator[TreeWrite]:
         for values in lines:
             if len(values) == 3:
-                following.append(values)
+                next_tree.append(values)
                 return
             path, file, link, mode = values
-            yield self._written(path.encode("latin-1"), file, link, mode)
+            yield self._tree_write(path.encode("latin-1"), file, link, mode)
 
-    def _written(self, path: bytes, file: str | None, link: str | None, mode: int | None) -> TreeWrite:
+    def _tree_write(self, path: bytes, file: str | None, link: str | None, mode: int | None) -> TreeWrite:
         if mode is None:
             return TreeWrite(path, None)
         if link is not None:
@@ -146,20 +146,22 @@ class SnapshotImporter:
             return TreeWrite(path, TreeEntry(stat.S_IFLNK | 0o777, digest(target)), target)
         if file is None:
             return TreeWrite(path, TreeEntry(stat.S_IFDIR | mode))
-        data = self._read(file.encode("latin-1"))
+        data = self._read_file(file.encode("latin-1"))
         return TreeWrite(path, TreeEntry(stat.S_IFREG | mode, digest(data)), data)
 
-    def _read(self, id: bytes) -> bytes:
-        kept = self._kept[id]
-        self._contents.seek(kept.start)
-        return self._contents.read(kept.size)
+    def _read_file(self, id: bytes) -> bytes:
+        buffered = self._files[id]
+        self._contents.seek(buffered.start)
+        return self._contents.read(buffered.size)
 
 
-def _following(left: ExcludedRecord, changed: Mapping[str, str | None]) -> dict[bytes, ExcludedPath]:
+def _update_excluded(
+    base_excluded: ExcludedRecord, changed_reasons: Mapping[str, str | None]
+) -> dict[bytes, ExcludedPath]:
     """Return the paths that a tree leaves out, from those of its base. An export does not contain their status."""
-    named = {path.encode("latin-1"): why for path, why in changed.items()}
-    kept = {path: one for path, one in left.items() if path not in named}
-    return kept | {path: ExcludedPath(why, 0, 0, 0) for path, why in named.items() if why is not None}
+    reasons = {path.encode("latin-1"): why for path, why in changed_reasons.items()}
+    unchanged = {path: excluded for path, excluded in base_excluded.items() if path not in reasons}
+    return unchanged | {path: ExcludedPath(why, 0, 0, 0) for path, why in reasons.items() if why is not None}
 
 
 @contextmanager

@@ -133,7 +133,7 @@ def digest(data: bytes) -> str:
 
 def digest_of(parts: Iterable[bytes], size: int) -> str:
     """Return the hash of contents that are read in parts; `size` must be the total number of bytes."""
-    found = sha1(b"blob %d\0" % size, usedforsecurity=False)
+    hasher = sha1(b"blob %d\0" % size, usedforsecurity=False)
     for part in parts:
-        found.update(part)
-    return found.hexdigest()
+        hasher.update(part)
+    return hasher.hexdigest()

@@ -43,23 +43,23 @@ UNDO = "undo"
 """The kind of a snapshot that belongs to the undo stack."""
 
 
-def plain(text: str) -> str:
+def escape_surrogates(text: str) -> str:
     r"""Return a text that can be stored and printed. A surrogate, as in some file names, is escaped, as in `\udcff`."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _as_dict(value: WorkspaceDiff | RestorePlan | Restored) -> dict[str, Any]:
-    return {name: list(held) if isinstance(held, tuple) else held for name, held in asdict(value).items()}
+    return {name: list(item) if isinstance(item, tuple) else item for name, item in asdict(value).items()}
 
 
-def _listed(value: RestorePlan | Restored, *names: str) -> dict[str, Any]:
+def _pair_lists(value: RestorePlan | Restored, *names: str) -> dict[str, Any]:
     return {name: [list(pair) for pair in getattr(value, name)] for name in names}
 
 
-def _named(missing: Iterable[tuple[str, str]], left: Iterable[tuple[str, str]]) -> list[str]:
+def _excluded_lines(missing: Iterable[tuple[str, str]], left: Iterable[tuple[str, str]]) -> list[str]:
     return [
-        f"{what} {escape_path(path)} ({why})"
-        for what, pairs in (("missing: ", missing), ("left:    ", left))
+        f"{prefix} {escape_path(path)} ({why})"
+        for prefix, pairs in (("missing: ", missing), ("left:    ", left))
         for path, why in pairs
     ]
 
@@ -99,13 +99,13 @@ class FileCheckpoint:
         return self.timestamp.astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
     def __str__(self) -> str:
-        about = escape_path(" ".join(part for part in (self.name, self.message) if part))
-        return f"{self.id}  {self.time}  {self.kind:<6}  {self.files_changed:>5} changed  {about}".rstrip()
+        text = escape_path(" ".join(part for part in (self.name, self.message) if part))
+        return f"{self.id}  {self.time}  {self.kind:<6}  {self.files_changed:>5} changed  {text}".rstrip()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON-like values."""
-        found = asdict(self)
-        return found | {"timestamp": self.timestamp.isoformat(), "metadata": dict(self.metadata)}
+        fields = asdict(self)
+        return fields | {"timestamp": self.timestamp.isoformat(), "metadata": dict(self.metadata)}
 
 
 @dataclass(frozen=True)
@@ -172,12 +172,12 @@ class RestorePlan:
         lines = [f"restore: {escape_path(path)}" for path in self.restore]
         lines += [f"delete:  {escape_path(path)}" for path in self.delete]
         lines += [f"move:    {escape_path(path)}" for path in self.aside]
-        lines += _named(self.missing, self.left)
+        lines += _excluded_lines(self.missing, self.left)
         return "\n".join(lines) or "nothing to restore"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON-like values."""
-        return _as_dict(self) | _listed(self, "missing", "left")
+        return _as_dict(self) | _pair_lists(self, "missing", "left")
 
 
 @dataclass(frozen=True)
@@ -221,14 +221,16 @@ class Restored:
         lines += [f"restored: {escape_path(path)}" for path in self.restored]
         lines += [f"deleted:  {escape_path(path)}" for path in (*self.deleted, *self.deleted_directories)]
         lines += [f"created:  {escape_path(path)}" for path in self.created_directories]
-        lines += [f"moved:    {escape_path(path)} -> {escape_path(to)}" for path, to in self.moved_aside]
+        lines += [
+            f"moved:    {escape_path(path)} -> {escape_path(destination)}" for path, destination in self.moved_aside
+        ]
         lines += [f"conflict: {escape_path(path)} ({why})" for path, why in self.conflicts]
-        lines += _named(self.missing, self.left)
+        lines += _excluded_lines(self.missing, self.left)
         return "\n".join(lines) or "nothing to restore"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON-like values."""
-        return _as_dict(self) | _listed(self, "moved_aside", "skipped", "conflicts", "missing", "left")
+        return _as_dict(self) | _pair_lists(self, "moved_aside", "skipped", "conflicts", "missing", "left")
 
 
 @dataclass(frozen=True)
@@ -290,7 +292,7 @@ class Undone:
             "labels": list(self.labels),
             "restored": list(self.restored),
             "deleted": list(self.deleted),
-            "left": [list(one) for one in self.left],
+            "left": [list(pair) for pair in self.left],
             "wholes": list(self.wholes),
             "safety": list(self.safety),
         }

@@ -285,7 +285,7 @@ PAGES = {
 }
 """Each page and each form: who may."""
 
-OTHERS = ["BEFORE /* (Guard)", "ANY /static/* (Static)"]
+OTHERS = ["BEFORE /* (Guard)", "ANY /static/* (StaticFolder)"]
 """What stands before all of them, and the files of style and script, which anybody may have."""
 
 FORM = {

@@ -18,7 +18,7 @@ from agentgit import Conflict, InvalidInput, NotAllowed, NotFound, RollbackIncom
 from agentgit.checkpoints import Retention
 from agentgit.errors import AgentGitError
 from agentgit.sessions.events import KINDS, match_kinds, tips_of
-from agentgit.store.audit.trail import note
+from agentgit.store.audit.trail import record_event
 from agentgit.store.database import Database
 from agentgit.store.records.checkpoints import named_label
 from agentgit.store.sql.ids import new_id
@@ -90,8 +90,8 @@ def test_w12_a_failed_transaction_records_no_event(repo, agent):
     before = list(repo.events.list())
 
     def work(connection):
-        repo.context.store.checkpoints.add(connection, agent.branch_id, repo.context.store.moment(
-            connection, repo.context.store.sessions.branch(connection, agent.branch_id)).snapshot,
+        repo.context.store.checkpoints.add(connection, agent.branch_id, repo.context.store.head_state(
+            connection, repo.context.store.sessions.branch(connection, agent.branch_id)).checkpoint_state,
             named_label(1, "never"))  # fmt: skip
         raise Conflict("taken back")
 
@@ -216,7 +216,7 @@ def test_w12_concurrent_writers_produce_one_gapless_chain(database):
                 for n in range(10):
                     backend.write(
                         repo,
-                        lambda c, n=n: note(
+                        lambda c, n=n: record_event(
                             c, repo.context.store.tenant_id, "tag.created", session_id=session.id, name=f"{name}{n}"
                         ),
                     )
@@ -264,7 +264,9 @@ def test_w12_an_event_whose_id_is_taken_is_stored_under_another(repo, monkeypatc
     taken = list(repo.events.list(session=one.id))[-1].id
     given = iter([taken])
     monkeypatch.setattr(*points.NEW_ID_OF_EVENT.place, lambda: next(given, None) or new_id())
-    backend.write(repo, lambda c: note(c, repo.context.store.tenant_id, "tag.created", session_id=other.id, name="n"))
+    backend.write(
+        repo, lambda c: record_event(c, repo.context.store.tenant_id, "tag.created", session_id=other.id, name="n")
+    )
     assert next(given, "used") == "used"
     assert [event.kind for event in repo.events.list(session=other.id)][-1] == "tag.created"
     assert repo.events.verify().is_sound
@@ -278,7 +280,7 @@ def test_w12_a_paged_feed_returns_each_event_once(repo, monkeypatch):
         for session in sessions:
             backend.write(
                 repo,
-                lambda c, n=n, s=session: note(
+                lambda c, n=n, s=session: record_event(
                     c, repo.context.store.tenant_id, "tag.created", session_id=s.id, name=str(n)
                 ),
             )
@@ -324,7 +326,9 @@ def test_w12_hostile_names_and_huge_details_are_stored_unchanged(repo):
     huge = list(range(50_000))
     backend.write(
         repo,
-        lambda c: note(c, repo.context.store.tenant_id, "checkpoint.deleted", session_id=session.id, checkpoints=huge),
+        lambda c: record_event(
+            c, repo.context.store.tenant_id, "checkpoint.deleted", session_id=session.id, checkpoints=huge
+        ),
     )
     created, deleted = repo.events.list()
     assert (created.session_name, deleted.detail["checkpoints"]) == (name, huge)
@@ -347,11 +351,11 @@ KILLED = """
 import os, sys, agentgit
 from agentgit.store import database
 repo = agentgit.open(sys.argv[1])
-plain = database.end_notes
+plain = database.finish_events
 def dying(connection):
     if plain(connection).rows:
         os._exit(9)
-database.end_notes = dying
+database.finish_events = dying
 repo.session("never", create=True)
 """
 
@@ -370,7 +374,7 @@ def test_w12_event_ids_increase_along_a_chain_despite_clock_skew(repo, monkeypat
     """W12: a process whose clock is behind still writes an event with a higher id than the one before."""
     session = repo.session("s", create=True)
     monkeypatch.setattr(*points.NEW_ID_OF_EVENT.place, lambda: 5)
-    backend.write(repo, lambda c: note(c, repo.context.store.tenant_id, "tag.created", session_id=session.id))
+    backend.write(repo, lambda c: record_event(c, repo.context.store.tenant_id, "tag.created", session_id=session.id))
     first, second = repo.events.list()
     assert first.id < second.id <= first.id + 1024
     assert [event.number for event in repo.events.list(after=first)] == [2]

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from agentgit.cli.app import app
 from agentgit.errors import InvalidInput, SchemaMismatch
-from agentgit.sessions.events import Tip, hash_of, tips_of
+from agentgit.sessions.events import Tip, hash_row, tips_of
 from agentgit.store.database import Database
 from agentgit.store.schema import schema
 from agentgit.values import to_json
@@ -82,7 +82,7 @@ class Attacker:
             "tenant_id": self.tenant_id, "external_session_id": chain, "seq": number + 1, "id": last + 1,
             "internal_session_id": None, "owner_id": None, "user_id": None, "kind": "session.erased",
         }  # fmt: skip
-        digest = hash_of(bytes(before), {**row, "created_at": datetime(2026, 11, 22, tzinfo=UTC), "detail": detail})
+        digest = hash_row(bytes(before), {**row, "created_at": datetime(2026, 11, 22, tzinfo=UTC), "detail": detail})
         values = ", ".join("NULL" if v is None else f"'{v}'" if isinstance(v, str) else str(v) for v in row.values())
         return (
             f"INSERT INTO audit_event ({', '.join(row)}, detail, created_at, hash) VALUES ({values}, "

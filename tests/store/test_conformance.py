@@ -60,7 +60,7 @@ def test_d5_every_rule_is_a_distinct_sentence():
     """D5: each rule has a distinct name and a readable sentence, and the docs state their number."""
     assert all(rule.text.endswith(".") and len(rule.text) > 20 for rule in RULES)
     assert len(BY_NAME) == len(RULES)
-    page = (Path(__file__).parents[2] / "docs/server.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/postgresql.md").read_text()
     assert f"{len(RULES)} rules: {len(RULES)} ok, 0 FAILED, 0 left out" in page
 
 
@@ -117,7 +117,7 @@ def no_epochs(monkeypatch, path):
 
 def reads_then_writes(monkeypatch, path):
     """Metadata are read in a transaction of their own, before the one that writes them."""
-    plain = SessionStore.note
+    plain = SessionStore.merge_metadata
 
     def note(self, connection, branch_id, facts):
         stale = getattr(self, "stale", "{}")
@@ -125,7 +125,7 @@ def reads_then_writes(monkeypatch, path):
         connection.exec_driver_sql("UPDATE internal_session SET meta = ? WHERE id = ?", (stale.encode(), branch_id))
         plain(self, connection, branch_id, facts)
 
-    monkeypatch.setattr(SessionStore, "note", note)
+    monkeypatch.setattr(SessionStore, "merge_metadata", note)
 
 
 def any_status(monkeypatch, path):
@@ -133,7 +133,7 @@ def any_status(monkeypatch, path):
 
     def moving(status, columns):
         new = {name: bindparam(f"new_{name}") for name in columns}
-        changed = update(journal.TOOL_INVOCATION).where(*journal._one).values(status=status, **new)
+        changed = update(journal.TOOL_INVOCATION).where(*journal._is_invocation).values(status=status, **new)
         return CompiledStatement(changed.returning(journal.TOOL_INVOCATION))
 
     monkeypatch.setattr(journal, "_moving", moving)
@@ -172,7 +172,7 @@ def no_foreign_keys(monkeypatch, path):
 
     @contextmanager
     def transaction(self, mode):
-        connection = self._take()
+        connection = self._checkout()
         connection.connection.dbapi_connection.execute("PRAGMA foreign_keys=OFF")
         self._idle.append(connection)
         with plain(self, mode) as given:

@@ -407,7 +407,7 @@ def test_a_missing_engine_raises_unavailable(monkeypatch, tmp_path):
     with pytest.raises(Unavailable, match="cannot connect to the daemon"):
         ContainerEnvironment("box")
     fake.write_text("#!/bin/sh\nexit 0\n")
-    assert ContainerEnvironment("box")._engine == ("docker",)
+    assert ContainerEnvironment("box")._engine_command == ("docker",)
 
 
 BROKEN = {
@@ -451,7 +451,7 @@ def test_the_engine_that_has_the_container_is_used(monkeypatch, tmp_path):
         (tmp_path / name).write_text(f'#!/bin/sh\n[ "$1" = container ] && exit {knows}; exit 0\n')
         (tmp_path / name).chmod(0o755)
     environment = ContainerEnvironment("box")
-    assert environment._engine == ("podman",)
+    assert environment._engine_command == ("podman",)
     assert isinstance(environment, Environment)
 
 

@@ -173,7 +173,7 @@ def test_q6_changing_a_password_requires_the_current_one(repo, ada):
                 with pytest.raises(NotAllowed) as caught:
                     handle.users.set_password(user, "another horse", current=current)
                 if isinstance(caught.value, TooManyAttempts):
-                    backend.write(repo, lambda c: repo.context.store.failures.forget(c, "ada"))
+                    backend.write(repo, lambda c: repo.context.store.login_attempts.delete_failures(c, "ada"))
     assert repo.login("ada", PASSWORD).user == ada
     repo.login("ada", PASSWORD).users.set_password("ada", "another horse", current=PASSWORD)
     repo.users.set_password("ada", PASSWORD)
@@ -365,7 +365,7 @@ def test_w12_a_change_of_rights_fails_if_it_cannot_be_recorded(repo, ada, monkey
         raise ZeroDivisionError
 
     with monkeypatch.context() as patch:
-        patch.setattr(database, "end_notes", broken)
+        patch.setattr(database, "finish_events", broken)
         with pytest.raises(ZeroDivisionError):
             CHANGES[verb](repo)
     assert everything(repo) == before

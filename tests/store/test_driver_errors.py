@@ -197,10 +197,10 @@ def test_t_a_missing_row_is_not_reported_as_deleted(repo):
     gone(repo, CHECKPOINT, BRANCH)
     for work in (
         lambda c: repo.context.store.sessions.branch(c, branch_id),
-        lambda c: repo.context.store.sessions.note(c, branch_id, {"a": 1}),
-        lambda c: repo.context.store.checkpoints.one(c, 7),
+        lambda c: repo.context.store.sessions.merge_metadata(c, branch_id, {"a": 1}),
+        lambda c: repo.context.store.checkpoints.load_row(c, 7),
         lambda c: repo.context.store.operations.end(c, 7, "done", {}),
-        lambda c: repo.context.store.sessions.one(c, 7),
+        lambda c: repo.context.store.sessions.load_row(c, 7),
         lambda c: repo.context.store.sessions.touch(c, 7),
         lambda c: repo.context.store.journal.move(c, 7, "reversed"),
     ):

@@ -16,8 +16,8 @@ from agentgit.errors import Corrupt, InvalidInput, KeyMissing, Unavailable
 from agentgit.store.maintenance.key_rotation import Rotation
 from agentgit.store.objects.blobs import Blobs, leaf
 from agentgit.store.sql import encryption
-from agentgit.store.sql.encrypted_columns import raw, sealed_columns
-from agentgit.store.sql.encryption import ENVIRONMENT, MAGIC, key_of
+from agentgit.store.sql.encrypted_columns import raw_table, sealed_columns
+from agentgit.store.sql.encryption import ENVIRONMENT, MAGIC, parse_key_name
 from agentgit.store.sql.tables import METADATA
 
 MARK = "zebrafish"
@@ -44,7 +44,7 @@ def as_stored(repo):
     found = []
     with backend.reading(repo) as connection:
         for table in METADATA.sorted_tables:
-            for row in connection.execute(select(raw(table.name))).all():
+            for row in connection.execute(select(raw_table(table.name))).all():
                 found += [value.decode("latin-1") if isinstance(value, bytes) else str(value) for value in row]
     return "\n".join(found)
 
@@ -135,12 +135,14 @@ def test_d5_a_changed_sealed_value_is_named_by_fsck_and_never_returned(sqlite_te
         agent = repo.wrap(build("shop.db"), session="files", workspace=tmp_path / "w", effects=EFFECTS)
         agent.checkpoint("one")
         repo.session("s").tag("HEAD", "t", description=MARK)
-        table = raw(name)
+        table = raw_table(name)
         changed = 0
         for column in sealed_columns()[name]:
             query = select(table.c[column], *table.primary_key).where(table.c[column].is_not(None))
             with backend.reading(repo) as connection:
-                rows = [row for row in connection.execute(query) if name != "blob" or key_of(row.data) is not None]
+                rows = [
+                    row for row in connection.execute(query) if name != "blob" or parse_key_name(row.data) is not None
+                ]
             if not rows:
                 continue
             row, changed = rows[0], changed + 1
@@ -192,7 +194,7 @@ def test_d5_a_sealed_value_opens_only_in_its_column_and_tenant(url):
         blobs, value = repo.context.store.graphs.content.blobs, leaf("json", b'"hello"')
         write = backend.database(repo).write
         write(lambda c: blobs.put_many(c, [value]))
-        table = raw("blob")
+        table = raw_table("blob")
         this = table.c.hash == value.hash
         with backend.reading(repo) as connection:
             bad = flipped(connection.execute(select(table.c.data).where(this)).scalar_one())
@@ -221,7 +223,7 @@ def test_d5_values_of_every_shape_are_read_back(url, keys):
         assert repo.maintenance.fsck(2).findings == ()
         assert (MARK in as_stored(repo)) == (keys is None)
         if keys is not None:
-            assert set(Rotation(backend.database(repo), repo.context.store.tenant_id).counts()) == {"a"}
+            assert set(Rotation(backend.database(repo), repo.context.store.tenant_id).count_by_key()) == {"a"}
 
 
 async def test_d5_the_saver_and_async_methods_encrypt_values(url):

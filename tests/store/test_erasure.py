@@ -131,7 +131,7 @@ def test_d5_the_audit_trail_refuses_deletions_and_forged_erasures(two):
 def test_d5_a_running_session_is_not_erased(two):
     """D5: erasing a session during a turn raises Conflict and deletes nothing; after the process died, it works."""
     sessions, branch = two.context.store.sessions, two.session("other").branch()
-    with process.owner() as alive:
+    with process.register_owner() as alive:
         backend.write(two, lambda c: sessions.acquire(c, branch.id, alive))
         with pytest.raises(Conflict, match="Nothing was erased"):
             two.session("other").delete()

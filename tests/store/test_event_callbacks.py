@@ -14,7 +14,7 @@ from scripted import World, obedient, scripted, tool_node_graph
 
 import agentgit
 from agentgit import InvalidInput
-from agentgit.store.audit.trail import note
+from agentgit.store.audit.trail import record_event
 
 TIME = 60
 
@@ -96,7 +96,9 @@ def test_b7_callbacks_receive_events_in_trail_order(repo):
         for n in range(15):
             backend.write(
                 repo,
-                lambda c, n=n: note(c, repo.context.store.tenant_id, "tag.created", session_id=session.id, name=str(n)),
+                lambda c, n=n: record_event(
+                    c, repo.context.store.tenant_id, "tag.created", session_id=session.id, name=str(n)
+                ),
             )
 
     with repo.events.on("tag.created", got.append) as subscription:
@@ -116,10 +118,12 @@ def test_b7_events_of_a_failed_transaction_are_not_delivered(repo):
     with repo.events.on("*", got.append) as subscription:
         line = backend.database(repo).bus
         line.finish_transaction(line.enqueue(list(repo.events.list())), committed=False)
-        backend.write(repo, lambda c: note(c, repo.context.store.tenant_id, "tag.created", session_id=session.id))
+        backend.write(
+            repo, lambda c: record_event(c, repo.context.store.tenant_id, "tag.created", session_id=session.id)
+        )
         assert subscription.wait(TIME)
     assert [event.kind for event in got] == ["tag.created"]
-    assert not line._lines
+    assert not line._queues
 
 
 def test_b7_subscriptions_filter_by_kind_session_and_user(database):
@@ -134,7 +138,8 @@ def test_b7_subscriptions_filter_by_kind_session_and_user(database):
         ):
             for session in (one, two):
                 backend.write(
-                    ann, lambda c, s=session: note(c, ann.context.store.tenant_id, "tag.created", session_id=s.id)
+                    ann,
+                    lambda c, s=session: record_event(c, ann.context.store.tenant_id, "tag.created", session_id=s.id),
                 )
             bob.session("his", create=True)
             assert first.wait(TIME)

@@ -25,7 +25,7 @@ import agentgit
 from agentgit import Conflict, Corrupt, InvalidInput, Workspace, WorkspaceChanged
 from agentgit.store.transfer import file_trees, paths
 from agentgit.store.transfer.file_trees import FileTree, TreeItem
-from agentgit.store.transfer.import_ import check
+from agentgit.store.transfer.import_ import check_export
 
 __all__ = ["desk", "home"]  # the fixtures
 
@@ -144,7 +144,7 @@ def test_b8_an_import_without_a_workspace_counts_omitted_snapshots(repo, agent, 
     """B8: an import without a workspace creates the session and reports how many snapshots were left out."""
     data = written(repo, "s", files=True)
     made = other.import_(BytesIO(data))
-    assert (made.snapshots, made.left_out) == (0, {file_trees.NOT_WANTED: 3})
+    assert (made.snapshots, made.left_out) == (0, {file_trees.NO_WORKSPACE: 3})
     assert everything(repo, "s") == everything(other, "s")
     assert other.session("s").diff("main#1", "HEAD").added_files == []
     assert other.import_(BytesIO(data), workspace=tmp_path / "there").snapshots == 3
@@ -249,14 +249,14 @@ def test_b8_a_missing_snapshot_is_counted_and_does_not_stop_an_export(repo, agen
     store = Workspace(desk.root)
     gone = repo.session("s").get_checkpoint("main#1")
     store.delete(store.list()[-1].id)
-    assert repo.session("s").export(tmp_path / "x", files=True).left_out == {file_trees.GONE: 1}
+    assert repo.session("s").export(tmp_path / "x", files=True).left_out == {file_trees.NO_LONGER_STORED: 1}
     made = other.import_(tmp_path / "x", workspace=tmp_path / "there")
-    assert (made.snapshots, made.left_out) == (2, {file_trees.GONE: 1})
+    assert (made.snapshots, made.left_out) == (2, {file_trees.NO_LONGER_STORED: 1})
     assert other.session("s").get_checkpoint("main#1").metadata["workspace_snapshot"] is None
     assert gone.metadata["workspace_snapshot"] is not None
     store.close()
     os.rename(store.storage_dir, tmp_path / "lost")
-    assert repo.session("s").export(tmp_path / "x", files=True).left_out == {file_trees.GONE: 3}
+    assert repo.session("s").export(tmp_path / "x", files=True).left_out == {file_trees.NO_LONGER_STORED: 3}
     assert not os.path.exists(store.storage_dir)
 
 
@@ -560,7 +560,7 @@ def test_b8_a_truncated_export_with_files_is_refused(export):
     for n in range(1, len(whole)):
         for cut in (b"".join(whole[:n]), b"".join(whole[:n]) + whole[n][: len(whole[n]) // 2]):
             with pytest.raises(Corrupt, match=r"[Ll]ine \d+"):
-                check(BytesIO(cut))
+                check_export(BytesIO(cut))
 
 
 def test_b8_a_failed_import_removes_its_snapshots(export, target, monkeypatch):
@@ -625,9 +625,9 @@ def test_b8_a_large_file_is_checked_in_parts():
     record = {"id": whole.digest(), "size": parts * PART_BYTES, "text": None, "data": None, "parts": parts}
     coded = base64.b64encode(data).decode()
     tracemalloc.start()
-    checker.file(record)
+    checker.check_file(record)
     for _ in range(parts):
-        checker.part({"data": coded})
+        checker.check_part({"data": coded})
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert not checker.is_open
@@ -690,7 +690,7 @@ def test_b8_the_command_line_exports_and_imports_files(tmp_path, monkeypatch):
     assert "2 snapshots of 1 file\n" in run("export", "s", "x", "--files", "--db", "a.db")
     left = run("import", "x", "--db", "b.db").splitlines()
     assert left[1] == "  2 snapshots left out: no workspace was given to restore them into"
-    assert json.loads(run("import", "x", "--db", "b.db", "--json"))["left_out"] == {file_trees.NOT_WANTED: 2}
+    assert json.loads(run("import", "x", "--db", "b.db", "--json"))["left_out"] == {file_trees.NO_WORKSPACE: 2}
     run("import", "x", "--workspace", "there", "--session", "t", "--db", "b.db")
     run("rewind", "t", "HEAD", "--yes", "--db", "b.db")
     assert (tmp_path / "there" / "a.txt").read_text() == "one"
@@ -708,7 +708,7 @@ def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 
 if where == "checked":
-    SnapshotImporter.put_into = die
+    SnapshotImporter.store_into = die
 elif where == "a tree":
     seen, plain = [], SnapshotImporter._trees
     def trees(self):
@@ -770,5 +770,5 @@ def test_b8_an_export_with_files_changed_at_any_byte_is_refused(export, data):
     if changed == export:
         return
     with pytest.raises((Corrupt, InvalidInput)) as found:
-        check(BytesIO(changed))
+        check_export(BytesIO(changed))
     assert isinstance(found.value, InvalidInput) or re.fullmatch(r"line \d+", found.value.row)

@@ -397,7 +397,7 @@ def test_b8_an_endless_line_is_not_read_completely(export, target, monkeypatch):
     head = export.splitlines(keepends=True)[0]
     stream = Endless(head + b'{"record":"session","name":"' + b"x" * 1_000_000)
     with pytest.raises(Corrupt, match="Line 2 of the export is longer than 10000 bytes"):
-        list(lines.read(stream))
+        list(lines.read_lines(stream))
     assert Endless.longest == 10_001
 
 
@@ -474,7 +474,7 @@ def test_b8_a_file_changed_during_its_import_is_refused(export, target):
 
     before = rows(target)
     changing = Changing(export)
-    whole = import_.check(changing)
+    whole = import_.check_export(changing)
     with pytest.raises(Corrupt, match="changed while it was read"):
         import_.Import(target.context.store, target.user.id, changing, None).run(whole)
     assert rows(target) == before
@@ -581,7 +581,7 @@ def test_b8_an_unsealed_value_never_reaches_the_inner_serializer(tmp_path):
     with SQLModelSaver.from_conn_string(tmp_path / "a.db", serde=EncryptedSerializer(Cipher())) as saver:
         config = {"configurable": {"thread_id": "1"}}
         graph(saver).invoke({}, config)
-        codec = make_codec(EncryptedSerializer(Cipher()), own=False)
+        codec = make_codec(EncryptedSerializer(Cipher()), is_default=False)
         with pytest.raises(Corrupt, match="not sealed"):
             codec.decode(leaf("serde", hostile))
         assert saver.get_tuple(config).checkpoint["channel_values"]["__root__"] == {"x": {1, 2}}

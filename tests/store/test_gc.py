@@ -18,7 +18,7 @@ import agentgit
 from agentgit import Workspace
 from agentgit.checkpoints import Retention
 from agentgit.errors import Corrupt, InvalidInput
-from agentgit.store.maintenance.gc import GraphStep, needed
+from agentgit.store.maintenance.gc import GraphStep, find_needed_steps
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
 
 
@@ -332,7 +332,7 @@ def test_w13_named_steps_and_their_dependencies_are_kept(made, named, asking):
         steps.append(GraphStep(ns, str(seq), seq, parent, root))
         newest[ns] = str(seq)
     names = {str(n) for n in named}
-    kept = needed(steps, names, {str(n) for n in asking})
+    kept = find_needed_steps(steps, names, {str(n) for n in asking})
     marks = [step.seq for step in steps if step.ns == "" and step.seq in named - asking]
     for step in steps:
         key = (step.ns, step.checkpoint_id)

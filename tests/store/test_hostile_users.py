@@ -184,7 +184,7 @@ def test_d5_a_login_upgrades_a_weak_password_hash_once(repo, people, monkeypatch
 
     def stored():
         with backend.reading(repo) as connection:
-            return repo.context.store.users.password(connection, first.user.id)
+            return repo.context.store.users.password_hash(connection, first.user.id)
 
     once = stored()
     assert "t=2" in once

@@ -19,7 +19,7 @@ from langgraph.types import interrupt
 
 import agentgit
 from agentgit import Corrupt, InvalidInput
-from agentgit.saver.leaf_codec import message_leaf, rebuild, stored_form
+from agentgit.saver.leaf_codec import message_leaf, rebuild_message, stored_form
 from agentgit.store.objects.blobs import leaf, list_hash, pack, unpack
 from agentgit.store.threads.graph_rows import hash_state
 from agentgit.store.transfer.json_checks import stored_message
@@ -281,7 +281,7 @@ def test_b8_messages_written_by_agentgit_are_accepted(export):
     """B8: all four kinds of message are accepted, and so is one with additional fields."""
     for message in (*TALK[:4], HumanMessage("x", name="ann", mine=[1])):
         leaf_ = message_leaf(stored_form(message))
-        assert rebuild(stored_message(json.loads(leaf_.data))) == message
+        assert rebuild_message(stored_message(json.loads(leaf_.data))) == message
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ def codec():
     class Counting(Codec):
         encoded = 0
 
-        def leaf(self, value):
+        def encode_leaf(self, value):
             self.encoded += 1
-            return super().leaf(value)
+            return super().encode_leaf(value)
 
     return Counting(JsonPlusSerializer(allowed_msgpack_modules=None))
 

@@ -61,7 +61,7 @@ def test_d5_a_partitioned_database_keeps_row_level_security(divided):
     with agentgit.open(database.url.set(username=role), tenant="one") as repo:
         works(repo, "mine")
         assert seen(backend.database(repo))["external_session"] == 2
-        assert set(seen(backend.database(repo).bound()).values()) == {0}
+        assert set(seen(backend.database(repo).limited_to()).values()) == {0}
         with pytest.raises(NotAllowed), backend.reading(repo) as connection:
             connection.exec_driver_sql("SELECT * FROM blob_p0")
     for place in ("audit_event", "audit_event_p0", "audit_event_p1"):

@@ -13,7 +13,7 @@ from sqlalchemy import create_engine, text
 
 from agentgit import WorldDiverged, reversible
 from agentgit.agents.turn.files import TurnFiles
-from agentgit.agents.turn.outcome_buffer import Outcomes
+from agentgit.agents.turn.outcome_buffer import OutcomeBuffer
 from agentgit.store.records.checkpoints import named_label
 from agentgit.store.sql.batch import flush_batch
 from agentgit.values import as_object
@@ -70,7 +70,7 @@ def test_d5_concurrent_updates_of_branch_metadata_are_all_kept(repo, meet):
     """D5: two concurrent transactions that change the metadata of a branch lose no key, and count both turns."""
     repo.session("s", create=True)
     branch, sessions = repo.session("s").branch().id, repo.context.store.sessions
-    meet(lambda c: sessions.note(c, branch, {"a": 1}), lambda c: sessions.note(c, branch, {"b": 2}))
+    meet(lambda c: sessions.merge_metadata(c, branch, {"a": 1}), lambda c: sessions.merge_metadata(c, branch, {"b": 2}))
     meet(lambda c: sessions.count_turn(c, branch), lambda c: sessions.count_turn(c, branch))
     with backend.reading(repo) as connection:
         assert as_object(sessions.branch(connection, branch).meta) == {"a": 1, "b": 2, "turns": 2}
@@ -85,8 +85,8 @@ def test_d5_the_head_is_the_last_of_two_concurrent_checkpoints(repo, world, meet
 
     def made(name):
         def make(connection):
-            moment = store.moment(connection, store.sessions.branch(connection, branch))
-            return store.checkpoints.add(connection, branch, moment.snapshot, named_label(point.user_id, name))
+            moment = store.head_state(connection, store.sessions.branch(connection, branch))
+            return store.checkpoints.add(connection, branch, moment.checkpoint_state, named_label(point.user_id, name))
 
         return make
 
@@ -126,14 +126,14 @@ def test_w5_an_effect_during_the_world_check_is_not_missed(repo, world, monkeypa
         running = pool.submit(lambda: other.run("add sofa"))
         assert arrived.wait(TIME)
         monkeypatch.setattr(TurnFiles, "divergence", look_and_wait)
-        write = Outcomes.write
+        write = OutcomeBuffer.write
 
         def write_and_tell(self):
             write(self)
             if self.turn.branch.name == "other":
                 written.set()
 
-        monkeypatch.setattr(Outcomes, "write", write_and_tell)
+        monkeypatch.setattr(OutcomeBuffer, "write", write_and_tell)
         with pytest.raises(WorldDiverged, match="sofa"):
             agent.run("add table")
         running.result(TIME)

@@ -140,7 +140,7 @@ def test_any_text_parses_as_a_reference_or_raises_invalid_input(text):
 def test_every_allowed_branch_name_can_be_referenced(text):
     """D1: `name#1` and `name~2` are parsed as places on the branch, for every allowed branch name."""
     try:
-        name = references.branch_name(text)
+        name = references.require_branch_name(text)
     except InvalidInput:
         return
     assert (references.parse(f"{name}#1").base, references.parse(f"{name}#1").number) == (name, 1)
@@ -459,4 +459,10 @@ def test_w10_the_path_of_a_branch_is_read_without_its_siblings(repo):
     with faults.fails(points.READ_BRANCHES, AssertionError), branch.store.database.reading() as connection:
         parts = branch.store.sessions.lineage(connection, branch.row(connection))
     assert [part.branch.name for part in parts] == line
-    assert [(part.track.before, part.track.count) for part in parts] == [(0, 1), (1, 1), (2, 1), (3, 1), (4, None)]
+    assert [(part.track_part.before, part.track_part.count) for part in parts] == [
+        (0, 1),
+        (1, 1),
+        (2, 1),
+        (3, 1),
+        (4, None),
+    ]

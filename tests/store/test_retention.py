@@ -18,7 +18,7 @@ from agentgit.checkpoints import Retention
 from agentgit.checkpoints.retention import KeptPoint, judge
 from agentgit.errors import InvalidInput
 from agentgit.handles.rollbacks import Rollbacks
-from agentgit.store.audit.trail import begin_notes
+from agentgit.store.audit.trail import begin_events
 from agentgit.store.maintenance import retention
 from agentgit.store.sql.tables import TOOL_INVOCATION
 
@@ -427,10 +427,10 @@ def test_a_rollback_to_a_deleted_checkpoint_is_refused(repo, monkeypatch):
     for _ in range(4):
         agent.run("hm")
     rollbacks = Rollbacks(repo.context, agent.session.id)
-    held = repo.context.read(lambda connection: rollbacks._target(connection, None, "main#3"))
+    held = repo.context.read(lambda connection: rollbacks._find_target(connection, None, "main#3"))
     repo.session("s").retention.set(Retention(compress_after=1, keep_last=1))
     repo.session("s").retention.apply()
-    monkeypatch.setattr(Rollbacks, "_target", lambda *_: held)
+    monkeypatch.setattr(Rollbacks, "_find_target", lambda *_: held)
     # A fork looks in the transaction that makes the branch, so nothing can go between.
     for verb, said in ((agent.rollback, "has been deleted"), (agent.fork, "does not exist")):
         with pytest.raises(agentgit.NotFound, match=said):
@@ -446,7 +446,7 @@ def test_w13_a_fork_during_thinning_never_uses_a_deleted_checkpoint(repo):
         agent.run("hm")
     session = repo.session("s")
     with backend.database(repo).engine.begin() as connection:
-        begin_notes(connection)
+        begin_events(connection)
         repo.context.store.sessions.lock(connection, session.id)
         connection.execute(text("SET LOCAL lock_timeout = '1s'"))
         with ThreadPoolExecutor(1) as pool:

@@ -24,7 +24,7 @@ from agentgit.errors import InvalidInput, NotAllowed, NotFound, SchemaMismatch
 from agentgit.store.database import Database
 from agentgit.store.schema import partitioning, roles, schema
 from agentgit.store.sql.tables import METADATA
-from agentgit.store.sql.url import shown
+from agentgit.store.sql.url import redacted_url
 
 __all__ = ["world"]  # the fixture
 
@@ -147,8 +147,8 @@ def test_d5_an_unfiltered_query_finds_only_rows_of_its_tenant(others, owner):
     mine = seen(backend.database(there))
     assert mine == {name: count - before[name] for name, count in seen(owner).items()}
     assert mine["checkpoint"] > 0
-    assert set(seen(backend.database(there).bound()).values()) == {0}
-    named = seen(backend.database(there).bound(tenant_name="acme"))
+    assert set(seen(backend.database(there).limited_to()).values()) == {0}
+    named = seen(backend.database(there).limited_to(tenant_name="acme"))
     assert {name for name, count in named.items() if count} == {"tenant"}
 
 
@@ -288,7 +288,7 @@ def test_d5_connection_settings_end_with_their_transaction(world):
     database = backend.database(world.ada)
     with database.reading() as connection:
         process = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
-    nobody = database.bound()
+    nobody = database.limited_to()
     with nobody.reading() as connection:
         assert connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one() == process
         assert connection.exec_driver_sql("SELECT count(*) FROM external_session").scalar_one() == 0
@@ -323,7 +323,7 @@ def test_d5_an_unprivileged_role_erases_and_reports_the_missing_vacuum(database,
         assert repo.maintenance.gc().problem == ""
         assert repo.maintenance.fsck(3).is_sound
         assert repo.events.verify().is_sound
-        assert set(seen(backend.database(bob).bound()).values()) == {0}
+        assert set(seen(backend.database(bob).limited_to()).values()) == {0}
 
 
 @pytest.mark.long
@@ -391,7 +391,7 @@ def apart(empty_server):
 def test_d5_errors_of_an_unprivileged_role_name_the_owners_command(second, apart):
     """D5: errors for an old schema or a command that changes tables name the command that the owner must run."""
     owner, database = apart
-    theirs = f"--db {shown(owner.url)}"
+    theirs = f"--db {redacted_url(owner.url)}"
     for verb, change in (
         ("downgrade 0001", lambda: schema.downgrade(database, "0001")),
         (f"stamp {schema.REVISION}", lambda: schema.stamp(database, schema.REVISION)),

@@ -374,7 +374,7 @@ def test_the_turn_callback_runs_in_the_transaction_of_a_put(saver):
 
     def look(place):
         def inside(connection):
-            found = saver.store.snapshot(connection, place.thread, place.checkpoint_id)
+            found = saver.store.head_at(connection, place.thread, place.checkpoint_id)
             seen.append((place.thread, place.ns, found.checkpoint_id == place.checkpoint_id))
 
         return nullcontext(PutHook(lambda connection: partial(inside, connection)))

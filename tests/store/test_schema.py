@@ -145,7 +145,7 @@ def test_concurrent_threads_can_upgrade_several_databases(tmp_path):
         database = Database(tmp_path / f"{n % 4}.db")
         try:
             schema.prepare(database)
-            assert schema.current(database) == schema.REVISION
+            assert schema.current_revision(database) == schema.REVISION
         except BaseException as error:  # noqa: BLE001  # a thread's failure is the test's failure
             failures.append(error)
         finally:
@@ -174,7 +174,7 @@ def test_bad_input_an_upgrade_to_base_is_refused(tmp_path):
         schema.upgrade(database, "0001")
         with pytest.raises(InvalidInput, match=r"has schema 0001\. Run: agentgit db downgrade base"):
             schema.upgrade(database, "base")
-        assert schema.current(database) == "0001"
+        assert schema.current_revision(database) == "0001"
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_d5_an_application_with_alembic_can_share_the_database(host, empty):
     command.revision(config, "first", autogenerate=True)
     command.upgrade(config, "head")
     with closing(Database(empty)) as database:
-        assert schema.current(database) is None
+        assert schema.current_revision(database) is None
         schema.upgrade(database)
         command.check(config)
         written = command.revision(config, "second", autogenerate=True)
@@ -266,7 +266,7 @@ def test_d5_a_table_name_clash_is_refused_with_a_workaround(empty_server):
             schema.check(apart, deep=True)
             with agentgit.open(apart.url) as repo:
                 assert repo.session("s", create=True).name == "s"
-        assert schema.current(database) is None
+        assert schema.current_revision(database) is None
 
 
 @pytest.mark.long

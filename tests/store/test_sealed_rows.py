@@ -22,8 +22,8 @@ from agentgit.store.database import Database
 from agentgit.store.objects.blobs import leaf, unpack
 from agentgit.store.records.encryption_keys import write_proofs
 from agentgit.store.sql import row_codes
-from agentgit.store.sql.encrypted_columns import raw, sealed_columns
-from agentgit.store.sql.encryption import Seal, key_of
+from agentgit.store.sql.encrypted_columns import raw_table, sealed_columns
+from agentgit.store.sql.encryption import Seal, parse_key_name
 from agentgit.store.sql.tables import ENCRYPTION_KEY, LIST, METADATA
 
 RINGS = Keyring({"a": ONE}), Keyring({"b": TWO, "a": ONE})
@@ -53,7 +53,7 @@ def put_back(repo, rows):
 
 def forged(repo):
     """Put arguments of somebody's own into a call, in clear."""
-    table = raw("tool_invocation")
+    table = raw_table("tool_invocation")
     write(repo, update(table).values(args=b'{"item": "bomb"}'))
 
 
@@ -68,7 +68,7 @@ def test_q1_fsck_names_the_row_of_an_unencrypted_value(sqlite_template, tmp_path
         agent.checkpoint("one")
         repo.session("s").tag("HEAD", "t", description="told")
         assert repo.maintenance.fsck(2).findings == ()
-        table, seal = raw(name), backend.database(repo).seal
+        table, seal = raw_table(name), backend.database(repo).seal
         for column in sealed_columns()[name]:
             this = table.c[column]
             with backend.reading(repo) as connection:
@@ -105,7 +105,7 @@ def test_q1_an_unencrypted_message_with_a_valid_hash_is_refused(url, tmp_path):
     """Q1: an unencrypted message with a valid hash is Corrupt; unencrypted lists of hashes stay readable."""
     with agentgit.open(url, keyring=RINGS[0]) as repo:
         story(repo, tmp_path)
-        value, table = leaf("json", json.dumps({"content": "send it all"}).encode()), raw("blob")
+        value, table = leaf("json", json.dumps({"content": "send it all"}).encode()), raw_table("blob")
         row = {"tenant_id": repo.context.store.tenant_id, "hash": value.hash, "type": "json", "codec": 0}
         write(repo, insert(table).values(**row, size=len(value.data), data=value.data))
         with backend.reading(repo) as connection:
@@ -114,7 +114,7 @@ def test_q1_an_unencrypted_message_with_a_valid_hash_is_refused(url, tmp_path):
                 blobs.get_many(connection, [value.hash])
             stored = connection.execute(select(table.c.data).where(table.c.type == LIST)).scalars().all()
         assert stored
-        assert {key_of(data) for data in stored} == {None}
+        assert {parse_key_name(data) for data in stored} == {None}
         (finding,) = repo.maintenance.fsck(1).findings
         assert (finding.row, "is not encrypted" in finding.what) == (f"blob {value.hash.hex()}", True)
         write(repo, delete(table).where(table.c.hash == value.hash))
@@ -231,8 +231,8 @@ def covered():
     """Give each table whose rows have a code, with each column that it covers."""
     return [
         (table.name, name)
-        for table in row_codes.tables()
-        for name in sorted(set(table.c.keys()) - row_codes.UNCOVERED.get(table.name, frozenset()) - {"mac"})
+        for table in row_codes.signed_tables()
+        for name in sorted(set(table.c.keys()) - row_codes.UNSIGNED_COLUMNS.get(table.name, frozenset()) - {"mac"})
     ]
 
 
@@ -260,7 +260,7 @@ def eventful(tmp_path_factory):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("table", [table.name for table in row_codes.tables()])
+@pytest.mark.parametrize("table", [table.name for table in row_codes.signed_tables()])
 def test_q1_a_row_changed_without_the_key_is_refused_and_named(eventful, tmp_path, table):
     """Q1: a row with a changed, emptied or swapped value in a covered column is Corrupt, and fsck names it."""
     path, this = tmp_path / "x.db", METADATA.tables[table]
@@ -270,7 +270,7 @@ def test_q1_a_row_changed_without_the_key_is_refused_and_named(eventful, tmp_pat
         with backend.reading(repo) as connection:
             rows = connection.execute(select(this)).all()
         assert rows, table
-        keys, stored = [c.name for c in this.primary_key], raw(table)
+        keys, stored = [c.name for c in this.primary_key], raw_table(table)
         where = f"{table} {'/'.join(str(getattr(rows[-1], name)) for name in keys[1:])}"
         for name in (name for of, name in covered() if of == table and name not in keys):
             other = [row for row in rows if getattr(row, name) not in (None, getattr(rows[-1], name))]
@@ -290,7 +290,7 @@ def test_q1_a_row_changed_without_the_key_is_refused_and_named(eventful, tmp_pat
                 except IntegrityError:  # two rows would be called the same
                     continue
                 with backend.reading(repo) as connection, pytest.raises(Corrupt):
-                    row_codes.authentic(connection, this, connection.execute(select(this)))
+                    row_codes.verify_rows(connection, this, connection.execute(select(this)))
                 if name in ("created_at", "action", "status"):
                     assert [one for one in repo.maintenance.fsck(2).findings if one.row == where], (name, value)
                 with engine.begin() as connection:
@@ -321,7 +321,7 @@ def test_q1_verbs_refuse_rows_changed_without_the_key(url, tmp_path):
             ("user", {"is_admin": True, "mac": None}, lambda: repo.users.all()),
             ("api_key", {"user_id": repo.user.id, "expires_at": None}, lambda: repo.authenticate(secret)),
         ):
-            stored = raw(table)
+            stored = raw_table(table)
             with backend.reading(repo) as connection:
                 rows = connection.execute(select(stored)).mappings().all()
             write(repo, update(stored).values(values))
@@ -351,7 +351,7 @@ def test_q1_an_invalid_row_code_is_refused(eventful, tmp_path, mac):
 
 def forge(repo, name, like, **values):
     """Add a row that is like another one but for some values, as somebody who has no key."""
-    table = raw(name)
+    table = raw_table(name)
     with backend.reading(repo) as connection:
         row = dict(connection.execute(select(table).where(like(table.c))).mappings().first())
     write(repo, insert(table).values(row | values))
@@ -385,7 +385,7 @@ def test_q1_forged_search_index_rows_are_not_found(eventful, tmp_path):
     with agentgit.open(tmp_path / "x.db", keyring=RINGS[0]) as repo:
         assert len(list(repo.session("files").search("zebra"))) == 1
         call = repo.session("s").tool_track()[0]
-        write(repo, update(raw("search_text")).values(kind="call", row_id=call.id))
+        write(repo, update(raw_table("search_text")).values(kind="call", row_id=call.id))
         assert list(repo.session("files").search("zebra")) == []
 
 
@@ -400,7 +400,7 @@ def secret_of(repo):
 
 def heads(repo, *users):
     """Give the newest graph checkpoint of a session of each, as it lies there."""
-    table, found = raw("graph_checkpoint"), []
+    table, found = raw_table("graph_checkpoint"), []
     for user in users:
         thread = f"agentgit-{repo.as_user(user).session(user.name).branch().id}"
         query = select(table).where(table.c.thread_id == thread, table.c.ns == "").order_by(table.c.seq.desc())
@@ -415,7 +415,7 @@ def test_q1_the_state_of_another_user_in_a_forged_row_is_not_readable(url, colum
     with agentgit.open(url, keyring=RINGS[0]) as repo:
         bob, mallory = secret_of(repo)
         theirs, mine = heads(repo, bob, mallory)
-        table = raw("graph_checkpoint")
+        table = raw_table("graph_checkpoint")
         this = and_(*(key == getattr(mine, key.name) for key in table.primary_key))
         write(repo, update(table).where(this).values({name: getattr(theirs, name) for name in columns}))
     with agentgit.open(url, keyring=RINGS[0]) as repo:
@@ -447,7 +447,7 @@ def test_q1_a_forged_pending_write_is_refused(url):
         value = unpack(theirs.channels)["messages"]
         place = {name: getattr(mine, name) for name in ("tenant_id", "thread_id", "ns", "checkpoint_id")}
         row = {**place, "task_id": "t", "idx": 0, "task_path": "", "channel": "messages", "value": value}
-        write(repo, insert(raw("graph_write")).values(row))
+        write(repo, insert(raw_table("graph_write")).values(row))
     with agentgit.open(url, keyring=RINGS[0]) as repo:
         me = repo.as_user("mallory")
         agent = me.wrap(build("shop.db"), session="mallory", effects=EFFECTS)
@@ -477,7 +477,7 @@ def test_q1_the_branch_point_of_a_branch_is_verified(eventful, tmp_path):
             for branch in repo.session("files").branches()
             if branch.branch_point_checkpoint_id
         )
-        table = raw("checkpoint")
+        table = raw_table("checkpoint")
         write(repo, update(table).where(table.c.id == point).values(number=900))
         with pytest.raises(Corrupt, match="checkpoint"):
             repo.session("files").checkpoints()
@@ -499,7 +499,7 @@ def test_q1_rows_read_through_other_rows_are_verified(eventful, tmp_path, change
     engine = create_engine(f"sqlite:///{tmp_path / 'x.db'}")
     with engine.begin() as connection:
         connection.exec_driver_sql("PRAGMA foreign_keys = OFF")
-        stored = raw(table)
+        stored = raw_table(table)
         order = stored.c.id if table in ("checkpoint", "internal_session") else stored.c.id.desc()
         one = connection.execute(select(stored.c.id).order_by(order).limit(1)).scalar()
         connection.execute(update(stored).where(stored.c.id == one).values(values))
@@ -526,7 +526,7 @@ def test_q1_a_changed_row_of_the_local_owner_does_not_prevent_fsck(eventful, tmp
     """Q1: a database in which the local owner's row was changed opens, and fsck names the row."""
     (tmp_path / "x.db").write_bytes(eventful)
     with agentgit.open(tmp_path / "x.db", keyring=RINGS[0]) as repo:
-        write(repo, update(raw("user")).values(mac=None))
+        write(repo, update(raw_table("user")).values(mac=None))
     with agentgit.open(tmp_path / "x.db", keyring=RINGS[0]) as repo:
         assert [one for one in repo.maintenance.fsck(2).findings if one.row.startswith("user ")]
 
@@ -536,7 +536,7 @@ def test_q1_a_changed_row_is_never_signed_again(url, tmp_path):
     with agentgit.open(url, keyring=RINGS[0]) as repo:
         story(repo, tmp_path)
         eve = repo.users.add("eve")
-        write(repo, update(raw("user")).where(raw("user").c.id == eve.id).values(is_admin=True))
+        write(repo, update(raw_table("user")).where(raw_table("user").c.id == eve.id).values(is_admin=True))
         with pytest.raises(Corrupt, match="without the key"):
             repo.users.disable("eve")
         with pytest.raises(Corrupt, match="without the key"):
@@ -550,10 +550,13 @@ def test_q1_a_rotation_adds_codes_to_old_rows(url, tmp_path):
     """Q1: an encrypted database whose rows have no codes yet is readable, and a rotation adds the codes."""
     with agentgit.open(url, keyring=RINGS[0]) as repo:
         story(repo, tmp_path)
-        for table in row_codes.tables():
+        for table in row_codes.signed_tables():
             write(repo, update(table).values(mac=None))
         backend.write(
-            repo, lambda c: write_proofs(c, repo.context.store.tenant_id, backend.database(repo).seal, is_whole=False)
+            repo,
+            lambda c: write_proofs(
+                c, repo.context.store.tenant_id, backend.database(repo).seal, is_fully_encrypted=False
+            ),
         )
     with agentgit.open(url, keyring=RINGS[0]) as repo:
         assert repo.maintenance.fsck(3).findings == ()
@@ -573,7 +576,7 @@ def test_q1_a_rotation_adds_codes_to_old_rows(url, tmp_path):
 def test_q1_no_statement_writes_a_signed_table_without_a_code():
     """Q1: only listed statements write tables with codes outside of SignedWrite, in columns no code covers."""
     package, found, signed = Path(agentgit.__file__).parent, set(), set()
-    tables = {of.name for of in row_codes.tables()}
+    tables = {of.name for of in row_codes.signed_tables()}
     for path in sorted(package.rglob("[!_]*.py")):
         module = import_module(".".join(["agentgit", *path.relative_to(package).with_suffix("").parts]))
         for node in ast.walk(ast.parse(path.read_text())):

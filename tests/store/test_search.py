@@ -19,12 +19,12 @@ from sqlalchemy import func, select, text
 
 import agentgit
 from agentgit import Corrupt, InvalidInput, NotFound
-from agentgit.checkpoints.queries import FIRST
-from agentgit.checkpoints.search_words import query
+from agentgit.checkpoints.queries import FIRST_HIT_CURSOR
+from agentgit.checkpoints.search_words import parse_query
 from agentgit.store.database import Database
 from agentgit.store.maintenance.gc import collect
 from agentgit.store.records.log import LogPart
-from agentgit.store.search.index import CHECKPOINTS_AT_ONCE, SearchIndex
+from agentgit.store.search.index import CHECKPOINTS_PER_TRANSACTION, SearchIndex
 from agentgit.store.sql.tables import BRANCH, SEARCH_TEXT
 
 
@@ -259,7 +259,12 @@ def test_w9_postgresql_never_uses_a_generic_plan_for_a_search(repo, agent):
         for n in range(12):
             list(
                 repo.context.store.search.hits(
-                    connection, agent.session.id, parts, query(f"sofa {n}"), FIRST, whole=True
+                    connection,
+                    agent.session.id,
+                    parts,
+                    parse_query(f"sofa {n}"),
+                    FIRST_HIT_CURSOR,
+                    is_whole_session=True,
                 )
             )
         assert [row.generic_plans for row in connection.execute(counts)] == [0]
@@ -317,13 +322,13 @@ def test_w9_a_long_history_is_indexed_completely_in_batches(repo):
     """W9: a long history is indexed completely, in several transactions."""
     agent = chat(repo)
     agent.run("a needle")
-    for n in range(CHECKPOINTS_AT_ONCE + 20):
+    for n in range(CHECKPOINTS_PER_TRANSACTION + 20):
         agent.checkpoint(f"point {n}")
     forget(repo)
     told = []
     found = repo.session().search("point", limit=1000, progress=lambda done, total: told.append((done, total)))
-    assert len(found) == CHECKPOINTS_AT_ONCE + 20
-    assert told == [(CHECKPOINTS_AT_ONCE, CHECKPOINTS_AT_ONCE + 22)]
+    assert len(found) == CHECKPOINTS_PER_TRANSACTION + 20
+    assert told == [(CHECKPOINTS_PER_TRANSACTION, CHECKPOINTS_PER_TRANSACTION + 22)]
     assert len(repo.session().search("needle")) == 1
 
 
@@ -332,7 +337,7 @@ def test_w9_turns_and_named_checkpoints_index_their_texts(repo, agent):
     agent.run("a lamp")
     agent.checkpoint("x")
     with backend.reading(repo) as connection:
-        behind = repo.context.store.texts.unindexed(connection, agent.session.id)
+        behind = repo.context.store.search_index.count_unindexed(connection, agent.session.id)
     assert agent.branch_id not in behind
 
 
@@ -378,7 +383,7 @@ def test_w9_no_text_is_indexed_twice_after_its_checkpoint_is_deleted(repo):
         lambda c: repo.context.store.checkpoints.add(
             c,
             agent.branch_id,
-            repo.context.store.moment(c, repo.context.store.sessions.branch(c, agent.branch_id)).snapshot,
+            repo.context.store.head_state(c, repo.context.store.sessions.branch(c, agent.branch_id)).checkpoint_state,
             _label(repo),
         ),
     )
@@ -405,10 +410,12 @@ def test_w9_search_finds_only_texts_of_the_same_user_and_tenant(database):
         assert not his.session().search(scope, all_branches=True).items
         strange = SearchIndex(7, his.context.store.sessions, his.context.store.graphs)
         with database.reading() as connection:
-            assert strange.unindexed(connection, hers.session("s").id) == {}
+            assert strange.count_unindexed(connection, hers.session("s").id) == {}
             found = type(his.context.store.search)(7, his.context.store.graphs)
             parts = [LogPart(branch_id=hers.session("s").branch().id)]
-            hits = found.hits(connection, hers.session("s").id, parts, query("needle"), FIRST, whole=True)
+            hits = found.hits(
+                connection, hers.session("s").id, parts, parse_query("needle"), FIRST_HIT_CURSOR, is_whole_session=True
+            )
             assert list(hits) == []
 
 

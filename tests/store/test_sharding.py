@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from agentgit.cli.app import app
 from agentgit.errors import InvalidInput
 from agentgit.store.database import Database
-from agentgit.store.schema.introspection import differences, shape_at, shape_of
+from agentgit.store.schema.introspection import build_shape, list_differences, read_shape
 from agentgit.store.schema.partitioning import KINDS, distributed_script
 from agentgit.store.schema.schema import REVISION
 from agentgit.store.sql.tables import METADATA
@@ -32,7 +32,7 @@ def test_d5_the_script_for_each_server_creates_every_table(kind, empty_server):
         by_hand(empty_server, STANDS_FOR_CITUS)
     by_hand(empty_server, distributed_script(kind).replace("USING ybgin", "USING gin"))
     with closing(Database(empty_server)) as database:
-        wrong = database.write(lambda c: differences(shape_of(c), shape_at(c, REVISION)))
+        wrong = database.write(lambda c: list_differences(read_shape(c), build_shape(c, REVISION)))
         kept = [one for one in wrong if not any(word in one for word in ("policy", "row-level", "trigger", "function"))]
         assert kept == []
         assert (wrong == []) is (kind == "yugabyte")

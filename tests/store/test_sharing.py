@@ -222,7 +222,7 @@ def test_d5_a_turn_of_the_owner_checks_no_rights(repo, monkeypatch):
     def asked(*_):
         raise AssertionError("rights were asked for")
 
-    monkeypatch.setattr(repo.context.store.visible, "role", asked)
+    monkeypatch.setattr(repo.context.store.visible_sessions, "role", asked)
     monkeypatch.setattr(repo.context.store.users, "is_valid", asked)
     agent.run("add chair")
     assert len(agent.history()) == 6

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import text
 
 from agentgit.store.database import Database
-from agentgit.store.sql.sqlite import KEPT
+from agentgit.store.sql.sqlite import MAX_IDLE
 
 
 @pytest.fixture(params=["file", ":memory:"])
@@ -56,7 +56,7 @@ def test_only_durable_transactions_wait_for_the_disk(database):
 
 def test_concurrent_readers_do_not_wait_for_each_other(tmp_path):
     """W14: each of many reader threads has a separate connection, and the surplus ones are closed afterwards."""
-    readers = 3 * KEPT
+    readers = 3 * MAX_IDLE
     together = threading.Barrier(readers, timeout=60)
 
     def read(_):
@@ -68,5 +68,5 @@ def test_concurrent_readers_do_not_wait_for_each_other(tmp_path):
         with ThreadPoolExecutor(readers) as threads:
             read_by = list(threads.map(read, range(readers)))
         assert len({id(connection) for connection, _ in read_by}) == readers
-        assert sum(not connection.closed for connection, _ in read_by) == KEPT
+        assert sum(not connection.closed for connection, _ in read_by) == MAX_IDLE
     assert all(connection.closed for connection, _ in read_by)

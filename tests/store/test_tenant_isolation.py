@@ -8,7 +8,7 @@ from sqlalchemy import select
 from test_access import ADMIN, EDITOR, FORKER, OWN, OWNER, VERBS, VIEWER, outcome, world
 
 import agentgit
-from agentgit.auth.principal import FOR_ROLE, SCOPES
+from agentgit.auth.principal import SCOPE_OF_ROLE, SCOPES
 from agentgit.demo import EFFECTS, build
 from agentgit.errors import NotAllowed, NotFound
 from agentgit.store.sql.tables import METADATA
@@ -97,7 +97,7 @@ NEEDS = {VIEWER: "read", FORKER: "fork", EDITOR: "write", OWNER: "admin", ADMIN:
 @pytest.mark.parametrize("scope", SCOPES[:-1])
 def test_d5_an_api_key_cannot_exceed_its_scope(world, scope):
     """D5: with a key of an admin and owner, each verb beyond the scope of the key is refused and changes no row."""
-    assert NEEDS == {**FOR_ROLE, ADMIN: "admin"}
+    assert NEEDS == {**SCOPE_OF_ROLE, ADMIN: "admin"}
     repo = world.repo
     repo.users.add("root", is_admin=True)
     world.ada.session("s").sharing.share("root", "owner")

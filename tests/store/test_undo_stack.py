@@ -22,7 +22,7 @@ from agentgit.errors import InvalidInput, NotFound, Unavailable, WorkspaceChange
 from agentgit.workspace.disk import atomic_file, single_file
 from agentgit.workspace.disk.atomic_file import CHUNK
 from agentgit.workspace.disk.single_file import SingleFiles
-from agentgit.workspace.locations import exclusive
+from agentgit.workspace.locations import exclusive_lock
 from agentgit.workspace.undo import storage
 from agentgit.workspace.undo.stack import UndoStack
 from agentgit.workspace.values import Undone
@@ -416,7 +416,7 @@ def die_in(work, store, where, point):
     owner, name = {
         "put": (SingleFiles, "put"),
         "rename": (atomic_file, "system_call"),
-        "evict": (stack._rows, "evict"),
+        "evict": (stack._storage, "evict"),
     }[where]
     plain = getattr(owner, name)
 
@@ -492,7 +492,7 @@ def test_waiting_for_a_locked_stack_times_out(work, stack, tmp_path, monkeypatch
     held, over = threading.Event(), threading.Event()
 
     def hold():
-        with exclusive(tmp_path / "store/undo.lock", patience=0, what="it"):
+        with exclusive_lock(tmp_path / "store/undo.lock", timeout=0, description="it"):
             held.set()
             over.wait(60)
 
@@ -504,7 +504,10 @@ def test_waiting_for_a_locked_stack_times_out(work, stack, tmp_path, monkeypatch
     over.set()
     other.join()
     stack.snapshot("edit", ["file"])
-    with pytest.raises(Unavailable, match="cannot be locked"), exclusive(work / "no/lock", patience=0, what="it"):
+    with (
+        pytest.raises(Unavailable, match="cannot be locked"),
+        exclusive_lock(work / "no/lock", timeout=0, description="it"),
+    ):
         pass
 
 

@@ -15,7 +15,7 @@ import agentgit
 from agentgit.errors import InvalidInput, NotAllowed, SchemaMismatch
 from agentgit.store.database import Database
 from agentgit.store.schema import migrations, schema
-from agentgit.store.schema.introspection import WORDS, differences, shape_at, shape_of
+from agentgit.store.schema.introspection import FTS_TABLE, build_shape, list_differences, read_shape
 
 
 def plain(url):
@@ -36,7 +36,7 @@ def rows_of(database, columns=None):
                 ).mappings()
             ]
             for table in tables.sorted_tables
-            if not table.name.startswith(WORDS) and table.name != migrations.VERSION_TABLE
+            if not table.name.startswith(FTS_TABLE) and table.name != migrations.VERSION_TABLE
             if columns is None or table.name in columns
         }
 
@@ -52,7 +52,7 @@ def test_d6_a_sqlite_file_of_an_earlier_schema_is_upgraded_on_open(tmp_path, sec
             schema.check(database)
         with agentgit.open(path) as repo:
             assert [one.session_name for one in repo.sessions()] == ["here"]
-        assert schema.current(database) == second
+        assert schema.current_revision(database) == second
         assert_kept(database, before)
 
 
@@ -100,11 +100,11 @@ def test_d5_each_migration_can_be_downgraded_and_upgraded_again(empty, second):
         filled(database, second)
         with pytest.raises(NotAllowed, match=r"1 row of external_session.*--yes"):
             schema.downgrade(database, "base")
-        assert schema.current(database) == second
+        assert schema.current_revision(database) == second
         for revision in [*migrations.revisions()[-2::-1], "base"]:
             schema.downgrade(database, revision, allow_data_loss=True)
-            assert database.write(lambda c, at=revision: differences(shape_of(c), shape_at(c, at))) == []
-        assert schema.current(database) is None
+            assert database.write(lambda c, at=revision: list_differences(read_shape(c), build_shape(c, at))) == []
+        assert schema.current_revision(database) is None
         with pytest.raises(SchemaMismatch, match="no agentgit tables"):
             schema.downgrade(database, "base")
         assert schema.upgrade(database) == second
@@ -128,7 +128,7 @@ def tables_of(connection):
     """List the tables in an order in which rows can be put into them."""
     tables = MetaData()
     tables.reflect(connection)
-    return [one for one in tables.sorted_tables if not one.name.startswith((WORDS, migrations.VERSION_TABLE))]
+    return [one for one in tables.sorted_tables if not one.name.startswith((FTS_TABLE, migrations.VERSION_TABLE))]
 
 
 @pytest.mark.long
@@ -234,7 +234,7 @@ def test_d5_the_upgrade_sql_can_be_run_by_an_administrator(empty, second):
         kind = database.engine.dialect.name
         for start, end in ((None, "0001"), ("0001", None)):
             by_hand(empty, schema.script(kind, start, end))
-            assert schema.current(database) == (end or schema.REVISION)
+            assert schema.current_revision(database) == (end or schema.REVISION)
         schema.check(database, deep=True)
         database.write(lambda c: c.exec_driver_sql(f"DROP TABLE {migrations.VERSION_TABLE}"))
         with pytest.raises(SchemaMismatch, match="names of agentgit"):

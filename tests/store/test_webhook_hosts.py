@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 import agentgit
 from agentgit import InvalidInput
 from agentgit.cli.app import app
-from agentgit.sessions.webhooks import kind_of, verify
+from agentgit.sessions.webhooks import non_public_kind, verify
 from agentgit.store.sql.tables import WEBHOOK
 
 pytestmark = pytest.mark.usefixtures("long_webhook_pauses")
@@ -50,14 +50,14 @@ def test_q8_non_public_addresses_are_recognized(kind, address):
     """Q8: each kind of address that only the host, its network or its cloud can reach is recognized in each
     notation.
     """
-    found = kind_of(ip_address(address))
+    found = non_public_kind(ip_address(address))
     assert found == kind or (kind == "a reserved address" and found is not None)
 
 
 @pytest.mark.parametrize("address", PUBLIC)
 def test_q8_public_addresses_are_accepted(address):
     """Q8: public addresses and IPv6 addresses that stand for them are not refused."""
-    assert kind_of(ip_address(address)) is None
+    assert non_public_kind(ip_address(address)) is None
 
 
 @contextmanager

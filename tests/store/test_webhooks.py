@@ -20,9 +20,9 @@ import agentgit
 import agentgit.demo
 from agentgit import InvalidInput, NotAllowed, NotFound
 from agentgit.repository import webhook_sender
-from agentgit.sessions.webhooks import key_of, new_secret, sign, verify
+from agentgit.sessions.webhooks import new_secret, sign, signing_key, verify
 from agentgit.store.audit import outbox
-from agentgit.store.audit.outbox import TRIES
+from agentgit.store.audit.outbox import MAX_ATTEMPTS
 from agentgit.store.sql.tables import WEBHOOK, WEBHOOK_DELIVERY
 
 pytestmark = pytest.mark.usefixtures("webhooks_allowed", "long_webhook_pauses")
@@ -93,7 +93,7 @@ def test_w12_an_undeliverable_event_is_given_up_and_can_be_retried(repo, receive
     """W12: after its last try, or at once after a 410, an event is dead and counted, and `retry` sends it again."""
     hook = repo.webhooks.add(receiver.url, "session.*", SECRET)
     repo.session("s", create=True)
-    backend.write(repo, lambda c: c.execute(update(WEBHOOK_DELIVERY).values(attempts=TRIES - 1)))
+    backend.write(repo, lambda c: c.execute(update(WEBHOOK_DELIVERY).values(attempts=MAX_ATTEMPTS - 1)))
     receiver.answers.append(503)
     assert repo.webhooks.deliver().dead == 1
     repo.session("t", create=True)
@@ -144,7 +144,7 @@ def test_w12_events_taken_by_a_dead_worker_are_tried_by_another(repo, receiver):
     """
     repo.webhooks.add(receiver.url, "session.*", SECRET)
     repo.session("s", create=True)
-    (taken,) = backend.write(repo, lambda c: repo.context.store.outbox.take(c, 5))
+    (taken,) = backend.write(repo, lambda c: repo.context.store.outbox.claim(c, 5))
     assert repo.webhooks.deliver().sent == 0
     due_now(repo)
     receiver.answers.append(500)
@@ -198,7 +198,10 @@ def test_w12_users_see_only_the_webhooks_they_added(database, receiver):
         two = ann.session("two", create=True)
         for session in (one, two):
             backend.write(
-                ann, lambda c, s=session: outbox.note(c, ann.context.store.tenant_id, "tag.created", session_id=s.id)
+                ann,
+                lambda c, s=session: outbox.record_event(
+                    c, ann.context.store.tenant_id, "tag.created", session_id=s.id
+                ),
             )
         assert [one.pending for one in ann.webhooks.list()] == [2, 1]
         with agentgit.open(database.url) as admin:
@@ -210,7 +213,7 @@ def test_w12_users_see_only_the_webhooks_they_added(database, receiver):
 def test_w12_webhook_secrets_are_shown_only_once(repo, receiver):
     """W12: only `add` returns a secret; no repr, list or event contains it or a token in the URL."""
     hook = repo.webhooks.add(receiver.url + "?token=hidden", "session.*")
-    assert len(key_of(hook.secret)) == 32
+    assert len(signing_key(hook.secret)) == 32
     assert repo.webhooks.list()[0].secret is None
     said = repr(hook) + json.dumps(hook.to_dict()) + repr(repo.webhooks.list()) + repr(list(repo.events.list()))
     assert hook.secret not in said

@@ -97,7 +97,7 @@ def journal(repo) -> list[ToolInvocation]:
     calls, branches = table("tool_invocation"), table("internal_session")
     query = select(calls, branches.c.inherited).select_from(WITH_BRANCH).order_by(calls.c.id)
     with reading(repo) as connection:
-        return repo.context.store.journal.own_values(connection, connection.execute(query).all())
+        return repo.context.store.journal.invocations_from_rows(connection, connection.execute(query).all())
 
 
 def runner(session: agentgit.Session, tool_name: str) -> Callable[[Any], Any]:
@@ -143,7 +143,7 @@ def take(repo, branch, owner: str) -> None:
 
 def at_work(repo) -> AbstractContextManager[str]:
     """Create an owner of turns that is alive until the end of the block."""
-    return repo.context.store.at_work()
+    return repo.context.store.register_owner()
 
 
 def _intent(branch, item: str, **known: Any) -> Intent:

@@ -289,7 +289,7 @@ def test_t3_a_recorded_name_finds_only_declared_functions():
     """T3: a recorded name finds its function only among those declared for that tool of the session."""
     registry = Registry()
     call = invoked(undo=HERE, verify=f"{__name__}:look")
-    assert "is not declared here" in registry.cannot_undo(1, call)
+    assert "is not declared here" in registry.undo_obstacle(1, call)
     registry.declare(1, "pay", reversible(undo, verify=look))
     assert (registry.undo(1, call), registry.verify(1, call), registry.precheck(1, call)) == (undo, look, None)
     registry.declare(1, "pay", reversible(other, precheck=look))
@@ -297,14 +297,14 @@ def test_t3_a_recorded_name_finds_only_declared_functions():
     assert registry.undo(1, invoked(undo=f"{__name__}:other")) is other
     assert registry.verify(1, call) is look  # what a later declaration leaves out stays
     assert registry.precheck(1, call) is look
-    assert "is not declared here" in registry.cannot_undo(2, call)
+    assert "is not declared here" in registry.undo_obstacle(2, call)
 
 
 def test_t3_a_function_other_than_the_recorded_one_is_refused():
     """T3: where the recorded and the declared name differ, no function is used, and the reason has both names."""
     registry = Registry({"pay_by_name": reversible(other), "*": reversible(undo, verify=look)})
     assert registry.undo(1, invoked("pay_by_name")) is other  # nothing was recorded that says otherwise
-    why = registry.cannot_undo(1, invoked("pay_by_name", undo="shop:cancel"))
+    why = registry.undo_obstacle(1, invoked("pay_by_name", undo="shop:cancel"))
     assert "shop:cancel" in why
     assert f"{__name__}:other" in why
     assert registry.undo(1, invoked("pay_by_name", undo=HERE)) is undo
@@ -315,7 +315,7 @@ def test_w1_the_undo_of_another_tool_with_the_same_name_is_not_used():
     """W1: a decorator elsewhere in the process provides no undo for a call that was made without it."""
     reversible(other)(named("pay_elsewhere"))
     registry = Registry()
-    assert "wrap the graph" in registry.cannot_undo(1, invoked("pay_elsewhere"))
+    assert "wrap the graph" in registry.undo_obstacle(1, invoked("pay_elsewhere"))
     assert registry.verify(1, invoked("pay_elsewhere")) is None
 
 
@@ -344,10 +344,10 @@ def test_w3_disagreeing_decorators_leave_a_tool_name_undeclared():
 def test_w1_the_reason_for_a_missing_function_names_the_next_step():
     """W1: without an undo function, an importable path or a tool, the reason says what to do next."""
     registry = Registry()
-    assert "wrap the graph" in registry.cannot_undo(1, invoked("nobody"))
-    assert "no.such:thing is not declared here" in registry.cannot_undo(1, invoked("nobody", undo="no.such:thing"))
+    assert "wrap the graph" in registry.undo_obstacle(1, invoked("nobody"))
+    assert "no.such:thing is not declared here" in registry.undo_obstacle(1, invoked("nobody", undo="no.such:thing"))
     registry.declare(1, "nobody", reversible("no.such:thing"))
-    assert "cannot be imported" in registry.cannot_undo(1, invoked("nobody", undo="no.such:thing"))
+    assert "cannot be imported" in registry.undo_obstacle(1, invoked("nobody", undo="no.such:thing"))
     with pytest.raises(NotFound, match="ToolNode"):
         registry.runner(1, invoked())
     registry.register_runner(1, "pay", "only its graph can call it")
@@ -362,4 +362,4 @@ def test_w1_an_undo_module_that_raises_on_import_is_reported(tmp_path, monkeypat
     (tmp_path / "broken_shop.py").write_text("raise RuntimeError('no key')")
     monkeypatch.syspath_prepend(tmp_path)
     registry = Registry({"pay": reversible("broken_shop:cancel")})
-    assert "no key" in registry.cannot_undo(1, invoked(undo="broken_shop:cancel"))
+    assert "no key" in registry.undo_obstacle(1, invoked(undo="broken_shop:cancel"))

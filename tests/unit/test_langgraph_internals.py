@@ -23,7 +23,7 @@ from langgraph.prebuilt import ToolNode
 import agentgit
 from agentgit import langgraph_internals as internals
 
-MOVED = f"LangGraph {version('langgraph')} has moved {{}}; agentgit was made with {internals.READ}"
+MOVED = f"LangGraph {version('langgraph')} has moved {{}}; agentgit was made with {internals.CHECKED_VERSION}"
 
 KEYS = {
     "CONFIG_KEY_CACHE": "__pregel_cache", "CONFIG_KEY_CHECKPOINT_MAP": "checkpoint_map",

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from agentgit.checkpoints.merge import (
     MergedValue,
     MergePlan,
-    added,
-    batch_of,
-    choice,
+    added_positions,
     decide,
     drop_incomplete_batches,
-    extra,
+    expand_to_batches,
+    find_additions,
+    find_choice,
 )
 from agentgit.errors import InvalidInput
 from agentgit.render.views import diff
@@ -50,7 +50,7 @@ DICTS = st.dictionaries(st.sampled_from("abc"), st.integers(0, 2) | st.none(), m
 @given(DICTS | st.none(), DICTS, DICTS)
 def test_w7_a_merge_of_dicts_keeps_the_changes_of_both_sides(base, ours, theirs):
     """W7: ours with the additions of theirs has every change of both; contradictory changes have no additions."""
-    more, before = extra(base, ours, theirs), base or {}
+    more, before = find_additions(base, ours, theirs), base or {}
     gone = before.keys() - theirs.keys()
     mine = {key for key in ours if key not in before or ours[key] != before[key]} | (before.keys() - ours.keys())
     other = {key for key in theirs if key not in before or theirs[key] != before[key]}
@@ -65,17 +65,17 @@ def test_w7_a_merge_of_dicts_keeps_the_changes_of_both_sides(base, ours, theirs)
 def test_w7_values_that_were_not_only_extended_have_no_additions():
     """W7: texts, values of two types and a list with a changed beginning have no additions."""
     for base, ours, theirs in ((None, [1], {"a": 1}), ([1], [1, 2], [2, 1]), ({}, [1], [2]), ("a", "ab", "ac")):
-        assert extra(base, ours, theirs) is None
+        assert find_additions(base, ours, theirs) is None
 
 
 @given(st.lists(st.integers(0, 3), max_size=6), st.lists(st.integers(0, 3), max_size=8))
 def test_w7_added_items_are_exactly_the_rest_of_the_later_list(base, later):
     """W7: without its added items the later list has the items of the earlier one, else there is no answer."""
-    new = added(base, later)
+    new = added_positions(base, later)
     rest = [item for place, item in enumerate(later) if place not in (new or ())]
     assert (sorted(rest) == sorted(base)) is (new is not None)
-    assert len(added(base, [*later, *base])) == len(later)
-    assert added([], later) == list(range(len(later)))
+    assert len(added_positions(base, [*later, *base])) == len(later)
+    assert added_positions([], later) == list(range(len(later)))
 
 
 MESSAGES = st.lists(
@@ -104,20 +104,20 @@ def test_w7_merged_messages_keep_calls_and_results_together(messages):
 def test_w7_a_choice_of_messages_is_extended_to_whole_batches():
     """W7: a chosen call or result adds the other calls and results of its batch, and nothing else."""
     talk = [says(), asks("a", "b"), answers("b"), answers("a"), says("assistant")]
-    assert batch_of(talk, [2]) == batch_of(talk, [1]) == [1, 2, 3]
-    assert batch_of(talk, [0, 4]) == [0, 4]
-    assert batch_of(talk, []) == []
+    assert expand_to_batches(talk, [2]) == expand_to_batches(talk, [1]) == [1, 2, 3]
+    assert expand_to_batches(talk, [0, 4]) == [0, 4]
+    assert expand_to_batches(talk, []) == []
 
 
 def test_w7_an_invalid_conflict_choice_is_refused():
     """W7: a conflict choice is a word, a function or a mapping with `*`; anything else raises InvalidInput."""
-    assert choice(None, "k") is None
-    assert choice({"*": "ours", "k": "theirs"}, "k") == "theirs"
-    assert choice({"*": "ours"}, "k") == "ours"
-    assert choice(min, "k") is min
+    assert find_choice(None, "k") is None
+    assert find_choice({"*": "ours", "k": "theirs"}, "k") == "theirs"
+    assert find_choice({"*": "ours"}, "k") == "ours"
+    assert find_choice(min, "k") is min
     for wrong in ("mine", 1, {"k": "mine"}):
         with pytest.raises(InvalidInput, match="'ours', 'theirs'"):
-            choice(wrong, "k")
+            find_choice(wrong, "k")
 
 
 @pytest.mark.long

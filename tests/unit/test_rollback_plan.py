@@ -19,7 +19,9 @@ def call(id: int, effect: str, status: str = "done", **more) -> ToolInvocation:
 
 
 def decide(*later: ToolInvocation, tools: str = "reverse", missing: str | None = None):
-    return make_plan(checkpoint_id=1, target="main#1", position=0, later=later, can_undo=lambda _: missing, tools=tools)
+    return make_plan(
+        checkpoint_id=1, target="main#1", position=0, later=later, undo_obstacle=lambda _: missing, tools=tools
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from agentgit import InvalidInput
 from agentgit.checkpoints import search_words
-from agentgit.checkpoints.search_words import Query, composed, query, snippet
-from agentgit.store.search.index import vector
+from agentgit.checkpoints.search_words import Query, make_snippet, normalize_nfc, parse_query
+from agentgit.store.search.index import ts_vector
 from agentgit.store.search.query import fts_query, ts_query
 
 TEXTS = st.text(alphabet=st.characters(codec=None), max_size=60)
@@ -17,7 +17,7 @@ TEXTS = st.text(alphabet=st.characters(codec=None), max_size=60)
 
 
 def found(text):
-    return [word.text for word in search_words.words(composed(text))]
+    return [word.text for word in search_words.words(normalize_nfc(text))]
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def found(text):
         ("a\0b\ud800c", ["a", "b", "c"]),
         ("' \" * NEAR( ) : ^ - +", ["near"]),
         ("", []),
-        ("x" * 500, ["x" * search_words.LONGEST_WORD]),
+        ("x" * 500, ["x" * search_words.MAX_WORD_LENGTH]),
     ],
 )
 def test_w9_words_are_folded_and_punctuation_is_dropped(text, expected):
@@ -48,10 +48,10 @@ def test_w9_words_contain_no_database_syntax(text):
     for word in found(text):
         word.encode()
         assert word
-        assert len(word) <= search_words.LONGEST_WORD
+        assert len(word) <= search_words.MAX_WORD_LENGTH
         assert all(c.isalnum() for c in word if c.isascii())
         assert "§" not in word
-    assert vector(found(text)).count("'") == 2 * len(set(found(text)))
+    assert ts_vector(found(text)).count("'") == 2 * len(set(found(text)))
 
 
 @given(TEXTS, TEXTS, TEXTS)
@@ -60,10 +60,10 @@ def test_w9_a_text_is_found_by_any_part_between_spaces(before, text, after):
     whole = f"{before} {text} {after}"
     if not text.strip():
         return
-    wanted, inside = query(text), found(whole)
+    wanted, inside = parse_query(text), found(whole)
     for term in wanted.terms:
         assert any(tuple(inside[n : n + len(term)]) == term for n in range(len(inside)))
-    shown = snippet(whole, wanted)
+    shown = make_snippet(whole, wanted)
     assert bool(shown.marks) == bool(wanted.terms)
     for start, end in shown.marks:
         assert 0 <= start < end <= len(shown.text)
@@ -74,7 +74,7 @@ def test_w9_a_query_contains_only_quoted_words(text):
     """W9: no part of a query becomes an operator; outside the quotes there are only our operators."""
     if not text.strip():
         return
-    wanted = query(text)
+    wanted = parse_query(text)
     for named in (True, False):
         fts, ts = (write(["§s1"], wanted, named=named) for write in (fts_query, ts_query))
         for written, quote in ((fts, '"'), (ts, "'")):
@@ -85,24 +85,24 @@ def test_w9_a_query_contains_only_quoted_words(text):
 def test_w9_an_invalid_query_is_refused(bad):
     """Bad input: a query that is empty, too long or no text raises InvalidInput."""
     with pytest.raises(InvalidInput):
-        query(bad)
+        parse_query(bad)
 
 
 def test_w9_a_snippet_is_short_and_marks_each_match():
     """W9: the snippet of a long text is one line around the first match, with each match marked."""
     text = "lorem ipsum\n" * 100 + "we order TWO\tchairs, two chairs\n" + "dolor sit " * 100
-    shown = snippet(text, query("two_chairs we"))
+    shown = make_snippet(text, parse_query("two_chairs we"))
     assert len(shown.text) < search_words.BEFORE + search_words.AFTER + 25
     assert "\n" not in shown.text
     assert [shown.text[a:b] for a, b in shown.marks] == ["we", "TWO chairs", "two chairs"]
     assert shown.text[0] == shown.text[-1] == "…"
-    assert snippet("nothing here", Query((("x",),))).marks == ()
+    assert make_snippet("nothing here", Query((("x",),))).marks == ()
 
 
 def test_w9_a_text_has_a_limited_number_of_words():
     """W9: only the first words of a huge text count, so that one message cannot fill the index."""
-    assert len(found("word " * 50_000)) == search_words.MOST_WORDS
-    assert sum(map(len, found(" ".join(f"{n:060}" for n in range(9_000))))) <= search_words.MOST_CHARACTERS + 64
+    assert len(found("word " * 50_000)) == search_words.MAX_WORDS
+    assert sum(map(len, found(" ".join(f"{n:060}" for n in range(9_000))))) <= search_words.MAX_CHARACTERS + 64
 
 
 @given(st.text(max_size=40))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentgit.sessions.stats import UsedTokens, added, cost_of, subtract_usage
+from agentgit.sessions.stats import UsedTokens, cost_of, subtract_usage, sum_usages
 from agentgit.store.threads import token_usage
 
 TOKENS = st.tuples(*[st.integers(0, 10**9)] * 5).map(lambda n: UsedTokens(n[0], n[1] + n[3] + n[4], *n[2:]))
@@ -16,7 +16,7 @@ COUNTS = st.dictionaries(st.text(max_size=3), TOKENS, max_size=4)
 @given(COUNTS, COUNTS)
 def test_w12_token_usage_can_be_added_and_subtracted(before, after):
     """W12: usage adds up, and subtracting the earlier part leaves the later one."""
-    together = added([before, after])
+    together = sum_usages([before, after])
     assert subtract_usage(together, before) == {model: tokens for model, tokens in after.items() if any(tokens)}
     assert cost_of(together, {"*": (2, 3, 1)}) == pytest.approx(
         cost_of(before, {"*": (2, 3, 1)}) + cost_of(after, {"*": (2, 3, 1)})

@@ -42,31 +42,31 @@ from agentgit.store.queries.explorations import Explorations, branch_name, mark_
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.tables import CHECKPOINT
 
-AT_ONCE = 8
+DEFAULT_CONCURRENCY = 8
 """The default number of turns that run at the same time."""
 
 
-def run_exploration(explorer: Explorer, at_once: int) -> None:
+def run_exploration(explorer: Explorer, max_concurrency: int) -> None:
     """Run the turns of an exploration.
 
     Args:
         explorer: The exploration.
-        at_once: The maximum number of turns that run at the same time.
+        max_concurrency: The maximum number of turns that run at the same time.
     """
-    with _naming(explorer):
+    with _note_on_error(explorer):
         for trials in explorer.walk():
-            _run_all(trials, at_once)
+            _run_all(trials, max_concurrency)
 
 
-async def arun_exploration(explorer: Explorer, at_once: int) -> None:
+async def arun_exploration(explorer: Explorer, max_concurrency: int) -> None:
     """Run the turns of an exploration, as `run_exploration`, on the event loop."""
-    with _naming(explorer), awaiting():
+    with _note_on_error(explorer), awaiting():
         walk = explorer.walk()
         while (trials := await asyncio.to_thread(next, walk, None)) is not None:
-            await _arun_all(trials, at_once)
+            await _arun_all(trials, max_concurrency)
 
 
-def turns_at_once(parallel: bool | int) -> int:
+def parse_parallel(parallel: bool | int) -> int:
     """Return how many turns may run at the same time.
 
     Raises:
@@ -74,11 +74,11 @@ def turns_at_once(parallel: bool | int) -> int:
     """
     if parallel < 0:
         raise InvalidInput(f"parallel must be 0 or more, not {parallel}.")
-    return AT_ONCE if parallel is True else max(1, int(parallel))
+    return DEFAULT_CONCURRENCY if parallel is True else max(1, int(parallel))
 
 
 @contextmanager
-def _naming(explorer: Explorer) -> Iterator[None]:
+def _note_on_error(explorer: Explorer) -> Iterator[None]:
     """Add a note to an error that ends an exploration: where to find the results so far."""
     try:
         yield
@@ -91,11 +91,11 @@ def _naming(explorer: Explorer) -> Iterator[None]:
         raise
 
 
-def _run_all(trials: list[ExploredTurn], at_once: int) -> None:
+def _run_all(trials: list[ExploredTurn], max_concurrency: int) -> None:
     if len(trials) == 1:
         _run(trials[0])
         return
-    with ContextThreadPoolExecutor(at_once) as pool:
+    with ContextThreadPoolExecutor(max_concurrency) as pool:
         list(pool.map(_run, trials))
 
 
@@ -106,11 +106,11 @@ def _run(trial: ExploredTurn) -> None:
         trial.error = error
 
 
-async def _arun_all(trials: list[ExploredTurn], at_once: int) -> None:
-    room = asyncio.Semaphore(at_once)
+async def _arun_all(trials: list[ExploredTurn], max_concurrency: int) -> None:
+    semaphore = asyncio.Semaphore(max_concurrency)
 
     async def run(trial: ExploredTurn) -> None:
-        async with room:
+        async with semaphore:
             try:
                 await trial.agent.ainvoke(trial.value, trial.config)
             except Exception as error:  # noqa: BLE001  # as in `_run`
@@ -132,8 +132,8 @@ class ExploredTurn:
         choices: The number of the choice, from 1, at each step up to this one.
         value: The input of the graph.
         config: The config to run the graph with.
-        pending: True if the turn must be run; False if it has run, or waits for a user's answer.
-        end: The id of the checkpoint at its end; None if it has not ended.
+        is_pending: True if the turn must be run; False if it has run, or waits for a user's answer.
+        end_id: The id of the checkpoint at its end; None if it has not ended.
         error: The exception that it raised.
     """
 
@@ -141,8 +141,8 @@ class ExploredTurn:
     choices: tuple[int, ...]
     value: Any
     config: RunnableConfig
-    pending: bool = True
-    end: int | None = None
+    is_pending: bool = True
+    end_id: int | None = None
     error: Exception | None = None
 
 
@@ -151,8 +151,8 @@ class Explorer:
 
     Args:
         branch: The branch to start from.
-        on: A function that returns a runner of the graph on another branch.
-        ways: The variants of each step.
+        create_runner: A function that returns a runner of the graph on another branch.
+        variants: The variants of each step.
         name: The name of the exploration, which may be one to continue; None for a new name.
         score: A function that rates a leaf.
         config: The config for all turns.
@@ -162,8 +162,8 @@ class Explorer:
     def __init__(
         self,
         branch: BranchContext,
-        on: Callable[[int], BranchRunner],
-        ways: list[list[Variant]],
+        create_runner: Callable[[int], BranchRunner],
+        variants: list[list[Variant]],
         *,
         name: str | None,
         score: Score | None,
@@ -171,12 +171,12 @@ class Explorer:
         together: bool,
     ) -> None:
         self.branch = branch
-        self.on = on
+        self.create_runner = create_runner
         self.settings = self.branch.settings
         self.branching = Branching(self.branch.context, self.branch.session_id)
         self.rollbacks = Rollbacks(self.branch.context, self.branch.session_id)
-        self.ways = ways
-        self.name = name if name is None else references.branch_name(name)
+        self.variants = variants
+        self.name = name if name is None else references.require_branch_name(name)
         self.score = score
         self.config = config
         self.together = together
@@ -203,74 +203,74 @@ class Explorer:
             Conflict: The name belongs to another exploration.
         """
         kinds = self.settings.effects.kinds()
-        touching = [name for name, kind in kinds.items() if kind not in (READ_ONLY, UNDECLARED)]
+        acting_tools = [name for name, kind in kinds.items() if kind not in (READ_ONLY, UNDECLARED)]
         if self.settings.workspace is not None:
-            touching.append("those that write files")
-        if self.together and touching:
+            acting_tools.append("those that write files")
+        if self.together and acting_tools:
             raise InvalidInput(
-                f"These tools change the world: {', '.join(touching)}. Branches that run in parallel would affect each "
-                "other. Leave parallel out, so that they run one after the other, each in its own world."
+                f"These tools change the world: {', '.join(acting_tools)}. Branches that run in parallel would affect "
+                "each other. Leave parallel out, so that they run one after the other, each in its own world."
             )
         recover_all_abandoned(self.store, self.branch.session_id)
-        files = self.branch.files("before an exploration")
-        found = self.store.database.write(lambda connection: self._begin(connection, files), durable=True)
-        self.name, self._explored_rows, begin = found
-        self._must_sync_world = self._check_world(begin, touching)
+        files = self.branch.take_snapshot("before an exploration")
+        beginning = self.store.database.write(lambda connection: self._begin(connection, files), durable=True)
+        self.name, self._explored_rows, start_row = beginning
+        self._must_sync_world = self._check_world(start_row, acting_tools)
         self.is_begun = True
-        yield from self._breadth_first(begin.id) if self.together else self._depth_first(begin.id, ())
+        yield from self._breadth_first(start_row.id) if self.together else self._depth_first(start_row.id, ())
         # With another agent, so that this agent still notices if somebody else has moved its branch meanwhile.
-        self._sync_world(self.on(self.branch.branch_id))
+        self._sync_world(self.create_runner(self.branch.branch_id))
 
     def _begin(self, connection: Connection, files: SnapshotRef | None) -> tuple[str, dict[str, StoredRow], StoredRow]:
         """Return the name, the branches explored before, and the checkpoint from which the exploration starts."""
         session_id = self.branch.session_id
         self.branch.authorize(connection)
         name = self.name or self.explorations.free_name(connection, session_id)
-        rows = self.explorations.rows(connection, session_id, name)
+        rows = self.explorations.load_branches(connection, session_id, name)
         if rows and mark_of(rows[0])["of"] != self.branch.branch_id:
             raise Conflict(f"An exploration {name!r} from another branch already exists. Choose another name.")
         # A continued exploration keeps its starting point, even if the branch has moved since.
-        begin = (
+        start_row = (
             self.branch.checkpoint(connection, rows[0].branch_point_id)
             if rows
             else self.branching.ensure_checkpoint(connection, self.branch.branch_id, files)
         )
-        return name, {row.name: row for row in rows}, begin
+        return name, {row.name: row for row in rows}, start_row
 
     # -- order
 
-    def _depth_first(self, begin: int, choices: tuple[int, ...]) -> Iterator[list[ExploredTurn]]:
+    def _depth_first(self, start_id: int, choices: tuple[int, ...]) -> Iterator[list[ExploredTurn]]:
         """Yield the turns depth first, so that the effects of a step need not be repeated for the steps after it."""
-        for number, way in enumerate(self.ways[len(choices)], 1):
-            trial = self._prepare_turn(begin, (*choices, number), way)
-            if trial.pending or self._is_unscored(trial):
+        for number, variant in enumerate(self.variants[len(choices)], 1):
+            trial = self._prepare_turn(start_id, (*choices, number), variant)
+            if trial.is_pending or self._is_unscored(trial):
                 self._sync_world(trial.agent)
-            if trial.pending:
+            if trial.is_pending:
                 yield [trial]
             self._record_turns([trial])
-            if trial.end is not None and not self._is_leaf(trial):
-                yield from self._depth_first(trial.end, trial.choices)
+            if trial.end_id is not None and not self._is_leaf(trial):
+                yield from self._depth_first(trial.end_id, trial.choices)
 
-    def _breadth_first(self, begin: int) -> Iterator[list[ExploredTurn]]:
+    def _breadth_first(self, start_id: int) -> Iterator[list[ExploredTurn]]:
         """Yield the turns breadth first: the same step of all variants together."""
-        level: list[tuple[int, tuple[int, ...]]] = [(begin, ())]
-        for ways in self.ways:
+        level: list[tuple[int, tuple[int, ...]]] = [(start_id, ())]
+        for step_variants in self.variants:
             trials = [
-                self._prepare_turn(end, (*choices, number), way)
+                self._prepare_turn(end, (*choices, number), variant)
                 for end, choices in level
-                for number, way in enumerate(ways, 1)
+                for number, variant in enumerate(step_variants, 1)
             ]
-            if pending := [trial for trial in trials if trial.pending]:
+            if pending := [trial for trial in trials if trial.is_pending]:
                 yield pending
             self._record_turns(trials)
-            level = [(trial.end, trial.choices) for trial in trials if trial.end is not None]
+            level = [(trial.end_id, trial.choices) for trial in trials if trial.end_id is not None]
 
     def _is_leaf(self, trial: ExploredTurn) -> bool:
-        return len(trial.choices) == len(self.ways)
+        return len(trial.choices) == len(self.variants)
 
     # -- the world
 
-    def _check_world(self, begin: StoredRow, touching: list[str]) -> bool:
+    def _check_world(self, start_row: StoredRow, acting_tools: list[str]) -> bool:
         """Return whether the world must be brought to the state of each branch before its turn.
 
         If no tool changes the world, differences in the world are ignored.
@@ -280,26 +280,30 @@ class Explorer:
                 exploration's own. The exploration would reverse these and never restore them.
         """
         with self.store.database.reading() as connection:
-            ours = self._positions(connection)
-            plan = self.branch.planner.rollback(connection, self.branch.branch_id, begin, "", replay=REDO)
-            log = self.store.world.last_seq(connection, self.branch.session_id)
-        others = [s for s in plan.steps if s.action in (REVERSE, REDO, BLOCK) and not _is_own_call(s.invocation, ours)]
-        if others and touching:
+            own_positions = self._end_positions(connection)
+            plan = self.branch.planner.plan_rollback(connection, self.branch.branch_id, start_row, "", replay=REDO)
+            last_seq = self.store.world.last_seq(connection, self.branch.session_id)
+        foreign_steps = [
+            s
+            for s in plan.steps
+            if s.action in (REVERSE, REDO, BLOCK) and not _is_own_call(s.invocation, own_positions)
+        ]
+        if foreign_steps and acting_tools:
             raise WorldDiverged(
                 "An exploration reverses every effect that is not on its own path, and these are not its own: "
-                f"{'; '.join(map(str, others))}. First bring the world to this branch with "
-                f"agent = agent.switch({begin.branch_name!r}, sync='world'), or choose a new name.",
+                f"{'; '.join(map(str, foreign_steps))}. First bring the world to this branch with "
+                f"agent = agent.switch({start_row.branch_name!r}, sync='world'), or choose a new name.",
                 plan,
             )
-        self._initial_log_length = None if plan.changes_world else log
-        return not others
+        self._initial_log_length = None if plan.changes_world else last_seq
+        return not foreign_steps
 
-    def _positions(self, connection: Connection) -> dict[int, float]:
+    def _end_positions(self, connection: Connection) -> dict[int, float]:
         """Return for each explored branch the track position at the end of its turn; later calls are not part of it."""
-        ends = {row.id: mark_of(row)["end"] for row in self._explored_rows.values()}
-        found = self.store.checkpoints.find(connection, CHECKPOINT.c.id.in_([end for end in ends.values() if end]))
-        known = {row.id: row.position for row in found}
-        return {branch_id: known.get(end, math.inf) for branch_id, end in ends.items()}
+        end_ids = {row.id: mark_of(row)["end"] for row in self._explored_rows.values()}
+        rows = self.store.checkpoints.find(connection, CHECKPOINT.c.id.in_([end for end in end_ids.values() if end]))
+        positions = {row.id: row.position for row in rows}
+        return {branch_id: positions.get(end, math.inf) for branch_id, end in end_ids.items()}
 
     def _sync_world(self, agent: BranchRunner) -> None:
         """Reverse the effects of other variants, and run again the reversed calls of this one."""
@@ -311,85 +315,93 @@ class Explorer:
             with self.store.database.reading() as connection:
                 if self.store.world.last_seq(connection, self.branch.session_id) == self._initial_log_length:
                     return
-                plan = self.branch.planner.switch(connection, self.store.sessions.branch(connection, agent.branch_id))
+                plan = self.branch.planner.plan_switch(
+                    connection, self.store.sessions.branch(connection, agent.branch_id)
+                )
         if plan.changes_world:
             self.rollbacks.switch(agent.branch_id, agent.branch_id, sync="world", current=False)
 
     # -- one turn
 
-    def _prepare_turn(self, begin: int, choices: tuple[int, ...], way: Variant) -> ExploredTurn:
+    def _prepare_turn(self, start_id: int, choices: tuple[int, ...], variant: Variant) -> ExploredTurn:
         """Create the branch of one turn, or return it if it exists."""
         name = branch_name(self._required_name, choices)
-        said = inputs.read(self.branch.graph, way.value).title
+        title = inputs.parse(self.branch.graph, variant.value).title
         if name in self._explored_rows:
-            return self._resume_turn(self._explored_rows[name], choices, way, said)
+            return self._resume_turn(self._explored_rows[name], choices, variant, title)
 
         def fork(connection: Connection) -> int:
             self.branch.authorize(connection)
-            target = self.branch.checkpoint(connection, begin)
+            target = self.branch.checkpoint(connection, start_id)
             source_id, user_id = target.internal_session_id, self.settings.user_id
-            at = self.store.snapshots.of_checkpoint(connection, target)
-            branch_id = self.branch.context.engine().fork(connection, target, name, source_id, user_id, at)
+            snapshot = self.store.snapshots.of_checkpoint(connection, target)
+            branch_id = self.branch.context.engine().fork(connection, target, name, source_id, user_id, snapshot)
             self._mark(
                 connection,
                 branch_id,
                 name=self._required_name,
                 of=self.branch.branch_id,
                 choices=choices,
-                said=said,
+                said=title,
                 status=BEGUN,
                 end=None,
             )
             return branch_id
 
-        agent = self.on(self.store.database.write(fork, durable=True))
-        return ExploredTurn(agent, choices, way.value, self._config(way))
+        agent = self.create_runner(self.store.database.write(fork, durable=True))
+        return ExploredTurn(agent, choices, variant.value, self._config(variant))
 
-    def _resume_turn(self, row: StoredRow, choices: tuple[int, ...], way: Variant, said: str | None) -> ExploredTurn:
+    def _resume_turn(
+        self, row: StoredRow, choices: tuple[int, ...], variant: Variant, title: str | None
+    ) -> ExploredTurn:
         """Resume a branch that exists: run its turn, continue it, or leave it as it is."""
         mark = mark_of(row)
-        if mark["said"] != said:
+        if mark["said"] != title:
             raise Conflict(
-                f"{row.name} was explored with {mark['said']!r}, not with {said!r}. Give a new name or the same steps."
+                f"{row.name} was explored with {mark['said']!r}, not with {title!r}. Give a new name or the same steps."
             )
-        agent = self.on(row.id)
-        trial = ExploredTurn(agent, choices, way.value, self._config(way), pending=False, end=mark["end"])
-        if trial.end is None:
+        agent = self.create_runner(row.id)
+        trial = ExploredTurn(agent, choices, variant.value, self._config(variant), is_pending=False, end_id=mark["end"])
+        if trial.end_id is None:
             state = agent.get_state()
             with self.store.database.reading() as connection:
-                point = self.branch.checkpoint(connection, row.branch_point_id)
-                found = self.store.graphs.head(connection, row.thread_id)
-            head = found.checkpoint_id if found is not None else None
-            has_input = head != point.graph_checkpoint_id
-            trial.pending = not has_input or bool(state.next and not state.interrupts)
-            trial.value = None if has_input else way.value
+                branch_point = self.branch.checkpoint(connection, row.branch_point_id)
+                newest = self.store.graphs.head(connection, row.thread_id)
+            head_id = newest.checkpoint_id if newest is not None else None
+            has_input = head_id != branch_point.graph_checkpoint_id
+            trial.is_pending = not has_input or bool(state.next and not state.interrupts)
+            trial.value = None if has_input else variant.value
         return trial
 
-    def _config(self, way: Variant) -> RunnableConfig:
-        return merge_configs(self.config, way.config)
+    def _config(self, variant: Variant) -> RunnableConfig:
+        return merge_configs(self.config, variant.config)
 
     def _record_turns(self, trials: list[ExploredTurn]) -> None:
         """Record the results of turns, and score the leaves. A turn that raised is a failed leaf."""
         for trial in trials:
-            if trial.end is None:
+            if trial.end_id is None:
                 self._record_result(trial)
             if self._is_unscored(trial):
                 self._score_leaf(trial)
 
     def _record_result(self, trial: ExploredTurn) -> None:
-        ended = trial.error is None and not trial.agent.get_state().next
-        status = DONE if ended else FAILED if trial.error is not None else WAITING
+        is_complete = trial.error is None and not trial.agent.get_state().next
+        status = DONE if is_complete else FAILED if trial.error is not None else WAITING
         error = None if trial.error is None else f"{type(trial.error).__name__}: {trial.error}"
 
         def write(connection: Connection) -> int | None:
-            end = int(self.branching.ensure_checkpoint(connection, trial.agent.branch_id, None).id) if ended else None
-            self._mark(connection, trial.agent.branch_id, status=status, end=end, error=error)
-            return end
+            end_id = (
+                int(self.branching.ensure_checkpoint(connection, trial.agent.branch_id, None).id)
+                if is_complete
+                else None
+            )
+            self._mark(connection, trial.agent.branch_id, status=status, end=end_id, error=error)
+            return end_id
 
-        trial.end = self.store.database.write(write, durable=True)
+        trial.end_id = self.store.database.write(write, durable=True)
 
     def _is_unscored(self, trial: ExploredTurn) -> bool:
-        if self.score is None or trial.end is None or not self._is_leaf(trial):
+        if self.score is None or trial.end_id is None or not self._is_leaf(trial):
             return False
         with self.store.database.reading() as connection:
             return mark_of(self.store.sessions.branch(connection, trial.agent.branch_id)).get("score") is None
@@ -397,19 +409,19 @@ class Explorer:
     def _score_leaf(self, trial: ExploredTurn) -> None:
         """Score a leaf while the world is as the leaf left it."""
         assert self.score is not None  # noqa: S101  # `_is_unscored` is False without a score
-        path = {branch_name(self._required_name, trial.choices[:end]) for end in range(1, len(trial.choices) + 1)}
+        path_names = {branch_name(self._required_name, trial.choices[:end]) for end in range(1, len(trial.choices) + 1)}
         with self.store.database.reading() as connection:
-            found = self.explorations.read(connection, self.branch.session_id, self._required_name, path)
-        score = float(await_result(awaiter_for_current_loop(), self.score(found.branches[-1])))
+            exploration = self.explorations.read(connection, self.branch.session_id, self._required_name, path_names)
+        score = float(await_result(awaiter_for_current_loop(), self.score(exploration.branches[-1])))
         if math.isnan(score):
-            raise InvalidInput(f"The score of {found.branches[-1].name} is not a number.")
+            raise InvalidInput(f"The score of {exploration.branches[-1].name} is not a number.")
         self.store.database.write(lambda c: self._mark(c, trial.agent.branch_id, score=score))
 
     def _mark(self, connection: Connection, branch_id: int, **facts: Any) -> None:
-        self.explorations.mark(connection, self.store.sessions.branch(connection, branch_id), **facts)
+        self.explorations.update_mark(connection, self.store.sessions.branch(connection, branch_id), **facts)
 
 
 def _is_own_call(call: ToolInvocation, positions: Mapping[int, float]) -> bool:
     """Return whether a call was made by a turn of the exploration, or was run again for one of its branches."""
-    end = positions.get(call.internal_session_id)
-    return end is not None and (call.kind == invocation.REDO or call.position < end)
+    end_position = positions.get(call.internal_session_id)
+    return end_position is not None and (call.kind == invocation.REDO or call.position < end_position)

@@ -24,20 +24,23 @@ class Variant:
     """One variant of a step.
 
     Args:
-        given: The input of the graph.
+        graph_input: The input of the graph.
         config: The config that is merged into the config of the run.
     """
 
-    given: Any
+    graph_input: Any
     config: RunnableConfig
 
     @property
     def value(self) -> Any:
         """The input for one run, with copies of its messages, because LangGraph sets ids on the message objects."""
-        said = self.given.get(inputs.MESSAGES) if isinstance(self.given, Mapping) else None
-        if not isinstance(said, list):
-            return self.given
-        return {**self.given, inputs.MESSAGES: [m.model_copy() if isinstance(m, BaseMessage) else m for m in said]}
+        messages = self.graph_input.get(inputs.MESSAGES) if isinstance(self.graph_input, Mapping) else None
+        if not isinstance(messages, list):
+            return self.graph_input
+        return {
+            **self.graph_input,
+            inputs.MESSAGES: [m.model_copy() if isinstance(m, BaseMessage) else m for m in messages],
+        }
 
 
 def plan_variants(steps: Steps, choices: Choices) -> list[list[Variant]]:
@@ -50,7 +53,7 @@ def plan_variants(steps: Steps, choices: Choices) -> list[list[Variant]]:
     Raises:
         InvalidInput: `steps` or `choices` is not valid.
     """
-    how = _choice_list(choices)
+    choice_list = _choice_list(choices)
     if isinstance(steps, int) and not isinstance(steps, bool):
         if steps < 1 or isinstance(choices, int):
             raise InvalidInput(
@@ -58,11 +61,11 @@ def plan_variants(steps: Steps, choices: Choices) -> list[list[Variant]]:
                 "explore(['order two chairs', 'pay'], 2); or the number of steps and the inputs to try, as in "
                 "explore(2, ['be brief', 'be thorough'])."
             )
-        return [[_numbered_variant(number, choice) for choice in how] for number in range(1, steps + 1)]
-    given = [steps] if isinstance(steps, str) else steps
-    if not isinstance(given, Sequence) or not given:
+        return [[_numbered_variant(number, choice) for choice in choice_list] for number in range(1, steps + 1)]
+    step_inputs = [steps] if isinstance(steps, str) else steps
+    if not isinstance(step_inputs, Sequence) or not step_inputs:
         raise InvalidInput(f"steps must be a list with the input of each step, or their number, not {steps!r}.")
-    return [[_variant_of(step, choice) for choice in how] for step in given]
+    return [[_variant_of(step, choice) for choice in choice_list] for step in step_inputs]
 
 
 def _choice_list(choices: Choices) -> Sequence[Any]:
@@ -74,23 +77,23 @@ def _choice_list(choices: Choices) -> Sequence[Any]:
 
 
 def _numbered_variant(number: int, choice: Any) -> Variant:
-    return Variant(_input(choice(number) if callable(choice) else choice), {})
+    return Variant(_as_graph_input(choice(number) if callable(choice) else choice), {})
 
 
 def _variant_of(step: Any, choice: Any) -> Variant:
     if callable(choice):
-        return Variant(_input(choice(step)), {})
+        return Variant(_as_graph_input(choice(step)), {})
     if not _is_config(choice):
         raise InvalidInput(
             f"{choice!r} is not a choice; give a config like {{'configurable': ...}}, or a function that returns "
             "the input of the step. To choose between inputs, give the number of steps: explore(2, ['a', 'b'])."
         )
-    return Variant(_input(step), choice or {})
+    return Variant(_as_graph_input(step), choice or {})
 
 
 def _is_config(choice: object) -> TypeGuard[RunnableConfig | None]:
     return choice is None or isinstance(choice, Mapping)
 
 
-def _input(step: Any) -> Any:
+def _as_graph_input(step: Any) -> Any:
     return {inputs.MESSAGES: [("user", step)]} if isinstance(step, str) else step

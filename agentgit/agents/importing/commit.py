@@ -18,13 +18,13 @@ from agentgit.errors import Conflict
 from agentgit.handles.context import Context
 from agentgit.handles.templates import require_name
 from agentgit.sessions.session import RUNNING
-from agentgit.store.audit.trail import note
+from agentgit.store.audit.trail import record_event
 from agentgit.store.records.journal import CallOutcome, Intent
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.tables import CHECKPOINT, SESSION
 from agentgit.store.threads import staging
 from agentgit.store.threads.graph_store import GraphKey
-from agentgit.store.threads.staging import IMPORTED
+from agentgit.store.threads.staging import IMPORTED_FROM_KEY
 from agentgit.values import as_object, portable
 
 OWNER = "import"
@@ -36,17 +36,17 @@ class EarlierImport:
 
     Args:
         branch_id: The branch that holds the imported thread.
-        thread: The LangGraph thread of that branch.
-        newest: The id of the newest graph checkpoint that was imported.
-        calls: The number of imported calls on its track.
-        moved: True if the branch has continued here since.
+        branch_thread_id: The LangGraph thread of that branch.
+        newest_id: The id of the newest graph checkpoint that was imported.
+        call_count: The number of imported calls on its track.
+        has_moved: True if the branch has continued here since.
     """
 
     branch_id: int
-    thread: str
-    newest: str
-    calls: int
-    moved: bool
+    branch_thread_id: str
+    newest_id: str
+    call_count: int
+    has_moved: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,25 +84,27 @@ class ImportCommit:
             Conflict: The session exists and was not imported from this thread.
         """
         with self.store.database.reading() as connection:
-            return self._arrival(connection, self._session(connection))
+            return self._find_earlier_import(connection, self._find_session(connection))
 
-    def _session(self, connection: Connection) -> int | None:
+    def _find_session(self, connection: Connection) -> int | None:
         self.lookup.require_scope(connection, WRITE)
-        found = self.store.visible.own(connection, self.user_id, SESSION.c.session_name == self.session_name, limit=1)
-        return found[0].id if found else None
+        rows = self.store.visible_sessions.own(
+            connection, self.user_id, SESSION.c.session_name == self.session_name, limit=1
+        )
+        return rows[0].id if rows else None
 
-    def _arrival(self, connection: Connection, session_id: int | None) -> EarlierImport | None:
+    def _find_earlier_import(self, connection: Connection, session_id: int | None) -> EarlierImport | None:
         branches = self.store.sessions.branches(connection, session_id) if session_id is not None else []
         for row in branches:
-            facts = as_object(row.meta).get(IMPORTED)
+            facts = as_object(row.meta).get(IMPORTED_FROM_KEY)
             if facts is not None and facts["thread_id"] == self.thread_id:
                 head = self.store.graphs.head(connection, row.thread_id)
                 return EarlierImport(
                     branch_id=row.id,
-                    thread=row.thread_id,
-                    newest=facts["newest"],
-                    calls=facts["calls"],
-                    moved=head is None or head.checkpoint_id != facts["newest"],
+                    branch_thread_id=row.thread_id,
+                    newest_id=facts["newest"],
+                    call_count=facts["calls"],
+                    has_moved=head is None or head.checkpoint_id != facts["newest"],
                 )
         if len(branches) > 1 or any(not self._is_empty(connection, row) for row in branches):
             raise Conflict(
@@ -121,12 +123,14 @@ class ImportCommit:
             "removed. Is another import of it running? Import it again when that has ended."
         )
 
-    def commit(self, staged: str, added: int, roots: Sequence[str], earlier: EarlierImport | None) -> ImportedCounts:
+    def commit(
+        self, staging_thread: str, added_count: int, roots: Sequence[str], earlier: EarlierImport | None
+    ) -> ImportedCounts:
         """Create or extend the session in one transaction.
 
         Args:
-            staged: The staging thread.
-            added: The number of its graph checkpoints.
+            staging_thread: The staging thread.
+            added_count: The number of its graph checkpoints.
             roots: The ids of the root graph's checkpoints, oldest first.
             earlier: The result of an earlier import; None for a new session.
 
@@ -134,42 +138,50 @@ class ImportCommit:
             Conflict: The session was created or changed in the meantime, or the staged rows were removed.
         """
         with self.store.database.reading() as connection:
-            there = staging.checkpoint_parents(connection, self.store.tenant_id, earlier.thread) if earlier else {}
-            line = [GraphKey(earlier.thread if earlier and ("", id) in there else staged, "", id) for id in roots]
-            past = HistoryReader(self.store, self.user_id).read(connection, line)
-        if past is None:
+            branch_parents = (
+                staging.checkpoint_parents(connection, self.store.tenant_id, earlier.branch_thread_id)
+                if earlier
+                else {}
+            )
+            line = [
+                GraphKey(earlier.branch_thread_id if earlier and ("", id) in branch_parents else staging_thread, "", id)
+                for id in roots
+            ]
+            history = HistoryReader(self.store, self.user_id).read(connection, line)
+        if history is None:
             raise self.conflict_error()
         return self.store.database.write(
-            lambda connection: self._land(connection, staged, added, roots, earlier, past), durable=True
+            lambda connection: self._land(connection, staging_thread, added_count, roots, earlier, history),
+            durable=True,
         )
 
     def _land(
         self,
         connection: Connection,
-        staged: str,
-        added: int,
+        staging_thread: str,
+        added_count: int,
         roots: Sequence[str],
-        arrival: EarlierImport | None,
-        past: ImportedHistory,
+        earlier: EarlierImport | None,
+        history: ImportedHistory,
     ) -> ImportedCounts:
-        session_id = self._session(connection)
+        session_id = self._find_session(connection)
         if session_id is not None:
             self.store.sessions.lock(connection, session_id)  # before the check, so that no turn begins after it
-        if self._arrival(connection, session_id) != arrival:
+        if self._find_earlier_import(connection, session_id) != earlier:
             raise Conflict(
                 f"Session {self.session_name!r} changed while thread {self.thread_id!r} was read. Try again."
             )
         if session_id is None:
             session_id = self.store.sessions.create(connection, self.user_id, self.session_name)
-        branch = self._branch(connection, session_id, arrival)
-        if staging.move(connection, self.store.tenant_id, staged, branch.thread_id) != added:
+        branch = self._branch(connection, session_id, earlier)
+        if staging.move(connection, self.store.tenant_id, staging_thread, branch.thread_id) != added_count:
             raise self.conflict_error()
-        calls = self._add_calls(connection, branch, past)
-        checkpoints = self._add_points(connection, branch, past, roots, arrival)
-        facts = {"thread_id": self.thread_id, "newest": roots[-1], "calls": len(past.calls)}
-        self.store.sessions.note(connection, branch.id, {IMPORTED: facts})
+        calls = self._add_calls(connection, branch, history)
+        checkpoints = self._add_points(connection, branch, history, roots, earlier)
+        facts = {"thread_id": self.thread_id, "newest": roots[-1], "calls": len(history.calls)}
+        self.store.sessions.merge_metadata(connection, branch.id, {IMPORTED_FROM_KEY: facts})
         self.store.sessions.touch(connection, session_id)
-        note(
+        record_event(
             connection,
             self.store.tenant_id,
             "session.imported",
@@ -181,9 +193,9 @@ class ImportCommit:
         )
         return ImportedCounts(checkpoints=checkpoints, calls=calls)
 
-    def _branch(self, connection: Connection, session_id: int, arrival: EarlierImport | None) -> StoredRow:
+    def _branch(self, connection: Connection, session_id: int, earlier: EarlierImport | None) -> StoredRow:
         branches = self.store.sessions.branches(connection, session_id)
-        branch = next(row for row in branches if arrival is None or row.id == arrival.branch_id)
+        branch = next(row for row in branches if earlier is None or row.id == earlier.branch_id)
         branch = self.store.recover(connection, branch)
         if branch.status == RUNNING:
             raise Conflict(
@@ -191,24 +203,24 @@ class ImportCommit:
             )
         return branch
 
-    def _add_calls(self, connection: Connection, branch: StoredRow, past: ImportedHistory) -> int:
+    def _add_calls(self, connection: Connection, branch: StoredRow, history: ImportedHistory) -> int:
         """Add the missing calls to the track; calls of an unfinished batch may have been imported out of order."""
         batches: dict[int, int] = {}
-        for call in past.calls:
+        for call in history.calls:
             batches.setdefault(call.message, len(batches))
-        known = Counter(one.tool_call_id for one in self.store.track(connection, branch))
-        added = 0
-        for call in past.calls:
-            if known[call.id]:
-                known[call.id] -= 1
+        known_counts = Counter(one.tool_call_id for one in self.store.track(connection, branch))
+        added_count = 0
+        for call in history.calls:
+            if known_counts[call.id]:
+                known_counts[call.id] -= 1
                 continue
-            intent, outcome = self._record(branch, call, batches[call.message])
+            intent, outcome = self._call_record(branch, call, batches[call.message])
             invocation_id = self.store.journal.intend(connection, intent)
             self.store.journal.end(connection, invocation_id, outcome, is_past=True)
-            added += 1
-        return added
+            added_count += 1
+        return added_count
 
-    def _record(self, branch: StoredRow, call: ImportedCall, batch: int) -> tuple[Intent, CallOutcome]:
+    def _call_record(self, branch: StoredRow, call: ImportedCall, batch: int) -> tuple[Intent, CallOutcome]:
         key = sha256(f"{branch.id}\0{call.id}\0{call.name}\0{batch}".encode(errors="surrogatepass")).hexdigest()[:32]
         intent = Intent(
             session_id=branch.external_session_id,
@@ -222,7 +234,7 @@ class ImportCommit:
             args=portable(dict(call.args)),
             idempotency_key=key,
             owner=OWNER,
-            started_at=call.asked_at,
+            started_at=call.requested_at,
         )
         if call.status == DONE:
             return intent, CallOutcome(status=DONE, result=portable(call.answer), ended_at=call.answered_at)
@@ -232,18 +244,18 @@ class ImportCommit:
         self,
         connection: Connection,
         branch: StoredRow,
-        past: ImportedHistory,
+        history: ImportedHistory,
         roots: Sequence[str],
-        arrival: EarlierImport | None,
+        earlier: EarlierImport | None,
     ) -> int:
         """Create the checkpoints that are missing; older ones that a user has deleted are not created again."""
-        first = roots.index(arrival.newest) if arrival else -1
+        first_index = roots.index(earlier.newest_id) if earlier else -1
         rows = self.store.checkpoints.find(connection, CHECKPOINT.c.internal_session_id == branch.id)
-        made: set[tuple[Any, ...]] = {(row.kind, row.graph_checkpoint_id) for row in rows}
+        existing: set[tuple[Any, ...]] = {(row.kind, row.graph_checkpoint_id) for row in rows}
         points = [
             point
-            for point in past.points
-            if point.at >= first and (point.label.kind, point.snapshot.graph_checkpoint_id) not in made
+            for point in history.points
+            if point.index >= first_index and (point.label.kind, point.snapshot.graph_checkpoint_id) not in existing
         ]
         for point in points:
             self.store.checkpoints.insert(connection, branch.id, point.snapshot, point.label)

@@ -18,8 +18,8 @@ from agentgit.effects.invocation import DONE, FAILED
 from agentgit.sessions.messages import from_stored, text_of
 from agentgit.store.objects.content import Body
 from agentgit.store.objects.plain_values import MESSAGES, show_message
-from agentgit.store.records.checkpoints import Label, Snapshot
-from agentgit.store.store import Store, snapshot_of
+from agentgit.store.records.checkpoints import CheckpointState, Label
+from agentgit.store.store import Store, checkpoint_state
 from agentgit.store.threads import pending_writes
 from agentgit.store.threads.graph_rows import is_shown
 from agentgit.store.threads.graph_store import GraphCheckpoint, GraphKey
@@ -38,7 +38,7 @@ class ImportedCall:
         name: The name of the tool.
         args: The arguments.
         id: The id of the call in the AI message.
-        asked_at: The time of the first graph checkpoint that contains the AI message.
+        requested_at: The time of the first graph checkpoint that contains the AI message.
         status: `done` or `failed`; empty while there is no answer.
         answer: The content of the tool message.
         answered_at: The time of the first graph checkpoint that contains the tool message.
@@ -49,7 +49,7 @@ class ImportedCall:
     name: str
     args: Mapping[str, Any]
     id: str
-    asked_at: datetime
+    requested_at: datetime
     status: str = ""
     answer: Any = None
     answered_at: datetime | None = None
@@ -60,13 +60,13 @@ class HistoryPoint:
     """An agentgit checkpoint to create.
 
     Args:
-        at: The index of its graph checkpoint in the line; -1 before the first.
+        index: The index of its graph checkpoint in the line; -1 before the first.
         snapshot: The state at that point.
         label: The label of the checkpoint.
     """
 
-    at: int
-    snapshot: Snapshot
+    index: int
+    snapshot: CheckpointState
     label: Label
 
 
@@ -93,11 +93,11 @@ class HistoryReader:
     def __init__(self, store: Store, user_id: int) -> None:
         self.store = store
         self.user_id = user_id
-        self.past = ImportedHistory()
-        self._waiting: dict[str, ImportedCall] = {}
-        self._known: set[bytes] = set()
-        self._messages = 0
-        self._unnamed: int | None = None  # the index in `points` of a turn whose user message was not found yet
+        self.history = ImportedHistory()
+        self._open_calls: dict[str, ImportedCall] = {}
+        self._known_hashes: set[bytes] = set()
+        self._message_count = 0
+        self._unlabeled_index: int | None = None  # the index in `points` of a turn whose user message was not found yet
 
     def read(self, connection: Connection, line: Iterable[GraphKey]) -> ImportedHistory | None:
         """Read the history; return None if one of the graph checkpoints does not exist.
@@ -106,117 +106,140 @@ class HistoryReader:
             connection: An open connection; the transaction may be read-only.
             line: The graph checkpoints of the root graph, oldest first.
         """
-        last: GraphCheckpoint | None = None
-        number = -1
-        for number, place in enumerate(line):
-            at = self.store.graphs.find(connection, place)
-            if at is None:
+        previous: GraphCheckpoint | None = None
+        index = -1
+        for index, graph_key in enumerate(line):
+            graph_checkpoint = self.store.graphs.find(connection, graph_key)
+            if graph_checkpoint is None:
                 return None
-            self._step(connection, number, at, last)
-            last = at
-        if last is not None:
-            self._end(connection, number, last)
-            self._take_pending(connection, last)
-        return self.past
+            self._read_step(connection, index, graph_checkpoint, previous)
+            previous = graph_checkpoint
+        if previous is not None:
+            self._add_ending(connection, index, previous)
+            self._read_pending(connection, previous)
+        return self.history
 
-    def _step(self, connection: Connection, number: int, at: GraphCheckpoint, last: GraphCheckpoint | None) -> None:
-        source = at.meta.get("source")
+    def _read_step(
+        self, connection: Connection, index: int, graph_checkpoint: GraphCheckpoint, previous: GraphCheckpoint | None
+    ) -> None:
+        source = graph_checkpoint.meta.get("source")
         if source == "input" or source in BY_HAND:
-            if last is not None:
-                self._end(connection, number - 1, last)
-            self._begin(connection, number, at, last)
-        new = self._new_messages(connection, at)
-        humans = [message for message in new if message["type"] == "human"]
-        if humans and self._unnamed is not None:
-            self._name_beginning(from_stored(humans[-1]))
-        self._take(new, _time(at))
+            if previous is not None:
+                self._add_ending(connection, index - 1, previous)
+            self._add_beginning(connection, index, graph_checkpoint, previous)
+        new_messages = self._new_messages(connection, graph_checkpoint)
+        user_messages = [message for message in new_messages if message["type"] == "human"]
+        if user_messages and self._unlabeled_index is not None:
+            self._label_beginning(from_stored(user_messages[-1]))
+        self._read_messages(new_messages, _creation_time(graph_checkpoint))
 
-    def _new_messages(self, connection: Connection, at: GraphCheckpoint) -> list[dict[str, Any]]:
-        hashes = self.store.graphs.message_hashes(connection, at)
-        fresh = [key for key in hashes if key not in self._known]
-        self._known.update(fresh)
-        return self.store.graphs.messages_of(connection, fresh)
+    def _new_messages(self, connection: Connection, graph_checkpoint: GraphCheckpoint) -> list[dict[str, Any]]:
+        hashes = self.store.graphs.message_hashes(connection, graph_checkpoint)
+        new_hashes = [key for key in hashes if key not in self._known_hashes]
+        self._known_hashes.update(new_hashes)
+        return self.store.graphs.messages_of(connection, new_hashes)
 
-    def _take_pending(self, connection: Connection, at: GraphCheckpoint) -> None:
+    def _read_pending(self, connection: Connection, graph_checkpoint: GraphCheckpoint) -> None:
         """Add the calls of an unfinished batch, whose results are pending writes of the newest graph checkpoint.
 
         For a waiting subgraph, whose messages reach the graph only when it ends, also add the calls in its messages.
         """
         graphs = self.store.graphs
-        places = pending_writes.subgraph_heads(connection, self.store.tenant_id, at.place).items()
-        nested = (graphs.find(connection, at.place._replace(ns=ns, checkpoint_id=id)) for ns, id in places)
-        for below in (at, *filter(None, nested)):
-            self._take(self._new_messages(connection, below), _time(below))
-            writes = [one for one in graphs.writes(connection, below.place) if is_shown(one.channel)]
+        subgraph_heads = pending_writes.subgraph_heads(connection, self.store.tenant_id, graph_checkpoint.key).items()
+        subgraph_checkpoints = (
+            graphs.find(connection, graph_checkpoint.key._replace(ns=ns, checkpoint_id=id)) for ns, id in subgraph_heads
+        )
+        for checkpoint in (graph_checkpoint, *filter(None, subgraph_checkpoints)):
+            self._read_messages(self._new_messages(connection, checkpoint), _creation_time(checkpoint))
+            writes = [one for one in graphs.writes(connection, checkpoint.key) if is_shown(one.channel)]
             bodies = graphs.content.get(connection, [one.value for one in writes])
-            self._take([m for one in writes for m in _messages(bodies[one.value])], _time(below))
+            self._read_messages(
+                [m for one in writes for m in _written_messages(bodies[one.value])], _creation_time(checkpoint)
+            )
 
     # -- turns
 
-    def _begin(self, connection: Connection, number: int, at: GraphCheckpoint, last: GraphCheckpoint | None) -> None:
+    def _add_beginning(
+        self, connection: Connection, index: int, graph_checkpoint: GraphCheckpoint, previous: GraphCheckpoint | None
+    ) -> None:
         """Add a point at the beginning of a user's turn, unless history is missing before it or a tool waits there."""
-        self._unnamed = None
-        if at.meta.get("source") != "input" or (last is None and at.parent_id is not None):
+        self._unlabeled_index = None
+        if graph_checkpoint.meta.get("source") != "input" or (
+            previous is None and graph_checkpoint.parent_id is not None
+        ):
             return
-        if last is not None and self._waits(connection, last) == UNFINISHED:
+        if previous is not None and self._pending_reason(connection, previous) == UNFINISHED:
             return
-        self._unnamed = len(self.past.points)
-        self._add(number - 1, last, Label(kind="before", user_id=self.user_id, made_at=_time(at)))
+        self._unlabeled_index = len(self.history.points)
+        self._add_point(
+            index - 1, previous, Label(kind="before", user_id=self.user_id, created_at=_creation_time(graph_checkpoint))
+        )
 
-    def _name_beginning(self, message: Mapping[str, Any]) -> None:
+    def _label_beginning(self, message: Mapping[str, Any]) -> None:
         """Label the point before a turn with the user's message."""
-        place, self._unnamed = self._unnamed or 0, None
-        point = self.past.points[place]
+        index, self._unlabeled_index = self._unlabeled_index or 0, None
+        point = self.history.points[index]
         title = inputs.first_line(text_of(message))
         label = replace(point.label, description=title, restore_point=message["id"])
-        self.past.points[place] = replace(point, label=label)
+        self.history.points[index] = replace(point, label=label)
 
-    def _end(self, connection: Connection, number: int, at: GraphCheckpoint) -> None:
+    def _add_ending(self, connection: Connection, index: int, graph_checkpoint: GraphCheckpoint) -> None:
         """Add a point at the end of a turn, if nothing waits there."""
-        if self._waits(connection, at):
+        if self._pending_reason(connection, graph_checkpoint):
             return
-        last = self.store.last_message(connection, at)
-        title = inputs.first_line(text_of(last)) if last else None
-        self._add(number, at, Label(kind="after", user_id=self.user_id, description=title, made_at=_time(at)))
+        last_message = self.store.last_message(connection, graph_checkpoint)
+        title = inputs.first_line(text_of(last_message)) if last_message else None
+        self._add_point(
+            index,
+            graph_checkpoint,
+            Label(kind="after", user_id=self.user_id, description=title, created_at=_creation_time(graph_checkpoint)),
+        )
 
-    def _add(self, number: int, at: GraphCheckpoint | None, label: Label) -> None:
-        self.past.points.append(HistoryPoint(number, snapshot_of(at, len(self.past.calls)), label))
+    def _add_point(self, index: int, graph_checkpoint: GraphCheckpoint | None, label: Label) -> None:
+        self.history.points.append(
+            HistoryPoint(index, checkpoint_state(graph_checkpoint, len(self.history.calls)), label)
+        )
 
-    def _waits(self, connection: Connection, at: GraphCheckpoint) -> str:
-        if self.store.is_interrupted(connection, at):
+    def _pending_reason(self, connection: Connection, graph_checkpoint: GraphCheckpoint) -> str:
+        if self.store.is_interrupted(connection, graph_checkpoint):
             return ASKS
-        return UNFINISHED if self.store.is_unfinished(connection, at) else ""
+        return UNFINISHED if self.store.is_unfinished(connection, graph_checkpoint) else ""
 
     # -- calls
 
-    def _take(self, messages: Sequence[Mapping[str, Any]], at: datetime) -> None:
+    def _read_messages(self, messages: Sequence[Mapping[str, Any]], saved_at: datetime) -> None:
         for message in messages:
             data = message["data"]
-            self._messages += 1
+            self._message_count += 1
             if message["type"] == "ai":
                 for index, call in enumerate(data.get("tool_calls") or ()):
-                    self._ask(index, call, at)
+                    self._open_call(index, call, saved_at)
             elif message["type"] == "tool":
-                self._answer(data, at)
+                self._answer_call(data, saved_at)
 
-    def _ask(self, index: int, call: Mapping[str, Any], at: datetime) -> None:
+    def _open_call(self, index: int, call: Mapping[str, Any], requested_at: datetime) -> None:
         call_id, name, args = call.get("id"), call.get("name"), call.get("args")
         if isinstance(call_id, str) and isinstance(name, str):
-            held = args if isinstance(args, Mapping) else {}
-            self._waiting[call_id] = ImportedCall(
-                message=self._messages, index=index, name=name, args=held, id=call_id, asked_at=at
+            arguments = args if isinstance(args, Mapping) else {}
+            self._open_calls[call_id] = ImportedCall(
+                message=self._message_count,
+                index=index,
+                name=name,
+                args=arguments,
+                id=call_id,
+                requested_at=requested_at,
             )
 
-    def _answer(self, data: Mapping[str, Any], at: datetime) -> None:
-        asked = self._waiting.pop(str(data.get("tool_call_id")), None)
-        if asked is None:
+    def _answer_call(self, data: Mapping[str, Any], answered_at: datetime) -> None:
+        call = self._open_calls.pop(str(data.get("tool_call_id")), None)
+        if call is None:
             return
-        failed = data.get("status") == "error"
-        status = FAILED if failed else DONE
-        self.past.calls.append(replace(asked, status=status, answer=data.get("content"), answered_at=at))
+        is_error = data.get("status") == "error"
+        status = FAILED if is_error else DONE
+        self.history.calls.append(replace(call, status=status, answer=data.get("content"), answered_at=answered_at))
 
 
-def _messages(body: Body) -> Iterator[dict[str, Any]]:
+def _written_messages(body: Body) -> Iterator[dict[str, Any]]:
     """Yield the messages among the values that a task wrote, in LangChain's stored form."""
     for part in body.values() if isinstance(body, dict) else (body,):
         for item in part if isinstance(part, list) else (part,):
@@ -224,9 +247,9 @@ def _messages(body: Body) -> Iterator[dict[str, Any]]:
                 yield show_message(item)
 
 
-def _time(at: GraphCheckpoint) -> datetime:
+def _creation_time(graph_checkpoint: GraphCheckpoint) -> datetime:
     """Return the creation time of a graph checkpoint; the current time if it records none that is valid."""
     try:
-        return datetime.fromisoformat(at.header["ts"]).astimezone(UTC)
+        return datetime.fromisoformat(graph_checkpoint.header["ts"]).astimezone(UTC)
     except (ValueError, OverflowError):
         return datetime.now(UTC)

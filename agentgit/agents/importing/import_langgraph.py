@@ -20,7 +20,7 @@ OnProgress = Callable[[Progress], None]
 
 def import_langgraph(
     context: Context,
-    where: Any,
+    saver_or_url: Any,
     *,
     threads: Sequence[str] | None,
     progress: OnProgress | None,
@@ -33,13 +33,13 @@ def import_langgraph(
     if isinstance(threads, str):
         raise InvalidInput(f"threads must be a list of thread ids; write [{threads!r}].")
     reports: list[ThreadReport] = []
-    with _open(where) as source:
-        wanted = [str(thread) for thread in threads] if threads is not None else source.threads()
-        for number, thread in enumerate(wanted, 1):
-            step = _telling(progress, thread, number, len(wanted))
+    with _open_source(saver_or_url) as source:
+        thread_ids = [str(thread) for thread in threads] if threads is not None else source.threads()
+        for number, thread in enumerate(thread_ids, 1):
+            on_step = _begin_progress(progress, thread, number, len(thread_ids))
             name = session_prefix + thread
             try:
-                reports.append(ThreadImport(context, source, thread, name, step).run())
+                reports.append(ThreadImport(context, source, thread, name, on_step).run())
             except AgentGitError as error:
                 if on_error == "stop":
                     raise
@@ -47,23 +47,23 @@ def import_langgraph(
     return ImportReport(reports)
 
 
-def _telling(progress: OnProgress | None, thread_id: str, number: int, threads: int) -> OnStep:
+def _begin_progress(progress: OnProgress | None, thread_id: str, number: int, thread_count: int) -> OnStep:
     """Return a function that reports the progress of one thread, and report that its import begins."""
 
-    def step(done: int, total: int) -> None:
+    def report_step(done: int, total: int) -> None:
         if progress is not None:
-            progress(Progress(thread_id=thread_id, number=number, threads=threads, done=done, total=total))
+            progress(Progress(thread_id=thread_id, number=number, threads=thread_count, done=done, total=total))
 
-    step(0, 0)
-    return step
+    report_step(0, 0)
+    return report_step
 
 
-def _open(where: Any) -> Source:
-    if isinstance(where, BaseCheckpointSaver):
-        return source_of(where)
-    if isinstance(where, (str, Path, URL)):
-        return open_database(where)
-    raise InvalidInput(f"{type(where).__name__} is not a saver; give a LangGraph checkpointer, a path or a URL.")
+def _open_source(saver_or_url: Any) -> Source:
+    if isinstance(saver_or_url, BaseCheckpointSaver):
+        return source_of(saver_or_url)
+    if isinstance(saver_or_url, (str, Path, URL)):
+        return open_database(saver_or_url)
+    raise InvalidInput(f"{type(saver_or_url).__name__} is not a saver; give a LangGraph checkpointer, a path or a URL.")
 
 
 def import_thread(context: Context, graph: Any, session: str, thread_id: str) -> ThreadReport:

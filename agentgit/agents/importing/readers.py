@@ -23,10 +23,10 @@ from agentgit.store.threads.graph_store import GraphKey
 
 T = TypeVar("T")
 
-PATIENCE = 60
+ASYNC_TIMEOUT = 60
 """The timeout for one call of an async saver, in seconds."""
 
-_LATER = ("locked", "busy", "unable to open", "connection", "timeout", "terminat", "event loop")
+_UNAVAILABLE_WORDS = ("locked", "busy", "unable to open", "connection", "timeout", "terminat", "event loop")
 """Words in error messages that point to the database being unavailable, and not to damaged data."""
 
 
@@ -39,11 +39,11 @@ class ThreadEntry(NamedTuple):
 
 
 @contextmanager
-def reading(what: str) -> Iterator[None]:
+def reading(name: str) -> Iterator[None]:
     """Convert the errors of a damaged or unreachable source to agentgit errors that name what was read.
 
     Args:
-        what: The name of what is read.
+        name: The name of what is read.
 
     Raises:
         Unavailable: The database does not respond.
@@ -53,13 +53,15 @@ def reading(what: str) -> Iterator[None]:
         yield
     except AgentGitError as error:
         if isinstance(error, InvalidInput):
-            raise InvalidInput(f"{what} cannot be read. {error}") from error
+            raise InvalidInput(f"{name} cannot be read. {error}") from error
         raise
     except Exception as error:
-        said = f"{type(error).__name__}: {error}"
-        if isinstance(error, (OSError, TimeoutError)) or any(word in said.lower() for word in _LATER):
-            raise Unavailable(f"{what} cannot be read now ({said}). Try again; what was imported is kept.") from error
-        raise Corrupt(f"{what} is damaged and was not imported ({said}).", row=what) from error
+        message = f"{type(error).__name__}: {error}"
+        if isinstance(error, (OSError, TimeoutError)) or any(word in message.lower() for word in _UNAVAILABLE_WORDS):
+            raise Unavailable(
+                f"{name} cannot be read now ({message}). Try again; what was imported is kept."
+            ) from error
+        raise Corrupt(f"{name} is damaged and was not imported ({message}).", row=name) from error
 
 
 class Source:
@@ -102,12 +104,12 @@ class Source:
         Raises:
             Corrupt: It no longer exists, or does not have the format that LangGraph writes.
         """
-        what = f"Graph checkpoint {entry.id!r} of thread {thread!r}"
-        with reading(what):
-            found = self._get(config_of(GraphKey(thread, entry.ns, entry.id)))
-            if found is None or not _is_whole(found, entry):
-                raise Corrupt(f"{what} is damaged, and the thread was not imported.", row=what)
-            return found
+        name = f"Graph checkpoint {entry.id!r} of thread {thread!r}"
+        with reading(name):
+            checkpoint_tuple = self._get(config_of(GraphKey(thread, entry.ns, entry.id)))
+            if checkpoint_tuple is None or not _is_complete(checkpoint_tuple, entry):
+                raise Corrupt(f"{name} is damaged, and the thread was not imported.", row=name)
+            return checkpoint_tuple
 
     def _list(self, config: RunnableConfig | None) -> Iterator[CheckpointTuple]:
         return self.saver.list(config)
@@ -133,82 +135,82 @@ class AsyncSource(Source):
         super().__init__(saver)
         loop = getattr(saver, "loop", None)
         self._loop: asyncio.AbstractEventLoop | None = (
-            loop if loop and loop.is_running() and not _is_here(loop) else None
+            loop if loop and loop.is_running() and not _is_current_loop(loop) else None
         )
         if self._loop is None and "Pool" in type(getattr(saver, "conn", None)).__name__:
             raise InvalidInput(
                 f"{type(saver).__name__} has a connection pool that works only while its event loop runs. Use "
                 "await repo.awrap(…) or await repo.aimport_langgraph(…), or give the URL of its database."
             )
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="agentgit-import")
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="agentgit-import")
         self._runner = asyncio.Runner() if self._loop is None else None
 
     def close(self) -> None:
         """Stop the thread."""
         if self._runner is not None:
-            self._thread.submit(self._runner.close).result()
-        self._thread.shutdown()
+            self._executor.submit(self._runner.close).result()
+        self._executor.shutdown()
 
-    def _ask(self, answer: Awaitable[T]) -> T:
-        async def wait() -> T:
-            return await asyncio.wait_for(answer, PATIENCE)
+    def _await_result(self, awaitable: Awaitable[T]) -> T:
+        async def wait_with_timeout() -> T:
+            return await asyncio.wait_for(awaitable, ASYNC_TIMEOUT)
 
-        asked: Coroutine[Any, Any, T] = wait()
+        coroutine: Coroutine[Any, Any, T] = wait_with_timeout()
         if self._loop is not None:
-            return asyncio.run_coroutine_threadsafe(asked, self._loop).result()
+            return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
         assert self._runner is not None  # noqa: S101  # one of the two is set, see __init__
-        return self._thread.submit(self._runner.run, asked).result()
+        return self._executor.submit(self._runner.run, coroutine).result()
 
     def _list(self, config: RunnableConfig | None) -> Iterator[CheckpointTuple]:
-        found = self.saver.alist(config)
-        while (one := self._ask(_next(found))) is not None:
-            yield one
+        iterator = self.saver.alist(config)
+        while (checkpoint_tuple := self._await_result(_next(iterator))) is not None:
+            yield checkpoint_tuple
 
     def _get(self, config: RunnableConfig) -> CheckpointTuple | None:
-        return self._ask(self.saver.aget_tuple(config))
+        return self._await_result(self.saver.aget_tuple(config))
 
 
 def source_of(saver: BaseCheckpointSaver[Any]) -> Source:
     """Return the source that can read a saver, sync or async."""
     is_async = isinstance(getattr(saver, "loop", None), asyncio.AbstractEventLoop)
-    return AsyncSource(saver) if is_async or _lacks_sync(saver) else Source(saver)
+    return AsyncSource(saver) if is_async or _is_async_only(saver) else Source(saver)
 
 
-def _lacks_sync(saver: BaseCheckpointSaver[Any]) -> bool:
+def _is_async_only(saver: BaseCheckpointSaver[Any]) -> bool:
     return type(saver).get_tuple is BaseCheckpointSaver.get_tuple or type(saver).list is BaseCheckpointSaver.list
 
 
-def _is_here(loop: asyncio.AbstractEventLoop) -> bool:
+def _is_current_loop(loop: asyncio.AbstractEventLoop) -> bool:
     try:
         return asyncio.get_running_loop() is loop
     except RuntimeError:
         return False
 
 
-async def _next(found: AsyncIterator[CheckpointTuple]) -> CheckpointTuple | None:
-    return await anext(found, None)
+async def _next(iterator: AsyncIterator[CheckpointTuple]) -> CheckpointTuple | None:
+    return await anext(iterator, None)
 
 
-def _entry(one: CheckpointTuple) -> ThreadEntry:
-    configurable = one.config["configurable"]
-    parent = get_checkpoint_id(one.parent_config) if one.parent_config else None
+def _entry(checkpoint_tuple: CheckpointTuple) -> ThreadEntry:
+    configurable = checkpoint_tuple.config["configurable"]
+    parent = get_checkpoint_id(checkpoint_tuple.parent_config) if checkpoint_tuple.parent_config else None
     return ThreadEntry(configurable.get("checkpoint_ns") or "", configurable["checkpoint_id"], parent)
 
 
-def _is_whole(found: CheckpointTuple, entry: ThreadEntry) -> bool:
+def _is_complete(checkpoint_tuple: CheckpointTuple, entry: ThreadEntry) -> bool:
     """Return whether a graph checkpoint has the parts that LangGraph writes."""
-    checkpoint: Any = found.checkpoint
+    checkpoint: Any = checkpoint_tuple.checkpoint
     return (
         isinstance(checkpoint, dict)
         and checkpoint.get("id") == entry.id
         and isinstance(checkpoint.get("v"), int)
         and isinstance(checkpoint.get("ts"), str)
         and all(isinstance(checkpoint.get(p), dict) for p in ("channel_values", "channel_versions", "versions_seen"))
-        and isinstance(found.metadata, dict)
+        and isinstance(checkpoint_tuple.metadata, dict)
         and all(isinstance(name, str) for name in checkpoint["channel_values"])
         and _is_id(entry.id)
         and (entry.parent is None or _is_id(entry.parent))
-        and all(_is_id(task) and isinstance(channel, str) for task, channel, _ in found.pending_writes or ())
+        and all(_is_id(task) and isinstance(channel, str) for task, channel, _ in checkpoint_tuple.pending_writes or ())
     )
 
 
@@ -228,12 +230,12 @@ class DatabaseSource(Source):
     Args:
         saver: A saver that reads from the connection.
         connection: A connection of sqlite3 or psycopg; `close` closes it.
-        mark: The placeholder of the driver for a parameter.
+        placeholder: The placeholder of the driver for a parameter.
     """
 
-    def __init__(self, saver: Any, connection: Any, mark: str) -> None:
+    def __init__(self, saver: Any, connection: Any, placeholder: str) -> None:
         super().__init__(saver)
-        self._connection, self._mark = connection, mark
+        self._connection, self._placeholder = connection, placeholder
 
     def close(self) -> None:
         """Close the connection."""
@@ -249,7 +251,9 @@ class DatabaseSource(Source):
         """List the graph checkpoints of a thread, in any order."""
         query = "SELECT checkpoint_ns, checkpoint_id, parent_checkpoint_id FROM checkpoints WHERE thread_id = "
         with reading(f"Thread {thread!r}"):
-            return [ThreadEntry(ns, id, parent or None) for ns, id, parent in self._rows(query + self._mark, thread)]
+            return [
+                ThreadEntry(ns, id, parent or None) for ns, id, parent in self._rows(query + self._placeholder, thread)
+            ]
 
     def _rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         with closing(self._connection.cursor()) as cursor:
@@ -257,11 +261,11 @@ class DatabaseSource(Source):
             return [tuple(row.values()) if isinstance(row, dict) else tuple(row) for row in cursor.fetchall()]
 
 
-def open_database(where: str | Path | URL) -> DatabaseSource:
+def open_database(path_or_url: str | Path | URL) -> DatabaseSource:
     """Open a database of LangGraph's savers for reading only.
 
     Args:
-        where: A path or a URL of SQLite or PostgreSQL.
+        path_or_url: A path or a URL of SQLite or PostgreSQL.
 
     Raises:
         NotFound: The file does not exist.
@@ -269,24 +273,24 @@ def open_database(where: str | Path | URL) -> DatabaseSource:
         InvalidInput: The URL is not supported, or the package of the saver is not installed.
         Unavailable: The database cannot be reached.
     """
-    url = _url(where)
+    url = _parse_url(path_or_url)
     if url.get_backend_name() == "sqlite":
-        return _sqlite(url)
+        return _open_sqlite(url)
     if url.get_backend_name() in ("postgresql", "postgres"):
-        return _postgres(url)
+        return _open_postgres(url)
     raise InvalidInput(f"{url.drivername} is not supported; LangGraph's savers keep threads in SQLite and PostgreSQL.")
 
 
-def _url(where: str | Path | URL) -> URL:
-    if isinstance(where, URL):
-        return where
-    text = str(where)
+def _parse_url(path_or_url: str | Path | URL) -> URL:
+    if isinstance(path_or_url, URL):
+        return path_or_url
+    text = str(path_or_url)
     if "://" not in text:
         return URL.create("sqlite", database=text)
     return read_url("postgresql" + text.removeprefix("postgres") if text.startswith("postgres:") else text)
 
 
-def _saver(module: str, name: str, package: str) -> Any:
+def _import_saver(module: str, name: str, package: str) -> Any:
     try:
         return getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
@@ -296,18 +300,18 @@ def _saver(module: str, name: str, package: str) -> Any:
 # -- SQLite
 
 
-def _sqlite(url: URL) -> DatabaseSource:
+def _open_sqlite(url: URL) -> DatabaseSource:
     path = Path(url.database or "")
     if not url.database or url.database == ":memory:" or not path.exists():
         raise NotFound(f"There is no file {url.database}. Name the file that SqliteSaver writes.")
     if path.is_dir():
         raise SchemaMismatch(f"{path} is a directory. Name the file in it that SqliteSaver writes.")
-    kind = _saver("langgraph.checkpoint.sqlite", "SqliteSaver", "langgraph-checkpoint-sqlite")
-    connection = _read_only(path)
+    saver_class = _import_saver("langgraph.checkpoint.sqlite", "SqliteSaver", "langgraph-checkpoint-sqlite")
+    connection = _open_read_only(path)
     try:
         tables = _sqlite_tables(connection, path)
-        _expect(tables, f"{path} is a SQLite database")
-        saver = kind(connection, serde=UnknownTypeSerializer())
+        _require_saver_tables(tables, f"{path} is a SQLite database")
+        saver = saver_class(connection, serde=UnknownTypeSerializer())
         saver.is_setup = True  # its `setup` would write
         saver._has_task_path = "task_path" in tables.get("writes", ())
         return DatabaseSource(saver, connection, "?")
@@ -316,7 +320,7 @@ def _sqlite(url: URL) -> DatabaseSource:
         raise
 
 
-def _read_only(path: Path) -> sqlite3.Connection:
+def _open_read_only(path: Path) -> sqlite3.Connection:
     """Open a file so that SQLite itself rejects writes.
 
     In a folder that is not writable, a file in WAL mode that no program has open is opened as immutable.
@@ -328,19 +332,19 @@ def _read_only(path: Path) -> sqlite3.Connection:
             connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
         except sqlite3.DatabaseError as error:
             connection.close()
-            sealed = any(said in str(error) for said in ("unable to open", "readonly"))
-            if sealed and "immutable" not in mode and not wal.exists():
+            is_write_needed = any(text in str(error) for text in ("unable to open", "readonly"))
+            if is_write_needed and "immutable" not in mode and not wal.exists():
                 continue
-            raise _refused(path, error) from error
+            raise _open_error(path, error) from error
         return connection
     raise AssertionError("unreachable: the second way returns or raises")
 
 
-def _refused(path: Path, error: sqlite3.DatabaseError) -> Exception:
+def _open_error(path: Path, error: sqlite3.DatabaseError) -> Exception:
     if "not a database" in str(error):
         with path.open("rb") as file:
-            start = file.read(16)
-        return SchemaMismatch(f"{path} is not a SQLite database; it begins with {start!r}. Nothing was read.")
+            header = file.read(16)
+        return SchemaMismatch(f"{path} is not a SQLite database; it begins with {header!r}. Nothing was read.")
     return Unavailable(f"{path} cannot be read ({error}). Check its permissions and locks.")
 
 
@@ -354,22 +358,22 @@ def _sqlite_tables(connection: sqlite3.Connection, path: Path) -> dict[str, set[
 # -- PostgreSQL
 
 
-def _postgres(url: URL) -> DatabaseSource:
-    kind = _saver("langgraph.checkpoint.postgres", "PostgresSaver", "langgraph-checkpoint-postgres")
+def _open_postgres(url: URL) -> DatabaseSource:
+    saver_class = _import_saver("langgraph.checkpoint.postgres", "PostgresSaver", "langgraph-checkpoint-postgres")
     psycopg = importlib.import_module("psycopg")
-    rows = importlib.import_module("psycopg.rows")
+    psycopg_rows = importlib.import_module("psycopg.rows")
     address = url.set(drivername="postgresql").render_as_string(hide_password=False)
-    shown = url.set(drivername="postgresql").render_as_string(hide_password=True)
+    display_url = url.set(drivername="postgresql").render_as_string(hide_password=True)
     try:
-        connection = psycopg.connect(address, autocommit=True, prepare_threshold=0, row_factory=rows.dict_row)
+        connection = psycopg.connect(address, autocommit=True, prepare_threshold=0, row_factory=psycopg_rows.dict_row)
     except psycopg.Error as error:
-        raise Unavailable(f"Cannot connect to {shown}: {str(error).strip()}") from error
+        raise Unavailable(f"Cannot connect to {display_url}: {str(error).strip()}") from error
     try:
-        with reading(shown):
+        with reading(display_url):
             connection.execute("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY")  # the server rejects writes
             tables = _postgres_tables(connection)
-        _expect(tables, f"{shown} is a PostgreSQL database")
-        return DatabaseSource(kind(connection, serde=UnknownTypeSerializer()), connection, "%s")
+        _require_saver_tables(tables, f"{display_url} is a PostgreSQL database")
+        return DatabaseSource(saver_class(connection, serde=UnknownTypeSerializer()), connection, "%s")
     except BaseException:
         connection.close()
         raise
@@ -386,7 +390,7 @@ def _postgres_tables(connection: Any) -> dict[str, set[str]]:
     return tables
 
 
-def _expect(tables: dict[str, set[str]], what: str) -> None:
+def _require_saver_tables(tables: dict[str, set[str]], description: str) -> None:
     """Check that LangGraph's savers created the database.
 
     Raises:
@@ -395,12 +399,14 @@ def _expect(tables: dict[str, set[str]], what: str) -> None:
     if tables.get("checkpoints", set()) >= COLUMNS and {"writes", "checkpoint_writes"} & tables.keys():
         return
     if "graph_checkpoint" in tables and "internal_session" in tables:
-        raise SchemaMismatch(f"{what} of agentgit: there is nothing to import. Open it with agentgit sessions --db …")
+        raise SchemaMismatch(
+            f"{description} of agentgit: there is nothing to import. Open it with agentgit sessions --db …"
+        )
     if "checkpoints" in tables:
         missing = ", ".join(sorted(COLUMNS - tables["checkpoints"])) or "the table of pending writes"
         raise SchemaMismatch(
-            f"{what} with a table `checkpoints` that is not SqliteSaver's or PostgresSaver's: {missing} is missing. "
-            "Nothing was read."
+            f"{description} with a table `checkpoints` that is not SqliteSaver's or PostgresSaver's: {missing} is "
+            "missing. Nothing was read."
         )
-    has = f"the tables {', '.join(sorted(tables)[:8])}" if tables else "no tables"
-    raise SchemaMismatch(f"{what} with {has}; no LangGraph saver wrote it. Nothing was read.")
+    contents = f"the tables {', '.join(sorted(tables)[:8])}" if tables else "no tables"
+    raise SchemaMismatch(f"{description} with {contents}; no LangGraph saver wrote it. Nothing was read.")

@@ -59,13 +59,13 @@ class ThreadLine:
     others: frozenset[str]
 
 
-def newest_line(index: Sequence[ThreadEntry], newest: str, what: str) -> ThreadLine:
+def newest_line(index: Sequence[ThreadEntry], newest: str, name: str) -> ThreadLine:
     """Follow the newest graph checkpoint of a thread back to its beginning.
 
     Args:
         index: All graph checkpoints of the thread.
         newest: The id of the newest one.
-        what: The name of the source, for the error.
+        name: The name of the source, for the error.
 
     Raises:
         Corrupt: The parents form a cycle.
@@ -79,16 +79,16 @@ def newest_line(index: Sequence[ThreadEntry], newest: str, what: str) -> ThreadL
     """
     roots = {entry.id: entry for entry in index if not entry.ns}
     line: list[str] = []
-    at: str | None = newest
-    while at in roots and len(line) <= len(roots):
-        line.append(at)
-        at = roots[at].parent
+    checkpoint_id: str | None = newest
+    while checkpoint_id in roots and len(line) <= len(roots):
+        line.append(checkpoint_id)
+        checkpoint_id = roots[checkpoint_id].parent
     if len(line) > len(roots):
-        raise Corrupt(f"{what} is damaged: the parents of its graph checkpoints form a circle.", row=what)
+        raise Corrupt(f"{name} is damaged: the parents of its graph checkpoints form a circle.", row=name)
     line.reverse()
-    below = sorted((entry for entry in index if entry.ns), key=lambda entry: (entry.id, entry.ns))
+    subgraph_entries = sorted((entry for entry in index if entry.ns), key=lambda entry: (entry.id, entry.ns))
     return ThreadLine(
-        roots=line, entries=[*(roots[id] for id in line), *below], others=frozenset(roots) - frozenset(line)
+        roots=line, entries=[*(roots[id] for id in line), *subgraph_entries], others=frozenset(roots) - frozenset(line)
     )
 
 
@@ -97,11 +97,11 @@ class _Checker(SQLModelSaver):
 
     def __init__(self, store: Store) -> None:
         super().__init__(store.database, tenant_id=store.tenant_id, graphs=store.graphs, sessions=True)
-        self._kept = Codec(UnknownTypeSerializer())
+        self._source_codec = Codec(UnknownTypeSerializer())
 
     @property
     def codec(self) -> Codec:
-        return self._kept
+        return self._source_codec
 
 
 @dataclass
@@ -133,10 +133,10 @@ class ThreadImport:
         self.graphs = GraphStore(store.tenant_id, store.compression)
         self.checker = _Checker(store)
         self.import_commit = ImportCommit(self.context, self.session_name, self.thread_id)
-        self.staged = staging.name(self.context.user.id, self.session_name, self.thread_id)
-        self.what = f"Thread {self.thread_id!r}"
-        self._hidden: set[str] = set()
-        self._others = 0
+        self.staging_thread = staging.staging_thread_id(self.context.user.id, self.session_name, self.thread_id)
+        self.thread_name = f"Thread {self.thread_id!r}"
+        self._hidden_names: set[str] = set()
+        self._other_count = 0
 
     def run(self) -> ThreadReport:
         """Import the thread, or what is new in it since an earlier import.
@@ -152,212 +152,230 @@ class ThreadImport:
         newest = self.source.newest(self.thread_id)
         if newest is None:
             raise NotFound(f"There is no thread {self.thread_id!r} in the database to import from.")
-        arrival = self.import_commit.find()
-        id = str(newest.checkpoint.get("id") if isinstance(newest.checkpoint, dict) else "")
-        if arrival is not None and self._is_up_to_date(arrival, id, newest):
+        earlier = self.import_commit.find()
+        newest_id = str(newest.checkpoint.get("id") if isinstance(newest.checkpoint, dict) else "")
+        if earlier is not None and self._is_up_to_date(earlier, newest_id, newest):
             return self._report(UNCHANGED)
-        line = newest_line(self.source.index(self.thread_id), id, self.what)
-        if id not in line.roots:
-            raise Corrupt(f"{self.what} has no graph checkpoint {id!r}; it was not imported.", row=self.what)
-        if arrival is not None and arrival.newest not in line.roots:
+        line = newest_line(self.source.index(self.thread_id), newest_id, self.thread_name)
+        if newest_id not in line.roots:
+            raise Corrupt(
+                f"{self.thread_name} has no graph checkpoint {newest_id!r}; it was not imported.", row=self.thread_name
+            )
+        if earlier is not None and earlier.newest_id not in line.roots:
             raise Conflict(
-                f"{self.what} no longer continues the history that session {self.session_name!r} was imported from. "
-                "Import it under another name, with --session-prefix or session=."
+                f"{self.thread_name} no longer continues the history that session {self.session_name!r} was imported "
+                "from. Import it under another name, with --session-prefix or session=."
             )
         try:
-            added = self._fill(line, arrival)
-            self._check(line, id, arrival, added)
-            landed = self.import_commit.commit(self.staged, added, line.roots, arrival)
+            added_count = self._stage(line, earlier)
+            self._compare_copy(line, newest_id, earlier, added_count)
+            counts = self.import_commit.commit(self.staging_thread, added_count, line.roots, earlier)
         except Unavailable:
             raise
         except Exception:
-            self.store.database.write(self._drop)
+            self.store.database.write(self._delete_staged)
             raise
         return replace(
-            self._report(EXTENDED if arrival else IMPORTED),
-            graph_checkpoints=added,
-            checkpoints=landed.checkpoints,
-            tool_calls=landed.calls,
-            left_out=len(line.others) + self._others,
+            self._report(EXTENDED if earlier else IMPORTED),
+            graph_checkpoints=added_count,
+            checkpoints=counts.checkpoints,
+            tool_calls=counts.calls,
+            left_out=len(line.others) + self._other_count,
         )
 
     def _report(self, status: str) -> ThreadReport:
-        hidden = tuple(sorted(self._hidden))
+        hidden = tuple(sorted(self._hidden_names))
         return ThreadReport(thread_id=self.thread_id, session_name=self.session_name, status=status, hidden=hidden)
 
-    def _is_up_to_date(self, arrival: EarlierImport, newest_id: str, newest: CheckpointTuple) -> bool:
+    def _is_up_to_date(self, earlier: EarlierImport, newest_id: str, newest: CheckpointTuple) -> bool:
         """Return whether there is nothing new to import.
 
         Raises:
             Conflict: The thread has continued in its own database, and the session here.
         """
-        if arrival.newest == newest_id:
-            place = GraphKey(arrival.thread, "", newest_id)
+        if earlier.newest_id == newest_id:
+            graph_key = GraphKey(earlier.branch_thread_id, "", newest_id)
             with self.store.database.reading() as connection:
-                count = staging.count_writes(connection, self.store.tenant_id, place)
-            if arrival.moved or count == len(newest.pending_writes or ()):
+                count = staging.count_writes(connection, self.store.tenant_id, graph_key)
+            if earlier.has_moved or count == len(newest.pending_writes or ()):
                 return True
-        elif arrival.moved:
+        elif earlier.has_moved:
             raise Conflict(
-                f"{self.what} has new turns in its own database, and session {self.session_name!r} has new turns here. "
-                "Continue here without importing it again, or import it under another name."
+                f"{self.thread_name} has new turns in its own database, and session {self.session_name!r} has new "
+                "turns here. Continue here without importing it again, or import it under another name."
             )
         return False
 
     # -- staging
 
-    def _fill(self, line: ThreadLine, arrival: EarlierImport | None) -> int:
+    def _stage(self, line: ThreadLine, earlier: EarlierImport | None) -> int:
         """Stage the graph checkpoints that are missing here; return the number of staged ones."""
-        there = self._held(arrival.thread) if arrival else {}
-        parent_thread = arrival.thread if arrival else None
-        staged = self._held(self.staged)
-        if not staged.keys() <= {entry[:2] for entry in line.entries}:
-            self.store.database.write(self._drop)  # the thread has changed since an interrupted import
-            staged = {}
-        known = {**there, **staged}
-        parents = {(ns, parent) for (ns, _), parent in known.items()}
+        branch_parents = self._load_parents(earlier.branch_thread_id) if earlier else {}
+        parent_thread = earlier.branch_thread_id if earlier else None
+        staged_parents = self._load_parents(self.staging_thread)
+        if not staged_parents.keys() <= {entry[:2] for entry in line.entries}:
+            self.store.database.write(self._delete_staged)  # the thread has changed since an interrupted import
+            staged_parents = {}
+        known_parents = {**branch_parents, **staged_parents}
+        parent_keys = {(ns, parent) for (ns, _), parent in known_parents.items()}
         # Only a graph checkpoint without a successor can have new pending writes.
-        again = [entry for entry in line.entries if entry[:2] in known and entry[:2] not in parents]
-        fresh = [entry for entry in line.entries if entry[:2] not in known]
-        todo, done, added = [*again, *fresh], 0, len(staged)
+        known_leaves = [entry for entry in line.entries if entry[:2] in known_parents and entry[:2] not in parent_keys]
+        new_entries = [entry for entry in line.entries if entry[:2] not in known_parents]
+        entries_to_read, done_count, added_count = [*known_leaves, *new_entries], 0, len(staged_parents)
         versions: dict[str, Any] = {}
-        for entries in slices(todo, BATCH):
+        for entries in slices(entries_to_read, BATCH):
             batch = [(entry, self.source.read(self.thread_id, entry)) for entry in entries]
-            kept = [one for one in batch if self._is_on_line(one[1], line)]
-            self._others += len(batch) - len(kept)
+            on_line = [pair for pair in batch if self._is_on_line(pair[1], line)]
+            self._other_count += len(batch) - len(on_line)
             drafts = [
                 (
                     entry,
-                    self._draft(entry, found, versions, parent_thread) if entry[:2] not in known else None,
-                    self._writes(found),
+                    self._draft(entry, found, versions, parent_thread) if entry[:2] not in known_parents else None,
+                    self._numbered_writes(found),
                 )
-                for entry, found in kept
+                for entry, found in on_line
             ]
             self.store.database.write(partial(self._put, drafts=drafts))
-            added += sum(draft is not None for _, draft, _ in drafts)
-            done += len(batch)
-            self.on_step(done, len(todo))
-        return added
+            added_count += sum(draft is not None for _, draft, _ in drafts)
+            done_count += len(batch)
+            self.on_step(done_count, len(entries_to_read))
+        return added_count
 
-    def _held(self, thread: str) -> dict[tuple[str, str], str | None]:
+    def _load_parents(self, thread: str) -> dict[tuple[str, str], str | None]:
         with self.store.database.reading() as connection:
             return staging.checkpoint_parents(connection, self.store.tenant_id, thread)
 
-    def _drop(self, connection: Connection) -> None:
-        self.store.graphs.delete_thread(connection, self.staged)
+    def _delete_staged(self, connection: Connection) -> None:
+        self.store.graphs.delete_thread(connection, self.staging_thread)
 
     @staticmethod
-    def _is_on_line(found: CheckpointTuple, line: ThreadLine) -> bool:
+    def _is_on_line(checkpoint_tuple: CheckpointTuple, line: ThreadLine) -> bool:
         """Return whether a graph checkpoint belongs to the newest line; True if its metadata names no parent."""
-        parents: Any = found.metadata.get("parents")
+        parents: Any = checkpoint_tuple.metadata.get("parents")
         root = parents.get("") if isinstance(parents, Mapping) else None
         return root not in line.others
 
     def _draft(
-        self, entry: ThreadEntry, found: CheckpointTuple, versions: dict[str, Any], parent_thread: str | None
+        self, entry: ThreadEntry, checkpoint_tuple: CheckpointTuple, versions: dict[str, Any], parent_thread: str | None
     ) -> Draft:
         """Encode the values that differ from the parent, by the versions of the channels."""
-        now = found.checkpoint["channel_versions"]
-        then = versions.pop(entry.ns, (None, {}))
-        before = then[1] if then[0] == entry.parent and entry.parent else {}
-        values = found.checkpoint["channel_values"]
-        changed = {name: now.get(name, 0) for name in values if name not in now or before.get(name) != now[name]}
-        versions[entry.ns] = (entry.id, now)
+        current_versions = checkpoint_tuple.checkpoint["channel_versions"]
+        previous = versions.pop(entry.ns, (None, {}))
+        parent_versions = previous[1] if previous[0] == entry.parent and entry.parent else {}
+        values = checkpoint_tuple.checkpoint["channel_values"]
+        changed_versions = {
+            name: current_versions.get(name, 0)
+            for name in values
+            if name not in current_versions or parent_versions.get(name) != current_versions[name]
+        }
+        versions[entry.ns] = (entry.id, current_versions)
         draft = self.saver.draft(
             {"configurable": {}},
-            found.checkpoint,
-            cast(CheckpointMetadata, self._metadata(found)),
-            changed,
+            checkpoint_tuple.checkpoint,
+            cast(CheckpointMetadata, self._metadata(checkpoint_tuple)),
+            changed_versions,
             entry.parent,
         )
         return replace(draft, parent_thread=parent_thread)
 
-    def _metadata(self, found: CheckpointTuple) -> dict[str, Any]:
-        secrets = {name for name in found.metadata if SECRET.search(str(name))}
-        self._hidden |= secrets
-        return {name: value for name, value in found.metadata.items() if name not in secrets}
+    def _metadata(self, checkpoint_tuple: CheckpointTuple) -> dict[str, Any]:
+        secrets = {name for name in checkpoint_tuple.metadata if SECRET.search(str(name))}
+        self._hidden_names |= secrets
+        return {name: value for name, value in checkpoint_tuple.metadata.items() if name not in secrets}
 
-    def _writes(self, found: CheckpointTuple) -> list[tuple[Task, list[tuple[int, str, Any]]]]:
+    def _numbered_writes(self, checkpoint_tuple: CheckpointTuple) -> list[tuple[Task, list[tuple[int, str, Any]]]]:
         """Number the pending writes of each task as the original saver did. The order of the tasks is kept."""
         tasks: dict[str, list[tuple[str, Any]]] = {}
-        for task_id, channel, value in found.pending_writes or ():
+        for task_id, channel, value in checkpoint_tuple.pending_writes or ():
             tasks.setdefault(task_id, []).append((channel, value))
         numbered = []
-        for place, (task_id, writes) in enumerate(tasks.items()):
-            plain = [one for one in writes if one[0] not in WRITES_IDX_MAP]
-            special = [one for one in writes if one[0] in WRITES_IDX_MAP]
+        for task_index, (task_id, writes) in enumerate(tasks.items()):
+            plain_writes = [one for one in writes if one[0] not in WRITES_IDX_MAP]
+            special_writes = [one for one in writes if one[0] in WRITES_IDX_MAP]
             rows = [
-                (WRITES_IDX_MAP[channel], channel, self.saver.codec.encode(value).body) for channel, value in special
+                (WRITES_IDX_MAP[channel], channel, self.saver.codec.encode(value).body)
+                for channel, value in special_writes
             ]
-            rows += [(n, channel, self.saver.codec.encode(value).body) for n, (channel, value) in enumerate(plain)]
-            numbered.append((Task(task_id, f"{place:08}"), rows))
+            rows += [
+                (n, channel, self.saver.codec.encode(value).body) for n, (channel, value) in enumerate(plain_writes)
+            ]
+            numbered.append((Task(task_id, f"{task_index:08}"), rows))
         return numbered
 
     def _put(self, connection: Connection, drafts: Sequence[tuple[ThreadEntry, Draft | None, Any]]) -> None:
         for entry, draft, writes in drafts:
-            place = GraphKey(self.staged, entry.ns, entry.id)
+            graph_key = GraphKey(self.staging_thread, entry.ns, entry.id)
             if draft is not None:
-                self.graphs.put(connection, place, draft)
+                self.graphs.put(connection, graph_key, draft)
             for task, rows in writes:
-                self.graphs.put_writes(connection, place, task, rows)
+                self.graphs.put_writes(connection, graph_key, task, rows)
 
     # -- checking
 
-    def _check(self, line: ThreadLine, newest: str, arrival: EarlierImport | None, added: int) -> None:
+    def _compare_copy(self, line: ThreadLine, newest: str, earlier: EarlierImport | None, added_count: int) -> None:
         """Compare the stored copy with the source.
 
         Raises:
             Conflict: Staged graph checkpoints are missing, or were removed during the comparison.
             Corrupt: The newest state differs from the source.
         """
-        staged = self._held(self.staged)
-        known = {**(self._held(arrival.thread) if arrival else {}), **staged}
-        if len(staged) != added or not {("", root) for root in line.roots} <= known.keys():
+        staged_parents = self._load_parents(self.staging_thread)
+        known_parents = {**(self._load_parents(earlier.branch_thread_id) if earlier else {}), **staged_parents}
+        if len(staged_parents) != added_count or not {("", root) for root in line.roots} <= known_parents.keys():
             raise self.import_commit.conflict_error()
-        theirs = self.source.read(self.thread_id, ThreadEntry("", newest, None))
-        thread = self.staged if ("", newest) in staged or arrival is None else arrival.thread
-        ours = self.checker.get_tuple(config_of(GraphKey(thread, "", newest)))
-        wrong = ["everything"] if ours is None else self._differences(ours, theirs)
-        if wrong and self._held(self.staged) != staged:
+        source_tuple = self.source.read(self.thread_id, ThreadEntry("", newest, None))
+        thread = self.staging_thread if ("", newest) in staged_parents or earlier is None else earlier.branch_thread_id
+        copy_tuple = self.checker.get_tuple(config_of(GraphKey(thread, "", newest)))
+        differences = ["everything"] if copy_tuple is None else self._differences(copy_tuple, source_tuple)
+        if differences and self._load_parents(self.staging_thread) != staged_parents:
             raise self.import_commit.conflict_error()
-        if wrong:
+        if differences:
             raise Corrupt(
-                f"{self.what} was not imported: the stored copy differs from it in {', '.join(wrong)}. If it is still "
-                "running, import it again when it has stopped; otherwise report a bug.",
-                row=self.what,
+                f"{self.thread_name} was not imported: the stored copy differs from it in {', '.join(differences)}. If "
+                "it is still running, import it again when it has stopped; otherwise report a bug.",
+                row=self.thread_name,
             )
 
     def _differences(self, ours: CheckpointTuple, theirs: CheckpointTuple) -> list[str]:
-        a, b = ours.checkpoint["channel_values"], theirs.checkpoint["channel_values"]
-        wrong = [f"channel {name!r}" for name in sorted(a.keys() | b.keys()) if not self._same(a, b, name)]
+        our_values, their_values = ours.checkpoint["channel_values"], theirs.checkpoint["channel_values"]
+        differences = [
+            f"channel {name!r}"
+            for name in sorted(our_values.keys() | their_values.keys())
+            if not self._is_same_channel(our_values, their_values, name)
+        ]
         heads = ("ts", "channel_versions", "versions_seen")
-        wrong += [name for name in heads if not _is_same_json(ours.checkpoint[name], theirs.checkpoint[name])]  # type: ignore[literal-required]  # `heads` lists keys of the TypedDict
+        differences += [name for name in heads if not _is_same_json(ours.checkpoint[name], theirs.checkpoint[name])]  # type: ignore[literal-required]  # `heads` lists keys of the TypedDict
         if not _is_same_json(ours.metadata, self._metadata(theirs)):
-            wrong.append("metadata")
-        if not self._same_writes(ours, theirs):
-            wrong.append("pending writes")
-        return wrong
+            differences.append("metadata")
+        if not self._has_same_writes(ours, theirs):
+            differences.append("pending writes")
+        return differences
 
-    def _same(self, ours: Mapping[str, Any], theirs: Mapping[str, Any], name: str) -> bool:
-        return name in ours and name in theirs and self._same_value(ours[name], theirs[name])
+    def _is_same_channel(self, ours: Mapping[str, Any], theirs: Mapping[str, Any], name: str) -> bool:
+        return name in ours and name in theirs and self._is_same_value(ours[name], theirs[name])
 
-    def _same_value(self, ours: Any, theirs: Any) -> bool:
-        return _hashes(self.saver.codec.encode(ours)) == _hashes(self.saver.codec.encode(theirs)) or bool(
+    def _is_same_value(self, ours: Any, theirs: Any) -> bool:
+        return _leaf_hashes(self.saver.codec.encode(ours)) == _leaf_hashes(self.saver.codec.encode(theirs)) or bool(
             type(ours) in (set, frozenset, dict) and ours == theirs
         )
 
-    def _same_writes(self, ours: CheckpointTuple, theirs: CheckpointTuple) -> bool:
-        def by_task(found: CheckpointTuple) -> list[tuple[str, str, Any]]:
-            order = {task: n for n, task in enumerate(dict.fromkeys(task for task, _, _ in found.pending_writes or ()))}
-            return sorted(found.pending_writes or (), key=lambda one: (order[one[0]], one[1] not in WRITES_IDX_MAP))
+    def _has_same_writes(self, ours: CheckpointTuple, theirs: CheckpointTuple) -> bool:
+        def by_task(checkpoint_tuple: CheckpointTuple) -> list[tuple[str, str, Any]]:
+            order = {
+                task: n
+                for n, task in enumerate(dict.fromkeys(task for task, _, _ in checkpoint_tuple.pending_writes or ()))
+            }
+            return sorted(
+                checkpoint_tuple.pending_writes or (), key=lambda one: (order[one[0]], one[1] not in WRITES_IDX_MAP)
+            )
 
-        a, b = by_task(ours), by_task(theirs)
-        return [one[:2] for one in a] == [one[:2] for one in b] and all(
-            self._same_value(x[2], y[2]) for x, y in zip(a, b, strict=True)
+        our_writes, their_writes = by_task(ours), by_task(theirs)
+        return [one[:2] for one in our_writes] == [one[:2] for one in their_writes] and all(
+            self._is_same_value(x[2], y[2]) for x, y in zip(our_writes, their_writes, strict=True)
         )
 
 
-def _hashes(encoded: Encoded) -> Any:
+def _leaf_hashes(encoded: Encoded) -> Any:
     body = encoded.body
     parts = body.items() if isinstance(body, dict) else [("", body)]
     return [(name, [leaf.hash for leaf in (part if isinstance(part, list) else [part])]) for name, part in parts]

@@ -15,10 +15,10 @@ from agentgit.saver.leaf_codec import type_names
 from agentgit.store.objects.lru import LRUCache
 from agentgit.store.objects.plain_values import MSGPACK
 
-KNOWN_MESSAGES = 10_000
+CACHED_MESSAGES = 10_000
 """The number of messages in the cache."""
 
-READABLE = ("null", "bytes", "bytearray", "json", MSGPACK)
+READABLE_FORMATS = ("null", "bytes", "bytearray", "json", MSGPACK)
 
 
 class UnknownTypeSerializer(SerializerProtocol):
@@ -38,7 +38,7 @@ class UnknownTypeSerializer(SerializerProtocol):
     def __init__(self) -> None:
         self._strict = JsonPlusSerializer(allowed_msgpack_modules=None)
         # Every later graph checkpoint of a thread repeats its messages; deserializing one again takes 50 µs.
-        self._messages: LRUCache[bytes, BaseMessage] = LRUCache(KNOWN_MESSAGES)
+        self._messages: LRUCache[bytes, BaseMessage] = LRUCache(CACHED_MESSAGES)
 
     def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
         """Serialize a value."""
@@ -51,24 +51,24 @@ class UnknownTypeSerializer(SerializerProtocol):
             InvalidInput: The value was written with a serializer other than LangGraph's.
         """
         kind, body = data
-        if kind not in READABLE:
+        if kind not in READABLE_FORMATS:
             raise InvalidInput(
                 f"It has values in the format {kind!r}, which only the program's own serializer can read. Import with "
                 "the program's own saver: repo.import_langgraph(saver)."
             )
         if kind != MSGPACK:
             return self._strict.loads_typed(data)
-        return ormsgpack.unpackb(body, ext_hook=self._part, option=ormsgpack.OPT_NON_STR_KEYS)
+        return ormsgpack.unpackb(body, ext_hook=self._unpack_ext, option=ormsgpack.OPT_NON_STR_KEYS)
 
-    def _part(self, code: int, payload: bytes) -> Any:
+    def _unpack_ext(self, code: int, payload: bytes) -> Any:
         key = bytes((code % 256,)) + payload
-        known = self._messages.get(key)
-        if known is not None:
-            return known
-        part = ormsgpack.Ext(code, payload)
-        packed = ormsgpack.packb(part)
+        cached = self._messages.get(key)
+        if cached is not None:
+            return cached
+        ext = ormsgpack.Ext(code, payload)
+        packed = ormsgpack.packb(ext)
         if code == EXT_NUMPY_ARRAY or not type_names(packed) <= SAFE_MSGPACK_TYPES:
-            return part
+            return ext
         value = self._strict.loads_typed((MSGPACK, packed))
         if isinstance(value, BaseMessage):
             self._messages.add([(key, value)])

@@ -9,9 +9,9 @@ from typing import Any
 from sqlalchemy import Connection
 
 from agentgit.agents.branch_context import BranchContext
-from agentgit.agents.merge.merge import IncomingChanges, alone, with_calls
+from agentgit.agents.merge.merge import IncomingChanges, keep_shown_calls, select_calls
 from agentgit.agents.merge.side import Side
-from agentgit.checkpoints.merge import added, batch_of
+from agentgit.checkpoints.merge import added_positions, expand_to_batches
 from agentgit.effects import ToolInvocation
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.store.queries.lookup import CheckpointRef
@@ -28,40 +28,50 @@ class PickedMessages:
     Args:
         label: The text that names the selection for a person.
         side: The side that the messages are on.
-        places: The positions of the messages there.
+        positions: The positions of the messages there.
         call_id: The id of the only tool call to pick from its message; None for all calls.
     """
 
     label: str
     side: Side
-    places: Sequence[int]
+    positions: Sequence[int]
     call_id: str | None = None
 
-    def add_to(self, coming: IncomingChanges) -> None:
+    def add_to(self, changes: IncomingChanges) -> None:
         """Append the selected messages to the changes that the branch receives.
 
         Raises:
             InvalidInput: The branch or the source has no list of messages.
         """
-        key = self.side.conversation
-        if key is None or key not in coming.ours.graph.channels or coming.ours.conversation not in (None, key):
+        key = self.side.conversation_channel
+        if (
+            key is None
+            or key not in changes.ours.graph.channels
+            or changes.ours.conversation_channel not in (None, key)
+        ):
             raise InvalidInput("This branch has no list of messages to add messages to.")
         if self.call_id is None:
-            coming.add_messages(key, self.side, self.places)
+            changes.add_messages(key, self.side, self.positions)
         else:
-            self._come_alone(key, self.call_id, coming)
+            self._add_single_call(key, self.call_id, changes)
 
-    def _come_alone(self, key: str, call_id: str, coming: IncomingChanges) -> None:
+    def _add_single_call(self, key: str, call_id: str, changes: IncomingChanges) -> None:
         """Append one tool call with its result, without the other calls of its message."""
-        asking, answer = self.places
-        shown = self.side.messages(self.places)
+        call_position, result_position = self.positions
+        shown = self.side.messages(self.positions)
         if len(shown[0]["tool_calls"]) == 1:
-            coming.add_messages(key, self.side, self.places)
+            changes.add_messages(key, self.side, self.positions)
             return
-        asked = alone(shown[0], [call_id])
-        if asked["id"] not in coming.here and shown[1]["id"] not in coming.here:
-            coming.plan.messages.extend((asked, shown[1]))
-            coming.append(key, lambda: [with_calls(self.side.live(key)[asking], asked), self.side.live(key)[answer]])
+        call_message = select_calls(shown[0], [call_id])
+        if call_message["id"] not in changes.our_messages and shown[1]["id"] not in changes.our_messages:
+            changes.plan.messages.extend((call_message, shown[1]))
+            changes.append(
+                key,
+                lambda: [
+                    keep_shown_calls(self.side.live_value(key)[call_position], call_message),
+                    self.side.live_value(key)[result_position],
+                ],
+            )
 
 
 class CherryPick:
@@ -75,61 +85,65 @@ class CherryPick:
         self.branch = branch
         self.store = branch.store
 
-    def find(self, what: CherryPickSelection) -> PickedMessages:
+    def find(self, selection: CherryPickSelection) -> PickedMessages:
         """Return the messages that a selection means.
 
         Raises:
             NotFound: There is no such message or checkpoint, or the tool call has no result in its conversation.
-            InvalidInput: `what` cannot be picked, or the checkpoint did more than add messages.
+            InvalidInput: `selection` cannot be picked, or the checkpoint did more than add messages.
         """
-        if isinstance(what, ToolInvocation):
-            return self._call(what)
-        if isinstance(what, Sequence) and not isinstance(what, str):
-            return self._messages(list(what))
-        return self._place(what)
+        if isinstance(selection, ToolInvocation):
+            return self._find_call(selection)
+        if isinstance(selection, Sequence) and not isinstance(selection, str):
+            return self._find_messages(list(selection))
+        return self._find_checkpoint(selection)
 
-    def _side(self, thread: str, checkpoint_id: str | None) -> Side:
+    def _side_at(self, thread: str, checkpoint_id: str | None) -> Side:
         return Side(self.branch.saver, self.branch.graph, thread, checkpoint_id)
 
     # -- the messages of a checkpoint
 
-    def _place(self, place: CheckpointRef) -> PickedMessages:
+    def _find_checkpoint(self, ref: CheckpointRef) -> PickedMessages:
         with self.store.database.reading() as connection:
-            row, label = self.branch.target(connection, place)
-            before = self._before(connection, row)
-        side = self._side(row.thread_id, row.graph_checkpoint_id)
-        earlier = self._side(before.thread_id, before.graph_checkpoint_id).message_hashes if before is not None else ()
-        places = added(earlier, side.message_hashes)
-        if places is None:
+            row, label = self.branch.target(connection, ref)
+            previous = self._previous_checkpoint(connection, row)
+        side = self._side_at(row.thread_id, row.graph_checkpoint_id)
+        earlier_hashes = (
+            self._side_at(previous.thread_id, previous.graph_checkpoint_id).message_hashes
+            if previous is not None
+            else ()
+        )
+        positions = added_positions(earlier_hashes, side.message_hashes)
+        if positions is None:
             raise InvalidInput(
                 f"{label} did more than add messages to the checkpoint before it. Choose messages by their ids: "
                 "cherry_pick([...])."
             )
-        return PickedMessages(label, side, places)
+        return PickedMessages(label, side, positions)
 
-    def _before(self, connection: Connection, row: StoredRow) -> StoredRow | None:
+    def _previous_checkpoint(self, connection: Connection, row: StoredRow) -> StoredRow | None:
         """Find the checkpoint before another one on its path; None before the first."""
-        path = self.branch.context.lookup.path(
+        path = self.branch.context.lookup.path_checkpoints(
             connection, self.store.sessions.branch(connection, row.internal_session_id)
         )
-        place = next(n for n, point in enumerate(path) if point.id == row.id)
-        return path[place - 1] if place else None
+        index = next(n for n, point in enumerate(path) if point.id == row.id)
+        return path[index - 1] if index else None
 
     # -- messages by id
 
-    def _messages(self, ids: list[Any]) -> PickedMessages:
+    def _find_messages(self, ids: list[Any]) -> PickedMessages:
         if not ids or not all(isinstance(one, str) for one in ids):
             raise InvalidInput(f"{ids!r} is not a list of message ids; history() shows them.")
-        missing = set(ids)
+        missing_ids = set(ids)
         for side in self._heads():
             shown = side.messages()
-            known = {message["id"] for message in shown}
-            missing &= set(ids) - known
-            if known.issuperset(ids):
-                chosen = [n for n, message in enumerate(shown) if message["id"] in ids]
-                return PickedMessages(", ".join(ids), side, batch_of(shown, chosen))
-        if missing:
-            raise NotFound(f"No branch of this session has a message {', '.join(sorted(missing))}. See history().")
+            known_ids = {message["id"] for message in shown}
+            missing_ids &= set(ids) - known_ids
+            if known_ids.issuperset(ids):
+                positions = [n for n, message in enumerate(shown) if message["id"] in ids]
+                return PickedMessages(", ".join(ids), side, expand_to_batches(shown, positions))
+        if missing_ids:
+            raise NotFound(f"No branch of this session has a message {', '.join(sorted(missing_ids))}. See history().")
         raise NotFound(f"No branch of this session has all of {', '.join(ids)}. Pick from one branch at a time.")
 
     def _heads(self) -> Iterable[Side]:
@@ -137,24 +151,26 @@ class CherryPick:
         with self.store.database.reading() as connection:
             rows = self.store.sessions.branches(connection, self.branch.session_id)
             heads = [(row.thread_id, self.store.graphs.head(connection, row.thread_id)) for row in reversed(rows)]
-        return (self._side(thread, head.checkpoint_id) for thread, head in heads if head is not None)
+        return (self._side_at(thread, head.checkpoint_id) for thread, head in heads if head is not None)
 
     # -- one tool call
 
-    def _call(self, call: ToolInvocation) -> PickedMessages:
-        side = self._of_call(call)
+    def _find_call(self, call: ToolInvocation) -> PickedMessages:
+        side = self._calling_branch_head(call)
         shown = side.messages()
-        asked = [
+        call_positions = [
             n
             for n, message in enumerate(shown)
             if call.tool_call_id and any(one["id"] == call.tool_call_id for one in message["tool_calls"])
         ]
-        answered = [n for n in batch_of(shown, asked[-1:]) if shown[n]["tool_call_id"] == call.tool_call_id]
-        if not asked or not answered:
+        result_positions = [
+            n for n in expand_to_batches(shown, call_positions[-1:]) if shown[n]["tool_call_id"] == call.tool_call_id
+        ]
+        if not call_positions or not result_positions:
             raise NotFound(f"The conversation of its branch has no result for {call}. Pick messages by their ids.")
-        return PickedMessages(str(call), side, [asked[-1], answered[-1]], call.tool_call_id)
+        return PickedMessages(str(call), side, [call_positions[-1], result_positions[-1]], call.tool_call_id)
 
-    def _of_call(self, call: ToolInvocation) -> Side:
+    def _calling_branch_head(self, call: ToolInvocation) -> Side:
         """Return the head of the branch that made a call.
 
         Raises:
@@ -162,8 +178,8 @@ class CherryPick:
         """
         with self.store.database.reading() as connection:
             rows = self.store.sessions.branches(connection, self.branch.session_id)
-            of = next((row for row in rows if row.id == call.internal_session_id), None)
-            head = self.store.graphs.head(connection, of.thread_id) if of is not None else None
-        if of is None or head is None:
+            branch_row = next((row for row in rows if row.id == call.internal_session_id), None)
+            head = self.store.graphs.head(connection, branch_row.thread_id) if branch_row is not None else None
+        if branch_row is None or head is None:
             raise NotFound(f"No branch of this session made {call}. See tool_track().")
-        return self._side(of.thread_id, head.checkpoint_id)
+        return self._side_at(branch_row.thread_id, head.checkpoint_id)

@@ -26,19 +26,19 @@ from agentgit.checkpoints.merge import (
     MergedValue,
     MergePlan,
     Resolve,
-    added,
-    choice,
+    added_positions,
     decide,
     drop_incomplete_batches,
-    extra,
+    find_additions,
+    find_choice,
 )
 from agentgit.errors import InvalidInput
 from agentgit.sessions.messages import from_stored, text_of
 
-REDUCED = (BinaryOperatorAggregate, DeltaChannel)
+REDUCED_CHANNELS = (BinaryOperatorAggregate, DeltaChannel)
 """Channels whose writes go through a reducer."""
 
-FREE = (LastValue, AnyValue)
+PLAIN_CHANNELS = (LastValue, AnyValue)
 """Channels that store a write unchanged."""
 
 
@@ -59,7 +59,7 @@ class IncomingChanges:
     updates: dict[str, Callable[[], Any]] = field(default_factory=dict)
 
     @functools.cached_property
-    def here(self) -> Mapping[str, Mapping[str, Any]]:
+    def our_messages(self) -> Mapping[str, Mapping[str, Any]]:
         """The messages of `ours` after the common ones, as shown, by id."""
         hashes = self.ours.message_hashes
         pairs = enumerate(zip(hashes, self.common, strict=False))
@@ -67,44 +67,52 @@ class IncomingChanges:
         shown = self.ours.messages(range(begin, len(hashes)))
         return {message["id"]: message for message in shown if message["id"]}
 
-    def set(self, key: str, value: Callable[[], Any]) -> None:
+    def replace_value(self, key: str, value: Callable[[], Any]) -> None:
         """Replace a value, bypassing its reducer."""
-        reduced = isinstance(self.ours.graph.channels.get(key), REDUCED)
-        self.updates[key] = (lambda: Overwrite(value())) if reduced else value
+        has_reducer = isinstance(self.ours.graph.channels.get(key), REDUCED_CHANNELS)
+        self.updates[key] = (lambda: Overwrite(value())) if has_reducer else value
 
-    def adds(self, key: str, more: Any) -> bool:
-        """Return whether the reducer of a list or a dict only adds `more` to the current value."""
-        here = self.ours.live(key)
+    def is_pure_addition(self, key: str, additions: Any) -> bool:
+        """Return whether the reducer of a list or a dict only adds `additions` to the current value."""
+        current = self.ours.live_value(key)
         try:
-            made = self.ours.after(key, more)
+            result = self.ours.value_after(key, additions)
         except Exception:  # noqa: BLE001  # a user's reducer may raise; then the user decides
             return False
-        return bool(made == ({**here, **more} if isinstance(here, dict) else [*here, *more]))
+        return bool(result == ({**current, **additions} if isinstance(current, dict) else [*current, *additions]))
 
-    def append(self, key: str, tail: Callable[[], Any]) -> None:
+    def append(self, key: str, new_items: Callable[[], Any]) -> None:
         """Append items to a value, through its reducer if it has one."""
-        reduced = isinstance(self.ours.graph.channels.get(key), REDUCED)
-        self.updates[key] = tail if reduced else lambda: [*(self.ours.live(key) or ()), *tail()]
+        has_reducer = isinstance(self.ours.graph.channels.get(key), REDUCED_CHANNELS)
+        self.updates[key] = new_items if has_reducer else lambda: [*(self.ours.live_value(key) or ()), *new_items()]
 
-    def add_messages(self, key: str, side: Side, places: Sequence[int]) -> None:
+    def add_messages(self, key: str, side: Side, positions: Sequence[int]) -> None:
         """Append messages that are not here yet; tool calls only together with their results.
 
         Args:
             key: The channel of the conversation.
             side: The side that the messages come from.
-            places: The positions of the messages there.
+            positions: The positions of the messages there.
         """
-        shown = side.messages(places)
-        known = {message["tool_call_id"] for message in shown if message["id"] in self.here} - {None}
+        shown = side.messages(positions)
+        known_call_ids = {message["tool_call_id"] for message in shown if message["id"] in self.our_messages} - {None}
         # If some calls of a batch were picked before, only the others are added.
-        rests = [(at, rest_of(message, known)) for at, message in zip(places, shown, strict=True)]
-        fresh = [(at, message) for at, message in rests if message is not None and message["id"] not in self.here]
-        kept, left = drop_incomplete_batches([message for _, message in fresh])
-        self.plan.left_out.extend(LeftOut(what=in_words(fresh[n][1]), why=why) for n, why in left.items())
-        if kept:
-            chosen = [fresh[n] for n in kept]
+        candidates = [
+            (at, drop_known_calls(message, known_call_ids)) for at, message in zip(positions, shown, strict=True)
+        ]
+        new_messages = [
+            (at, message)
+            for at, message in candidates
+            if message is not None and message["id"] not in self.our_messages
+        ]
+        kept_indexes, reasons = drop_incomplete_batches([message for _, message in new_messages])
+        self.plan.left_out.extend(
+            LeftOut(what=summarize_message(new_messages[n][1]), why=why) for n, why in reasons.items()
+        )
+        if kept_indexes:
+            chosen = [new_messages[n] for n in kept_indexes]
             self.plan.messages.extend(message for _, message in chosen)
-            self.append(key, lambda: [with_calls(side.live(key)[at], message) for at, message in chosen])
+            self.append(key, lambda: [keep_shown_calls(side.live_value(key)[at], message) for at, message in chosen])
 
 
 @dataclass
@@ -115,137 +123,159 @@ class Merge:
         bases: The points at which the branches diverged or were last merged. If there are several, a value about which
             they lead to different decisions is a conflict.
         theirs: The side to merge.
-        coming: The changes to apply, which `make` fills.
+        changes: The changes to apply, which `compute` fills.
         resolve: How to resolve conflicts.
     """
 
     bases: Sequence[Side]
     theirs: Side
-    coming: IncomingChanges
+    changes: IncomingChanges
     resolve: Resolve = None
 
-    def make(self) -> IncomingChanges:
+    def compute(self) -> IncomingChanges:
         """Decide about each value, and return the changes."""
-        ours, theirs = self.coming.ours, self.theirs
-        talk = theirs.conversation if ours.conversation in (None, theirs.conversation) else None
+        ours, theirs = self.changes.ours, self.theirs
+        conversation_channel = (
+            theirs.conversation_channel if ours.conversation_channel in (None, theirs.conversation_channel) else None
+        )
         for key in theirs.hashes:
-            verdict = self._verdict(key)
-            if verdict == KEEP:
+            decision = self._decide(key)
+            if decision == KEEP:
                 continue
-            if why := self._closed(key):
-                self.coming.plan.left_out.append(LeftOut(what=key, why=why))
-            elif key == talk:
-                self._merge_conversation(key, verdict)
+            if reason := self._unwritable_reason(key):
+                self.changes.plan.left_out.append(LeftOut(what=key, why=reason))
+            elif key == conversation_channel:
+                self._merge_conversation(key, decision)
             else:
-                self._value(key, verdict)
-        return self.coming
+                self._merge_value(key, decision)
+        return self.changes
 
-    def _verdict(self, key: str) -> str:
+    def _decide(self, key: str) -> str:
         """Decide about one value; return `keep`, `take` or `clash`."""
-        ours, theirs = self.coming.ours.hashes.get(key), self.theirs.hashes[key]
+        ours, theirs = self.changes.ours.hashes.get(key), self.theirs.hashes[key]
         first, *others = {decide(base.hashes.get(key), ours, theirs) for base in self.bases}
         return CLASH if others else first
 
-    def _closed(self, key: str) -> str | None:
+    def _unwritable_reason(self, key: str) -> str | None:
         """Return why a value cannot be written; None if it can."""
-        channel = self.coming.ours.graph.channels.get(key)
+        channel = self.changes.ours.graph.channels.get(key)
         if channel is None:
             return "this graph has no such value"
-        if not isinstance(channel, (*REDUCED, *FREE)):
+        if not isinstance(channel, (*REDUCED_CHANNELS, *PLAIN_CHANNELS)):
             return f"the graph keeps it in a {type(channel).__name__}, which is not merged"
         return None
 
     # -- values
 
-    def _value(self, key: str, verdict: str) -> None:
-        if verdict == TAKE:
-            self._take(key, TAKE)
-        elif not self._append(key):
-            self._clash(key)
+    def _merge_value(self, key: str, decision: str) -> None:
+        if decision == TAKE:
+            self._take_value(key, TAKE)
+        elif not self._append_value(key):
+            self._handle_conflict(key)
 
-    def _take(self, key: str, how: str) -> None:
-        self.coming.plan.values.append(MergedValue(key=key, how=how, value=self.theirs.shown(key)))
-        self.coming.set(key, lambda: self.theirs.live(key))
+    def _take_value(self, key: str, how: str) -> None:
+        self.changes.plan.values.append(MergedValue(key=key, how=how, value=self.theirs.shown_value(key)))
+        self.changes.replace_value(key, lambda: self.theirs.live_value(key))
 
-    def _append(self, key: str) -> bool:
+    def _append_value(self, key: str) -> bool:
         """Append their additions to a list or a dict; return False unless both sides and the reducer only add to it."""
-        if not isinstance(self.coming.ours.graph.channels[key], REDUCED):
+        if not isinstance(self.changes.ours.graph.channels[key], REDUCED_CHANNELS):
             return False
-        ours, theirs, live = self.coming.ours.shown(key), self.theirs.shown(key), self.theirs.live(key)
-        more, *others = {extra(base.shown(key), ours, theirs) for base in self.bases}
-        if more is None or others or not (type(live) is list or (type(live) is dict and theirs.keys() == live.keys())):
+        ours, theirs, live_value = (
+            self.changes.ours.shown_value(key),
+            self.theirs.shown_value(key),
+            self.theirs.live_value(key),
+        )
+        addition, *others = {find_additions(base.shown_value(key), ours, theirs) for base in self.bases}
+        if (
+            addition is None
+            or others
+            or not (type(live_value) is list or (type(live_value) is dict and theirs.keys() == live_value.keys()))
+        ):
             return False  # the shown value does not represent the live one
-        if not self.coming.adds(key, part := more.of(live)):
+        if not self.changes.is_pure_addition(key, new_items := addition.of(live_value)):
             return False
-        self.coming.plan.values.append(MergedValue(key=key, how=APPEND, value=more.of(theirs)))
-        self.coming.append(key, lambda: part)
+        self.changes.plan.values.append(MergedValue(key=key, how=APPEND, value=addition.of(theirs)))
+        self.changes.append(key, lambda: new_items)
         return True
 
     # -- the conversation
 
-    def _merge_conversation(self, key: str, verdict: str) -> None:
-        here, there = set(self.coming.ours.message_hashes), set(self.theirs.message_hashes)
+    def _merge_conversation(self, key: str, decision: str) -> None:
+        our_hashes, their_hashes = set(self.changes.ours.message_hashes), set(self.theirs.message_hashes)
         # A message that both sides removed, as when both edited it alike, does not count as their change.
-        base = [one for one in self._base_talk() if one in here or one in there]
-        new = added(base, self.theirs.message_hashes)
-        if new is not None and not self._edited(new):
-            self.coming.add_messages(key, self.theirs, new)
-        elif verdict == CLASH:
-            self._clash(key)
+        base_hashes = [
+            message_hash
+            for message_hash in self._base_message_hashes()
+            if message_hash in our_hashes or message_hash in their_hashes
+        ]
+        new_positions = added_positions(base_hashes, self.theirs.message_hashes)
+        if new_positions is not None and not self._has_edited_messages(new_positions):
+            self.changes.add_messages(key, self.theirs, new_positions)
+        elif decision == CLASH:
+            self._handle_conflict(key)
         else:
-            self._take_talk(key, TAKE)
+            self._take_conversation(key, TAKE)
 
-    def _base_talk(self) -> list[bytes]:
+    def _base_message_hashes(self) -> list[bytes]:
         """Return the hashes of the messages of all bases, each with its highest count in any base."""
-        most: Counter[bytes] = Counter()
+        counts: Counter[bytes] = Counter()
         for base in self.bases:
-            most |= Counter(base.message_hashes)
-        return list(most.elements())
+            counts |= Counter(base.message_hashes)
+        return list(counts.elements())
 
-    def _edited(self, new: Sequence[int]) -> bool:
+    def _has_edited_messages(self, positions: Sequence[int]) -> bool:
         """Return whether one of their new messages exists here with other content."""
-        here = self.coming.here
-        return any(message != here.get(message["id"], message) for message in self.theirs.messages(new))
+        our_messages = self.changes.our_messages
+        return any(message != our_messages.get(message["id"], message) for message in self.theirs.messages(positions))
 
-    def _take_talk(self, key: str, how: str) -> None:
+    def _take_conversation(self, key: str, how: str) -> None:
         """Replace our conversation with theirs, without batches of tool calls that lack results."""
         shown = self.theirs.messages()
-        kept, left = drop_incomplete_batches(shown)
-        self.coming.plan.left_out.extend(LeftOut(what=in_words(shown[n]), why=why) for n, why in left.items())
-        self.coming.plan.values.append(MergedValue(key=key, how=how, value=[in_words(shown[n]) for n in kept]))
-        self.coming.set(key, lambda: [self.theirs.live(key)[n] for n in kept])
+        kept_indexes, reasons = drop_incomplete_batches(shown)
+        self.changes.plan.left_out.extend(
+            LeftOut(what=summarize_message(shown[n]), why=why) for n, why in reasons.items()
+        )
+        self.changes.plan.values.append(
+            MergedValue(key=key, how=how, value=[summarize_message(shown[n]) for n in kept_indexes])
+        )
+        self.changes.replace_value(key, lambda: [self.theirs.live_value(key)[n] for n in kept_indexes])
 
     # -- conflicts
 
-    def _clash(self, key: str) -> None:
-        said = choice(self.resolve, key)
-        talk = key == self.theirs.conversation
-        if said is None:
-            self.coming.plan.conflicts.append(self._conflict(key, Side.messages if talk else lambda s: s.shown(key)))
-        elif said == OURS:
-            self.coming.plan.values.append(MergedValue(key=key, how=OURS))
-        elif said == THEIRS:
-            self._take_talk(key, THEIRS) if talk else self._take(key, THEIRS)
-        elif callable(said):
-            self.coming.plan.values.append(MergedValue(key=key, how=RESOLVED))
-            self.coming.set(key, lambda: self._asked(key, said, talk))
+    def _handle_conflict(self, key: str) -> None:
+        resolution = find_choice(self.resolve, key)
+        is_conversation = key == self.theirs.conversation_channel
+        if resolution is None:
+            self.changes.plan.conflicts.append(
+                self._new_clash(key, Side.messages if is_conversation else lambda s: s.shown_value(key))
+            )
+        elif resolution == OURS:
+            self.changes.plan.values.append(MergedValue(key=key, how=OURS))
+        elif resolution == THEIRS:
+            self._take_conversation(key, THEIRS) if is_conversation else self._take_value(key, THEIRS)
+        elif callable(resolution):
+            self.changes.plan.values.append(MergedValue(key=key, how=RESOLVED))
+            self.changes.replace_value(key, lambda: self._call_resolver(key, resolution, is_conversation))
 
-    def _conflict(self, key: str, value: Callable[[Side], Any]) -> Clash:
-        return Clash(key=key, base=value(self.bases[0]), ours=value(self.coming.ours), theirs=value(self.theirs))
+    def _new_clash(self, key: str, read_value: Callable[[Side], Any]) -> Clash:
+        return Clash(
+            key=key, base=read_value(self.bases[0]), ours=read_value(self.changes.ours), theirs=read_value(self.theirs)
+        )
 
-    def _asked(self, key: str, ask: Callable[[Clash], Any], talk: bool) -> Any:
+    def _call_resolver(self, key: str, resolver: Callable[[Clash], Any], is_conversation: bool) -> Any:
         """Call the function that resolves a conflict, and return its value.
 
         Raises:
             InvalidInput: It returns a conversation that model providers reject.
         """
-        value = ask(self._conflict(key, lambda side: side.live(key)))
-        if talk:
-            require_whole_talk(key, value)
+        value = resolver(self._new_clash(key, lambda side: side.live_value(key)))
+        if is_conversation:
+            require_valid_conversation(key, value)
         return value
 
 
-def require_whole_talk(key: str, value: Any) -> None:
+def require_valid_conversation(key: str, value: Any) -> None:
     """Check that a value is a list of messages in which each tool call has its result.
 
     Raises:
@@ -253,29 +283,31 @@ def require_whole_talk(key: str, value: Any) -> None:
     """
     if not isinstance(value, list) or not all(isinstance(message, BaseMessage) for message in value):
         raise InvalidInput(f"resolve for {key!r} must return a list of messages.")
-    _, left = drop_incomplete_batches([from_stored(message) for message in messages_to_dict(value)])
-    if left:
-        place, why = next(iter(left.items()))
-        raise InvalidInput(f"resolve for {key!r} returned a conversation that models reject. Message {place}: {why}.")
+    _, reasons = drop_incomplete_batches([from_stored(message) for message in messages_to_dict(value)])
+    if reasons:
+        position, reason = next(iter(reasons.items()))
+        raise InvalidInput(
+            f"resolve for {key!r} returned a conversation that models reject. Message {position}: {reason}."
+        )
 
 
-def in_words(message: Mapping[str, Any]) -> str:
+def summarize_message(message: Mapping[str, Any]) -> str:
     """Summarize a message in a few words."""
     calls = ", ".join(f"{call.get('name')}()" for call in message.get("tool_calls") or ())
     text = " ".join(part for part in (text_of(message), calls and f"-> {calls}") if part)
     return f"{message.get('role')}: {text if len(text) <= 80 else text[:79] + '…'}"
 
 
-def rest_of(message: dict[str, Any], known: Container[str]) -> dict[str, Any] | None:
+def drop_known_calls(message: dict[str, Any], known_call_ids: Container[str]) -> dict[str, Any] | None:
     """Return a shown message without the tool calls whose results are known; None if no call is left."""
     ids = [call["id"] for call in message["tool_calls"]]
-    others = [id for id in ids if id not in known]
-    if len(others) == len(ids):
+    remaining_ids = [id for id in ids if id not in known_call_ids]
+    if len(remaining_ids) == len(ids):
         return message
-    return alone(message, others) if others else None
+    return select_calls(message, remaining_ids) if remaining_ids else None
 
 
-def alone(message: Mapping[str, Any], call_ids: Sequence[str]) -> dict[str, Any]:
+def select_calls(message: Mapping[str, Any], call_ids: Sequence[str]) -> dict[str, Any]:
     """Return a shown message with only some of its tool calls, under an id that is derived from them."""
     calls = [call for call in message["tool_calls"] if call["id"] in call_ids]
     return {
@@ -286,12 +318,12 @@ def alone(message: Mapping[str, Any], call_ids: Sequence[str]) -> dict[str, Any]
     }
 
 
-def with_calls(message: BaseMessage, shown: Mapping[str, Any]) -> BaseMessage:
+def keep_shown_calls(message: BaseMessage, shown: Mapping[str, Any]) -> BaseMessage:
     """Return a message with only the tool calls of its shown form: itself, or a new message with these calls.
 
     Args:
         message: The message; it is not modified.
-        shown: Its shown form, perhaps reduced by `alone`.
+        shown: Its shown form, perhaps reduced by `select_calls`.
     """
     if message.id == shown["id"] or not isinstance(message, AIMessage):
         return message
@@ -301,7 +333,7 @@ def with_calls(message: BaseMessage, shown: Mapping[str, Any]) -> BaseMessage:
     return AIMessage(str(message.text), id=shown["id"], name=message.name, tool_calls=calls)
 
 
-def counted(plan: MergePlan) -> dict[str, Any]:
+def plan_summary(plan: MergePlan) -> dict[str, Any]:
     """Return the summary of a plan that is stored in the data of its checkpoint."""
     values = {one.key: one.how for one in plan.values}
     return {"source": plan.source, "base": plan.base, "values": values, "messages": len(plan.messages)}

@@ -20,8 +20,8 @@ from sqlalchemy import Connection
 from agentgit.agents.branch_context import BranchContext
 from agentgit.agents.isolation import detached
 from agentgit.agents.merge.cherry_pick import CherryPick, CherryPickSelection
-from agentgit.agents.merge.merge import IncomingChanges, Merge, counted
-from agentgit.agents.merge.side import Bases, Side
+from agentgit.agents.merge.merge import IncomingChanges, Merge, plan_summary
+from agentgit.agents.merge.side import MergeBaseFinder, Side
 from agentgit.auth.principal import EDITOR
 from agentgit.checkpoints.merge import MergePlan, Resolve
 from agentgit.errors import Conflict, Corrupt, InvalidInput, MergeConflict
@@ -29,12 +29,12 @@ from agentgit.langgraph_internals import ChannelWrite, ChannelWriteTupleEntry, P
 from agentgit.rollback.crash_recovery import recover_abandoned, recover_all_abandoned
 from agentgit.saver.saver import SQLModelSaver
 from agentgit.sessions.session import RUNNING
-from agentgit.store.audit.trail import note
+from agentgit.store.audit.trail import record_event
 from agentgit.store.queries.lookup import CheckpointRef
-from agentgit.store.records.checkpoints import MERGED, Label, named_label
+from agentgit.store.records.checkpoints import MERGE_KEY, Label, named_label
 from agentgit.store.records.sessions import StoredRow, require_no_unfinished_rollback
 from agentgit.store.sql.tables import CHECKPOINT
-from agentgit.store.store import HeadState, snapshot_of
+from agentgit.store.store import HeadState, checkpoint_state
 from agentgit.store.threads import staging
 from agentgit.store.threads.graph_store import GraphKey, GraphStore
 from agentgit.store.threads.pending_writes import NO_WRITES
@@ -64,25 +64,25 @@ class MergeCommit:
         require_no_unfinished_rollback(row)
         if row.status == RUNNING:
             raise Conflict(f"Branch {row.name} is running. Wait for its turn to end, then try again.")
-        moment = self.store.moment(connection, row)
-        if moment.latest != self.branch.seen and row.head_id not in self.branch.interrupted_heads:
+        head_state = self.store.head_state(connection, row)
+        if head_state.latest_id != self.branch.seen_checkpoint_id and row.head_id not in self.branch.interrupted_heads:
             raise Conflict(
                 f"Branch {row.name} has moved since this agent last saw it. Nothing was changed. Go to its new head "
                 f"with agent = agent.switch({row.name!r}), then try again.",
                 head=row.head_id,
             )
-        if not moment.settled:
+        if not head_state.is_settled:
             raise Conflict(
                 f"Branch {row.name} is in the middle of a turn: a tool call waits for its result, or a question for "
                 "its answer. Answer it, or continue with agent.invoke(None); then try again."
             )
-        return row, moment
+        return row, head_state
 
-    def publish(self, coming: IncomingChanges, label: Label, kind: str, facts: Mapping[str, Any]) -> tuple[int, str]:
+    def publish(self, changes: IncomingChanges, label: Label, kind: str, facts: Mapping[str, Any]) -> tuple[int, str]:
         """Write the changes and create a checkpoint; return the id of it and of its graph checkpoint.
 
         Args:
-            coming: The changes to write.
+            changes: The changes to write.
             label: The label of the checkpoint.
             kind: The kind of event that the audit trail records.
             facts: The details that the audit trail records.
@@ -90,45 +90,50 @@ class MergeCommit:
         Raises:
             Conflict: The branch has moved in the meantime, or is in the middle of a turn; nothing was changed.
         """
-        values = {key: value() for key, value in coming.updates.items()}
-        place = coming.ours.place
-        staged = staging.name(self.branch.settings.user_id, WRITER, uuid4().hex)
+        values = {key: value() for key, value in changes.updates.items()}
+        graph_key = changes.ours.graph_key
+        staging_thread = staging.staging_thread_id(self.branch.settings.user_id, WRITER, uuid4().hex)
         try:
-            made = self._write(staged, place, values)
+            graph_checkpoint_id = self._write(staging_thread, graph_key, values)
             checkpoint_id = self.store.database.write(
-                lambda connection: self._publish(connection, staged, made, place, label, kind, facts), durable=True
+                lambda connection: self._publish(
+                    connection, staging_thread, graph_checkpoint_id, graph_key, label, kind, facts
+                ),
+                durable=True,
             )
-            return checkpoint_id, made
+            return checkpoint_id, graph_checkpoint_id
         finally:
-            self.store.database.write(lambda connection: self.store.graphs.delete_thread(connection, staged))
+            self.store.database.write(lambda connection: self.store.graphs.delete_thread(connection, staging_thread))
 
-    def _write(self, staged: str, place: GraphKey | None, values: Mapping[str, Any]) -> str:
+    def _write(self, staging_thread: str, graph_key: GraphKey | None, values: Mapping[str, Any]) -> str:
         """Write values to a copy of the branch's head; return the id of the new graph checkpoint."""
         # Separate instances: shared ones may cache deleted threads, or belong to the turn of a calling agent.
         graphs = GraphStore(self.store.tenant_id, self.store.compression, count_usage=False)
         saver = SQLModelSaver(self.store.database, tenant_id=self.store.tenant_id, graphs=graphs, sessions=True)
         saver.channels = self.branch.graph.channels
-        if place is not None:
-            self.store.database.write(lambda c: graphs.fork(c, place.thread, place.checkpoint_id, staged))
+        if graph_key is not None:
+            self.store.database.write(
+                lambda c: graphs.fork(c, graph_key.thread, graph_key.checkpoint_id, staging_thread)
+            )
         writer = PregelNode(
             channels=[], triggers=[], writers=[ChannelWrite([ChannelWriteTupleEntry(mapper=lambda v: list(v.items()))])]
         )
         graph = self.branch.graph.copy({"checkpointer": saver, "nodes": {**self.branch.graph.nodes, WRITER: writer}})
-        config: Any = {"configurable": {"thread_id": staged}}
+        config: Any = {"configurable": {"thread_id": staging_thread}}
         with detached():
             if graph.get_state(config).next:
                 raise Conflict("The branch is in the middle of a turn. First continue with agent.invoke(None).")
-            made = graph.update_state(config, values, WRITER)
+            new_config = graph.update_state(config, values, WRITER)
             if not values.keys().isdisjoint(graph.trigger_to_nodes) and graph.get_state(config).next:
-                made = graph.update_state(config, None, END)  # else the write would leave a node due to run
-        return str(made["configurable"]["checkpoint_id"])
+                new_config = graph.update_state(config, None, END)  # else the write would leave a node due to run
+        return str(new_config["configurable"]["checkpoint_id"])
 
     def _publish(
         self,
         connection: Connection,
-        staged: str,
-        made: str,
-        place: GraphKey | None,
+        staging_thread: str,
+        graph_checkpoint_id: str,
+        graph_key: GraphKey | None,
         label: Label,
         kind: str,
         facts: Mapping[str, Any],
@@ -138,22 +143,29 @@ class MergeCommit:
         sessions.lock(connection, self.branch.session_id)
         if recover_abandoned(self.store, connection, self.branch.session_id):
             raise Conflict("A rollback is in progress in this session. Wait until it ends, then try again.")
-        row, moment = self.position(connection)
-        if moment.latest != (place.checkpoint_id if place is not None else None):
+        row, head_state = self.position(connection)
+        if head_state.latest_id != (graph_key.checkpoint_id if graph_key is not None else None):
             raise Conflict(f"Branch {row.name} has moved in the meantime. Nothing was changed; try again.")
-        at = self.store.graphs.find(connection, GraphKey(staged, "", made))
+        graph_checkpoint = self.store.graphs.find(connection, GraphKey(staging_thread, "", graph_checkpoint_id))
         # If the copy it is based on was removed, the result lacks the state of the branch.
-        is_whole = place is None or self.store.graphs.find(connection, place._replace(thread=staged)) is not None
-        if at is None or not is_whole or not staging.move_new(connection, self.store.tenant_id, staged, row.thread_id):
+        is_complete = (
+            graph_key is None
+            or self.store.graphs.find(connection, graph_key._replace(thread=staging_thread)) is not None
+        )
+        if (
+            graph_checkpoint is None
+            or not is_complete
+            or not staging.move_new(connection, self.store.tenant_id, staging_thread, row.thread_id)
+        ):
             raise Conflict("The cleanup of unfinished imports removed this. Nothing was changed; try again.")
-        files = self.store.snapshots.of_branch(connection, row)
-        snapshot = snapshot_of(at, moment.snapshot.position, NO_WRITES)
-        if files is not None:
-            snapshot = replace(snapshot, workspace_snapshot_id=files.id)
+        snapshot_row = self.store.snapshots.newest_of_branch(connection, row)
+        snapshot = checkpoint_state(graph_checkpoint, head_state.checkpoint_state.position, NO_WRITES)
+        if snapshot_row is not None:
+            snapshot = replace(snapshot, workspace_snapshot_id=snapshot_row.id)
         checkpoint_id = self.store.checkpoints.add(connection, row.id, snapshot, label)
         with suppress(Corrupt):  # content too damaged to index must not prevent the merge
-            self.store.texts.index_next(connection, row.id)
-        note(
+            self.store.search_index.index_next(connection, row.id)
+        record_event(
             connection,
             self.store.tenant_id,
             kind,
@@ -169,7 +181,7 @@ class MergeCommit:
 PICKED = "picked"
 """The key in the data of a checkpoint that holds the summary of its cherry-pick."""
 
-AUDIT_KINDS = {MERGED: "merge.done", PICKED: "cherry_pick.done"}
+AUDIT_KINDS = {MERGE_KEY: "merge.done", PICKED: "cherry_pick.done"}
 """The kind of event that the audit trail records."""
 
 
@@ -195,7 +207,7 @@ class Merger:
         Raises:
             NotFound, Ambiguous, InvalidInput, Conflict: As `RollbackAgent.merge`.
         """
-        return self._merging(source, resolve)[0].plan
+        return self._compute_merge(source, resolve)[0].plan
 
     def merge(self, source: CheckpointRef, resolve: Resolve, name: str | None) -> int:
         """Merge, and return the id of the new checkpoint, or of the head if there is nothing to add.
@@ -204,79 +216,83 @@ class Merger:
             MergeConflict, NotFound, Ambiguous, InvalidInput, Conflict: As `RollbackAgent.merge`.
         """
         self.branch.authorize_now(EDITOR)
-        coming, theirs = self._merging(source, resolve)
-        if coming.plan.conflicts:
-            keys = ", ".join(one.key for one in coming.plan.conflicts)
+        changes, their_row = self._compute_merge(source, resolve)
+        if changes.plan.conflicts:
+            keys = ", ".join(one.key for one in changes.plan.conflicts)
             raise MergeConflict(
-                f"Nothing was changed. Both branches have changed {keys} since {coming.plan.base}. Choose which to "
+                f"Nothing was changed. Both branches have changed {keys} since {changes.plan.base}. Choose which to "
                 "keep: resolve='ours', 'theirs', a function, or a mapping from keys to these.",
-                coming.plan,
+                changes.plan,
             )
-        data = {"checkpoint": theirs.id, **counted(coming.plan)}
-        return self._commit(coming, name, MERGED, data)
+        data = {"checkpoint": their_row.id, **plan_summary(changes.plan)}
+        return self._commit(changes, name, MERGE_KEY, data)
 
-    def _merging(self, source: CheckpointRef, resolve: Resolve) -> tuple[IncomingChanges, StoredRow]:
+    def _compute_merge(self, source: CheckpointRef, resolve: Resolve) -> tuple[IncomingChanges, StoredRow]:
         recover_all_abandoned(self.store, self.branch.session_id)
         with self.branch.reading() as connection:
-            here, moment = self._position(connection)
-            theirs, label = self.branch.target(connection, source)
-            bases = self._bases(connection, here, theirs)
-        *before, there = (self._side(row.thread_id, row.graph_checkpoint_id) for row in (*bases, theirs))
-        since = " and ".join(f"{base.branch_name}#{base.number}" for base in bases)
-        plan = MergePlan(kind="merge", source=label, into=here.name, base=since)
-        coming = IncomingChanges(self._side(here.thread_id, moment.latest), plan, before[0].message_hashes)
-        return Merge(before, there, coming, resolve).make(), theirs
+            branch_row, head_state = self._position(connection)
+            their_row, label = self.branch.target(connection, source)
+            bases = self._find_bases(connection, branch_row, their_row)
+        *base_sides, their_side = (self._side_at(row.thread_id, row.graph_checkpoint_id) for row in (*bases, their_row))
+        base_label = " and ".join(f"{base.branch_name}#{base.number}" for base in bases)
+        plan = MergePlan(kind="merge", source=label, into=branch_row.name, base=base_label)
+        changes = IncomingChanges(
+            self._side_at(branch_row.thread_id, head_state.latest_id), plan, base_sides[0].message_hashes
+        )
+        return Merge(base_sides, their_side, changes, resolve).compute(), their_row
 
-    def _bases(self, connection: Connection, here: StoredRow, theirs: StoredRow) -> list[StoredRow]:
+    def _find_bases(self, connection: Connection, branch_row: StoredRow, their_row: StoredRow) -> list[StoredRow]:
         """Find the merge bases: the newest checkpoints in the history of both sides."""
-        if here.head_id is None:
-            raise InvalidInput(f"Branch {here.name} has no checkpoint to merge into. agent.checkpoint() creates one.")
-        (ours,) = self.store.checkpoints.find(connection, CHECKPOINT.c.id == here.head_id)
-        bases = Bases(self.store).find(connection, ours, theirs)
+        if branch_row.head_id is None:
+            raise InvalidInput(
+                f"Branch {branch_row.name} has no checkpoint to merge into. agent.checkpoint() creates one."
+            )
+        (our_row,) = self.store.checkpoints.find(connection, CHECKPOINT.c.id == branch_row.head_id)
+        bases = MergeBaseFinder(self.store).find(connection, our_row, their_row)
         if not bases:
             raise InvalidInput("These are in two sessions without a common history. Use cherry_pick().")
         return bases
 
     # -- cherry-pick
 
-    def plan_cherry_pick(self, what: CherryPickSelection) -> MergePlan:
+    def plan_cherry_pick(self, selection: CherryPickSelection) -> MergePlan:
         """Return what a cherry-pick would add.
 
         Raises:
             NotFound, Ambiguous, InvalidInput, Conflict: As `RollbackAgent.cherry_pick`.
         """
-        return self._picking(what).plan
+        return self._compute_pick(selection).plan
 
-    def cherry_pick(self, what: CherryPickSelection, name: str | None) -> int:
+    def cherry_pick(self, selection: CherryPickSelection, name: str | None) -> int:
         """Cherry-pick, and return the id of the new checkpoint, or of the head if there is nothing to add.
 
         Raises:
             NotFound, Ambiguous, InvalidInput, Conflict: As `RollbackAgent.cherry_pick`.
         """
         self.branch.authorize_now(EDITOR)
-        return self._commit(coming := self._picking(what), name, PICKED, counted(coming.plan))
+        return self._commit(changes := self._compute_pick(selection), name, PICKED, plan_summary(changes.plan))
 
-    def _picking(self, what: CherryPickSelection) -> IncomingChanges:
+    def _compute_pick(self, selection: CherryPickSelection) -> IncomingChanges:
         recover_all_abandoned(self.store, self.branch.session_id)
         with self.branch.reading() as connection:
-            here, moment = self._position(connection)
-        picked = CherryPick(self.branch).find(what)
-        plan = MergePlan(kind="cherry_pick", source=picked.label, into=here.name)
-        coming = IncomingChanges(self._side(here.thread_id, moment.latest), plan)
-        picked.add_to(coming)
-        return coming
+            branch_row, head_state = self._position(connection)
+        picked_messages = CherryPick(self.branch).find(selection)
+        plan = MergePlan(kind="cherry_pick", source=picked_messages.label, into=branch_row.name)
+        changes = IncomingChanges(self._side_at(branch_row.thread_id, head_state.latest_id), plan)
+        picked_messages.add_to(changes)
+        return changes
 
     # -- shared
 
     def _position(self, connection: Connection) -> tuple[StoredRow, HeadState]:
         return MergeCommit(self.branch).position(connection)
 
-    def _side(self, thread: str, checkpoint_id: str | None) -> Side:
+    def _side_at(self, thread: str, checkpoint_id: str | None) -> Side:
         return Side(self.branch.saver, self.branch.graph, thread, checkpoint_id)
 
-    def _commit(self, coming: IncomingChanges, name: str | None, how: str, facts: dict[str, Any]) -> int:
-        branch, plan = self.branch, coming.plan
-        label = named_label(branch.settings.user_id, name, plan.heading.partition(":")[0], {how: facts})
+    def _commit(self, changes: IncomingChanges, name: str | None, kind: str, facts: dict[str, Any]) -> int:
+        branch, plan = self.branch, changes.plan
+        label = named_label(branch.settings.user_id, name, plan.heading.partition(":")[0], {kind: facts})
         if not plan.values and not plan.messages:
             if plan.left_out:
                 raise Conflict(f"Nothing of {plan.source} can be added: {plan.left_out[0].why}.")
@@ -284,6 +300,6 @@ class Merger:
                 head = branch.row(connection).head_id
             if head is not None:
                 return int(head)
-        checkpoint_id, made = MergeCommit(branch).publish(coming, label, AUDIT_KINDS[how], facts)
-        branch.seen, branch.interrupted_heads = made, ()
+        checkpoint_id, graph_checkpoint_id = MergeCommit(branch).publish(changes, label, AUDIT_KINDS[kind], facts)
+        branch.seen_checkpoint_id, branch.interrupted_heads = graph_checkpoint_id, ()
         return checkpoint_id

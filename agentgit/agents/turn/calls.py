@@ -19,7 +19,7 @@ from uuid import UUID
 
 from langgraph.errors import ParentCommand
 
-from agentgit.agents.turn.fence_errors import aborted_call, as_bubbling
+from agentgit.agents.turn.fence_errors import aborted_call_error, as_bubble_up
 from agentgit.effects.effects import IDEMPOTENT, READ_ONLY, UNDECLARED, Effect
 from agentgit.langgraph_internals import CONFIG_KEY_CHECKPOINT_NS, PUSH, recast_checkpoint_ns
 from agentgit.store.records.journal import Intent
@@ -33,23 +33,23 @@ class ExpectedCall:
     """A call that a copy of its tool is about to make; the record can answer it instead.
 
     Args:
-        parent: The run that makes the call.
-        conf: LangGraph's configuration of the task that makes the call.
+        parent_run_id: The run that makes the call.
+        configurable: LangGraph's configuration of the task that makes the call.
         effect: The effect of its tool; None if it is undeclared.
-        acts: True if its tool may change the world.
+        has_effect: True if its tool may change the world.
         is_in_batch: True if a ToolNode makes the call as part of a batch.
     """
 
-    parent: UUID | None
-    conf: Mapping[str, Any]
+    parent_run_id: UUID | None
+    configurable: Mapping[str, Any]
     effect: Effect | None
-    acts: bool
+    has_effect: bool
     is_in_batch: bool
 
     @property
     def task(self) -> str:
         """The name that LangGraph gives to the task that makes the call."""
-        return str(self.conf.get(CONFIG_KEY_CHECKPOINT_NS) or "")
+        return str(self.configurable.get(CONFIG_KEY_CHECKPOINT_NS) or "")
 
 
 @dataclass(frozen=True)
@@ -59,23 +59,23 @@ class RequestedCall:
     Args:
         intent: The record of the call; the interceptor sets its idempotency key.
         task: The task of the graph that makes the call.
-        place: Where the call is made, the same every time: its AI message, or else the task.
-        run: The run of the task or tool that makes the call.
+        requester: Where the call is made, the same every time: its AI message, or else the task.
+        caller_run_id: The run of the task or tool that makes the call.
         repeat_hash: A hash that the call shares with its repetitions.
         is_named: True if the call has the same id every time, because an AI message requested it.
         is_in_batch: True if a ToolNode makes the call as part of a batch.
-        once: True if the tool takes effect at most once in a session.
+        is_once: True if the tool takes effect at most once in a session.
         is_reachable: True if the record can answer the call, because its tool runs as a copy made by agentgit.
     """
 
     intent: Intent
     task: str
-    place: str
-    run: UUID | None
+    requester: str
+    caller_run_id: UUID | None
     repeat_hash: str
     is_named: bool
     is_in_batch: bool
-    once: bool
+    is_once: bool
     is_reachable: bool
 
     @property
@@ -91,7 +91,7 @@ class RequestedCall:
     @property
     def is_harmless(self) -> bool:
         """True if the call may run again when the record has no answer."""
-        return self.intent.effect in HARMLESS and not self.once
+        return self.intent.effect in HARMLESS and not self.is_once
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,8 @@ class AdmittedCall:
         id: The id of its row; None if the row is not on disk yet.
         answer: The answer that the call gets instead of running its tool; its row, if it has one, is then a replay.
         attempt: The attempt that identifies the call if LangGraph runs it again in this turn.
-        used: For an answered call, the numbers of its task that it used when it ran; see `Interrupts.use_numbers`.
+        used_numbers: For an answered call, the numbers of its task that it used when it ran; see
+            `Interrupts.use_numbers`.
         name: A name that distinguishes the call from the others of its place, the same every time.
         scope: The scope of what runs inside the call, the same every time.
     """
@@ -112,7 +113,7 @@ class AdmittedCall:
     id: int | None
     answer: InflightResult | None = None
     attempt: Attempt | None = None
-    used: dict[str, Any] | None = None
+    used_numbers: dict[str, Any] | None = None
     name: str = ""
     scope: str = ""
 
@@ -127,7 +128,7 @@ class Frame:
         task: LangGraph's name of the task.
         first_graph: The number of the first graph that this run calls.
         first_call: The number of the first `@task` that this run calls.
-        graphs: For a tool, a function that returns the numbers of the graphs that it has called.
+        graph_numbers: For a tool, a function that returns the numbers of the graphs that it has called.
     """
 
     scope: str
@@ -135,12 +136,12 @@ class Frame:
     task: str
     first_graph: int = 0
     first_call: int = 0
-    graphs: Callable[[], list[int]] | None = None
-    others: list[UUID] = field(default_factory=list)
+    graph_numbers: Callable[[], list[int]] | None = None
+    foreign_graphs: list[UUID] = field(default_factory=list)
     """The graphs that were called in this run and are not subgraphs of its task."""
 
 
-def scope_of(*parts: object) -> str:
+def scope_name(*parts: object) -> str:
     """Hash several parts into one name."""
     return hashlib.sha256("\0".join(map(str, parts)).encode(errors="surrogatepass")).hexdigest()[:32]
 
@@ -149,35 +150,37 @@ class Scopes:
     """The runs of tasks and tools of one turn.
 
     Args:
-        saved: A function that returns the numbers of the graphs that a task has called before, as far as they are
-            saved.
+        saved_graphs: A function that returns the numbers of the graphs that a task has called before, as far as they
+            are saved.
     """
 
-    def __init__(self, saved: Callable[[str], Iterable[int]]) -> None:
-        self._saved = saved
+    def __init__(self, saved_graphs: Callable[[str], Iterable[int]]) -> None:
+        self._saved_graphs = saved_graphs
         self._frames: dict[UUID, Frame] = {}
         self._parents: dict[UUID, UUID | None] = {}
-        self._used: dict[str, tuple[int, int]] = {}  # task -> number of graphs and of calls in its runs
+        self._used_numbers: dict[str, tuple[int, int]] = {}  # task -> number of graphs and of calls in its runs
         self._tasks: set[str] = set()
         self._lock = threading.Lock()
 
-    def begin(self, run_id: UUID, parent: UUID | None, metadata: Mapping[str, Any] | None) -> None:
+    def begin(self, run_id: UUID, parent_run_id: UUID | None, metadata: Mapping[str, Any] | None) -> None:
         """Record the start of a run; if it is the run of a task, name the task."""
-        self._parents[run_id] = parent
+        self._parents[run_id] = parent_run_id
         task = str((metadata or {}).get("langgraph_checkpoint_ns") or "")
         if not task:
             return
-        above = self.frame(parent)
-        if above is not None and above.task == task:
+        enclosing = self.frame(parent_run_id)
+        if enclosing is not None and enclosing.task == task:
             return
         with self._lock:
-            self._frames[run_id] = self._frame(run_id, parent, task, metadata or {}, above)
+            self._frames[run_id] = self._new_frame(run_id, parent_run_id, task, metadata or {}, enclosing)
 
-    def tool(self, run_id: UUID, parent: UUID | None, scope: str, graphs: Callable[[], list[int]]) -> None:
+    def begin_tool(
+        self, run_id: UUID, parent_run_id: UUID | None, scope: str, graph_numbers: Callable[[], list[int]]
+    ) -> None:
         """Record the start of a tool's run."""
-        self._parents[run_id] = parent
-        above = self.frame(parent)
-        self._frames[run_id] = Frame(scope, run_id, above.task if above else "", graphs=graphs)
+        self._parents[run_id] = parent_run_id
+        enclosing = self.frame(parent_run_id)
+        self._frames[run_id] = Frame(scope, run_id, enclosing.task if enclosing else "", graph_numbers=graph_numbers)
 
     def end_tool(self, run_id: UUID) -> None:
         """Forget the run of a tool that has ended; its parent stays known for what still runs inside it."""
@@ -191,47 +194,59 @@ class Scopes:
             run_id = self._parents.get(run_id)
         return None
 
-    def parent(self, run_id: UUID) -> UUID | None:
+    def parent_of(self, run_id: UUID) -> UUID | None:
         """Return the parent of a run."""
         return self._parents.get(run_id)
 
-    def _frame(
-        self, run_id: UUID, parent: UUID | None, task: str, metadata: Mapping[str, Any], above: Frame | None
+    def _new_frame(
+        self, run_id: UUID, parent_run_id: UUID | None, task: str, metadata: Mapping[str, Any], enclosing: Frame | None
     ) -> Frame:
-        name = scope_of(task) if above is None else scope_of(above.scope, *self._place(task, parent, metadata, above))
+        name = (
+            scope_name(task)
+            if enclosing is None
+            else scope_name(enclosing.scope, *self._position(task, parent_run_id, metadata, enclosing))
+        )
         if task in self._tasks:  # LangGraph continues counting where the previous run stopped
-            graphs, calls = self._used.get(task, (0, 0))
-            graphs = max([graphs, *(number + 1 for number in self._saved(task))])
-            return Frame(name, run_id, task, graphs, calls)
+            graph_count, call_count = self._used_numbers.get(task, (0, 0))
+            graph_count = max([graph_count, *(number + 1 for number in self._saved_graphs(task))])
+            return Frame(name, run_id, task, graph_count, call_count)
         self._tasks.add(task)
         return Frame(name, run_id, task)
 
-    def _place(self, task: str, parent: UUID | None, metadata: Mapping[str, Any], above: Frame) -> list[object]:
+    def _position(
+        self, task: str, parent_run_id: UUID | None, metadata: Mapping[str, Any], enclosing: Frame
+    ) -> list[object]:
         """Return the position of a task inside the enclosing run."""
         step, path = metadata.get("langgraph_step"), tuple(metadata.get("langgraph_path") or ())
         graph, _, node = task.rpartition("|")
         name = node.partition(":")[0]
-        graphs, calls = self._used.get(above.task, (0, 0))
+        graph_count, call_count = self._used_numbers.get(enclosing.task, (0, 0))
         if path[:1] == (PUSH,) and path[-1:] == (True,):  # a `@task`, numbered by its caller
             number = int(path[2])
-            self._used[above.task] = graphs, max(calls, number + 1)
-            return ["call", name, number - above.first_call]
-        place = _number(graph, above.task)
-        if place is None:
-            return ["other", self._other(parent, above), name, step, path]
-        self._used[above.task] = max(graphs, place + 1), calls
-        if above.graphs is None:
-            return ["graph", place - above.first_graph, name, step, path]
-        own = above.graphs()
-        return ["graph", own.index(place) if place in own else f"number {place}", name, step, path]
+            self._used_numbers[enclosing.task] = graph_count, max(call_count, number + 1)
+            return ["call", name, number - enclosing.first_call]
+        graph_number = _subgraph_number(graph, enclosing.task)
+        if graph_number is None:
+            return ["other", self._foreign_graph_index(parent_run_id, enclosing), name, step, path]
+        self._used_numbers[enclosing.task] = max(graph_count, graph_number + 1), call_count
+        if enclosing.graph_numbers is None:
+            return ["graph", graph_number - enclosing.first_graph, name, step, path]
+        tool_graphs = enclosing.graph_numbers()
+        return [
+            "graph",
+            tool_graphs.index(graph_number) if graph_number in tool_graphs else f"number {graph_number}",
+            name,
+            step,
+            path,
+        ]
 
-    def _other(self, graph: UUID | None, above: Frame) -> int:
-        if graph is not None and graph not in above.others:
-            above.others.append(graph)
-        return above.others.index(graph) if graph is not None else -1
+    def _foreign_graph_index(self, graph_run_id: UUID | None, enclosing: Frame) -> int:
+        if graph_run_id is not None and graph_run_id not in enclosing.foreign_graphs:
+            enclosing.foreign_graphs.append(graph_run_id)
+        return enclosing.foreign_graphs.index(graph_run_id) if graph_run_id is not None else -1
 
 
-def _number(graph: str, task: str) -> int | None:
+def _subgraph_number(graph: str, task: str) -> int | None:
     """Return the number of a subgraph in its task; None if the graph is not a subgraph of the task."""
     for name in (task, recast_checkpoint_ns(task)):  # a subgraph with its own thread has no ids in its name
         if graph == name:
@@ -278,10 +293,8 @@ class Attempt:
         self.intent = intent
         self._future: Future[Any] = Future()
         self._future.set_running_or_notify_cancel()  # a cancelled waiter must not cancel it
-        self._was_broken_off = False
-        self.is_unsure = False
-        """True if the call raised and its tool could not verify whether it happened anyway."""
-        self.used: dict[str, Any] | None = None
+        self._is_aborted = False
+        self.used_numbers: dict[str, Any] | None = None
         """The numbers of its task that the call has used; see `Interrupts.use_numbers`."""
 
     @property
@@ -297,7 +310,7 @@ class Attempt:
 
     def can_repeat(self, *, is_harmless: bool) -> bool:
         """Return whether the call may be made again: it failed, or it was aborted and repeating it does no harm."""
-        return self.has_failed and (is_harmless or not self._was_broken_off)
+        return self.has_failed and (is_harmless or not self._is_aborted)
 
     def end(self, value: Any) -> None:
         """Record what the tool returned."""
@@ -308,9 +321,9 @@ class Attempt:
         """Record what was raised; anything but an `Exception` (Ctrl-C) aborted the call at an unknown point."""
         if self._future.done():
             return
-        self._was_broken_off = not isinstance(error, Exception)
+        self._is_aborted = not isinstance(error, Exception)
         self._future.set_exception(
-            as_bubbling(aborted_call(self.intent, invocation_id)) if self._was_broken_off else error
+            as_bubble_up(aborted_call_error(self.intent, invocation_id)) if self._is_aborted else error
         )
 
 
@@ -347,17 +360,17 @@ class Slots:
     def __init__(self) -> None:
         self.all: list[Slot] = []
 
-    def take(self, call_id: str | None, identity: str) -> Slot:
+    def assign(self, call_id: str | None, identity: str) -> Slot:
         """Assign a call to a slot and return the slot.
 
         Args:
             call_id: Its id in the AI message that requested it; None if no message did.
             identity: A value that the call shares with its repetitions.
         """
-        equal = [slot for slot in self.all if slot.identity == identity]
-        slot = next((slot for slot in equal if slot.is_retryable), None)
+        equal_slots = [slot for slot in self.all if slot.identity == identity]
+        slot = next((slot for slot in equal_slots if slot.is_retryable), None)
         if slot is None:
-            slot = Slot(self._name(call_id, identity, len(equal)), identity)
+            slot = Slot(self._name(call_id, identity, len(equal_slots)), identity)
             self.all.append(slot)
         return slot
 

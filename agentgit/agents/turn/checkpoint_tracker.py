@@ -20,10 +20,10 @@ from agentgit.errors import Unavailable
 from agentgit.langgraph_internals import CONFIG_KEY_CHECKPOINT_MAP, CONFIG_KEY_DURABILITY, CONFIG_KEY_THREAD_ID
 from agentgit.store.threads.graph_rows import GraphKey
 
-LONGEST = 60.0
+SAVE_TIMEOUT = 60.0
 """How long a call waits for a graph checkpoint, in seconds; one that is not saved by then never will be."""
 
-FIRST_STEPS = 3
+START_ITERATIONS = 3
 """The most iterations of the event loop that a save needs to start."""
 
 
@@ -31,48 +31,48 @@ class CheckpointTracker:
     """Tracks which graph checkpoints of a turn are saved."""
 
     def __init__(self) -> None:
-        self._saved: dict[GraphKey, Future[None]] = {}
-        self._begun: set[GraphKey] = set()
-        self._read: set[tuple[str, str]] = set()
+        self._futures: dict[GraphKey, Future[None]] = {}
+        self._started_keys: set[GraphKey] = set()
+        self._read_graphs: set[tuple[str, str]] = set()
         self._failure: BaseException | None = None
         self._lock = threading.Lock()
 
-    def read(self, thread: str, ns: str, found: GraphKey | None) -> None:
+    def record_read(self, thread: str, ns: str, graph_key: GraphKey | None) -> None:
         """Record that a graph reads its checkpoint from the saver, so it also saves there.
 
         Args:
             thread: The thread of the graph.
             ns: The namespace of the graph; empty for the root graph.
-            found: The checkpoint that it continues from; None if there is none.
+            graph_key: The checkpoint that it continues from; None if there is none.
         """
         with self._lock:
-            self._read.add((thread, ns))
-        if found is not None:
-            self._end(found, None)
+            self._read_graphs.add((thread, ns))
+        if graph_key is not None:
+            self._end(graph_key, None)
 
     @contextmanager
-    def saving(self, place: GraphKey) -> Iterator[None]:
+    def saving(self, graph_key: GraphKey) -> Iterator[None]:
         """Record that the block saves a checkpoint or fails to."""
         with self._lock:
-            self._begun.add(place)
-            self._saved.setdefault(place, Future())
+            self._started_keys.add(graph_key)
+            self._futures.setdefault(graph_key, Future())
         try:
             yield
         except BaseException as error:
-            self._fail(place, error)
+            self._fail(graph_key, error)
             raise
-        self._end(place, None)
+        self._end(graph_key, None)
 
-    def _fail(self, place: GraphKey, error: BaseException) -> None:
+    def _fail(self, graph_key: GraphKey, error: BaseException) -> None:
         """Fail this checkpoint and those that LangGraph saves only after it, so that no call waits for them."""
         with self._lock:
             self._failure = error
-            waited = [one for one in self._saved if one not in self._begun]
-        for one in (place, *waited):
-            self._end(one, error)
+            waiting_keys = [one for one in self._futures if one not in self._started_keys]
+        for failed_key in (graph_key, *waiting_keys):
+            self._end(failed_key, error)
 
-    def _end(self, place: GraphKey, error: BaseException | None) -> None:
-        future = self._future(place)
+    def _end(self, graph_key: GraphKey, error: BaseException | None) -> None:
+        future = self._future(graph_key)
         with self._lock:
             if future.done():
                 return
@@ -81,71 +81,71 @@ class CheckpointTracker:
             else:
                 future.set_exception(error)
 
-    def _future(self, place: GraphKey) -> Future[None]:
+    def _future(self, graph_key: GraphKey) -> Future[None]:
         with self._lock:
-            if place not in self._saved:
-                self._saved[place] = Future()
-                if self._failure is not None and place not in self._begun:
-                    self._saved[place].set_exception(self._failure)
-            return self._saved[place]
+            if graph_key not in self._futures:
+                self._futures[graph_key] = Future()
+                if self._failure is not None and graph_key not in self._started_keys:
+                    self._futures[graph_key].set_exception(self._failure)
+            return self._futures[graph_key]
 
-    def graphs_of(self, task: str) -> Iterator[int]:
+    def graph_numbers(self, task: str) -> Iterator[int]:
         """Yield the numbers of the graphs that a task has called, as far as they are saved.
 
         Args:
             task: LangGraph's name of the task.
         """
         with self._lock:
-            names = [ns for _, ns in self._read if ns == task or ns.startswith(f"{task}|")]
-        for ns in names:
+            namespaces = [ns for _, ns in self._read_graphs if ns == task or ns.startswith(f"{task}|")]
+        for ns in namespaces:
             number = ns[len(task) + 1 :] or "0"
             if number.isdigit():
                 yield int(number)
 
-    def needed(self, conf: Mapping[str, Any]) -> list[GraphKey]:
+    def required_keys(self, configurable: Mapping[str, Any]) -> list[GraphKey]:
         """List the checkpoints that a task's id is derived from and that are saved here.
 
         Args:
-            conf: LangGraph's configuration of the task.
+            configurable: LangGraph's configuration of the task.
         """
-        thread = str(conf.get(CONFIG_KEY_THREAD_ID))
-        places = [GraphKey(thread, ns, id) for ns, id in conf.get(CONFIG_KEY_CHECKPOINT_MAP, {}).items()]
+        thread = str(configurable.get(CONFIG_KEY_THREAD_ID))
+        graph_keys = [GraphKey(thread, ns, id) for ns, id in configurable.get(CONFIG_KEY_CHECKPOINT_MAP, {}).items()]
         with self._lock:
-            if conf.get(CONFIG_KEY_DURABILITY) == "exit":  # the graph saves nothing until it ends
-                return [place for place in places if place in self._begun]
-            return [place for place in places if (thread, place.ns) in self._read]
+            if configurable.get(CONFIG_KEY_DURABILITY) == "exit":  # the graph saves nothing until it ends
+                return [place for place in graph_keys if place in self._started_keys]
+            return [place for place in graph_keys if (thread, place.ns) in self._read_graphs]
 
-    def wait(self, places: list[GraphKey]) -> None:
+    def wait(self, graph_keys: list[GraphKey]) -> None:
         """Wait until these checkpoints are saved.
 
         Raises:
             Unavailable: A checkpoint was not saved and will not be.
         """
-        for place in places:
+        for graph_key in graph_keys:
             try:
-                self._future(place).result(LONGEST)
+                self._future(graph_key).result(SAVE_TIMEOUT)
             except Exception as error:
-                raise _unsaved(error) from error
+                raise _unsaved_error(error) from error
 
-    async def await_saved(self, places: list[GraphKey]) -> None:
+    async def await_saved(self, graph_keys: list[GraphKey]) -> None:
         """Wait like `wait`, without blocking the event loop."""
-        for place in places:
+        for graph_key in graph_keys:
             try:
-                await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(self._future(place))), LONGEST)
+                await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(self._future(graph_key))), SAVE_TIMEOUT)
             except Exception as error:
-                raise _unsaved(error) from error
+                raise _unsaved_error(error) from error
 
     async def wait_pending(self) -> None:
         """Wait until every save that LangGraph is running or about to start has succeeded or failed."""
-        for _ in range(FIRST_STEPS):
+        for _ in range(START_ITERATIONS):
             await asyncio.sleep(0)
         with self._lock:
-            begun = [future for place in self._begun if not (future := self._saved[place]).done()]
-        if begun:
-            await asyncio.wait([asyncio.wrap_future(future) for future in begun])
+            pending = [future for graph_key in self._started_keys if not (future := self._futures[graph_key]).done()]
+        if pending:
+            await asyncio.wait([asyncio.wrap_future(future) for future in pending])
 
 
-def _unsaved(error: Exception) -> Unavailable:
+def _unsaved_error(error: Exception) -> Unavailable:
     return Unavailable(
         f"The step of the graph before this call could not be saved ({type(error).__name__}: {error}), so the call was "
         "not made: after a crash it could not be recognized. Fix the database, then continue with agent.invoke(None)."
@@ -158,14 +158,14 @@ class SaveBarrier(BaseCallbackHandler):
     A tool that is called without `await` blocks the event loop, which the save may need.
 
     Args:
-        saves: The saves of the turn.
+        tracker: The saves of the turn.
         loop: The event loop on which the turn runs.
     """
 
     run_inline = True
 
-    def __init__(self, saves: CheckpointTracker, loop: asyncio.AbstractEventLoop) -> None:
-        self._saves = saves
+    def __init__(self, tracker: CheckpointTracker, loop: asyncio.AbstractEventLoop) -> None:
+        self._tracker = tracker
         self._loop = loop
 
     @property
@@ -179,4 +179,4 @@ class SaveBarrier(BaseCallbackHandler):
     async def on_chain_start(self, *_: Any, **__: Any) -> None:
         """Wait before a node, or anything called in it, starts."""
         if asyncio.get_running_loop() is self._loop:
-            await self._saves.wait_pending()
+            await self._tracker.wait_pending()

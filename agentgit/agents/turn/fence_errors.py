@@ -6,7 +6,7 @@ from typing import Any
 
 from langgraph.errors import GraphBubbleUp
 
-from agentgit.agents.turn.recorded_results import Unreadable
+from agentgit.agents.turn.recorded_results import UnreadableResult
 from agentgit.effects import ToolInvocation
 from agentgit.effects.invocation import INTENDED, REVERSE_UNKNOWN, REVERSING, UNKNOWN
 from agentgit.errors import AgentGitError, Fenced
@@ -18,7 +18,7 @@ UNREACHABLE = (
 )
 
 
-def require_same(intent: Intent, args: Any) -> None:
+def require_same_args(intent: Intent, args: Any) -> None:
     """Check that a call has the same arguments as before.
 
     Raises:
@@ -31,7 +31,7 @@ def require_same(intent: Intent, args: Any) -> None:
         )
 
 
-def unreachable(intent: Intent) -> Fenced:
+def unreachable_error(intent: Intent) -> Fenced:
     """Return the error for a call that is already done and whose tool cannot be answered from the record."""
     return Fenced(
         f"The call of {intent.tool_name} with {intent.args} is already done and was not made again. {UNREACHABLE}, or "
@@ -39,14 +39,14 @@ def unreachable(intent: Intent) -> Fenced:
     )
 
 
-def unmatched(call: ToolInvocation, intent: Intent) -> Fenced:
+def unmatched_error(call: ToolInvocation, intent: Intent) -> Fenced:
     """Return the error for a call of a task that runs again without repeating an earlier call.
 
     Args:
         call: The earlier call.
         intent: The call that is refused.
     """
-    settle = (
+    resolve_hint = (
         f"repo.resolve({call.id}, 'happened') or repo.resolve({call.id}, 'did_not_happen')"
         if call.status == UNKNOWN
         else "it is done, so repo.resolve() has nothing to decide"
@@ -54,25 +54,25 @@ def unmatched(call: ToolInvocation, intent: Intent) -> Fenced:
     return Fenced(
         f"This task runs again and calls {intent.tool_name} with {intent.args}. Earlier it called {call} (invocation "
         f"{call.id}, {call.status}), which cannot be undone and has not been repeated; so this may be a new call, or "
-        f"that one with other arguments. It was not made. Settle the earlier call ({settle}); then let the task call "
-        "it with the same arguments first, list the arguments that count in identity_args, roll back to before it "
-        "with agent.rollback(..., force=True), or wrap with fence='off' if both calls are intended. Continue with "
+        f"that one with other arguments. It was not made. Settle the earlier call ({resolve_hint}); then let the task "
+        "call it with the same arguments first, list the arguments that count in identity_args, roll back to before "
+        "it with agent.rollback(..., force=True), or wrap with fence='off' if both calls are intended. Continue with "
         "agent.invoke(None).",
         invocation=call.id,
     )
 
 
-def already_in_effect(call: ToolInvocation, *, is_reachable: bool) -> Fenced:
+def in_effect_error(call: ToolInvocation, *, is_reachable: bool) -> Fenced:
     """Return the error for a call whose effect is already in place."""
-    where = "" if is_reachable else f" {UNREACHABLE}."
+    reason = "" if is_reachable else f" {UNREACHABLE}."
     return Fenced(
-        f"{call} is already done (invocation {call.id}), so the same call was not made again.{where} To make a "
+        f"{call} is already done (invocation {call.id}), so the same call was not made again.{reason} To make a "
         "different call, change its identity arguments; to make the same one again, reverse it first.",
         invocation=call.id,
     )
 
 
-def unreadable(call: ToolInvocation, error: Unreadable) -> Fenced:
+def unreadable_error(call: ToolInvocation, error: UnreadableResult) -> Fenced:
     """Return the error for a call that is already done and whose result cannot be rebuilt from the record."""
     return Fenced(
         f"{call} is already done (invocation {call.id}) and was not made again, but {error}. Let the tool return "
@@ -81,7 +81,7 @@ def unreadable(call: ToolInvocation, error: Unreadable) -> Fenced:
     )
 
 
-def aborted_call(intent: Intent, invocation_id: int | None) -> Fenced:
+def aborted_call_error(intent: Intent, invocation_id: int | None) -> Fenced:
     """Return the error for a call that was aborted earlier in this turn."""
     return Fenced(
         f"The call {intent.tool_call_id} of {intent.tool_name} (invocation {invocation_id}) was interrupted, and it "
@@ -92,19 +92,19 @@ def aborted_call(intent: Intent, invocation_id: int | None) -> Fenced:
     )
 
 
-def refusal(call: ToolInvocation, what: str) -> Fenced:
+def open_outcome_error(call: ToolInvocation, relation: str) -> Fenced:
     """Return the error for a call that is refused because the outcome of an earlier call is open.
 
     Args:
         call: The earlier call.
-        what: How the earlier call relates to the refused one, as a sentence.
+        relation: How the earlier call relates to the refused one, as a sentence.
     """
-    left = f"It raised {call.error_message}, and" if call.has_raised else "It was interrupted, and"
-    todo = {
+    cause = f"It raised {call.error_message}, and" if call.has_raised else "It was interrupted, and"
+    instruction = {
         INTENDED: "It is running now. Wait until it ends, then continue this turn: agent.invoke(None).",
         REVERSING: "It is being reversed now. Wait until that ends, then continue this turn: agent.invoke(None).",
         UNKNOWN: (
-            f"{left} it is unknown whether it happened. Check, then call "
+            f"{cause} it is unknown whether it happened. Check, then call "
             f"repo.resolve({call.id}, 'happened', result=...) or repo.resolve({call.id}, 'did_not_happen'). Then "
             "continue this turn: agent.invoke(None)."
         ),
@@ -114,26 +114,26 @@ def refusal(call: ToolInvocation, what: str) -> Fenced:
             "turn: agent.invoke(None)."
         ),
     }[call.status]
-    return Fenced(f"{call} (invocation {call.id}) is {call.status}. {what} {todo}", invocation=call.id)
+    return Fenced(f"{call} (invocation {call.id}) is {call.status}. {relation} {instruction}", invocation=call.id)
 
 
-def as_bubbling(error: AgentGitError) -> AgentGitError:
+def as_bubble_up(error: AgentGitError) -> AgentGitError:
     """Make an error end the turn, so that a ToolNode does not report a refused call to the model as a failed one.
 
     The error keeps its type and also becomes a `GraphBubbleUp`. LangGraph passes these through all handlers of tool
     errors and all retries of nodes.
     """
     if not isinstance(error, GraphBubbleUp):
-        error.__class__ = _BUBBLING[type(error)]
+        error.__class__ = _BUBBLE_UP_CLASSES[type(error)]
     return error
 
 
-class _Bubbling(dict[type[AgentGitError], Any]):
+class _BubbleUpClasses(dict[type[AgentGitError], Any]):
     """Error classes that are also `GraphBubbleUp`, each created on first use."""
 
     def __missing__(self, kind: type[AgentGitError]) -> Any:
-        of_kind = {"__module__": kind.__module__, "__doc__": kind.__doc__}
-        return self.setdefault(kind, type(kind.__name__, (kind, GraphBubbleUp), of_kind))
+        namespace = {"__module__": kind.__module__, "__doc__": kind.__doc__}
+        return self.setdefault(kind, type(kind.__name__, (kind, GraphBubbleUp), namespace))
 
 
-_BUBBLING = _Bubbling()
+_BUBBLE_UP_CLASSES = _BubbleUpClasses()

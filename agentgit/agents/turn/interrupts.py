@@ -59,7 +59,7 @@ class TaskShare:
     calls: list[int] = field(default_factory=list)
 
 
-_batch: ContextVar[str | None] = ContextVar("agentgit_batch", default=None)
+_batch_task: ContextVar[str | None] = ContextVar("agentgit_batch", default=None)
 """The task whose ToolNode runs a batch of calls in this context."""
 
 
@@ -70,16 +70,16 @@ def in_batch(config: RunnableConfig) -> Iterator[None]:
     Args:
         config: The config that the node received.
     """
-    token = _batch.set(config.get("configurable", {}).get(CONFIG_KEY_CHECKPOINT_NS))
+    token = _batch_task.set(config.get("configurable", {}).get(CONFIG_KEY_CHECKPOINT_NS))
     try:
         yield
     finally:
-        _batch.reset(token)
+        _batch_task.reset(token)
 
 
 def is_in_batch(task: str) -> bool:
     """Return whether the ToolNode of a task makes the current call as part of a batch."""
-    return bool(task) and _batch.get() == task
+    return bool(task) and _batch_task.get() == task
 
 
 class TaskAnswers:
@@ -87,76 +87,80 @@ class TaskAnswers:
 
     Args:
         shares: The share of each call that asked before, by the id of the call.
-        count: The number of answers that the task had when this turn began; a new answer gets this number.
-        shown: The hash of the question that was shown to the user; None if there was none.
+        answer_count: The number of answers that the task had when this turn began; a new answer gets this number.
+        shown_question: The hash of the question that was shown to the user; None if there was none.
     """
 
-    def __init__(self, shares: Mapping[str, TaskShare], count: int, shown: str | None) -> None:
+    def __init__(self, shares: Mapping[str, TaskShare], answer_count: int, shown_question: str | None) -> None:
         self._shares = dict(shares)
-        self._fresh: int | None = count
-        self._is_recorded = bool(shares) or count == 0
-        same = [(share.place, call_id) for call_id, share in shares.items() if shown and share.question == shown]
-        self._asker = min(same)[1] if same else None
+        self._new_number: int | None = answer_count
+        self._is_recorded = bool(shares) or answer_count == 0
+        matches = [
+            (share.place, call_id)
+            for call_id, share in shares.items()
+            if shown_question and share.question == shown_question
+        ]
+        self._asking_call_id = min(matches)[1] if matches else None
         self._lock = threading.Lock()
 
-    def share(self, call_id: str, place: int) -> TaskShare:
+    def share(self, call_id: str, batch_index: int) -> TaskShare:
         """Return the share of a call."""
-        return self._shares.setdefault(call_id, TaskShare(place))
+        return self._shares.setdefault(call_id, TaskShare(batch_index))
 
-    def number(self, call_id: str, share: TaskShare, asked: int, pad: PregelScratchpad) -> int:
+    def answer_number(self, call_id: str, share: TaskShare, question_index: int, scratchpad: PregelScratchpad) -> int:
         """Return the number of the task's answer to a question.
 
         Args:
             call_id: The id of the call that asks.
             share: The share of the call.
-            asked: The number of questions that the call has already asked in this attempt.
-            pad: LangGraph's own view of the answers.
+            question_index: The number of questions that the call has already asked in this attempt.
+            scratchpad: LangGraph's own view of the answers.
         """
         with self._lock:
-            if asked < len(share.taken):
-                return share.taken[asked]
-            number = self._new(call_id, pad)
+            if question_index < len(share.taken):
+                return share.taken[question_index]
+            number = self._new_answer_number(call_id, scratchpad)
             if number is None:
-                return len(pad.resume)
+                return len(scratchpad.resume)
             share.taken.append(number)
             share.question = None
             return number
 
-    def _new(self, call_id: str, pad: PregelScratchpad) -> int | None:
+    def _new_answer_number(self, call_id: str, scratchpad: PregelScratchpad) -> int | None:
         """Return the number of the new answer if it is for this call; None if there is no answer for it."""
-        number = self._fresh
+        number = self._new_number
         if not self._is_recorded:  # the questions predate the record, so LangGraph's numbers apply
-            number = pad.interrupt_counter()
-            if number < len(pad.resume):
+            number = scratchpad.interrupt_counter()
+            if number < len(scratchpad.resume):
                 return number
-        if number is None or self._asker not in (None, call_id):
+        if number is None or self._asking_call_id not in (None, call_id):
             return None
-        if number >= len(pad.resume) and pad.get_null_resume(False) is None:
+        if number >= len(scratchpad.resume) and scratchpad.get_null_resume(False) is None:
             return None
-        self._asker, self._fresh = call_id, None
+        self._asking_call_id, self._new_number = call_id, None
         return number
 
-    def graph(self, share: TaskShare, run: int) -> int:
+    def graph_number(self, share: TaskShare, graph_index: int) -> int:
         """Return the number of a graph that a call runs: the one from an earlier attempt, or else the next free one.
 
         Args:
             share: The share of the call.
-            run: The number of graphs that the call has already run in this attempt.
+            graph_index: The number of graphs that the call has already run in this attempt.
         """
         with self._lock:
-            if run == len(share.graphs):
-                used = {number for one in self._shares.values() for number in one.graphs}
-                share.graphs.append(next(number for number in itertools.count() if number not in used))
-            return share.graphs[run]
+            if graph_index == len(share.graphs):
+                used_numbers = {number for other_share in self._shares.values() for number in other_share.graphs}
+                share.graphs.append(next(number for number in itertools.count() if number not in used_numbers))
+            return share.graphs[graph_index]
 
-    def unnumbered(self, call_id: str, pad: PregelScratchpad, consume: bool) -> Any:
+    def unnumbered_answer(self, call_id: str, scratchpad: PregelScratchpad, consume: bool) -> Any:
         """Return the answer that was given without a question id, if it is for this call."""
         with self._lock:
-            if self._asker not in (None, call_id):
+            if self._asking_call_id not in (None, call_id):
                 return None
-            answer = pad.get_null_resume(consume)
+            answer = scratchpad.get_null_resume(consume)
             if consume and answer is not None:
-                self._asker = call_id
+                self._asking_call_id = call_id
             return answer
 
 
@@ -164,14 +168,18 @@ def with_own_view(kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return a tool's arguments with the call's own view in the config, which the tool may pass to a graph.
 
     Args:
-        kwargs: The arguments of the tool. The view is the one set by `Interrupts.asking`.
+        kwargs: The arguments of the tool. The view is the one set by `Interrupts.call_view`.
     """
-    given, current = kwargs.get("config"), var_child_runnable_config.get()
-    if not isinstance(given, dict) or current is None:
+    config, current_config = kwargs.get("config"), var_child_runnable_config.get()
+    if not isinstance(config, dict) or current_config is None:
         return kwargs
-    conf, seen = given.get("configurable", {}), current.get("configurable", {})
-    own = {name: seen[name] for name in (CONFIG_KEY_SCRATCHPAD, CONFIG_KEY_SEND) if name in conf and name in seen}
-    return {**kwargs, "config": {**given, "configurable": {**conf, **own}}} if own else kwargs
+    configurable, current_configurable = config.get("configurable", {}), current_config.get("configurable", {})
+    overrides = {
+        name: current_configurable[name]
+        for name in (CONFIG_KEY_SCRATCHPAD, CONFIG_KEY_SEND)
+        if name in configurable and name in current_configurable
+    }
+    return {**kwargs, "config": {**config, "configurable": {**configurable, **overrides}}} if overrides else kwargs
 
 
 class Interrupts:
@@ -187,132 +195,162 @@ class Interrupts:
         self.store = store
         self.branch = branch
         self._codec = codec
-        self._tasks: dict[str, TaskAnswers] = {}
-        self._shares: dict[UUID, tuple[str, str, TaskShare]] = {}
-        self._own: dict[UUID, tuple[TaskShare, PregelScratchpad]] = {}
+        self._task_answers: dict[str, TaskAnswers] = {}
+        self._batch_shares: dict[UUID, tuple[str, str, TaskShare]] = {}
+        self._node_shares: dict[UUID, tuple[TaskShare, PregelScratchpad]] = {}
         self._lock = threading.Lock()
 
     @contextmanager
-    def asking(self, run_id: UUID, call_id: str, place: int | None) -> Iterator[None]:
+    def call_view(self, run_id: UUID, call_id: str, batch_index: int | None) -> Iterator[None]:
         """Set a call's own view of the answers until the block ends.
 
         Args:
             run_id: The run of its tool.
             call_id: The id that distinguishes the call from the others of its task.
-            place: Its position in the AI message; None if a node's own code makes the call.
+            batch_index: Its position in the AI message; None if a node's own code makes the call.
         """
         config = var_child_runnable_config.get()
         view = None
         if config is not None:
-            view = self._counted(config, run_id) if place is None else self._view(config, run_id, call_id, place)
+            view = (
+                self._node_call_view(config, run_id)
+                if batch_index is None
+                else self._batch_call_view(config, run_id, call_id, batch_index)
+            )
         token = var_child_runnable_config.set(view or config)
         # Calls made inside the tool come from its own code, not from a ToolNode.
-        batch = _batch.set(None)
+        batch_token = _batch_task.set(None)
         try:
             yield
         finally:
-            _batch.reset(batch)
+            _batch_task.reset(batch_token)
             var_child_runnable_config.reset(token)
 
-    def _counted(self, config: RunnableConfig, run_id: UUID) -> RunnableConfig | None:
+    def _node_call_view(self, config: RunnableConfig, run_id: UUID) -> RunnableConfig | None:
         """Return a config that gives a call of a node's own code LangGraph's numbers and records which ones it uses."""
-        conf = config.get("configurable", {})
-        pad = conf.get(CONFIG_KEY_SCRATCHPAD)
-        if not isinstance(pad, PregelScratchpad):
+        configurable = config.get("configurable", {})
+        scratchpad = configurable.get(CONFIG_KEY_SCRATCHPAD)
+        if not isinstance(scratchpad, PregelScratchpad):
             return None
         share = TaskShare(0)
-        self._own[run_id] = share, pad
+        self._node_shares[run_id] = share, scratchpad
 
-        def noting(count: Callable[[], int], numbers: list[int]) -> Callable[[], int]:
-            def counted() -> int:
-                numbers.append(number := count())
+        def recording_counter(counter: Callable[[], int], numbers: list[int]) -> Callable[[], int]:
+            def next_number() -> int:
+                numbers.append(number := counter())
                 return number
 
-            return counted
+            return next_number
 
         view = replace(
-            pad,
-            interrupt_counter=noting(pad.interrupt_counter, share.taken),
-            subgraph_counter=noting(pad.subgraph_counter, share.graphs),
-            call_counter=noting(pad.call_counter, share.calls),
+            scratchpad,
+            interrupt_counter=recording_counter(scratchpad.interrupt_counter, share.taken),
+            subgraph_counter=recording_counter(scratchpad.subgraph_counter, share.graphs),
+            call_counter=recording_counter(scratchpad.call_counter, share.calls),
         )
-        return {**config, "configurable": {**conf, CONFIG_KEY_SCRATCHPAD: view}}
+        return {**config, "configurable": {**configurable, CONFIG_KEY_SCRATCHPAD: view}}
 
-    def use_numbers(self, used: Mapping[str, Any] | None) -> None:
+    def use_numbers(self, recorded: Mapping[str, Any] | None) -> None:
         """Use up the numbers of a call of a node's own code that is now answered from the record.
 
         Args:
-            used: The numbers that were recorded for the call; None if it used none.
+            recorded: The numbers that were recorded for the call; None if it used none.
         """
-        conf = (var_child_runnable_config.get() or {}).get("configurable", {})
-        pad = conf.get(CONFIG_KEY_SCRATCHPAD)
-        if not used or not isinstance(pad, PregelScratchpad):
+        configurable = (var_child_runnable_config.get() or {}).get("configurable", {})
+        scratchpad = configurable.get(CONFIG_KEY_SCRATCHPAD)
+        if not recorded or not isinstance(scratchpad, PregelScratchpad):
             return
-        for number in used["taken"]:
-            if number < len(pad.resume):  # otherwise LangGraph has lost that answer and counts from there
-                pad.interrupt_counter()
-        for count, numbers in ((pad.subgraph_counter, used["graphs"]), (pad.call_counter, used.get("calls", ()))):
+        for number in recorded["taken"]:
+            if number < len(scratchpad.resume):  # otherwise LangGraph has lost that answer and counts from there
+                scratchpad.interrupt_counter()
+        for counter, numbers in (
+            (scratchpad.subgraph_counter, recorded["graphs"]),
+            (scratchpad.call_counter, recorded.get("calls", ())),
+        ):
             for _ in numbers:
-                count()
+                counter()
 
-    def graphs(self, run_id: UUID) -> list[int]:
+    def graph_numbers(self, run_id: UUID) -> list[int]:
         """List the numbers of the graphs that a call has run."""
-        if (own := self._own.get(run_id)) is not None:
-            return own[0].graphs
-        shared = self._shares.get(run_id)
-        return shared[2].graphs if shared is not None else []
+        if (node_entry := self._node_shares.get(run_id)) is not None:
+            return node_entry[0].graphs
+        batch_entry = self._batch_shares.get(run_id)
+        return batch_entry[2].graphs if batch_entry is not None else []
 
-    def _view(self, config: RunnableConfig, run_id: UUID, call_id: str, place: int) -> RunnableConfig | None:
-        conf = config.get("configurable", {})
-        pad, send = conf.get(CONFIG_KEY_SCRATCHPAD), conf.get(CONFIG_KEY_SEND)
-        if not isinstance(pad, PregelScratchpad) or send is None:
+    def _batch_call_view(
+        self, config: RunnableConfig, run_id: UUID, call_id: str, batch_index: int
+    ) -> RunnableConfig | None:
+        configurable = config.get("configurable", {})
+        scratchpad, send = configurable.get(CONFIG_KEY_SCRATCHPAD), configurable.get(CONFIG_KEY_SEND)
+        if not isinstance(scratchpad, PregelScratchpad) or send is None:
             return None
-        asked, graphs = itertools.count(), itertools.count()
+        question_indexes, graph_indexes = itertools.count(), itertools.count()
 
-        def number() -> int:
-            task, share = self._of(conf, run_id, call_id, place)
-            found = task.number(call_id, share, next(asked), pad)
-            if pad.resume:
-                send([(RESUME, pad.resume)])  # keeps the answers of calls that do not ask again
-            return found
+        def next_answer_number() -> int:
+            task_answers, share = self._find_share(configurable, run_id, call_id, batch_index)
+            answer_index = task_answers.answer_number(call_id, share, next(question_indexes), scratchpad)
+            if scratchpad.resume:
+                send([(RESUME, scratchpad.resume)])  # keeps the answers of calls that do not ask again
+            return answer_index
 
-        def unnumbered(consume: bool) -> Any:
-            return self._of(conf, run_id, call_id, place)[0].unnumbered(call_id, pad, consume)
+        def unnumbered_answer(consume: bool) -> Any:
+            return self._find_share(configurable, run_id, call_id, batch_index)[0].unnumbered_answer(
+                call_id, scratchpad, consume
+            )
 
-        def whole(writes: Sequence[tuple[str, Any]]) -> None:
-            send([(channel, pad.resume if channel == RESUME else value) for channel, value in writes])
+        def send_all_answers(writes: Sequence[tuple[str, Any]]) -> None:
+            send([(channel, scratchpad.resume if channel == RESUME else value) for channel, value in writes])
 
-        def graph() -> int:
-            task, share = self._of(conf, run_id, call_id, place)
-            return task.graph(share, next(graphs))
+        def next_graph_number() -> int:
+            task_answers, share = self._find_share(configurable, run_id, call_id, batch_index)
+            return task_answers.graph_number(share, next(graph_indexes))
 
-        view = replace(pad, interrupt_counter=number, get_null_resume=unnumbered, subgraph_counter=graph)
-        return {**config, "configurable": {**conf, CONFIG_KEY_SCRATCHPAD: view, CONFIG_KEY_SEND: whole}}
+        view = replace(
+            scratchpad,
+            interrupt_counter=next_answer_number,
+            get_null_resume=unnumbered_answer,
+            subgraph_counter=next_graph_number,
+        )
+        return {
+            **config,
+            "configurable": {**configurable, CONFIG_KEY_SCRATCHPAD: view, CONFIG_KEY_SEND: send_all_answers},
+        }
 
-    def _of(self, conf: Mapping[str, Any], run_id: UUID, call_id: str, place: int) -> tuple[TaskAnswers, TaskShare]:
-        name = conf[CONFIG_KEY_CHECKPOINT_NS]
+    def _find_share(
+        self, configurable: Mapping[str, Any], run_id: UUID, call_id: str, batch_index: int
+    ) -> tuple[TaskAnswers, TaskShare]:
+        task_name = configurable[CONFIG_KEY_CHECKPOINT_NS]
         with self._lock:
-            if name not in self._tasks:
-                self._tasks[name] = self._read(conf)
-        task = self._tasks[name]
-        share = task.share(call_id, place)
-        self._shares[run_id] = name, call_id, share
-        return task, share
+            if task_name not in self._task_answers:
+                self._task_answers[task_name] = self._load_answers(configurable)
+        task_answers = self._task_answers[task_name]
+        share = task_answers.share(call_id, batch_index)
+        self._batch_shares[run_id] = task_name, call_id, share
+        return task_answers, share
 
-    def _read(self, conf: Mapping[str, Any]) -> TaskAnswers:
+    def _load_answers(self, configurable: Mapping[str, Any]) -> TaskAnswers:
         """Read the answers that a task received before this turn."""
-        name, store = conf[CONFIG_KEY_CHECKPOINT_NS], self.store
-        ns = name.rpartition("|")[0]
-        place = GraphKey(conf[CONFIG_KEY_THREAD_ID], ns, conf.get(CONFIG_KEY_CHECKPOINT_MAP, {}).get(ns, ""))
+        task_name, store = configurable[CONFIG_KEY_CHECKPOINT_NS], self.store
+        ns = task_name.rpartition("|")[0]
+        graph_key = GraphKey(
+            configurable[CONFIG_KEY_THREAD_ID], ns, configurable.get(CONFIG_KEY_CHECKPOINT_MAP, {}).get(ns, "")
+        )
         with store.database.reading() as connection:
-            writes = store.graphs.writes(connection, place)
-            held = {write.channel: write.value for write in writes if write.task_id == conf[CONFIG_KEY_TASK_ID]}
-            bodies = store.graphs.content.get(connection, [held[RESUME]] if RESUME in held else [])
-            recorded = store.fences.used_answers(connection, store.parts(connection, self.branch), name)
+            writes = store.graphs.writes(connection, graph_key)
+            value_hashes = {
+                write.channel: write.value for write in writes if write.task_id == configurable[CONFIG_KEY_TASK_ID]
+            }
+            bodies = store.graphs.content.get(connection, [value_hashes[RESUME]] if RESUME in value_hashes else [])
+            records = store.recorded_calls.used_answers(
+                connection, store.track_parts(connection, self.branch), task_name
+            )
         answers = [answer for body in bodies.values() for answer in self._codec.decode(body)]
-        shown, count = held[INTERRUPT].hex() if INTERRUPT in held else None, len(answers)
-        shares = {one["call"]: _share(one, count, shown) for one in recorded}
-        return TaskAnswers(shares, count, shown)
+        shown_question, answer_count = (
+            value_hashes[INTERRUPT].hex() if INTERRUPT in value_hashes else None,
+            len(answers),
+        )
+        shares = {record["call"]: _read_share(record, answer_count, shown_question) for record in records}
+        return TaskAnswers(shares, answer_count, shown_question)
 
     def end(self, run_id: UUID, error: BaseException | None = None) -> dict[str, Any] | None:
         """Return the record of the answers and numbers that a call has used; None if there are none.
@@ -321,33 +359,35 @@ class Interrupts:
             run_id: The run of its tool.
             error: The exception that the call raised; an interrupt contains the question.
         """
-        own = self._own.pop(run_id, None)
-        if own is not None:
-            share, pad = own
+        node_entry = self._node_shares.pop(run_id, None)
+        if node_entry is not None:
+            share, scratchpad = node_entry
             # The next attempt uses the number of an unanswered question.
-            share.taken = [number for number in share.taken if number < len(pad.resume)]
-            has_used = share.taken or share.graphs or share.calls or isinstance(error, GraphInterrupt)
-            return _recorded("", "", share) if has_used else None
-        found = self._shares.pop(run_id, None)
-        if found is None:
+            share.taken = [number for number in share.taken if number < len(scratchpad.resume)]
+            is_worth_recording = share.taken or share.graphs or share.calls or isinstance(error, GraphInterrupt)
+            return _share_record("", "", share) if is_worth_recording else None
+        batch_entry = self._batch_shares.pop(run_id, None)
+        if batch_entry is None:
             return None
-        task, call_id, share = found
+        task_name, call_id, share = batch_entry
         if isinstance(error, GraphInterrupt):
             body = self._codec.encode(error.args[0]).body  # encoded like in the saver, so that the hashes match
             share.question = body.hash.hex() if isinstance(body, Leaf) else None
-        return _recorded(task, call_id, share)
+        return _share_record(task_name, call_id, share)
 
 
-def _recorded(task: str, call_id: str, share: TaskShare) -> dict[str, Any]:
-    kept = {"task": task, "call": call_id, **asdict(share)}
-    return kept if share.calls else {name: value for name, value in kept.items() if name != "calls"}
+def _share_record(task_name: str, call_id: str, share: TaskShare) -> dict[str, Any]:
+    record = {"task": task_name, "call": call_id, **asdict(share)}
+    return record if share.calls else {name: value for name, value in record.items() if name != "calls"}
 
 
-def _share(recorded: Mapping[str, Any], count: int, shown: str | None) -> TaskShare:
+def _read_share(record: Mapping[str, Any], answer_count: int, shown_question: str | None) -> TaskShare:
     """Read a share, without the answers that its task does not have: they were lost, or given on another branch.
 
     A call that took the answer that would come next is the one that asked the question shown now.
     """
-    taken = recorded["taken"]
-    question = shown if count in taken else recorded["question"]
-    return TaskShare(recorded["place"], [number for number in taken if number < count], recorded["graphs"], question)
+    answer_numbers = record["taken"]
+    question = shown_question if answer_count in answer_numbers else record["question"]
+    return TaskShare(
+        record["place"], [number for number in answer_numbers if number < answer_count], record["graphs"], question
+    )

@@ -25,7 +25,7 @@ _SERDE = JsonPlusSerializer(allowed_msgpack_modules=None)
 _MESSAGES = "messages"
 
 
-class Unreadable(ValueError):
+class UnreadableResult(ValueError):
     """A recorded result cannot be rebuilt as the object that it was."""
 
 
@@ -42,9 +42,9 @@ def as_recorded(value: Any) -> Any:
         ['agentgit_packed', 'goto', 'graph', 'resume', 'update']
     """
     if isinstance(value, list) and any(isinstance(one, (Command, ToolMessage)) for one in value):
-        return {"returned": portable(value), SERIALIZED_KEY: _packed(value)}
+        return {"returned": portable(value), SERIALIZED_KEY: _serialize(value)}
     if isinstance(value, (Command, ToolMessage)):
-        return {**portable(value), SERIALIZED_KEY: _packed(value)}
+        return {**portable(value), SERIALIZED_KEY: _serialize(value)}
     return portable(value)
 
 
@@ -73,11 +73,11 @@ def rebuild_result(result: Any, tool_call_id: str | None) -> Any:
         return result
     packed = result[SERIALIZED_KEY]
     if packed is None:
-        raise Unreadable("it returned objects that cannot be rebuilt from the record")
-    return _answering(_SERDE.loads_typed((MSGPACK, base64.b64decode(packed))), tool_call_id)
+        raise UnreadableResult("it returned objects that cannot be rebuilt from the record")
+    return _readdress(_SERDE.loads_typed((MSGPACK, base64.b64decode(packed))), tool_call_id)
 
 
-def _packed(value: Any) -> str | None:
+def _serialize(value: Any) -> str | None:
     """Serialize an object; return None if that fails or if rebuilding it could run arbitrary code."""
     try:
         kind, body = _SERDE.dumps_typed(value)
@@ -86,14 +86,14 @@ def _packed(value: Any) -> str | None:
     return base64.b64encode(body).decode() if kind == MSGPACK and type_names(body) <= SAFE_MSGPACK_TYPES else None
 
 
-def _answering(value: Any, tool_call_id: str | None) -> Any:
+def _readdress(value: Any, tool_call_id: str | None) -> Any:
     """Readdress what a tool returned to another call."""
     if isinstance(value, list):
-        return [_answering(one, tool_call_id) for one in value]
+        return [_readdress(one, tool_call_id) for one in value]
     if isinstance(value, ToolMessage) and tool_call_id is not None and value.tool_call_id != tool_call_id:
         return value.model_copy(update={"tool_call_id": tool_call_id, "id": None})
     if isinstance(value, Command) and isinstance(value.update, dict) and _MESSAGES in value.update:
-        return replace(value, update={**value.update, _MESSAGES: _answering(value.update[_MESSAGES], tool_call_id)})
+        return replace(value, update={**value.update, _MESSAGES: _readdress(value.update[_MESSAGES], tool_call_id)})
     return value
 
 

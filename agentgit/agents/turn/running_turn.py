@@ -21,12 +21,12 @@ class RunningTurn(RecordedTurn, Protocol):
     """A running turn, as its recorder, its interceptor and its saver see it. A saver uses only `RecordedTurn`."""
 
     context: BranchContext
-    given: TurnInput
+    turn_input: TurnInput
     span: TracedSpan
     branch: StoredRow
     files: TurnFiles
-    saves: CheckpointTracker
-    afterwards: Callable[[], Any] | None
+    checkpoint_tracker: CheckpointTracker
+    after_turn: Callable[[], Any] | None
 
     @property
     def counts_calls(self) -> bool:
@@ -35,7 +35,7 @@ class RunningTurn(RecordedTurn, Protocol):
     def authorize_call(self, connection: Connection, effect: str) -> None:
         """Authorize a call in the transaction that records its intent."""
 
-    def holds(self, connection: Connection) -> bool:
+    def is_holding_branch(self, connection: Connection) -> bool:
         """Return whether this turn still holds its branch."""
 
     def request_checkpoint(self, batch: int, label: Label) -> None:

@@ -28,11 +28,11 @@ from agentgit.langgraph_internals import CONFIG_KEY_CHECKPOINT_NS
 _POSITIONAL = ("verbose", "start_color", "color", "callbacks")
 """The parameters of `run` after its input that may be passed by position."""
 
-_wrapping = threading.Lock()
+_wrap_lock = threading.Lock()
 _WRAPPED = "__agentgit_wrapped__"
 
 
-class _Made(NamedTuple):
+class _TurnCall(NamedTuple):
     """A tool call made in a turn.
 
     Args:
@@ -48,63 +48,65 @@ class _Made(NamedTuple):
 
 def intercept() -> None:
     """Wrap the two methods that call a tool, unless they are already wrapped."""
-    with _wrapping:
+    with _wrap_lock:
         if not hasattr(BaseTool.run, _WRAPPED):
-            for name, wrapped in (("run", _run(BaseTool.run)), ("arun", _arun(BaseTool.arun))):
+            for name, wrapped in (("run", _wrap_run(BaseTool.run)), ("arun", _wrap_arun(BaseTool.arun))):
                 setattr(wrapped, _WRAPPED, True)
                 setattr(BaseTool, name, wrapped)
 
 
-def _run(plain: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(plain)
+def _wrap_run(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
     def run(self: BaseTool, tool_input: Any, *args: Any, **options: Any) -> Any:
-        made = _made(self, args, options)
-        if made is None:
-            return plain(self, tool_input, *args, **options)
-        made.recorder.wait_for_saves(made.run_id)
-        return plain(_intercepted_copy(self, made.recorder, made.run_id), tool_input, **made.options)
+        call = _register_call(self, args, options)
+        if call is None:
+            return original(self, tool_input, *args, **options)
+        call.recorder.wait_for_saves(call.run_id)
+        return original(_intercepted_copy(self, call.recorder, call.run_id), tool_input, **call.options)
 
     return run
 
 
-def _arun(plain: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    @functools.wraps(plain)
+def _wrap_arun(original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    @functools.wraps(original)
     async def arun(self: BaseTool, tool_input: Any, *args: Any, **options: Any) -> Any:
-        made = _made(self, args, options)
-        if made is None:
-            return await plain(self, tool_input, *args, **options)
-        await made.recorder.await_saves(made.run_id)
-        return await plain(_intercepted_copy(self, made.recorder, made.run_id), tool_input, **made.options)
+        call = _register_call(self, args, options)
+        if call is None:
+            return await original(self, tool_input, *args, **options)
+        await call.recorder.await_saves(call.run_id)
+        return await original(_intercepted_copy(self, call.recorder, call.run_id), tool_input, **call.options)
 
     return arun
 
 
-def _made(tool: BaseTool, args: tuple[Any, ...], options: dict[str, Any]) -> _Made | None:
+def _register_call(tool: BaseTool, args: tuple[Any, ...], options: dict[str, Any]) -> _TurnCall | None:
     """Register a call with the recorder of the turn that it is made in; return None outside a turn."""
     callbacks = options.get("callbacks") if len(args) < len(_POSITIONAL) else args[-1]
-    around: Mapping[str, Any] = var_child_runnable_config.get() or {}
-    recorder, manager = _recorder(callbacks), callbacks
+    outer_config: Mapping[str, Any] = var_child_runnable_config.get() or {}
+    recorder, manager = _find_recorder(callbacks), callbacks
     if recorder is None:
-        manager = around.get("callbacks")
-        recorder = _recorder(manager)
+        manager = outer_config.get("callbacks")
+        recorder = _find_recorder(manager)
         if recorder is None:
             return None
-        callbacks = _joined(callbacks, recorder)
+        callbacks = _add_recorder(callbacks, recorder)
     options = {**dict(zip(_POSITIONAL, args, strict=False)), **options, "callbacks": callbacks}
     options["run_id"] = run_id = options.get("run_id") or uuid7()
-    conf = (options.get("config") or {}).get("configurable", {})
-    conf = conf if CONFIG_KEY_CHECKPOINT_NS in conf else around.get("configurable", {})
-    parent = getattr(manager, "parent_run_id", None) or getattr(around.get("callbacks"), "parent_run_id", None)
-    recorder.expect(run_id, tool, parent, conf)
-    return _Made(recorder, run_id, options)
+    configurable = (options.get("config") or {}).get("configurable", {})
+    configurable = configurable if CONFIG_KEY_CHECKPOINT_NS in configurable else outer_config.get("configurable", {})
+    parent_run_id = getattr(manager, "parent_run_id", None) or getattr(
+        outer_config.get("callbacks"), "parent_run_id", None
+    )
+    recorder.expect_call(run_id, tool, parent_run_id, configurable)
+    return _TurnCall(recorder, run_id, options)
 
 
-def _recorder(callbacks: Any) -> Recorder | None:
+def _find_recorder(callbacks: Any) -> Recorder | None:
     handlers: Iterable[Any] = callbacks.handlers if isinstance(callbacks, BaseCallbackManager) else callbacks or ()
-    return next((one for one in handlers if isinstance(one, Recorder)), None)
+    return next((handler for handler in handlers if isinstance(handler, Recorder)), None)
 
 
-def _joined(callbacks: Any, recorder: Recorder) -> Any:
+def _add_recorder(callbacks: Any, recorder: Recorder) -> Any:
     """Add a recorder to callbacks that a call was given in place of the surrounding ones."""
     if isinstance(callbacks, BaseCallbackManager):
         manager = callbacks.copy()
@@ -128,22 +130,22 @@ def clone_of(tool: BaseTool, run: Callable[..., Any], arun: Callable[..., Awaita
     return clone
 
 
-def reporting_copy(tool: BaseTool, tell: Callable[[Any], None]) -> BaseTool:
+def reporting_copy(tool: BaseTool, report: Callable[[Any], None]) -> BaseTool:
     """Copy a tool so that the copy reports each return value before it is turned into a message.
 
     Args:
         tool: The tool; it is not changed.
-        tell: A function that is called with each return value.
+        report: A function that is called with each return value.
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:
         value = tool._run(*args, **kwargs)
-        tell(value)
+        report(value)
         return value
 
     async def arun(*args: Any, **kwargs: Any) -> Any:
         value = await tool._arun(*args, **kwargs)
-        tell(value)
+        report(value)
         return value
 
     return clone_of(tool, run, arun)
@@ -167,7 +169,7 @@ def _intercepted_copy(tool: BaseTool, recorder: Recorder, run_id: UUID) -> BaseT
             with recorder.call_context(run_id):
                 value = await tool._arun(*args, **with_own_view(kwargs))
         except asyncio.CancelledError as error:
-            recorder.cancelled(run_id, error)
+            recorder.record_cancellation(run_id, error)
             raise
         recorder.record_result(run_id, value)
         return value

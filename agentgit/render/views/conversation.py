@@ -7,7 +7,7 @@ from typing import Any
 
 from agentgit.effects import ToolInvocation
 from agentgit.effects.effects import IRREVERSIBLE, UNDECLARED
-from agentgit.effects.invocation import DECISIONS, REPLAY, brief
+from agentgit.effects.invocation import DECISIONS, REPLAY, short_repr
 from agentgit.render import html
 from agentgit.render.text import Line, Span, clean, count, cut, plain, table, visible
 from agentgit.sessions.messages import text_of
@@ -48,10 +48,10 @@ def message_lines(messages: Sequence[Mapping[str, Any]], *, width: int = 100, in
 
 def message_text(message: Mapping[str, Any]) -> str:
     """Return the text of a message and its tool calls, on one line."""
-    return clean(" ".join(part for part in (text_of(message), _called(message)) if part))
+    return clean(" ".join(part for part in (text_of(message), _format_tool_calls(message)) if part))
 
 
-def _called(message: Mapping[str, Any]) -> str:
+def _format_tool_calls(message: Mapping[str, Any]) -> str:
     calls = ", ".join(f"{c.get('name')}({arguments(c.get('args'))})" for c in message.get("tool_calls") or [])
     return calls and f"→ {calls}"
 
@@ -64,19 +64,21 @@ def message_page(messages: Sequence[Mapping[str, Any]]) -> str:
     """
     if not messages:
         return "<p>no messages yet</p>"
-    rows = [[html.styled(Span(clean(str(m.get("role", ""))), "reference")), _message(m)] for m in messages[-LATEST:]]
-    earlier = len(messages) - len(rows)
-    more = f"<p>{count(earlier, 'earlier message')} not shown</p>" if earlier else ""
-    return f"<div>{more}{html.table(['', 'says'], rows)}</div>"
+    rows = [
+        [html.styled(Span(clean(str(m.get("role", ""))), "reference")), _message_cell(m)] for m in messages[-LATEST:]
+    ]
+    earlier_count = len(messages) - len(rows)
+    notice = f"<p>{count(earlier_count, 'earlier message')} not shown</p>" if earlier_count else ""
+    return f"<div>{notice}{html.table(['', 'says'], rows)}</div>"
 
 
-def _message(message: Mapping[str, Any]) -> str:
+def _message_cell(message: Mapping[str, Any]) -> str:
     line = message_text(message)
     title = cut(line, _TITLE_CELLS)
-    whole = visible(text_of(message)[:_LONGEST])
-    if title == line and "\n" not in whole.strip():
+    full_text = visible(text_of(message)[:_LONGEST])
+    if title == line and "\n" not in full_text.strip():
         return html.wrapping_cell(html.escape(line), len(line))
-    text = "\n".join(filter(None, (whole, _called(message) and clean(_called(message)))))
+    text = "\n".join(filter(None, (full_text, _format_tool_calls(message) and clean(_format_tool_calls(message)))))
     content = html.pre(((Span(one),) for one in text.split("\n")), wrapped=True)
     return html.wrapping_cell(html.fold(html.escape(title), content), len(line))
 
@@ -122,10 +124,10 @@ def call_rows(calls: Sequence[Mapping[str, Any]], latest: int) -> list[list[Span
     return [_row(call, i) for i, call in enumerate(calls[first:], start=first)]
 
 
-def _row(call: Mapping[str, Any], place: int) -> list[Span]:
+def _row(call: Mapping[str, Any], index: int) -> list[Span]:
     status = str(call.get("status", ""))
     return [
-        Span(str(call.get("position", place)), "dim"),
+        Span(str(call.get("position", index)), "dim"),
         Span(str(call.get("id")) if status in DECISIONS else "", "reference"),  # what `agentgit resolve` takes
         Span(clean(str(call.get("effect", "")))),
         Span(clean(status), "bad" if "failed" in status or "unknown" in status else ""),
@@ -135,17 +137,17 @@ def _row(call: Mapping[str, Any], place: int) -> list[Span]:
 
 def _outcome(call: Mapping[str, Any]) -> str:
     error = call.get("error_message")
-    said = f"failed: {error}" if error else f"→ {call.get('result')!r}"
+    outcome = f"failed: {error}" if error else f"→ {call.get('result')!r}"
     runs = call.get("runs", 1)
-    again = f", started {runs} times" if isinstance(runs, int) and runs > 1 else ""
-    return f"{said}{again}, from the record" if call.get("kind") == REPLAY else said + again
+    runs_text = f", started {runs} times" if isinstance(runs, int) and runs > 1 else ""
+    return f"{outcome}{runs_text}, from the record" if call.get("kind") == REPLAY else outcome + runs_text
 
 
 def arguments(args: Any) -> str:
     """Return the arguments of a call as text, with long values cut."""
     if not isinstance(args, Mapping):
-        return brief(args)
-    return ", ".join(f"{key}={brief(value)}" for key, value in args.items())
+        return short_repr(args)
+    return ", ".join(f"{key}={short_repr(value)}" for key, value in args.items())
 
 
 # -- HTML
@@ -163,15 +165,15 @@ def call_page(calls: Sequence[ToolInvocation]) -> str:
         [str(call.position), cell(call), html.styled(effect(call)), html.styled(status(call)), _result_cell(call)]
         for call in calls[-_SHOWN:]
     ]
-    earlier = len(calls) - len(rows)
-    more = f"<p>{count(earlier, 'earlier call')} not shown</p>" if earlier else ""
-    return f"<div>{more}{html.table(['', 'call', 'effect', 'status', 'result'], rows)}</div>"
+    earlier_count = len(calls) - len(rows)
+    notice = f"<p>{count(earlier_count, 'earlier call')} not shown</p>" if earlier_count else ""
+    return f"<div>{notice}{html.table(['', 'call', 'effect', 'status', 'result'], rows)}</div>"
 
 
 def cell(call: ToolInvocation) -> str:
     """Return a call as HTML on one line; if it is shortened, the reader can expand it."""
-    whole = f"{call.tool_name}({', '.join(f'{k}={v!r}' for k, v in call.args.items())})"
-    return _shortened(str(call), whole)
+    full_text = f"{call.tool_name}({', '.join(f'{k}={v!r}' for k, v in call.args.items())})"
+    return _expandable(str(call), full_text)
 
 
 def effect(call: ToolInvocation) -> Span:
@@ -181,16 +183,20 @@ def effect(call: ToolInvocation) -> Span:
 
 def status(call: ToolInvocation) -> Span:
     """Return the status of a call, as a span."""
-    again = f", started {call.runs} times" if call.runs > 1 else ""
-    return Span(clean(call.status) + again, "bad" if call.status in DECISIONS else "dim")
+    runs_text = f", started {call.runs} times" if call.runs > 1 else ""
+    return Span(clean(call.status) + runs_text, "bad" if call.status in DECISIONS else "dim")
 
 
 def _result_cell(call: ToolInvocation) -> str:
     if call.error_message:
-        return _shortened(clean(call.error_message)[:80], call.error_message)
-    return "" if call.result is None else _shortened(brief(call.result), repr(call.result))
+        return _expandable(clean(call.error_message)[:80], call.error_message)
+    return "" if call.result is None else _expandable(short_repr(call.result), repr(call.result))
 
 
-def _shortened(short: str, whole: str) -> str:
-    content = html.code(short) if whole == short else html.fold(html.code(short), html.code(whole[:_LONGEST_CALL]))
-    return html.wrapping_cell(content, len(short))
+def _expandable(summary: str, full_text: str) -> str:
+    content = (
+        html.code(summary)
+        if full_text == summary
+        else html.fold(html.code(summary), html.code(full_text[:_LONGEST_CALL]))
+    )
+    return html.wrapping_cell(content, len(summary))

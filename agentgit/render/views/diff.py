@@ -27,7 +27,7 @@ def lines(value: Diff | Comparison, *, width: int = 100) -> list[Line]:
         value: The difference of two checkpoints, or the comparison of two branches.
         width: The maximum width of a line, in terminal cells.
     """
-    return [(Span(cut(span.text, width), span.style),) for (span,) in _lines(value.lines())]
+    return [(Span(cut(span.text, width), span.style),) for (span,) in _sign_lines(value.lines())]
 
 
 def page(value: Diff) -> str:
@@ -40,8 +40,8 @@ def page(value: Diff) -> str:
         >>> page(Diff(from_id=1, to_id=2))
         '<div><p>no difference</p></div>'
     """
-    named = value.from_reference or value.to_reference
-    heading = f"<p><b>{html.escape(f'{value.from_reference} → {value.to_reference}')}</b></p>" if named else ""
+    has_references = value.from_reference or value.to_reference
+    heading = f"<p><b>{html.escape(f'{value.from_reference} → {value.to_reference}')}</b></p>" if has_references else ""
     return f"<div>{heading}{_content(value)}</div>"
 
 
@@ -67,23 +67,23 @@ def _content(value: Diff, empty: str = "no difference") -> str:
     if value.is_empty:
         return f"<p>{empty}</p>"
     parts = list(value.parts())
-    rest = len(parts) - _MOST
-    more = [(Span(f"… and {rest:,} more lines", "dim"),)] if rest > 0 else []
-    content = html.pre([*_lines(parts[:_MOST]), *more], wrapped=True)
+    hidden_count = len(parts) - _MOST
+    more_lines = [(Span(f"… and {hidden_count:,} more lines", "dim"),)] if hidden_count > 0 else []
+    content = html.pre([*_sign_lines(parts[:_MOST]), *more_lines], wrapped=True)
     if not value.diff_content:
         return content
-    return content + html.fold("file differences", html.pre(_files(value)))
+    return content + html.fold("file differences", html.pre(_file_lines(value)))
 
 
-def _lines(signed: Iterable[tuple[str, str]]) -> list[tuple[Span]]:
+def _sign_lines(signed: Iterable[tuple[str, str]]) -> list[tuple[Span]]:
     return [(Span(f"{sign} {text}" if sign else text, STYLES[sign]),) for sign, text in signed]
 
 
-def _files(value: Diff) -> list[Line]:
+def _file_lines(value: Diff) -> list[Line]:
     """Return the lines of the file differences, and a note if they are cut."""
-    rest = len(value.diff_content) - _LONGEST
-    more = [(Span(f"… and {rest:,} more characters", "dim"),)] if rest > 0 else []
-    return [*patch(value.diff_content[:_LONGEST]), *more]
+    hidden_count = len(value.diff_content) - _LONGEST
+    more_lines = [(Span(f"… and {hidden_count:,} more characters", "dim"),)] if hidden_count > 0 else []
+    return [*patch(value.diff_content[:_LONGEST]), *more_lines]
 
 
 def patch(content: str) -> list[Line]:
@@ -137,12 +137,12 @@ def merge_lines(value: MergePlan, *, width: int = 100) -> list[Line]:
         width: The maximum width of a line, in terminal cells.
     """
     cells = [
-        [Span(kind, MERGE_STYLES.get(kind, "changed")), Span(clean(name)), Span(clean(what))]
-        for kind, name, what in _cut(value)
+        [Span(kind, MERGE_STYLES.get(kind, "changed")), Span(clean(name)), Span(clean(text))]
+        for kind, name, text in _limit_rows(value)
     ]
     return [
         (Span(clean(value.heading), "heading"),),
-        *table(cells, width=width, indent="  ", whole=True),
+        *table(cells, width=width, indent="  ", wrap_last=True),
         (Span(value.summary, "dim" if value.is_admissible else "bad"),),
     ]
 
@@ -154,8 +154,8 @@ def merge_page(value: MergePlan) -> str:
         value: The plan.
     """
     rows = [
-        [html.styled(Span(kind, MERGE_STYLES.get(kind, "changed"))), html.escape(name), html.escape(what)]
-        for kind, name, what in _cut(value)
+        [html.styled(Span(kind, MERGE_STYLES.get(kind, "changed"))), html.escape(name), html.escape(text)]
+        for kind, name, text in _limit_rows(value)
     ]
     return "".join(
         [
@@ -166,31 +166,32 @@ def merge_page(value: MergePlan) -> str:
     )
 
 
-def _cut(value: MergePlan) -> list[Row]:
+def _limit_rows(value: MergePlan) -> list[Row]:
     rows = [
-        (kind, name, what if len(what) <= _LONGEST_VALUE else what[: _LONGEST_VALUE - 1] + "…")
-        for kind, name, what in _rows(value)
+        (kind, name, text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 1] + "…")
+        for kind, name, text in _rows(value)
     ]
-    rest = len(rows) - _MOST_ROWS
-    return [*rows[:_MOST_ROWS], ("", "", f"… and {rest} more")] if rest > 0 else rows
+    hidden_count = len(rows) - _MOST_ROWS
+    return [*rows[:_MOST_ROWS], ("", "", f"… and {hidden_count} more")] if hidden_count > 0 else rows
 
 
 def _rows(value: MergePlan) -> Iterable[Row]:
-    for clash in value.conflicts:
+    for conflict in value.conflicts:
         yield (
             "conflict",
-            clash.key,
-            f"ours {_short(clash.ours)}, theirs {_short(clash.theirs)}, base {_short(clash.base)}",
+            conflict.key,
+            f"ours {_short_repr(conflict.ours)}, theirs {_short_repr(conflict.theirs)}, base "
+            f"{_short_repr(conflict.base)}",
         )
-    for taken in value.values:
-        yield taken.how, taken.key, "" if taken.how == OURS else _short(taken.value)
+    for merged in value.values:
+        yield merged.how, merged.key, "" if merged.how == OURS else _short_repr(merged.value)
     for message in value.messages:
         role, _, text = format_message(message).partition(": ")
         yield "message", role, text
-    for left in value.left_out:
-        yield "left out", left.what, left.why
+    for omission in value.left_out:
+        yield "left out", omission.what, omission.why
 
 
-def _short(value: object) -> str:
+def _short_repr(value: object) -> str:
     text = repr(value)
     return text if len(text) <= _LONGEST_VALUE // 4 else text[: _LONGEST_VALUE // 4 - 1] + "…"

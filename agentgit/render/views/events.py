@@ -12,18 +12,18 @@ from agentgit.render.views.maintenance import finding_lines
 from agentgit.sessions.events import Event, Verified
 from agentgit.sessions.webhooks import Delivered, Webhook
 
-_BAD = ("failed", "incomplete", "unknown", "abandoned")
+_BAD_ENDINGS = ("failed", "incomplete", "unknown", "abandoned")
 """The endings of the kinds of events that need attention."""
 
-_QUIET = ("checkpoint", "operation", "source", "invocation", "made", "ran", "webhook", "checkpoints")
+_INTERNAL_KEYS = ("checkpoint", "operation", "source", "invocation", "made", "ran", "webhook", "checkpoints")
 """The keys of the details that are for programs only."""
 
-_PEOPLE = ("user", "of", "member")
+_USER_KEYS = ("user", "of", "member")
 """The keys of the details whose value is the id of a user."""
 
 
 def event_lines(
-    events: Sequence[Event], *, width: int = 100, zone: tzinfo | None = UTC, people: Mapping[int, str] | None = None
+    events: Sequence[Event], *, width: int = 100, zone: tzinfo | None = UTC, user_names: Mapping[int, str] | None = None
 ) -> list[Line]:
     """List events, one line each.
 
@@ -31,25 +31,25 @@ def event_lines(
         events: The events, in the order to show them.
         width: The maximum width of a line, in terminal cells.
         zone: The time zone of the times; None for the local one.
-        people: The names of users by id, to show who caused each event; None to leave the user out.
+        user_names: The names of users by id, to show who caused each event; None to leave the user out.
     """
-    if people is None:
+    if user_names is None:
         return table([_row(event, zone) for event in events], width=width)
     rows = []
     for event in events:
-        named = {key: people.get(event.detail[key], event.detail[key]) for key in _PEOPLE if key in event.detail}
-        when, kind, place, what = _row(replace(event, detail={**event.detail, **named}), zone)
-        who = people.get(event.user_id, str(event.user_id)) if event.user_id is not None else ""
-        rows.append([when, kind, Span(clean(who), "name"), place, what])
+        names = {key: user_names.get(event.detail[key], event.detail[key]) for key in _USER_KEYS if key in event.detail}
+        time, kind, location, summary = _row(replace(event, detail={**event.detail, **names}), zone)
+        user_name = user_names.get(event.user_id, str(event.user_id)) if event.user_id is not None else ""
+        rows.append([time, kind, Span(clean(user_name), "name"), location, summary])
     return table(rows, width=width)
 
 
 def _row(event: Event, zone: tzinfo | None) -> list[Span]:
-    place = "@".join(clean(name) for name in (event.session_name, event.branch_name) if name is not None)
+    location = "@".join(clean(name) for name in (event.session_name, event.branch_name) if name is not None)
     return [
         Span(format_time(event.created_at, zone), "dim"),
-        Span(event.kind, "bad" if event.kind.endswith(_BAD) else "heading"),
-        Span(place, "reference"),
+        Span(event.kind, "bad" if event.kind.endswith(_BAD_ENDINGS) else "heading"),
+        Span(location, "reference"),
         Span(summarize(event)),
     ]
 
@@ -69,44 +69,44 @@ def summarize(event: Event) -> str:
     words = [clean(str(detail.pop(key))) for key in ("tool", "effect", "name") if detail.get(key) is not None]
     if event.kind == "checkpoint.created":
         words.insert(0, f"{clean(event.branch_name or '')}#{detail.pop('number')}")
-    words += [f"{clean(key)} {_short(value)}" for key, value in detail.items() if key not in _QUIET]
+    words += [f"{clean(key)} {_format_value(value)}" for key, value in detail.items() if key not in _INTERNAL_KEYS]
     return " ".join(words)
 
 
-def _short(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return clean(", ".join(map(str, value)) if isinstance(value, list) else str(value))
 
 
-def verified_lines(found: Verified) -> list[Line]:
+def verified_lines(verification: Verified) -> list[Line]:
     """Return lines that report whether the audit trail is intact."""
-    lines = finding_lines(found.findings)
-    wrong = count(len(found.findings), "finding") if found.findings else "the audit trail is intact"
-    looked = f"{count(found.events, 'event')} in {count(len(found.tips), 'trail')}"
-    looked += f", {count(len(found.erased), 'session')} erased" if found.erased else ""
-    return [*lines, (Span(f"{wrong}: {looked}", "bad" if found.findings else "heading"),)]
+    lines = finding_lines(verification.findings)
+    verdict = count(len(verification.findings), "finding") if verification.findings else "the audit trail is intact"
+    scope = f"{count(verification.events, 'event')} in {count(len(verification.tips), 'trail')}"
+    scope += f", {count(len(verification.erased), 'session')} erased" if verification.erased else ""
+    return [*lines, (Span(f"{verdict}: {scope}", "bad" if verification.findings else "heading"),)]
 
 
 def webhook_lines(webhooks: Sequence[Webhook], *, width: int = 100) -> list[Line]:
     """List webhooks, one line each, with their pending and failed deliveries."""
-    return table([_hook(one) for one in webhooks], width=width)
+    return table([_webhook_row(webhook) for webhook in webhooks], width=width)
 
 
-def _hook(one: Webhook) -> list[Span]:
-    waits = [f"{one.pending} pending"] if one.pending else []
-    waits += [f"{one.dead} given up"] if one.dead else []
-    waits += [clean(one.last_error)] if one.last_error else []
+def _webhook_row(webhook: Webhook) -> list[Span]:
+    deliveries = [f"{webhook.pending} pending"] if webhook.pending else []
+    deliveries += [f"{webhook.dead} given up"] if webhook.dead else []
+    deliveries += [clean(webhook.last_error)] if webhook.last_error else []
     return [
-        Span(str(one.id), "reference"),
-        Span(clean(one.url), "name"),
-        Span(clean(", ".join(one.kinds))),
-        Span("; ".join(waits), "bad" if one.dead else "dim"),
+        Span(str(webhook.id), "reference"),
+        Span(clean(webhook.url), "name"),
+        Span(clean(", ".join(webhook.kinds))),
+        Span("; ".join(deliveries), "bad" if webhook.dead else "dim"),
     ]
 
 
-def delivered_lines(found: Delivered) -> list[Line]:
+def delivered_lines(delivered: Delivered) -> list[Line]:
     """Return a line with the number of deliveries by outcome."""
-    facts = [f"{found.sent} sent"]
-    facts += [f"{found.failed} failed, will be retried"] if found.failed else []
-    facts += [f"{found.dead} given up"] if found.dead else []
-    facts += [f"{found.waiting} waiting"] if found.waiting else []
-    return [(Span("; ".join(facts), "bad" if found.dead else "heading"),)]
+    counts = [f"{delivered.sent} sent"]
+    counts += [f"{delivered.failed} failed, will be retried"] if delivered.failed else []
+    counts += [f"{delivered.dead} given up"] if delivered.dead else []
+    counts += [f"{delivered.waiting} waiting"] if delivered.waiting else []
+    return [(Span("; ".join(counts), "bad" if delivered.dead else "heading"),)]

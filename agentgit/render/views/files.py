@@ -14,7 +14,7 @@ from agentgit.workspace.values import EVERYTHING
 if TYPE_CHECKING:
     from agentgit.workspace.values import FileCheckpoint, Restored, RestorePlan, Undone, WorkspaceDiff
 
-SHORT = 10
+SHORT_ID_LENGTH = 10
 """The number of characters of an id that a list shows."""
 
 
@@ -28,13 +28,16 @@ def snapshot_lines(snapshots: Sequence[FileCheckpoint], *, width: int = 100, zon
     """
     rows = [
         [
-            Span(clean(one.id[:SHORT]), "reference"),
-            Span(format_time(one.timestamp, zone), "dim"),
-            Span(clean(one.kind)),
-            Span(f"{one.files_changed} changed", "dim"),
-            Span(" - ".join(clean(text) for text in (one.name, one.message) if text), "name" if one.name else ""),
+            Span(clean(snapshot.id[:SHORT_ID_LENGTH]), "reference"),
+            Span(format_time(snapshot.timestamp, zone), "dim"),
+            Span(clean(snapshot.kind)),
+            Span(f"{snapshot.files_changed} changed", "dim"),
+            Span(
+                " - ".join(clean(text) for text in (snapshot.name, snapshot.message) if text),
+                "name" if snapshot.name else "",
+            ),
         ]
-        for one in snapshots
+        for snapshot in snapshots
     ]
     return table(rows, width=width)
 
@@ -72,68 +75,69 @@ def plan_lines(plan: RestorePlan) -> list[Line]:
         *_pairs("missing", "bad", plan.missing, ": "),
         *_pairs("left", "dim", plan.left, ": "),
     ]
-    said = f"{count(len(plan.restore), 'file')} to restore, {len(plan.delete)} to delete"
-    return [*lines, (Span(said if lines else "There is nothing to restore.", "dim"),)]
+    summary = f"{count(len(plan.restore), 'file')} to restore, {len(plan.delete)} to delete"
+    return [*lines, (Span(summary if lines else "There is nothing to restore.", "dim"),)]
 
 
-def restored_lines(done: Restored) -> list[Line]:
+def restored_lines(restored: Restored) -> list[Line]:
     """Draw what a restore did.
 
     Args:
-        done: The report to draw.
+        restored: The report to draw.
     """
     lines = [
-        *_paths("restored", "added", [EVERYTHING] if done.everything else ()),
-        *_paths("restored", "added", done.restored),
-        *_paths("deleted", "removed", (*done.deleted, *done.deleted_directories)),
-        *_paths("created", "added", done.created_directories),
-        *_pairs("moved aside", "changed", done.moved_aside, " -> "),
-        *_pairs("skipped", "dim", done.skipped, ": "),
-        *_pairs("conflict", "bad", done.conflicts, ": "),
-        *_pairs("missing", "bad", done.missing, ": "),
-        *_pairs("left", "dim", done.left, ": "),
+        *_paths("restored", "added", [EVERYTHING] if restored.everything else ()),
+        *_paths("restored", "added", restored.restored),
+        *_paths("deleted", "removed", (*restored.deleted, *restored.deleted_directories)),
+        *_paths("created", "added", restored.created_directories),
+        *_pairs("moved aside", "changed", restored.moved_aside, " -> "),
+        *_pairs("skipped", "dim", restored.skipped, ": "),
+        *_pairs("conflict", "bad", restored.conflicts, ": "),
+        *_pairs("missing", "bad", restored.missing, ": "),
+        *_pairs("left", "dim", restored.left, ": "),
     ]
-    before = f"The previous files are in snapshot {done.safety[:SHORT]}." if done.safety else ""
-    return [*lines, (Span(clean(before if lines else "There was nothing to restore."), "dim"),)]
+    safety_text = f"The previous files are in snapshot {restored.safety[:SHORT_ID_LENGTH]}." if restored.safety else ""
+    return [*lines, (Span(clean(safety_text if lines else "There was nothing to restore."), "dim"),)]
 
 
-def undone_lines(done: Undone) -> list[Line]:
+def undone_lines(undone: Undone) -> list[Line]:
     """Draw what an undo did.
 
     Args:
-        done: The report to draw.
+        undone: The report to draw.
     """
     lines = [
-        *((Span("undone  ", "changed"), Span(clean(label))) for label in done.labels),
-        *_paths("  restored", "added", done.restored),
-        *_paths("  deleted", "removed", done.deleted),
-        *_pairs("  left", "bad", done.left, ": "),
+        *((Span("undone  ", "changed"), Span(clean(label))) for label in undone.labels),
+        *_paths("  restored", "added", undone.restored),
+        *_paths("  deleted", "removed", undone.deleted),
+        *_pairs("  left", "bad", undone.left, ": "),
     ]
     return lines or [(Span("There is nothing to undo.", "dim"),)]
 
 
-def _paths(what: str, style: str, paths: Iterable[str]) -> list[Line]:
-    return [(Span(f"{what}  ", style), Span(escape_path(path))) for path in paths]
+def _paths(label: str, style: str, paths: Iterable[str]) -> list[Line]:
+    return [(Span(f"{label}  ", style), Span(escape_path(path))) for path in paths]
 
 
-def _pairs(what: str, style: str, pairs: Iterable[tuple[str, str]], between: str) -> list[Line]:
+def _pairs(label: str, style: str, pairs: Iterable[tuple[str, str]], separator: str) -> list[Line]:
     return [
-        (Span(f"{what}  ", style), Span(f"{escape_path(path)}{between}{escape_path(other)}")) for path, other in pairs
+        (Span(f"{label}  ", style), Span(f"{escape_path(path)}{separator}{escape_path(detail)}"))
+        for path, detail in pairs
     ]
 
 
 def show_lines(
-    snapshot: FileCheckpoint, since: WorkspaceDiff, *, width: int = 100, zone: tzinfo | None = UTC
+    snapshot: FileCheckpoint, changes_since: WorkspaceDiff, *, width: int = 100, zone: tzinfo | None = UTC
 ) -> list[Line]:
     """Draw one snapshot, and the files that have changed since.
 
     Args:
         snapshot: The snapshot to draw.
-        since: The differences between it and the present files.
+        changes_since: The differences between it and the present files.
         width: The maximum width of a line, in terminal cells.
         zone: The time zone of the times; None for the local one.
     """
-    known = {
+    values = {
         "id": snapshot.id,
         "name": snapshot.name,
         "message": snapshot.message,
@@ -142,6 +146,6 @@ def show_lines(
         "metadata": repr(dict(snapshot.metadata)) if snapshot.metadata else None,
         "kept": "until it is deleted" if snapshot.pinned else None,
     }
-    facts = [[Span(name, "dim"), Span(clean(str(value)))] for name, value in known.items() if value]
-    changes = _changes(since) or [(Span("nothing", "dim"),)]
+    facts = [[Span(name, "dim"), Span(clean(str(value)))] for name, value in values.items() if value]
+    changes = _changes(changes_since) or [(Span("nothing", "dim"),)]
     return [*table(facts, width=width), (), (Span("changed since", "heading"),), *changes]

@@ -31,14 +31,14 @@ def session_lines(sessions: Sequence[ExternalSession], *, width: int = 100, zone
             Span(clean(session.reference), "reference"),
             Span(format_time(session.updated_at, zone), "dim"),
             Span(count(session.branch_count, "branch")),
-            Span(", ".join(_facts(session)), "dim"),
+            Span(", ".join(_session_flags(session)), "dim"),
         ]
         for session in sessions
     ]
     return table(rows, width=width)
 
 
-def _facts(session: ExternalSession) -> list[str]:
+def _session_flags(session: ExternalSession) -> list[str]:
     role = [] if session.is_own else [f"you are {session.role}"]
     return role if session.is_active else [*role, "inactive"]
 
@@ -54,20 +54,20 @@ def branch_lines(
         width: The maximum width of a line, in terminal cells.
         zone: The time zone of the times; None for the local one.
     """
-    all_of_them = tree.walk() if tree is not None else ()
-    known = {point.id: f"from {clean(b.name)}#{point.number}" for b in all_of_them for point in b.points}
-    return table([_branch(branch, known, zone) for branch in branches], width=width, whole=True)
+    tree_branches = tree.walk() if tree is not None else ()
+    origins = {point.id: f"from {clean(b.name)}#{point.number}" for b in tree_branches for point in b.points}
+    return table([_branch_row(branch, origins, zone) for branch in branches], width=width, wrap_last=True)
 
 
-def _branch(branch: InternalSession, known: dict[int, str], zone: tzinfo | None) -> list[Span]:
-    left = known.get(branch.branch_point_checkpoint_id or 0, "")
+def _branch_row(branch: InternalSession, origins: dict[int, str], zone: tzinfo | None) -> list[Span]:
+    origin = origins.get(branch.branch_point_checkpoint_id or 0, "")
     status = [] if branch.status == OPEN else [clean(branch.status)]
     return [
         Span(f"{'*' if branch.is_current else ' '} {clean(branch.name)}", "head" if branch.is_current else "reference"),
         Span(format_time(branch.created_at, zone), "dim"),
         Span(count(branch.checkpoint_count, "checkpoint")),
         Span(count(branch.tool_invocation_count, "call")),
-        Span(", ".join([*status, *([left] if left else [])]), "bad" if status else "dim"),
+        Span(", ".join([*status, *([origin] if origin else [])]), "bad" if status else "dim"),
     ]
 
 
@@ -108,12 +108,12 @@ def member_lines(members: Sequence[Member], *, width: int = 100, zone: tzinfo | 
     return table(
         [
             [
-                Span(clean(one.user_name), "reference"),
-                Span(one.role),
-                Span(_until(one.expires_at, zone), "dim"),
-                Span(f"by link {one.link_id}" if one.link_id is not None else "", "dim"),
+                Span(clean(member.user_name), "reference"),
+                Span(member.role),
+                Span(_expiry_text(member.expires_at, zone), "dim"),
+                Span(f"by link {member.link_id}" if member.link_id is not None else "", "dim"),
             ]
-            for one in members
+            for member in members
         ],
         width=width,
     )
@@ -122,7 +122,10 @@ def member_lines(members: Sequence[Member], *, width: int = 100, zone: tzinfo | 
 def link_lines(links: Sequence[ShareLink], *, width: int = 100, zone: tzinfo | None = UTC) -> list[Line]:
     """Draw a list of links."""
     return table(
-        [[Span(str(one.id), "reference"), Span(one.role), _end(one.expires_at, one.revoked_at, zone)] for one in links],
+        [
+            [Span(str(link.id), "reference"), Span(link.role), _expiry(link.expires_at, link.revoked_at, zone)]
+            for link in links
+        ],
         width=width,
     )
 
@@ -132,31 +135,31 @@ def key_lines(keys: Sequence[ApiKey], *, width: int = 100, zone: tzinfo | None =
     return table(
         [
             [
-                Span(str(one.id), "reference"),
-                Span(clean(one.name)),
-                Span(widest(one.scopes)),
+                Span(str(key.id), "reference"),
+                Span(clean(key.name)),
+                Span(widest(key.scopes)),
                 Span(
-                    f"used {format_time(one.last_used_at, zone)}" if one.last_used_at is not None else "never used",
+                    f"used {format_time(key.last_used_at, zone)}" if key.last_used_at is not None else "never used",
                     "dim",
                 ),
-                _end(one.expires_at, one.revoked_at, zone),
+                _expiry(key.expires_at, key.revoked_at, zone),
             ]
-            for one in keys
+            for key in keys
         ],
         width=width,
     )
 
 
-def _end(expires_at: datetime | None, revoked_at: datetime | None, zone: tzinfo | None) -> Span:
+def _expiry(expires_at: datetime | None, revoked_at: datetime | None, zone: tzinfo | None) -> Span:
     if revoked_at is not None:
         return Span("revoked", "bad")
-    return Span(_until(expires_at, zone), "dim")
+    return Span(_expiry_text(expires_at, zone), "dim")
 
 
-def _until(at: datetime | None, zone: tzinfo | None) -> str:
-    if at is None:
+def _expiry_text(moment: datetime | None, zone: tzinfo | None) -> str:
+    if moment is None:
         return ""
-    return f"{'until' if at > datetime.now(UTC) else 'ended'} {format_time(at, zone)}"
+    return f"{'until' if moment > datetime.now(UTC) else 'ended'} {format_time(moment, zone)}"
 
 
 def status_lines(session: ExternalSession, branch: InternalSession, head: Checkpoint | None) -> list[Line]:
@@ -168,14 +171,14 @@ def status_lines(session: ExternalSession, branch: InternalSession, head: Checkp
         head: The newest checkpoint of the branch; None before the first.
     """
     status = "" if branch.status == OPEN else f" ({clean(branch.status)})"
-    at = [Span("no checkpoints yet")]
+    head_spans = [Span("no checkpoints yet")]
     if head is not None:
-        at = [Span(f"{reference(head)} "), Span(title(head), "" if head.is_auto else "name")]
+        head_spans = [Span(f"{reference(head)} "), Span(title(head), "" if head.is_auto else "name")]
     calls = Span(f"  {count(branch.tool_invocation_count, 'tool call')}", "dim")
     return [
         (Span("session  ", "dim"), Span(clean(session.session_name), "heading")),
         (Span("branch   ", "dim"), Span(clean(branch.name), "head"), Span(status, "bad"), calls),
-        (Span("head     ", "dim"), *at),
+        (Span("head     ", "dim"), *head_spans),
     ]
 
 
@@ -187,8 +190,8 @@ def unfinished_line(operation: Operation) -> Line:
     """
     if operation.status == RUNNING:
         return (Span("running  ", "dim"), Span(f"{clean(operation.kind)} {operation.id}", "bad"))
-    told = f"{clean(operation.kind)} {operation.id}"
-    return (Span("stopped  ", "dim"), Span(told, "bad"), Span(f"; to finish it: agentgit resume {operation.id}"))
+    label = f"{clean(operation.kind)} {operation.id}"
+    return (Span("stopped  ", "dim"), Span(label, "bad"), Span(f"; to finish it: agentgit resume {operation.id}"))
 
 
 def status_page(session: ExternalSession, branch: InternalSession, head: Checkpoint | None, tree: Tree) -> str:

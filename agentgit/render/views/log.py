@@ -49,8 +49,8 @@ def _row(checkpoint: Checkpoint, zone: tzinfo | None) -> list[Span]:
 
 def reference(checkpoint: Checkpoint) -> str:
     """Return the reference of a checkpoint, like `main#7`, or its id if none was recorded."""
-    known: Any = checkpoint.metadata.get("reference") or checkpoint.id
-    return clean(str(known)) if known else "-"
+    text: Any = checkpoint.metadata.get("reference") or checkpoint.id
+    return clean(str(text)) if text else "-"
 
 
 def kind(checkpoint: Checkpoint) -> str:
@@ -61,7 +61,11 @@ def kind(checkpoint: Checkpoint) -> str:
 def title(checkpoint: Checkpoint) -> str:
     """Return a checkpoint's name, description and tags on one line."""
     name, description = checkpoint.checkpoint_name, checkpoint.metadata.get("description")
-    tags = [f"(tag: {', '.join(clean(tag) for tag in known)})"] if (known := checkpoint.metadata.get("tags")) else []
+    tags = (
+        [f"(tag: {', '.join(clean(tag) for tag in tag_names)})"]
+        if (tag_names := checkpoint.metadata.get("tags"))
+        else []
+    )
     return " ".join([*filter(None, [" - ".join(clean(str(text)) for text in (name, description) if text)]), *tags])
 
 
@@ -88,12 +92,12 @@ def hit_lines(hits: Hits, *, width: int = 100, zone: tzinfo | None = UTC) -> lis
         zone: The time zone of the times; None for the local one.
     """
     # The text is added afterwards, because a table cell has only one style.
-    first = table([[*_columns(hit, zone), Span("")] for hit in hits], width=width)
-    drawn = [_with_text(line, hit, width) for line, hit in zip(first, hits, strict=True)]
-    more = [(Span(f"more: --after {hits.next}", "dim"),)] if hits.next else []
-    missing = [] if hits.complete else [(Span(INCOMPLETE, "bad"),)]
-    sealed = [(Span(NAMES_ONLY, "dim"),)] if hits.names_only else []
-    return [*(drawn or [(Span("nothing found"),)]), *more, *missing, *sealed]
+    column_lines = table([[*_columns(hit, zone), Span("")] for hit in hits], width=width)
+    hit_rows = [_with_text(line, hit, width) for line, hit in zip(column_lines, hits, strict=True)]
+    more_notice = [(Span(f"more: --after {hits.next}", "dim"),)] if hits.next else []
+    incomplete_notice = [] if hits.complete else [(Span(INCOMPLETE, "bad"),)]
+    names_only_notice = [(Span(NAMES_ONLY, "dim"),)] if hits.names_only else []
+    return [*(hit_rows or [(Span("nothing found"),)]), *more_notice, *incomplete_notice, *names_only_notice]
 
 
 def _columns(hit: Hit, zone: tzinfo | None) -> list[Span]:
@@ -105,23 +109,23 @@ def _columns(hit: Hit, zone: tzinfo | None) -> list[Span]:
 
 
 def _with_text(line: Line, hit: Hit, width: int) -> Line:
-    left, shown = max(10, width - sum(cells(span.text) for span in line)), []
-    for span in _pieces(hit):
-        if left > 1:
-            shown.append(span._replace(text=cut(span.text, left)))
-            left -= cells(shown[-1].text)
-    return (*line, *shown)
+    remaining, text_spans = max(10, width - sum(cells(span.text) for span in line)), []
+    for span in _snippet_spans(hit):
+        if remaining > 1:
+            text_spans.append(span._replace(text=cut(span.text, remaining)))
+            remaining -= cells(text_spans[-1].text)
+    return (*line, *text_spans)
 
 
-def _pieces(hit: Hit) -> Iterator[Span]:
+def _snippet_spans(hit: Hit) -> Iterator[Span]:
     """Yield the text in pieces, with the matches in their own style."""
-    at = 0
+    position = 0
     for start, end in hit.marks:
-        if start >= at:
-            yield Span(visible(hit.snippet[at:start]))
+        if start >= position:
+            yield Span(visible(hit.snippet[position:start]))
             yield Span(visible(hit.snippet[start:end]), "name")
-            at = end
-    yield Span(visible(hit.snippet[at:]))
+            position = end
+    yield Span(visible(hit.snippet[position:]))
 
 
 def tag_lines(tags: Sequence[Tag], *, width: int = 100, zone: tzinfo | None = UTC) -> list[Line]:

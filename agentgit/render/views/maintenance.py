@@ -28,35 +28,35 @@ def format_bytes(n: int) -> str:
 
 def retention_lines(session_name: str, retention: Retention | None) -> list[Line]:
     """Return a line that shows the retention of a session."""
-    keeps = str(retention) if retention is not None else "everything; no limits are set"
-    return [(Span(clean(session_name), "heading"), Span(f" keeps {keeps}"))]
+    limits = str(retention) if retention is not None else "everything; no limits are set"
+    return [(Span(clean(session_name), "heading"), Span(f" keeps {limits}"))]
 
 
-def thinned_lines(thinned: RetentionResult, *, width: int = 100, zone: tzinfo | None = UTC) -> list[Line]:
+def thinned_lines(result: RetentionResult, *, width: int = 100, zone: tzinfo | None = UTC) -> list[Line]:
     """List the checkpoints that were or would be deleted, and why the others are kept."""
-    would = "would be deleted" if thinned.dry_run else "deleted"
+    outcome = "would be deleted" if result.dry_run else "deleted"
     rows = [
-        *(_verdict(one, would, "removed", zone) for one in thinned.gone),
-        *(_verdict(one, "kept", "", zone) for one in thinned.kept),
+        *(_verdict_row(one, outcome, "removed", zone) for one in result.gone),
+        *(_verdict_row(one, "kept", "", zone) for one in result.kept),
     ]
-    said = f"{count(len(thinned.gone), 'checkpoint')} {would}, {len(thinned.kept)} kept"
-    return [*table(rows, width=width), (Span(said, "heading"),), *_limit(thinned)]
+    summary = f"{count(len(result.gone), 'checkpoint')} {outcome}, {len(result.kept)} kept"
+    return [*table(rows, width=width), (Span(summary, "heading"),), *_size_lines(result)]
 
 
-def _limit(thinned: RetentionResult) -> list[Line]:
+def _size_lines(result: RetentionResult) -> list[Line]:
     """Return lines with the size of a session before and after, and whether it is within its limit."""
-    most = thinned.retention.max_bytes if thinned.retention is not None else None
-    if most is None or thinned.bytes_before is None or thinned.bytes_after is None:
+    limit = result.retention.max_bytes if result.retention is not None else None
+    if limit is None or result.bytes_before is None or result.bytes_after is None:
         return []
-    then = "it would use" if thinned.dry_run else "it uses"
-    before, after = format_bytes(thinned.bytes_before), format_bytes(thinned.bytes_after)
-    said = f"the session uses {before}; {then} {after} after a collection"
-    if thinned.is_within:
-        return [(Span(said, "dim"),)]
-    return [(Span(said, "dim"),), (Span(f"that is more than {format_bytes(most)}: the rest is still needed", "bad"),)]
+    verb = "it would use" if result.dry_run else "it uses"
+    before, after = format_bytes(result.bytes_before), format_bytes(result.bytes_after)
+    usage = f"the session uses {before}; {verb} {after} after a collection"
+    if result.is_within:
+        return [(Span(usage, "dim"),)]
+    return [(Span(usage, "dim"),), (Span(f"that is more than {format_bytes(limit)}: the rest is still needed", "bad"),)]
 
 
-def _verdict(verdict: RetentionVerdict, word: str, style: str, zone: tzinfo | None) -> list[Span]:
+def _verdict_row(verdict: RetentionVerdict, word: str, style: str, zone: tzinfo | None) -> list[Span]:
     point = verdict.point
     return [
         Span(word, style),
@@ -67,46 +67,55 @@ def _verdict(verdict: RetentionVerdict, word: str, style: str, zone: tzinfo | No
     ]
 
 
-def reclaimed_lines(found: Reclaimed) -> list[Line]:
+def reclaimed_lines(reclaimed: Reclaimed) -> list[Line]:
     """Return lines that show what a garbage collection deleted or would delete."""
     counts = (
-        (found.checkpoints, "checkpoint", "that no session needs"),
-        (found.steps, "step", "between checkpoints"),
-        (found.values, "value", f"that nothing needs, {format_bytes(found.bytes)}"),
-        (found.writes, "pending write", "without a graph checkpoint"),
-        (found.snapshots, "snapshot", "of files that no checkpoint has"),
+        (reclaimed.checkpoints, "checkpoint", "that no session needs"),
+        (reclaimed.steps, "step", "between checkpoints"),
+        (reclaimed.values, "value", f"that nothing needs, {format_bytes(reclaimed.bytes)}"),
+        (reclaimed.writes, "pending write", "without a graph checkpoint"),
+        (reclaimed.snapshots, "snapshot", "of files that no checkpoint has"),
     )
-    would = "would be deleted" if found.dry_run else "deleted"
-    lines: list[Line] = [(Span(f"{count(n, noun)} {what}: {would}"),) for n, noun, what in counts if n]
+    outcome = "would be deleted" if reclaimed.dry_run else "deleted"
+    lines: list[Line] = [(Span(f"{count(n, noun)} {what}: {outcome}"),) for n, noun, what in counts if n]
     if not lines:
         lines = [(Span("there is nothing to delete"),)]
-    if found.dry_run:
-        return [*lines, (Span(f"the database takes {format_bytes(found.disk_before)}; nothing was changed", "dim"),)]
-    took = f"the database took {format_bytes(found.disk_before)}, and now takes {format_bytes(found.disk_after)}"
-    return [*lines, (Span(took, "heading"),), *([(Span(clean(found.problem), "bad"),)] if found.problem else [])]
+    if reclaimed.dry_run:
+        return [
+            *lines,
+            (Span(f"the database takes {format_bytes(reclaimed.disk_before)}; nothing was changed", "dim"),),
+        ]
+    disk_text = (
+        f"the database took {format_bytes(reclaimed.disk_before)}, and now takes {format_bytes(reclaimed.disk_after)}"
+    )
+    return [
+        *lines,
+        (Span(disk_text, "heading"),),
+        *([(Span(clean(reclaimed.problem), "bad"),)] if reclaimed.problem else []),
+    ]
 
 
 def finding_lines(findings: Iterable[Finding]) -> list[Line]:
     """Return two lines for each finding: the row with its problem, and the remedy."""
     return [
         line
-        for one in findings
+        for finding in findings
         for line in (
-            (Span(clean(one.row), "reference"), Span(f"  {clean(one.what)}", "bad")),
-            (Span(f"  {clean(one.todo)}", "dim"),),
+            (Span(clean(finding.row), "reference"), Span(f"  {clean(finding.what)}", "bad")),
+            (Span(f"  {clean(finding.todo)}", "dim"),),
         )
     ]
 
 
-def checked_lines(found: Checked) -> list[Line]:
+def checked_lines(checked: Checked) -> list[Line]:
     """List the problems of a database."""
-    lines = finding_lines(found.findings)
-    if found.more:
-        lines.append((Span(f"and {found.more} more", "bad"),))
-    level = {1: "references", 2: "references and hashes", 3: "references, hashes and the state of every head"}
-    wrong = count(len(found.findings) + found.more, "finding") if found.findings else "no problems found"
-    said = f"{wrong}: {count(found.objects, 'row')} checked, {level.get(found.level, '')}"
-    return [*lines, (Span(said, "bad" if found.findings else "heading"),)]
+    lines = finding_lines(checked.findings)
+    if checked.more:
+        lines.append((Span(f"and {checked.more} more", "bad"),))
+    level_names = {1: "references", 2: "references and hashes", 3: "references, hashes and the state of every head"}
+    verdict = count(len(checked.findings) + checked.more, "finding") if checked.findings else "no problems found"
+    summary = f"{verdict}: {count(checked.objects, 'row')} checked, {level_names.get(checked.level, '')}"
+    return [*lines, (Span(summary, "bad" if checked.findings else "heading"),)]
 
 
 def stats_lines(stats: Stats, *, width: int = 100, zone: tzinfo | None = UTC) -> list[Line]:
@@ -115,31 +124,34 @@ def stats_lines(stats: Stats, *, width: int = 100, zone: tzinfo | None = UTC) ->
     facts = [
         ("checkpoints", _checkpoints(total)),
         ("names", _names(stats.names)),
-        ("first, last", _between(total, zone)),
+        ("first, last", _period(total, zone)),
         ("branches", _branches(stats)),
-        ("calls", _words(total.calls)),
-        ("operations", _words(total.operations)),
+        ("calls", _format_counts(total.calls)),
+        ("operations", _format_counts(total.operations)),
         ("reversals", _reversals(total)),
         *((f"tokens of {clean(m)}", _tokens(t)) for m, t in sorted(total.tokens.items())),
         ("cost", _cost(total, stats.prices)),
         ("storage", _storage(stats)),
     ]
-    rows = [[Span(name, "dim"), Span(said)] for name, said in facts if said]
+    rows = [[Span(name, "dim"), Span(text)] for name, text in facts if text]
     lines: list[Line] = [(Span(clean(stats.subject), "heading"),), *table(rows, width=width, indent="  ")]
     if len(stats.branches) > 1:
-        lines += table([_branch(one.session_name, one.name, one.figures, stats) for one in stats.branches], width=width)
+        lines += table(
+            [_branch_row(branch.session_name, branch.name, branch.figures, stats) for branch in stats.branches],
+            width=width,
+        )
     return lines
 
 
 def _tokens(tokens: UsedTokens) -> str:
-    cached = ((tokens.cache_read, "from a cache"), (tokens.cache_write, "into a cache"))
-    said = ", ".join(f"{n} {what}" for n, what in cached if n)
-    return f"{tokens.input} in{f' ({said})' if said else ''}, {tokens.output} out"
+    cache_counts = ((tokens.cache_read, "from a cache"), (tokens.cache_write, "into a cache"))
+    cache_text = ", ".join(f"{n} {what}" for n, what in cache_counts if n)
+    return f"{tokens.input} in{f' ({cache_text})' if cache_text else ''}, {tokens.output} out"
 
 
 def _branches(stats: Stats) -> str:
-    said = f" in {count(stats.sessions, 'session')}" if stats.sessions != 1 else ""
-    return f"{len(stats.branches)}{said}"
+    session_text = f" in {count(stats.sessions, 'session')}" if stats.sessions != 1 else ""
+    return f"{len(stats.branches)}{session_text}"
 
 
 def _checkpoints(figures: Figures) -> str:
@@ -151,14 +163,14 @@ def _names(names: Mapping[str, int]) -> str:
     return f"{len(names)}: {', '.join(shown)}{', …' if len(names) > 5 else ''}" if names else ""
 
 
-def _between(figures: Figures, zone: tzinfo | None) -> str:
+def _period(figures: Figures, zone: tzinfo | None) -> str:
     if figures.first is None:
         return ""
     times = f"{format_time(figures.first, zone)}, {format_time(figures.last, zone)}"
     return f"{times} ({figures.duration_seconds:.0f} s)"
 
 
-def _words(counts: Mapping[str, int]) -> str:
+def _format_counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{n} {clean(word)}" for word, n in counts.items())
 
 
@@ -175,17 +187,17 @@ def _cost(figures: Figures, prices: Prices | None) -> str:
 
 
 def _storage(stats: Stats) -> str:
-    found = stats.storage
+    usage = stats.storage
     return (
-        f"{format_bytes(found.own)} of its own, {format_bytes(found.shared)} shared with others"
-        if found is not None
+        f"{format_bytes(usage.own)} of its own, {format_bytes(usage.shared)} shared with others"
+        if usage is not None
         else ""
     )
 
 
-def _branch(session_name: str, name: str, figures: Figures, stats: Stats) -> Sequence[Span]:
+def _branch_row(session_name: str, name: str, figures: Figures, stats: Stats) -> Sequence[Span]:
     label = clean(name) if stats.sessions == 1 else f"{clean(session_name)}@{clean(name)}"
-    tokens = sum(one.total for one in figures.tokens.values())
+    tokens = sum(used_tokens.total for used_tokens in figures.tokens.values())
     cost = _cost(figures, stats.prices) if stats.prices is not None else ""
     return [
         Span(label, "reference"),
@@ -196,10 +208,10 @@ def _branch(session_name: str, name: str, figures: Figures, stats: Stats) -> Seq
     ]
 
 
-IN_CLEAR = "plaintext"
+PLAINTEXT = "plaintext"
 
 
-def key_lines(found: Mapping[str, int], *, width: int = 100) -> list[Line]:
+def key_lines(counts: Mapping[str, int], *, width: int = 100) -> list[Line]:
     """List the keys, with the number of values that each has encrypted.
 
     Example:
@@ -209,24 +221,24 @@ def key_lines(found: Mapping[str, int], *, width: int = 100) -> list[Line]:
         2026-11    12 values
     """
     rows = [
-        [Span(clean(name) or IN_CLEAR, "reference" if name else "bad"), Span(count(n, "value"))]
-        for name, n in found.items()
+        [Span(clean(name) or PLAINTEXT, "reference" if name else "bad"), Span(count(n, "value"))]
+        for name, n in counts.items()
     ]
     return table(rows, width=width) or [(Span("nothing is stored yet"),)]
 
 
-def rotated_lines(done: Rotated, *, width: int = 100) -> list[Line]:
+def rotated_lines(rotated: Rotated, *, width: int = 100) -> list[Line]:
     """Return lines that show how many values were rewritten, and which keys are still in use."""
-    problem: list[Line] = [(Span(clean(done.problem), "bad"),)] if done.problem else []
+    problem: list[Line] = [(Span(clean(rotated.problem), "bad"),)] if rotated.problem else []
     return [
-        (Span(f"{count(done.changed, 'value')} rewritten", "heading"),),
-        *key_lines(done.keys, width=width),
+        (Span(f"{count(rotated.changed, 'value')} rewritten", "heading"),),
+        *key_lines(rotated.keys, width=width),
         *problem,
     ]
 
 
-def erased_lines(name: str, done: Erased) -> list[Line]:
+def erased_lines(name: str, erased: Erased) -> list[Line]:
     """Return lines that show what was erased, and what could not be reached."""
-    first = f"erased {clean(name)}: {count(sum(done.rows.values()), 'row')}, {count(done.values, 'value')}"
-    more = f", {count(done.events, 'event')} of its trail, {count(done.snapshots, 'snapshot')} of files"
-    return [(Span(first + more, "heading"),), *((Span(f"  {clean(one)}", "bad"),) for one in done.left)]
+    summary = f"erased {clean(name)}: {count(sum(erased.rows.values()), 'row')}, {count(erased.values, 'value')}"
+    details = f", {count(erased.events, 'event')} of its trail, {count(erased.snapshots, 'snapshot')} of files"
+    return [(Span(summary + details, "heading"),), *((Span(f"  {clean(problem)}", "bad"),) for problem in erased.left)]

@@ -40,11 +40,11 @@ def _row(operation: Operation, branches: Mapping[int, str], zone: tzinfo | None)
         Span(clean(operation.kind)),
         Span(source if source == target else f"{source} -> {target}", "name"),
         Span(clean(status), "" if status == DONE else "bad"),
-        Span(_counted(operation), "dim"),
+        Span(_count_groups(operation), "dim"),
     ]
 
 
-def _counted(operation: Operation) -> str:
+def _count_groups(operation: Operation) -> str:
     """Return the number of effects in each group of the report."""
     return ", ".join(f"{len(items)} {group}" for group, items in operation.report.items() if items)
 
@@ -104,14 +104,14 @@ def lines(value: RollbackPlan | RollbackReport, *, width: int = 100) -> list[Lin
         width: The maximum width of a line, in terminal cells.
     """
     cells = [
-        [Span(what, STYLES[what]), Span(clean(str(call))), effect(call), Span(clean(why))]
-        for what, call, why in _rows(value)
+        [Span(action, STYLES[action]), Span(clean(str(call))), effect(call), Span(clean(why))]
+        for action, call, why in _rows(value)
     ]
     return [
         (Span(clean(value.heading), "heading"),),
-        *table(cells, width=width, indent="  ", whole=True),
-        *table(_file_cells(value.files), width=width, indent="  ", whole=True),
-        (Span(value.summary, "bad" if _needs_a_person(value) else "dim"),),
+        *table(cells, width=width, indent="  ", wrap_last=True),
+        *table(_file_cells(value.files), width=width, indent="  ", wrap_last=True),
+        (Span(value.summary, "bad" if _needs_attention(value) else "dim"),),
     ]
 
 
@@ -122,7 +122,7 @@ def file_lines(changes: FileChanges, *, width: int = 100) -> list[Line]:
         changes: The file changes.
         width: The maximum width of a line, in terminal cells.
     """
-    cells = table(_file_cells(changes), width=width, indent="  ", whole=True)
+    cells = table(_file_cells(changes), width=width, indent="  ", wrap_last=True)
     return [*cells, (Span(clean(changes.summary), "bad" if changes.problem else "dim"),)]
 
 
@@ -134,21 +134,21 @@ def page(value: RollbackPlan | RollbackReport) -> str:
     """
     rows = [
         [
-            html.styled(Span(what, STYLES[what])),
+            html.styled(Span(action, STYLES[action])),
             cell(call),
             html.styled(effect(call)),
             html.wrapping_cell(html.escape(why), len(why)),
         ]
-        for what, call, why in _rows(value)
+        for action, call, why in _rows(value)
     ]
     return "".join(
         [
             "<div>",
             f"<p><b>{html.escape(value.heading)}</b></p>",
             html.table(["", "call", "effect", "why"], rows) if rows else "",
-            _files(value),
-            f"<p>{html.styled(Span(value.summary, 'bad' if _needs_a_person(value) else ''))}</p>",
-            _replayed(value),
+            _file_table(value),
+            f"<p>{html.styled(Span(value.summary, 'bad' if _needs_attention(value) else ''))}</p>",
+            _replayed_calls(value),
             "</div>",
         ]
     )
@@ -163,38 +163,38 @@ def _rows(value: RollbackPlan | RollbackReport) -> Iterable[Row]:
 
 def _file_cells(files: FileChanges | None) -> list[list[Span]]:
     changes = files.changes if files is not None else []
-    done = [change for change in changes if change.action in (WRITE, DELETE)]
-    rest = [change for change in changes if change.action not in (WRITE, DELETE)]
+    applied = [change for change in changes if change.action in (WRITE, DELETE)]
+    others = [change for change in changes if change.action not in (WRITE, DELETE)]
     cells = [
         [Span(one.action, STYLES[one.action]), Span(escape_path(one.path)), Span(clean(one.why), "dim")]
-        for one in [*done[:_FILES], *rest]
+        for one in [*applied[:_MAX_FILES], *others]
     ]
-    more = len(done) - _FILES
-    return [*cells, [Span("", ""), Span(f"… and {more} more", "dim")]] if more > 0 else cells
+    hidden_count = len(applied) - _MAX_FILES
+    return [*cells, [Span("", ""), Span(f"… and {hidden_count} more", "dim")]] if hidden_count > 0 else cells
 
 
-def _files(value: RollbackPlan | RollbackReport) -> str:
+def _file_table(value: RollbackPlan | RollbackReport) -> str:
     rows = [[html.styled(span) for span in (*cells, Span(""))[:3]] for cells in _file_cells(value.files)]
     return html.table(["", "file", "why"], rows) if rows else ""
 
 
-_FILES = 20
+_MAX_FILES = 20
 """The maximum number of written or deleted paths that are shown; paths with another action are always shown."""
 
 
-def _needs_a_person(value: RollbackPlan | RollbackReport) -> bool:
+def _needs_attention(value: RollbackPlan | RollbackReport) -> bool:
     return not value.is_admissible if isinstance(value, RollbackPlan) else value.status != "done"
 
 
-def _replayed(value: RollbackPlan | RollbackReport) -> str:
+def _replayed_calls(value: RollbackPlan | RollbackReport) -> str:
     """Return the calls before the target point as a collapsed HTML table."""
     calls = value.replayed if isinstance(value, RollbackPlan) else [item.invocation for item in value.replayed]
     if not calls:
         return ""
-    rows = [[str(c.position), cell(c), html.styled(effect(c)), html.styled(status(c))] for c in calls[:_SHOWN]]
+    rows = [[str(c.position), cell(c), html.styled(effect(c)), html.styled(status(c))] for c in calls[:_MAX_CALLS]]
     title = f"{count(len(calls), 'tool call')} before that point"
     return html.fold(title, html.table(["", "call", "effect", "status"], rows))
 
 
-_SHOWN = 200
+_MAX_CALLS = 200
 """The maximum number of calls before the target point on a page."""

@@ -6,40 +6,40 @@ from agentgit.render.text import Line, Span, clean, count
 from agentgit.sessions.reports import EXTENDED, FAILED, IMPORTED, UNCHANGED, ImportReport, ThreadReport
 from agentgit.store.transfer.summary import TransferSummary
 
-NAMED = 20
+MAX_PATHS = 20
 """The number of omitted paths that are shown."""
 
 
-def lines(what: str, carried: TransferSummary) -> list[Line]:
+def lines(verb: str, summary: TransferSummary) -> list[Line]:
     """Draw what an export contains, or what an import created.
 
     Args:
-        what: `exported` or `imported`.
-        carried: The counts.
+        verb: `exported` or `imported`.
+        summary: The counts.
     """
-    place = f" ({clean(carried.place)})" if carried.place is not None else ""
-    counted = [
-        count(carried.branches, "branch"),
-        count(carried.checkpoints, "checkpoint"),
-        count(carried.graph_checkpoints, "graph checkpoint"),
-        count(carried.tool_calls, "call"),
-        count(carried.values, "value"),
+    location = f" ({clean(summary.place)})" if summary.place is not None else ""
+    counts = [
+        count(summary.branches, "branch"),
+        count(summary.checkpoints, "checkpoint"),
+        count(summary.graph_checkpoints, "graph checkpoint"),
+        count(summary.tool_calls, "call"),
+        count(summary.values, "value"),
     ]
-    if carried.snapshots:
-        counted += [count(carried.snapshots, "snapshot") + f" of {count(carried.files, 'file')}"]
-    name = Span(f"{clean(carried.session.reference)}{place}", "reference")
-    left = [
+    if summary.snapshots:
+        counts += [count(summary.snapshots, "snapshot") + f" of {count(summary.files, 'file')}"]
+    name = Span(f"{clean(summary.session.reference)}{location}", "reference")
+    omitted = [
         (Span(f"  {count(n, 'snapshot')} left out: {clean(why)}", "bad"),)
-        for why, n in sorted(carried.left_out.items())
+        for why, n in sorted(summary.left_out.items())
     ]
-    left += [
+    omitted += [
         (Span(f"  left out: {clean(path)} {clean(why)}", "bad"),)
-        for path, why in list(carried.left_paths.items())[:NAMED]
+        for path, why in list(summary.left_paths.items())[:MAX_PATHS]
     ]
-    if len(carried.left_paths) > NAMED:
-        more = f"  and {len(carried.left_paths) - NAMED} more paths; --json names all of them"
-        left.append((Span(more, "bad"),))
-    return [(Span(f"{what}  "), name, Span(f"  {', '.join(counted)}")), *left]
+    if len(summary.left_paths) > MAX_PATHS:
+        notice = f"  and {len(summary.left_paths) - MAX_PATHS} more paths; --json names all of them"
+        omitted.append((Span(notice, "bad"),))
+    return [(Span(f"{verb}  "), name, Span(f"  {', '.join(counts)}")), *omitted]
 
 
 STYLES = {IMPORTED: "added", EXTENDED: "added", UNCHANGED: "dim", FAILED: "bad"}
@@ -53,26 +53,30 @@ def import_lines(report: ImportReport) -> list[Line]:
         [(Span(text='no threads found', style=''),)]
     """
     statuses = [status for status in STYLES if report.count(status)]
-    said = ", ".join(f"{report.count(status)} {status}" for status in statuses)
-    last = f"{count(len(report.threads), 'thread')}: {said}" if said else "no threads found"
-    return [*(_thread(one) for one in report.threads), (Span(last),)]
+    counts = ", ".join(f"{report.count(status)} {status}" for status in statuses)
+    totals = f"{count(len(report.threads), 'thread')}: {counts}" if counts else "no threads found"
+    return [*(_thread_line(thread) for thread in report.threads), (Span(totals),)]
 
 
-def _thread(one: ThreadReport) -> Line:
-    name = clean(one.thread_id)
-    session = "" if one.session_name == one.thread_id else f" as {clean(one.session_name)}"
-    return (Span(f"{one.status:9}", STYLES[one.status]), Span(f"  {name}{session}", "reference"), Span(_said(one)))
+def _thread_line(thread: ThreadReport) -> Line:
+    name = clean(thread.thread_id)
+    session = "" if thread.session_name == thread.thread_id else f" as {clean(thread.session_name)}"
+    return (
+        Span(f"{thread.status:9}", STYLES[thread.status]),
+        Span(f"  {name}{session}", "reference"),
+        Span(_describe_thread(thread)),
+    )
 
 
-def _said(one: ThreadReport) -> str:
-    if one.status == FAILED:
-        return f"  {clean(str(one.error))}"
-    if one.status == UNCHANGED:
+def _describe_thread(thread: ThreadReport) -> str:
+    if thread.status == FAILED:
+        return f"  {clean(str(thread.error))}"
+    if thread.status == UNCHANGED:
         return ""
-    parts = [count(one.graph_checkpoints, "graph checkpoint"), count(one.checkpoints, "checkpoint")]
-    parts.append(count(one.tool_calls, "call"))
-    if one.left_out:
-        parts.append(f"{one.left_out} on other branches left out")
-    if one.hidden:
-        parts.append(f"without {', '.join(map(clean, one.hidden))}")
+    parts = [count(thread.graph_checkpoints, "graph checkpoint"), count(thread.checkpoints, "checkpoint")]
+    parts.append(count(thread.tool_calls, "call"))
+    if thread.left_out:
+        parts.append(f"{thread.left_out} on other branches left out")
+    if thread.hidden:
+        parts.append(f"without {', '.join(map(clean, thread.hidden))}")
     return f"  {', '.join(parts)}"

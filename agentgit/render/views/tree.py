@@ -15,7 +15,16 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from datetime import UTC, tzinfo
 
-from agentgit.render.layout import NAME_CELLS, Event, LayoutRow, branch_name, events_of, is_named, references, title_of
+from agentgit.render.layout import (
+    NAME_CELLS,
+    LayoutItem,
+    LayoutRow,
+    branch_name,
+    is_named,
+    layout_items,
+    references,
+    title_of,
+)
 from agentgit.render.text import Line, Span, cells, clean, count, cut, format_time, pad, plain, table
 from agentgit.sessions.session import OPEN
 from agentgit.sessions.tree import DONE, Branch, Exploration, Tree
@@ -56,20 +65,29 @@ def lines(
         zone: The time zone of the times; None for the local one.
     """
     branches = list(tree.walk())
-    known = references(tree)
-    drawn = [
-        (cut(lane, _LANE_CELLS), *_row(row, known, format_time(row.points[-1].created_at, zone) if row.points else ""))
+    reference_by_id = references(tree)
+    rows = [
+        (
+            cut(lane, _LANE_CELLS),
+            *_row(row, reference_by_id, format_time(row.points[-1].created_at, zone) if row.points else ""),
+        )
         for lane, row in _lay_out(tree, every)
     ]
-    heading = f": {count(len(branches), 'branch')}, {count(len(known), 'checkpoint')}"
-    column = min(50, max((cells(lane) + cells(glyph.text + where.text) for lane, glyph, where, *_ in drawn), default=0))
+    heading = f": {count(len(branches), 'branch')}, {count(len(reference_by_id), 'checkpoint')}"
+    reference_width = min(
+        50, max((cells(lane) + cells(glyph.text + where.text) for lane, glyph, where, *_ in rows), default=0)
+    )
     result: list[Line] = [(Span(cut(clean(tree.session_name), width - 30), "heading"), Span(heading, "dim"))]
-    for lane, glyph, where, when, head, title in drawn:
-        used = pad(where.text, column - cells(lane + glyph.text)) + "  "
-        shown = (Span(pad(when.text, 18), when.style),) if times else ()
-        left = width - cells(lane + glyph.text + used + head.text) - sum(cells(span.text) for span in shown)
-        short = title._replace(text=cut(title.text, max(8, left)))
-        result.append((Span(lane, "dim"), glyph, Span(used, where.style), *shown, head, short))
+    for lane, glyph, where, time, head, title in rows:
+        padded_reference = pad(where.text, reference_width - cells(lane + glyph.text)) + "  "
+        time_spans = (Span(pad(time.text, 18), time.style),) if times else ()
+        title_width = (
+            width
+            - cells(lane + glyph.text + padded_reference + head.text)
+            - sum(cells(span.text) for span in time_spans)
+        )
+        short_title = title._replace(text=cut(title.text, max(8, title_width)))
+        result.append((Span(lane, "dim"), glyph, Span(padded_reference, where.style), *time_spans, head, short_title))
     return result
 
 
@@ -80,43 +98,43 @@ def _lay_out(tree: Tree, every: bool) -> Iterator[tuple[str, LayoutRow]]:
     """Yield every line with its lanes, from top to bottom."""
     for root in tree.roots:
         # An explicit stack, because branches may be nested deeper than Python's recursion limit.
-        stack: list[tuple[str, str, deque[Event]]] = [("", "", deque(events_of(root, every=every)))]
+        stack: list[tuple[str, str, deque[LayoutItem]]] = [("", "", deque(layout_items(root, every=every)))]
         while stack:
-            lane, first, events = stack.pop()
-            if not events:
+            lane, first_lane, items = stack.pop()
+            if not items:
                 continue
-            event = events.popleft()
-            if isinstance(event, LayoutRow):
-                yield first or lane, event
-                stack.append((lane, "", events))
+            item = items.popleft()
+            if isinstance(item, LayoutRow):
+                yield first_lane or lane, item
+                stack.append((lane, "", items))
             else:
-                stack.append((lane, "", events))
-                inner, joint = ("│ ", "├─") if events else ("  ", "╰─")
-                stack.append((lane + inner, lane + joint, deque(events_of(event, every=every))))
+                stack.append((lane, "", items))
+                inner, joint = ("│ ", "├─") if items else ("  ", "╰─")
+                stack.append((lane + inner, lane + joint, deque(layout_items(item, every=every))))
 
 
 # -- text of a line
 
 
-def _row(row: LayoutRow, known: Mapping[int, str], when: str) -> tuple[Span, Span, Span, Span, Span]:
+def _row(row: LayoutRow, reference_by_id: Mapping[int, str], time: str) -> tuple[Span, Span, Span, Span, Span]:
     """Return a line's glyph, reference, time, head and title."""
     branch, points = row.branch, row.points
     if row.folded:
         numbers = f"#{points[0].number}..#{points[-1].number}"
         return Span(FOLDED + " ", "dim"), Span(numbers, "dim"), Span(""), Span(""), Span(f"{row.folded} turns", "dim")
     if not points:
-        nothing = Span("no checkpoints yet", "dim")
-        return Span(BEGIN + " "), Span(branch_name(branch), "reference"), Span(""), _head(branch), nothing
+        placeholder = Span("no checkpoints yet", "dim")
+        return Span(BEGIN + " "), Span(branch_name(branch), "reference"), Span(""), _head_label(branch), placeholder
     last = points[-1]
     style = "name" if is_named(last) else ""
     glyph = NAMED if style else BEGIN if last.kind in ("before", "branch") else TURN
-    head = _head(branch) if last is branch.points[-1] else Span("")
+    head = _head_label(branch) if last is branch.points[-1] else Span("")
     tags = f"(tag: {', '.join(map(clean, last.tags))}) " if last.tags else ""
-    where, title = Span(known[last.id], "reference"), Span(tags + title_of(row, known), style)
-    return Span(f"{glyph} ", style), where, Span(when, "dim"), head, title
+    reference, title = Span(reference_by_id[last.id], "reference"), Span(tags + title_of(row, reference_by_id), style)
+    return Span(f"{glyph} ", style), reference, Span(time, "dim"), head, title
 
 
-def _head(branch: Branch) -> Span:
+def _head_label(branch: Branch) -> Span:
     words = [f"HEAD -> {branch_name(branch)} *" if branch.is_current else branch_name(branch)]
     if branch.status != OPEN:
         words.append(cut(clean(branch.status), NAME_CELLS))
@@ -148,9 +166,9 @@ def exploration_lines(exploration: Exploration, *, width: int = 100) -> list[Lin
         width: The maximum width of a line, in terminal cells.
     """
     leaves, tokens = len(exploration.leaves), exploration.tokens
-    told = [count(len(exploration.branches), "turn"), f"{leaves} {'leaf' if leaves == 1 else 'leaves'}"]
-    told += [count(tokens, "token")] if tokens is not None else []
-    head = f"{clean(exploration.name)}, from {clean(exploration.branch)}: {', '.join(told)}"
+    counts = [count(len(exploration.branches), "turn"), f"{leaves} {'leaf' if leaves == 1 else 'leaves'}"]
+    counts += [count(tokens, "token")] if tokens is not None else []
+    heading = f"{clean(exploration.name)}, from {clean(exploration.branch)}: {', '.join(counts)}"
     rows = [
         [
             Span(clean(row["branch"]), "reference"),
@@ -162,7 +180,7 @@ def exploration_lines(exploration: Exploration, *, width: int = 100) -> list[Lin
         ]
         for row in exploration.compare()
     ]
-    made = [(Span(head, "heading"),), *table(rows, width=width, indent="  ")]
+    result = [(Span(heading, "heading"),), *table(rows, width=width, indent="  ")]
     if undeclared := exploration.undeclared:
-        made.append((Span(f"  not declared, so not reversed: {clean(', '.join(undeclared))}", "bad"),))
-    return made
+        result.append((Span(f"  not declared, so not reversed: {clean(', '.join(undeclared))}", "bad"),))
+    return result

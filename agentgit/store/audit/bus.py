@@ -35,7 +35,7 @@ POLL_SECONDS = 0.05
 """The interval, in seconds, at which a waiting thread checks that the event loop of its callback still runs."""
 
 Callback = Callable[[Event], Any]
-Wants = Callable[[Event], bool]
+EventPredicate = Callable[[Event], bool]
 
 
 @dataclass
@@ -44,7 +44,7 @@ class _QueuedEvents:
 
     session_id: int
     events: list[tuple[Event, asyncio.AbstractEventLoop | None]]
-    settled: bool | None = None
+    is_committed: bool | None = None
     """True if the transaction was committed, False if it was rolled back; None while the outcome is not known."""
 
 
@@ -53,9 +53,9 @@ class Bus:
     """The subscriptions to the events of one open database."""
 
     _subscriptions: list[Subscription] = field(default_factory=list)
-    _lines: dict[int, deque[_QueuedEvents]] = field(default_factory=dict)
+    _queues: dict[int, deque[_QueuedEvents]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _is_known_at_exit: bool = False
+    _has_exit_handler: bool = False
 
     @property
     def has_subscriptions(self) -> bool:
@@ -65,61 +65,63 @@ class Bus:
     def enqueue(self, events: Sequence[Event]) -> list[_QueuedEvents]:
         """Queue the events of a transaction that is about to commit."""
         loop = LOOP.get()
-        places: dict[int, _QueuedEvents] = {}
+        entries: dict[int, _QueuedEvents] = {}
         for event in events:
             session_id = event.session_id or NO_SESSION
-            places.setdefault(session_id, _QueuedEvents(session_id, [])).events.append((event, loop))
+            entries.setdefault(session_id, _QueuedEvents(session_id, [])).events.append((event, loop))
         with self._lock:
-            for place in places.values():
-                self._lines.setdefault(place.session_id, deque()).append(place)
-        return list(places.values())
+            for entry in entries.values():
+                self._queues.setdefault(entry.session_id, deque()).append(entry)
+        return list(entries.values())
 
-    def finish_transaction(self, places: Sequence[_QueuedEvents], *, committed: bool) -> None:
+    def finish_transaction(self, entries: Sequence[_QueuedEvents], *, committed: bool) -> None:
         """Record whether a transaction was committed, then deliver the committed events at the head of its queues."""
-        slow: list[Subscription] = []
+        overflowed: list[Subscription] = []
         with self._lock:
-            for place in places:
-                place.settled = committed
-                line = self._lines[place.session_id]
-                while line and line[0].settled is not None:
-                    first = line.popleft()
-                    for event, loop in first.events if first.settled else ():
-                        slow += [one for one in self._subscriptions if not one._take(event, loop)]
-                if not line:
-                    del self._lines[place.session_id]
-        for one in slow:  # outside the lock, because a log handler may write to this database too
-            LOG.error("%r is too slow and missed events. Read them with repo.events.list(after=...).", one)
+            for entry in entries:
+                entry.is_committed = committed
+                queue = self._queues[entry.session_id]
+                while queue and queue[0].is_committed is not None:
+                    head = queue.popleft()
+                    for event, loop in head.events if head.is_committed else ():
+                        overflowed += [one for one in self._subscriptions if not one._enqueue(event, loop)]
+                if not queue:
+                    del self._queues[entry.session_id]
+        for subscription in overflowed:  # outside the lock, because a log handler may write to this database too
+            LOG.error("%r is too slow and missed events. Read them with repo.events.list(after=...).", subscription)
 
-    def subscribe(self, callback: Callback, wants: Wants, is_allowed: Wants | None = None) -> Subscription:
-        """Call `callback` with each later event for which `wants` and `is_allowed` return True."""
-        made = Subscription(self, callback, wants, is_allowed)
-        made._thread.start()  # now, not at the first event: delivery follows a commit and must not fail
+    def subscribe(
+        self, callback: Callback, is_wanted: EventPredicate, is_allowed: EventPredicate | None = None
+    ) -> Subscription:
+        """Call `callback` with each later event for which `is_wanted` and `is_allowed` return True."""
+        subscription = Subscription(self, callback, is_wanted, is_allowed)
+        subscription._thread.start()  # now, not at the first event: delivery follows a commit and must not fail
         with self._lock:
-            self._subscriptions = [*self._subscriptions, made]
-            if not self._is_known_at_exit:
-                self._is_known_at_exit = True
-                atexit.register(_at_exit, weakref.ref(self))
-        return made
+            self._subscriptions = [*self._subscriptions, subscription]
+            if not self._has_exit_handler:
+                self._has_exit_handler = True
+                atexit.register(_close_at_exit, weakref.ref(self))
+        return subscription
 
-    def unsubscribe(self, one: Subscription) -> None:
+    def unsubscribe(self, subscription: Subscription) -> None:
         """Remove a subscription, so that it receives no more events."""
         with self._lock:
-            self._subscriptions = [other for other in self._subscriptions if other is not one]
+            self._subscriptions = [other for other in self._subscriptions if other is not subscription]
 
     def after_fork(self) -> None:
         """Clear all subscriptions and queues in a child process. Their threads and transactions are in the parent."""
-        self._subscriptions, self._lines, self._lock = [], {}, threading.Lock()
+        self._subscriptions, self._queues, self._lock = [], {}, threading.Lock()
 
     def close(self) -> None:
         """Close all subscriptions. Wait up to `CLOSE_SECONDS` in all for the events that they have not handled yet."""
-        until = time.monotonic() + CLOSE_SECONDS
-        for one in self._subscriptions:
-            one.close(max(0.0, until - time.monotonic()))
+        deadline = time.monotonic() + CLOSE_SECONDS
+        for subscription in self._subscriptions:
+            subscription.close(max(0.0, deadline - time.monotonic()))
 
 
-def _at_exit(bus: weakref.ref[Bus]) -> None:
-    if (found := bus()) is not None:
-        found.close()
+def _close_at_exit(bus_reference: weakref.ref[Bus]) -> None:
+    if (bus := bus_reference()) is not None:
+        bus.close()
 
 
 class Subscription:
@@ -142,7 +144,7 @@ class Subscription:
         (1, 0)
     """
 
-    def __init__(self, bus: Bus, callback: Callback, wants: Wants, may: Wants | None = None) -> None:
+    def __init__(self, bus: Bus, callback: Callback, wants: EventPredicate, may: EventPredicate | None = None) -> None:
         self.callback = callback
         self.handled = 0
         """The number of calls that returned."""
@@ -153,11 +155,11 @@ class Subscription:
         self.last_error: BaseException | None = None
         """The last exception that the callback raised."""
         self._bus = bus
-        self._wants = wants
-        self._may = may
-        self._waiting: deque[tuple[Event, asyncio.AbstractEventLoop | None]] = deque()
-        self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._work, name="agentgit-events", daemon=True)
+        self._is_wanted = wants
+        self._is_allowed = may
+        self._queue: deque[tuple[Event, asyncio.AbstractEventLoop | None]] = deque()
+        self._condition = threading.Condition()
+        self._thread = threading.Thread(target=self._deliver_events, name="agentgit-events", daemon=True)
         self._is_busy = False
         self._is_closed = False
         self._blocked_loop: asyncio.AbstractEventLoop | None = None
@@ -183,8 +185,8 @@ class Subscription:
         """
         if threading.current_thread() is self._thread:
             return False
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._waiting and not self._is_busy, timeout)
+        with self._condition:
+            return self._condition.wait_for(lambda: not self._queue and not self._is_busy, timeout)
 
     def close(self, timeout: float | None = CLOSE_SECONDS) -> None:
         """End the subscription once all events committed so far are handled, or after `timeout` seconds."""
@@ -194,91 +196,93 @@ class Subscription:
         except RuntimeError:
             self._blocked_loop = None
         self.wait(timeout)
-        with self._changed:
+        with self._condition:
             self._is_closed = True
-            self.missed += len(self._waiting)
-            self._waiting.clear()
-            self._changed.notify_all()
+            self.missed += len(self._queue)
+            self._queue.clear()
+            self._condition.notify_all()
 
     # -- the thread
 
-    def _take(self, event: Event, loop: asyncio.AbstractEventLoop | None) -> bool:
+    def _enqueue(self, event: Event, loop: asyncio.AbstractEventLoop | None) -> bool:
         """Queue an event for the thread. Return False if an event had to be dropped for the first time."""
-        if not self._wants(event):
+        if not self._is_wanted(event):
             return True
-        with self._changed:
-            is_full = len(self._waiting) >= MOST
+        with self._condition:
+            is_full = len(self._queue) >= MOST
             if is_full:
-                self._waiting.popleft()
+                self._queue.popleft()
                 self.missed += 1
-            self._waiting.append((event, loop))
-            self._changed.notify_all()
+            self._queue.append((event, loop))
+            self._condition.notify_all()
             return not is_full or self.missed > 1
 
-    def _work(self) -> None:
+    def _deliver_events(self) -> None:
         with asyncio.Runner() as runner:
-            while (found := self._next()) is not None:
-                event, loop = found
+            while (item := self._wait_for_event()) is not None:
+                event, loop = item
                 try:
-                    if self._may is not None and not self._may(event):
+                    if self._is_allowed is not None and not self._is_allowed(event):
                         continue
-                    answer = self.callback(event)
-                    if inspect.isawaitable(answer):
-                        self._finish(answer, loop, runner)
+                    result = self.callback(event)
+                    if inspect.isawaitable(result):
+                        self._run_awaitable(result, loop, runner)
                     self.handled += 1
                 except BaseException as error:  # whatever a callback raises, deliver the next event
                     self.failed += 1
                     self.last_error = error
                     LOG.error("A callback failed for event %s %d: %r", event.kind, event.id, self, exc_info=error)
 
-    def _next(self) -> tuple[Event, asyncio.AbstractEventLoop | None] | None:
-        with self._changed:
+    def _wait_for_event(self) -> tuple[Event, asyncio.AbstractEventLoop | None] | None:
+        with self._condition:
             self._is_busy = False
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: self._waiting or self._is_closed)
+            self._condition.notify_all()
+            self._condition.wait_for(lambda: self._queue or self._is_closed)
             if self._is_closed:
                 return None
             self._is_busy = True
-            return self._waiting.popleft()
+            return self._queue.popleft()
 
-    def _finish(self, answer: Awaitable[Any], loop: asyncio.AbstractEventLoop | None, runner: asyncio.Runner) -> None:
+    def _run_awaitable(
+        self, awaitable: Awaitable[Any], loop: asyncio.AbstractEventLoop | None, runner: asyncio.Runner
+    ) -> None:
         """Run an async callback: on the event loop that caused the event, or in this thread if that loop has ended."""
-        begun = threading.Event()
+        has_started = threading.Event()
 
         async def run() -> None:
-            begun.set()
-            await answer
+            has_started.set()
+            await awaitable
 
         if loop is None or not loop.is_running() or loop is self._blocked_loop:
             runner.run(run())
             return
-        there = run()
+        coroutine = run()
         try:
-            future = asyncio.run_coroutine_threadsafe(there, loop)
+            future = asyncio.run_coroutine_threadsafe(coroutine, loop)
         except RuntimeError:  # the loop has just been closed
-            there.close()
+            coroutine.close()
             runner.run(run())
             return
-        while not _is_over(future):
+        while not _wait_until_done(future):
             if loop.is_running() and loop is not self._blocked_loop:
                 continue
-            if begun.is_set():
+            if has_started.is_set():
                 if loop is self._blocked_loop and loop.is_running():
                     return  # close() blocks the loop; the callback continues there afterwards
                 raise RuntimeError("the event loop ended before the callback did")
             future.cancel()
-            there.close()
+            coroutine.close()
             runner.run(run())
             return
         try:
             future.result()
         except concurrent.futures.CancelledError:
-            if begun.is_set():
+            if has_started.is_set():
                 raise
-            there.close()  # the loop ended before the callback started
+            coroutine.close()  # the loop ended before the callback started
             runner.run(run())
 
 
-def _is_over(future: concurrent.futures.Future[None]) -> bool:
+def _wait_until_done(future: concurrent.futures.Future[None]) -> bool:
     """Wait up to `POLL_SECONDS` for a future; return whether it is done."""
     return bool(concurrent.futures.wait([future], POLL_SECONDS).done)

@@ -1,8 +1,8 @@
 """The outbox: events for webhooks, written in the transaction of the event and kept until they are sent.
 
 A sender takes deliveries by moving their `next_at` into the future, so that no other sender takes them before then. A
-delivery that succeeds is deleted. One that fails is tried again later. After `TRIES` attempts it is dead until somebody
-calls `retry`.
+delivery that succeeds is deleted. One that fails is tried again later. After `MAX_ATTEMPTS` attempts it is dead until
+somebody calls `retry`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from sqlalchemy import Connection, and_, bindparam, case, delete, func, insert, 
 
 from agentgit.errors import InvalidInput
 from agentgit.sessions.events import NO_SESSION, Event, match_kinds
-from agentgit.sessions.webhooks import DEAD, PENDING, Delivered, Webhook, shown
-from agentgit.store.audit.trail import note
+from agentgit.sessions.webhooks import DEAD, PENDING, Delivered, Webhook, redact_url
+from agentgit.store.audit.trail import record_event
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.ids import new_id
@@ -36,18 +36,18 @@ from agentgit.values import as_strings, to_json
 LEASE = timedelta(seconds=60)
 """The time for which a delivery belongs to the process that took it."""
 
-TRIES = 12
+MAX_ATTEMPTS = 12
 """The number of attempts to send an event before it is given up, which takes about six hours."""
 
 FIRST_PAUSE, LONGEST_PAUSE = timedelta(seconds=5), timedelta(hours=2)
 """The bounds of the pause between attempts. It doubles each time, with some randomness."""
 
-HELD = timedelta(minutes=1)
+MAX_HOLD = timedelta(minutes=1)
 """The longest time that the other events of a webhook wait after a failed attempt."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TakenDelivery:
+class ClaimedDelivery:
     """A delivery that a sender has taken.
 
     Args:
@@ -71,19 +71,21 @@ class TakenDelivery:
     attempts: int
 
 
-def put(connection: Connection, tenant_id: int, events: Sequence[Event]) -> None:
+def enqueue_deliveries(connection: Connection, tenant_id: int, events: Sequence[Event]) -> None:
     """Store events for the webhooks that want them, in the transaction of the events."""
     now, rows = datetime.now(UTC), []
-    for hook in _HOOKS.all(connection, {"tenant": tenant_id}):
-        kinds = _kinds(hook.kinds)
+    for webhook in _WEBHOOKS.all(connection, {"tenant": tenant_id}):
+        kinds = _matching_kinds(webhook.kinds)
         for event in events:
-            wanted = event.kind in kinds and hook.external_session_id in (None, event.session_id)
-            if wanted and (event.owner_id == hook.user_id or _is_shared(connection, tenant_id, event, hook.user_id)):
+            is_wanted = event.kind in kinds and webhook.external_session_id in (None, event.session_id)
+            if is_wanted and (
+                event.owner_id == webhook.user_id or _is_shared(connection, tenant_id, event, webhook.user_id)
+            ):
                 rows.append(
                     {
                         "tenant_id": tenant_id,
                         "id": new_id(),
-                        "webhook_id": hook.id,
+                        "webhook_id": webhook.id,
                         "external_session_id": event.session_id or NO_SESSION,
                         "seq": event.number,
                         "status": PENDING,
@@ -100,32 +102,32 @@ def put(connection: Connection, tenant_id: int, events: Sequence[Event]) -> None
 
 def _is_shared(connection: Connection, tenant_id: int, event: Event, user_id: int) -> bool:
     """Return whether the session of an event is currently shared with a user."""
-    asked = {"tenant": tenant_id, "session": event.session_id, "user": user_id, "now": datetime.now(UTC)}
+    parameters = {"tenant": tenant_id, "session": event.session_id, "user": user_id, "now": datetime.now(UTC)}
     return event.session_id is not None and bool(
-        row_codes.authentic(connection, SESSION_MEMBER, _SHARED.all(connection, asked))
+        row_codes.verify_rows(connection, SESSION_MEMBER, _MEMBERSHIP.all(connection, parameters))
     )
 
 
 @functools.lru_cache(maxsize=256)
-def _kinds(stored: bytes) -> frozenset[str]:
-    found: set[str] = set()
-    for pattern in as_strings(stored):
+def _matching_kinds(patterns: bytes) -> frozenset[str]:
+    kinds: set[str] = set()
+    for pattern in as_strings(patterns):
         with suppress(InvalidInput):  # an event kind of a newer version must not stop this writer
-            found |= match_kinds(pattern)
-    return frozenset(found)
+            kinds |= match_kinds(pattern)
+    return frozenset(kinds)
 
 
-def pause(attempts: int) -> timedelta:
+def retry_delay(attempts: int) -> timedelta:
     """Return a random pause before the next attempt, given the number of attempts so far.
 
     Example:
-        >>> timedelta(seconds=2) < pause(1) <= timedelta(seconds=5)
+        >>> timedelta(seconds=2) < retry_delay(1) <= timedelta(seconds=5)
         True
-        >>> pause(100) <= LONGEST_PAUSE
+        >>> retry_delay(100) <= LONGEST_PAUSE
         True
     """
-    longest: timedelta = min(LONGEST_PAUSE, FIRST_PAUSE * (1 << min(attempts - 1, 20)))
-    return longest * random.uniform(0.5, 1)  # noqa: S311  # only spreads the attempts
+    max_delay: timedelta = min(LONGEST_PAUSE, FIRST_PAUSE * (1 << min(attempts - 1, 20)))
+    return max_delay * random.uniform(0.5, 1)  # noqa: S311  # only spreads the attempts
 
 
 class Outbox:
@@ -158,7 +160,7 @@ class Outbox:
                 "created_at": datetime.now(UTC),
             },
         )
-        note(
+        record_event(
             connection,
             self.tenant_id,
             "webhook.added",
@@ -171,10 +173,12 @@ class Outbox:
 
     def all(self, connection: Connection, user_id: int) -> list[Webhook]:
         """List a user's webhooks, oldest first."""
-        of = and_(WEBHOOK_DELIVERY.c.tenant_id == WEBHOOK.c.tenant_id, WEBHOOK_DELIVERY.c.webhook_id == WEBHOOK.c.id)
-        last = (
+        is_of_webhook = and_(
+            WEBHOOK_DELIVERY.c.tenant_id == WEBHOOK.c.tenant_id, WEBHOOK_DELIVERY.c.webhook_id == WEBHOOK.c.id
+        )
+        last_error = (
             select(WEBHOOK_DELIVERY.c.last_error)
-            .where(of, WEBHOOK_DELIVERY.c.last_error.is_not(None))
+            .where(is_of_webhook, WEBHOOK_DELIVERY.c.last_error.is_not(None))
             .order_by(WEBHOOK_DELIVERY.c.id.desc())
             .limit(1)
         )
@@ -183,9 +187,9 @@ class Outbox:
                 WEBHOOK,
                 func.count(case((WEBHOOK_DELIVERY.c.status == PENDING, 1))).label("pending"),
                 func.count(case((WEBHOOK_DELIVERY.c.status == DEAD, 1))).label("dead"),
-                last.correlate(WEBHOOK).scalar_subquery().label("last_error"),
+                last_error.correlate(WEBHOOK).scalar_subquery().label("last_error"),
             )
-            .select_from(WEBHOOK.outerjoin(WEBHOOK_DELIVERY, of))
+            .select_from(WEBHOOK.outerjoin(WEBHOOK_DELIVERY, is_of_webhook))
             .where(WEBHOOK.c.tenant_id == self.tenant_id, WEBHOOK.c.user_id == user_id)
             .group_by(*WEBHOOK.c)
             .order_by(WEBHOOK.c.id)
@@ -193,7 +197,7 @@ class Outbox:
         return [
             Webhook(
                 id=row.id,
-                url=shown(row.url),
+                url=redact_url(row.url),
                 kinds=as_strings(row.kinds),
                 session_id=row.external_session_id,
                 created_at=row.created_at,
@@ -206,18 +210,18 @@ class Outbox:
 
     def remove(self, connection: Connection, user_id: int, webhook_id: int) -> bool:
         """Remove a webhook and its deliveries; return whether it existed."""
-        mine = (WEBHOOK.c.tenant_id == self.tenant_id, WEBHOOK.c.user_id == user_id, WEBHOOK.c.id == webhook_id)
-        found = connection.execute(select(WEBHOOK.c.external_session_id).where(*mine)).first()
-        if found is None:
+        conditions = (WEBHOOK.c.tenant_id == self.tenant_id, WEBHOOK.c.user_id == user_id, WEBHOOK.c.id == webhook_id)
+        row = connection.execute(select(WEBHOOK.c.external_session_id).where(*conditions)).first()
+        if row is None:
             return False
-        connection.execute(delete(WEBHOOK_DELIVERY).where(*self._of(webhook_id)))
-        if not connection.execute(delete(WEBHOOK).where(*mine)).rowcount:  # another transaction was faster
+        connection.execute(delete(WEBHOOK_DELIVERY).where(*self._delivery_conditions(webhook_id)))
+        if not connection.execute(delete(WEBHOOK).where(*conditions)).rowcount:  # another transaction was faster
             return False
-        note(
+        record_event(
             connection,
             self.tenant_id,
             "webhook.removed",
-            session_id=found.external_session_id,
+            session_id=row.external_session_id,
             user_id=user_id,
             webhook=webhook_id,
         )
@@ -228,29 +232,33 @@ class Outbox:
 
         Deliveries that a sender has taken are left alone.
         """
-        again = update(WEBHOOK_DELIVERY).where(*self._of(webhook_id), WEBHOOK_DELIVERY.c.owner.is_(None))
+        statement = update(WEBHOOK_DELIVERY).where(
+            *self._delivery_conditions(webhook_id), WEBHOOK_DELIVERY.c.owner.is_(None)
+        )
         now = datetime.now(UTC)
-        fresh = case((WEBHOOK_DELIVERY.c.status == DEAD, 0), else_=WEBHOOK_DELIVERY.c.attempts)
-        return int(connection.execute(again.values(attempts=fresh, status=PENDING, next_at=now)).rowcount)
+        attempts = case((WEBHOOK_DELIVERY.c.status == DEAD, 0), else_=WEBHOOK_DELIVERY.c.attempts)
+        return int(connection.execute(statement.values(attempts=attempts, status=PENDING, next_at=now)).rowcount)
 
-    def _of(self, webhook_id: int) -> tuple[Any, ...]:
+    def _delivery_conditions(self, webhook_id: int) -> tuple[Any, ...]:
         return WEBHOOK_DELIVERY.c.tenant_id == self.tenant_id, WEBHOOK_DELIVERY.c.webhook_id == webhook_id
 
     # -- sending
 
-    def take(self, connection: Connection, most: int) -> list[TakenDelivery]:
+    def claim(self, connection: Connection, limit: int) -> list[ClaimedDelivery]:
         """Take deliveries that are due. No other sender can take them for the time `LEASE`.
 
         Args:
             connection: A connection in a transaction that writes.
-            most: The greatest number of deliveries to take.
+            limit: The greatest number of deliveries to take.
         """
         now, owner = datetime.now(UTC), secrets.token_hex(16)
-        due = connection.execute(_DUE.limit(most), {"tenant": self.tenant_id, "now": now}).all()
+        due = connection.execute(_DUE.limit(limit), {"tenant": self.tenant_id, "now": now}).all()
         for row in due:
-            connection.execute(_TAKE, {"tenant": self.tenant_id, "delivery": row.id, "by": owner, "until": now + LEASE})
+            connection.execute(
+                _CLAIM, {"tenant": self.tenant_id, "delivery": row.id, "by": owner, "until": now + LEASE}
+            )
         return [
-            TakenDelivery(
+            ClaimedDelivery(
                 id=row.id,
                 owner=owner,
                 webhook_id=row.webhook_id,
@@ -264,7 +272,7 @@ class Outbox:
         ]
 
     def record_attempt(
-        self, connection: Connection, taken: TakenDelivery, problem: str | None, *, for_good: bool = False
+        self, connection: Connection, delivery: ClaimedDelivery, error: str | None, *, is_permanent: bool = False
     ) -> str:
         """Record the result of an attempt; return `sent`, `failed`, `dead` or `gone`.
 
@@ -273,40 +281,48 @@ class Outbox:
 
         Args:
             connection: A connection in a transaction that writes.
-            taken: The delivery.
-            problem: The reason of the failure; None if the attempt succeeded.
-            for_good: True if a failed delivery must not be tried again.
+            delivery: The delivery.
+            error: The reason of the failure; None if the attempt succeeded.
+            is_permanent: True if a failed delivery must not be tried again.
         """
-        this = {"tenant": self.tenant_id, "delivery": taken.id, "by": taken.owner}
-        if problem is None:
-            connection.execute(_SENT, this)
+        parameters = {"tenant": self.tenant_id, "delivery": delivery.id, "by": delivery.owner}
+        if error is None:
+            connection.execute(_DELETE_SENT, parameters)
             return "sent"
-        is_dead = for_good or taken.attempts >= TRIES
-        status, next_at = (DEAD if is_dead else PENDING), datetime.now(UTC) + pause(taken.attempts)
-        if not connection.execute(_FAILED, {**this, "now": status, "next": next_at, "error": problem}).rowcount:
+        is_dead = is_permanent or delivery.attempts >= MAX_ATTEMPTS
+        status, next_at = (DEAD if is_dead else PENDING), datetime.now(UTC) + retry_delay(delivery.attempts)
+        if not connection.execute(
+            _RECORD_FAILURE, {**parameters, "now": status, "next": next_at, "error": error}
+        ).rowcount:
             return "gone"
         # Delay the other events of this webhook, so that a receiver that is down does not hold up other webhooks.
-        hold = {"tenant": self.tenant_id, "webhook": taken.webhook_id, "until": min(next_at, datetime.now(UTC) + HELD)}
-        connection.execute(_HOLD, hold)
+        hold = {
+            "tenant": self.tenant_id,
+            "webhook": delivery.webhook_id,
+            "until": min(next_at, datetime.now(UTC) + MAX_HOLD),
+        }
+        connection.execute(_DELAY_OTHERS, hold)
         return DEAD if is_dead else "failed"
 
-    def waiting(self, connection: Connection) -> int:
+    def count_pending(self, connection: Connection) -> int:
         """Count the pending deliveries."""
         pending = and_(WEBHOOK_DELIVERY.c.tenant_id == self.tenant_id, WEBHOOK_DELIVERY.c.status == PENDING)
         return int(connection.execute(select(func.count()).select_from(WEBHOOK_DELIVERY).where(pending)).scalar_one())
 
 
-def report_of(ends: Sequence[str], waiting: int) -> Delivered:
+def report_of(results: Sequence[str], pending: int) -> Delivered:
     """Build the report from the results of the attempts."""
-    return Delivered(sent=ends.count("sent"), failed=ends.count("failed"), dead=ends.count(DEAD), waiting=waiting)
+    return Delivered(
+        sent=results.count("sent"), failed=results.count("failed"), dead=results.count(DEAD), waiting=pending
+    )
 
 
-_HOOKS = CompiledStatement(
+_WEBHOOKS = CompiledStatement(
     select(WEBHOOK.c.id, WEBHOOK.c.user_id, WEBHOOK.c.external_session_id, WEBHOOK.c.kinds)
     .select_from(WEBHOOK.outerjoin(USER, and_(USER.c.tenant_id == WEBHOOK.c.tenant_id, USER.c.id == WEBHOOK.c.user_id)))
     .where(WEBHOOK.c.tenant_id == bindparam("tenant"), USER.c.disabled_at.is_(None))
 )
-_SHARED = CompiledStatement(
+_MEMBERSHIP = CompiledStatement(
     select(SESSION_MEMBER)
     .where(
         SESSION_MEMBER.c.tenant_id == bindparam("tenant"),
@@ -344,20 +360,20 @@ _DUE = (
     .order_by(WEBHOOK_DELIVERY.c.next_at, WEBHOOK_DELIVERY.c.id)
     .with_for_update(skip_locked=True, of=WEBHOOK_DELIVERY)
 )
-_this = (WEBHOOK_DELIVERY.c.tenant_id == bindparam("tenant"), WEBHOOK_DELIVERY.c.id == bindparam("delivery"))
-_TAKE = (
+_delivery_key = (WEBHOOK_DELIVERY.c.tenant_id == bindparam("tenant"), WEBHOOK_DELIVERY.c.id == bindparam("delivery"))
+_CLAIM = (
     update(WEBHOOK_DELIVERY)
-    .where(*_this)
+    .where(*_delivery_key)
     .values(owner=bindparam("by"), next_at=bindparam("until"), attempts=WEBHOOK_DELIVERY.c.attempts + 1)
 )
-_owned = WEBHOOK_DELIVERY.c.owner == bindparam("by")
-_SENT = delete(WEBHOOK_DELIVERY).where(*_this, _owned)
-_FAILED = (
+_is_owner = WEBHOOK_DELIVERY.c.owner == bindparam("by")
+_DELETE_SENT = delete(WEBHOOK_DELIVERY).where(*_delivery_key, _is_owner)
+_RECORD_FAILURE = (
     update(WEBHOOK_DELIVERY)
-    .where(*_this, _owned)
+    .where(*_delivery_key, _is_owner)
     .values(status=bindparam("now"), next_at=bindparam("next"), last_error=bindparam("error"), owner=None)
 )
-_HOLD = (
+_DELAY_OTHERS = (
     update(WEBHOOK_DELIVERY)
     .where(
         WEBHOOK_DELIVERY.c.tenant_id == bindparam("tenant"),

@@ -17,7 +17,7 @@ import orjson
 from sqlalchemy import Connection, and_, bindparam, exists, func, insert, literal, select
 
 from agentgit.errors import Corrupt, NotFound
-from agentgit.sessions.events import NO_SESSION, Event, Tip, hash_of
+from agentgit.sessions.events import NO_SESSION, Event, Tip, hash_row
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.tables import (
@@ -28,7 +28,7 @@ from agentgit.store.sql.tables import (
 )
 from agentgit.values import as_object, to_json
 
-_NOTES = "agentgit_notes"
+_PENDING = "agentgit_notes"
 """The key under which a connection keeps the notes of its transaction."""
 
 _WRITTEN = "agentgit_written"
@@ -38,7 +38,7 @@ _SESSION_NAME, _BRANCH_NAME = "session", "branch"
 """The keys of the names in the detail of a row. The names remain after the session and the branch are deleted."""
 
 
-class Note(NamedTuple):
+class PendingEvent(NamedTuple):
     """An event that a transaction has noted and not written yet."""
 
     tenant_id: int
@@ -73,32 +73,32 @@ class _Chain:
     has_hooks: bool
 
     @classmethod
-    def of(cls, session_id: int, row: Any) -> _Chain:
-        """Create a chain from a row of `_END` or `_END_OF_BRANCH`.
+    def from_row(cls, session_id: int, row: Any) -> _Chain:
+        """Create a chain from a row of `_CHAIN_END` or `_CHAIN_END_OF_BRANCH`.
 
         Raises:
             Corrupt: The last row of the trail was modified so that no event can follow it.
         """
-        last = (row.seq or 0, row.id or 0, row.hash or b"")
-        if not all(isinstance(one, int) for one in last[:2]) or not isinstance(last[2], bytes):
-            raise _damaged(session_id, row.seq)
-        return cls(session_id, row.session_name, row.user_id, *last, bool(row.hooks))
+        last_event = (row.seq or 0, row.id or 0, row.hash or b"")
+        if not all(isinstance(one, int) for one in last_event[:2]) or not isinstance(last_event[2], bytes):
+            raise _damaged_event(session_id, row.seq)
+        return cls(session_id, row.session_name, row.user_id, *last_event, bool(row.hooks))
 
 
-def begin_notes(connection: Connection) -> None:
+def begin_events(connection: Connection) -> None:
     """Start collecting the notes of a write transaction."""
-    connection.info[_NOTES], connection.info[_WRITTEN] = [], WrittenEvents()
+    connection.info[_PENDING], connection.info[_WRITTEN] = [], WrittenEvents()
 
 
-def end_notes(connection: Connection) -> WrittenEvents:
+def finish_events(connection: Connection) -> WrittenEvents:
     """Write the remaining notes of a transaction that is about to commit; return all events that it wrote."""
-    write_notes(connection)
-    del connection.info[_NOTES]
+    write_events(connection)
+    del connection.info[_PENDING]
     written: WrittenEvents = connection.info.pop(_WRITTEN)
     return written
 
 
-def note(
+def record_event(
     connection: Connection,
     tenant_id: int,
     kind: str,
@@ -119,33 +119,33 @@ def note(
         user_id: The id of the acting user; None means agentgit itself.
         detail: Ids, names and counts, JSON-like.
     """
-    made = Note(tenant_id, kind, session_id, branch_id, user_id, datetime.now(UTC), detail)
-    connection.info[_NOTES].append(made)
+    event = PendingEvent(tenant_id, kind, session_id, branch_id, user_id, datetime.now(UTC), detail)
+    connection.info[_PENDING].append(event)
 
 
-def prefetch_notes(connection: Connection, tenant_id: int, branch_id: int) -> None:
+def prefetch_chain(connection: Connection, tenant_id: int, branch_id: int) -> None:
     """Prefetch the end of a branch's trail before events of the branch are noted. Its session must be locked."""
-    _END_OF_BRANCH.prefetch(connection, {"tenant": tenant_id, "branch": branch_id})
+    _CHAIN_END_OF_BRANCH.prefetch(connection, {"tenant": tenant_id, "branch": branch_id})
 
 
-def write_notes(connection: Connection) -> None:
+def write_events(connection: Connection) -> None:
     """Write the notes that a transaction has collected so far to the trail."""
-    notes: list[Note] = connection.info[_NOTES]
-    if not notes:
+    pending: list[PendingEvent] = connection.info[_PENDING]
+    if not pending:
         return
     chains: dict[tuple[int, int], _Chain] = {}
-    of_branch: dict[int, tuple[_Chain, str | None]] = {}
+    chain_of_branch: dict[int, tuple[_Chain, str | None]] = {}
     rows: list[dict[str, Any]] = []
-    for one in notes:
-        if one.branch_id is None:
-            chain, branch_name = _chain_of_session(connection, one, chains), None
+    for event in pending:
+        if event.branch_id is None:
+            chain, branch_name = _chain_of_session(connection, event, chains), None
         else:
-            if one.branch_id not in of_branch:
-                of_branch[one.branch_id] = _chain_of_branch(connection, one, chains)
-            chain, branch_name = of_branch[one.branch_id]
-        rows.append(_next(chain, one, branch_name))
+            if event.branch_id not in chain_of_branch:
+                chain_of_branch[event.branch_id] = _chain_of_branch(connection, event, chains)
+            chain, branch_name = chain_of_branch[event.branch_id]
+        rows.append(_next(chain, event, branch_name))
     _ADD.run(connection, *rows)
-    notes.clear()
+    pending.clear()
     written: WrittenEvents = connection.info[_WRITTEN]
     written.rows += rows
     written.has_hooks |= any(chain.has_hooks for chain in chains.values())
@@ -168,53 +168,53 @@ class WrittenEvents:
     @cached_property
     def events(self) -> list[Event]:
         """The rows as events, built on first use."""
-        return [_value(row) for row in self.rows]
+        return [_read_event(row) for row in self.rows]
 
 
-def _chain_of_session(connection: Connection, one: Note, chains: dict[tuple[int, int], _Chain]) -> _Chain:
+def _chain_of_session(connection: Connection, event: PendingEvent, chains: dict[tuple[int, int], _Chain]) -> _Chain:
     """Return the end of a session's trail, or of the trail for events of no session."""
-    key = (one.tenant_id, one.session_id or NO_SESSION)
+    key = (event.tenant_id, event.session_id or NO_SESSION)
     if key not in chains:
-        row = _END.first(connection, {"tenant": one.tenant_id, "session": key[1]})
+        row = _CHAIN_END.first(connection, {"tenant": event.tenant_id, "session": key[1]})
         assert row is not None  # noqa: S101  # the query selects from a constant
-        if one.session_id is not None and row.session_name is None:
+        if event.session_id is not None and row.session_name is None:
             raise NotFound("This session has been deleted. List the others: repo.sessions().")
-        chains[key] = _Chain.of(key[1], row)
+        chains[key] = _Chain.from_row(key[1], row)
     return chains[key]
 
 
 def _chain_of_branch(
-    connection: Connection, one: Note, chains: dict[tuple[int, int], _Chain]
+    connection: Connection, event: PendingEvent, chains: dict[tuple[int, int], _Chain]
 ) -> tuple[_Chain, str | None]:
     """Return the end of the trail for events of a branch, and the name of the branch."""
-    row = _END_OF_BRANCH.first(connection, {"tenant": one.tenant_id, "branch": one.branch_id})
+    row = _CHAIN_END_OF_BRANCH.first(connection, {"tenant": event.tenant_id, "branch": event.branch_id})
     if row is None:
-        return _chain_of_session(connection, one, chains), None
-    key = (one.tenant_id, int(row.external_session_id))
+        return _chain_of_session(connection, event, chains), None
+    key = (event.tenant_id, int(row.external_session_id))
     if key not in chains:
-        chains[key] = _Chain.of(key[1], row)
+        chains[key] = _Chain.from_row(key[1], row)
     return chains[key], row.branch_name
 
 
-def _next(chain: _Chain, one: Note, branch_name: str | None) -> dict[str, Any]:
+def _next(chain: _Chain, event: PendingEvent, branch_name: str | None) -> dict[str, Any]:
     """Build the next row of a trail and advance the chain."""
     chain.seq += 1
     # Ids must grow even if another process has a faster clock. The random step avoids ids that other chains have taken.
     chain.last_id = max(new_id(), chain.last_id + 1 + random.getrandbits(10))  # needs no secure randomness
-    said = {_SESSION_NAME: chain.name, _BRANCH_NAME: branch_name, **one.detail}
+    detail = {_SESSION_NAME: chain.name, _BRANCH_NAME: branch_name, **event.detail}
     row = {
-        "tenant_id": one.tenant_id,
+        "tenant_id": event.tenant_id,
         "external_session_id": chain.session_id,
         "seq": chain.seq,
         "id": chain.last_id,
-        "internal_session_id": one.branch_id,
-        "owner_id": one.user_id if chain.owner_id is None else chain.owner_id,
-        "user_id": one.user_id,
-        "kind": one.kind,
-        "detail": _json({name: value for name, value in said.items() if value is not None}),
-        "created_at": one.at,
+        "internal_session_id": event.branch_id,
+        "owner_id": event.user_id if chain.owner_id is None else chain.owner_id,
+        "user_id": event.user_id,
+        "kind": event.kind,
+        "detail": _json({name: value for name, value in detail.items() if value is not None}),
+        "created_at": event.at,
     }
-    row["hash"] = chain.hash = hash_of(chain.hash, row)
+    row["hash"] = chain.hash = hash_row(chain.hash, row)
     return row
 
 
@@ -226,30 +226,30 @@ def _json(detail: dict[str, Any]) -> bytes:
         return to_json(detail)
 
 
-def _damaged(session_id: Any, seq: Any) -> Corrupt:
+def _damaged_event(session_id: Any, seq: Any) -> Corrupt:
     name = f"audit_event {session_id}/{seq}"
     return Corrupt(f"{name} cannot be read: the audit trail was modified. Run: agentgit audit verify", row=name)
 
 
-def _tip(row: Any) -> Tip:
+def _tip_of_row(row: Any) -> Tip:
     if not isinstance(row.hash, bytes) or not isinstance(row.seq, int):
-        raise _damaged(row.external_session_id, row.seq)
+        raise _damaged_event(row.external_session_id, row.seq)
     return Tip(session_id=row.external_session_id, number=row.seq, hash=row.hash.hex())
 
 
-def _value(row: Any) -> Event:
+def _read_event(row: Any) -> Event:
     """Convert a row, a mapping by column names, to an event.
 
     Raises:
         Corrupt: The row was modified and cannot be read.
     """
     try:
-        return _event(row)
+        return _event_of_row(row)
     except (Corrupt, ValueError, TypeError, LookupError, AttributeError) as error:
-        raise _damaged(row["external_session_id"], row["seq"]) from error
+        raise _damaged_event(row["external_session_id"], row["seq"]) from error
 
 
-def _event(row: Any) -> Event:
+def _event_of_row(row: Any) -> Event:
     detail = as_object(row["detail"])
     return Event(
         id=row["id"],
@@ -281,7 +281,7 @@ class EventFilter(NamedTuple):
     session_id: int | None = None
 
 
-def _by_id(row: Any) -> int:
+def _id_of_row(row: Any) -> int:
     return int(row["id"])
 
 
@@ -298,7 +298,7 @@ class Trail:
     def read(
         self,
         connection: Connection,
-        of: EventFilter,
+        event_filter: EventFilter,
         *,
         after: int = 0,
         kinds: Collection[str] | None = None,
@@ -309,65 +309,68 @@ class Trail:
 
         Args:
             connection: Any open connection.
-            of: The sessions whose events are read.
+            event_filter: The sessions whose events are read.
             after: Read only events with a greater id.
             kinds: Read only events of these kinds.
             since: Read only events from this time on.
             limit: The greatest number of events.
         """
-        found: list[Any] = []
-        for query in self._queries(of, kinds, since):
-            one = query.order_by(AUDIT_EVENT.c.id)
-            if of.session_id is None:
-                one = one.where(AUDIT_EVENT.c.id > after)
+        rows: list[Any] = []
+        for query in self._queries(event_filter, kinds, since):
+            page_query = query.order_by(AUDIT_EVENT.c.id)
+            if event_filter.session_id is None:
+                page_query = page_query.where(AUDIT_EVENT.c.id > after)
             elif after:  # start from its number in the chain, because the numbers are indexed
-                chain = and_(
-                    AUDIT_EVENT.c.tenant_id == self.tenant_id, AUDIT_EVENT.c.external_session_id == of.session_id
+                is_in_chain = and_(
+                    AUDIT_EVENT.c.tenant_id == self.tenant_id,
+                    AUDIT_EVENT.c.external_session_id == event_filter.session_id,
                 )
-                known = (
+                last_seen = (
                     select(AUDIT_EVENT.c.seq)
-                    .where(chain, AUDIT_EVENT.c.id <= after)
+                    .where(is_in_chain, AUDIT_EVENT.c.id <= after)
                     .order_by(AUDIT_EVENT.c.seq.desc())
                     .limit(1)
                 )
-                one = one.where(AUDIT_EVENT.c.seq > func.coalesce(known.scalar_subquery(), 0))
-            found += connection.execute(one.limit(limit)).mappings()
-        return [_value(row) for row in sorted(found, key=_by_id)[:limit]]
+                page_query = page_query.where(AUDIT_EVENT.c.seq > func.coalesce(last_seen.scalar_subquery(), 0))
+            rows += connection.execute(page_query.limit(limit)).mappings()
+        return [_read_event(row) for row in sorted(rows, key=_id_of_row)[:limit]]
 
     def newest(
         self,
         connection: Connection,
-        of: EventFilter,
+        event_filter: EventFilter,
         *,
         kinds: Collection[str] | None = None,
         since: datetime | None = None,
         limit: int,
     ) -> list[Event]:
         """Read the newest events, in the order oldest first. See `read` for the arguments."""
-        found: list[Any] = []
-        for query in self._queries(of, kinds, since):
-            found += connection.execute(query.order_by(AUDIT_EVENT.c.id.desc()).limit(limit)).mappings()
-        return [_value(row) for row in sorted(found, key=_by_id)[-limit:]]
+        rows: list[Any] = []
+        for query in self._queries(event_filter, kinds, since):
+            rows += connection.execute(query.order_by(AUDIT_EVENT.c.id.desc()).limit(limit)).mappings()
+        return [_read_event(row) for row in sorted(rows, key=_id_of_row)[-limit:]]
 
-    def _queries(self, of: EventFilter, kinds: Collection[str] | None, since: datetime | None) -> list[Any]:
+    def _queries(self, event_filter: EventFilter, kinds: Collection[str] | None, since: datetime | None) -> list[Any]:
         """Build one query for the user's own sessions and one for shared sessions, because each has its own index."""
-        places = (
-            [AUDIT_EVENT.c.external_session_id == of.session_id]
-            if of.session_id is not None
+        scopes = (
+            [AUDIT_EVENT.c.external_session_id == event_filter.session_id]
+            if event_filter.session_id is not None
             else [
-                AUDIT_EVENT.c.owner_id == of.user_id,
-                *([AUDIT_EVENT.c.external_session_id.in_(of.shared)] if of.shared else []),
+                AUDIT_EVENT.c.owner_id == event_filter.user_id,
+                *([AUDIT_EVENT.c.external_session_id.in_(event_filter.shared)] if event_filter.shared else []),
             ]
         )
-        more: list[Any] = [AUDIT_EVENT.c.kind.in_(sorted(kinds))] if kinds is not None else []
+        conditions: list[Any] = [AUDIT_EVENT.c.kind.in_(sorted(kinds))] if kinds is not None else []
         if since is not None:
-            more.append(AUDIT_EVENT.c.created_at >= since)
-        return [select(AUDIT_EVENT).where(AUDIT_EVENT.c.tenant_id == self.tenant_id, place, *more) for place in places]
+            conditions.append(AUDIT_EVENT.c.created_at >= since)
+        return [
+            select(AUDIT_EVENT).where(AUDIT_EVENT.c.tenant_id == self.tenant_id, scope, *conditions) for scope in scopes
+        ]
 
-    def last_id(self, connection: Connection, of: EventFilter) -> int:
+    def last_id(self, connection: Connection, event_filter: EventFilter) -> int:
         """Return the id of the newest event; 0 if there is none."""
-        newest = self.newest(connection, of, limit=1)
-        return newest[-1].id if newest else 0
+        events = self.newest(connection, event_filter, limit=1)
+        return events[-1].id if events else 0
 
     def tips(self, connection: Connection) -> list[Tip]:
         """Return the last event of each trail.
@@ -375,28 +378,32 @@ class Trail:
         Raises:
             Corrupt: A last event was modified and cannot be read.
         """
-        mine = (AUDIT_EVENT.c.tenant_id == self.tenant_id,)
-        last = select(AUDIT_EVENT.c.external_session_id, func.max(AUDIT_EVENT.c.seq).label("seq")).where(*mine)
-        ends = last.group_by(AUDIT_EVENT.c.external_session_id).subquery()
-        of = and_(AUDIT_EVENT.c.external_session_id == ends.c.external_session_id, AUDIT_EVENT.c.seq == ends.c.seq)
-        query = (
-            select(AUDIT_EVENT.c.external_session_id, AUDIT_EVENT.c.seq, AUDIT_EVENT.c.hash).join(ends, of).where(*mine)
+        conditions = (AUDIT_EVENT.c.tenant_id == self.tenant_id,)
+        last_seqs = select(AUDIT_EVENT.c.external_session_id, func.max(AUDIT_EVENT.c.seq).label("seq")).where(
+            *conditions
         )
-        return [_tip(row) for row in connection.execute(query.order_by(AUDIT_EVENT.c.external_session_id))]
+        ends = last_seqs.group_by(AUDIT_EVENT.c.external_session_id).subquery()
+        is_last = and_(AUDIT_EVENT.c.external_session_id == ends.c.external_session_id, AUDIT_EVENT.c.seq == ends.c.seq)
+        query = (
+            select(AUDIT_EVENT.c.external_session_id, AUDIT_EVENT.c.seq, AUDIT_EVENT.c.hash)
+            .join(ends, is_last)
+            .where(*conditions)
+        )
+        return [_tip_of_row(row) for row in connection.execute(query.order_by(AUDIT_EVENT.c.external_session_id))]
 
-    def at(self, connection: Connection, places: Iterable[tuple[int, int]]) -> Iterator[Event]:
+    def at(self, connection: Connection, keys: Iterable[tuple[int, int]]) -> Iterator[Event]:
         """Yield the events at these places, each a session id and an event number. Missing events are skipped."""
-        for session_id, seq in places:
-            row = _AT.first(connection, {"tenant": self.tenant_id, "session": session_id, "number": seq})
+        for session_id, seq in keys:
+            row = _BY_NUMBER.first(connection, {"tenant": self.tenant_id, "session": session_id, "number": seq})
             if row is not None:
-                yield _value(row._asdict())
+                yield _read_event(row._asdict())
 
 
 _ADD = CompiledStatement(insert(AUDIT_EVENT))
 _in_chain = and_(
     AUDIT_EVENT.c.tenant_id == bindparam("tenant"), AUDIT_EVENT.c.external_session_id == bindparam("session")
 )
-_columns = (
+_chain_columns = (
     SESSION.c.session_name,
     SESSION.c.user_id,
     AUDIT_EVENT.c.seq,
@@ -408,27 +415,27 @@ _columns = (
 
 def _is_last(session_id: Any) -> Any:
     """Build the condition that an event is the last one of a session's trail."""
-    one = AUDIT_EVENT.alias("one")
-    of = (one.c.tenant_id == bindparam("tenant"), one.c.external_session_id == session_id)
-    last = select(func.max(one.c.seq)).where(*of).correlate(BRANCH).scalar_subquery()
+    other = AUDIT_EVENT.alias("one")
+    conditions = (other.c.tenant_id == bindparam("tenant"), other.c.external_session_id == session_id)
+    last_seq = select(func.max(other.c.seq)).where(*conditions).correlate(BRANCH).scalar_subquery()
     return and_(
         AUDIT_EVENT.c.tenant_id == bindparam("tenant"),
         AUDIT_EVENT.c.external_session_id == session_id,
-        AUDIT_EVENT.c.seq == last,
+        AUDIT_EVENT.c.seq == last_seq,
     )
 
 
 # One statement reads all that the next event needs. It returns a row even without a session or an event.
-_END = CompiledStatement(
-    select(*_columns).select_from(
+_CHAIN_END = CompiledStatement(
+    select(*_chain_columns).select_from(
         select(literal(1).label("one"))
         .subquery()
         .outerjoin(SESSION, and_(SESSION.c.tenant_id == bindparam("tenant"), SESSION.c.id == bindparam("session")))
         .outerjoin(AUDIT_EVENT, _is_last(bindparam("session")))
     )
 )
-_END_OF_BRANCH = CompiledStatement(
-    select(BRANCH.c.external_session_id, BRANCH.c.name.label("branch_name"), *_columns)
+_CHAIN_END_OF_BRANCH = CompiledStatement(
+    select(BRANCH.c.external_session_id, BRANCH.c.name.label("branch_name"), *_chain_columns)
     .select_from(
         BRANCH.join(
             SESSION, and_(SESSION.c.tenant_id == BRANCH.c.tenant_id, SESSION.c.id == BRANCH.c.external_session_id)
@@ -436,4 +443,4 @@ _END_OF_BRANCH = CompiledStatement(
     )
     .where(BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.id == bindparam("branch"))
 )
-_AT = CompiledStatement(select(AUDIT_EVENT).where(_in_chain, AUDIT_EVENT.c.seq == bindparam("number")))
+_BY_NUMBER = CompiledStatement(select(AUDIT_EVENT).where(_in_chain, AUDIT_EVENT.c.seq == bindparam("number")))

@@ -19,10 +19,10 @@ from agentgit.auth import User
 from agentgit.errors import Conflict, Corrupt
 from agentgit.sessions.events import NO_SESSION
 from agentgit.sessions.session import RUNNING
-from agentgit.store.audit.trail import note, write_notes
+from agentgit.store.audit.trail import record_event, write_events
 from agentgit.store.maintenance.gc import collect
 from agentgit.store.queries import templates
-from agentgit.store.search.index import forget_words
+from agentgit.store.search.index import delete_words
 from agentgit.store.sql.tables import (
     AUDIT_EVENT,
     BRANCH,
@@ -37,10 +37,10 @@ from agentgit.store.sql.tables import (
 from agentgit.store.store import Store
 from agentgit.values import as_object
 
-STAYS = {AUDIT_EVENT.name, ERASURE.name}
-"""The tables from which an erasure does not delete with the others. `_trail` handles them."""
+TRAIL_TABLES = {AUDIT_EVENT.name, ERASURE.name}
+"""The tables from which an erasure does not delete with the others. `_erase_trail` handles them."""
 
-AUTHORED = {"checkpoint", "tag", "operation", SESSION.name, *STAYS}
+AUTHORED_TABLES = {"checkpoint", "tag", "operation", SESSION.name, *TRAIL_TABLES}
 """Tables in which a user is the author of something in another user's session. The user's id stays there, no name."""
 
 
@@ -57,15 +57,15 @@ class ErasedData(NamedTuple):
     events: int
 
 
-def only(store: Store, session_id: int) -> SessionIds:
+def select_session(store: Store, session_id: int) -> SessionIds:
     """Return the query for one session."""
     return select(SESSION.c.id).where(SESSION.c.tenant_id == store.tenant_id, SESSION.c.id == session_id)
 
 
-def sessions_of_user(store: Store, user_id: int) -> SessionIds:
+def select_user_sessions(store: Store, user_id: int) -> SessionIds:
     """Return the query for all sessions of a user."""
-    mine = and_(SESSION.c.tenant_id == store.tenant_id, SESSION.c.user_id == user_id)
-    return select(SESSION.c.id).where(mine).order_by(SESSION.c.id)
+    condition = and_(SESSION.c.tenant_id == store.tenant_id, SESSION.c.user_id == user_id)
+    return select(SESSION.c.id).where(condition).order_by(SESSION.c.id)
 
 
 def require_idle(store: Store, connection: Connection, session_id: int) -> None:
@@ -86,7 +86,7 @@ def require_idle(store: Store, connection: Connection, session_id: int) -> None:
                 f"Branch {branch.name} is running. Wait for its turn to end or, if it crashed on another machine, call "
                 "session.recover(branch=branch). Nothing was erased."
             )
-    for row in store.operations.running(connection, session_id).all():
+    for row in store.operations.query_running(connection, session_id).all():
         if not store.sessions.is_abandoned(connection, row):
             raise Conflict(f"Operation {row.id} ({row.kind}) is running. Wait for it to finish. Nothing was erased.")
 
@@ -104,11 +104,11 @@ def erase_session(store: Store, connection: Connection, session_id: int, user_id
         Conflict: A branch or an operation of the session is running.
     """
     _lock_out_writers(connection)
-    rows = _session(store, connection, session_id)
-    return _finish(store, connection, {session_id: rows}, user_id, rows)
+    row_counts = _delete_session(store, connection, session_id)
+    return _finish_erasure(store, connection, {session_id: row_counts}, user_id, row_counts)
 
 
-def hold_user(store: Store, connection: Connection, user_id: int) -> None:
+def lock_user(store: Store, connection: Connection, user_id: int) -> None:
     """Lock a user, so that nobody can create a session for the user until the transaction ends.
 
     Raises:
@@ -120,56 +120,60 @@ def hold_user(store: Store, connection: Connection, user_id: int) -> None:
         raise Conflict("This is the last admin. Make another user an admin first.")
 
 
-def erase_user(store: Store, connection: Connection, user: User, by: int | None) -> ErasedData:
+def erase_user(store: Store, connection: Connection, user: User, by_user_id: int | None) -> ErasedData:
     """Erase a user and everything that belongs to the user. What the user made in other users' sessions stays.
 
     Args:
         store: The store of the tenant.
         connection: A connection in a transaction that writes.
         user: The user to erase.
-        by: The user who asks for it.
+        by_user_id: The user who asks for it.
 
     Raises:
         Conflict: A branch or an operation of a session is running, or the user is the last admin.
     """
-    hold_user(store, connection, user.id)
+    lock_user(store, connection, user.id)
     _lock_out_writers(connection)
     user_id = user.id
-    sessions = {
-        session_id: _session(store, connection, session_id)
-        for session_id in connection.execute(sessions_of_user(store, user_id)).scalars().all()
+    counts_by_session = {
+        session_id: _delete_session(store, connection, session_id)
+        for session_id in connection.execute(select_user_sessions(store, user_id)).scalars().all()
     }
-    rows = sum(sessions.values(), Counter[str]())
-    hooks = select(WEBHOOK.c.id).where(WEBHOOK.c.tenant_id == store.tenant_id, WEBHOOK.c.user_id == user_id)
-    rows += _deleted(
+    row_counts = sum(counts_by_session.values(), Counter[str]())
+    webhook_ids = select(WEBHOOK.c.id).where(WEBHOOK.c.tenant_id == store.tenant_id, WEBHOOK.c.user_id == user_id)
+    row_counts += _delete_from(
         connection,
         WEBHOOK_DELIVERY,
         WEBHOOK_DELIVERY.c.tenant_id == store.tenant_id,
-        WEBHOOK_DELIVERY.c.webhook_id.in_(hooks),
+        WEBHOOK_DELIVERY.c.webhook_id.in_(webhook_ids),
     )
     for table in reversed(METADATA.sorted_tables):
-        if table.name not in AUTHORED and "user_id" in table.c:
-            rows += _deleted(connection, table, table.c.tenant_id == store.tenant_id, table.c.user_id == user_id)
-    rows += _deleted(connection, USER, USER.c.tenant_id == store.tenant_id, USER.c.id == user_id)
-    store.failures.forget(connection, user.name)
-    store.users.note_erased_name(connection, user.name)
-    gone = _finish(store, connection, sessions, by, rows)
-    note(connection, store.tenant_id, "user.erased", user_id=by, erased=user_id, rows=rows.total())
-    return gone
+        if table.name not in AUTHORED_TABLES and "user_id" in table.c:
+            row_counts += _delete_from(
+                connection, table, table.c.tenant_id == store.tenant_id, table.c.user_id == user_id
+            )
+    row_counts += _delete_from(connection, USER, USER.c.tenant_id == store.tenant_id, USER.c.id == user_id)
+    store.login_attempts.delete_failures(connection, user.name)
+    store.users.record_erased_name(connection, user.name)
+    erased_data = _finish_erasure(store, connection, counts_by_session, by_user_id, row_counts)
+    record_event(
+        connection, store.tenant_id, "user.erased", user_id=by_user_id, erased=user_id, rows=row_counts.total()
+    )
+    return erased_data
 
 
-def erased_users(connection: Connection, tenant_id: int) -> list[int]:
+def list_erased_users(connection: Connection, tenant_id: int) -> list[int]:
     """List the ids of erased users. What they made in other users' sessions still contains these ids."""
-    told = select(AUDIT_EVENT.c.detail).where(
+    query = select(AUDIT_EVENT.c.detail).where(
         AUDIT_EVENT.c.tenant_id == tenant_id,
         AUDIT_EVENT.c.external_session_id == NO_SESSION,
         AUDIT_EVENT.c.kind == "user.erased",
     )
-    found = []
-    for detail in connection.execute(told).scalars():
+    user_ids = []
+    for detail in connection.execute(query).scalars():
         with suppress(Corrupt, ValueError, TypeError, LookupError):  # fsck's check of the trail reports it
-            found.append(int(as_object(detail)["erased"]))
-    return found
+            user_ids.append(int(as_object(detail)["erased"]))
+    return user_ids
 
 
 def _lock_out_writers(connection: Connection) -> None:
@@ -178,64 +182,71 @@ def _lock_out_writers(connection: Connection) -> None:
         connection.execute(text("LOCK TABLE graph_checkpoint, graph_write, blob IN EXCLUSIVE MODE"))
 
 
-def _session(store: Store, connection: Connection, session_id: int) -> Counter[str]:
+def _delete_session(store: Store, connection: Connection, session_id: int) -> Counter[str]:
     """Delete the rows of a session, except its trail; return their number by table."""
     require_idle(store, connection, session_id)
-    templates.forget(store, connection, session_id)
-    return _rows(connection, store.tenant_id, session_id)
+    templates.erase_references(store, connection, session_id)
+    return _delete_session_rows(connection, store.tenant_id, session_id)
 
 
-def _rows(connection: Connection, tenant_id: int, session_id: int) -> Counter[str]:
+def _delete_session_rows(connection: Connection, tenant_id: int, session_id: int) -> Counter[str]:
     """Delete the rows of a session in all tables, each table before those that it refers to."""
-    mine = (BRANCH.c.tenant_id == tenant_id, BRANCH.c.external_session_id == session_id)
-    branches, threads = select(BRANCH.c.id).where(*mine), select(BRANCH.c.thread_id).where(*mine)
-    own = and_(WEBHOOK.c.tenant_id == tenant_id, WEBHOOK.c.external_session_id == session_id)
-    rows = _deleted(
+    branch_conditions = (BRANCH.c.tenant_id == tenant_id, BRANCH.c.external_session_id == session_id)
+    branch_ids, thread_ids = (
+        select(BRANCH.c.id).where(*branch_conditions),
+        select(BRANCH.c.thread_id).where(*branch_conditions),
+    )
+    webhook_condition = and_(WEBHOOK.c.tenant_id == tenant_id, WEBHOOK.c.external_session_id == session_id)
+    row_counts = _delete_from(
         connection,
         WEBHOOK_DELIVERY,
         WEBHOOK_DELIVERY.c.tenant_id == tenant_id,
         or_(
             WEBHOOK_DELIVERY.c.external_session_id == session_id,
-            WEBHOOK_DELIVERY.c.webhook_id.in_(select(WEBHOOK.c.id).where(own)),
+            WEBHOOK_DELIVERY.c.webhook_id.in_(select(WEBHOOK.c.id).where(webhook_condition)),
         ),
     )
-    by: Mapping[str, Any] = {"external_session_id": [session_id], "internal_session_id": branches, "thread_id": threads}
+    ids_by_column: Mapping[str, Any] = {
+        "external_session_id": [session_id],
+        "internal_session_id": branch_ids,
+        "thread_id": thread_ids,
+    }
     # The branch rows identify threads and branches, so they are deleted after all others but the session itself.
     for table in reversed(METADATA.sorted_tables):
-        if table.name in {*STAYS, BRANCH.name, SESSION.name, WEBHOOK_DELIVERY.name}:
+        if table.name in {*TRAIL_TABLES, BRANCH.name, SESSION.name, WEBHOOK_DELIVERY.name}:
             continue
-        conditions = [table.c[name].in_(ids) for name, ids in by.items() if name in table.c]
+        conditions = [table.c[name].in_(ids) for name, ids in ids_by_column.items() if name in table.c]
         if conditions:
-            rows += _deleted(connection, table, table.c.tenant_id == tenant_id, or_(*conditions))
-    rows += _deleted(connection, BRANCH, *mine)
-    return rows + _deleted(connection, SESSION, SESSION.c.tenant_id == tenant_id, SESSION.c.id == session_id)
+            row_counts += _delete_from(connection, table, table.c.tenant_id == tenant_id, or_(*conditions))
+    row_counts += _delete_from(connection, BRANCH, *branch_conditions)
+    return row_counts + _delete_from(connection, SESSION, SESSION.c.tenant_id == tenant_id, SESSION.c.id == session_id)
 
 
-def _deleted(connection: Connection, table: Table, *conditions: Any) -> Counter[str]:
-    gone = connection.execute(delete(table).where(*conditions)).rowcount
-    return Counter({table.name: gone} if gone else {})
+def _delete_from(connection: Connection, table: Table, *conditions: Any) -> Counter[str]:
+    count = connection.execute(delete(table).where(*conditions)).rowcount
+    return Counter({table.name: count} if count else {})
 
 
-def _trail(
-    connection: Connection, tenant_id: int, session_id: int, user_id: int | None, rows: Mapping[str, int]
+def _erase_trail(
+    connection: Connection, tenant_id: int, session_id: int, user_id: int | None, row_counts: Mapping[str, int]
 ) -> int:
     """Record the end of a session's trail in the trail for events of no session, then delete the session's trail."""
     of_session = (AUDIT_EVENT.c.tenant_id == tenant_id, AUDIT_EVENT.c.external_session_id == session_id)
-    last = connection.execute(
+    last_event = connection.execute(
         select(AUDIT_EVENT).where(*of_session).order_by(AUDIT_EVENT.c.seq.desc()).limit(1)
     ).first()
-    seq, digest = (int(last.seq), bytes(last.hash)) if last is not None else (0, b"")
-    note(
+    seq, digest = (int(last_event.seq), bytes(last_event.hash)) if last_event is not None else (0, b"")
+    record_event(
         connection,
         tenant_id,
         "session.erased",
         user_id=user_id,
         erased=session_id,
-        rows=sum(rows.values()),
+        rows=sum(row_counts.values()),
         events=seq,
         hash=digest.hex(),
     )
-    write_notes(connection)  # the triggers need this event before the `erasure` row, and both before the delete
+    write_events(connection)  # the triggers need this event before the `erasure` row, and both before the delete
     connection.execute(
         insert(ERASURE),
         {
@@ -250,21 +261,28 @@ def _trail(
     return connection.execute(delete(AUDIT_EVENT).where(*of_session)).rowcount
 
 
-def _finish(
-    store: Store, connection: Connection, sessions: Mapping[int, Mapping[str, int]], by: int | None, rows: Counter[str]
+def _finish_erasure(
+    store: Store,
+    connection: Connection,
+    counts_by_session: Mapping[int, Mapping[str, int]],
+    by_user_id: int | None,
+    row_counts: Counter[str],
 ) -> ErasedData:
     """Delete the values that nothing needs any more, the words of SQLite's search index, and the trails.
 
     Args:
         store: The store of the tenant.
         connection: A connection in a transaction that writes.
-        sessions: The number of deleted rows of each session, by table.
-        by: The user who asks for it.
-        rows: The number of deleted rows, by table.
+        counts_by_session: The number of deleted rows of each session, by table.
+        by_user_id: The user who asks for it.
+        row_counts: The number of deleted rows, by table.
     """
-    if rows[SEARCH_TEXT.name] and connection.dialect.name == "sqlite":
-        forget_words(connection, store.tenant_id)
+    if row_counts[SEARCH_TEXT.name] and connection.dialect.name == "sqlite":
+        delete_words(connection, store.tenant_id)
     collected = collect(connection, store.graphs.content.blobs)
     # Last, because from here on every event of no session, such as a login, waits for this transaction.
-    events = sum(_trail(connection, store.tenant_id, id, by, gone) for id, gone in sessions.items())
-    return ErasedData(rows, collected.values, collected.bytes, events)
+    events = sum(
+        _erase_trail(connection, store.tenant_id, session_id, by_user_id, session_counts)
+        for session_id, session_counts in counts_by_session.items()
+    )
+    return ErasedData(row_counts, collected.values, collected.bytes, events)

@@ -30,7 +30,7 @@ from sqlalchemy import Connection, and_, bindparam, delete, exists, func, select
 
 from agentgit.sessions.reports import ProgressParts
 from agentgit.sessions.session import OPEN
-from agentgit.store.objects.blobs import FULL, RECORD, Blobs, continued, damaged, unpack
+from agentgit.store.objects.blobs import FULL, RECORD, Blobs, base_hash, damaged_value, unpack
 from agentgit.store.objects.content import verify_lists
 from agentgit.store.objects.packing import CHUNKED, split_hashes
 from agentgit.store.sql import row_codes
@@ -39,9 +39,17 @@ from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.encryption import PlainBytes
 from agentgit.store.sql.tables import BLOB, BRANCH, CHECKPOINT, GRAPH_CHECKPOINT, GRAPH_WRITE, LIST
 from agentgit.store.threads import pending_writes, staging
-from agentgit.store.threads.graph_rows import DROP_WRITES, INTERRUPT, KEY, ONE, GraphKey, parse_graph_checkpoint, where
-from agentgit.store.threads.lifecycle import DELTA_COUNTERS, delete_thread, delta_chain
-from agentgit.store.threads.staging import IMPORTED
+from agentgit.store.threads.graph_rows import (
+    DELETE_WRITES,
+    INTERRUPT,
+    KEY_COLUMNS,
+    ONE,
+    GraphKey,
+    parameter_conditions,
+    parse_graph_checkpoint,
+)
+from agentgit.store.threads.lifecycle import DELTA_COUNTERS, delete_thread, delta_ancestors
+from agentgit.store.threads.staging import IMPORTED_FROM_KEY
 from agentgit.values import as_object
 
 
@@ -59,128 +67,158 @@ class GraphStep(NamedTuple):
 class UnusedSteps(NamedTuple):
     """The graph checkpoints to delete, and the new parents of the kept steps whose parent is deleted."""
 
-    gone: list[GraphKey]
-    parents: dict[GraphKey, str | None]
+    graph_keys: list[GraphKey]
+    new_parents: dict[GraphKey, str | None]
 
 
 def find_unused_steps(
     connection: Connection,
     tenant_id: int,
-    without: Collection[int] = (),
+    ignored_checkpoints: Collection[int] = (),
     branches: Collection[int] | None = None,
-    parts: ProgressParts | None = None,
+    progress: ProgressParts | None = None,
 ) -> Iterator[UnusedSteps]:
     """Find the steps that nothing needs, one branch at a time.
 
     Args:
         connection: Any open connection.
         tenant_id: The tenant.
-        without: Ids of checkpoints of agentgit to treat as deleted.
+        ignored_checkpoints: Ids of checkpoints of agentgit to treat as deleted.
         branches: The branches to search; None for all.
-        parts: The reporter of the progress.
+        progress: The reporter of the progress.
     """
-    found = connection.execute(_BRANCHES, {"tenant": tenant_id}).all()
-    wanted = [branch for branch in found if branches is None or branch.id in branches]
-    for branch in (parts or ProgressParts()).iterate("branches", ([one] for one in wanted)):
-        rows = _NAMED.all(connection, {"tenant": tenant_id, "branch": branch.id})
-        named = {row.graph_checkpoint_id for row in rows if row.id not in without}
-        if named and IMPORTED not in as_object(branch.meta):
-            yield _of_thread(connection, tenant_id, branch.thread_id, named)
+    open_branches = connection.execute(_OPEN_BRANCHES, {"tenant": tenant_id}).all()
+    selected_branches = [branch for branch in open_branches if branches is None or branch.id in branches]
+    for branch in (progress or ProgressParts()).iterate("branches", ([one] for one in selected_branches)):
+        rows = _CHECKPOINT_STEPS.all(connection, {"tenant": tenant_id, "branch": branch.id})
+        referenced_ids = {row.graph_checkpoint_id for row in rows if row.id not in ignored_checkpoints}
+        if referenced_ids and IMPORTED_FROM_KEY not in as_object(branch.meta):
+            yield _find_unused_in_thread(connection, tenant_id, branch.thread_id, referenced_ids)
 
 
-def drop(connection: Connection, tenant_id: int, spare: UnusedSteps) -> None:
+def delete_unused_steps(connection: Connection, tenant_id: int, unused: UnusedSteps) -> None:
     """Delete steps with their writes, and give the kept steps that followed them an earlier parent."""
-    if spare.gone:
-        keys = [place.columns(tenant_id) for place in spare.gone]
-        DROP_WRITES.run(connection, *keys)
-        _DROP.run(connection, *keys)
-    for place, parent in spare.parents.items():
-        _FOLLOW.run(connection, place.columns(tenant_id), parent_id=parent)
+    if unused.graph_keys:
+        keys = [graph_key.columns(tenant_id) for graph_key in unused.graph_keys]
+        DELETE_WRITES.run(connection, *keys)
+        _DELETE_STEP.run(connection, *keys)
+    for graph_key, parent in unused.new_parents.items():
+        _SET_PARENT.run(connection, graph_key.columns(tenant_id), parent_id=parent)
 
 
-def _of_thread(connection: Connection, tenant_id: int, thread: str, named: Collection[str]) -> UnusedSteps:
-    spreads = DELTA_COUNTERS.encode()
+def _find_unused_in_thread(
+    connection: Connection, tenant_id: int, thread: str, referenced_ids: Collection[str]
+) -> UnusedSteps:
+    delta_marker = DELTA_COUNTERS.encode()
     pages = _STEPS.pages(connection, {"tenant": tenant_id, "thread": thread})
     rows = (row for page in pages for row in page)
-    steps = [GraphStep(r.ns, r.checkpoint_id, r.seq, r.parent_id, r.root_id, spreads in r.meta) for r in rows]
-    asking = {row.checkpoint_id for row in _ASKING.all(connection, {"tenant": tenant_id, "thread": thread})}
-    kept = needed(steps, named, asking)
+    steps = [GraphStep(r.ns, r.checkpoint_id, r.seq, r.parent_id, r.root_id, delta_marker in r.meta) for r in rows]
+    interrupted_ids = {
+        row.checkpoint_id for row in _INTERRUPTED_STEPS.all(connection, {"tenant": tenant_id, "thread": thread})
+    }
+    kept_keys = find_needed_steps(steps, referenced_ids, interrupted_ids)
     for step in steps:
-        if step.has_delta_values and (step.ns, step.checkpoint_id) in kept:
-            at = GraphKey(thread, step.ns, step.checkpoint_id).columns(tenant_id)
-            chain = delta_chain(connection, tenant_id, parse_graph_checkpoint(ONE.all(connection, at)[0]))
-            kept.update((each.place.ns, each.place.checkpoint_id) for each in chain)
-    gone = [GraphKey(thread, s.ns, s.checkpoint_id) for s in steps if (s.ns, s.checkpoint_id) not in kept]
-    return UnusedSteps(gone, {GraphKey(thread, ns, id): parent for (ns, id), parent in _new_parents(steps, kept)})
+        if step.has_delta_values and (step.ns, step.checkpoint_id) in kept_keys:
+            key_columns = GraphKey(thread, step.ns, step.checkpoint_id).columns(tenant_id)
+            ancestors = delta_ancestors(
+                connection, tenant_id, parse_graph_checkpoint(ONE.all(connection, key_columns)[0])
+            )
+            kept_keys.update((ancestor.key.ns, ancestor.key.checkpoint_id) for ancestor in ancestors)
+    unused_keys = [GraphKey(thread, s.ns, s.checkpoint_id) for s in steps if (s.ns, s.checkpoint_id) not in kept_keys]
+    return UnusedSteps(
+        unused_keys, {GraphKey(thread, ns, id): parent for (ns, id), parent in _find_new_parents(steps, kept_keys)}
+    )
 
 
-def needed(steps: Sequence[GraphStep], named: Collection[str], asking: Collection[str] = ()) -> set[tuple[str, str]]:
+def find_needed_steps(
+    steps: Sequence[GraphStep], referenced_ids: Collection[str], interrupted_ids: Collection[str] = ()
+) -> set[tuple[str, str]]:
     """Return the namespace and id of each step to keep. The ancestors with parts of their values are not included.
 
     Args:
         steps: All steps of the thread.
-        named: The ids of the steps that checkpoints of agentgit name.
-        asking: The ids of the steps that wait, or once waited, for an answer.
+        referenced_ids: The ids of the steps that checkpoints of agentgit name.
+        interrupted_ids: The ids of the steps that wait, or once waited, for an answer.
 
     Example:
         >>> steps = [GraphStep("", str(n), n, str(n - 1) if n else None) for n in range(9)]
-        >>> sorted(id for _, id in needed(steps, {"1", "3", "6"}))
+        >>> sorted(id for _, id in find_needed_steps(steps, {"1", "3", "6"}))
         ['1', '3', '6', '7', '8']
     """
-    roots = sorted((step for step in steps if step.ns == ""), key=lambda step: step.seq)
-    since = max((s.seq for s in roots if s.checkpoint_id in named and s.checkpoint_id not in asking), default=0)
-    kept = {step.checkpoint_id for step in roots if step.checkpoint_id in named or step.seq >= since}
-    kept |= _remembered(steps, roots, kept)
-    gone = {step.checkpoint_id for step in roots} - kept
-    return {(s.ns, s.checkpoint_id) for s in steps if (s.root_id if s.ns else s.checkpoint_id) not in gone}
+    root_steps = sorted((step for step in steps if step.ns == ""), key=lambda step: step.seq)
+    first_kept_seq = max(
+        (s.seq for s in root_steps if s.checkpoint_id in referenced_ids and s.checkpoint_id not in interrupted_ids),
+        default=0,
+    )
+    kept_ids = {
+        step.checkpoint_id for step in root_steps if step.checkpoint_id in referenced_ids or step.seq >= first_kept_seq
+    }
+    kept_ids |= _find_memory_steps(steps, root_steps, kept_ids)
+    unneeded_ids = {step.checkpoint_id for step in root_steps} - kept_ids
+    return {(s.ns, s.checkpoint_id) for s in steps if (s.root_id if s.ns else s.checkpoint_id) not in unneeded_ids}
 
 
-def _remembered(steps: Sequence[GraphStep], roots: Sequence[GraphStep], kept: Collection[str]) -> set[str]:
+def _find_memory_steps(
+    steps: Sequence[GraphStep], root_steps: Sequence[GraphStep], kept_ids: Collection[str]
+) -> set[str]:
     """Find the steps that hold the last memory of subgraphs, before and after each kept step."""
-    knew: dict[str | None, set[str]] = defaultdict(set)
+    namespaces_by_root: dict[str | None, set[str]] = defaultdict(set)
     for step in steps:
         if step.ns and ":" not in step.ns:
-            knew[step.root_id].add(step.ns)
-    if not knew:
+            namespaces_by_root[step.root_id].add(step.ns)
+    if not namespaces_by_root:
         return set()
-    before: dict[str | None, dict[str, str]] = {}
-    after: dict[str | None, dict[str, str]] = {}
-    for step in roots:
+    memory_before: dict[str | None, dict[str, str]] = {}
+    memory_after: dict[str | None, dict[str, str]] = {}
+    for step in root_steps:
         id = step.checkpoint_id
-        before[id] = after.get(step.parent_id, {})
-        after[id] = {**before[id], **dict.fromkeys(knew[id], id)} if id in knew else before[id]
-    return {root for id in kept for root in (*before[id].values(), *after[id].values())}
+        memory_before[id] = memory_after.get(step.parent_id, {})
+        memory_after[id] = (
+            {**memory_before[id], **dict.fromkeys(namespaces_by_root[id], id)}
+            if id in namespaces_by_root
+            else memory_before[id]
+        )
+    return {root for id in kept_ids for root in (*memory_before[id].values(), *memory_after[id].values())}
 
 
-def _new_parents(
-    steps: Iterable[GraphStep], kept: AbstractSet[tuple[str, str]]
+def _find_new_parents(
+    steps: Iterable[GraphStep], kept_keys: AbstractSet[tuple[str, str]]
 ) -> Iterator[tuple[tuple[str, str], str | None]]:
     """Yield each kept step whose parent is deleted, with its nearest kept ancestor, or None."""
     parents: Mapping[tuple[str, str], str | None] = {(s.ns, s.checkpoint_id): s.parent_id for s in steps}
-    going = parents.keys() - kept
-    heirs: dict[tuple[str, str], str | None] = {}
+    unused_keys = parents.keys() - kept_keys
+    kept_ancestors: dict[tuple[str, str], str | None] = {}
     for (ns, id), parent in parents.items():
-        if (ns, id) in going or parent is None or (ns, parent) not in going:
+        if (ns, id) in unused_keys or parent is None or (ns, parent) not in unused_keys:
             continue
-        way: set[tuple[str, str]] = set()
-        at: str | None = parent
-        while at is not None and (ns, at) in going and (ns, at) not in heirs and (ns, at) not in way:
-            way.add((ns, at))
-            at = parents[ns, at]
+        visited: set[tuple[str, str]] = set()
+        ancestor_id: str | None = parent
+        while (
+            ancestor_id is not None
+            and (ns, ancestor_id) in unused_keys
+            and (ns, ancestor_id) not in kept_ancestors
+            and (ns, ancestor_id) not in visited
+        ):
+            visited.add((ns, ancestor_id))
+            ancestor_id = parents[ns, ancestor_id]
         # Damaged rows may form a cycle, which has no kept ancestor.
-        heir = None if at is None or (ns, at) in way else heirs.get((ns, at), at)
-        heirs.update(dict.fromkeys(way, heir))
-        yield (ns, id), heir
+        kept_ancestor = (
+            None
+            if ancestor_id is None or (ns, ancestor_id) in visited
+            else kept_ancestors.get((ns, ancestor_id), ancestor_id)
+        )
+        kept_ancestors.update(dict.fromkeys(visited, kept_ancestor))
+        yield (ns, id), kept_ancestor
 
 
-_NAMED = CompiledStatement(
+_CHECKPOINT_STEPS = CompiledStatement(
     select(CHECKPOINT.c.id, CHECKPOINT.c.graph_checkpoint_id).where(
         CHECKPOINT.c.tenant_id == bindparam("tenant"),
         CHECKPOINT.c.internal_session_id == bindparam("branch"),
         CHECKPOINT.c.graph_checkpoint_id.is_not(None),
     )
 )
-_BRANCHES = select(BRANCH.c.id, BRANCH.c.thread_id, BRANCH.c.meta).where(
+_OPEN_BRANCHES = select(BRANCH.c.id, BRANCH.c.thread_id, BRANCH.c.meta).where(
     BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.status == OPEN
 )
 _STEPS = CompiledStatement(
@@ -193,7 +231,7 @@ _STEPS = CompiledStatement(
         GRAPH_CHECKPOINT.c.meta,
     ).where(GRAPH_CHECKPOINT.c.tenant_id == bindparam("tenant"), GRAPH_CHECKPOINT.c.thread_id == bindparam("thread"))
 )
-_ASKING = CompiledStatement(
+_INTERRUPTED_STEPS = CompiledStatement(
     select(GRAPH_WRITE.c.checkpoint_id).where(
         GRAPH_WRITE.c.tenant_id == bindparam("tenant"),
         GRAPH_WRITE.c.thread_id == bindparam("thread"),
@@ -201,8 +239,8 @@ _ASKING = CompiledStatement(
         GRAPH_WRITE.c.channel == INTERRUPT,
     )
 )
-_DROP = CompiledStatement(delete(GRAPH_CHECKPOINT).where(*where(GRAPH_CHECKPOINT, *KEY)))
-_FOLLOW = row_codes.SignedUpdate(GRAPH_CHECKPOINT, "parent_id")
+_DELETE_STEP = CompiledStatement(delete(GRAPH_CHECKPOINT).where(*parameter_conditions(GRAPH_CHECKPOINT, *KEY_COLUMNS)))
+_SET_PARENT = row_codes.SignedUpdate(GRAPH_CHECKPOINT, "parent_id")
 
 UUID6_EPOCH = 0x01B21DD213814000
 """The Unix epoch in the clock of version 6 UUIDs: 100 ns intervals since 15 October 1582."""
@@ -236,7 +274,7 @@ def collect(
     dry_run: bool = False,
     imports: bool = False,
     find_steps: Callable[[Connection], Iterable[UnusedSteps]] | None = None,
-    parts: ProgressParts | None = None,
+    progress: ProgressParts | None = None,
 ) -> Collected:
     """Delete the values of a tenant that nothing refers to, and the steps that nothing needs.
 
@@ -246,39 +284,45 @@ def collect(
         dry_run: True to only count.
         imports: True to also delete the threads of imports that did not finish.
         find_steps: The function that finds the steps to delete. It runs while nobody writes. None keeps all steps.
-        parts: The reporter of the progress; see `count_parts`.
+        progress: The reporter of the progress; see `count_rows_by_part`.
     """
     tenant_id = blobs.tenant_id
     if not dry_run and connection.dialect.name == "postgresql":
         connection.execute(text("LOCK TABLE graph_checkpoint, graph_write, blob IN EXCLUSIVE MODE"))
-    left = set(staging.list_staged_threads(connection, tenant_id)) if imports else set()
-    for thread in left if not dry_run else ():
+    staged_threads = set(staging.list_staged_threads(connection, tenant_id)) if imports else set()
+    for thread in staged_threads if not dry_run else ():
         delete_thread(connection, tenant_id, thread)
-    steps_gone, left_out = 0, set[GraphKey]()
-    for spare in find_steps(connection) if find_steps is not None else ():
-        steps_gone += len(spare.gone)
-        left_out.update(spare.gone if dry_run else ())
+    step_count, ignored_keys = 0, set[GraphKey]()
+    for unused in find_steps(connection) if find_steps is not None else ():
+        step_count += len(unused.graph_keys)
+        ignored_keys.update(unused.graph_keys if dry_run else ())
         if not dry_run:
-            drop(connection, tenant_id, spare)
-    lost = [key for key in _orphans(connection, tenant_id) if _is_old(key.checkpoint_id)]
-    left_out.update(lost)
+            delete_unused_steps(connection, tenant_id, unused)
+    orphans = [key for key in _find_orphan_writes(connection, tenant_id) if _is_old(key.checkpoint_id)]
+    ignored_keys.update(orphans)
     if not dry_run:
-        _delete_writes(connection, tenant_id, lost)
-    parts = parts or ProgressParts()
-    live, lists = find_live_values(connection, blobs, lambda place: place.thread in left or place in left_out, parts)
-    moved = [key for key, base in lists.items() if base is not None and base not in lists]
-    for key in moved if not dry_run else ():
+        _delete_writes(connection, tenant_id, orphans)
+    progress = progress or ProgressParts()
+    live, lists = find_live_values(
+        connection, blobs, lambda graph_key: graph_key.thread in staged_threads or graph_key in ignored_keys, progress
+    )
+    rewritten_lists = [key for key, base in lists.items() if base is not None and base not in lists]
+    for key in rewritten_lists if not dry_run else ():
         _write_in_full(connection, blobs, key)
-    gone = [row for row in parts.iterate("values", _stored(connection, tenant_id)) if row[0] not in live]
+    unused_values = [
+        row for row in progress.iterate("values", _read_value_sizes(connection, tenant_id)) if row[0] not in live
+    ]
     if not dry_run:
-        _delete_values(connection, tenant_id, [key for key, _ in gone])
-    return Collected(len(gone), sum(size for _, size in gone), len(lost), len(moved), steps_gone)
+        _delete_values(connection, tenant_id, [key for key, _ in unused_values])
+    return Collected(
+        len(unused_values), sum(size for _, size in unused_values), len(orphans), len(rewritten_lists), step_count
+    )
 
 
-def count_parts(connection: Connection, tenant_id: int) -> dict[str, int]:
+def count_rows_by_part(connection: Connection, tenant_id: int) -> dict[str, int]:
     """Count the rows that a collection reads, by the parts in which it reports progress."""
     lists = and_(BLOB.c.tenant_id == tenant_id, BLOB.c.type == LIST)
-    counted = {
+    conditions = {
         "branches": BRANCH.c.tenant_id == tenant_id,
         "graph_checkpoint": GRAPH_CHECKPOINT.c.tenant_id == tenant_id,
         "graph_write": GRAPH_WRITE.c.tenant_id == tenant_id,
@@ -286,12 +330,13 @@ def count_parts(connection: Connection, tenant_id: int) -> dict[str, int]:
         "values": BLOB.c.tenant_id == tenant_id,
     }
     return {
-        name: int(connection.execute(select(func.count()).where(mine)).scalar_one()) for name, mine in counted.items()
+        name: int(connection.execute(select(func.count()).where(condition)).scalar_one())
+        for name, condition in conditions.items()
     }
 
 
 def find_live_values(
-    connection: Connection, blobs: Blobs, is_ignored: Callable[[GraphKey], bool], parts: ProgressParts | None = None
+    connection: Connection, blobs: Blobs, is_ignored: Callable[[GraphKey], bool], progress: ProgressParts | None = None
 ) -> tuple[set[bytes], dict[bytes, bytes | None]]:
     """Find the values that graph checkpoints, writes and checkpoints refer to.
 
@@ -301,68 +346,68 @@ def find_live_values(
         connection: Any open connection.
         blobs: The values of the tenant.
         is_ignored: The test for graph checkpoints to ignore together with their writes.
-        parts: The reporter of the progress.
+        progress: The reporter of the progress.
 
     Raises:
         Corrupt: A list or a record is damaged, so the values that it needs are unknown.
     """
-    parts = parts or ProgressParts()
-    live = set(_referenced(connection, blobs.tenant_id, is_ignored, parts))
-    live.update(_parts(connection, blobs, live))
-    lists = _lists(connection, blobs, live)
-    for walked in parts.iterate("lists", ([one] for one in verify_lists(connection, blobs, lists))):
-        if walked.wrong:
-            raise damaged(walked.key, "is a damaged list")
-        live.update(split_hashes(walked.items))
-    live.update(_chunks(connection, blobs, live))
-    return live, {key: continued(data) for key, data in lists.items()}
+    progress = progress or ProgressParts()
+    live = set(_find_referenced_hashes(connection, blobs.tenant_id, is_ignored, progress))
+    live.update(_load_record_parts(connection, blobs, live))
+    lists = _load_lists(connection, blobs, live)
+    for verified_list in progress.iterate("lists", ([one] for one in verify_lists(connection, blobs, lists))):
+        if verified_list.problem:
+            raise damaged_value(verified_list.key, "is a damaged list")
+        live.update(split_hashes(verified_list.items))
+    live.update(_list_chunks(connection, blobs, live))
+    return live, {key: base_hash(data) for key, data in lists.items()}
 
 
-def _orphans(connection: Connection, tenant_id: int) -> list[GraphKey]:
-    owner = exists().where(*(GRAPH_CHECKPOINT.c[name] == GRAPH_WRITE.c[name] for name in KEY))
-    query = select(*_place(GRAPH_WRITE)).where(GRAPH_WRITE.c.tenant_id == tenant_id, ~owner).distinct()
+def _find_orphan_writes(connection: Connection, tenant_id: int) -> list[GraphKey]:
+    has_checkpoint = exists().where(*(GRAPH_CHECKPOINT.c[name] == GRAPH_WRITE.c[name] for name in KEY_COLUMNS))
+    query = select(*_key_columns(GRAPH_WRITE)).where(GRAPH_WRITE.c.tenant_id == tenant_id, ~has_checkpoint).distinct()
     return [GraphKey(*row) for row in connection.execute(query)]
 
 
-def _place(table: Any) -> list[Any]:
-    return [table.c[name] for name in KEY[1:]]
+def _key_columns(table: Any) -> list[Any]:
+    return [table.c[name] for name in KEY_COLUMNS[1:]]
 
 
 def _is_old(checkpoint_id: str) -> bool:
     """Return whether an id is older than `ORPHAN_GRACE_SECONDS`; True for an id without a time, unlike LangGraph's."""
     try:
-        made = UUID(checkpoint_id)
+        uuid = UUID(checkpoint_id)
     except ValueError:
         return True
-    if made.version != 6:
+    if uuid.version != 6:
         return True
-    clock = (made.time_low << 28) | (made.time_mid << 12) | (made.time_hi_version & 0x0FFF)
-    return (clock - UUID6_EPOCH) / 1e7 < time.time() - ORPHAN_GRACE_SECONDS
+    uuid_ticks = (uuid.time_low << 28) | (uuid.time_mid << 12) | (uuid.time_hi_version & 0x0FFF)
+    return (uuid_ticks - UUID6_EPOCH) / 1e7 < time.time() - ORPHAN_GRACE_SECONDS
 
 
 def _delete_writes(connection: Connection, tenant_id: int, keys: Iterable[GraphKey]) -> None:
     for key in keys:
-        same = (column == value for column, value in zip(_place(GRAPH_WRITE), key, strict=True))
-        connection.execute(delete(GRAPH_WRITE).where(GRAPH_WRITE.c.tenant_id == tenant_id, *same))
+        conditions = (column == value for column, value in zip(_key_columns(GRAPH_WRITE), key, strict=True))
+        connection.execute(delete(GRAPH_WRITE).where(GRAPH_WRITE.c.tenant_id == tenant_id, *conditions))
 
 
-def _referenced(
-    connection: Connection, tenant_id: int, leaves_out: Callable[[GraphKey], bool], parts: ProgressParts
+def _find_referenced_hashes(
+    connection: Connection, tenant_id: int, is_ignored: Callable[[GraphKey], bool], progress: ProgressParts
 ) -> Iterator[bytes]:
     # First those that checkpoints keep: a turn can replace a pending write only after the checkpoint is stored.
-    for page in _NOTED.pages(connection, {"tenant": tenant_id}):
+    for page in _WITH_PENDING_WRITES.pages(connection, {"tenant": tenant_id}):
         for id, thread, checkpoint_id, pending in page:
-            if not leaves_out(GraphKey(thread, "", checkpoint_id)):
+            if not is_ignored(GraphKey(thread, "", checkpoint_id)):
                 yield from pending_writes.hashes(pending, f"checkpoint {id}")
-    for table, read in ((GRAPH_CHECKPOINT, _of_checkpoint), (GRAPH_WRITE, split_hashes)):
-        held = table.c.channels if table is GRAPH_CHECKPOINT else table.c.value
-        query = CompiledStatement(select(*_place(table), held).where(table.c.tenant_id == tenant_id))
-        for *place, data in parts.iterate(table.name, query.pages(connection)):
-            if not leaves_out(GraphKey(*place)):
-                yield from read(data)
+    for table, parse_hashes in ((GRAPH_CHECKPOINT, _channel_hashes), (GRAPH_WRITE, split_hashes)):
+        hash_column = table.c.channels if table is GRAPH_CHECKPOINT else table.c.value
+        query = CompiledStatement(select(*_key_columns(table), hash_column).where(table.c.tenant_id == tenant_id))
+        for *key, data in progress.iterate(table.name, query.pages(connection)):
+            if not is_ignored(GraphKey(*key)):
+                yield from parse_hashes(data)
 
 
-_NOTED = CompiledStatement(
+_WITH_PENDING_WRITES = CompiledStatement(
     select(CHECKPOINT.c.id, BRANCH.c.thread_id, CHECKPOINT.c.graph_checkpoint_id, CHECKPOINT.c.pending)
     .join_from(
         CHECKPOINT,
@@ -374,26 +419,26 @@ _NOTED = CompiledStatement(
 """The query for the checkpoints that keep pending writes."""
 
 
-def _of_checkpoint(channels: bytes) -> Iterable[bytes]:
+def _channel_hashes(channels: bytes) -> Iterable[bytes]:
     return unpack(channels).values()
 
 
-def _parts(connection: Connection, blobs: Blobs, live: Container[bytes]) -> Iterator[bytes]:
+def _load_record_parts(connection: Connection, blobs: Blobs, live: Container[bytes]) -> Iterator[bytes]:
     """Yield the hashes of the values that the live records consist of."""
-    of_tenant = and_(BLOB.c.tenant_id == blobs.tenant_id, BLOB.c.type == RECORD)
-    records = [key for (key,) in connection.execute(select(BLOB.c.hash).where(of_tenant)) if key in live]
+    condition = and_(BLOB.c.tenant_id == blobs.tenant_id, BLOB.c.type == RECORD)
+    records = [key for (key,) in connection.execute(select(BLOB.c.hash).where(condition)) if key in live]
     for part in slices(records):
         for value in blobs.get_many(connection, part).values():
             yield from unpack(value.data).values()
 
 
-def _lists(connection: Connection, blobs: Blobs, live: Container[bytes]) -> dict[bytes, bytes]:
+def _load_lists(connection: Connection, blobs: Blobs, live: Container[bytes]) -> dict[bytes, bytes]:
     """Read the live lists as stored, by hash."""
     query = select(BLOB.c.hash, BLOB.c.data).where(BLOB.c.tenant_id == blobs.tenant_id, BLOB.c.type == LIST)
     return {key: data for key, data in connection.execute(query) if key in live}
 
 
-def _chunks(connection: Connection, blobs: Blobs, live: Container[bytes]) -> list[bytes]:
+def _list_chunks(connection: Connection, blobs: Blobs, live: Container[bytes]) -> list[bytes]:
     """List the chunks of the live values that are stored in chunks."""
     query = select(BLOB.c.hash, BLOB.c.data).where(BLOB.c.tenant_id == blobs.tenant_id, BLOB.c.codec == CHUNKED)
     return [chunk for key, data in connection.execute(query) if key in live for chunk in split_hashes(data)]
@@ -401,11 +446,11 @@ def _chunks(connection: Connection, blobs: Blobs, live: Container[bytes]) -> lis
 
 def _write_in_full(connection: Connection, blobs: Blobs, key: bytes) -> None:
     data = FULL + b"".join(blobs.item_hashes(connection, key))
-    same = and_(BLOB.c.tenant_id == blobs.tenant_id, BLOB.c.hash == key)
-    connection.execute(update(BLOB).where(same).values(data=PlainBytes(data)))
+    condition = and_(BLOB.c.tenant_id == blobs.tenant_id, BLOB.c.hash == key)
+    connection.execute(update(BLOB).where(condition).values(data=PlainBytes(data)))
 
 
-def _stored(connection: Connection, tenant_id: int) -> Iterable[Sequence[tuple[bytes, int]]]:
+def _read_value_sizes(connection: Connection, tenant_id: int) -> Iterable[Sequence[tuple[bytes, int]]]:
     query = select(BLOB.c.hash, func.length(BLOB.c.data).label("size")).where(BLOB.c.tenant_id == tenant_id)
     return CompiledStatement(query).pages(connection, raw=True)
 

@@ -14,20 +14,26 @@ from sqlalchemy import Column, Connection, Table, and_, func, literal, select, t
 
 from agentgit.errors import Corrupt, KeyMissing
 from agentgit.sessions.reports import Rotated
-from agentgit.store.audit.trail import note
+from agentgit.store.audit.trail import record_event
 from agentgit.store.database import Database
-from agentgit.store.records.encryption_keys import forget, registered, write_proofs
-from agentgit.store.search.index import forget_words
+from agentgit.store.records.encryption_keys import registered_proofs, unregister_key, write_proofs
+from agentgit.store.search.index import delete_words
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.compiled_statement import CompiledStatement
-from agentgit.store.sql.encrypted_columns import counts, key_in, of_tenant, raw, sealed_columns
+from agentgit.store.sql.encrypted_columns import (
+    count_values_by_key,
+    key_name_of,
+    raw_table,
+    sealed_columns,
+    tenant_conditions,
+)
 from agentgit.store.sql.encryption import (
     Seal,
     UnencryptedValue,
+    decode_text,
     decode_value,
+    encode_text,
     encode_value,
-    text_as_given,
-    text_as_stored,
 )
 from agentgit.store.sql.tables import BLOB
 
@@ -48,143 +54,152 @@ class Rotation:
     def __init__(self, database: Database, tenant_id: int) -> None:
         self.database, self.tenant_id = database, tenant_id
 
-    def run(self, seal: Seal, *, off: bool, user_id: int, progress: Progress | None = None) -> Rotated:
+    def run(self, seal: Seal, *, decrypt: bool, user_id: int, progress: Progress | None = None) -> Rotated:
         """Encrypt all values with the current key, sign all rows with it, and forget the keys that no value uses then.
 
         Args:
             seal: The seal, with the current key and all keys that values are encrypted with.
-            off: True to decrypt all values and remove the signatures instead.
+            decrypt: True to decrypt all values and remove the signatures instead.
             user_id: The user who asks for it.
             progress: The function to call with the number of rows done and their total.
         """
-        if off:
-            self.database.write(lambda c: write_proofs(c, self.tenant_id, seal, is_whole=False), durable=True)
-        total, done, changed = self._count(), 0, 0
+        if decrypt:
+            self.database.write(lambda c: write_proofs(c, self.tenant_id, seal, is_fully_encrypted=False), durable=True)
+        total, done, changed = self._count_rows(), 0, 0
         for name in sealed_columns():
-            last: tuple[Any, ...] | None = None
-            while rows := self._page(name, last):
-                changed += self.database.write(partial(self._reencrypt_rows, seal, name, rows, off))
-                last = _place(list(raw(name).primary_key), rows[-1])
+            last_key: tuple[Any, ...] | None = None
+            while rows := self._read_page(name, last_key):
+                changed += self.database.write(partial(self._reencrypt_rows, seal, name, rows, decrypt))
+                last_key = _primary_key(list(raw_table(name).primary_key), rows[-1])
                 done += len(rows)
                 if progress is not None:
                     progress(min(done, total), total)
-        for table in row_codes.tables():
-            changed += self._sign(table, seal, off=off)
-        left = self.counts()
+        for table in row_codes.signed_tables():
+            changed += self._sign_rows(table, seal, remove=decrypt)
+        counts_by_key = self.count_by_key()
 
-        def end(connection: Connection) -> None:
-            wanted = None if off else seal.keyring.current
-            for known in registered(connection, self.tenant_id):
-                if known != wanted and not left.get(known):
-                    forget(connection, self.tenant_id, known)
-            if wanted is not None and "" not in left:
-                write_proofs(connection, self.tenant_id, seal, is_whole=True)
-            forget_words(connection, self.tenant_id)  # the next search adds those that may be stored now
-            note(connection, self.tenant_id, "keys.rotated", user_id=user_id, key=wanted, values=changed)
+        def finish(connection: Connection) -> None:
+            current_key = None if decrypt else seal.keyring.current
+            for key_name in registered_proofs(connection, self.tenant_id):
+                if key_name != current_key and not counts_by_key.get(key_name):
+                    unregister_key(connection, self.tenant_id, key_name)
+            if current_key is not None and "" not in counts_by_key:
+                write_proofs(connection, self.tenant_id, seal, is_fully_encrypted=True)
+            delete_words(connection, self.tenant_id)  # the next search adds those that may be stored now
+            record_event(connection, self.tenant_id, "keys.rotated", user_id=user_id, key=current_key, values=changed)
 
-        self.database.write(end, durable=True)
-        return Rotated(changed=changed, keys=left)
+        self.database.write(finish, durable=True)
+        return Rotated(changed=changed, keys=counts_by_key)
 
-    def counts(self) -> dict[str, int]:
+    def count_by_key(self) -> dict[str, int]:
         """Count the values by the key that encrypts them. Values in clear are under the empty name."""
         with self.database.reading() as connection:
-            return counts(connection, self.tenant_id)
+            return count_values_by_key(connection, self.tenant_id)
 
-    def damaged(self, connection: Connection, seal: Seal | None) -> Iterator[tuple[str, str]]:
+    def find_damaged(self, connection: Connection, seal: Seal | None) -> Iterator[tuple[str, str]]:
         """Yield each row with a value that cannot be decrypted, and the problem. `blob` is left to `check_values`."""
         for name, columns in sealed_columns().items():
-            table = raw(name)
+            table = raw_table(name)
             keys = list(table.primary_key)
-            query = select(*keys, *(table.c[column] for column in columns)).where(*of_tenant(table, self.tenant_id))
+            query = select(*keys, *(table.c[column] for column in columns)).where(
+                *tenant_conditions(table, self.tenant_id)
+            )
             # Raw, because damaged cells may hold values that their column cannot.
             for page in CompiledStatement(query).pages(connection, raw=True) if name != BLOB.name else ():
                 for row in page:
                     for column, value in zip(columns, row[len(keys) :], strict=True):
-                        where = f"{name} {'/'.join(map(str, row[1 : len(keys)]))}"
+                        row_name = f"{name} {'/'.join(map(str, row[1 : len(keys)]))}"
                         try:
-                            _opened(seal, f"{name}.{column}", value)
+                            _decrypt(seal, f"{name}.{column}", value)
                         except UnencryptedValue:
-                            yield where, f"its {column} is not encrypted, although this database is"
+                            yield row_name, f"its {column} is not encrypted, although this database is"
                         except (Corrupt, KeyMissing, TypeError, ValueError, AttributeError):
-                            yield where, f"its {column} cannot be decrypted with its key"
+                            yield row_name, f"its {column} cannot be decrypted with its key"
 
-    def _sign(self, table: Table, seal: Seal, *, off: bool) -> int:
-        """Sign each row of a table with the current key, or remove its code if `off`; return the number of changes."""
-        keys, wanted, changed = list(table.primary_key), "" if off else seal.keyring.current, 0
+    def _sign_rows(self, table: Table, seal: Seal, *, remove: bool) -> int:
+        """Sign the rows of a table with the current key, or remove their codes; return the number of changes."""
+        keys, key_name, changed = list(table.primary_key), "" if remove else seal.keyring.current, 0
 
-        def page(connection: Connection) -> tuple[int, Any]:
-            query = select(table).where(table.c.tenant_id == self.tenant_id, *_after(keys, last))
+        def sign_page(connection: Connection) -> tuple[int, Any]:
+            query = select(table).where(table.c.tenant_id == self.tenant_id, *_conditions_after(keys, last_key))
             rows = connection.execute(query.order_by(*keys).limit(BATCH_ROWS).with_for_update(key_share=True)).all()
-            others = [row for row in rows if key_in(row.mac) != wanted]
-            for row in others if off else row_codes.authentic(connection, table, others):
-                this = and_(*(key == getattr(row, key.name) for key in keys))
-                new = None if off else row_codes.code(seal, table, row._asdict())
-                connection.execute(update(table).where(this).values(mac=new))
-            return len(others), _place(keys, rows[-1]) if rows else None
+            outdated = [row for row in rows if key_name_of(row.mac) != key_name]
+            for row in outdated if remove else row_codes.verify_rows(connection, table, outdated):
+                condition = and_(*(key == getattr(row, key.name) for key in keys))
+                code = None if remove else row_codes.code_of_row(seal, table, row._asdict())
+                connection.execute(update(table).where(condition).values(mac=code))
+            return len(outdated), _primary_key(keys, rows[-1]) if rows else None
 
-        last: tuple[Any, ...] | None = None
+        last_key: tuple[Any, ...] | None = None
         while True:
-            done, last = self.database.write(page)
-            changed += done
-            if last is None:
+            page_changes, last_key = self.database.write(sign_page)
+            changed += page_changes
+            if last_key is None:
                 return changed
 
-    def _count(self) -> int:
+    def _count_rows(self) -> int:
         with self.database.reading() as connection:
-            counts = (select(func.count()).where(*of_tenant(raw(name), self.tenant_id)) for name in sealed_columns())
-            return sum(int(connection.execute(query).scalar_one()) for query in counts)
+            queries = (
+                select(func.count()).where(*tenant_conditions(raw_table(name), self.tenant_id))
+                for name in sealed_columns()
+            )
+            return sum(int(connection.execute(query).scalar_one()) for query in queries)
 
-    def _page(self, name: str, last: tuple[Any, ...] | None) -> Sequence[Any]:
-        table = raw(name)
+    def _read_page(self, name: str, last_key: tuple[Any, ...] | None) -> Sequence[Any]:
+        table = raw_table(name)
         keys = list(table.primary_key)
         query = select(*keys, *(table.c[column] for column in sealed_columns()[name])).where(
-            *of_tenant(table, self.tenant_id)
+            *tenant_conditions(table, self.tenant_id)
         )
         with self.database.reading() as connection:
-            return connection.execute(query.where(*_after(keys, last)).order_by(*keys).limit(BATCH_ROWS)).all()
+            return connection.execute(
+                query.where(*_conditions_after(keys, last_key)).order_by(*keys).limit(BATCH_ROWS)
+            ).all()
 
-    def _reencrypt_rows(self, seal: Seal, name: str, rows: Sequence[Any], off: bool, connection: Connection) -> int:
-        return sum(self._reencrypt_row(connection, seal, name, row, off) for row in rows)
+    def _reencrypt_rows(self, seal: Seal, name: str, rows: Sequence[Any], decrypt: bool, connection: Connection) -> int:
+        return sum(self._reencrypt_row(connection, seal, name, row, decrypt) for row in rows)
 
-    def _reencrypt_row(self, connection: Connection, seal: Seal, name: str, row: Any, off: bool) -> int:
+    def _reencrypt_row(self, connection: Connection, seal: Seal, name: str, row: Any, decrypt: bool) -> int:
         """Re-encrypt the values of a row that need it, unless they have changed since; return the number of changes."""
-        table, changed = raw(name), 0
-        this = and_(*(key == getattr(row, key.name) for key in table.primary_key))
+        table, changed = raw_table(name), 0
+        row_condition = and_(*(key == getattr(row, key.name) for key in table.primary_key))
         for column in sealed_columns()[name]:
             stored = getattr(row, column)
-            wanted = "" if off else seal.keyring.current
-            if stored is None or key_in(stored) == wanted:
+            key_name = "" if decrypt else seal.keyring.current
+            if stored is None or key_name_of(stored) == key_name:
                 continue
-            new = _closed(None if off else seal, f"{name}.{column}", _opened(seal, f"{name}.{column}", stored), stored)
-            same = and_(this, table.c[column] == stored)
-            changed += connection.execute(update(table).where(same).values({column: new})).rowcount
+            new_value = _encrypt(
+                None if decrypt else seal, f"{name}.{column}", _decrypt(seal, f"{name}.{column}", stored), stored
+            )
+            condition = and_(row_condition, table.c[column] == stored)
+            changed += connection.execute(update(table).where(condition).values({column: new_value})).rowcount
         return changed
 
 
-def _place(keys: Sequence[Column[Any]], row: Any) -> tuple[Any, ...]:
+def _primary_key(keys: Sequence[Column[Any]], row: Any) -> tuple[Any, ...]:
     return tuple(getattr(row, key.name) for key in keys)
 
 
-def _after(keys: Sequence[Column[Any]], last: tuple[Any, ...] | None) -> list[Any]:
-    """Build the conditions for the rows after `last`, in primary-key order; for all rows if it is None."""
-    if last is None:
+def _conditions_after(keys: Sequence[Column[Any]], last_key: tuple[Any, ...] | None) -> list[Any]:
+    """Build the conditions for the rows after `last_key`, in primary-key order; for all rows if it is None."""
+    if last_key is None:
         return []
-    return [tuple_(*keys) > tuple_(*(literal(value, key.type) for key, value in zip(keys, last, strict=True)))]
+    return [tuple_(*keys) > tuple_(*(literal(value, key.type) for key, value in zip(keys, last_key, strict=True)))]
 
 
-def _opened(seal: Seal | None, place: str, stored: bytes | str | None) -> bytes:
+def _decrypt(seal: Seal | None, column_name: str, stored: bytes | str | None) -> bytes:
     """Decrypt a stored value and return its bytes. Values in clear are returned as they are."""
     if stored is None:
         return b""
     if not isinstance(stored, str | bytes | memoryview):
         raise TypeError("neither text nor bytes")
     if isinstance(stored, str):
-        return text_as_given(seal, place, stored).encode()
-    return decode_value(seal, place, bytes(stored))
+        return decode_text(seal, column_name, stored).encode()
+    return decode_value(seal, column_name, bytes(stored))
 
 
-def _closed(seal: Seal | None, place: str, value: bytes, stored: bytes | str) -> bytes | str:
+def _encrypt(seal: Seal | None, column_name: str, value: bytes, stored: bytes | str) -> bytes | str:
     """Encrypt a value for a column of the same type as `stored`. Without a seal, return it in clear."""
     if isinstance(stored, str):
-        return text_as_stored(seal, place, value.decode())
-    return bytes(encode_value(seal, place, value))
+        return encode_text(seal, column_name, value.decode())
+    return bytes(encode_value(seal, column_name, value))

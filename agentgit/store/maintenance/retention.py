@@ -12,9 +12,9 @@ from sqlalchemy import Connection, Select, bindparam, func, select, update
 
 from agentgit.checkpoints.retention import KeptPoint, Retention, RetentionVerdict, judge
 from agentgit.effects.invocation import INTENDED, REVERSE_FAILED, REVERSE_UNKNOWN, REVERSING, UNKNOWN
-from agentgit.store.maintenance.statistics import Sizes
+from agentgit.store.maintenance.statistics import SessionSizes
 from agentgit.store.queries.explorations import mark_of
-from agentgit.store.records.checkpoints import merged_by
+from agentgit.store.records.checkpoints import merge_source_id
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
@@ -30,7 +30,7 @@ UNRESOLVED = (INTENDED, UNKNOWN, REVERSING, REVERSE_FAILED, REVERSE_UNKNOWN)
 """The statuses of effects that are not settled: the outcome is unknown, or a reversal has not succeeded."""
 
 
-class Judged(NamedTuple):
+class SessionVerdicts(NamedTuple):
     """The verdicts on the checkpoints of a session.
 
     If the retention limits the bytes, also the session's size in bytes now and after the deletion.
@@ -41,26 +41,26 @@ class Judged(NamedTuple):
     bytes_after: int | None = None
 
 
-def read(connection: Connection, store: Store, session_id: int) -> Retention | None:
+def read_retention(connection: Connection, store: Store, session_id: int) -> Retention | None:
     """Read the retention of a session; None if it has none and keeps everything."""
-    return _of(store.sessions.one(connection, session_id).meta)
+    return _parse_retention(store.sessions.load_row(connection, session_id).meta)
 
 
-def _of(meta: bytes) -> Retention | None:
-    found = as_object(meta).get(MARK) if MARK.encode() in meta else None  # most have none: skip the parse
-    return Retention.from_dict(found) if found is not None else None
+def _parse_retention(meta: bytes) -> Retention | None:
+    data = as_object(meta).get(MARK) if MARK.encode() in meta else None  # most have none: skip the parse
+    return Retention.from_dict(data) if data is not None else None
 
 
-def with_retention(connection: Connection, store: Store) -> list[int]:
+def sessions_with_retention(connection: Connection, store: Store) -> list[int]:
     """List the ids of all sessions of the tenant that have a retention."""
     rows = connection.execute(select(SESSION.c.id, SESSION.c.meta).where(SESSION.c.tenant_id == store.tenant_id))
-    return [row.id for row in rows if _of(row.meta) is not None]
+    return [row.id for row in rows if _parse_retention(row.meta) is not None]
 
 
-def write(connection: Connection, store: Store, session_id: int, retention: Retention | None) -> None:
+def write_retention(connection: Connection, store: Store, session_id: int, retention: Retention | None) -> None:
     """Set the retention of a session; None keeps everything."""
     store.sessions.lock(connection, session_id)
-    meta = as_object(store.sessions.one(connection, session_id).meta)
+    meta = as_object(store.sessions.load_row(connection, session_id).meta)
     meta.pop(MARK, None)
     if retention is not None:
         meta[MARK] = retention.to_dict()
@@ -78,44 +78,57 @@ def apply_if_due(connection: Connection, store: Store, session_id: int, meta: by
     """
     if meta is None:
         store.sessions.lock(connection, session_id)
-        meta = store.sessions.one(connection, session_id).meta
-    retention = _of(meta)
+        meta = store.sessions.load_row(connection, session_id).meta
+    retention = _parse_retention(meta)
     if retention is None:
         return 0
-    count = _COUNT.all(connection, {"tenant": store.tenant_id, "session": session_id})[0].checkpoints
+    count = _CHECKPOINT_COUNT.all(connection, {"tenant": store.tenant_id, "session": session_id})[0].checkpoints
     limits = [limit for limit in (retention.compress_after, retention.max_checkpoints) if limit is not None]
-    if not any(count > limit for limit in limits) and not _is_old(connection, store, session_id, retention, count):
+    if not any(count > limit for limit in limits) and not _has_old_checkpoint(
+        connection, store, session_id, retention, count
+    ):
         return 0
-    quick = replace(retention, max_bytes=None)  # measuring is too slow for a turn
-    return sum(one.is_removed for one in apply_retention(connection, store, session_id, quick).verdicts)
+    retention_without_bytes = replace(retention, max_bytes=None)  # measuring is too slow for a turn
+    return sum(
+        verdict.is_removed
+        for verdict in apply_retention(connection, store, session_id, retention_without_bytes).verdicts
+    )
 
 
-def _is_old(connection: Connection, store: Store, session_id: int, retention: Retention, count: int) -> bool:
+def _has_old_checkpoint(
+    connection: Connection, store: Store, session_id: int, retention: Retention, count: int
+) -> bool:
     """Return whether a session may have a checkpoint older than `max_age`, without reading all checkpoints."""
     if retention.max_age is None or count <= retention.keep_last:
         return False
-    of_session = {"tenant": store.tenant_id, "session": session_id}
-    old = connection.execute(_OLD, {**of_session, "before": datetime.now(UTC) - retention.max_age}).all()
-    return len(old) > 1  # the first checkpoint stays
+    parameters = {"tenant": store.tenant_id, "session": session_id}
+    old_rows = connection.execute(
+        _OLD_CHECKPOINTS, {**parameters, "before": datetime.now(UTC) - retention.max_age}
+    ).all()
+    return len(old_rows) > 1  # the first checkpoint stays
 
 
-def verdicts(connection: Connection, store: Store, session_id: int, retention: Retention) -> Judged:
+def judge_session(connection: Connection, store: Store, session_id: int, retention: Retention) -> SessionVerdicts:
     """Return what a retention would do to a session, oldest checkpoint first. Nothing is deleted."""
-    of_session, now = points(connection, store, session_id), datetime.now(UTC)
+    session_points, now = points(connection, store, session_id), datetime.now(UTC)
     if retention.max_bytes is None:
-        return Judged(judge(of_session, retention, now))
-    sizes = Sizes(connection, store, session_id)
-    found = judge(of_session, retention, now, sizes.size_without)
-    return Judged(found, sizes.now(), sizes.size_without([one.point.id for one in found if one.is_removed]))
+        return SessionVerdicts(judge(session_points, retention, now))
+    sizes = SessionSizes(connection, store, session_id)
+    verdicts = judge(session_points, retention, now, sizes.size_without)
+    return SessionVerdicts(
+        verdicts,
+        sizes.current_size(),
+        sizes.size_without([verdict.point.id for verdict in verdicts if verdict.is_removed]),
+    )
 
 
 def apply_retention(
     connection: Connection, store: Store, session_id: int, retention: Retention, user_id: int | None = None
-) -> Judged:
+) -> SessionVerdicts:
     """Delete the checkpoints that a retention does not keep; return the verdict on each checkpoint."""
     store.sessions.lock(connection, session_id)
-    judged = verdicts(connection, store, session_id, retention)
-    return judged._replace(verdicts=delete(connection, store, judged.verdicts, user_id))
+    session_verdicts = judge_session(connection, store, session_id, retention)
+    return session_verdicts._replace(verdicts=delete_checkpoints(connection, store, session_verdicts.verdicts, user_id))
 
 
 def delete_unneeded(
@@ -138,23 +151,23 @@ def delete_unneeded(
         user_id: The user who asks for it.
     """
     store.sessions.lock(connection, session_id)  # so that no other transaction starts to need one
-    found = points(connection, store, session_id, branch_id)
-    wanted = [point for point in found if ids is None or point.id in ids]
-    judged = [RetentionVerdict(point=one, is_removed=not one.needed, why=one.needed) for one in wanted]
-    return delete(connection, store, judged, user_id)
+    session_points = points(connection, store, session_id, branch_id)
+    selected_points = [point for point in session_points if ids is None or point.id in ids]
+    verdicts = [RetentionVerdict(point=one, is_removed=not one.needed, why=one.needed) for one in selected_points]
+    return delete_checkpoints(connection, store, verdicts, user_id)
 
 
-def delete(
-    connection: Connection, store: Store, judged: Sequence[RetentionVerdict], user_id: int | None = None
+def delete_checkpoints(
+    connection: Connection, store: Store, verdicts: Sequence[RetentionVerdict], user_id: int | None = None
 ) -> list[RetentionVerdict]:
     """Delete the checkpoints whose verdict is to go. Correct the verdict on those that `Checkpoints.delete` kept."""
-    ids = [one.point.id for one in judged if one.is_removed]
-    gone = store.checkpoints.delete(connection, ids, user_id)
+    ids = [verdict.point.id for verdict in verdicts if verdict.is_removed]
+    deleted_ids = store.checkpoints.delete(connection, ids, user_id)
     return [
-        RetentionVerdict(point=one.point, is_removed=False, why="something depends on it")
-        if one.is_removed and one.point.id not in gone
-        else one
-        for one in judged
+        RetentionVerdict(point=verdict.point, is_removed=False, why="something depends on it")
+        if verdict.is_removed and verdict.point.id not in deleted_ids
+        else verdict
+        for verdict in verdicts
     ]
 
 
@@ -168,13 +181,13 @@ def points(connection: Connection, store: Store, session_id: int, branch_id: int
         branch_id: Only checkpoints made on this branch; None for all branches.
     """
     branches = {row.id: row for row in store.sessions.branches(connection, session_id)}
-    wanted = list(branches) if branch_id is None else [branch_id]
+    branch_ids = list(branches) if branch_id is None else [branch_id]
     rows: list[Any] = [
         row
-        for part in slices(wanted)
-        for row in connection.execute(_ROWS, {"tenant": store.tenant_id, "branches": part})
+        for part in slices(branch_ids)
+        for row in connection.execute(_CHECKPOINTS, {"tenant": store.tenant_id, "branches": part})
     ]
-    needed = _needed(connection, store, session_id, branches, rows)
+    reasons = _find_reasons(connection, store, session_id, branches, rows)
     return [
         KeptPoint(
             id=row.id,
@@ -182,101 +195,111 @@ def points(connection: Connection, store: Store, session_id: int, branch_id: int
             name=row.name,
             is_auto=row.is_auto,
             created_at=row.created_at,
-            needed=needed.get(row.id, ""),
+            needed=reasons.get(row.id, ""),
         )
         for row in rows
     ]
 
 
-def _needed(
+def _find_reasons(
     connection: Connection, store: Store, session_id: int, branches: Mapping[int, StoredRow], rows: Sequence[StoredRow]
 ) -> dict[int, str]:
     """Return the reason why each needed checkpoint stays, by id. All that `Checkpoints.delete` refuses are included."""
-    needed = _before_unresolved(connection, store, session_id, rows)
-    needed.update((row.id, "it waits for a person's answer") for row in _asking(connection, store, branches, rows))
-    of_session = {"tenant": store.tenant_id, "session": session_id}
+    reasons = _find_before_unresolved(connection, store, session_id, rows)
+    reasons.update(
+        (row.id, "it waits for a person's answer") for row in _find_interrupted(connection, store, branches, rows)
+    )
+    parameters = {"tenant": store.tenant_id, "session": session_id}
     for branch in branches.values():
-        if end := mark_of(branch).get("end"):
-            needed[end] = f"the exploration on branch {branch.name} ends there"
-    for row, source in _merges(connection, store, branches):
-        needed[row.id] = "it is a merge, and the next merge continues from it"
-        needed[source] = f"{branches[row.internal_session_id].name}#{row.number} was merged from it"
-    gone_to = connection.execute(_TARGETS, of_session).scalars()
-    needed.update((id, "it is the target of a rollback or a fork") for id in gone_to)
-    needed.update((row.id, "a branch begins with it") for row in rows if row.kind == "branch")
-    tags = store.tags.of(connection, [row.id for row in rows])
-    needed.update((id, f"it has the tag {names[0]}") for id, names in tags.items())
+        if end_id := mark_of(branch).get("end"):
+            reasons[end_id] = f"the exploration on branch {branch.name} ends there"
+    for row, source_id in _find_merges(connection, store, branches):
+        reasons[row.id] = "it is a merge, and the next merge continues from it"
+        reasons[source_id] = f"{branches[row.internal_session_id].name}#{row.number} was merged from it"
+    target_ids = connection.execute(_TARGETS, parameters).scalars()
+    reasons.update((id, "it is the target of a rollback or a fork") for id in target_ids)
+    reasons.update((row.id, "a branch begins with it") for row in rows if row.kind == "branch")
+    tags = store.tags.names_of(connection, [row.id for row in rows])
+    reasons.update((id, f"it has the tag {names[0]}") for id, names in tags.items())
     for branch in branches.values():
-        needed[branch.branch_point_id or 0] = f"branch {branch.name} starts from it"
+        reasons[branch.branch_point_id or 0] = f"branch {branch.name} starts from it"
     for branch in branches.values():
-        needed[branch.head_id or 0] = f"it is the head of branch {branch.name}"
-    return needed
+        reasons[branch.head_id or 0] = f"it is the head of branch {branch.name}"
+    return reasons
 
 
-def _before_unresolved(
+def _find_before_unresolved(
     connection: Connection, store: Store, session_id: int, rows: Sequence[StoredRow]
 ) -> dict[int, str]:
     """Find the last checkpoint of the branch before each unresolved effect, with the reason to keep it."""
-    unresolved = connection.execute(_UNRESOLVED, {"tenant": store.tenant_id, "session": session_id}).scalars().all()
-    found: dict[int, str] = {}
-    if not unresolved:
-        return found
-    of_branch: dict[int, list[StoredRow]] = defaultdict(list)
+    call_ids = connection.execute(_UNRESOLVED_CALLS, {"tenant": store.tenant_id, "session": session_id}).scalars().all()
+    reasons: dict[int, str] = {}
+    if not call_ids:
+        return reasons
+    rows_by_branch: dict[int, list[StoredRow]] = defaultdict(list)
     for row in rows:
-        of_branch[row.internal_session_id].append(row)
-    for call in store.journal.invocations(connection, unresolved).values():
-        before = [row for row in of_branch[call.internal_session_id] if row.position <= call.position]
-        if before:
-            last = max(before, key=lambda row: row.number)
-            found[last.id] = f"it is the last checkpoint before {call.tool_name}, which is {call.status}"
-    return found
+        rows_by_branch[row.internal_session_id].append(row)
+    for call in store.journal.invocations(connection, call_ids).values():
+        earlier_rows = [row for row in rows_by_branch[call.internal_session_id] if row.position <= call.position]
+        if earlier_rows:
+            last_row = max(earlier_rows, key=lambda row: row.number)
+            reasons[last_row.id] = f"it is the last checkpoint before {call.tool_name}, which is {call.status}"
+    return reasons
 
 
-def _merges(connection: Connection, store: Store, branches: Mapping[int, StoredRow]) -> Iterator[tuple[StoredRow, int]]:
+def _find_merges(
+    connection: Connection, store: Store, branches: Mapping[int, StoredRow]
+) -> Iterator[tuple[StoredRow, int]]:
     """Yield the checkpoints that a merge made, each with the id of the checkpoint that was merged."""
     for part in slices(list(branches)):
         for row in connection.execute(_WITH_DATA, {"tenant": store.tenant_id, "branches": part}):
-            source = merged_by(row.data)
-            if source is not None:
-                yield row, source
+            source_id = merge_source_id(row.data)
+            if source_id is not None:
+                yield row, source_id
 
 
-def _asking(
+def _find_interrupted(
     connection: Connection, store: Store, branches: Mapping[int, StoredRow], rows: Sequence[StoredRow]
 ) -> list[StoredRow]:
     """Find the checkpoints at which a task waits for a person's answer."""
-    at = {(branches[row.internal_session_id].thread_id, row.graph_checkpoint_id): row for row in rows}
-    keys = [key for key in at if key[1] is not None]
-    asking: set[tuple[str, str | None]] = set()
+    rows_by_key = {(branches[row.internal_session_id].thread_id, row.graph_checkpoint_id): row for row in rows}
+    keys = [key for key in rows_by_key if key[1] is not None]
+    interrupted_keys: set[tuple[str, str | None]] = set()
     for part in slices(keys):
         threads, ids = {thread for thread, _ in part}, {id for _, id in part}
-        query = {"tenant": store.tenant_id, "threads": list(threads), "ids": list(ids)}
-        asking.update((row.thread_id, row.checkpoint_id) for row in connection.execute(_ASKING, query))
-    return [row for row in rows if (branches[row.internal_session_id].thread_id, row.graph_checkpoint_id) in asking]
+        parameters = {"tenant": store.tenant_id, "threads": list(threads), "ids": list(ids)}
+        interrupted_keys.update(
+            (row.thread_id, row.checkpoint_id) for row in connection.execute(_INTERRUPTED, parameters)
+        )
+    return [
+        row
+        for row in rows
+        if (branches[row.internal_session_id].thread_id, row.graph_checkpoint_id) in interrupted_keys
+    ]
 
 
-_of_session = (BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.external_session_id == bindparam("session"))
-_COUNT = CompiledStatement(
+_branch_conditions = (BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.external_session_id == bindparam("session"))
+_CHECKPOINT_COUNT = CompiledStatement(
     select(func.count().label("checkpoints"))
     .select_from(CHECKPOINT)
     .where(
         CHECKPOINT.c.tenant_id == bindparam("tenant"),
-        CHECKPOINT.c.internal_session_id.in_(select(BRANCH.c.id).where(*_of_session)),
+        CHECKPOINT.c.internal_session_id.in_(select(BRANCH.c.id).where(*_branch_conditions)),
     )
 )
-_OLD = (
+_OLD_CHECKPOINTS = (
     select(CHECKPOINT.c.id)
     .where(
         CHECKPOINT.c.tenant_id == bindparam("tenant"),
-        CHECKPOINT.c.internal_session_id.in_(select(BRANCH.c.id).where(*_of_session)),
+        CHECKPOINT.c.internal_session_id.in_(select(BRANCH.c.id).where(*_branch_conditions)),
         CHECKPOINT.c.created_at < bindparam("before"),
         CHECKPOINT.c.kind != "branch",
-        CHECKPOINT.c.id.not_in(select(func.coalesce(BRANCH.c.head_id, 0)).where(*_of_session)),
-        CHECKPOINT.c.id.not_in(select(func.coalesce(BRANCH.c.branch_point_id, 0)).where(*_of_session)),
+        CHECKPOINT.c.id.not_in(select(func.coalesce(BRANCH.c.head_id, 0)).where(*_branch_conditions)),
+        CHECKPOINT.c.id.not_in(select(func.coalesce(BRANCH.c.branch_point_id, 0)).where(*_branch_conditions)),
     )
     .limit(2)
 )
-_ROWS = (
+_CHECKPOINTS = (
     select(
         CHECKPOINT.c.id,
         CHECKPOINT.c.internal_session_id,
@@ -305,12 +328,12 @@ _WITH_DATA: Select[Any] = select(
 _TARGETS = select(OPERATION.c.target_id).where(
     OPERATION.c.tenant_id == bindparam("tenant"), OPERATION.c.external_session_id == bindparam("session")
 )
-_UNRESOLVED = select(TOOL_INVOCATION.c.id).where(
+_UNRESOLVED_CALLS = select(TOOL_INVOCATION.c.id).where(
     TOOL_INVOCATION.c.tenant_id == bindparam("tenant"),
     TOOL_INVOCATION.c.external_session_id == bindparam("session"),
     TOOL_INVOCATION.c.status.in_(UNRESOLVED),
 )
-_ASKING = select(GRAPH_WRITE.c.thread_id, GRAPH_WRITE.c.checkpoint_id).where(
+_INTERRUPTED = select(GRAPH_WRITE.c.thread_id, GRAPH_WRITE.c.checkpoint_id).where(
     GRAPH_WRITE.c.tenant_id == bindparam("tenant"),
     GRAPH_WRITE.c.thread_id.in_(bindparam("threads", expanding=True)),
     GRAPH_WRITE.c.ns == "",

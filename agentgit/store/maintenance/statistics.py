@@ -20,28 +20,28 @@ from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.tables import BLOB, CHECKPOINT, GRAPH_CHECKPOINT, GRAPH_WRITE, LIST, OPERATION, TOOL_INVOCATION
 from agentgit.store.store import Store
 from agentgit.store.threads import token_usage
-from agentgit.store.threads.graph_rows import GraphKey, where
+from agentgit.store.threads.graph_rows import GraphKey, parameter_conditions
 from agentgit.values import as_object
 
-OF_THREADS = {
+THREAD_COLUMNS = {
     GRAPH_CHECKPOINT: (GRAPH_CHECKPOINT.c.meta, GRAPH_CHECKPOINT.c.header, GRAPH_CHECKPOINT.c.channels),
     GRAPH_WRITE: (GRAPH_WRITE.c.value,),
 }
 """The columns that count for the size of a thread."""
 
-OF_BRANCHES = {
+BRANCH_COLUMNS = {
     TOOL_INVOCATION: (TOOL_INVOCATION.c.args, TOOL_INVOCATION.c.result, TOOL_INVOCATION.c.answers),
     CHECKPOINT: (CHECKPOINT.c.data, CHECKPOINT.c.pending),
 }
 """The columns that count for the size of a branch."""
 
 
-def lengths(columns: Sequence[Any]) -> Any:
+def total_length(columns: Sequence[Any]) -> Any:
     """Build the expression for the total length of some columns."""
     return reduce(add, (func.coalesce(func.length(column), 0) for column in columns))
 
 
-class Sizes:
+class SessionSizes:
     """The size of the data that only one session needs; see `agentgit.sessions.stats.Storage`.
 
     Each method reads all references between stored values, but no state.
@@ -57,58 +57,74 @@ class Sizes:
         self._store = store
         self._blobs = store.graphs.content.blobs
         branches = store.sessions.branches(connection, session_id)
-        self._branches = {row.id for row in branches}
-        self._threads = {row.thread_id for row in branches}
-        self._steps = self._step_sizes()
-        self._calls = sum(self._branch_rows(TOOL_INVOCATION).values())
-        self._points = self._branch_rows(CHECKPOINT)
-        others, _ = find_live_values(connection, self._blobs, lambda place: place.thread in self._threads)
+        self._branch_ids = {row.id for row in branches}
+        self._thread_ids = {row.thread_id for row in branches}
+        self._bytes_by_step = self._read_step_sizes()
+        self._call_bytes = sum(self._read_row_sizes(TOOL_INVOCATION).values())
+        self._bytes_by_checkpoint = self._read_row_sizes(CHECKPOINT)
+        other_hashes, _ = find_live_values(
+            connection, self._blobs, lambda graph_key: graph_key.thread in self._thread_ids
+        )
         query = select(BLOB.c.hash, BLOB.c.type, BLOB.c.size, func.length(BLOB.c.data))
         rows = connection.execute(query.where(BLOB.c.tenant_id == store.tenant_id))
-        self._sizes = {
-            key: (stored, 1 + items * HASH_BYTES if type_ == LIST else stored)
-            for key, type_, items, stored in rows
-            if key not in others
+        self._value_sizes = {
+            key: (stored_size, 1 + item_count * HASH_BYTES if type_ == LIST else stored_size)
+            for key, type_, item_count, stored_size in rows
+            if key not in other_hashes
         }
 
-    def now(self) -> int:
+    def current_size(self) -> int:
         """Return the current size in bytes."""
-        return self._measured((), ())
+        return self._measure((), ())
 
-    def size_without(self, points: Collection[int]) -> int:
+    def size_without(self, checkpoint_ids: Collection[int]) -> int:
         """Return the size in bytes without some checkpoints and without the steps that nothing would need then."""
-        spare = find_unused_steps(self._connection, self._store.tenant_id, frozenset(points), self._branches)
-        return self._measured(points, {place for one in spare for place in one.gone})
-
-    def _measured(self, points: Collection[int], gone: Collection[GraphKey]) -> int:
-        live, lists = find_live_values(
-            self._connection, self._blobs, lambda place: place.thread not in self._threads or place in gone
+        unused_steps = find_unused_steps(
+            self._connection, self._store.tenant_id, frozenset(checkpoint_ids), self._branch_ids
         )
-        total = self._calls + sum(size for place, size in self._steps.items() if place not in gone)
-        total += sum(size for point, size in self._points.items() if point not in points)
-        for key in live & self._sizes.keys():
-            stored, in_full = self._sizes[key]
+        return self._measure(checkpoint_ids, {graph_key for unused in unused_steps for graph_key in unused.graph_keys})
+
+    def _measure(self, checkpoint_ids: Collection[int], deleted_keys: Collection[GraphKey]) -> int:
+        live, lists = find_live_values(
+            self._connection,
+            self._blobs,
+            lambda graph_key: graph_key.thread not in self._thread_ids or graph_key in deleted_keys,
+        )
+        total = self._call_bytes + sum(
+            size for graph_key, size in self._bytes_by_step.items() if graph_key not in deleted_keys
+        )
+        total += sum(
+            size for checkpoint_id, size in self._bytes_by_checkpoint.items() if checkpoint_id not in checkpoint_ids
+        )
+        for key in live & self._value_sizes.keys():
+            stored_size, full_size = self._value_sizes[key]
             base = lists.get(key)
-            total += in_full if base is not None and base not in lists else stored
+            total += full_size if base is not None and base not in lists else stored_size
         return total
 
-    def _step_sizes(self) -> Counter[GraphKey]:
-        found: Counter[GraphKey] = Counter()
-        for table, columns in OF_THREADS.items():
-            at = (table.c.thread_id, table.c.ns, table.c.checkpoint_id)
-            query = select(*at, func.sum(lengths(columns))).where(table.c.tenant_id == self._store.tenant_id)
-            for part in slices(sorted(self._threads)):
-                for *place, size in self._connection.execute(query.where(at[0].in_(part)).group_by(*at)):
-                    found[GraphKey(*place)] += size
-        return found
+    def _read_step_sizes(self) -> Counter[GraphKey]:
+        sizes: Counter[GraphKey] = Counter()
+        for table, columns in THREAD_COLUMNS.items():
+            key_columns = (table.c.thread_id, table.c.ns, table.c.checkpoint_id)
+            query = select(*key_columns, func.sum(total_length(columns))).where(
+                table.c.tenant_id == self._store.tenant_id
+            )
+            for part in slices(sorted(self._thread_ids)):
+                for *key, size in self._connection.execute(
+                    query.where(key_columns[0].in_(part)).group_by(*key_columns)
+                ):
+                    sizes[GraphKey(*key)] += size
+        return sizes
 
-    def _branch_rows(self, table: Any) -> dict[int, int]:
-        query = select(table.c.id, lengths(OF_BRANCHES[table])).where(table.c.tenant_id == self._store.tenant_id)
-        parts = (query.where(table.c.internal_session_id.in_(part)) for part in slices(sorted(self._branches)))
+    def _read_row_sizes(self, table: Any) -> dict[int, int]:
+        query = select(table.c.id, total_length(BRANCH_COLUMNS[table])).where(
+            table.c.tenant_id == self._store.tenant_id
+        )
+        parts = (query.where(table.c.internal_session_id.in_(part)) for part in slices(sorted(self._branch_ids)))
         return {id: size for part in parts for id, size in self._connection.execute(part)}
 
 
-def figures(
+def count_figures(
     connection: Connection, store: Store, sessions: Sequence[ExternalSession], branches: Sequence[StoredRow]
 ) -> list[BranchFigures]:
     """Count what was done on some branches.
@@ -119,38 +135,40 @@ def figures(
         sessions: The sessions of the branches.
         branches: The rows of the branches.
     """
-    ids = [branch.id for branch in branches]
-    points = {row.branch: row for row in _many(connection, store, _POINTS, ids)}
-    calls, operations = (_by_word(connection, store, query, ids) for query in (_CALLS, _OPERATIONS))
-    began = _beginnings(connection, store, branches)
-    names = {session.id: session.session_name for session in sessions}
+    branch_ids = [branch.id for branch in branches]
+    checkpoint_counts = {row.branch: row for row in _read_rows(connection, store, _CHECKPOINT_COUNTS, branch_ids)}
+    calls, operations = (
+        _count_by_word(connection, store, query, branch_ids) for query in (_CALL_COUNTS, _OPERATION_COUNTS)
+    )
+    first_steps = _find_first_steps(connection, store, branches)
+    session_names = {session.id: session.session_name for session in sessions}
     return [
         BranchFigures(
-            session_name=names[branch.external_session_id],
+            session_name=session_names[branch.external_session_id],
             name=branch.name,
             figures=Figures(
-                checkpoints=points[branch.id].total if branch.id in points else 0,
-                automatic=points[branch.id].automatic if branch.id in points else 0,
-                first=points[branch.id].first if branch.id in points else None,
-                last=points[branch.id].last if branch.id in points else None,
+                checkpoints=checkpoint_counts[branch.id].total if branch.id in checkpoint_counts else 0,
+                automatic=checkpoint_counts[branch.id].automatic if branch.id in checkpoint_counts else 0,
+                first=checkpoint_counts[branch.id].first if branch.id in checkpoint_counts else None,
+                last=checkpoint_counts[branch.id].last if branch.id in checkpoint_counts else None,
                 calls=calls[branch.id],
                 operations=operations[branch.id],
-                tokens=_tokens(connection, store, branch, began.get(branch.id)),
+                tokens=_count_tokens(connection, store, branch, first_steps.get(branch.id)),
             ),
         )
         for branch in branches
     ]
 
 
-def names(connection: Connection, store: Store, branch_ids: Sequence[int]) -> dict[str, int]:
+def count_names(connection: Connection, store: Store, branch_ids: Sequence[int]) -> dict[str, int]:
     """Count how often each checkpoint name occurs, most frequent first."""
     counts: Counter[str] = Counter()
-    for row in _many(connection, store, _NAMES, branch_ids):
+    for row in _read_rows(connection, store, _NAME_COUNTS, branch_ids):
         counts[row.name] += row.total
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
-def storage(connection: Connection, store: Store, branches: Sequence[StoredRow]) -> Storage:
+def measure_storage(connection: Connection, store: Store, branches: Sequence[StoredRow]) -> Storage:
     """Measure the space that some branches take. It reads all references between stored values, but no state.
 
     Args:
@@ -159,54 +177,62 @@ def storage(connection: Connection, store: Store, branches: Sequence[StoredRow])
         branches: The rows of the branches.
     """
     blobs, threads = store.graphs.content.blobs, {branch.thread_id for branch in branches}
-    mine, _ = find_live_values(connection, blobs, lambda place: place.thread not in threads)
-    others, _ = find_live_values(connection, blobs, lambda place: place.thread in threads)
-    own = shared = 0
-    for key, size in connection.execute(_SIZES, {"tenant": store.tenant_id}):
-        if key in mine:
-            own, shared = (own, shared + size) if key in others else (own + size, shared)
-    for keys, queries in ((list(threads), _OF_THREADS), ([branch.id for branch in branches], _OF_BRANCHES)):
+    own_hashes, _ = find_live_values(connection, blobs, lambda graph_key: graph_key.thread not in threads)
+    other_hashes, _ = find_live_values(connection, blobs, lambda graph_key: graph_key.thread in threads)
+    own_bytes = shared_bytes = 0
+    for key, size in connection.execute(_VALUE_SIZES, {"tenant": store.tenant_id}):
+        if key in own_hashes:
+            own_bytes, shared_bytes = (
+                (own_bytes, shared_bytes + size) if key in other_hashes else (own_bytes + size, shared_bytes)
+            )
+    for keys, queries in ((list(threads), _THREAD_SIZES), ([branch.id for branch in branches], _BRANCH_SIZES)):
         for query in queries:
-            own += sum(row.bytes or 0 for row in _many(connection, store, query, keys))
-    return Storage(own=own, shared=shared)
+            own_bytes += sum(row.bytes or 0 for row in _read_rows(connection, store, query, keys))
+    return Storage(own=own_bytes, shared=shared_bytes)
 
 
-def _many(connection: Connection, store: Store, query: Any, ids: Sequence[int]) -> Iterator[Any]:
+def _read_rows(connection: Connection, store: Store, query: Any, ids: Sequence[int]) -> Iterator[Any]:
     for part in slices(ids):
         yield from connection.execute(query, {"tenant": store.tenant_id, "branches": part})
 
 
-def _by_word(connection: Connection, store: Store, query: Any, ids: Sequence[int]) -> Mapping[int, dict[str, int]]:
+def _count_by_word(
+    connection: Connection, store: Store, query: Any, ids: Sequence[int]
+) -> Mapping[int, dict[str, int]]:
     counts: dict[int, dict[str, int]] = defaultdict(dict)
-    for row in _many(connection, store, query, ids):
+    for row in _read_rows(connection, store, query, ids):
         counts[row.branch][row.word] = row.total
     return counts
 
 
-def _tokens(connection: Connection, store: Store, branch: StoredRow, began: str | None) -> Usage:
+def _count_tokens(connection: Connection, store: Store, branch: StoredRow, first_step_id: str | None) -> Usage:
     """Return the tokens used on a branch itself: those of its newest state minus those of its first state."""
-    thread = {"tenant_id": store.tenant_id, "thread_id": branch.thread_id, "ns": ""}
-    now = _NEWEST.first(connection, thread)
-    if now is None:
+    parameters = {"tenant_id": store.tenant_id, "thread_id": branch.thread_id, "ns": ""}
+    newest = _NEWEST_HEADER.first(connection, parameters)
+    if newest is None:
         return {}
-    first = _ONE.first(connection, {**thread, "checkpoint_id": began}) if began is not None else None
+    first = (
+        _STEP_HEADER.first(connection, {**parameters, "checkpoint_id": first_step_id})
+        if first_step_id is not None
+        else None
+    )
     before = token_usage.read(as_object(first.header)) if first is not None else {}
-    return subtract_usage(token_usage.read(as_object(now.header)), before)
+    return subtract_usage(token_usage.read(as_object(newest.header)), before)
 
 
-def _beginnings(connection: Connection, store: Store, branches: Sequence[StoredRow]) -> dict[int, str]:
+def _find_first_steps(connection: Connection, store: Store, branches: Sequence[StoredRow]) -> dict[int, str]:
     """Return the graph checkpoint that each branch began with, if it began with one (a fork or a template)."""
-    left = {branch.branch_point_id: branch.id for branch in branches if branch.branch_point_id is not None}
-    points = _many(connection, store, _LEFT, list(left))
+    branches_by_point = {branch.branch_point_id: branch.id for branch in branches if branch.branch_point_id is not None}
+    branch_points = _read_rows(connection, store, _BRANCH_POINTS, list(branches_by_point))
     # A branch that is not published yet has no first checkpoint, so its branch point stands in for it.
-    found = {left[row.id]: row.graph_checkpoint_id for row in points}
-    own = _many(connection, store, _BEGAN, [branch.id for branch in branches])
-    found.update((row.internal_session_id, row.graph_checkpoint_id) for row in own)
-    return found
+    first_steps = {branches_by_point[row.id]: row.graph_checkpoint_id for row in branch_points}
+    first_checkpoints = _read_rows(connection, store, _FIRST_CHECKPOINTS, [branch.id for branch in branches])
+    first_steps.update((row.internal_session_id, row.graph_checkpoint_id) for row in first_checkpoints)
+    return first_steps
 
 
-_of_branches: Any = bindparam("branches", expanding=True)
-_POINTS = (
+_branch_ids: Any = bindparam("branches", expanding=True)
+_CHECKPOINT_COUNTS = (
     select(
         CHECKPOINT.c.internal_session_id.label("branch"),
         func.count().label("total"),
@@ -214,55 +240,57 @@ _POINTS = (
         func.min(CHECKPOINT.c.created_at).label("first"),
         func.max(CHECKPOINT.c.created_at).label("last"),
     )
-    .where(CHECKPOINT.c.tenant_id == bindparam("tenant"), CHECKPOINT.c.internal_session_id.in_(_of_branches))
+    .where(CHECKPOINT.c.tenant_id == bindparam("tenant"), CHECKPOINT.c.internal_session_id.in_(_branch_ids))
     .group_by(CHECKPOINT.c.internal_session_id)
 )
-_CALLS = (
+_CALL_COUNTS = (
     select(
         TOOL_INVOCATION.c.internal_session_id.label("branch"),
         TOOL_INVOCATION.c.status.label("word"),
         func.count().label("total"),
     )
-    .where(TOOL_INVOCATION.c.tenant_id == bindparam("tenant"), TOOL_INVOCATION.c.internal_session_id.in_(_of_branches))
+    .where(TOOL_INVOCATION.c.tenant_id == bindparam("tenant"), TOOL_INVOCATION.c.internal_session_id.in_(_branch_ids))
     .group_by(TOOL_INVOCATION.c.internal_session_id, TOOL_INVOCATION.c.status)
 )
-_OPERATIONS = (
+_OPERATION_COUNTS = (
     select(OPERATION.c.source_id.label("branch"), OPERATION.c.kind.label("word"), func.count().label("total"))
-    .where(OPERATION.c.tenant_id == bindparam("tenant"), OPERATION.c.source_id.in_(_of_branches))
+    .where(OPERATION.c.tenant_id == bindparam("tenant"), OPERATION.c.source_id.in_(_branch_ids))
     .group_by(OPERATION.c.source_id, OPERATION.c.kind)
 )
-_BEGAN = select(CHECKPOINT.c.internal_session_id, CHECKPOINT.c.graph_checkpoint_id).where(
+_FIRST_CHECKPOINTS = select(CHECKPOINT.c.internal_session_id, CHECKPOINT.c.graph_checkpoint_id).where(
     CHECKPOINT.c.tenant_id == bindparam("tenant"),
-    CHECKPOINT.c.internal_session_id.in_(_of_branches),
+    CHECKPOINT.c.internal_session_id.in_(_branch_ids),
     CHECKPOINT.c.kind == "branch",
 )
-_LEFT = select(CHECKPOINT.c.id, CHECKPOINT.c.graph_checkpoint_id).where(
-    CHECKPOINT.c.tenant_id == bindparam("tenant"), CHECKPOINT.c.id.in_(_of_branches)
+_BRANCH_POINTS = select(CHECKPOINT.c.id, CHECKPOINT.c.graph_checkpoint_id).where(
+    CHECKPOINT.c.tenant_id == bindparam("tenant"), CHECKPOINT.c.id.in_(_branch_ids)
 )
-_NAMES = (
+_NAME_COUNTS = (
     select(CHECKPOINT.c.name, func.count().label("total"))
     .where(
         CHECKPOINT.c.tenant_id == bindparam("tenant"),
-        CHECKPOINT.c.internal_session_id.in_(_of_branches),
+        CHECKPOINT.c.internal_session_id.in_(_branch_ids),
         CHECKPOINT.c.name.is_not(None),
     )
     .group_by(CHECKPOINT.c.name)
 )
-_SIZES = select(BLOB.c.hash, func.length(BLOB.c.data)).where(BLOB.c.tenant_id == bindparam("tenant"))
+_VALUE_SIZES = select(BLOB.c.hash, func.length(BLOB.c.data)).where(BLOB.c.tenant_id == bindparam("tenant"))
 
 
-def _bytes(key: Any, columns: Sequence[Any]) -> Any:
+def _size_query(key: Any, columns: Sequence[Any]) -> Any:
     """Build the query for the total length of some columns in the rows with these keys."""
-    mine = key.table.c.tenant_id == bindparam("tenant")
-    return select(func.sum(lengths(columns)).label("bytes")).where(mine, key.in_(_of_branches))
+    tenant_condition = key.table.c.tenant_id == bindparam("tenant")
+    return select(func.sum(total_length(columns)).label("bytes")).where(tenant_condition, key.in_(_branch_ids))
 
 
-_OF_THREADS = [_bytes(table.c.thread_id, columns) for table, columns in OF_THREADS.items()]
-_OF_BRANCHES = [_bytes(table.c.internal_session_id, columns) for table, columns in OF_BRANCHES.items()]
-_thread = where(GRAPH_CHECKPOINT, "tenant_id", "thread_id", "ns")
-_NEWEST = CompiledStatement(
-    select(GRAPH_CHECKPOINT.c.header).where(*_thread).order_by(GRAPH_CHECKPOINT.c.seq.desc()).limit(1)
+_THREAD_SIZES = [_size_query(table.c.thread_id, columns) for table, columns in THREAD_COLUMNS.items()]
+_BRANCH_SIZES = [_size_query(table.c.internal_session_id, columns) for table, columns in BRANCH_COLUMNS.items()]
+_thread_conditions = parameter_conditions(GRAPH_CHECKPOINT, "tenant_id", "thread_id", "ns")
+_NEWEST_HEADER = CompiledStatement(
+    select(GRAPH_CHECKPOINT.c.header).where(*_thread_conditions).order_by(GRAPH_CHECKPOINT.c.seq.desc()).limit(1)
 )
-_ONE = CompiledStatement(
-    select(GRAPH_CHECKPOINT.c.header).where(*_thread, GRAPH_CHECKPOINT.c.checkpoint_id == bindparam("checkpoint_id"))
+_STEP_HEADER = CompiledStatement(
+    select(GRAPH_CHECKPOINT.c.header).where(
+        *_thread_conditions, GRAPH_CHECKPOINT.c.checkpoint_id == bindparam("checkpoint_id")
+    )
 )

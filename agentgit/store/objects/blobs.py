@@ -47,15 +47,15 @@ from agentgit.values import dump_without_orjson, from_json, to_json
 RECORD = "record"
 """The type of a leaf that maps names to hashes; see `pack`."""
 
-SHORTEST_CHAIN = 64
+MIN_CHAIN_LIMIT = 64
 CACHED_BYTES = 32 * 2**20
 CACHED_ITEMS = 1_000_000
 
 FULL, APPENDED = b"\0", b"\1"
-_link = struct.Struct(">32sII")
+_link_struct = struct.Struct(">32sII")
 """The header of an appended list: the hash of the earlier list, its number of kept items, and the chain's length."""
 
-_count = struct.Struct(">I")
+_count_struct = struct.Struct(">I")
 Row: TypeAlias = dict[str, Any]
 
 
@@ -123,14 +123,14 @@ def _compact_slowly(value: Any) -> bytes:
         return to_json(value)
 
 
-def pack(named: Mapping[str, bytes]) -> bytes:
+def pack(hashes_by_name: Mapping[str, bytes]) -> bytes:
     """Serialize names with their hashes, in order: the number of names, the hashes, then the names as JSON.
 
     Example:
         >>> unpack(pack({"a": bytes(32)})) == {"a": bytes(32)}
         True
     """
-    return _count.pack(len(named)) + b"".join(named.values()) + compact(list(named))
+    return _count_struct.pack(len(hashes_by_name)) + b"".join(hashes_by_name.values()) + compact(list(hashes_by_name))
 
 
 def unpack(data: bytes) -> dict[str, bytes]:
@@ -140,10 +140,10 @@ def unpack(data: bytes) -> dict[str, bytes]:
         ValueError: The bytes have another format.
     """
     try:
-        (count,) = _count.unpack_from(data)
-        end = _count.size + count * HASH_BYTES
+        (count,) = _count_struct.unpack_from(data)
+        end = _count_struct.size + count * HASH_BYTES
         names: list[str] = from_json(data[end:])
-        return dict(zip(names, split_hashes(data[_count.size : end]), strict=True))
+        return dict(zip(names, split_hashes(data[_count_struct.size : end]), strict=True))
     except (struct.error, ValueError, TypeError) as error:
         raise ValueError("these bytes are not names with hashes") from error
 
@@ -183,73 +183,75 @@ class Blobs:
         Raises:
             Corrupt: An earlier list does not match its hash.
         """
-        fresh = {value.hash: value for value in leaves}
-        large = {key for key, value in fresh.items() if len(value.data) > self._chunk_bytes}
-        rows: dict[bytes, Leaf | Chunk | Row] = {key: fresh[key] for key in fresh.keys() - large}
-        if large:
-            rows.update(self._chunked(connection, [fresh[key] for key in large]))
-        known: dict[bytes, Items] = {}
+        leaves_by_hash = {value.hash: value for value in leaves}
+        large_hashes = {key for key, value in leaves_by_hash.items() if len(value.data) > self._chunk_bytes}
+        rows: dict[bytes, Leaf | Chunk | Row] = {
+            key: leaves_by_hash[key] for key in leaves_by_hash.keys() - large_hashes
+        }
+        if large_hashes:
+            rows.update(self._split_large(connection, [leaves_by_hash[key] for key in large_hashes]))
+        items_by_hash: dict[bytes, Items] = {}
         for key, hashes, base in lists:
             if key != base:
-                depth, data = self._encode(connection, hashes, base)
-                known[key] = Items(hashes, depth)
-                rows[key] = self._values(key, LIST, RAW, len(hashes), PlainBytes(data))
+                depth, data = self._encode_list(connection, hashes, base)
+                items_by_hash[key] = Items(hashes, depth)
+                rows[key] = self._row_values(key, LIST, RAW, len(hashes), PlainBytes(data))
         self._insert(connection, rows)
-        self._leaves.add(fresh.items())
-        self._lists.add(known.items())
+        self._leaves.add(leaves_by_hash.items())
+        self._lists.add(items_by_hash.items())
 
-    def _chunked(self, connection: Connection, large: Sequence[Leaf]) -> dict[bytes, Chunk | Row]:
+    def _split_large(self, connection: Connection, large: Sequence[Leaf]) -> dict[bytes, Chunk | Row]:
         """Split large values into chunks. Look up stored ones first, because packing them again would take long."""
-        stored = self._stored(connection, [value.hash for value in large])
+        stored_hashes = self._find_stored(connection, [value.hash for value in large])
         rows: dict[bytes, Chunk | Row] = {}
         for value in large:
-            if value.hash not in stored:
+            if value.hash not in stored_hashes:
                 chunks = list(cut(value.data, self._chunk_bytes))
-                listed = b"".join([chunk.hash for chunk in chunks])
+                chunk_hashes = b"".join([chunk.hash for chunk in chunks])
                 rows.update((chunk.hash, chunk) for chunk in chunks)
-                rows[value.hash] = self._values(value.hash, value.type, CHUNKED, len(value.data), listed)
-        for key in self._stored(connection, list(rows)):
+                rows[value.hash] = self._row_values(value.hash, value.type, CHUNKED, len(value.data), chunk_hashes)
+        for key in self._find_stored(connection, list(rows)):
             del rows[key]
         return rows
 
-    def _stored(self, connection: Connection, hashes: Sequence[bytes]) -> set[bytes]:
-        found: set[bytes] = set()
+    def _find_stored(self, connection: Connection, hashes: Sequence[bytes]) -> set[bytes]:
+        stored_hashes: set[bytes] = set()
         for part in slices(hashes):
-            found.update(connection.execute(_STORED, {"tenant": self.tenant_id, "hashes": part}).scalars())
-        return found
+            stored_hashes.update(connection.execute(_LOCK_STORED, {"tenant": self.tenant_id, "hashes": part}).scalars())
+        return stored_hashes
 
     def _insert(self, connection: Connection, rows: Mapping[bytes, Leaf | Chunk | Row]) -> None:
         """Pack and store values, in batches that take no more memory than a few chunks."""
-        part: list[Row] = []
+        batch: list[Row] = []
         size = 0
         # Ordered by hash, so that two writers on PostgreSQL wait for each other instead of deadlocking.
         for key in sorted(rows):
             value = rows[key]
-            part.append(value if isinstance(value, dict) else self._row(value))
-            size += len(part[-1]["data"])
+            batch.append(value if isinstance(value, dict) else self._pack_row(value))
+            size += len(batch[-1]["data"])
             if size > CHUNKS_AT_ONCE * CHUNK_BYTES:
-                _INSERT.run(connection, *part)
-                part, size = [], 0
-        if part:
-            _INSERT.run(connection, *part)
+                _INSERT.run(connection, *batch)
+                batch, size = [], 0
+        if batch:
+            _INSERT.run(connection, *batch)
 
-    def _row(self, value: Leaf | Chunk) -> Row:
+    def _pack_row(self, value: Leaf | Chunk) -> Row:
         codec, data = self._compression.pack(value.data)
-        return self._values(value.hash, value.type, codec, len(value.data), data)
+        return self._row_values(value.hash, value.type, codec, len(value.data), data)
 
-    def _values(self, key: bytes, type_: str, codec: int, size: int, data: Data) -> Row:
+    def _row_values(self, key: bytes, type_: str, codec: int, size: int, data: Data) -> Row:
         return {"tenant_id": self.tenant_id, "hash": key, "type": type_, "codec": codec, "size": size, "data": data}
 
-    def _encode(self, connection: Connection, hashes: tuple[bytes, ...], base: bytes | None) -> tuple[int, bytes]:
-        earlier = self._find_list(connection, base)
-        kept = shared_prefix(earlier.hashes, hashes)
-        depth = earlier.depth + 1
-        short_chain = depth < max(SHORTEST_CHAIN, len(hashes) // 8)
-        if base is not None and short_chain and kept * HASH_BYTES > _link.size:
-            return depth, APPENDED + _link.pack(base, kept, depth) + b"".join(hashes[kept:])
+    def _encode_list(self, connection: Connection, hashes: tuple[bytes, ...], base: bytes | None) -> tuple[int, bytes]:
+        base_items = self._find_list(connection, base)
+        kept_count = shared_prefix(base_items.hashes, hashes)
+        depth = base_items.depth + 1
+        short_chain = depth < max(MIN_CHAIN_LIMIT, len(hashes) // 8)
+        if base is not None and short_chain and kept_count * HASH_BYTES > _link_struct.size:
+            return depth, APPENDED + _link_struct.pack(base, kept_count, depth) + b"".join(hashes[kept_count:])
         return 0, FULL + b"".join(hashes)
 
-    def kept(self, connection: Connection, item_hashes: tuple[bytes, ...], base: bytes | None) -> int:
+    def count_shared(self, connection: Connection, item_hashes: tuple[bytes, ...], base: bytes | None) -> int:
         """Return the number of leading items that a list shares with a stored list; these need not be stored."""
         return shared_prefix(self._find_list(connection, base).hashes, item_hashes)
 
@@ -265,27 +267,27 @@ class Blobs:
         Raises:
             Corrupt: A row is missing or does not match its hash.
         """
-        wanted = set(hashes)
-        found = self._leaves.find(wanted)
-        found.update((key, Leaf(key, LIST, b"")) for key in self._lists.find(wanted - found.keys()))
-        missing = list(wanted - found.keys())
+        unique_hashes = set(hashes)
+        values = self._leaves.find(unique_hashes)
+        values.update((key, Leaf(key, LIST, b"")) for key in self._lists.find(unique_hashes - values.keys()))
+        missing = list(unique_hashes - values.keys())
         for part in slices(missing):
-            rows = connection.execute(_BY_HASH, {"tenant": self.tenant_id, "hashes": part}).all()
-            read = [self.checked(connection, *row) for row in rows]
-            self._leaves.add((value.hash, value) for value in read if value.type != LIST)
-            found.update((value.hash, value) for value in read)
-        if len(found) != len(wanted):
-            raise damaged(next(iter(wanted - found.keys())), "is missing")
-        return found
+            rows = connection.execute(_SELECT_BY_HASH, {"tenant": self.tenant_id, "hashes": part}).all()
+            loaded = [self.checked(connection, *row) for row in rows]
+            self._leaves.add((value.hash, value) for value in loaded if value.type != LIST)
+            values.update((value.hash, value) for value in loaded)
+        if len(values) != len(unique_hashes):
+            raise damaged_value(next(iter(unique_hashes - values.keys())), "is missing")
+        return values
 
     def leaves(self, connection: Connection, hashes: Sequence[bytes]) -> list[Leaf]:
         """Read values in the order of the hashes. Like `get_many`, but faster for values in the cache."""
-        found = self._leaves.lookup(hashes)
-        known = [value for value in found if value is not None]
-        if len(known) == len(found):
-            return known
-        read = self.get_many(connection, [key for key, value in zip(hashes, found, strict=True) if value is None])
-        return [value or read[key] for key, value in zip(hashes, found, strict=True)]
+        cached = self._leaves.lookup(hashes)
+        hits = [value for value in cached if value is not None]
+        if len(hits) == len(cached):
+            return hits
+        loaded = self.get_many(connection, [key for key, value in zip(hashes, cached, strict=True) if value is None])
+        return [value or loaded[key] for key, value in zip(hashes, cached, strict=True)]
 
     def checked(self, connection: Connection, key: bytes, type_: str, codec: int, data: bytes) -> Leaf:
         """Unpack a row and verify it. A list is returned without bytes, as in `get_many`.
@@ -296,29 +298,29 @@ class Blobs:
         if type_ == LIST:
             return Leaf(key, LIST, b"")
         if isinstance(data, PlainBytes):
-            raise damaged(key, "is not encrypted, although this database is")
+            raise damaged_value(key, "is not encrypted, although this database is")
         try:
             if codec == CHUNKED and type_ != CHUNK:
-                value = leaf(type_, self._joined(connection, key, data))
+                value = leaf(type_, self._read_chunked(connection, key, data))
             else:
                 value = leaf(type_, unpacked(codec, data))
         except ValueError as error:
-            raise damaged(key, f"cannot be unpacked ({error})") from error
+            raise damaged_value(key, f"cannot be unpacked ({error})") from error
         if value.hash != key:
-            raise damaged(key, "does not match its bytes")
+            raise damaged_value(key, "does not match its bytes")
         return value
 
-    def _joined(self, connection: Connection, large: bytes, listed: bytes) -> bytes:
+    def _read_chunked(self, connection: Connection, large_key: bytes, joined_hashes: bytes) -> bytes:
         """Read a large value, a few chunks at a time."""
-        chunks, whole = split_hashes(listed), BytesIO()
-        for part in slices(chunks, CHUNKS_AT_ONCE):
-            query = {"tenant": self.tenant_id, "hashes": part}
-            rows = {row.hash: row for row in connection.execute(_BY_HASH, query)}
+        chunk_hashes, buffer = split_hashes(joined_hashes), BytesIO()
+        for part in slices(chunk_hashes, CHUNKS_AT_ONCE):
+            parameters = {"tenant": self.tenant_id, "hashes": part}
+            rows = {row.hash: row for row in connection.execute(_SELECT_BY_HASH, parameters)}
             for key in part:
                 if key not in rows or rows[key].type != CHUNK:
-                    raise damaged(key, f"is missing, and the value {large.hex()} needs it")
-                whole.write(self.checked(connection, *rows[key]).data)
-        return whole.getvalue()
+                    raise damaged_value(key, f"is missing, and the value {large_key.hex()} needs it")
+                buffer.write(self.checked(connection, *rows[key]).data)
+        return buffer.getvalue()
 
     def item_hashes(self, connection: Connection, key: bytes) -> tuple[bytes, ...]:
         """Read the hashes of a list's items in order, and verify them against the hash of the list.
@@ -331,27 +333,27 @@ class Blobs:
     def _read_list(self, connection: Connection, key: bytes) -> Items:
         items = self._find_list(connection, key)
         if not items.hashes and key != EMPTY:
-            raise damaged(key, "is missing")
+            raise damaged_value(key, "is missing")
         return items
 
     def _find_list(self, connection: Connection, key: bytes | None) -> Items:
         """Read a list. Return an empty one if no list with this hash is stored."""
-        known = self._lists.get(key) if key is not None else Items((), 0)
-        if known is not None or key is None:
-            return known or Items((), 0)
-        links = list(self._chain(connection, key))
+        cached = self._lists.get(key) if key is not None else Items((), 0)
+        if cached is not None or key is None:
+            return cached or Items((), 0)
+        links = list(self._read_chain(connection, key))
         hashes: list[bytes] = []
-        for kept, own in reversed(links):
-            del hashes[kept:]
-            hashes.extend(split_hashes(own))
+        for kept_count, new_hashes in reversed(links):
+            del hashes[kept_count:]
+            hashes.extend(split_hashes(new_hashes))
         if links and list_hash(hashes) != key:
-            raise damaged(key, "does not match its items")
+            raise damaged_value(key, "does not match its items")
         items = Items(tuple(hashes), max(0, len(links) - 1))
         if links:
             self._lists.add([(key, items)])
         return items
 
-    def _chain(self, connection: Connection, key: bytes) -> Iterator[tuple[int, bytes]]:
+    def _read_chain(self, connection: Connection, key: bytes) -> Iterator[tuple[int, bytes]]:
         """Yield the number of kept items and the hashes of the new items of each link, down to a full list."""
         rows = {row.hash: row.data for row in _CHAIN.all(connection, {"tenant": self.tenant_id, "hash": key})}
         while (data := rows.pop(key, None)) is not None:
@@ -360,23 +362,23 @@ class Blobs:
                 yield 0, data[1:]
                 return
             key = link.base
-            yield link.kept, link.own
+            yield link.kept_count, link.new_hashes
 
 
-def shared_prefix(one: Sequence[bytes], other: Sequence[bytes]) -> int:
+def shared_prefix(first: Sequence[bytes], second: Sequence[bytes]) -> int:
     """Return the number of leading items that two lists have in common.
 
     Example:
         >>> shared_prefix([b"a", b"b"], [b"a", b"c"])
         1
     """
-    shorter = min(len(one), len(other))
-    if one[:shorter] == other[:shorter]:  # by far the most common case, and the comparison runs in C
+    shorter = min(len(first), len(second))
+    if first[:shorter] == second[:shorter]:  # by far the most common case, and the comparison runs in C
         return shorter
-    return next(i for i in range(shorter) if one[i] != other[i])
+    return next(i for i in range(shorter) if first[i] != second[i])
 
 
-def continued(data: bytes) -> bytes | None:
+def base_hash(data: bytes) -> bytes | None:
     """Return the hash of the list that a stored list continues; None if it is stored in full.
 
     Args:
@@ -388,27 +390,27 @@ def continued(data: bytes) -> bytes | None:
 class ListLink(NamedTuple):
     """The link from a list to the earlier list that it continues.
 
-    `base` is the hash of the earlier list, `kept` the number of its items that are kept, and `own` the hashes of the
-    items after them.
+    `base` is the hash of the earlier list, `kept_count` the number of its items that are kept, and `new_hashes` the
+    hashes of the items after them.
     """
 
     base: bytes
-    kept: int
-    own: bytes
+    kept_count: int
+    new_hashes: bytes
 
 
 def link_of(data: bytes) -> ListLink | None:
     """Parse the link from a stored list to an earlier one; None if it is stored in full or its bytes are not a link."""
-    if data[:1] != APPENDED or len(data) < 1 + _link.size or (len(data) - 1 - _link.size) % HASH_BYTES:
+    if data[:1] != APPENDED or len(data) < 1 + _link_struct.size or (len(data) - 1 - _link_struct.size) % HASH_BYTES:
         return None
-    base, kept, _ = _link.unpack_from(data, 1)
-    return ListLink(base, kept, data[1 + _link.size :])
+    base, kept_count, _ = _link_struct.unpack_from(data, 1)
+    return ListLink(base, kept_count, data[1 + _link_struct.size :])
 
 
-def damaged(key: bytes, what: str) -> Corrupt:
-    """Create the exception for a damaged value. `what` completes "The value … in table blob"."""
+def damaged_value(key: bytes, problem: str) -> Corrupt:
+    """Create the exception for a damaged value. `problem` completes "The value … in table blob"."""
     return Corrupt(
-        f"The value {key.hex()} in table blob {what}. Run: agentgit fsck; then restore the database from a backup.",
+        f"The value {key.hex()} in table blob {problem}. Run: agentgit fsck; then restore the database from a backup.",
         row=f"blob {key.hex()}",
     )
 
@@ -419,16 +421,16 @@ _INSERT = CompiledStatement(
         "postgresql": postgresql.insert(BLOB).on_conflict_do_nothing(),
     }
 )
-_one = (BLOB.c.tenant_id == bindparam("tenant"), BLOB.c.hash == bindparam("hash"))
-_several = (BLOB.c.tenant_id == bindparam("tenant"), BLOB.c.hash.in_(bindparam("hashes", expanding=True)))
-_BY_HASH = select(BLOB.c.hash, BLOB.c.type, BLOB.c.codec, BLOB.c.data).where(*_several)
+_is_blob = (BLOB.c.tenant_id == bindparam("tenant"), BLOB.c.hash == bindparam("hash"))
+_is_any_blob = (BLOB.c.tenant_id == bindparam("tenant"), BLOB.c.hash.in_(bindparam("hashes", expanding=True)))
+_SELECT_BY_HASH = select(BLOB.c.hash, BLOB.c.type, BLOB.c.codec, BLOB.c.data).where(*_is_any_blob)
 # Garbage collection waits for this lock, so that a value found here is not deleted before it is used.
-_STORED = select(BLOB.c.hash).where(*_several).with_for_update(read=True, key_share=True)
+_LOCK_STORED = select(BLOB.c.hash).where(*_is_any_blob).with_for_update(read=True, key_share=True)
 
 
 def _chain_query() -> Any:
     """Build the query that reads a whole chain of lists at once; a chain can have hundreds of links."""
-    chain = select(BLOB.c.hash, BLOB.c.data).where(*_one, BLOB.c.type == LIST).cte("chain", recursive=True)
+    chain = select(BLOB.c.hash, BLOB.c.data).where(*_is_blob, BLOB.c.type == LIST).cte("chain", recursive=True)
     earlier = BLOB.alias("earlier")
     step = select(earlier.c.hash, earlier.c.data).where(
         earlier.c.tenant_id == bindparam("tenant"),

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 from sqlalchemy import Connection
 
 from agentgit.errors import Corrupt
-from agentgit.store.objects.blobs import FULL, RECORD, Blobs, Leaf, continued, leaf, link_of, list_hash, pack, unpack
+from agentgit.store.objects.blobs import FULL, RECORD, Blobs, Leaf, base_hash, leaf, link_of, list_hash, pack, unpack
 from agentgit.store.objects.packing import HASH_BYTES
 from agentgit.store.sql.tables import LIST
 
@@ -21,12 +21,12 @@ class VerifiedList(NamedTuple):
     Args:
         key: The hash of the list.
         items: The concatenated hashes of its items, without those of the list that it continues.
-        wrong: What is wrong with the list; empty if it matches its hash.
+        problem: What is wrong with the list; empty if it matches its hash.
     """
 
     key: bytes
     items: bytes
-    wrong: str = ""
+    problem: str = ""
 
 
 def verify_lists(connection: Connection, blobs: Blobs, stored: Mapping[bytes, bytes]) -> Iterator[VerifiedList]:
@@ -37,40 +37,40 @@ def verify_lists(connection: Connection, blobs: Blobs, stored: Mapping[bytes, by
         blobs: The values of the tenant.
         stored: The stored bytes of the lists, by hash. A list may continue a list that is not among them.
     """
-    after: dict[bytes | None, list[bytes]] = defaultdict(list)
+    continuations: dict[bytes | None, list[bytes]] = defaultdict(list)
     for key, data in stored.items():
-        base = continued(data)
-        after[base if base in stored else None].append(key)
-    stack: list[tuple[bytes, Any, int]] = [(key, None, 0) for key in after.pop(None, ())]
+        base = base_hash(data)
+        continuations[base if base in stored else None].append(key)
+    stack: list[tuple[bytes, Any, int]] = [(key, None, 0) for key in continuations.pop(None, ())]
     while stack:
         key, state, count = stack.pop()
-        found, state, count = _hashed(connection, blobs, key, stored[key], state, count)
-        yield found
-        stack.extend((later, state, count) for later in after.pop(key, ()))
-    for keys in after.values():
+        verified_list, state, count = _verify_list(connection, blobs, key, stored[key], state, count)
+        yield verified_list
+        stack.extend((next_key, state, count) for next_key in continuations.pop(key, ()))
+    for keys in continuations.values():
         for key in keys:
             yield VerifiedList(key, b"", "the lists that it continues have no first one")
 
 
-def _hashed(
+def _verify_list(
     connection: Connection, blobs: Blobs, key: bytes, data: bytes, state: Any, count: int
 ) -> tuple[VerifiedList, Any, int]:
     """Verify a list. Return it with its hash state, which a longer list can continue, and its number of items."""
     link = link_of(data)
-    if link is not None and state is not None and link.kept == count:
-        made, items = state.copy(), link.own
-        made.update(items)
+    if link is not None and state is not None and link.kept_count == count:
+        hasher, items = state.copy(), link.new_hashes
+        hasher.update(items)
     elif data[:1] == FULL:
         items, count = data[1:], 0
-        made = sha256(b"list\0" + items)
+        hasher = sha256(b"list\0" + items)
     else:
         try:
             items, count = b"".join(blobs.item_hashes(connection, key)), 0
         except Corrupt:
             return VerifiedList(key, b"", "it does not match its items"), None, 0
-        made = sha256(b"list\0" + items)
-    wrong = "" if made.digest() == key else "it does not match its items"
-    return VerifiedList(key, items, wrong), made, count + len(items) // HASH_BYTES
+        hasher = sha256(b"list\0" + items)
+    problem = "" if hasher.digest() == key else "it does not match its items"
+    return VerifiedList(key, items, problem), hasher, count + len(items) // HASH_BYTES
 
 
 Part: TypeAlias = Leaf | list[Leaf]
@@ -110,22 +110,22 @@ class Content:
                 leaves.append(part)
                 return part.hash
             hashes = tuple([item.hash for item in part])
-            leaves.extend(part[self.blobs.kept(connection, hashes, base) :])
+            leaves.extend(part[self.blobs.count_shared(connection, hashes, base) :])
             key = list_hash(hashes)
             lists.append((key, hashes, base))
             return key
 
-        found: list[bytes] = []
+        value_hashes: list[bytes] = []
         for body, base in values:
             if isinstance(body, dict):
-                bases = self._parts(connection, base)
-                named = {name: collect(part, bases.get(name)) for name, part in body.items()}
-                body = leaf(RECORD, pack(named))
-            found.append(collect(body, base))
+                bases = self._record_hashes(connection, base)
+                hashes_by_name = {name: collect(part, bases.get(name)) for name, part in body.items()}
+                body = leaf(RECORD, pack(hashes_by_name))
+            value_hashes.append(collect(body, base))
         self.blobs.put_many(connection, leaves, lists)
-        return found
+        return value_hashes
 
-    def _parts(self, connection: Connection, key: bytes | None) -> dict[str, bytes]:
+    def _record_hashes(self, connection: Connection, key: bytes | None) -> dict[str, bytes]:
         """Return the names and hashes of a stored record; empty if the value is not a record."""
         if key is None:
             return {}
@@ -142,24 +142,24 @@ class Content:
         Raises:
             Corrupt: A row is missing or does not match its hash.
         """
-        tops = self.blobs.get_many(connection, hashes)
-        records = {key: unpack(top.data) for key, top in tops.items() if top.type == RECORD}
-        inner = {part for named in records.values() for part in named.values()} - tops.keys()
-        found = {**tops, **self.blobs.get_many(connection, inner)}
+        top_values = self.blobs.get_many(connection, hashes)
+        records = {key: unpack(top.data) for key, top in top_values.items() if top.type == RECORD}
+        inner_hashes = {part for named in records.values() for part in named.values()} - top_values.keys()
+        all_values = {**top_values, **self.blobs.get_many(connection, inner_hashes)}
         parts: dict[bytes, Part] = {
             key: self.blobs.leaves(connection, self.blobs.item_hashes(connection, key)) if value.type == LIST else value
-            for key, value in found.items()
+            for key, value in all_values.items()
         }
         return {
-            key: {name: parts[held] for name, held in records[key].items()} if key in records else parts[key]
-            for key in tops
+            key: {name: parts[part_hash] for name, part_hash in records[key].items()} if key in records else parts[key]
+            for key in top_values
         }
 
-    def items(self, connection: Connection, key: bytes) -> tuple[bytes, ...]:
+    def item_hashes(self, connection: Connection, key: bytes) -> tuple[bytes, ...]:
         """Return the hashes of the items of a list, or of the list `messages` of a record.
 
         Raises:
             Corrupt: A row is missing or does not match its hash.
         """
-        held = self._parts(connection, key).get("messages")
-        return self.blobs.item_hashes(connection, key if held is None else held)
+        messages_hash = self._record_hashes(connection, key).get("messages")
+        return self.blobs.item_hashes(connection, key if messages_hash is None else messages_hash)

@@ -47,8 +47,8 @@ class LRUCache(Generic[K, T]):
 
     def get(self, key: K) -> T | None:
         """Return the value of a key, or None."""
-        found = self._young.get(key)
-        return found if found is not None else self.lookup([key])[0]
+        value = self._young.get(key)
+        return value if value is not None else self.lookup([key])[0]
 
     def find(self, keys: Collection[K]) -> dict[K, T]:
         """Return the cached values by their keys; keys without a value are left out."""
@@ -56,25 +56,25 @@ class LRUCache(Generic[K, T]):
 
     def lookup(self, keys: Collection[K]) -> list[T | None]:
         """Return the value of each key, or None."""
-        found = list(map(self._young.get, keys))
+        values = list(map(self._young.get, keys))
         old = self._old
-        if old and not all(found):
-            again = {key: old[key] for key, value in zip(keys, found, strict=True) if value is None and key in old}
-            self.add(again.items())
-            found = [value or again.get(key) for key, value in zip(keys, found, strict=True)]
-        return found
+        if old and not all(values):
+            promoted = {key: old[key] for key, value in zip(keys, values, strict=True) if value is None and key in old}
+            self.add(promoted.items())
+            values = [value or promoted.get(key) for key, value in zip(keys, values, strict=True)]
+        return values
 
     def add(self, values: Iterable[tuple[K, T]]) -> None:
         """Add values and evict the least recently used. A value heavier than an eighth of the limit is not cached."""
         with self._lock:
             for key, value in values:
-                weight, held = self._weight(value), self._young.get(key)
-                if held == value or weight * 8 > self._limit:
+                weight, cached = self._weight(value), self._young.get(key)
+                if cached == value or weight * 8 > self._limit:
                     continue
                 if (self._total + weight) * 2 > self._limit:
                     self._young, self._old, self._total = {}, self._young, 0
                 self._young[key] = value
-                self._total += weight - (self._weight(held) if held else 0)
+                self._total += weight - (self._weight(cached) if cached else 0)
 
     def _weight(self, value: T) -> int:
         return self._weigh(value) if self._weigh is not None else 1

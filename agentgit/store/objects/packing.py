@@ -20,7 +20,7 @@ from agentgit.errors import InvalidInput, Unavailable
 RAW, ZLIB, ZSTD, CHUNKED = 0, 1, 2, 3
 """The codecs of a row. The bytes of a `CHUNKED` row are the hashes of its chunks."""
 
-COMPRESS_FROM = 512
+MIN_COMPRESSED_SIZE = 512
 """The smallest size in bytes that is compressed. Below it, compression saves less than it costs."""
 
 MAX_COMPRESSED_RATIO = 0.9
@@ -61,8 +61,8 @@ class Compression:
         self._codec = {"zlib": ZLIB, "zstd": ZSTD, "none": RAW}[name]
         self._compress: Callable[[Data], bytes] = lambda data: zlib.compress(data, 1)
         if self._codec == ZSTD:
-            plain = _plain(_zstandard())
-            self._compress = lambda data: plain.compress(data)
+            zstd_codec = _zstd_codec(_zstandard())
+            self._compress = lambda data: zstd_codec.compress(data)
 
     def pack(self, data: Data) -> tuple[int, Data]:
         """Compress bytes if that saves enough. Return the codec and the packed bytes.
@@ -70,7 +70,7 @@ class Compression:
         Args:
             data: The bytes to pack.
         """
-        if self._codec == RAW or len(data) < COMPRESS_FROM:
+        if self._codec == RAW or len(data) < MIN_COMPRESSED_SIZE:
             return RAW, data
         packed = self._compress(data)
         return (self._codec, packed) if len(packed) <= len(data) * MAX_COMPRESSED_RATIO else (RAW, data)
@@ -100,7 +100,7 @@ def unpacked(codec: int, data: bytes) -> bytes:
         raise Unavailable(f"A value has the compression {codec}, which this release does not know. Update agentgit.")
     zstd = _zstandard()
     try:
-        return _plain(zstd).decompress(data)
+        return _zstd_codec(zstd).decompress(data)
     except zstd.ZstdError as error:
         raise ValueError(str(error)) from error
 
@@ -111,7 +111,7 @@ def _zstandard() -> Any:
 
 
 @cache
-def _plain(zstd: Any) -> _Zstd:
+def _zstd_codec(zstd: Any) -> _Zstd:
     return _Zstd(zstd)
 
 
@@ -150,9 +150,9 @@ def cut(data: bytes, size: int) -> Iterator[Chunk]:
         >>> [len(chunk.data) for chunk in cut(bytes(10), 4)]
         [4, 4, 2]
     """
-    whole = memoryview(data)
+    view = memoryview(data)
     for start in range(0, len(data), size):
-        part = whole[start : start + size]
+        part = view[start : start + size]
         digest = sha256(CHUNK.encode() + b"\0")
         digest.update(part)
         yield Chunk(digest.digest(), part)

@@ -109,7 +109,7 @@ def _unpack(data: bytes) -> Any:
     """Read msgpack that LangGraph wrote (`langgraph.checkpoint.serde.jsonplus`), without constructing objects."""
     import ormsgpack  # a dependency of LangGraph; needed only for values that are not plain
 
-    return ormsgpack.unpackb(data, ext_hook=_payload, option=ormsgpack.OPT_NON_STR_KEYS)
+    return ormsgpack.unpackb(data, ext_hook=_decode_extension, option=ormsgpack.OPT_NON_STR_KEYS)
 
 
 def read_plain_msgpack(data: bytes) -> Any:
@@ -119,7 +119,7 @@ def read_plain_msgpack(data: bytes) -> Any:
     return ormsgpack.unpackb(data, ext_hook=lambda *_: object(), option=ormsgpack.OPT_NON_STR_KEYS)
 
 
-def _payload(code: int, data: bytes) -> Any:
+def _decode_extension(code: int, data: bytes) -> Any:
     value = _unpack(data)
     if code == NUMPY:
         kind, shape, *_ = value

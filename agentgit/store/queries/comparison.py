@@ -9,14 +9,22 @@ from typing import Any
 from sqlalchemy import Connection, and_, or_
 
 from agentgit.sessions.messages import from_stored
+from agentgit.store.objects.blobs import shared_prefix
 from agentgit.store.objects.plain_values import show, show_state
 from agentgit.store.records.journal import TrackPart
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.tables import CHECKPOINT, LIST
 from agentgit.store.store import Store
 from agentgit.store.threads import pending_writes
-from agentgit.store.threads.graph_rows import ERROR, INTERRUPT, RESUME, GraphKey, conversation, is_shown
-from agentgit.store.threads.graph_rows import GraphCheckpoint as At
+from agentgit.store.threads.graph_rows import (
+    ERROR,
+    INTERRUPT,
+    RESUME,
+    GraphCheckpoint,
+    GraphKey,
+    conversation_channel,
+    is_shown,
+)
 from agentgit.store.threads.pending_writes import TaskWrites
 
 
@@ -44,14 +52,14 @@ class CheckpointComparison:
     Args:
         a: The part that only the first has.
         b: The part that only the second has.
-        messages: The number of leading messages that both share.
-        calls: The number of leading tool invocations that both share.
+        shared_messages: The number of leading messages that both share.
+        shared_calls: The number of leading tool invocations that both share.
     """
 
     a: UnsharedPart
     b: UnsharedPart
-    messages: int
-    calls: int
+    shared_messages: int
+    shared_calls: int
 
 
 class CheckpointComparer:
@@ -72,58 +80,76 @@ class CheckpointComparer:
             a: The row of the first checkpoint.
             b: The row of the second checkpoint.
         """
-        one, other, rests = self._at(connection, a), self._at(connection, b), (UnsharedPart(), UnsharedPart())
-        messages = self._fold_messages(connection, one, other, rests)
-        if messages is None:
-            messages = 0
-            for row, rest in zip((a, b), rests, strict=True):
-                content = self.store.state(connection, row.thread_id, row.graph_checkpoint_id)
-                rest.state, rest.messages = content["session_state"], content["conversation_history"]
-        calls = self._fold_calls(connection, a, b, rests)
-        for row, rest in zip((a, b), rests, strict=True):
-            rest.pending = self._pending(connection, row) if a.pending != b.pending else []
-        return CheckpointComparison(a=rests[0], b=rests[1], messages=messages, calls=calls)
+        first, second, unshared_parts = (
+            self._find_graph_checkpoint(connection, a),
+            self._find_graph_checkpoint(connection, b),
+            (UnsharedPart(), UnsharedPart()),
+        )
+        shared_messages = self._fill_messages(connection, first, second, unshared_parts)
+        if shared_messages is None:
+            shared_messages = 0
+            for row, unshared in zip((a, b), unshared_parts, strict=True):
+                content = self.store.read_state(connection, row.thread_id, row.graph_checkpoint_id)
+                unshared.state, unshared.messages = content["session_state"], content["conversation_history"]
+        shared_calls = self._fill_calls(connection, a, b, unshared_parts)
+        for row, unshared in zip((a, b), unshared_parts, strict=True):
+            unshared.pending = self._pending_tasks(connection, row) if a.pending != b.pending else []
+        return CheckpointComparison(
+            a=unshared_parts[0], b=unshared_parts[1], shared_messages=shared_messages, shared_calls=shared_calls
+        )
 
-    def _at(self, connection: Connection, row: StoredRow) -> At | None:
+    def _find_graph_checkpoint(self, connection: Connection, row: StoredRow) -> GraphCheckpoint | None:
         if row.graph_checkpoint_id is None:
             return None
         return self.store.graphs.find(connection, GraphKey(row.thread_id, "", row.graph_checkpoint_id))
 
     # -- state and messages
 
-    def _fold_messages(
-        self, connection: Connection, one: At | None, other: At | None, rests: tuple[UnsharedPart, UnsharedPart]
+    def _fill_messages(
+        self,
+        connection: Connection,
+        first: GraphCheckpoint | None,
+        second: GraphCheckpoint | None,
+        unshared_parts: tuple[UnsharedPart, UnsharedPart],
     ) -> int | None:
         """Fill in state and messages. Return the number of common messages; None if hashes cannot compare them."""
-        if one is None or other is None:
+        if first is None or second is None:
             return None
-        names = [conversation(at.header["counts"]) for at in (one, other)]
-        if names[0] != names[1] or not self._are_lists(connection, one, other, names[0]):
+        conversations = [conversation_channel(at.header["counts"]) for at in (first, second)]
+        if conversations[0] != conversations[1] or not self._are_lists(connection, first, second, conversations[0]):
             return None
-        differ = [name for name in {**one.values, **other.values} if one.values.get(name) != other.values.get(name)]
-        shown = [name for name in differ if is_shown(name) and name != names[0]]
-        hashes = [self.store.graphs.message_hashes(connection, at) for at in (one, other)]
-        common = _beginning(*hashes)
-        for at, keys, rest in zip((one, other), hashes, rests, strict=True):
-            held = {name: at.values[name] for name in shown if name in at.values}
-            bodies = self.store.graphs.content.get(connection, held.values())
-            rest.state = show_state({name: bodies[key] for name, key in held.items()}, None)[0]
-            rest.messages = [from_stored(m) for m in self.store.graphs.messages_of(connection, keys[common:])]
+        changed_names = [
+            name for name in {**first.values, **second.values} if first.values.get(name) != second.values.get(name)
+        ]
+        shown_names = [name for name in changed_names if is_shown(name) and name != conversations[0]]
+        hashes = [self.store.graphs.message_hashes(connection, at) for at in (first, second)]
+        common = shared_prefix(*hashes)
+        for graph_checkpoint, message_hashes, unshared in zip((first, second), hashes, unshared_parts, strict=True):
+            value_hashes = {
+                name: graph_checkpoint.values[name] for name in shown_names if name in graph_checkpoint.values
+            }
+            bodies = self.store.graphs.content.get(connection, value_hashes.values())
+            unshared.state = show_state({name: bodies[key] for name, key in value_hashes.items()}, None)[0]
+            unshared.messages = [
+                from_stored(m) for m in self.store.graphs.messages_of(connection, message_hashes[common:])
+            ]
         return common
 
-    def _are_lists(self, connection: Connection, one: At, other: At, name: str | None) -> bool:
+    def _are_lists(
+        self, connection: Connection, first: GraphCheckpoint, second: GraphCheckpoint, name: str | None
+    ) -> bool:
         """Return whether the conversation of both is a list of messages and not part of a larger value."""
-        keys = {at.values[name] for at in (one, other)} if name is not None else set()
+        keys = {at.values[name] for at in (first, second)} if name is not None else set()
         return all(leaf.type == LIST for leaf in self.store.graphs.content.blobs.get_many(connection, keys).values())
 
     # -- pending tasks
 
-    def _pending(self, connection: Connection, row: StoredRow) -> list[dict[str, Any]]:
+    def _pending_tasks(self, connection: Connection, row: StoredRow) -> list[dict[str, Any]]:
         """Read the results so far of the tasks of an unfinished step at a checkpoint."""
-        found = pending_writes.tasks(row.pending, f"checkpoint {row.id}")
+        tasks = pending_writes.tasks(row.pending, f"checkpoint {row.id}")
         bodies = self.store.graphs.content.get(connection, pending_writes.hashes(row.pending, f"checkpoint {row.id}"))
 
-        def listed(task: TaskWrites, channel: str) -> list[Any]:
+        def show_values(task: TaskWrites, channel: str) -> list[Any]:
             return [one for key in task.values(channel) for one in _as_list(show(bodies[key]))]
 
         return [
@@ -132,29 +158,29 @@ class CheckpointComparer:
                 "ns": task.ns,
                 "status": task.status,
                 "digest": task.digest(),
-                "questions": [_asked(one) for one in listed(task, INTERRUPT)],
-                "answers": listed(task, RESUME),
-                "errors": listed(task, ERROR),
+                "questions": [_question_of(one) for one in show_values(task, INTERRUPT)],
+                "answers": show_values(task, RESUME),
+                "errors": show_values(task, ERROR),
                 "results": [[name, show(bodies[key])] for name, key in task.results],
             }
-            for task in found
+            for task in tasks
         ]
 
     # -- tool calls
 
-    def _fold_calls(
-        self, connection: Connection, a: StoredRow, b: StoredRow, rests: tuple[UnsharedPart, UnsharedPart]
+    def _fill_calls(
+        self, connection: Connection, a: StoredRow, b: StoredRow, unshared_parts: tuple[UnsharedPart, UnsharedPart]
     ) -> int:
         """Fill in the tool invocations. Return the number of common ones."""
-        tracks = [self._parts(connection, row) for row in (a, b)]
+        tracks = [self._track_parts(connection, row) for row in (a, b)]
         common = shared(*tracks)
-        for parts, rest in zip(tracks, rests, strict=True):
-            rest.calls = [call.to_dict() for call in self.store.journal.track(connection, parts, skip=common)]
+        for parts, unshared in zip(tracks, unshared_parts, strict=True):
+            unshared.calls = [call.to_dict() for call in self.store.journal.track(connection, parts, skip=common)]
         return common
 
-    def _parts(self, connection: Connection, row: StoredRow) -> list[TrackPart]:
+    def _track_parts(self, connection: Connection, row: StoredRow) -> list[TrackPart]:
         branch = self.store.sessions.branch(connection, row.internal_session_id)
-        return self.store.parts(connection, branch, row.position)
+        return self.store.track_parts(connection, branch, row.position)
 
     # -- common ancestor
 
@@ -166,46 +192,43 @@ class CheckpointComparer:
             a: The row of the first checkpoint.
             b: The row of the second checkpoint.
         """
-        pairs = zip(self.ends(connection, a).items(), self.ends(connection, b).items(), strict=False)
-        same = [(left[0], min(left[1], right[1])) for left, right in pairs if left[0] == right[0]]
-        if not same:
+        pairs = zip(self.last_numbers(connection, a).items(), self.last_numbers(connection, b).items(), strict=False)
+        shared_ends = [(left[0], min(left[1], right[1])) for left, right in pairs if left[0] == right[0]]
+        if not shared_ends:
             return None
-        branch_id, number = same[-1]
+        branch_id, number = shared_ends[-1]
         rows = self.store.checkpoints.find(
             connection, CHECKPOINT.c.internal_session_id == branch_id, CHECKPOINT.c.number == number
         )
         return rows[0] if rows else None
 
-    def ends(self, connection: Connection, row: StoredRow) -> dict[int, int]:
+    def last_numbers(self, connection: Connection, row: StoredRow) -> dict[int, int]:
         """Return the branches (ids) on the path to a checkpoint, root first, each with its last number on the path."""
         lineage = self.store.sessions.lineage(
             connection, self.store.sessions.branch(connection, row.internal_session_id)
         )
         # The first checkpoint of a branch stands for its branch point, which is the next one on the parent.
-        return {s.branch.id: row.number if s.checkpoints is None else s.checkpoints + 1 for s in lineage}
+        return {
+            segment.branch.id: row.number if segment.last_number is None else segment.last_number + 1
+            for segment in lineage
+        }
 
     def find_with_data(self, connection: Connection, row: StoredRow) -> Sequence[StoredRow]:
         """Read the checkpoints on the path to a checkpoint that have `data`, oldest first."""
-        on_way = [
+        conditions = [
             and_(CHECKPOINT.c.internal_session_id == branch_id, CHECKPOINT.c.number <= number)
-            for branch_id, number in self.ends(connection, row).items()
+            for branch_id, number in self.last_numbers(connection, row).items()
         ]
-        return self.store.checkpoints.find(connection, or_(*on_way), CHECKPOINT.c.data.is_not(None))
+        return self.store.checkpoints.find(connection, or_(*conditions), CHECKPOINT.c.data.is_not(None))
 
 
 def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _asked(interrupt: Any) -> Any:
+def _question_of(interrupt: Any) -> Any:
     """Return the question of a stored interrupt."""
     return interrupt.get("value") if isinstance(interrupt, dict) else interrupt
-
-
-def _beginning(a: Sequence[bytes], b: Sequence[bytes]) -> int:
-    """Return the number of leading items that two lists have in common."""
-    shorter = min(len(a), len(b))
-    return next((n for n in range(shorter) if a[n] != b[n]), shorter)
 
 
 def shared(a: Sequence[TrackPart], b: Sequence[TrackPart]) -> int:

@@ -20,10 +20,10 @@ from agentgit.store.sql.tables import CHECKPOINT
 from agentgit.store.store import Store
 from agentgit.values import as_object
 
-MARK = "exploration"
+MARK_KEY = "exploration"
 """The key of the mark in the metadata of a branch: its exploration and its progress."""
 
-NAME = "explore"
+DEFAULT_NAME = "explore"
 """The default name of an exploration. A number is added if the name is taken."""
 
 
@@ -37,8 +37,8 @@ def mark_of(row: StoredRow) -> dict[str, Any]:
         `name` of the exploration; `of`, the id of the branch that it started on; `choices`; `said`, the title of the
         input; `status`; `end`, the id of the checkpoint where the turn ended; `score`; `error`.
     """
-    found: dict[str, Any] = as_object(row.meta).get(MARK, {})
-    return found
+    mark: dict[str, Any] = as_object(row.meta).get(MARK_KEY, {})
+    return mark
 
 
 def branch_name(name: str, choices: Sequence[int]) -> str:
@@ -61,7 +61,7 @@ class Explorations:
     def __init__(self, store: Store) -> None:
         self.store = store
 
-    def mark(self, connection: Connection, row: StoredRow, **facts: Any) -> None:
+    def update_mark(self, connection: Connection, row: StoredRow, **facts: Any) -> None:
         """Update the exploration mark of a branch.
 
         Args:
@@ -69,20 +69,20 @@ class Explorations:
             row: The row of the branch.
             facts: The fields to set, named as in `mark_of`.
         """
-        self.store.sessions.note(connection, row.id, {MARK: {**mark_of(row), **facts}})
+        self.store.sessions.merge_metadata(connection, row.id, {MARK_KEY: {**mark_of(row), **facts}})
 
     def free_name(self, connection: Connection, session_id: int) -> str:
         """Return a free name for a new exploration."""
-        taken = {row.name.partition("/")[0] for row in self.store.sessions.branches(connection, session_id)}
-        return free_name(NAME, taken)
+        taken_names = {row.name.partition("/")[0] for row in self.store.sessions.branches(connection, session_id)}
+        return free_name(DEFAULT_NAME, taken_names)
 
-    def rows(self, connection: Connection, session_id: int, name: str) -> list[StoredRow]:
+    def load_branches(self, connection: Connection, session_id: int, name: str) -> list[StoredRow]:
         """Read the branches of an exploration, each before the branches that continue it."""
         branches = self.store.sessions.branches(connection, session_id)
-        own = [row for row in branches if row.name.startswith(f"{name}/") and mark_of(row).get("name") == name]
-        return sorted(own, key=lambda row: tuple(mark_of(row)["choices"]))
+        rows = [row for row in branches if row.name.startswith(f"{name}/") and mark_of(row).get("name") == name]
+        return sorted(rows, key=lambda row: tuple(mark_of(row)["choices"]))
 
-    def last(self, connection: Connection, session_id: int) -> str:
+    def newest_name(self, connection: Connection, session_id: int) -> str:
         """Return the name of the newest exploration of a session.
 
         Raises:
@@ -107,77 +107,81 @@ class Explorations:
         Raises:
             NotFound: The session has no exploration of that name.
         """
-        rows = self.rows(connection, session_id, name)
+        rows = self.load_branches(connection, session_id, name)
         if not rows:
             raise NotFound(f"This session has no exploration {name!r}. Read the newest one with agent.exploration().")
-        made: dict[tuple[int, ...], ExploredBranch] = {}
-        total: int | None = None
+        explored: dict[tuple[int, ...], ExploredBranch] = {}
+        total_tokens: int | None = None
         for row in rows:
             if path is None or row.name in path:
-                messages, calls = self._own(connection, row)
-                branch = _branch(row, messages, calls, made)
-                made[branch.choices] = branch
-                total = _sum(total, _tokens(messages))
-        began = self.store.sessions.branch(connection, mark_of(rows[0])["of"])
-        found = list(made.values())
-        undeclared = {call.tool_name for one in found for call in one.tool_calls if call.effect == UNDECLARED}
-        return Exploration(name=name, branch=began.name, branches=found, tokens=total, undeclared=sorted(undeclared))
+                messages, calls = self._load_turn(connection, row)
+                branch = _explored_branch(row, messages, calls, explored)
+                explored[branch.choices] = branch
+                total_tokens = _add_optional(total_tokens, _count_tokens(messages))
+        start_branch = self.store.sessions.branch(connection, mark_of(rows[0])["of"])
+        branches = list(explored.values())
+        undeclared = {call.tool_name for one in branches for call in one.tool_calls if call.effect == UNDECLARED}
+        return Exploration(
+            name=name, branch=start_branch.name, branches=branches, tokens=total_tokens, undeclared=sorted(undeclared)
+        )
 
-    def _own(self, connection: Connection, row: StoredRow) -> tuple[list[dict[str, Any]], list[ToolInvocation]]:
+    def _load_turn(self, connection: Connection, row: StoredRow) -> tuple[list[dict[str, Any]], list[ToolInvocation]]:
         """Read the messages (in LangChain's stored form) and the tool calls of the turn of one explored branch."""
-        end, begin = (
-            self._checkpoint(connection, mark_of(row)["end"]),
-            self._checkpoint(connection, row.branch_point_id),
+        end, start = (
+            self._find_checkpoint(connection, mark_of(row)["end"]),
+            self._find_checkpoint(connection, row.branch_point_id),
         )
         head = self.store.graphs.head(connection, row.thread_id)
-        at = end.graph_checkpoint_id if end is not None else head.checkpoint_id if head is not None else None
+        graph_checkpoint_id = (
+            end.graph_checkpoint_id if end is not None else head.checkpoint_id if head is not None else None
+        )
         messages: list[dict[str, Any]] = []
-        if at is not None:
-            now = self.store.graphs.snapshot(connection, row.thread_id, at).message_count
-            new = max(0, now - (begin.message_count if begin is not None else 0))
-            messages = self.store.graphs.messages(connection, row.thread_id, at, last=new)
+        if graph_checkpoint_id is not None:
+            message_count = self.store.graphs.head_at(connection, row.thread_id, graph_checkpoint_id).message_count
+            new_count = max(0, message_count - (start.message_count if start is not None else 0))
+            messages = self.store.graphs.messages(connection, row.thread_id, graph_checkpoint_id, last=new_count)
         count = end.position - row.inherited if end is not None else None
         return messages, self.store.journal.track(
             connection, [TrackPart(branch_id=row.id, before=row.inherited, count=count)]
         )
 
-    def _checkpoint(self, connection: Connection, checkpoint_id: int | None) -> StoredRow | None:
+    def _find_checkpoint(self, connection: Connection, checkpoint_id: int | None) -> StoredRow | None:
         if checkpoint_id is None:
             return None
-        found = self.store.checkpoints.find(connection, CHECKPOINT.c.id == checkpoint_id)
-        return found[0] if found else None  # it may have been deleted
+        rows = self.store.checkpoints.find(connection, CHECKPOINT.c.id == checkpoint_id)
+        return rows[0] if rows else None  # it may have been deleted
 
 
-def _branch(
+def _explored_branch(
     row: StoredRow,
     messages: list[dict[str, Any]],
     calls: list[ToolInvocation],
-    made: dict[tuple[int, ...], ExploredBranch],
+    explored: dict[tuple[int, ...], ExploredBranch],
 ) -> ExploredBranch:
     """Build an explored branch from its mark, its own content, and the content of the branch that it continues."""
     mark = mark_of(row)
     choices = tuple(mark["choices"])
-    parent = made.get(choices[:-1])
-    shown = [*(parent.messages if parent else ()), *(from_stored(message) for message in messages)]
-    answers = [text_of(message) for message in shown if message["role"] == "assistant"]
+    parent = explored.get(choices[:-1])
+    all_messages = [*(parent.messages if parent else ()), *(from_stored(message) for message in messages)]
+    answers = [text_of(message) for message in all_messages if message["role"] == "assistant"]
     return ExploredBranch(
         id=row.id,
         name=row.name,
         choices=choices,
         status=mark.get("status", BEGUN),
         answer=answers[-1] if answers else None,
-        messages=shown,
+        messages=all_messages,
         tool_calls=[*(parent.tool_calls if parent else ()), *calls],
-        tokens=_sum(parent.tokens if parent else None, _tokens(messages)),
+        tokens=_add_optional(parent.tokens if parent else None, _count_tokens(messages)),
         score=float(mark["score"]) if mark.get("score") is not None else None,
         error=mark.get("error"),
     )
 
 
-def _tokens(messages: list[dict[str, Any]]) -> int | None:
-    shown = [one for one in map(from_stored, messages) if one.get("usage_metadata")]
-    return Tokens.of(shown).total if shown else None
+def _count_tokens(messages: list[dict[str, Any]]) -> int | None:
+    with_usage = [one for one in map(from_stored, messages) if one.get("usage_metadata")]
+    return Tokens.of(with_usage).total if with_usage else None
 
 
-def _sum(a: int | None, b: int | None) -> int | None:
+def _add_optional(a: int | None, b: int | None) -> int | None:
     return b if a is None else a if b is None else a + b

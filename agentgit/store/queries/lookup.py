@@ -9,20 +9,20 @@ from typing import Any
 from sqlalchemy import Connection
 
 from agentgit.auth import Principal
-from agentgit.auth.principal import ADMIN, FOR_ROLE, FORKER, OWNER, VIEWER, Role, allows, widest
+from agentgit.auth.principal import ADMIN, FORKER, OWNER, SCOPE_OF_ROLE, VIEWER, Role, allows, widest
 from agentgit.checkpoints import Checkpoint, references
 from agentgit.checkpoints.queries import Filter
 from agentgit.errors import Ambiguous, InvalidInput, NotAllowed, NotFound
 from agentgit.sessions import ExternalSession, InternalSession
 from agentgit.sessions.messages import from_stored
-from agentgit.store.audit.trail import note
-from agentgit.store.records.log import of_path
+from agentgit.store.audit.trail import record_event
+from agentgit.store.records.log import parts_of_path
 from agentgit.store.records.sessions import Segment, StoredRow
 from agentgit.store.sql.ids import is_id
 from agentgit.store.sql.tables import CHECKPOINT
 from agentgit.store.store import Store
 
-ANSWERS = ("assistant", "tool")
+ANSWER_ROLES = ("assistant", "tool")
 """The roles of the messages between two inputs of a user."""
 
 
@@ -65,7 +65,7 @@ class Lookup:
         """
         self.check_valid(connection)
         if scope not in self.principal.scopes:
-            raise self._narrow(scope, None)
+            raise self._scope_refusal(scope, None)
 
     def require_admin(self, connection: Connection, verb: str) -> None:
         """Check that the principal is an admin, for an operation that affects all users.
@@ -81,13 +81,13 @@ class Lookup:
                 verb=verb,
             )
 
-    def admit(self, connection: Connection, session_id: int, needs: Role = VIEWER) -> None:
+    def require_role(self, connection: Connection, session_id: int, required_role: Role = VIEWER) -> None:
         """Check that the principal has a role in a session. For a session known to be its own, the role is not read.
 
         Args:
             connection: The connection of the transaction that needs the role.
             session_id: The session.
-            needs: The role that is required.
+            required_role: The role that is required.
 
         Raises:
             NotFound: The principal cannot see the session.
@@ -95,37 +95,37 @@ class Lookup:
         """
         self.check_valid(connection)
         if session_id in self._own:
-            return self._expect(OWNER, needs, session_id)
-        role, is_own = self.store.visible.role(connection, self.user_id, session_id)
+            return self._expect(OWNER, required_role, session_id)
+        role, is_own = self.store.visible_sessions.role(connection, self.user_id, session_id)
         if role is None:
             raise self._missing_session(connection, session_id)
         if is_own:
             self._own.add(session_id)
-        return self._expect(role, needs, session_id)
+        return self._expect(role, required_role, session_id)
 
-    def owner(self, connection: Connection, session_id: int) -> int:
-        """Return the owner's id of a session that `admit` let pass. Nothing is read for the principal's own session."""
+    def owner_id(self, connection: Connection, session_id: int) -> int:
+        """Return the owner's id of a session that `require_role` admitted; no read if it is the principal's own."""
         if session_id in self._own:
             return self.user_id
-        return self.store.visible.owner(connection, session_id) or self.user_id
+        return self.store.visible_sessions.owner_id(connection, session_id) or self.user_id
 
     def needs_no_check(self, session_id: int) -> bool:
         """Return whether a session needs no check: it is the principal's own, and its access cannot be revoked."""
         return self.principal.since is None and session_id in self._own
 
-    def _expect(self, role: Role, needs: Role, session_id: int) -> None:
-        if FOR_ROLE[needs] not in self.principal.scopes:
-            raise self._narrow(FOR_ROLE[needs], session_id)
-        if not allows(role, needs):
+    def _expect(self, role: Role, required_role: Role, session_id: int) -> None:
+        if SCOPE_OF_ROLE[required_role] not in self.principal.scopes:
+            raise self._scope_refusal(SCOPE_OF_ROLE[required_role], session_id)
+        if not allows(role, required_role):
             raise self.refusal(
-                f"Your role in this session is {role}, but this needs {needs}. The owner can grant it: "
-                f"session.sharing.share({self.principal.user.name!r}, role={needs!r}).",
+                f"Your role in this session is {role}, but this needs {required_role}. The owner can grant it: "
+                f"session.sharing.share({self.principal.user.name!r}, role={required_role!r}).",
                 session_id=session_id,
                 role=role,
-                needs=needs,
+                needs=required_role,
             )
 
-    def _narrow(self, scope: str, session_id: int | None) -> NotAllowed:
+    def _scope_refusal(self, scope: str, session_id: int | None) -> NotAllowed:
         return self.refusal(
             f"This key has the scope {widest(self.principal.scopes)!r}; this needs {scope!r}. Create a key with it.",
             session_id=session_id,
@@ -135,19 +135,19 @@ class Lookup:
     def refusal(self, text: str, *, session_id: int | None = None, **facts: Any) -> NotAllowed:
         """Create a `NotAllowed` that is recorded in the audit trail after the refused transaction has ended."""
 
-        def told(connection: Connection) -> None:
+        def write_audit(connection: Connection) -> None:
             if session_id is not None:
                 self.store.sessions.prevent_erasure(connection, session_id)
-            note(
+            record_event(
                 connection, self.store.tenant_id, "access.denied", session_id=session_id, user_id=self.user_id, **facts
             )
 
-        return NotAllowed(text, write_audit=told)
+        return NotAllowed(text, write_audit=write_audit)
 
     # -- sessions
 
     def session(
-        self, connection: Connection, ref: ExternalSession | str | int | None, needs: Role = VIEWER
+        self, connection: Connection, ref: ExternalSession | str | int | None, required_role: Role = VIEWER
     ) -> ExternalSession:
         """Find a session by name or id.
 
@@ -156,7 +156,7 @@ class Lookup:
             ref: The name or id. Another user's session is `alice/support-42`, or just the name if the principal has no
                 session of that name. None is the principal's most recently updated session, else the most recently
                 updated shared one.
-            needs: The role that is required.
+            required_role: The role that is required.
 
         Raises:
             NotFound: There is no such session. The error lists similar names.
@@ -164,41 +164,43 @@ class Lookup:
             NotAllowed: The principal can see the session, but does not have the role.
         """
         self.check_valid(connection)
-        found = self._find(connection, ref)
-        if found.is_own:
-            self._own.add(found.id)
-        self._expect(found.role, needs, found.id)
-        return found
+        session = self._find_session(connection, ref)
+        if session.is_own:
+            self._own.add(session.id)
+        self._expect(session.role, required_role, session.id)
+        return session
 
-    def _find(self, connection: Connection, ref: ExternalSession | str | int | None) -> ExternalSession:
-        visible = self.store.visible
+    def _find_session(self, connection: Connection, ref: ExternalSession | str | int | None) -> ExternalSession:
+        visible = self.store.visible_sessions
         if isinstance(ref, ExternalSession):
-            one = visible.by_id(connection, self.user_id, ref.id)
-            found = [one] if one is not None else []
+            session = visible.find_by_id(connection, self.user_id, ref.id)
+            matches = [session] if session is not None else []
             ref = ref.id
         elif ref is None:
-            found = visible.own(connection, self.user_id, limit=1) or visible.shared(connection, self.user_id, limit=1)
-            if not found:
+            matches = visible.own(connection, self.user_id, limit=1) or visible.shared(
+                connection, self.user_id, limit=1
+            )
+            if not matches:
                 raise NotFound(
                     "There is no session yet. Create one with repo.wrap(graph, session=...), or: agentgit demo"
                 )
         else:
-            found = visible.find(connection, self.user_id, ref)
-        if not found:
+            matches = visible.find(connection, self.user_id, ref)
+        if not matches:
             raise self._missing_session(connection, ref)
-        if len(found) > 1:
-            raise Ambiguous(f"{ref!r} matches several sessions.", candidates=_ids(found))
-        return found[0]
+        if len(matches) > 1:
+            raise Ambiguous(f"{ref!r} matches several sessions.", candidates=_candidates(matches))
+        return matches[0]
 
     def _missing_session(self, connection: Connection, ref: str | int | None) -> NotFound:
         return NotFound(
             f"There is no session {ref!r} here. List them: repo.sessions(), or agentgit sessions.",
-            near=references.similar_names(str(ref), self.store.visible.references(connection, self.user_id)),
+            near=references.similar_names(str(ref), self.store.visible_sessions.references(connection, self.user_id)),
         )
 
     def find_visible(self, connection: Connection, session_id: int) -> ExternalSession | None:
         """Find a session by its id; None if the principal cannot see it."""
-        return self.store.visible.by_id(connection, self.user_id, session_id)
+        return self.store.visible_sessions.find_by_id(connection, self.user_id, session_id)
 
     # -- branches
 
@@ -215,24 +217,24 @@ class Lookup:
             raise self._missing_session(connection, session.reference)
         if ref is None:
             return next(row for row in rows if row.id == session.current_internal_session_id)
-        wanted = ref.id if isinstance(ref, InternalSession) else ref
+        name_or_id = ref.id if isinstance(ref, InternalSession) else ref
         for row in rows:
-            if wanted in (row.name, row.id):
+            if name_or_id in (row.name, row.id):
                 return row
         raise NotFound(
-            f"Session {session.session_name} has no branch {wanted!r}. List them: session.branches(), or "
+            f"Session {session.session_name} has no branch {name_or_id!r}. List them: session.branches(), or "
             "agentgit branches.",
-            near=references.similar_names(str(wanted), [row.name for row in rows]),
+            near=references.similar_names(str(name_or_id), [row.name for row in rows]),
         )
 
     # -- checkpoints
 
-    def path(self, connection: Connection, branch: StoredRow) -> list[StoredRow]:
+    def path_checkpoints(self, connection: Connection, branch: StoredRow) -> list[StoredRow]:
         """List the checkpoints from the root of the session to the head of a branch."""
         return list(self.store.checkpoints.on_path(connection, self.store.sessions.lineage(connection, branch)))
 
     def checkpoint(
-        self, connection: Connection, session: ExternalSession, branch: StoredRow, place: CheckpointRef
+        self, connection: Connection, session: ExternalSession, branch: StoredRow, ref: CheckpointRef
     ) -> StoredRow:
         """Resolve a reference to a checkpoint, relative to a branch.
 
@@ -240,7 +242,7 @@ class Lookup:
             connection: Any open connection.
             session: The session to look in.
             branch: The branch that `HEAD` refers to. Checkpoints on its path take precedence.
-            place: A Checkpoint, its id, a tag, its name, `branch`, `branch#7`, `branch~2`, `HEAD`, `HEAD~1`; or
+            ref: A Checkpoint, its id, a tag, its name, `branch`, `branch#7`, `branch~2`, `HEAD`, `HEAD~1`; or
                 `message:ID` for the checkpoint before that user message. The message id alone also works if nothing
                 else has that name.
 
@@ -249,37 +251,37 @@ class Lookup:
             Ambiguous: Several checkpoints match, and none of them is on the path of the branch.
             InvalidInput: The checkpoint belongs to another session.
         """
-        if isinstance(place, Checkpoint):
-            if place.id is None:
+        if isinstance(ref, Checkpoint):
+            if ref.id is None:
                 raise NotFound("This Checkpoint is not stored. Create a stored one with agent.checkpoint().")
-            place = place.id
-        if isinstance(place, int):
-            return self._by_id(connection, session, place)
-        if not isinstance(place, str):
-            raise InvalidInput(f"{place!r} does not name a checkpoint. Pass a Checkpoint, its id or its name.")
-        reference = references.parse(place)
-        found = None
+            ref = ref.id
+        if isinstance(ref, int):
+            return self._find_by_id(connection, session, ref)
+        if not isinstance(ref, str):
+            raise InvalidInput(f"{ref!r} does not name a checkpoint. Pass a Checkpoint, its id or its name.")
+        reference = references.parse(ref)
+        row = None
         if reference.base != references.HEAD:  # `HEAD` is always a position, even if a checkpoint has that name
-            found = self._by_tag(connection, session, place) or self._by_name(connection, session, branch, place)
-        found = found or self._by_place(connection, session, branch, reference)
-        if found is None and reference.id is not None:
+            row = self._find_by_tag(connection, session, ref) or self._find_by_name(connection, session, branch, ref)
+        row = row or self._find_by_position(connection, session, branch, reference)
+        if row is None and reference.id is not None:
             try:
-                return self._by_id(connection, session, reference.id)
+                return self._find_by_id(connection, session, reference.id)
             except NotFound:
-                if (found := self._by_message(connection, session, branch, place)) is None:
+                if (row := self._find_by_message(connection, session, branch, ref)) is None:
                     raise
-        found = found or self._by_message(connection, session, branch, place.removeprefix(references.MESSAGE))
-        if found is None and place.startswith(references.MESSAGE):
-            raise self._no_message(connection, session, place)
-        if found is None:
+        row = row or self._find_by_message(connection, session, branch, ref.removeprefix(references.MESSAGE_PREFIX))
+        if row is None and ref.startswith(references.MESSAGE_PREFIX):
+            raise self._missing_restore_point(connection, session, ref)
+        if row is None:
             raise NotFound(
-                f"Session {session.session_name} has no checkpoint {place!r}. List them: agentgit log.",
-                near=references.similar_names(place, self._names(connection, session)),
+                f"Session {session.session_name} has no checkpoint {ref!r}. List them: agentgit log.",
+                near=references.similar_names(ref, self._reference_names(connection, session)),
             )
-        return found
+        return row
 
     def restore_point(
-        self, connection: Connection, session: ExternalSession, branch: StoredRow, place: CheckpointRef
+        self, connection: Connection, session: ExternalSession, branch: StoredRow, ref: CheckpointRef
     ) -> StoredRow:
         """Find the checkpoint before a user message by the message id.
 
@@ -290,152 +292,167 @@ class Lookup:
             NotFound: There is no such checkpoint. The error lists similar ids.
             NotAllowed: The principal is only a viewer of the other session.
         """
-        if not isinstance(place, str):
-            owner = self.owner_of(connection, place)
-            if owner is not None and owner.id != session.id:
-                self._expect(owner.role, FORKER, owner.id)
-            return self.checkpoint(connection, owner or session, branch, place)
-        if found := self._by_message(connection, session, branch, place.removeprefix(references.MESSAGE)):
-            return found
+        if not isinstance(ref, str):
+            other_session = self.session_of(connection, ref)
+            if other_session is not None and other_session.id != session.id:
+                self._expect(other_session.role, FORKER, other_session.id)
+            return self.checkpoint(connection, other_session or session, branch, ref)
+        if row := self._find_by_message(connection, session, branch, ref.removeprefix(references.MESSAGE_PREFIX)):
+            return row
         try:
-            return self.checkpoint(connection, session, branch, place)
+            return self.checkpoint(connection, session, branch, ref)
         except NotFound as error:
-            raise self._no_message(connection, session, place) from error
+            raise self._missing_restore_point(connection, session, ref) from error
 
-    def _by_message(
+    def _find_by_message(
         self, connection: Connection, session: ExternalSession, branch: StoredRow, message_id: str
     ) -> StoredRow | None:
         """Find the checkpoint before a user message: the newest on the path, else the newest elsewhere."""
-        points = self._restore_points(connection, session)
-        found = [row for row in points if row.restore_point == message_id]
-        if not found:
-            found = self._said_together(connection, branch, message_id, points)
-        behind = self._behind(connection, branch) if len(found) > 1 else set()
-        on_path = [row for row in found if row.id in behind]
-        return next(reversed(on_path or found), None)
+        restore_points = self._restore_points(connection, session)
+        matches = [row for row in restore_points if row.restore_point == message_id]
+        if not matches:
+            matches = self._find_by_input_message(connection, branch, message_id, restore_points)
+        path_ids = self._path_checkpoint_ids(connection, branch) if len(matches) > 1 else set()
+        on_path = [row for row in matches if row.id in path_ids]
+        return next(reversed(on_path or matches), None)
 
     def _restore_points(self, connection: Connection, session: ExternalSession) -> Sequence[StoredRow]:
-        branches = [row.id for row in self.store.sessions.branches(connection, session.id)]
+        branch_ids = [row.id for row in self.store.sessions.branches(connection, session.id)]
         return self.store.checkpoints.find(
-            connection, CHECKPOINT.c.internal_session_id.in_(branches), CHECKPOINT.c.restore_point.is_not(None)
+            connection, CHECKPOINT.c.internal_session_id.in_(branch_ids), CHECKPOINT.c.restore_point.is_not(None)
         )
 
-    def _no_message(self, connection: Connection, session: ExternalSession, place: str) -> NotFound:
+    def _missing_restore_point(self, connection: Connection, session: ExternalSession, ref: str) -> NotFound:
         """Create the error for a missing restore point, with similar message ids."""
         ids = [row.restore_point for row in self._restore_points(connection, session)]
         return NotFound(
-            f"Session {session.session_name} has no restore point {place!r}. Every user message is one with "
+            f"Session {session.session_name} has no restore point {ref!r}. Every user message is one with "
             "auto_checkpoint='turn' or 'tool', and so is every checkpoint. List them: agentgit log.",
-            near=references.similar_names(place.removeprefix(references.MESSAGE), ids),
+            near=references.similar_names(ref.removeprefix(references.MESSAGE_PREFIX), ids),
         )
 
-    def _said_together(
-        self, connection: Connection, branch: StoredRow, message_id: str, points: Sequence[StoredRow]
+    def _find_by_input_message(
+        self, connection: Connection, branch: StoredRow, message_id: str, restore_points: Sequence[StoredRow]
     ) -> list[StoredRow]:
         """Find the restore point of an input with several messages by the id of one that is not the last."""
         head = self.store.graphs.head(connection, branch.thread_id)
         if head is None:
             return []
-        said = map(from_stored, self.store.graphs.messages(connection, branch.thread_id, head.checkpoint_id))
-        behind = dropwhile(lambda message: message["id"] != message_id, said)
-        together = {message["id"] for message in takewhile(lambda message: message["role"] not in ANSWERS, behind)}
-        return [row for row in points if row.restore_point in together][:1]
+        messages = map(from_stored, self.store.graphs.messages(connection, branch.thread_id, head.checkpoint_id))
+        from_message = dropwhile(lambda message: message["id"] != message_id, messages)
+        input_ids = {
+            message["id"] for message in takewhile(lambda message: message["role"] not in ANSWER_ROLES, from_message)
+        }
+        return [row for row in restore_points if row.restore_point in input_ids][:1]
 
     def target(
-        self, connection: Connection, session: ExternalSession, branch: StoredRow, place: CheckpointRef
+        self, connection: Connection, session: ExternalSession, branch: StoredRow, ref: CheckpointRef
     ) -> tuple[StoredRow, str]:
         """Resolve a reference as `checkpoint` does. Return the checkpoint and its display name."""
-        found = self.checkpoint(connection, session, branch, place)
-        reference = f"{found.branch_name}#{found.number}"
-        return found, f"{found.name} ({reference})" if found.name else reference
+        row = self.checkpoint(connection, session, branch, ref)
+        reference = f"{row.branch_name}#{row.number}"
+        return row, f"{row.name} ({reference})" if row.name else reference
 
-    def _by_id(self, connection: Connection, session: ExternalSession, checkpoint_id: int) -> StoredRow:
-        exists = is_id(checkpoint_id)
-        for row in self.store.checkpoints.find(connection, CHECKPOINT.c.id == checkpoint_id) if exists else ():
+    def _find_by_id(self, connection: Connection, session: ExternalSession, checkpoint_id: int) -> StoredRow:
+        is_possible_id = is_id(checkpoint_id)
+        for row in self.store.checkpoints.find(connection, CHECKPOINT.c.id == checkpoint_id) if is_possible_id else ():
             if row.external_session_id == session.id:
                 return row
-            owner = self.find_visible(connection, row.external_session_id)
-            if owner is not None:
+            other_session = self.find_visible(connection, row.external_session_id)
+            if other_session is not None:
                 raise InvalidInput(
-                    f"Checkpoint {checkpoint_id} belongs to session {owner.reference}, not to "
+                    f"Checkpoint {checkpoint_id} belongs to session {other_session.reference}, not to "
                     f"{session.session_name}. Open that session to use it."
                 )
         raise NotFound(f"Session {session.session_name} has no checkpoint {checkpoint_id}. List them: agentgit log.")
 
-    def owner_of(self, connection: Connection, place: CheckpointRef) -> ExternalSession | None:
+    def session_of(self, connection: Connection, ref: CheckpointRef) -> ExternalSession | None:
         """Return the session of a Checkpoint or checkpoint id; None if the principal cannot see it, or for a name."""
-        id = place.id if isinstance(place, Checkpoint) else place
-        if not is_id(id):
+        checkpoint_id = ref.id if isinstance(ref, Checkpoint) else ref
+        if not is_id(checkpoint_id):
             return None
-        for row in self.store.checkpoints.find(connection, CHECKPOINT.c.id == id):
+        for row in self.store.checkpoints.find(connection, CHECKPOINT.c.id == checkpoint_id):
             return self.find_visible(connection, row.external_session_id)
         return None
 
-    def _by_tag(self, connection: Connection, session: ExternalSession, name: str) -> StoredRow | None:
+    def _find_by_tag(self, connection: Connection, session: ExternalSession, name: str) -> StoredRow | None:
         tag = self.store.tags.find(connection, session.id, name)
-        return self._by_id(connection, session, tag.checkpoint_id) if tag is not None else None
+        return self._find_by_id(connection, session, tag.checkpoint_id) if tag is not None else None
 
-    def _by_name(
+    def _find_by_name(
         self, connection: Connection, session: ExternalSession, branch: StoredRow, name: str
     ) -> StoredRow | None:
         """Find a checkpoint by its name: the newest on the path, else the only one elsewhere."""
         sessions = self.store.sessions
-        branches = [row.id for row in sessions.branches(connection, session.id)]
-        named = self.store.checkpoints.find(
-            connection, CHECKPOINT.c.internal_session_id.in_(branches), CHECKPOINT.c.name == name
+        branch_ids = [row.id for row in sessions.branches(connection, session.id)]
+        matches = self.store.checkpoints.find(
+            connection, CHECKPOINT.c.internal_session_id.in_(branch_ids), CHECKPOINT.c.name == name
         )
-        if not named:
+        if not matches:
             return None
-        ids = self._behind(connection, branch) if len(named) > 1 else set()
-        on_path = [row for row in named if row.id in ids]
-        if on_path or len(named) == 1:
-            return (on_path or named)[-1]
+        path_ids = self._path_checkpoint_ids(connection, branch) if len(matches) > 1 else set()
+        on_path = [row for row in matches if row.id in path_ids]
+        if on_path or len(matches) == 1:
+            return (on_path or matches)[-1]
         raise Ambiguous(
-            f"{name!r} is the name of {len(named)} checkpoints, none of them on branch {branch.name}.",
-            candidates=tuple(f"{row.branch_name}#{row.number}" for row in named),
+            f"{name!r} is the name of {len(matches)} checkpoints, none of them on branch {branch.name}.",
+            candidates=tuple(f"{row.branch_name}#{row.number}" for row in matches),
         )
 
-    def _behind(self, connection: Connection, branch: StoredRow) -> set[int]:
+    def _path_checkpoint_ids(self, connection: Connection, branch: StoredRow) -> set[int]:
         """Return the ids of the checkpoints on the path of a branch, including the branch points."""
         lineage = self.store.sessions.lineage(connection, branch)
         on_path = {row.id for row in self.store.checkpoints.on_path(connection, lineage)}
         return on_path | {segment.branch.branch_point_id for segment in lineage}
 
-    def _by_place(
+    def _find_by_position(
         self, connection: Connection, session: ExternalSession, branch: StoredRow, reference: references.Reference
     ) -> StoredRow | None:
         """Find a checkpoint by its position on a branch; None if the reference names no branch."""
         rows = self.store.sessions.branches(connection, session.id)
-        on = branch if reference.base == references.HEAD else next((r for r in rows if r.name == reference.base), None)
-        if on is None:
+        start_branch = (
+            branch if reference.base == references.HEAD else next((r for r in rows if r.name == reference.base), None)
+        )
+        if start_branch is None:
             return None
-        lineage = self.store.sessions.lineage(connection, on)
+        lineage = self.store.sessions.lineage(connection, start_branch)
         if reference.number is not None:
-            here = CHECKPOINT.c.internal_session_id == on.id
-            own = self.store.checkpoints.find(connection, here, CHECKPOINT.c.number == reference.number)
-            return own[0] if own else self._missing(connection, reference, lineage[-1:], f"branch {on.name} has")
-        at = self.store.log.back(connection, lineage, reference.back)
-        return at or self._missing(connection, reference, lineage, "there are", f" on the path of {on.name}")
+            on_branch = CHECKPOINT.c.internal_session_id == start_branch.id
+            matches = self.store.checkpoints.find(connection, on_branch, CHECKPOINT.c.number == reference.number)
+            return (
+                matches[0]
+                if matches
+                else self._raise_missing(connection, reference, lineage[-1:], f"branch {start_branch.name} has")
+            )
+        row = self.store.log.find_ancestor(connection, lineage, reference.back)
+        return row or self._raise_missing(
+            connection, reference, lineage, "there are", f" on the path of {start_branch.name}"
+        )
 
-    def _missing(
-        self, connection: Connection, reference: references.Reference, path: list[Segment], before: str, after: str = ""
+    def _raise_missing(
+        self,
+        connection: Connection,
+        reference: references.Reference,
+        path: list[Segment],
+        prefix: str,
+        suffix: str = "",
     ) -> StoredRow:
         """Raise `NotFound` for a position that does not exist, with the number of existing checkpoints."""
-        count = self.store.log.count(connection, of_path(path), Filter(), None)
+        count = self.store.log.count(connection, parts_of_path(path), Filter(), None)
         raise NotFound(
-            f"{reference.text!r} does not exist: {before} {count} checkpoints{after}. List them with session.log(), "
+            f"{reference.text!r} does not exist: {prefix} {count} checkpoints{suffix}. List them with session.log(), "
             "or: agentgit log"
         )
 
-    def _names(self, connection: Connection, session: ExternalSession) -> list[str]:
+    def _reference_names(self, connection: Connection, session: ExternalSession) -> list[str]:
         sessions = self.store.sessions
         rows = sessions.branches(connection, session.id)
-        named = self.store.checkpoints.find(
+        named_checkpoints = self.store.checkpoints.find(
             connection, CHECKPOINT.c.internal_session_id.in_([r.id for r in rows]), CHECKPOINT.c.name.is_not(None)
         )
         tags = self.store.tags.all(connection, session.id)
-        return [*(row.name for row in (*rows, *named)), *(tag.name for tag in tags)]
+        return [*(row.name for row in (*rows, *named_checkpoints)), *(tag.name for tag in tags)]
 
 
-def _ids(found: list[Any]) -> tuple[str, ...]:
-    return tuple(f"{one.reference} (id {one.id})" for one in found)
+def _candidates(sessions: list[Any]) -> tuple[str, ...]:
+    return tuple(f"{session.reference} (id {session.id})" for session in sessions)

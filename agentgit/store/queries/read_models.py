@@ -11,7 +11,7 @@ from agentgit.checkpoints import Checkpoint
 from agentgit.effects.invocation import PAUSED
 from agentgit.sessions import ExternalSession, InternalSession, Tree
 from agentgit.sessions.tree import Branch, Point
-from agentgit.store.records.recorded_calls import marks, with_marks
+from agentgit.store.records.recorded_calls import add_marks, call_marks
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.tables import CHECKPOINT, TOOL_INVOCATION
 from agentgit.store.store import Store
@@ -24,17 +24,17 @@ class ReadModels:
 
     Args:
         store: The store of the tenant.
-        admit: A function that raises if the user may no longer see the session with this id. It is called before a
+        authorize: A function that raises if the user may no longer see the session with this id. It is called before a
             state is loaded.
     """
 
-    def __init__(self, store: Store, admit: Callable[[Connection, int], None]) -> None:
+    def __init__(self, store: Store, authorize: Callable[[Connection, int], None]) -> None:
         self.store = store
-        self.admit = admit
+        self.authorize = authorize
 
     def checkpoints(self, connection: Connection, rows: Sequence[StoredRow]) -> list[Checkpoint]:
         """Convert rows to checkpoints, including their tags."""
-        tags = self.store.tags.of(connection, [row.id for row in rows])
+        tags = self.store.tags.names_of(connection, [row.id for row in rows])
         return [self.checkpoint(row, tags.get(row.id, ())) for row in rows]
 
     def checkpoint(self, row: StoredRow, tags: Sequence[str] = ()) -> Checkpoint:
@@ -43,9 +43,9 @@ class ReadModels:
         def load() -> Mapping[str, Any]:
             with self.store.database.reading() as connection:
                 branch = self.store.sessions.branch(connection, row.internal_session_id)
-                self.admit(connection, branch.external_session_id)
+                self.authorize(connection, branch.external_session_id)
                 track = self.store.track(connection, branch, row.position)
-                content = self.store.state(connection, row.thread_id, row.graph_checkpoint_id)
+                content = self.store.read_state(connection, row.thread_id, row.graph_checkpoint_id)
             return {**content, "tool_invocations": [call.to_dict() for call in track]}
 
         return Checkpoint.deferred(
@@ -67,7 +67,7 @@ class ReadModels:
                 "state_hash": row.state_hash.hex(),
                 "workspace_snapshot": row.workspace_snapshot_id,
                 "data": stored_json(row.data) if row.data is not None else None,
-                **_pending(row),
+                **_pending_metadata(row),
                 **({"tags": list(tags)} if tags else {}),
             },
             user_id=row.user_id,
@@ -77,16 +77,20 @@ class ReadModels:
         """List the branches of a session in order of creation."""
         rows = self.store.sessions.branches(connection, session.id)
         ids = [row.id for row in rows]
-        checkpoints = self._counts(connection, CHECKPOINT, ids)
-        calls = self._counts(connection, TOOL_INVOCATION, ids, TOOL_INVOCATION.c.status != PAUSED)
-        return [self._branch(row, session, checkpoints.get(row.id, 0), calls.get(row.id, 0)) for row in rows]
+        checkpoints = self._count_rows(connection, CHECKPOINT, ids)
+        calls = self._count_rows(connection, TOOL_INVOCATION, ids, TOOL_INVOCATION.c.status != PAUSED)
+        return [self._build_branch(row, session, checkpoints.get(row.id, 0), calls.get(row.id, 0)) for row in rows]
 
     def branch(self, connection: Connection, session: ExternalSession, row: StoredRow) -> InternalSession:
         """Convert one row to a branch."""
-        checkpoints = self._counts(connection, CHECKPOINT, [row.id])
-        return self._branch(row, session, checkpoints.get(row.id, 0), self.store.journal.tally(connection, row.id)()[0])
+        checkpoints = self._count_rows(connection, CHECKPOINT, [row.id])
+        return self._build_branch(
+            row, session, checkpoints.get(row.id, 0), self.store.journal.query_tally(connection, row.id)()[0]
+        )
 
-    def _counts(self, connection: Connection, table: Any, branch_ids: list[int], *conditions: Any) -> dict[int, int]:
+    def _count_rows(
+        self, connection: Connection, table: Any, branch_ids: list[int], *conditions: Any
+    ) -> dict[int, int]:
         query = (
             select(table.c.internal_session_id, func.count().label("calls"))
             .where(table.c.tenant_id == self.store.tenant_id, table.c.internal_session_id.in_(branch_ids), *conditions)
@@ -94,12 +98,12 @@ class ReadModels:
         )
         return {row.internal_session_id: row.calls for row in connection.execute(query)}
 
-    def _branch(self, row: StoredRow, session: ExternalSession, checkpoints: int, calls: int) -> InternalSession:
+    def _build_branch(self, row: StoredRow, session: ExternalSession, checkpoints: int, calls: int) -> InternalSession:
         def load() -> Mapping[str, Any]:
             with self.store.database.reading() as connection:
-                self.admit(connection, row.external_session_id)
+                self.authorize(connection, row.external_session_id)
                 head = self.store.graphs.head(connection, row.thread_id)
-                return self.store.state(connection, row.thread_id, head.checkpoint_id if head else None)
+                return self.store.read_state(connection, row.thread_id, head.checkpoint_id if head else None)
 
         return InternalSession.deferred(
             load,
@@ -121,26 +125,27 @@ class ReadModels:
         """Build the tree of a session, without loading any state."""
         rows = self.store.sessions.branches(connection, session.id)
         points: dict[int, list[Point]] = {row.id: [] for row in rows}
-        tags = self.store.tags.names(connection, session.id)
-        of_session = CHECKPOINT.c.internal_session_id.in_(list(points))
-        for row in self.store.checkpoints.find(connection, of_session):
-            points[row.internal_session_id].append(_point(row, tags.get(row.id, ())))
-        calls = marks(connection, self.store.tenant_id, session.id)
-        branches = (_branch(row, session, points[row.id]) for row in rows)
-        grown = [
-            with_marks(branch, calls.get(row.id, ()), row.inherited) for row, branch in zip(rows, branches, strict=True)
+        tags = self.store.tags.names_by_checkpoint(connection, session.id)
+        in_session = CHECKPOINT.c.internal_session_id.in_(list(points))
+        for row in self.store.checkpoints.find(connection, in_session):
+            points[row.internal_session_id].append(_tree_point(row, tags.get(row.id, ())))
+        marks_by_branch = call_marks(connection, self.store.tenant_id, session.id)
+        branches = (_tree_branch(row, session, points[row.id]) for row in rows)
+        marked_branches = [
+            add_marks(branch, marks_by_branch.get(row.id, ()), row.inherited)
+            for row, branch in zip(rows, branches, strict=True)
         ]
-        return Tree.grow(session.session_name, grown)
+        return Tree.grow(session.session_name, marked_branches)
 
 
-def _pending(row: StoredRow) -> dict[str, Any]:
+def _pending_metadata(row: StoredRow) -> dict[str, Any]:
     """Return the status of each task, for a checkpoint in the middle of a step; empty for others."""
     tasks = pending_writes.tasks(row.pending, f"checkpoint {row.id}")
-    told = [{"task": task.id, "ns": task.ns, "status": task.status, "digest": task.digest()} for task in tasks]
-    return {"pending": told} if told else {}
+    pending = [{"task": task.id, "ns": task.ns, "status": task.status, "digest": task.digest()} for task in tasks]
+    return {"pending": pending} if pending else {}
 
 
-def _branch(row: StoredRow, session: ExternalSession, points: list[Point]) -> Branch:
+def _tree_branch(row: StoredRow, session: ExternalSession, points: list[Point]) -> Branch:
     return Branch(
         id=row.id,
         name=row.name,
@@ -152,7 +157,7 @@ def _branch(row: StoredRow, session: ExternalSession, points: list[Point]) -> Br
     )
 
 
-def _point(row: StoredRow, tags: Sequence[str]) -> Point:
+def _tree_point(row: StoredRow, tags: Sequence[str]) -> Point:
     return Point(
         id=row.id,
         number=row.number,

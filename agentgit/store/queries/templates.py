@@ -6,7 +6,7 @@ from sqlalchemy import Connection, and_, select
 
 from agentgit.errors import Conflict, NotFound
 from agentgit.store.records import recorded_calls
-from agentgit.store.records.checkpoints import Label, Snapshot
+from agentgit.store.records.checkpoints import CheckpointState, Label
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT
@@ -16,7 +16,7 @@ from agentgit.values import as_object
 TEMPLATE = "template"
 """The key in the metadata of a branch that holds the template from which it started."""
 
-ERASED = "an erased session"
+ERASED_REFERENCE = "an erased session"
 """The text that replaces the reference of an erased template."""
 
 
@@ -25,10 +25,10 @@ def create_session(
     connection: Connection,
     user_id: int,
     name: str,
-    point: StoredRow,
+    checkpoint: StoredRow,
     reference: str,
     *,
-    calls: bool = False,
+    copy_calls: bool = False,
 ) -> int:
     """Create a session whose first branch starts with the conversation and state of a checkpoint; return its id.
 
@@ -40,41 +40,47 @@ def create_session(
         connection: A connection in a transaction that writes.
         user_id: The owner of the new session.
         name: The name of the new session.
-        point: The row of the template checkpoint.
+        checkpoint: The row of the template checkpoint.
         reference: The reference of the checkpoint, including its session.
-        calls: True to copy the calls on the path to the checkpoint, so that they can run again.
+        copy_calls: True to copy the calls on the path to the checkpoint, so that they can run again.
 
     Raises:
         NotFound: The checkpoint has been deleted.
     """
     session_id = store.sessions.create(connection, user_id, name)
     # An erasure of the template's session runs before this, or after it and then sees the new session.
-    store.sessions.lock(connection, point.external_session_id)
-    if not store.checkpoints.find(connection, CHECKPOINT.c.id == point.id):
+    store.sessions.lock(connection, checkpoint.external_session_id)
+    if not store.checkpoints.find(connection, CHECKPOINT.c.id == checkpoint.id):
         raise NotFound(f"Checkpoint {reference} has been deleted. To list the others, run agentgit log.")
     (branch,) = store.sessions.branches(connection, session_id)
-    if point.graph_checkpoint_id is not None:
-        store.graphs.fork(connection, point.thread_id, point.graph_checkpoint_id, branch.thread_id, point.pending)
-    store.sessions.note(connection, branch.id, {TEMPLATE: {"checkpoint": point.id, "reference": reference}})
-    if calls:
-        origin = store.sessions.branch(connection, point.internal_session_id)
-        recorded_calls.copy_track(connection, store.journal, branch, store.track(connection, origin, point.position))
-    snapshot = Snapshot(
-        graph_checkpoint_id=point.graph_checkpoint_id,
-        state_hash=point.state_hash,
-        position=point.position if calls else 0,
-        message_count=point.message_count,
-        pending=store.pending(connection, branch, point.graph_checkpoint_id),
+    if checkpoint.graph_checkpoint_id is not None:
+        store.graphs.fork(
+            connection, checkpoint.thread_id, checkpoint.graph_checkpoint_id, branch.thread_id, checkpoint.pending
+        )
+    store.sessions.merge_metadata(
+        connection, branch.id, {TEMPLATE: {"checkpoint": checkpoint.id, "reference": reference}}
+    )
+    if copy_calls:
+        source_branch = store.sessions.branch(connection, checkpoint.internal_session_id)
+        recorded_calls.copy_track(
+            connection, store.journal, branch, store.track(connection, source_branch, checkpoint.position)
+        )
+    state = CheckpointState(
+        graph_checkpoint_id=checkpoint.graph_checkpoint_id,
+        state_hash=checkpoint.state_hash,
+        position=checkpoint.position if copy_calls else 0,
+        message_count=checkpoint.message_count,
+        pending=store.pending(connection, branch, checkpoint.graph_checkpoint_id),
     )
     store.checkpoints.add(
-        connection, branch.id, snapshot, Label(kind="branch", user_id=user_id, description=f"from {reference}")
+        connection, branch.id, state, Label(kind="branch", user_id=user_id, description=f"from {reference}")
     )
-    store.verify_state(connection, branch, point.state_hash)
+    store.verify_state(connection, branch, checkpoint.state_hash)
     return session_id
 
 
 def require_same(
-    store: Store, connection: Connection, session_id: int, name: str, point: StoredRow, called: str
+    store: Store, connection: Connection, session_id: int, name: str, checkpoint: StoredRow, reference: str
 ) -> None:
     """Check that a session started from this checkpoint.
 
@@ -88,18 +94,19 @@ def require_same(
     if not branches:
         raise NotFound(f"Session {name!r} has been deleted. Try again to create it.")
     template = as_object(branches[0].meta).get(TEMPLATE)
-    began_so = template is not None and (
-        template["checkpoint"] == point.id or (template["checkpoint"] is None and template["reference"] == called)
+    is_same = template is not None and (
+        template["checkpoint"] == checkpoint.id
+        or (template["checkpoint"] is None and template["reference"] == reference)
     )
-    if not began_so:
-        began = f"from {template['reference']}" if template is not None else "without a template"
+    if not is_same:
+        origin = f"from {template['reference']}" if template is not None else "without a template"
         raise Conflict(
-            f"Session {name!r} already exists and was created {began}, not from {called}. Choose another "
+            f"Session {name!r} already exists and was created {origin}, not from {reference}. Choose another "
             "name, or omit the template to continue that session."
         )
 
 
-def forget(store: Store, connection: Connection, session_id: int) -> None:
+def erase_references(store: Store, connection: Connection, session_id: int) -> None:
     """Remove the name of a session that is being erased from the sessions that started from its checkpoints.
 
     Args:
@@ -107,44 +114,48 @@ def forget(store: Store, connection: Connection, session_id: int) -> None:
         connection: A connection in a transaction that writes.
         session_id: The session to erase. Its rows must still exist.
     """
-    mine = (BRANCH.c.tenant_id == store.tenant_id, BRANCH.c.external_session_id == session_id)
-    of_mine = CHECKPOINT.join(
+    conditions = (BRANCH.c.tenant_id == store.tenant_id, BRANCH.c.external_session_id == session_id)
+    with_branch = CHECKPOINT.join(
         BRANCH, and_(BRANCH.c.tenant_id == CHECKPOINT.c.tenant_id, BRANCH.c.id == CHECKPOINT.c.internal_session_id)
     )
-    points = set(connection.execute(select(CHECKPOINT.c.id).select_from(of_mine).where(*mine)).scalars())
-    roots = (BRANCH.c.tenant_id == store.tenant_id, BRANCH.c.parent_id.is_(None), ~mine[1])
-    for row in connection.execute(select(BRANCH.c.id, BRANCH.c.meta).where(*roots)).all():
+    checkpoint_ids = set(
+        connection.execute(select(CHECKPOINT.c.id).select_from(with_branch).where(*conditions)).scalars()
+    )
+    root_conditions = (BRANCH.c.tenant_id == store.tenant_id, BRANCH.c.parent_id.is_(None), ~conditions[1])
+    for row in connection.execute(select(BRANCH.c.id, BRANCH.c.meta).where(*root_conditions)).all():
         template = as_object(row.meta).get(TEMPLATE) if TEMPLATE.encode() in row.meta else None
-        if template is not None and template["checkpoint"] in points:
-            store.sessions.note(connection, row.id, {TEMPLATE: {**template, "reference": ERASED}})
-            first = (CHECKPOINT.c.tenant_id == store.tenant_id, CHECKPOINT.c.internal_session_id == row.id)
-            row_codes.change(connection, CHECKPOINT, *first, CHECKPOINT.c.number == 1, description=f"from {ERASED}")
+        if template is not None and template["checkpoint"] in checkpoint_ids:
+            store.sessions.merge_metadata(connection, row.id, {TEMPLATE: {**template, "reference": ERASED_REFERENCE}})
+            in_root = (CHECKPOINT.c.tenant_id == store.tenant_id, CHECKPOINT.c.internal_session_id == row.id)
+            row_codes.update_rows(
+                connection, CHECKPOINT, *in_root, CHECKPOINT.c.number == 1, description=f"from {ERASED_REFERENCE}"
+            )
 
 
 def is_fresh(store: Store, connection: Connection, session_id: int) -> bool:
     """Return whether a session is still at its first checkpoint and has no workspace snapshot yet."""
     first, *others = store.sessions.branches(connection, session_id)
-    begun = store.snapshots.last(connection, session_id) is not None or bool(others)
-    return not begun and store.checkpoints.one(connection, first.head_id).number == 1
+    has_continued = store.snapshots.newest_of_session(connection, session_id) is not None or bool(others)
+    return not has_continued and store.checkpoints.load_row(connection, first.head_id).number == 1
 
 
-def require_calls_pending(store: Store, connection: Connection, session_id: int, point: StoredRow) -> StoredRow:
+def require_calls_pending(store: Store, connection: Connection, session_id: int, checkpoint: StoredRow) -> StoredRow:
     """Return the first checkpoint of a session whose copied calls have yet to run in its own world.
 
     Raises:
         Conflict: The session was created without the calls, or has continued without running them.
     """
     first, *others = store.sessions.branches(connection, session_id)
-    beginning = store.checkpoints.by_id(connection, first.head_id)
-    if others or beginning.number != 1 or beginning.position != point.position:
+    first_checkpoint = store.checkpoints.load_with_branch(connection, first.head_id)
+    if others or first_checkpoint.number != 1 or first_checkpoint.position != checkpoint.position:
         raise Conflict(
             "This session was created from the template without replaying its calls, and is not changed now. "
             "Choose another name, or omit replay to continue this session."
         )
-    return beginning
+    return first_checkpoint
 
 
-def with_files(store: Store, connection: Connection, session_id: int) -> None:
+def attach_files(store: Store, connection: Connection, session_id: int) -> None:
     """Attach the restored files to the first checkpoint of a session, so that a rollback can restore them again.
 
     Args:
@@ -153,6 +164,6 @@ def with_files(store: Store, connection: Connection, session_id: int) -> None:
         session_id: A session that started from a template and has not continued yet.
     """
     branch = store.sessions.branches(connection, session_id)[0]
-    files = store.snapshots.of_branch(connection, branch)
-    if files is not None:
-        store.checkpoints.complete(connection, branch.head_id, files.id)
+    snapshot_row = store.snapshots.newest_of_branch(connection, branch)
+    if snapshot_row is not None:
+        store.checkpoints.set_workspace_snapshot(connection, branch.head_id, snapshot_row.id)

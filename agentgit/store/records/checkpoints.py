@@ -11,7 +11,7 @@ from sqlalchemy import Connection, and_, bindparam, delete, exists, func, insert
 
 from agentgit.checkpoints.queries import Tag
 from agentgit.errors import Conflict, InvalidInput
-from agentgit.store.audit.trail import note
+from agentgit.store.audit.trail import record_event
 from agentgit.store.records.sessions import Segment, StoredRow
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.batch import slices
@@ -25,7 +25,7 @@ from agentgit.values import stored_json, to_json
 
 
 @dataclass(frozen=True, kw_only=True)
-class Snapshot:
+class CheckpointState:
     """The state that a new checkpoint refers to.
 
     Args:
@@ -57,7 +57,7 @@ class Label:
         restore_point: The id of the user message that the checkpoint precedes, if any.
         data: JSON-like data that is kept with the checkpoint.
         id: The id of the checkpoint, if it was created in advance; None for a new id.
-        made_at: The time of creation, aware UTC; None for now.
+        created_at: The time of creation, aware UTC; None for now.
     """
 
     kind: str
@@ -67,7 +67,7 @@ class Label:
     restore_point: str | None = None
     data: Any = None
     id: int | None = None
-    made_at: datetime | None = None
+    created_at: datetime | None = None
 
 
 NAME_LIMIT = 200
@@ -87,16 +87,16 @@ def named_label(user_id: int, name: str | None, description: str | None = None, 
     return Label(kind="named", user_id=user_id, name=name, description=description, data=data, id=new_id())
 
 
-MERGED = "merged"
+MERGE_KEY = "merged"
 """The key in the data of a checkpoint under which a merge records its source."""
 
 
-def merged_by(data: bytes | None) -> int | None:
+def merge_source_id(data: bytes | None) -> int | None:
     """Return the id of the merged checkpoint from the data of a merge's checkpoint; None for other checkpoints."""
-    facts = stored_json(data) if data is not None and MERGED.encode() in data else None
-    merged = facts.get(MERGED) if isinstance(facts, dict) else None
-    source = merged.get("checkpoint") if isinstance(merged, dict) else None
-    return source if type(source) is int and 0 < source < 2**53 else None
+    decoded = stored_json(data) if data is not None and MERGE_KEY.encode() in data else None
+    merge = decoded.get(MERGE_KEY) if isinstance(decoded, dict) else None
+    source_id = merge.get("checkpoint") if isinstance(merge, dict) else None
+    return source_id if type(source_id) is int and 0 < source_id < 2**53 else None
 
 
 class CheckpointStore:
@@ -109,12 +109,12 @@ class CheckpointStore:
     def __init__(self, tenant_id: int) -> None:
         self.tenant_id = tenant_id
 
-    def add(self, connection: Connection, branch_id: int, snapshot: Snapshot, label: Label) -> int:
+    def add(self, connection: Connection, branch_id: int, state: CheckpointState, label: Label) -> int:
         """Store a checkpoint, make it the head of its branch, and return its id."""
-        with span("agentgit.checkpoint", agentgit_checkpoint_kind=label.kind) as traced:
-            checkpoint_id, number = self.insert(connection, branch_id, snapshot, label)
-            traced.set(agentgit_checkpoint_id=checkpoint_id, agentgit_checkpoint_number=number)
-        note(
+        with span("agentgit.checkpoint", agentgit_checkpoint_kind=label.kind) as checkpoint_span:
+            checkpoint_id, number = self.insert(connection, branch_id, state, label)
+            checkpoint_span.set(agentgit_checkpoint_id=checkpoint_id, agentgit_checkpoint_number=number)
+        record_event(
             connection,
             self.tenant_id,
             "checkpoint.created",
@@ -129,84 +129,88 @@ class CheckpointStore:
 
     def prefetch(self, connection: Connection, branch_id: int) -> None:
         """Prefetch the row that `add` reads, together with other queries of the transaction."""
-        _LAST_NUMBER.prefetch(connection, self._of_branch(branch_id))
+        _LAST_NUMBER.prefetch(connection, self._branch_parameters(branch_id))
 
-    def _of_branch(self, branch_id: int) -> dict[str, int]:
+    def _branch_parameters(self, branch_id: int) -> dict[str, int]:
         return {"tenant": self.tenant_id, "branch": branch_id}
 
-    def insert(self, connection: Connection, branch_id: int, snapshot: Snapshot, label: Label) -> tuple[int, int]:
+    def insert(self, connection: Connection, branch_id: int, state: CheckpointState, label: Label) -> tuple[int, int]:
         """Store a checkpoint as `add` does, but without an audit event. An import records one event for all of them.
 
         Returns:
             The id of the checkpoint and its number on the branch.
         """
         checkpoint_id = label.id or new_id()
-        of_branch = self._of_branch(branch_id)
-        last = _LAST_NUMBER.all(connection, of_branch)[0].number or 0
+        parameters = self._branch_parameters(branch_id)
+        last_number = _LAST_NUMBER.all(connection, parameters)[0].number or 0
         row = {
             "tenant_id": self.tenant_id,
             "id": checkpoint_id,
             "internal_session_id": branch_id,
-            "number": last + 1,
+            "number": last_number + 1,
             "name": label.name,
             "description": label.description,
             "kind": label.kind,
             "is_auto": label.kind != "named",
             "user_id": label.user_id,
-            "created_at": label.made_at or datetime.now(UTC),
-            "graph_checkpoint_id": snapshot.graph_checkpoint_id,
-            "state_hash": snapshot.state_hash,
-            "position": snapshot.position,
-            "message_count": snapshot.message_count,
+            "created_at": label.created_at or datetime.now(UTC),
+            "graph_checkpoint_id": state.graph_checkpoint_id,
+            "state_hash": state.state_hash,
+            "position": state.position,
+            "message_count": state.message_count,
             "restore_point": label.restore_point,
             "data": to_json(label.data) if label.data is not None else None,
-            "workspace_snapshot_id": snapshot.workspace_snapshot_id,
-            "pending": snapshot.pending,
+            "workspace_snapshot_id": state.workspace_snapshot_id,
+            "pending": state.pending,
         }
         _ADD.run(connection, row)
         _MOVE_HEAD.run(connection, {"tenant_id": self.tenant_id, "id": branch_id}, head_id=checkpoint_id)
-        return checkpoint_id, last + 1
+        return checkpoint_id, last_number + 1
 
-    def complete(self, connection: Connection, checkpoint_id: int, workspace_snapshot_id: int) -> None:
+    def set_workspace_snapshot(self, connection: Connection, checkpoint_id: int, workspace_snapshot_id: int) -> None:
         """Set the files of a checkpoint that has none. A template's files are restored after the checkpoint is made."""
-        this = (CHECKPOINT.c.tenant_id == self.tenant_id, CHECKPOINT.c.id == checkpoint_id)
-        has_none = CHECKPOINT.c.workspace_snapshot_id.is_(None)
-        row_codes.change(connection, CHECKPOINT, *this, has_none, workspace_snapshot_id=workspace_snapshot_id)
+        conditions = (CHECKPOINT.c.tenant_id == self.tenant_id, CHECKPOINT.c.id == checkpoint_id)
+        has_no_snapshot = CHECKPOINT.c.workspace_snapshot_id.is_(None)
+        row_codes.update_rows(
+            connection, CHECKPOINT, *conditions, has_no_snapshot, workspace_snapshot_id=workspace_snapshot_id
+        )
 
-    def one(self, connection: Connection, checkpoint_id: int) -> StoredRow:
+    def load_row(self, connection: Connection, checkpoint_id: int) -> StoredRow:
         """Read one checkpoint that must exist.
 
         Raises:
             NotFound: The checkpoint does not exist.
         """
-        asked = {"tenant": self.tenant_id, "checkpoint": checkpoint_id}
-        rows = row_codes.authentic(connection, CHECKPOINT, connection.execute(_ONE, asked))
+        parameters = {"tenant": self.tenant_id, "checkpoint": checkpoint_id}
+        rows = row_codes.verify_rows(connection, CHECKPOINT, connection.execute(_SELECT_CHECKPOINT, parameters))
         if not rows:
             raise missing_row("checkpoint", checkpoint_id)
         return rows[0]
 
     def find(self, connection: Connection, *conditions: Any) -> Sequence[StoredRow]:
         """Read checkpoints, each with the name, thread and session of its branch, oldest first."""
-        mine = CHECKPOINT.c.tenant_id == self.tenant_id
-        rows = connection.execute(_WITH_BRANCH.where(mine, *conditions).order_by(CHECKPOINT.c.id))
-        found = row_codes.authentic(connection, CHECKPOINT, rows)
-        for part in slices(list({row.internal_session_id for row in found}) if seal_of(connection) is not None else ()):
+        in_tenant = CHECKPOINT.c.tenant_id == self.tenant_id
+        rows = connection.execute(_WITH_BRANCH.where(in_tenant, *conditions).order_by(CHECKPOINT.c.id))
+        checkpoints = row_codes.verify_rows(connection, CHECKPOINT, rows)
+        for part in slices(
+            list({row.internal_session_id for row in checkpoints}) if seal_of(connection) is not None else ()
+        ):
             branches = select(BRANCH).where(BRANCH.c.tenant_id == self.tenant_id, BRANCH.c.id.in_(part))
-            row_codes.authentic(connection, BRANCH, connection.execute(branches))
-        return found
+            row_codes.verify_rows(connection, BRANCH, connection.execute(branches))
+        return checkpoints
 
-    def by_id(self, connection: Connection, checkpoint_id: int) -> StoredRow:
+    def load_with_branch(self, connection: Connection, checkpoint_id: int) -> StoredRow:
         """Read one checkpoint that must exist, with the name, thread and session of its branch."""
         return self.find(connection, CHECKPOINT.c.id == checkpoint_id)[0]
 
     def on_path(self, connection: Connection, path: Sequence[Segment]) -> Sequence[StoredRow]:
         """Read the checkpoints along a path, oldest first."""
-        parts = []
+        conditions = []
         for segment in path:
-            part = CHECKPOINT.c.internal_session_id == segment.branch.id
-            until = segment.checkpoints
-            parts.append(part if until is None else and_(part, CHECKPOINT.c.number <= until))
-        return self.find(connection, or_(*parts))
+            condition = CHECKPOINT.c.internal_session_id == segment.branch.id
+            last_number = segment.last_number
+            conditions.append(condition if last_number is None else and_(condition, CHECKPOINT.c.number <= last_number))
+        return self.find(connection, or_(*conditions))
 
     def delete(self, connection: Connection, ids: Sequence[int], user_id: int | None = None) -> set[int]:
         """Delete the checkpoints that nothing needs, and return the ids of the deleted ones.
@@ -219,33 +223,35 @@ class CheckpointStore:
             ids: The ids of the checkpoints, all of one session.
             user_id: The user who deletes them; None for the session's retention.
         """
-        held = self._sessions_of(connection, ids)
-        if not held:
+        session_ids = self._session_ids(connection, ids)
+        if not session_ids:
             return set()
-        _DELETE.run(connection, *({"tenant": self.tenant_id, "checkpoint": checkpoint_id} for checkpoint_id in held))
-        left = self._sessions_of(connection, ids)
-        gone = [checkpoint_id for checkpoint_id in held if checkpoint_id not in left]
-        for part in slices(gone):
-            note(
+        _DELETE.run(
+            connection, *({"tenant": self.tenant_id, "checkpoint": checkpoint_id} for checkpoint_id in session_ids)
+        )
+        remaining = self._session_ids(connection, ids)
+        deleted_ids = [checkpoint_id for checkpoint_id in session_ids if checkpoint_id not in remaining]
+        for part in slices(deleted_ids):
+            record_event(
                 connection,
                 self.tenant_id,
                 "checkpoint.deleted",
-                session_id=held[part[0]],
+                session_id=session_ids[part[0]],
                 user_id=user_id,
                 count=len(part),
                 checkpoints=list(part),
             )
-        return set(gone)
+        return set(deleted_ids)
 
-    def _sessions_of(self, connection: Connection, ids: Sequence[int]) -> dict[int, int]:
+    def _session_ids(self, connection: Connection, ids: Sequence[int]) -> dict[int, int]:
         """Return the session ids of the checkpoints that exist, by checkpoint id."""
-        query = select(CHECKPOINT.c.id, BRANCH.c.external_session_id).join_from(CHECKPOINT, BRANCH, _ITS_BRANCH)
-        parts = (query.where(CHECKPOINT.c.tenant_id == self.tenant_id, CHECKPOINT.c.id.in_(p)) for p in slices(ids))
-        return {id: session_id for part in parts for id, session_id in connection.execute(part)}
+        query = select(CHECKPOINT.c.id, BRANCH.c.external_session_id).join_from(CHECKPOINT, BRANCH, _IS_OWN_BRANCH)
+        queries = (query.where(CHECKPOINT.c.tenant_id == self.tenant_id, CHECKPOINT.c.id.in_(p)) for p in slices(ids))
+        return {checkpoint_id: session_id for part in queries for checkpoint_id, session_id in connection.execute(part)}
 
 
-_this = (CHECKPOINT.c.tenant_id == bindparam("tenant"), CHECKPOINT.c.id == bindparam("checkpoint"))
-_ONE = select(CHECKPOINT).where(*_this)
+_is_checkpoint = (CHECKPOINT.c.tenant_id == bindparam("tenant"), CHECKPOINT.c.id == bindparam("checkpoint"))
+_SELECT_CHECKPOINT = select(CHECKPOINT).where(*_is_checkpoint)
 _ADD = row_codes.SignedWrite(insert(CHECKPOINT), CHECKPOINT)
 _LAST_NUMBER = CompiledStatement(
     select(func.max(CHECKPOINT.c.number).label("number")).where(
@@ -253,14 +259,14 @@ _LAST_NUMBER = CompiledStatement(
     )
 )
 _MOVE_HEAD = row_codes.SignedUpdate(BRANCH, "head_id")
-_ITS_BRANCH = and_(BRANCH.c.tenant_id == CHECKPOINT.c.tenant_id, BRANCH.c.id == CHECKPOINT.c.internal_session_id)
+_IS_OWN_BRANCH = and_(BRANCH.c.tenant_id == CHECKPOINT.c.tenant_id, BRANCH.c.id == CHECKPOINT.c.internal_session_id)
 _WITH_BRANCH = select(
     CHECKPOINT, BRANCH.c.name.label("branch_name"), BRANCH.c.thread_id, BRANCH.c.external_session_id
-).join_from(CHECKPOINT, BRANCH, _ITS_BRANCH)
-_owner = BRANCH.alias("owner")
-_its_session = (
-    select(_owner.c.external_session_id)
-    .where(_owner.c.tenant_id == bindparam("tenant"), _owner.c.id == CHECKPOINT.c.internal_session_id)
+).join_from(CHECKPOINT, BRANCH, _IS_OWN_BRANCH)
+_own_branch = BRANCH.alias("owner")
+_own_session_id = (
+    select(_own_branch.c.external_session_id)
+    .where(_own_branch.c.tenant_id == bindparam("tenant"), _own_branch.c.id == CHECKPOINT.c.internal_session_id)
     .correlate(CHECKPOINT)
     .scalar_subquery()
 )
@@ -268,16 +274,16 @@ _its_session = (
 
 _DELETE = CompiledStatement(
     delete(CHECKPOINT).where(
-        *_this,
+        *_is_checkpoint,
         CHECKPOINT.c.kind != "branch",
         ~exists().where(
             BRANCH.c.tenant_id == bindparam("tenant"),
-            BRANCH.c.external_session_id == _its_session,
+            BRANCH.c.external_session_id == _own_session_id,
             or_(BRANCH.c.head_id == bindparam("checkpoint"), BRANCH.c.branch_point_id == bindparam("checkpoint")),
         ),
         ~exists().where(
             OPERATION.c.tenant_id == bindparam("tenant"),
-            OPERATION.c.external_session_id == _its_session,
+            OPERATION.c.external_session_id == _own_session_id,
             OPERATION.c.target_id == bindparam("checkpoint"),
         ),
         ~exists().where(TAG.c.tenant_id == bindparam("tenant"), TAG.c.checkpoint_id == bindparam("checkpoint")),
@@ -295,93 +301,95 @@ class TagStore:
     def __init__(self, tenant_id: int) -> None:
         self.tenant_id = tenant_id
 
-    def add(self, connection: Connection, point: StoredRow, name: str, description: str | None, user_id: int) -> Tag:
+    def add(
+        self, connection: Connection, checkpoint: StoredRow, name: str, description: str | None, user_id: int
+    ) -> Tag:
         """Add a tag to a checkpoint. No-op if the checkpoint has it already.
 
         Raises:
             Conflict: Another checkpoint of the session already has the tag.
         """
-        known = self.find(connection, point.external_session_id, name)
-        if known is None:
+        tag = self.find(connection, checkpoint.external_session_id, name)
+        if tag is None:
             row = {
                 "tenant_id": self.tenant_id,
-                "external_session_id": point.external_session_id,
+                "external_session_id": checkpoint.external_session_id,
                 "name": name,
-                "checkpoint_id": point.id,
+                "checkpoint_id": checkpoint.id,
                 "description": description,
                 "user_id": user_id,
                 "created_at": datetime.now(UTC),
             }
-            row_codes.add(connection, TAG, row)
-            note(
+            row_codes.insert_rows(connection, TAG, row)
+            record_event(
                 connection,
                 self.tenant_id,
                 "tag.created",
-                branch_id=point.internal_session_id,
+                branch_id=checkpoint.internal_session_id,
                 user_id=user_id,
                 name=name,
-                checkpoint=point.id,
+                checkpoint=checkpoint.id,
             )
-            known = self.find(connection, point.external_session_id, name)
-            assert known is not None  # noqa: S101  # the row was just added
-        if known.checkpoint_id != point.id:
+            tag = self.find(connection, checkpoint.external_session_id, name)
+            assert tag is not None  # noqa: S101  # the row was just added
+        if tag.checkpoint_id != checkpoint.id:
             raise Conflict(
-                f"{known.reference} already has the tag {name!r}. Remove it first: session.untag({name!r}), or "
+                f"{tag.reference} already has the tag {name!r}. Remove it first: session.untag({name!r}), or "
                 f"agentgit tag --delete {name}"
             )
-        return known
+        return tag
 
     def remove(self, connection: Connection, session_id: int, name: str, user_id: int) -> bool:
         """Remove a tag. Return whether it existed."""
-        gone = connection.execute(delete(TAG).where(*self._named(session_id, name)))
-        if gone.rowcount:
-            note(connection, self.tenant_id, "tag.deleted", session_id=session_id, user_id=user_id, name=name)
-        return bool(gone.rowcount)
+        result = connection.execute(delete(TAG).where(*self._tag_conditions(session_id, name)))
+        if result.rowcount:
+            record_event(connection, self.tenant_id, "tag.deleted", session_id=session_id, user_id=user_id, name=name)
+        return bool(result.rowcount)
 
     def find(self, connection: Connection, session_id: int, name: str) -> Tag | None:
         """Read one tag of a session."""
-        row = row_codes.first(connection, TAG, _TAGS.where(*self._named(session_id, name)))
-        return _value(row) if row is not None else None
+        row = row_codes.read_first(connection, TAG, _SELECT_TAGS.where(*self._tag_conditions(session_id, name)))
+        return _tag_from_row(row) if row is not None else None
 
     def all(self, connection: Connection, session_id: int) -> list[Tag]:
         """Read the tags of a session, newest first."""
-        query = _TAGS.where(TAG.c.tenant_id == self.tenant_id, TAG.c.external_session_id == session_id)
+        query = _SELECT_TAGS.where(TAG.c.tenant_id == self.tenant_id, TAG.c.external_session_id == session_id)
         rows = connection.execute(query.order_by(TAG.c.created_at.desc(), TAG.c.name))
-        return [_value(row) for row in row_codes.authentic(connection, TAG, rows)]
+        return [_tag_from_row(row) for row in row_codes.verify_rows(connection, TAG, rows)]
 
-    def of(self, connection: Connection, checkpoint_ids: Sequence[int]) -> dict[int, list[str]]:
+    def names_of(self, connection: Connection, checkpoint_ids: Sequence[int]) -> dict[int, list[str]]:
         """Return the tag names of these checkpoints by checkpoint id; checkpoints without tags are left out."""
-        found: dict[int, list[str]] = {}
+        names_by_checkpoint: dict[int, list[str]] = {}
         for part in slices(checkpoint_ids):
-            for row in connection.execute(_OF, {"tenant": self.tenant_id, "ids": part}):
-                found.setdefault(row.checkpoint_id, []).append(row.name)
-        return {checkpoint_id: sorted(names) for checkpoint_id, names in found.items()}
+            for row in connection.execute(_SELECT_NAMES, {"tenant": self.tenant_id, "ids": part}):
+                names_by_checkpoint.setdefault(row.checkpoint_id, []).append(row.name)
+        return {checkpoint_id: sorted(names) for checkpoint_id, names in names_by_checkpoint.items()}
 
-    def names(self, connection: Connection, session_id: int) -> dict[int, list[str]]:
+    def names_by_checkpoint(self, connection: Connection, session_id: int) -> dict[int, list[str]]:
         """Return the tag names of a session by checkpoint id; checkpoints without tags are left out."""
-        found: dict[int, list[str]] = {}
+        names_by_checkpoint: dict[int, list[str]] = {}
         query = select(TAG.c.checkpoint_id, TAG.c.name).where(
             TAG.c.tenant_id == self.tenant_id, TAG.c.external_session_id == session_id
         )
         for row in connection.execute(query.order_by(TAG.c.name)):
-            found.setdefault(row.checkpoint_id, []).append(row.name)
-        return found
+            names_by_checkpoint.setdefault(row.checkpoint_id, []).append(row.name)
+        return names_by_checkpoint
 
-    def _named(self, session_id: int, name: str) -> tuple[Any, ...]:
+    def _tag_conditions(self, session_id: int, name: str) -> tuple[Any, ...]:
         return TAG.c.tenant_id == self.tenant_id, TAG.c.external_session_id == session_id, TAG.c.name == name
 
 
-_TAGS = select(TAG, CHECKPOINT.c.number, BRANCH.c.name.label("branch_name")).select_from(
+_SELECT_TAGS = select(TAG, CHECKPOINT.c.number, BRANCH.c.name.label("branch_name")).select_from(
     TAG.join(CHECKPOINT, and_(CHECKPOINT.c.tenant_id == TAG.c.tenant_id, CHECKPOINT.c.id == TAG.c.checkpoint_id)).join(
         BRANCH, and_(BRANCH.c.tenant_id == CHECKPOINT.c.tenant_id, BRANCH.c.id == CHECKPOINT.c.internal_session_id)
     )
 )
-_OF = select(TAG.c.checkpoint_id, TAG.c.name).where(
+_SELECT_NAMES = select(TAG.c.checkpoint_id, TAG.c.name).where(
     TAG.c.tenant_id == bindparam("tenant"), TAG.c.checkpoint_id.in_(bindparam("ids", expanding=True))
 )
 
 
-def _value(row: StoredRow) -> Tag:
+def _tag_from_row(row: StoredRow) -> Tag:
     return Tag(
         name=row.name,
         checkpoint_id=row.checkpoint_id,

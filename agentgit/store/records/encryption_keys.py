@@ -11,8 +11,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 from agentgit.errors import Corrupt, InvalidInput
 from agentgit.store.database import Database
 from agentgit.store.sql.compiled_statement import CompiledStatement
-from agentgit.store.sql.encrypted_columns import counts
-from agentgit.store.sql.encryption import Seal, key_of, missing_key
+from agentgit.store.sql.encrypted_columns import count_values_by_key
+from agentgit.store.sql.encryption import Seal, missing_key, parse_key_name
 from agentgit.store.sql.tables import ENCRYPTION_KEY
 
 _PLACE, _PROOF = "encryption_key.proof", b"agentgit"
@@ -35,21 +35,21 @@ def unlock(database: Database, tenant_id: int) -> None:
     if seal is not None:
         seal.tenant_id = tenant_id
     with database.reading() as connection:
-        known = registered(connection, tenant_id)
-    for name, proof in known.items():
+        proofs = registered_proofs(connection, tenant_id)
+    for name, proof in proofs.items():
         if seal is None or name not in seal.keyring:
             raise missing_key(name)
-        seal.is_fully_encrypted |= _says_whole(seal, name, proof)
-    if seal is not None and seal.keyring.current not in known:
+        seal.is_fully_encrypted |= _is_full_proof(seal, name, proof)
+    if seal is not None and seal.keyring.current not in proofs:
         if not seal.is_fully_encrypted:
             with database.reading() as connection:
-                stored = counts(connection, tenant_id)
+                value_counts = count_values_by_key(connection, tenant_id)
             # Values sealed with an unregistered key mean that its row was deleted, and with it what its proof stated.
-            seal.is_fully_encrypted = "" not in stored or not stored.keys() <= {"", *known}
-        database.write(lambda connection: _register(connection, tenant_id, seal), durable=True)
+            seal.is_fully_encrypted = "" not in value_counts or not value_counts.keys() <= {"", *proofs}
+        database.write(lambda connection: _register_current_key(connection, tenant_id, seal), durable=True)
 
 
-def registered(connection: Connection, tenant_id: int) -> dict[str, bytes]:
+def registered_proofs(connection: Connection, tenant_id: int) -> dict[str, bytes]:
     """Return the names of the keys that may seal values of a tenant, each with its proof."""
     rows = connection.execute(
         select(ENCRYPTION_KEY.c.id, ENCRYPTION_KEY.c.proof)
@@ -60,54 +60,58 @@ def registered(connection: Connection, tenant_id: int) -> dict[str, bytes]:
     return {row.id: b"" if isinstance(row.proof, str) else bytes(row.proof) for row in rows}
 
 
-def forget(connection: Connection, tenant_id: int, name: str) -> None:
+def unregister_key(connection: Connection, tenant_id: int, name: str) -> None:
     """Delete the registration of a key that no longer seals any value."""
     connection.execute(
         delete(ENCRYPTION_KEY).where(ENCRYPTION_KEY.c.tenant_id == tenant_id, ENCRYPTION_KEY.c.id == name)
     )
 
 
-def write_proofs(connection: Connection, tenant_id: int, seal: Seal, *, is_whole: bool) -> None:
+def write_proofs(connection: Connection, tenant_id: int, seal: Seal, *, is_fully_encrypted: bool) -> None:
     """Record whether all values of a tenant are sealed, in the proofs of its keys, which cannot be forged."""
-    for name in registered(connection, tenant_id):
+    for name in registered_proofs(connection, tenant_id):
         if name in seal.keyring:
-            same = (ENCRYPTION_KEY.c.tenant_id == tenant_id, ENCRYPTION_KEY.c.id == name)
-            connection.execute(update(ENCRYPTION_KEY).where(*same).values(proof=_proof(seal, name, is_whole=is_whole)))
-    seal.is_fully_encrypted = is_whole
+            conditions = (ENCRYPTION_KEY.c.tenant_id == tenant_id, ENCRYPTION_KEY.c.id == name)
+            connection.execute(
+                update(ENCRYPTION_KEY)
+                .where(*conditions)
+                .values(proof=_proof(seal, name, is_fully_encrypted=is_fully_encrypted))
+            )
+    seal.is_fully_encrypted = is_fully_encrypted
 
 
-def _proof(seal: Seal, name: str, *, is_whole: bool) -> bytes:
-    return seal.seal(_PLACE, _WHOLE if is_whole else _PROOF, name)
+def _proof(seal: Seal, name: str, *, is_fully_encrypted: bool) -> bytes:
+    return seal.seal(_PLACE, _WHOLE if is_fully_encrypted else _PROOF, name)
 
 
-def _register(connection: Connection, tenant_id: int, seal: Seal) -> None:
+def _register_current_key(connection: Connection, tenant_id: int, seal: Seal) -> None:
     name = seal.keyring.current
     values: dict[str, Any] = {
         "tenant_id": tenant_id,
         "id": name,
-        "proof": _proof(seal, name, is_whole=seal.is_fully_encrypted),
+        "proof": _proof(seal, name, is_fully_encrypted=seal.is_fully_encrypted),
         "created_at": datetime.now(UTC),
     }
     if not _ADD.count(connection, values):  # another process registered this name first, perhaps for a different key
-        seal.is_fully_encrypted |= _says_whole(seal, name, registered(connection, tenant_id)[name])
+        seal.is_fully_encrypted |= _is_full_proof(seal, name, registered_proofs(connection, tenant_id)[name])
 
 
-def _says_whole(seal: Seal, name: str, proof: bytes) -> bool:
+def _is_full_proof(seal: Seal, name: str, proof: bytes) -> bool:
     """Return whether the proof of a key states that everything is encrypted.
 
     Raises:
         InvalidInput: The proof belongs to a different key.
     """
     try:
-        said = seal.open(_PLACE, proof) if key_of(proof) == name else b""
+        plaintext = seal.open(_PLACE, proof) if parse_key_name(proof) == name else b""
     except Corrupt:
-        said = b""
-    if said not in (_PROOF, _WHOLE):
+        plaintext = b""
+    if plaintext not in (_PROOF, _WHOLE):
         raise InvalidInput(
             f"The key {name} differs from the key of that name with which this database is encrypted. Pass that key, "
             "or give the new key another name."
         )
-    return said == _WHOLE
+    return plaintext == _WHOLE
 
 
 _ADD = CompiledStatement(

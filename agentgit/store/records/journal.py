@@ -33,7 +33,7 @@ from agentgit.effects.invocation import (
     UNKNOWN,
 )
 from agentgit.errors import Conflict, Corrupt
-from agentgit.store.audit.trail import note
+from agentgit.store.audit.trail import record_event
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
@@ -47,15 +47,15 @@ from agentgit.store.sql.tables import (
 )
 from agentgit.values import as_object, stored_json, to_json
 
-LOGGED = frozenset({"done", "failed", "unknown", "reversed", "reverse_unknown"})
+LOGGED_STATUSES = frozenset({"done", "failed", "unknown", "reversed", "reverse_unknown"})
 """The statuses after which the world may have changed. A change to one of them is written to the world log."""
 
-LAST_LOGGED = {status: (status,) for status in LOGGED} | dict.fromkeys(
+LAST_LOGGED_STATUSES = {status: (status,) for status in LOGGED_STATUSES} | dict.fromkeys(
     (REVERSING, REVERSE_FAILED), (DONE, REVERSE_UNKNOWN)
 )
 """For each status, the possible last events of the call in the world log. With other statuses it has no event."""
 
-AUDITED = LOGGED | {REVERSE_FAILED}
+AUDITED_STATUSES = LOGGED_STATUSES | {REVERSE_FAILED}
 """The statuses that are recorded in the audit trail."""
 
 
@@ -161,12 +161,12 @@ class Journal:
             connection: A connection in a transaction that writes.
             calls: The calls, each with its outcome, or None if it is about to run.
         """
-        first = self.next_arrival(connection, calls[0][0].branch_id)
-        rows = [self._row(intent, outcome, first + index) for index, (intent, outcome) in enumerate(calls)]
+        first_arrival = self.next_arrival(connection, calls[0][0].branch_id)
+        rows = [self._call_row(intent, outcome, first_arrival + index) for index, (intent, outcome) in enumerate(calls)]
         _ADD.run(connection, *rows)
         return int(rows[-1]["id"])
 
-    def _row(self, intent: Intent, outcome: CallOutcome | None, arrival: int) -> dict[str, Any]:
+    def _call_row(self, intent: Intent, outcome: CallOutcome | None, arrival: int) -> dict[str, Any]:
         return {
             "tenant_id": self.tenant_id,
             "id": new_id(),
@@ -191,12 +191,12 @@ class Journal:
             "replay_of": intent.replay_of,
             "made_on": None,
             "task": intent.task,
-            **(_ended(outcome) if outcome else NOT_ENDED),
+            **(_outcome_columns(outcome) if outcome else NO_OUTCOME),
         }
 
     def next_arrival(self, connection: Connection, branch_id: int) -> int:
         """Return the arrival number of the next call of a branch."""
-        last = _LAST_ARRIVAL.all(connection, self._key(branch_id))[0].arrival
+        last = _LAST_ARRIVAL.all(connection, self._branch_parameters(branch_id))[0].arrival
         return 0 if last is None else int(last) + 1
 
     def end(self, connection: Connection, invocation_id: int, outcome: CallOutcome, *, is_past: bool = False) -> None:
@@ -211,11 +211,11 @@ class Journal:
         Raises:
             Conflict: The current status of the call does not allow this outcome.
         """
-        row = self._move(connection, invocation_id, outcome.status, **_ended(outcome))
+        row = self._change_status(connection, invocation_id, outcome.status, **_outcome_columns(outcome))
         if row.effect != READ_ONLY:
             if not is_past:
-                self._tell(connection, row, outcome.status, None)
-            self._log(connection, row, outcome.status, None)
+                self._record_audit_event(connection, row, outcome.status, None)
+            self._append_to_world_log(connection, row, outcome.status, None)
 
     def abandon(self, connection: Connection, branch_id: int, owner: str | None) -> None:
         """Mark the calls that a turn left without an outcome as `unknown`."""
@@ -223,13 +223,13 @@ class Journal:
 
     def query_abandoned(self, connection: Connection, branch_id: int, owner: str | None) -> Callable[[], None]:
         """Query the calls that a turn left without an outcome. Return a function that does what `abandon` does."""
-        left = _RUNNING.submit(connection, {**self._key(branch_id), "by": owner})
+        result = _SELECT_RUNNING.submit(connection, {**self._branch_parameters(branch_id), "by": owner})
 
-        def abandon() -> None:
-            for row in left.all():
+        def mark_unknown() -> None:
+            for row in result.all():
                 self.end(connection, row.id, CallOutcome(status=UNKNOWN))
 
-        return abandon
+        return mark_unknown
 
     # -- reversal and decisions
 
@@ -259,9 +259,9 @@ class Journal:
             Conflict: The current status does not allow the new one.
         """
         values = {"result": to_json(result)} if result is not None else {}
-        row = self._move(connection, invocation_id, status, owner=owner, error_message=error, **values)
-        self._tell(connection, row, status, operation_id)
-        self._log(connection, row, status, operation_id)
+        row = self._change_status(connection, invocation_id, status, owner=owner, error_message=error, **values)
+        self._record_audit_event(connection, row, status, operation_id)
+        self._append_to_world_log(connection, row, status, operation_id)
 
     def set_error_message(self, connection: Connection, call: ToolInvocation, error: str | None) -> None:
         """Replace the error message of a call whose outcome is unknown. No-op if its status has changed meanwhile.
@@ -275,20 +275,20 @@ class Journal:
 
     def change(self, connection: Connection, invocation_id: int, *conditions: Any, **values: Any) -> None:
         """Change columns of an invocation if it meets the conditions, without regard to its status."""
-        this = (TOOL_INVOCATION.c.tenant_id == self.tenant_id, TOOL_INVOCATION.c.id == invocation_id)
-        row_codes.change(connection, TOOL_INVOCATION, *this, *conditions, **values)
+        condition = (TOOL_INVOCATION.c.tenant_id == self.tenant_id, TOOL_INVOCATION.c.id == invocation_id)
+        row_codes.update_rows(connection, TOOL_INVOCATION, *condition, *conditions, **values)
 
-    def _move(self, connection: Connection, invocation_id: int, status: str, **values: Any) -> Row[Any]:
-        this = {"tenant": self.tenant_id, "invocation": invocation_id}
+    def _change_status(self, connection: Connection, invocation_id: int, status: str, **values: Any) -> Row[Any]:
+        parameters = {"tenant": self.tenant_id, "invocation": invocation_id}
         seal = seal_of(connection)
         if seal is not None:
-            for found in _LOCKED.all(connection, this):
-                after = {**values, "status": status}
-                values["mac"] = row_codes.code_after(seal, TOOL_INVOCATION, found, after)
-        new = {f"new_{name}": value for name, value in values.items()}
-        row: Row[Any] | None = _moving(status, tuple(values)).first(connection, this | new)
+            for locked_row in _LOCK_INVOCATION.all(connection, parameters):
+                changes = {**values, "status": status}
+                values["mac"] = row_codes.code_of_updated_row(seal, TOOL_INVOCATION, locked_row, changes)
+        new_parameters = {f"new_{name}": value for name, value in values.items()}
+        row: Row[Any] | None = _moving(status, tuple(values)).first(connection, parameters | new_parameters)
         if row is None:
-            row = connection.execute(_ONE, this).first()
+            row = connection.execute(_SELECT_INVOCATION, parameters).first()
             if row is None:
                 raise missing_row("tool invocation", invocation_id)
             raise Conflict(
@@ -297,9 +297,9 @@ class Journal:
             )
         return row
 
-    def _tell(self, connection: Connection, row: Row[Any], action: str, operation_id: int | None) -> None:
-        if action in AUDITED:
-            note(
+    def _record_audit_event(self, connection: Connection, row: Row[Any], action: str, operation_id: int | None) -> None:
+        if action in AUDITED_STATUSES:
+            record_event(
                 connection,
                 self.tenant_id,
                 f"call.{action}",
@@ -311,45 +311,49 @@ class Journal:
                 operation=operation_id,
             )
 
-    def _log(self, connection: Connection, row: Row[Any], action: str, operation_id: int | None) -> None:
-        if action not in LOGGED:
+    def _append_to_world_log(
+        self, connection: Connection, row: Row[Any], action: str, operation_id: int | None
+    ) -> None:
+        if action not in LOGGED_STATUSES:
             return
-        world = {"tenant": self.tenant_id, "session": row.external_session_id}
-        last = LAST_SEQ.all(connection, world)[0].seq or 0
-        happened = {
+        parameters = {"tenant": self.tenant_id, "session": row.external_session_id}
+        last_seq = LAST_SEQ.all(connection, parameters)[0].seq or 0
+        entry = {
             "tenant_id": self.tenant_id,
             "external_session_id": row.external_session_id,
-            "seq": last + 1,
+            "seq": last_seq + 1,
             "invocation_id": row.id,
             "action": action,
             "operation_id": operation_id,
             "created_at": datetime.now(UTC),
         }
-        _LOG.run(connection, happened)
+        _ADD_LOG_ENTRY.run(connection, entry)
 
     # -- reading
 
-    def tally(self, connection: Connection, branch_id: int) -> Callable[[], tuple[int, int]]:
+    def query_tally(self, connection: Connection, branch_id: int) -> Callable[[], tuple[int, int]]:
         """Query the number of calls that a branch made itself and the number of its next batch. Return a getter."""
-        asked = _TALLY.submit(connection, self._key(branch_id))
+        result = _SELECT_TALLY.submit(connection, self._branch_parameters(branch_id))
 
-        def told() -> tuple[int, int]:
-            row = asked.all()[0]
+        def read_tally() -> tuple[int, int]:
+            row = result.all()[0]
             return row.calls, 0 if row.batch is None else row.batch + 1
 
-        return told
+        return read_tally
 
     def count(self, connection: Connection, branch_id: int, *, before_batch: int | None) -> int:
         """Count the calls that a branch made itself before a batch; `before_batch=None` counts all."""
-        until = 2**31 - 1 if before_batch is None else before_batch
-        return int(connection.execute(_COUNT, {**self._key(branch_id), "until": until}).scalar_one())
+        batch_limit = 2**31 - 1 if before_batch is None else before_batch
+        return int(
+            connection.execute(_COUNT_CALLS, {**self._branch_parameters(branch_id), "until": batch_limit}).scalar_one()
+        )
 
     def last_batch(self, connection: Connection, branch_id: int, tool_call_ids: Iterable[str]) -> int | None:
         """Return the newest batch of a branch that contains one of these tool calls; None if none was recorded."""
-        called = TOOL_INVOCATION.c.tool_call_id.in_(bindparam("calls", expanding=True))
-        query = select(func.max(TOOL_INVOCATION.c.batch)).where(self._of(branch_id), called)
-        found = connection.execute(query, {"calls": list(tool_call_ids)}).scalar()
-        return int(found) if found is not None else None
+        is_requested_call = TOOL_INVOCATION.c.tool_call_id.in_(bindparam("calls", expanding=True))
+        query = select(func.max(TOOL_INVOCATION.c.batch)).where(self._in_branch(branch_id), is_requested_call)
+        batch = connection.execute(query, {"calls": list(tool_call_ids)}).scalar()
+        return int(batch) if batch is not None else None
 
     def track(self, connection: Connection, parts: Sequence[TrackPart], skip: int = 0) -> list[ToolInvocation]:
         """Read a track in the order of the AI messages.
@@ -361,22 +365,24 @@ class Journal:
         """
         track: list[ToolInvocation] = []
         for part in parts:
-            before = max(0, skip - part.before)
-            if part.count is not None and part.count <= before:
+            part_skip = max(0, skip - part.before)
+            if part.count is not None and part.count <= part_skip:
                 continue
             query = (
-                select(TOOL_INVOCATION).where(self._of(part.branch_id), IS_ON_TRACK).order_by(TOOL_INVOCATION.c.arrival)
+                select(TOOL_INVOCATION)
+                .where(self._in_branch(part.branch_id), IS_ON_TRACK)
+                .order_by(TOOL_INVOCATION.c.arrival)
             )
-            query = query.limit(None if part.count is None else part.count - before)
-            rows = self.authentic(connection, connection.execute(query.offset(before) if before else query).all())
-            place, runs = part.before + before, self._runs(connection, rows)
+            query = query.limit(None if part.count is None else part.count - part_skip)
+            rows = self.authentic(connection, connection.execute(query.offset(part_skip) if part_skip else query).all())
+            first_position, runs = part.before + part_skip, self._run_counts(connection, rows)
             track += [
-                _value(row, parts[-1].branch_id, place + n, runs.get(row.id, 1))
+                _invocation_from_row(row, parts[-1].branch_id, first_position + n, runs.get(row.id, 1))
                 for n, row in enumerate(sorted(rows, key=_order))
             ]
         return track
 
-    def waiting(self, connection: Connection, branch_id: int, position: int) -> list[ToolInvocation]:
+    def waiting_calls(self, connection: Connection, branch_id: int, position: int) -> list[ToolInvocation]:
         """Read the calls of a branch that wait for an answer.
 
         Args:
@@ -384,55 +390,61 @@ class Journal:
             branch_id: The branch.
             position: The length of its track, which is the position of the first returned call.
         """
-        rows = self.authentic(connection, connection.execute(_PAUSED, self._key(branch_id)).all())
-        runs = self._runs(connection, rows)
-        return [_value(row, branch_id, position + n, runs.get(row.id, 1)) for n, row in enumerate(rows)]
+        rows = self.authentic(connection, connection.execute(_SELECT_WAITING, self._branch_parameters(branch_id)).all())
+        runs = self._run_counts(connection, rows)
+        return [_invocation_from_row(row, branch_id, position + n, runs.get(row.id, 1)) for n, row in enumerate(rows)]
 
-    def _runs(self, connection: Connection, rows: Sequence[Row[Any]]) -> dict[int, int]:
+    def _run_counts(self, connection: Connection, rows: Sequence[Row[Any]]) -> dict[int, int]:
         """Return how often the tool of each call started; only for calls that received an answer of a person."""
-        asked = [row.id for row in rows if row.answers is not None]
-        found = [row for part in slices(asked) for row in connection.execute(_BEGUN, {**self._mine, "ids": part})]
-        return {row.id: row.paused + 1 for row in found}
+        answered_ids = [row.id for row in rows if row.answers is not None]
+        counted_rows = [
+            row
+            for part in slices(answered_ids)
+            for row in connection.execute(_COUNT_PAUSED_RUNS, {**self._tenant_parameters, "ids": part})
+        ]
+        return {row.id: row.paused + 1 for row in counted_rows}
 
     @property
-    def _mine(self) -> dict[str, int]:
+    def _tenant_parameters(self) -> dict[str, int]:
         return {"tenant": self.tenant_id}
 
-    def last_of(self, connection: Connection, part: TrackPart) -> int:
+    def last_arrival(self, connection: Connection, part: TrackPart) -> int:
         """Return the arrival number of the last call of a track part; -1 if the part has no calls."""
         if part.count == 0:
             return -1
         if part.count is None:
             return 2**31 - 1
-        query = select(TOOL_INVOCATION.c.arrival).where(self._of(part.branch_id), IS_ON_TRACK)
-        found = connection.execute(query.order_by(TOOL_INVOCATION.c.arrival).limit(1).offset(part.count - 1)).scalar()
-        return int(found) if found is not None else 2**31 - 1
+        query = select(TOOL_INVOCATION.c.arrival).where(self._in_branch(part.branch_id), IS_ON_TRACK)
+        arrival = connection.execute(query.order_by(TOOL_INVOCATION.c.arrival).limit(1).offset(part.count - 1)).scalar()
+        return int(arrival) if arrival is not None else 2**31 - 1
 
-    def own_values(self, connection: Connection, rows: Sequence[Row[Any]]) -> list[ToolInvocation]:
+    def invocations_from_rows(self, connection: Connection, rows: Sequence[Row[Any]]) -> list[ToolInvocation]:
         """Convert rows to values from the view of the branches that recorded them, with positions on those tracks.
 
         Args:
             connection: Any open connection.
             rows: The rows, each with the column `inherited` of its branch; see `WITH_BRANCH`.
         """
-        of_branch: dict[int, list[int]] = {}
+        ids_by_branch: dict[int, list[int]] = {}
         for row in self.authentic(connection, rows):
             if row.kind != REDO:  # a redo has no place of its own
-                of_branch.setdefault(row.internal_session_id, []).append(row.id)
+                ids_by_branch.setdefault(row.internal_session_id, []).append(row.id)
         ranks: dict[int, int] = {}
-        for branch_id, ids in of_branch.items():
+        for branch_id, ids in ids_by_branch.items():
             for part in slices(ids):
-                found = connection.execute(_RANKS, {**self._key(branch_id), "ids": part})
-                ranks.update((row.id, row.rank) for row in found)
-        runs = self._runs(connection, rows)
+                ranked_rows = connection.execute(_SELECT_RANKS, {**self._branch_parameters(branch_id), "ids": part})
+                ranks.update((row.id, row.rank) for row in ranked_rows)
+        runs = self._run_counts(connection, rows)
         return [
-            _value(row, row.internal_session_id, row.inherited + ranks.get(row.id, 0), runs.get(row.id, 1))
+            _invocation_from_row(
+                row, row.internal_session_id, row.inherited + ranks.get(row.id, 0), runs.get(row.id, 1)
+            )
             for row in rows
         ]
 
     def authentic(self, connection: Connection, rows: Sequence[Row[Any]]) -> Sequence[Row[Any]]:
         """Verify the authentication codes of rows of calls, and return the rows."""
-        return row_codes.authentic(connection, TOOL_INVOCATION, rows)
+        return row_codes.verify_rows(connection, TOOL_INVOCATION, rows)
 
     def invocation(self, connection: Connection, invocation_id: int) -> ToolInvocation | None:
         """Read one invocation from the view of the branch that recorded it; None if it does not exist."""
@@ -441,13 +453,15 @@ class Journal:
     def invocations(self, connection: Connection, ids: Sequence[int]) -> dict[int, ToolInvocation]:
         """Read several invocations by id, each from the view of the branch that recorded it."""
         query = select(TOOL_INVOCATION, BRANCH.c.inherited).select_from(WITH_BRANCH)
-        mine = TOOL_INVOCATION.c.tenant_id == self.tenant_id
+        in_tenant = TOOL_INVOCATION.c.tenant_id == self.tenant_id
         rows = [
-            row for part in slices(ids) for row in connection.execute(query.where(mine, TOOL_INVOCATION.c.id.in_(part)))
+            row
+            for part in slices(ids)
+            for row in connection.execute(query.where(in_tenant, TOOL_INVOCATION.c.id.in_(part)))
         ]
-        return {call.id: call for call in self.own_values(connection, rows)}
+        return {call.id: call for call in self.invocations_from_rows(connection, rows)}
 
-    def in_reversal(self, connection: Connection, session_id: int, owner: str | None) -> list[int]:
+    def ids_in_reversal(self, connection: Connection, session_id: int, owner: str | None) -> list[int]:
         """Return the ids of the invocations of a session that this owner was reversing, even if it is dead."""
         query = select(TOOL_INVOCATION.c.id).where(
             TOOL_INVOCATION.c.tenant_id == self.tenant_id,
@@ -457,10 +471,10 @@ class Journal:
         )
         return list(connection.execute(query).scalars())
 
-    def _key(self, branch_id: int) -> dict[str, Any]:
+    def _branch_parameters(self, branch_id: int) -> dict[str, Any]:
         return {"tenant": self.tenant_id, "branch": branch_id}
 
-    def _of(self, branch_id: int) -> Any:
+    def _in_branch(self, branch_id: int) -> Any:
         return and_(TOOL_INVOCATION.c.tenant_id == self.tenant_id, TOOL_INVOCATION.c.internal_session_id == branch_id)
 
 
@@ -468,32 +482,32 @@ IS_ON_TRACK = and_(TOOL_INVOCATION.c.status != PAUSED, TOOL_INVOCATION.c.kind !=
 """The condition for calls with a place on the track: not paused, and not run again in place of another call."""
 
 # The statements of every turn and call are built once, because building one takes as long as running it.
-_of_branch = (
+_is_in_branch = (
     TOOL_INVOCATION.c.tenant_id == bindparam("tenant"),
     TOOL_INVOCATION.c.internal_session_id == bindparam("branch"),
 )
 _ADD = row_codes.SignedWrite(insert(TOOL_INVOCATION), TOOL_INVOCATION)
-_LAST_ARRIVAL = CompiledStatement(select(func.max(TOOL_INVOCATION.c.arrival).label("arrival")).where(*_of_branch))
-_TALLY = CompiledStatement(
+_LAST_ARRIVAL = CompiledStatement(select(func.max(TOOL_INVOCATION.c.arrival).label("arrival")).where(*_is_in_branch))
+_SELECT_TALLY = CompiledStatement(
     select(func.count(case((IS_ON_TRACK, 1))).label("calls"), func.max(TOOL_INVOCATION.c.batch).label("batch")).where(
-        *_of_branch
+        *_is_in_branch
     )
 )
-_COUNT = (
+_COUNT_CALLS = (
     select(func.count())
     .select_from(TOOL_INVOCATION)
-    .where(*_of_branch, IS_ON_TRACK, TOOL_INVOCATION.c.batch < bindparam("until"))
+    .where(*_is_in_branch, IS_ON_TRACK, TOOL_INVOCATION.c.batch < bindparam("until"))
 )
-_RUNNING = CompiledStatement(
+_SELECT_RUNNING = CompiledStatement(
     select(TOOL_INVOCATION.c.id)
-    .where(*_of_branch, TOOL_INVOCATION.c.status == INTENDED, TOOL_INVOCATION.c.owner == bindparam("by"))
+    .where(*_is_in_branch, TOOL_INVOCATION.c.status == INTENDED, TOOL_INVOCATION.c.owner == bindparam("by"))
     .order_by(TOOL_INVOCATION.c.arrival)
 )
 _later = TOOL_INVOCATION.alias("later")
-_PAUSED = (
+_SELECT_WAITING = (
     select(TOOL_INVOCATION)
     .where(
-        *_of_branch,
+        *_is_in_branch,
         TOOL_INVOCATION.c.status == PAUSED,
         ~exists().where(
             _later.c.tenant_id == TOOL_INVOCATION.c.tenant_id,
@@ -506,7 +520,7 @@ _PAUSED = (
 )
 
 _paused = TOOL_INVOCATION.alias("paused")
-_BEGUN = (
+_COUNT_PAUSED_RUNS = (
     select(TOOL_INVOCATION.c.id, func.count(_paused.c.id).label("paused"))
     .join_from(
         TOOL_INVOCATION,
@@ -526,7 +540,7 @@ _BEGUN = (
     .group_by(TOOL_INVOCATION.c.id)
 )
 
-IN_ORDER = (
+TRACK_ORDER = (
     TOOL_INVOCATION.c.batch,
     TOOL_INVOCATION.c.batch_index,
     TOOL_INVOCATION.c.started_at,
@@ -534,19 +548,19 @@ IN_ORDER = (
 )
 """The SQL order of a branch's own calls, the same as `_order`."""
 _ranked = (
-    select(TOOL_INVOCATION.c.id, (func.row_number().over(order_by=IN_ORDER) - 1).label("rank"))
-    .where(*_of_branch, IS_ON_TRACK)
+    select(TOOL_INVOCATION.c.id, (func.row_number().over(order_by=TRACK_ORDER) - 1).label("rank"))
+    .where(*_is_in_branch, IS_ON_TRACK)
     .subquery()
 )
-_RANKS = select(_ranked.c.id, _ranked.c.rank).where(_ranked.c.id.in_(bindparam("ids", expanding=True)))
+_SELECT_RANKS = select(_ranked.c.id, _ranked.c.rank).where(_ranked.c.id.in_(bindparam("ids", expanding=True)))
 WITH_BRANCH = TOOL_INVOCATION.join(
     BRANCH,
     and_(BRANCH.c.tenant_id == TOOL_INVOCATION.c.tenant_id, BRANCH.c.id == TOOL_INVOCATION.c.internal_session_id),
 )
-_one = (TOOL_INVOCATION.c.tenant_id == bindparam("tenant"), TOOL_INVOCATION.c.id == bindparam("invocation"))
-_ONE = select(TOOL_INVOCATION).where(*_one)
-_LOCKED = CompiledStatement(_ONE.with_for_update(key_share=True))
-_LOG = row_codes.SignedWrite(insert(WORLD_LOG), WORLD_LOG)
+_is_invocation = (TOOL_INVOCATION.c.tenant_id == bindparam("tenant"), TOOL_INVOCATION.c.id == bindparam("invocation"))
+_SELECT_INVOCATION = select(TOOL_INVOCATION).where(*_is_invocation)
+_LOCK_INVOCATION = CompiledStatement(_SELECT_INVOCATION.with_for_update(key_share=True))
+_ADD_LOG_ENTRY = row_codes.SignedWrite(insert(WORLD_LOG), WORLD_LOG)
 LAST_SEQ = CompiledStatement(
     select(func.max(WORLD_LOG.c.seq).label("seq")).where(
         WORLD_LOG.c.tenant_id == bindparam("tenant"), WORLD_LOG.c.external_session_id == bindparam("session")
@@ -554,23 +568,23 @@ LAST_SEQ = CompiledStatement(
 )
 
 
-NOT_ENDED = {"result": None, "error_message": None, "ended_at": None, "answers": None}
+NO_OUTCOME = {"result": None, "error_message": None, "ended_at": None, "answers": None}
 
 
 @functools.cache
 def _moving(status: str, columns: tuple[str, ...]) -> CompiledStatement:
     """Build the statement that sets the status of an invocation if the current one allows it, and returns the row."""
-    before = [status_before for status_before, after in TRANSITIONS.items() if status in after]
-    new: dict[str, Any] = {name: bindparam(f"new_{name}") for name in columns}
+    old_statuses = [status_before for status_before, after in TRANSITIONS.items() if status in after]
+    new_values: dict[str, Any] = {name: bindparam(f"new_{name}") for name in columns}
     return CompiledStatement(
         update(TOOL_INVOCATION)
-        .where(*_one, or_(false(), *(TOOL_INVOCATION.c.status == one for one in before)))
-        .values(status=status, **new)
+        .where(*_is_invocation, or_(false(), *(TOOL_INVOCATION.c.status == one for one in old_statuses)))
+        .values(status=status, **new_values)
         .returning(TOOL_INVOCATION)
     )
 
 
-def _ended(outcome: CallOutcome) -> dict[str, Any]:
+def _outcome_columns(outcome: CallOutcome) -> dict[str, Any]:
     return {
         "result": to_json(outcome.result) if outcome.status == "done" else None,
         "error_message": outcome.error,
@@ -584,16 +598,16 @@ def _order(row: Row[Any]) -> tuple[Any, ...]:
     return row.batch, row.batch_index, row.started_at, row.arrival
 
 
-def _value(row: Row[Any], seen_by: int, position: int, runs: int) -> ToolInvocation:
+def _invocation_from_row(row: Row[Any], branch_id: int, position: int, runs: int) -> ToolInvocation:
     """Convert a row to a value. On a branch other than its own, the call appears as a replay of itself."""
-    own = row.internal_session_id == seen_by
+    is_own = row.internal_session_id == branch_id
     try:
         args, result = as_object(row.args), stored_json(row.result) if row.result is not None else None
     except Corrupt as error:
         raise unreadable_row("tool_invocation", row.id) from error
     return ToolInvocation(
         id=row.id,
-        internal_session_id=seen_by,
+        internal_session_id=branch_id,
         position=position,
         tool_name=row.tool_name,
         args=args,
@@ -604,7 +618,7 @@ def _value(row: Row[Any], seen_by: int, position: int, runs: int) -> ToolInvocat
         tool_call_id=row.tool_call_id,
         started_at=row.started_at,
         ended_at=row.ended_at,
-        replay_of=row.replay_of if own else row.id,
+        replay_of=row.replay_of if is_own else row.id,
         idempotency_key=row.idempotency_key,
         undo=row.undo,
         verify=row.verify,

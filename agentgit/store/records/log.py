@@ -13,14 +13,14 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, and_, bindparam, func, select, tuple_
 
-from agentgit.checkpoints.queries import TOP, Filter, TimeCursor
+from agentgit.checkpoints.queries import FIRST_TIME_CURSOR, Filter, TimeCursor
 from agentgit.store.records.sessions import Segment, StoredRow
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT
 
-ALL = 2**31 - 1
+UNBOUNDED = 2**31 - 1
 """A number greater than that of any checkpoint on a branch."""
 
 
@@ -30,34 +30,39 @@ class LogPart:
 
     Args:
         branch_id: The branch.
-        until: The number of the last checkpoint of the branch that belongs to the log.
+        last_number: The number of the last checkpoint of the branch that belongs to the log.
         newest_id: The id of the newest checkpoint of the part, if it is known.
-        beyond: The number of later checkpoints of the branch that are in the search index.
+        later_indexed: The number of later checkpoints of the branch that are in the search index.
     """
 
     branch_id: int
-    until: int = ALL
+    last_number: int = UNBOUNDED
     newest_id: int | None = None
-    beyond: int = 0
+    later_indexed: int = 0
 
 
-def of_path(path: Sequence[Segment], *, points: bool = False) -> list[LogPart]:
+def parts_of_path(path: Sequence[Segment], *, with_branch_points: bool = False) -> list[LogPart]:
     """Return the log parts of a path.
 
     Args:
         path: The path, root first.
-        points: True to include the branch points, which the first checkpoint of the next branch stands for.
+        with_branch_points: True to include the branch points, which the first checkpoint of the next branch stands for.
     """
-    ends = [segment.branch.branch_point_id for segment in path[1:]]
-    newest = [*ends, path[-1].branch.head_id]
-    lasts = [ALL if one.checkpoints is None else one.checkpoints + points for one in path]
+    branch_point_ids = [segment.branch.branch_point_id for segment in path[1:]]
+    newest_ids = [*branch_point_ids, path[-1].branch.head_id]
+    last_numbers = [UNBOUNDED if one.last_number is None else one.last_number + with_branch_points for one in path]
     return [
-        LogPart(branch_id=one.branch.id, until=last, newest_id=newest_id, beyond=max(0, one.branch.searched - last))
-        for one, newest_id, last in zip(path, newest, lasts, strict=True)
+        LogPart(
+            branch_id=one.branch.id,
+            last_number=last_number,
+            newest_id=newest_id,
+            later_indexed=max(0, one.branch.searched - last_number),
+        )
+        for one, newest_id, last_number in zip(path, newest_ids, last_numbers, strict=True)
     ]
 
 
-def of_branches(branches: Iterable[StoredRow]) -> list[LogPart]:
+def parts_of_branches(branches: Iterable[StoredRow]) -> list[LogPart]:
     """Return the log parts of whole branches."""
     return [LogPart(branch_id=row.id, newest_id=row.head_id) for row in branches if row.head_id is not None]
 
@@ -76,8 +81,8 @@ class LogStore:
         self,
         connection: Connection,
         parts: Sequence[LogPart],
-        wanted: Filter,
-        tagged: int | None,
+        log_filter: Filter,
+        tagged_id: int | None,
         after: TimeCursor,
         limit: int,
     ) -> list[StoredRow]:
@@ -86,59 +91,67 @@ class LogStore:
         Args:
             connection: Any open connection.
             parts: The parts of branches to read.
-            wanted: The filter for the checkpoints.
-            tagged: The id of the checkpoint that has the tag of the filter; None if there is none.
+            log_filter: The filter for the checkpoints.
+            tagged_id: The id of the checkpoint that has the tag of the filter; None if there is none.
             after: The position after which the page starts.
             limit: The maximum number of checkpoints.
         """
-        prepared = _rows(_shape(wanted))
-        found: list[StoredRow] = []
-        for newest, part in sorted(self._newest(connection, parts), key=lambda pair: pair[0], reverse=True):
-            if len(found) == limit and _mark(found[-1]) > newest:
+        query = _page_query(_filter_fields(log_filter))
+        page_rows: list[StoredRow] = []
+        for upper_bound, part in sorted(
+            self._with_upper_bounds(connection, parts), key=lambda pair: pair[0], reverse=True
+        ):
+            if len(page_rows) == limit and _cursor_of(page_rows[-1]) > upper_bound:
                 break
-            given = self._given(part, wanted, tagged) | {"at": after.at, "last": after.id, "limit": limit}
-            rows = row_codes.authentic(connection, CHECKPOINT, prepared.all(connection, given))
-            found = sorted([*found, *rows], key=_mark, reverse=True)[:limit]
-        return found
+            parameters = self._parameters(part, log_filter, tagged_id) | {
+                "at": after.at,
+                "last": after.id,
+                "limit": limit,
+            }
+            rows = row_codes.verify_rows(connection, CHECKPOINT, query.all(connection, parameters))
+            page_rows = sorted([*page_rows, *rows], key=_cursor_of, reverse=True)[:limit]
+        return page_rows
 
-    def count(self, connection: Connection, parts: Sequence[LogPart], wanted: Filter, tagged: int | None) -> int:
+    def count(self, connection: Connection, parts: Sequence[LogPart], log_filter: Filter, tagged_id: int | None) -> int:
         """Count checkpoints without reading them."""
-        prepared = _count(_shape(wanted))
-        return sum(prepared.all(connection, self._given(part, wanted, tagged))[0].count for part in parts)
+        query = _count_query(_filter_fields(log_filter))
+        return sum(query.all(connection, self._parameters(part, log_filter, tagged_id))[0].count for part in parts)
 
-    def back(self, connection: Connection, path: Sequence[Segment], steps: int) -> StoredRow | None:
+    def find_ancestor(self, connection: Connection, path: Sequence[Segment], steps: int) -> StoredRow | None:
         """Read the checkpoint that is `steps` before the end of a path; None if the path is shorter."""
-        for part in reversed(of_path(path)):
-            given = {"tenant": self.tenant_id, "branch": part.branch_id, "end": part.until}
-            rows = row_codes.authentic(connection, CHECKPOINT, _BACK.all(connection, {**given, "steps": steps}))
+        for part in reversed(parts_of_path(path)):
+            parameters = {"tenant": self.tenant_id, "branch": part.branch_id, "end": part.last_number}
+            rows = row_codes.verify_rows(
+                connection, CHECKPOINT, _SELECT_ANCESTOR.all(connection, {**parameters, "steps": steps})
+            )
             if rows:
                 row: StoredRow = rows[0]
                 return row
-            steps -= _count(()).all(connection, given)[0].count
+            steps -= _count_query(()).all(connection, parameters)[0].count
         return None
 
-    def _newest(self, connection: Connection, parts: Sequence[LogPart]) -> list[tuple[TimeCursor, LogPart]]:
+    def _with_upper_bounds(self, connection: Connection, parts: Sequence[LogPart]) -> list[tuple[TimeCursor, LogPart]]:
         """Pair each part with an upper bound of the marks of its checkpoints."""
         ids = [part.newest_id for part in parts if part.newest_id is not None] if len(parts) > 1 else []
-        known: dict[int, TimeCursor] = {}
-        for some in slices(ids):
-            rows = connection.execute(_TIMES, {"tenant": self.tenant_id, "ids": some})
-            known.update((row.id, TimeCursor(row.created_at, row.id)) for row in rows)
-        return [(known.get(part.newest_id or 0, TOP), part) for part in parts]
+        cursors: dict[int, TimeCursor] = {}
+        for id_slice in slices(ids):
+            rows = connection.execute(_SELECT_TIMES, {"tenant": self.tenant_id, "ids": id_slice})
+            cursors.update((row.id, TimeCursor(row.created_at, row.id)) for row in rows)
+        return [(cursors.get(part.newest_id or 0, FIRST_TIME_CURSOR), part) for part in parts]
 
-    def _given(self, part: LogPart, wanted: Filter, tagged: int | None) -> dict[str, Any]:
-        asked = {name: value for name, value in asdict(wanted).items() if value is not None}
-        if "tag" in asked:
-            asked["tag"] = tagged or 0  # no checkpoint has id 0
-        return {"tenant": self.tenant_id, "branch": part.branch_id, "end": part.until, **asked}
+    def _parameters(self, part: LogPart, log_filter: Filter, tagged_id: int | None) -> dict[str, Any]:
+        values = {name: value for name, value in asdict(log_filter).items() if value is not None}
+        if "tag" in values:
+            values["tag"] = tagged_id or 0  # no checkpoint has id 0
+        return {"tenant": self.tenant_id, "branch": part.branch_id, "end": part.last_number, **values}
 
 
-def _mark(row: StoredRow) -> TimeCursor:
+def _cursor_of(row: StoredRow) -> TimeCursor:
     return TimeCursor(row.created_at, row.id)
 
 
-def _shape(wanted: Filter) -> tuple[str, ...]:
-    return tuple(sorted(name for name, value in vars(wanted).items() if value is not None))
+def _filter_fields(log_filter: Filter) -> tuple[str, ...]:
+    return tuple(sorted(name for name, value in vars(log_filter).items() if value is not None))
 
 
 _C = CHECKPOINT.c
@@ -150,7 +163,7 @@ _CONDITIONS = {
     "author": _C.user_id == bindparam("author"),
     "auto": _C.is_auto == bindparam("auto"),
 }
-_PART = (
+_PART_CONDITIONS = (
     _C.tenant_id == bindparam("tenant"),
     _C.internal_session_id == bindparam("branch"),
     _C.number <= bindparam("end"),
@@ -158,25 +171,31 @@ _PART = (
 _WITH_BRANCH = select(
     CHECKPOINT, BRANCH.c.name.label("branch_name"), BRANCH.c.thread_id, BRANCH.c.external_session_id
 ).join_from(CHECKPOINT, BRANCH, and_(BRANCH.c.tenant_id == _C.tenant_id, BRANCH.c.id == _C.internal_session_id))
-_BACK = CompiledStatement(_WITH_BRANCH.where(*_PART).order_by(_C.number.desc()).limit(1).offset(bindparam("steps")))
-_TIMES = select(_C.id, _C.created_at).where(
+_SELECT_ANCESTOR = CompiledStatement(
+    _WITH_BRANCH.where(*_PART_CONDITIONS).order_by(_C.number.desc()).limit(1).offset(bindparam("steps"))
+)
+_SELECT_TIMES = select(_C.id, _C.created_at).where(
     _C.tenant_id == bindparam("tenant"), _C.id.in_(bindparam("ids", expanding=True))
 )
 
 
-def _conditions(shape: tuple[str, ...]) -> list[Any]:
-    return [*_PART, *(_CONDITIONS[name] for name in shape)]
+def _conditions(filter_fields: tuple[str, ...]) -> list[Any]:
+    return [*_PART_CONDITIONS, *(_CONDITIONS[name] for name in filter_fields)]
 
 
 @functools.cache
-def _rows(shape: tuple[str, ...]) -> CompiledStatement:
+def _page_query(filter_fields: tuple[str, ...]) -> CompiledStatement:
     """Build the query of a page for a set of conditions."""
     order = (_C.created_at, _C.id)
-    behind = tuple_(*order) < tuple_(bindparam("at", type_=_C.created_at.type), bindparam("last", type_=_C.id.type))
-    query: Select[Any] = _WITH_BRANCH.where(*_conditions(shape), behind)
+    is_after_cursor = tuple_(*order) < tuple_(
+        bindparam("at", type_=_C.created_at.type), bindparam("last", type_=_C.id.type)
+    )
+    query: Select[Any] = _WITH_BRANCH.where(*_conditions(filter_fields), is_after_cursor)
     return CompiledStatement(query.order_by(*(column.desc() for column in order)).limit(bindparam("limit")))
 
 
 @functools.cache
-def _count(shape: tuple[str, ...]) -> CompiledStatement:
-    return CompiledStatement(select(func.count().label("count")).select_from(CHECKPOINT).where(*_conditions(shape)))
+def _count_query(filter_fields: tuple[str, ...]) -> CompiledStatement:
+    return CompiledStatement(
+        select(func.count().label("count")).select_from(CHECKPOINT).where(*_conditions(filter_fields))
+    )

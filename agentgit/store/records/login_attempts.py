@@ -22,7 +22,7 @@ from agentgit.store.sql.tables import LOGIN_FAILURE
 FIRST_PAUSE, LONGEST_PAUSE = timedelta(seconds=2), timedelta(minutes=15)
 """The first and the longest pause after too many attempts. The pause doubles with each attempt."""
 
-FORGOTTEN = timedelta(days=1)
+FAILURE_LIFETIME = timedelta(days=1)
 """The time after the last failure when all failures of a subject are deleted."""
 
 
@@ -31,11 +31,11 @@ class LoginSubject(NamedTuple):
 
     Args:
         hash: The hash of the name or the address.
-        free: The number of failures before pauses start.
+        free_failures: The number of failures before pauses start.
     """
 
     hash: bytes
-    free: int
+    free_failures: int
 
 
 def subject_hash(tenant_id: int, kind: str, value: str) -> bytes:
@@ -73,30 +73,30 @@ class LoginAttempts:
         if device is not None:
             return [self._subject("device", f"{name}\0{device}", 10)]
         source = network_of(source) if source is not None else None
-        found = []
+        subjects = []
         if name is not None:
-            found.append(self._subject("user", f"{name}\0{source or ''}", 10))
+            subjects.append(self._subject("user", f"{name}\0{source or ''}", 10))
         if name is not None and source is not None:
-            found.append(self._subject("user", name, 100))
+            subjects.append(self._subject("user", name, 100))
         if source is not None:
-            found.append(self._subject("address", source, 30))
-        return found
+            subjects.append(self._subject("address", source, 30))
+        return subjects
 
-    def _subject(self, kind: str, value: str, free: int) -> LoginSubject:
-        return LoginSubject(subject_hash(self.tenant_id, kind, value), free)
+    def _subject(self, kind: str, value: str, free_failures: int) -> LoginSubject:
+        return LoginSubject(subject_hash(self.tenant_id, kind, value), free_failures)
 
-    def require_free(self, connection: Connection, subjects: Sequence[LoginSubject]) -> None:
+    def require_not_blocked(self, connection: Connection, subjects: Sequence[LoginSubject]) -> None:
         """Check that an attempt may go ahead, without counting it.
 
         Raises:
             TooManyAttempts: There were too many attempts; the pause is not over.
         """
         hashes = [subject.hash for subject in subjects]
-        mine = and_(LOGIN_FAILURE.c.tenant_id == self.tenant_id, LOGIN_FAILURE.c.subject.in_(hashes))
-        for blocked_until in connection.execute(select(LOGIN_FAILURE.c.blocked_until).where(mine)).scalars():
-            _require_over(blocked_until, datetime.now(UTC))
+        condition = and_(LOGIN_FAILURE.c.tenant_id == self.tenant_id, LOGIN_FAILURE.c.subject.in_(hashes))
+        for blocked_until in connection.execute(select(LOGIN_FAILURE.c.blocked_until).where(condition)).scalars():
+            _require_pause_over(blocked_until, datetime.now(UTC))
 
-    def attempt(self, connection: Connection, subjects: Sequence[LoginSubject]) -> None:
+    def count_attempt(self, connection: Connection, subjects: Sequence[LoginSubject]) -> None:
         """Count an attempt.
 
         Raises:
@@ -107,45 +107,49 @@ class LoginAttempts:
             delete(LOGIN_FAILURE).where(LOGIN_FAILURE.c.tenant_id == self.tenant_id, LOGIN_FAILURE.c.forget_at <= now)
         )
         for subject in sorted(subjects):  # always in the same order, to prevent deadlocks
-            row = connection.execute(select(LOGIN_FAILURE).where(self._this(subject)).with_for_update()).first()
+            row = connection.execute(
+                select(LOGIN_FAILURE).where(self._subject_condition(subject)).with_for_update()
+            ).first()
             if row is not None:
-                _require_over(row.blocked_until, now)
+                _require_pause_over(row.blocked_until, now)
             failures = (row.failures if row is not None else 0) + 1
             values = {
                 "failures": failures,
-                "blocked_until": now + pause(failures - subject.free),
-                "forget_at": now + FORGOTTEN,
+                "blocked_until": now + pause(failures - subject.free_failures),
+                "forget_at": now + FAILURE_LIFETIME,
             }
             if row is None:
                 connection.execute(
                     insert(LOGIN_FAILURE), {"tenant_id": self.tenant_id, "subject": subject.hash, **values}
                 )
             else:
-                connection.execute(update(LOGIN_FAILURE).where(self._this(subject)).values(**values))
+                connection.execute(update(LOGIN_FAILURE).where(self._subject_condition(subject)).values(**values))
 
-    def succeeded(self, connection: Connection, subjects: Sequence[LoginSubject]) -> None:
+    def record_success(self, connection: Connection, subjects: Sequence[LoginSubject]) -> None:
         """Delete the failures of the first subject, and subtract the attempt from the others and end their pause."""
-        for place, subject in enumerate(subjects):
-            one_less = {"failures": LOGIN_FAILURE.c.failures - 1, "blocked_until": datetime.now(UTC)}
-            gone = delete(LOGIN_FAILURE).where(self._this(subject))
+        for index, subject in enumerate(subjects):
+            decrement = {"failures": LOGIN_FAILURE.c.failures - 1, "blocked_until": datetime.now(UTC)}
+            deletion = delete(LOGIN_FAILURE).where(self._subject_condition(subject))
             connection.execute(
-                gone if place == 0 else update(LOGIN_FAILURE).where(self._this(subject)).values(**one_less)
+                deletion
+                if index == 0
+                else update(LOGIN_FAILURE).where(self._subject_condition(subject)).values(**decrement)
             )
 
-    def forget(self, connection: Connection, name: str) -> None:
+    def delete_failures(self, connection: Connection, name: str) -> None:
         """Delete the failures of a name. Those for a name and an address expire within a day."""
         for value in (f"{name}\0", name):
-            connection.execute(delete(LOGIN_FAILURE).where(self._this(self._subject("user", value, 0))))
+            connection.execute(delete(LOGIN_FAILURE).where(self._subject_condition(self._subject("user", value, 0))))
 
-    def _this(self, subject: LoginSubject) -> ColumnElement[bool]:
+    def _subject_condition(self, subject: LoginSubject) -> ColumnElement[bool]:
         return and_(LOGIN_FAILURE.c.tenant_id == self.tenant_id, LOGIN_FAILURE.c.subject == subject.hash)
 
 
-def _require_over(blocked_until: datetime, now: datetime) -> None:
+def _require_pause_over(blocked_until: datetime, now: datetime) -> None:
     """Refuse an attempt during a pause. Ignore an end too far ahead: it was set before the clock was put back."""
     if now < blocked_until <= now + LONGEST_PAUSE:
-        left = max(1, ceil((blocked_until - now).total_seconds()))
-        raise TooManyAttempts(f"Too many failed attempts. Try again in {left} s.", retry_after=left)
+        seconds_left = max(1, ceil((blocked_until - now).total_seconds()))
+        raise TooManyAttempts(f"Too many failed attempts. Try again in {seconds_left} s.", retry_after=seconds_left)
 
 
 def network_of(source: str) -> str:
@@ -166,13 +170,13 @@ def network_of(source: str) -> str:
     return str(address.ipv4_mapped or ip_network((address, 64), strict=False))
 
 
-def pause(too_many: int) -> timedelta:
+def pause(excess: int) -> timedelta:
     """Return the pause after this number of failures beyond the free ones.
 
     Example:
         >>> [pause(n).total_seconds() for n in (0, 1, 2, 3, 100)]
         [0.0, 2.0, 4.0, 8.0, 900.0]
     """
-    if too_many <= 0:
+    if excess <= 0:
         return timedelta(0)
-    return min(LONGEST_PAUSE, FIRST_PAUSE * (1 << min(too_many - 1, 20)))
+    return min(LONGEST_PAUSE, FIRST_PAUSE * (1 << min(excess - 1, 20)))

@@ -11,12 +11,12 @@ from sqlalchemy import Connection, Row, and_, bindparam, or_, select, update
 
 from agentgit.errors import Conflict
 from agentgit.sessions.operation import DONE, RUNNING, Operation
-from agentgit.store.audit.trail import note
+from agentgit.store.audit.trail import record_event
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.compiled_statement import CompiledStatement, PendingResult
 from agentgit.store.sql.driver_errors import missing_row
 from agentgit.store.sql.ids import new_id
-from agentgit.store.sql.process import UNTIL, Held, Leases
+from agentgit.store.sql.process import LEASE_END, LeasedRow, Leases
 from agentgit.store.sql.tables import OPERATION
 from agentgit.values import as_object, to_json
 
@@ -60,44 +60,44 @@ class OperationStore:
         self.tenant_id = tenant_id
         self.leases = leases
 
-    def begin(self, connection: Connection, begun: NewOperation) -> int:
+    def begin(self, connection: Connection, new_operation: NewOperation) -> int:
         """Record the start of an operation, and return its id."""
         operation_id = new_id()
         row = {
             "tenant_id": self.tenant_id,
             "id": operation_id,
-            "external_session_id": begun.session_id,
-            "user_id": begun.user_id,
-            "kind": begun.kind,
+            "external_session_id": new_operation.session_id,
+            "user_id": new_operation.user_id,
+            "kind": new_operation.kind,
             "status": RUNNING,
-            "request_id": begun.request_id or str(operation_id),
-            "source_id": begun.source_id,
-            "target_id": begun.target_id,
-            "internal_session_id": begun.branch_id,
-            "owner": begun.owner,
-            "request": to_json(begun.request),
+            "request_id": new_operation.request_id or str(operation_id),
+            "source_id": new_operation.source_id,
+            "target_id": new_operation.target_id,
+            "internal_session_id": new_operation.branch_id,
+            "owner": new_operation.owner,
+            "request": to_json(new_operation.request),
             "report": to_json({}),
             "created_at": datetime.now(UTC),
         }
-        row_codes.add(connection, OPERATION, row)
-        if begun.owner:  # one that ends in this transaction, such as a fork, only records its end
-            self._take(connection, operation_id, begun.owner)
-            self._tell(connection, operation_id, "begun")
+        row_codes.insert_rows(connection, OPERATION, row)
+        if new_operation.owner:  # one that ends in this transaction, such as a fork, only records its end
+            self._set_owner(connection, operation_id, new_operation.owner)
+            self._record_event(connection, operation_id, "begun")
         return operation_id
 
-    def take(self, connection: Connection, operation_id: int, owner: str) -> None:
+    def resume(self, connection: Connection, operation_id: int, owner: str) -> None:
         """Resume an operation that nobody is working on, as its new owner."""
-        row_codes.change(connection, OPERATION, self._is(operation_id), status=RUNNING)
-        self._take(connection, operation_id, owner)
-        self._tell(connection, operation_id, "resumed")
+        row_codes.update_rows(connection, OPERATION, self._id_condition(operation_id), status=RUNNING)
+        self._set_owner(connection, operation_id, owner)
+        self._record_event(connection, operation_id, "resumed")
 
-    def _take(self, connection: Connection, operation_id: int, owner: str) -> None:
-        taking = update(OPERATION).where(self._is(operation_id)).values(owner=owner)
+    def _set_owner(self, connection: Connection, operation_id: int, owner: str) -> None:
+        statement = update(OPERATION).where(self._id_condition(operation_id)).values(owner=owner)
         if self.leases is None:
-            connection.execute(taking)
+            connection.execute(statement)
             return
-        connection.execute(taking.values(lease_until=UNTIL), self.leases.parameters)
-        self.leases.keep(owner, Held(OPERATION, self.tenant_id, operation_id))
+        connection.execute(statement.values(lease_until=LEASE_END), self.leases.parameters)
+        self.leases.start_renewing(owner, LeasedRow(OPERATION, self.tenant_id, operation_id))
 
     def require_held(self, connection: Connection, operation_id: int, owner: str) -> None:
         """Check that an owner still holds its operation, and lock the operation until this transaction ends.
@@ -105,10 +105,10 @@ class OperationStore:
         Raises:
             Conflict: Another process has taken over the operation, because it assumed that this owner was dead.
         """
-        has = connection.execute(_HELD, {"tenant": self.tenant_id, "operation": operation_id}).first()
-        if has is None:
+        row = connection.execute(_LOCK_OWNER, {"tenant": self.tenant_id, "operation": operation_id}).first()
+        if row is None:
             raise missing_row("operation", operation_id)
-        if (has.status, has.owner) != (RUNNING, owner):
+        if (row.status, row.owner) != (RUNNING, owner):
             raise Conflict(
                 f"Operation {operation_id} was taken over because this process was assumed dead. It stops here. See "
                 f"session.operations(), then call repo.resume({operation_id}) if it is partial."
@@ -116,25 +116,25 @@ class OperationStore:
 
     def set_request(self, connection: Connection, operation_id: int, request: Mapping[str, Any]) -> None:
         """Replace the request of an operation whose plan has changed."""
-        row_codes.change(connection, OPERATION, self._is(operation_id), request=to_json(request))
+        row_codes.update_rows(connection, OPERATION, self._id_condition(operation_id), request=to_json(request))
 
     def end(self, connection: Connection, operation_id: int, status: str, report: Mapping[str, Any]) -> None:
         """Record the end of an operation, or that it stopped halfway."""
-        ended = {"report": to_json(report), "owner": None, "lease_until": None, "ended_at": datetime.now(UTC)}
-        row_codes.change(connection, OPERATION, self._is(operation_id), status=status, **ended)
-        self._tell(connection, operation_id, "done" if status == DONE else "incomplete", _counts(report))
+        values = {"report": to_json(report), "owner": None, "lease_until": None, "ended_at": datetime.now(UTC)}
+        row_codes.update_rows(connection, OPERATION, self._id_condition(operation_id), status=status, **values)
+        self._record_event(connection, operation_id, "done" if status == DONE else "incomplete", _counts(report))
 
-    def _tell(
-        self, connection: Connection, operation_id: int, how: str, counts: Mapping[str, int] | None = None
+    def _record_event(
+        self, connection: Connection, operation_id: int, event: str, counts: Mapping[str, int] | None = None
     ) -> None:
         """Record an event of an operation in the audit trail."""
-        row = connection.execute(_TOLD, {"tenant": self.tenant_id, "operation": operation_id}).first()
+        row = connection.execute(_SELECT_EVENT_FIELDS, {"tenant": self.tenant_id, "operation": operation_id}).first()
         if row is None:
             raise missing_row("operation", operation_id)
-        note(
+        record_event(
             connection,
             self.tenant_id,
-            f"{row.kind}.{how}",
+            f"{row.kind}.{event}",
             branch_id=row.internal_session_id,
             user_id=row.user_id,
             operation=operation_id,
@@ -145,20 +145,22 @@ class OperationStore:
 
     def find(self, connection: Connection, operation_id: int) -> Row[Any] | None:
         """Read one operation; None if it does not exist."""
-        return row_codes.first(connection, OPERATION, select(OPERATION).where(self._is(operation_id)))
+        return row_codes.read_first(connection, OPERATION, select(OPERATION).where(self._id_condition(operation_id)))
 
     def find_by_request_id(self, connection: Connection, session_id: int, request_id: str) -> Row[Any] | None:
         """Read the operation of a session with this request id; None if there is none."""
-        query = select(OPERATION).where(self._of(session_id), OPERATION.c.request_id == request_id)
-        return row_codes.first(connection, OPERATION, query)
+        query = select(OPERATION).where(self._in_session(session_id), OPERATION.c.request_id == request_id)
+        return row_codes.read_first(connection, OPERATION, query)
 
     def of_branches(self, connection: Connection, branch_ids: Sequence[int]) -> Sequence[Row[Any]]:
         """Read the operations that created these branches or led to them, oldest first."""
-        made = OPERATION.c.internal_session_id.in_(bindparam("branches", expanding=True))
-        query = select(OPERATION).where(OPERATION.c.tenant_id == self.tenant_id, made).order_by(OPERATION.c.id)
-        return row_codes.authentic(connection, OPERATION, connection.execute(query, {"branches": list(branch_ids)}))
+        leads_to_branch = OPERATION.c.internal_session_id.in_(bindparam("branches", expanding=True))
+        query = (
+            select(OPERATION).where(OPERATION.c.tenant_id == self.tenant_id, leads_to_branch).order_by(OPERATION.c.id)
+        )
+        return row_codes.verify_rows(connection, OPERATION, connection.execute(query, {"branches": list(branch_ids)}))
 
-    def left_by_rollback(self, connection: Connection, branch_id: int, before: int) -> Row[Any] | None:
+    def find_rollback_from(self, connection: Connection, branch_id: int, before: int) -> Row[Any] | None:
         """Read the newest rollback that left a branch; None if an operation has led back to the branch since.
 
         Args:
@@ -166,27 +168,29 @@ class OperationStore:
             branch_id: The branch.
             before: The id of the operation that leads to the branch now; only earlier operations count.
         """
-        there = or_(OPERATION.c.source_id == branch_id, OPERATION.c.internal_session_id == branch_id)
-        own = (OPERATION.c.tenant_id == self.tenant_id, OPERATION.c.id < before, OPERATION.c.kind != "fork")
-        found = row_codes.first(
-            connection, OPERATION, select(OPERATION).where(*own, there).order_by(OPERATION.c.id.desc())
+        involves_branch = or_(OPERATION.c.source_id == branch_id, OPERATION.c.internal_session_id == branch_id)
+        conditions = (OPERATION.c.tenant_id == self.tenant_id, OPERATION.c.id < before, OPERATION.c.kind != "fork")
+        row = row_codes.read_first(
+            connection, OPERATION, select(OPERATION).where(*conditions, involves_branch).order_by(OPERATION.c.id.desc())
         )
-        left = found is not None and found.kind == "rollback" and found.internal_session_id != branch_id
-        return found if left else None
+        is_rollback_away = row is not None and row.kind == "rollback" and row.internal_session_id != branch_id
+        return row if is_rollback_away else None
 
-    def running(self, connection: Connection, session_id: int) -> PendingResult:
+    def query_running(self, connection: Connection, session_id: int) -> PendingResult:
         """Query the running operations of a session, including those whose process has died."""
         return _RUNNING.submit(connection, {"tenant": self.tenant_id, "session": session_id})
 
     def all(self, connection: Connection, session_id: int) -> list[Operation]:
         """List the operations of a session, newest first."""
-        query = select(OPERATION).where(self._of(session_id)).order_by(OPERATION.c.id.desc())
-        return [value(row) for row in row_codes.authentic(connection, OPERATION, connection.execute(query))]
+        query = select(OPERATION).where(self._in_session(session_id)).order_by(OPERATION.c.id.desc())
+        return [
+            operation_from_row(row) for row in row_codes.verify_rows(connection, OPERATION, connection.execute(query))
+        ]
 
-    def _is(self, operation_id: int) -> Any:
+    def _id_condition(self, operation_id: int) -> Any:
         return and_(OPERATION.c.tenant_id == self.tenant_id, OPERATION.c.id == operation_id)
 
-    def _of(self, session_id: int) -> Any:
+    def _in_session(self, session_id: int) -> Any:
         return and_(OPERATION.c.tenant_id == self.tenant_id, OPERATION.c.external_session_id == session_id)
 
 
@@ -195,10 +199,10 @@ def _counts(report: Mapping[str, Any]) -> dict[str, int]:
     return {group: len(items) for group, items in report.items() if isinstance(items, list) and items}
 
 
-_TOLD = select(
+_SELECT_EVENT_FIELDS = select(
     OPERATION.c.kind, OPERATION.c.internal_session_id, OPERATION.c.user_id, OPERATION.c.source_id, OPERATION.c.target_id
 ).where(OPERATION.c.tenant_id == bindparam("tenant"), OPERATION.c.id == bindparam("operation"))
-_HELD = (
+_LOCK_OWNER = (
     select(OPERATION.c.status, OPERATION.c.owner)
     .where(OPERATION.c.tenant_id == bindparam("tenant"), OPERATION.c.id == bindparam("operation"))
     .with_for_update(key_share=True)  # SQLite has one writer anyway
@@ -212,7 +216,7 @@ _RUNNING = CompiledStatement(
 )
 
 
-def value(row: Row[Any]) -> Operation:
+def operation_from_row(row: Row[Any]) -> Operation:
     """Convert a row to a value."""
     return Operation(
         id=row.id,

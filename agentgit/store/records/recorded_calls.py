@@ -26,9 +26,9 @@ from agentgit.effects.invocation import (
     mark,
 )
 from agentgit.sessions.tree import Branch, Point
-from agentgit.store.records.journal import IN_ORDER, IS_ON_TRACK, WITH_BRANCH, Journal, TrackPart
+from agentgit.store.records.journal import IS_ON_TRACK, TRACK_ORDER, WITH_BRANCH, Journal, TrackPart
 from agentgit.store.records.sessions import SessionStore, StoredRow
-from agentgit.store.records.world_log import MADE_HERE, SUPERSEDED, WorldLog
+from agentgit.store.records.world_log import IS_REMADE, IS_SUPERSEDED, WorldLog
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
@@ -38,7 +38,7 @@ from agentgit.store.sql.tables import BRANCH, TOOL_INVOCATION
 from agentgit.values import as_object
 
 
-def marks(connection: Connection, tenant_id: int, session_id: int) -> dict[int, list[tuple[int, str]]]:
+def call_marks(connection: Connection, tenant_id: int, session_id: int) -> dict[int, list[tuple[int, str]]]:
     """Read the marks of the calls of each branch in a session, with their indexes among the branch's own calls.
 
     Calls that were answered from the record or made in another world have no mark. A call that ran again has the mark
@@ -50,32 +50,32 @@ def marks(connection: Connection, tenant_id: int, session_id: int) -> dict[int, 
         session_id: The external session.
     """
     key = {"tenant": tenant_id, "session": session_id}
-    again = {row.replay_of: row.status for row in _AGAIN.all(connection, key)}
-    found: dict[int, list[tuple[int, str]]] = {}
-    for row in _CALLS.all(connection, key):
-        said = mark(row.effect, again.get(row.id, row.status))
-        if said is not None:
-            found.setdefault(row.internal_session_id, []).append((row.place, said))
-    return found
+    redo_statuses = {row.replay_of: row.status for row in _SELECT_REDO_STATUSES.all(connection, key)}
+    marks_by_branch: dict[int, list[tuple[int, str]]] = {}
+    for row in _SELECT_CALLS.all(connection, key):
+        call_mark = mark(row.effect, redo_statuses.get(row.id, row.status))
+        if call_mark is not None:
+            marks_by_branch.setdefault(row.internal_session_id, []).append((row.place, call_mark))
+    return marks_by_branch
 
 
-def with_marks(branch: Branch, calls: Sequence[tuple[int, str]], inherited: int) -> Branch:
+def add_marks(branch: Branch, calls: Sequence[tuple[int, str]], inherited: int) -> Branch:
     """Assign each call to the next checkpoint of its branch, and the calls after the last checkpoint to the branch.
 
     Args:
         branch: The branch with its points.
-        calls: The indexes and marks of the branch's calls, as `marks` returned them.
+        calls: The indexes and marks of the branch's calls, as `call_marks` returned them.
         inherited: The number of calls before the first one of the branch.
     """
-    ends = [point.position for point in branch.points]
-    counts = [Counter[str]() for _ in range(len(ends) + 1)]
-    for place, said in calls:
-        counts[bisect_right(ends, inherited + place)][said] += 1
-    points = list(_with(branch.points, counts))
+    positions = [point.position for point in branch.points]
+    counts = [Counter[str]() for _ in range(len(positions) + 1)]
+    for index, call_mark in calls:
+        counts[bisect_right(positions, inherited + index)][call_mark] += 1
+    points = list(_with_effects(branch.points, counts))
     return replace(branch, points=points, effects=dict(counts[-1]))
 
 
-def _with(points: Sequence[Point], counts: Sequence[Counter[str]]) -> Iterator[Point]:
+def _with_effects(points: Sequence[Point], counts: Sequence[Counter[str]]) -> Iterator[Point]:
     for point, count in zip(points, counts, strict=False):
         yield replace(point, effects=dict(count)) if count else point
 
@@ -84,19 +84,21 @@ _of_session = (
     TOOL_INVOCATION.c.tenant_id == bindparam("tenant"),
     TOOL_INVOCATION.c.external_session_id == bindparam("session"),
 )
-_place = func.row_number().over(partition_by=TOOL_INVOCATION.c.internal_session_id, order_by=IN_ORDER) - 1
-_placed = (
+_call_index = func.row_number().over(partition_by=TOOL_INVOCATION.c.internal_session_id, order_by=TRACK_ORDER) - 1
+_indexed_calls = (
     select(
         *(TOOL_INVOCATION.c[name] for name in ("id", "internal_session_id", "kind", "effect", "status", "made_on")),
-        _place.label("place"),
+        _call_index.label("place"),
     )
     .where(*_of_session, IS_ON_TRACK)
     .subquery()
 )
-_CALLS = CompiledStatement(
-    select(_placed).where(_placed.c.effect != READ_ONLY, _placed.c.kind != REPLAY, _placed.c.made_on.is_(None))
+_SELECT_CALLS = CompiledStatement(
+    select(_indexed_calls).where(
+        _indexed_calls.c.effect != READ_ONLY, _indexed_calls.c.kind != REPLAY, _indexed_calls.c.made_on.is_(None)
+    )
 )
-_AGAIN = CompiledStatement(
+_SELECT_REDO_STATUSES = CompiledStatement(
     select(TOOL_INVOCATION.c.replay_of, TOOL_INVOCATION.c.status)
     .where(
         *_of_session,
@@ -108,7 +110,7 @@ _AGAIN = CompiledStatement(
 )
 
 
-ANSWERS = frozenset({DONE, REVERSE_FAILED})
+RESULT_STATUSES = frozenset({DONE, REVERSE_FAILED})
 """The statuses of calls whose effect stands and that have a result."""
 
 
@@ -144,16 +146,20 @@ class RecordedCalls:
             task: The task that makes the call; None to search by the id.
         """
         parts = {part.branch_id: part for part in path}
-        place = TOOL_INVOCATION.c.tool_call_id == tool_call_id if task is None else TOOL_INVOCATION.c.task == task
-        rows = self._rows(
+        condition = TOOL_INVOCATION.c.tool_call_id == tool_call_id if task is None else TOOL_INVOCATION.c.task == task
+        rows = self._load_rows(
             connection,
             TOOL_INVOCATION.c.internal_session_id.in_(list(parts)),
-            place,
+            condition,
             TOOL_INVOCATION.c.tool_name == tool_name,
             TOOL_INVOCATION.c.kind != REDO,
         )
-        last = {branch_id: self.journal.last_of(connection, parts[branch_id]) for branch_id in _branches(rows)}
-        return self.journal.own_values(connection, [r for r in rows if r.arrival <= last[r.internal_session_id]][::-1])
+        last_arrivals = {
+            branch_id: self.journal.last_arrival(connection, parts[branch_id]) for branch_id in _branch_ids(rows)
+        }
+        return self.journal.invocations_from_rows(
+            connection, [row for row in rows if row.arrival <= last_arrivals[row.internal_session_id]][::-1]
+        )
 
     def used_answers(self, connection: Connection, path: Sequence[TrackPart], task: str) -> list[dict[str, Any]]:
         """Read which of a person's answers the calls of a task used, later attempts and nearer branches last.
@@ -164,12 +170,12 @@ class RecordedCalls:
                 task is the same.
             task: The name of the task; it stays the same when the task runs again, also on a fork.
         """
-        parts = [part.branch_id for part in path]
-        rows = self._rows(
-            connection, TOOL_INVOCATION.c.internal_session_id.in_(parts), TOOL_INVOCATION.c.answers.is_not(None)
+        branch_ids = [part.branch_id for part in path]
+        rows = self._load_rows(
+            connection, TOOL_INVOCATION.c.internal_session_id.in_(branch_ids), TOOL_INVOCATION.c.answers.is_not(None)
         )
-        rows = sorted(rows, key=lambda row: (parts.index(row.internal_session_id), row.id))
-        return [share for row in rows if (share := as_object(row.answers))["task"] == task]
+        rows = sorted(rows, key=lambda row: (branch_ids.index(row.internal_session_id), row.id))
+        return [answers for row in rows if (answers := as_object(row.answers))["task"] == task]
 
     def has_used_answer(self, connection: Connection, invocation_id: int) -> bool:
         """Return whether a call used an answer of a person."""
@@ -178,7 +184,7 @@ class RecordedCalls:
 
     def answers(self, connection: Connection, invocation_id: int) -> dict[str, Any] | None:
         """Read which of a person's answers a call used and which graphs it ran; None if there are none."""
-        rows = self._rows(connection, TOOL_INVOCATION.c.id == invocation_id)
+        rows = self._load_rows(connection, TOOL_INVOCATION.c.id == invocation_id)
         return as_object(rows[0].answers) if rows and rows[0].answers is not None else None
 
     def find_identical(self, connection: Connection, session_id: int, identity: str) -> list[ToolInvocation]:
@@ -189,18 +195,23 @@ class RecordedCalls:
             session_id: The external session.
             identity: The hash by which identical calls are recognized.
         """
-        rows = self._rows(
+        rows = self._load_rows(
             connection,
             TOOL_INVOCATION.c.external_session_id == session_id,
             TOOL_INVOCATION.c.identity == identity,
-            ~SUPERSEDED,
-            ~MADE_HERE,
+            ~IS_SUPERSEDED,
+            ~IS_REMADE,
         )
-        stands = [row for row in rows if row.status in STANDING - {FAILED} and row.kind != REPLAY]
-        return self.journal.own_values(connection, stands)
+        standing_rows = [row for row in rows if row.status in STANDING - {FAILED} and row.kind != REPLAY]
+        return self.journal.invocations_from_rows(connection, standing_rows)
 
     def inner_calls(
-        self, connection: Connection, call: ToolInvocation, statuses: Collection[str] = ANSWERS, *, reads: bool = False
+        self,
+        connection: Connection,
+        call: ToolInvocation,
+        statuses: Collection[str] = RESULT_STATUSES,
+        *,
+        include_reads: bool = False,
     ) -> list[ToolInvocation]:
         """Read the calls that a call made itself and that have one of these statuses, oldest first.
 
@@ -208,28 +219,28 @@ class RecordedCalls:
             connection: Any open connection.
             call: The outer call.
             statuses: The statuses to include.
-            reads: True to include calls that only read.
+            include_reads: True to include calls that only read.
         """
         if call.ended_at is None or call.kind != CALL:
             return []
-        place = select(TOOL_INVOCATION.c.batch, TOOL_INVOCATION.c.batch_index, TOOL_INVOCATION.c.arrival)
-        own = connection.execute(
-            place.where(TOOL_INVOCATION.c.tenant_id == self.tenant_id, TOOL_INVOCATION.c.id == call.id)
+        query = select(TOOL_INVOCATION.c.batch, TOOL_INVOCATION.c.batch_index, TOOL_INVOCATION.c.arrival)
+        outer_row = connection.execute(
+            query.where(TOOL_INVOCATION.c.tenant_id == self.tenant_id, TOOL_INVOCATION.c.id == call.id)
         ).first()
-        if own is None:
+        if outer_row is None:
             raise missing_row("tool invocation", call.id)
-        rows = self._rows(
+        rows = self._load_rows(
             connection,
             TOOL_INVOCATION.c.internal_session_id == call.internal_session_id,
-            TOOL_INVOCATION.c.batch == own.batch,
-            TOOL_INVOCATION.c.batch_index == own.batch_index,
-            TOOL_INVOCATION.c.arrival > own.arrival,
+            TOOL_INVOCATION.c.batch == outer_row.batch,
+            TOOL_INVOCATION.c.batch_index == outer_row.batch_index,
+            TOOL_INVOCATION.c.arrival > outer_row.arrival,
             TOOL_INVOCATION.c.started_at <= call.ended_at,
             TOOL_INVOCATION.c.status.in_(sorted(statuses)),
-            *(() if reads else (TOOL_INVOCATION.c.effect != READ_ONLY,)),
+            *(() if include_reads else (TOOL_INVOCATION.c.effect != READ_ONLY,)),
             TOOL_INVOCATION.c.kind == CALL,
         )
-        return self.journal.own_values(connection, rows)
+        return self.journal.invocations_from_rows(connection, rows)
 
     def fail_replay(self, connection: Connection, invocation_id: int, error: str) -> None:
         """Mark a replay as failed, because its call raised before it used the recorded answer.
@@ -242,14 +253,14 @@ class RecordedCalls:
         is_replay = TOOL_INVOCATION.c.kind == REPLAY
         self.journal.change(connection, invocation_id, is_replay, status=FAILED, result=None, error_message=error)
 
-    def _rows(self, connection: Connection, *conditions: Any) -> Sequence[Row[Any]]:
+    def _load_rows(self, connection: Connection, *conditions: Any) -> Sequence[Row[Any]]:
         query = select(TOOL_INVOCATION, BRANCH.c.inherited).select_from(WITH_BRANCH)
-        mine = TOOL_INVOCATION.c.tenant_id == self.tenant_id
-        found = connection.execute(query.where(mine, *conditions).order_by(TOOL_INVOCATION.c.id)).all()
-        return self.journal.authentic(connection, found)
+        in_tenant = TOOL_INVOCATION.c.tenant_id == self.tenant_id
+        rows = connection.execute(query.where(in_tenant, *conditions).order_by(TOOL_INVOCATION.c.id)).all()
+        return self.journal.authentic(connection, rows)
 
 
-def _branches(rows: Sequence[Row[Any]]) -> set[int]:
+def _branch_ids(rows: Sequence[Row[Any]]) -> set[int]:
     return {row.internal_session_id for row in rows}
 
 
@@ -282,21 +293,25 @@ def replace_track(
         track: The positions of the new track, in order.
     """
     ids = [one.row_id for one in track]
-    found = [row for part in slices(ids) for row in _rows(connection, journal, TOOL_INVOCATION.c.id.in_(part))]
-    rows = {row.id: row for row in found}
+    track_rows = [
+        row for part in slices(ids) for row in _load_rows(connection, journal, TOOL_INVOCATION.c.id.in_(part))
+    ]
+    rows_by_id = {row.id: row for row in track_rows}
     # Move the existing calls past all old and new arrival numbers, which must be unique in the branch at any moment.
-    behind = len(track) + journal.next_arrival(connection, branch_id)
-    for row in _rows(connection, journal, TOOL_INVOCATION.c.internal_session_id == branch_id):
-        journal.change(connection, row.id, arrival=row.arrival + behind)
+    offset = len(track) + journal.next_arrival(connection, branch_id)
+    for row in _load_rows(connection, journal, TOOL_INVOCATION.c.internal_session_id == branch_id):
+        journal.change(connection, row.id, arrival=row.arrival + offset)
     batches: dict[tuple[int, int], int] = {}
-    for arrival, one in enumerate(track):
-        row = rows[one.row_id]
+    for arrival, placed_call in enumerate(track):
+        row = rows_by_id[placed_call.row_id]
         batch = batches.setdefault((row.internal_session_id, row.batch), len(batches))
-        at = {"arrival": arrival, "batch": batch, "batch_index": row.batch_index}
-        if one.run_id is None:
-            row_codes.add(connection, TOOL_INVOCATION, _taken(row, branch_id, one.original_id) | at)
+        track_columns = {"arrival": arrival, "batch": batch, "batch_index": row.batch_index}
+        if placed_call.run_id is None:
+            row_codes.insert_rows(
+                connection, TOOL_INVOCATION, _replay_row(row, branch_id, placed_call.original_id) | track_columns
+            )
         else:
-            journal.change(connection, one.run_id, **at, kind=CALL, tool_call_id=row.tool_call_id)
+            journal.change(connection, placed_call.run_id, **track_columns, kind=CALL, tool_call_id=row.tool_call_id)
     sessions.clear_inherited(connection, branch_id)
 
 
@@ -310,13 +325,13 @@ def copy_track(connection: Connection, journal: Journal, branch: StoredRow, call
         calls: A track of the other session, in order.
     """
     ids = [call.id for call in calls]
-    found = [row for part in slices(ids) for row in _rows(connection, journal, TOOL_INVOCATION.c.id.in_(part))]
-    rows = {row.id: row for row in found}
+    call_rows = [row for part in slices(ids) for row in _load_rows(connection, journal, TOOL_INVOCATION.c.id.in_(part))]
+    rows_by_id = {row.id: row for row in call_rows}
     batches: dict[tuple[int, int], int] = {}
-    for arrival, id in enumerate(ids):
-        row = rows[id]
+    for arrival, call_id in enumerate(ids):
+        row = rows_by_id[call_id]
         batch = batches.setdefault((row.internal_session_id, row.batch), len(batches))
-        there = {
+        new_values = {
             "external_session_id": branch.external_session_id,
             "arrival": arrival,
             "batch": batch,
@@ -326,21 +341,21 @@ def copy_track(connection: Connection, journal: Journal, branch: StoredRow, call
             "status": DONE if row.status == REVERSED else COPIED_STATUS.get(row.status, DONE),
             "answers": row.answers,
         }
-        row_codes.add(connection, TOOL_INVOCATION, _taken(row, branch.id, id) | there)
+        row_codes.insert_rows(connection, TOOL_INVOCATION, _replay_row(row, branch.id, call_id) | new_values)
 
 
-def _rows(connection: Connection, journal: Journal, condition: Any) -> Sequence[Row[Any]]:
-    mine = TOOL_INVOCATION.c.tenant_id == journal.tenant_id
-    return journal.authentic(connection, connection.execute(select(TOOL_INVOCATION).where(mine, condition)).all())
+def _load_rows(connection: Connection, journal: Journal, condition: Any) -> Sequence[Row[Any]]:
+    in_tenant = TOOL_INVOCATION.c.tenant_id == journal.tenant_id
+    return journal.authentic(connection, connection.execute(select(TOOL_INVOCATION).where(in_tenant, condition)).all())
 
 
-def _taken(row: Row[Any], branch_id: int, original_id: int) -> dict[str, Any]:
+def _replay_row(row: Row[Any], branch_id: int, original_id: int) -> dict[str, Any]:
     """Build the row of a replay, which has the outcome of the original although no tool ran."""
     status = COPIED_STATUS.get(row.status, DONE)
-    nothing = dict.fromkeys(("undo", "verify", "precheck", "owner", "answers"))
+    empty_columns = dict.fromkeys(("undo", "verify", "precheck", "owner", "answers"))
     return {
         **row._asdict(),
-        **nothing,
+        **empty_columns,
         "id": new_id(),
         "internal_session_id": branch_id,
         "status": status,

@@ -14,7 +14,7 @@ from agentgit.auth.principal import OWNER, ROLES, Role
 from agentgit.auth.sharing import hash_of, is_secret_of, link_parts, link_token, new_secret
 from agentgit.sessions import ExternalSession
 from agentgit.sessions.session import SessionCursor
-from agentgit.store.audit.trail import note
+from agentgit.store.audit.trail import record_event
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.compiled_statement import CompiledStatement
@@ -40,10 +40,11 @@ class VisibleSessions:
         self, connection: Connection, user_id: int, *conditions: Any, limit: int | None = None
     ) -> list[ExternalSession]:
         """List a user's own sessions, most recently updated first."""
-        query = self._query(literal(None).label("rank"), SESSION.outerjoin(USER, self._owner()))
-        mine = query.where(SESSION.c.user_id == user_id, *conditions)
+        query = self._query(literal(None).label("rank"), SESSION.outerjoin(USER, self._is_owner()))
+        own_query = query.where(SESSION.c.user_id == user_id, *conditions)
         return [
-            _external(row) for row in row_codes.authentic(connection, SESSION, connection.execute(mine.limit(limit)))
+            _session_from_row(row)
+            for row in row_codes.verify_rows(connection, SESSION, connection.execute(own_query.limit(limit)))
         ]
 
     def shared(
@@ -56,15 +57,16 @@ class VisibleSessions:
             .where(
                 SESSION_MEMBER.c.tenant_id == self.tenant_id,
                 SESSION_MEMBER.c.user_id == user_id,
-                _holds(datetime.now(UTC)),
+                _is_unexpired(datetime.now(UTC)),
             )
             .group_by(SESSION_MEMBER.c.external_session_id)
             .subquery()
         )
-        of = SESSION.join(roles, roles.c.external_session_id == SESSION.c.id).outerjoin(USER, self._owner())
-        query = self._query(roles.c.rank, of).where(SESSION.c.user_id != user_id, *conditions)
+        source = SESSION.join(roles, roles.c.external_session_id == SESSION.c.id).outerjoin(USER, self._is_owner())
+        query = self._query(roles.c.rank, source).where(SESSION.c.user_id != user_id, *conditions)
         return [
-            _external(row) for row in row_codes.authentic(connection, SESSION, connection.execute(query.limit(limit)))
+            _session_from_row(row)
+            for row in row_codes.verify_rows(connection, SESSION, connection.execute(query.limit(limit)))
         ]
 
     def _require_authentic(self, connection: Connection, user_id: int) -> None:
@@ -73,7 +75,7 @@ class VisibleSessions:
             shares = select(SESSION_MEMBER).where(
                 SESSION_MEMBER.c.tenant_id == self.tenant_id, SESSION_MEMBER.c.user_id == user_id
             )
-            row_codes.authentic(connection, SESSION_MEMBER, connection.execute(shares))
+            row_codes.verify_rows(connection, SESSION_MEMBER, connection.execute(shares))
 
     def page(
         self,
@@ -101,63 +103,65 @@ class VisibleSessions:
             conditions.append(tuple_(SESSION.c.updated_at, SESSION.c.id) < before)
         if name is not None:
             conditions.append(SESSION.c.session_name.icontains(name, autoescape=True))
-        found = self.own(connection, user_id, *conditions, limit=limit)
+        own_sessions = self.own(connection, user_id, *conditions, limit=limit)
         if not shared:
-            return found
-        others = self.shared(connection, user_id, *conditions, limit=limit)
-        return sorted([*found, *others], key=lambda one: (one.updated_at, one.id), reverse=True)[:limit]
+            return own_sessions
+        shared_sessions = self.shared(connection, user_id, *conditions, limit=limit)
+        return sorted([*own_sessions, *shared_sessions], key=lambda one: (one.updated_at, one.id), reverse=True)[:limit]
 
     def find(self, connection: Connection, user_id: int, ref: str | int) -> list[ExternalSession]:
         """Find the sessions that match a name or an id: the user's own ones, or if there are none, shared ones."""
-        by_id, name = [], str(ref)
-        if isinstance(ref, int) and (one := self.by_id(connection, user_id, ref)) is not None:
-            return [one]
+        id_conditions, name = [], str(ref)
+        if isinstance(ref, int) and (session := self.find_by_id(connection, user_id, ref)) is not None:
+            return [session]
         if name.isascii() and name.isdigit() and len(name) < 17:
-            by_id.append(SESSION.c.id == int(name))
-        found = self.own(connection, user_id, or_(SESSION.c.session_name == name, *by_id))
-        full = USER.c.name.concat("/").concat(SESSION.c.session_name) == name
+            id_conditions.append(SESSION.c.id == int(name))
+        own_sessions = self.own(connection, user_id, or_(SESSION.c.session_name == name, *id_conditions))
+        matches_full_name = USER.c.name.concat("/").concat(SESSION.c.session_name) == name
         # `eve/plan` is a session of eve; another user's session whose own name is `eve/plan` must not match.
-        plain = [] if "/" in name else [SESSION.c.session_name == name]
-        return found or self.shared(connection, user_id, or_(full, *plain, *by_id))
+        name_conditions = [] if "/" in name else [SESSION.c.session_name == name]
+        return own_sessions or self.shared(
+            connection, user_id, or_(matches_full_name, *name_conditions, *id_conditions)
+        )
 
-    def by_id(self, connection: Connection, user_id: int, session_id: int) -> ExternalSession | None:
+    def find_by_id(self, connection: Connection, user_id: int, session_id: int) -> ExternalSession | None:
         """Find the session with this id; None if the user cannot see it."""
         if not is_id(session_id):
             return None
-        this = SESSION.c.id == session_id
-        found = self.own(connection, user_id, this) or self.shared(connection, user_id, this)
-        return found[0] if found else None
+        condition = SESSION.c.id == session_id
+        sessions = self.own(connection, user_id, condition) or self.shared(connection, user_id, condition)
+        return sessions[0] if sessions else None
 
     def references(self, connection: Connection, user_id: int) -> list[str]:
         """List the references of the sessions that a user can see."""
-        mine = and_(SESSION.c.tenant_id == self.tenant_id, SESSION.c.user_id == user_id)
-        own = connection.execute(select(SESSION.c.session_name).where(mine)).scalars()
-        return [*own, *(one.reference for one in self.shared(connection, user_id))]
+        condition = and_(SESSION.c.tenant_id == self.tenant_id, SESSION.c.user_id == user_id)
+        own_names = connection.execute(select(SESSION.c.session_name).where(condition)).scalars()
+        return [*own_names, *(session.reference for session in self.shared(connection, user_id))]
 
     def shared_ids(self, connection: Connection, user_id: int) -> list[int]:
         """List the ids of the sessions that others share with a user."""
         self._require_authentic(connection, user_id)
-        rows = _SHARED.all(connection, {"tenant": self.tenant_id, "user": user_id, "now": datetime.now(UTC)})
+        rows = _SELECT_SHARED_IDS.all(connection, {"tenant": self.tenant_id, "user": user_id, "now": datetime.now(UTC)})
         return [row.external_session_id for row in rows]
 
-    def owner(self, connection: Connection, session_id: int) -> int | None:
+    def owner_id(self, connection: Connection, session_id: int) -> int | None:
         """Return the id of the owner of a session; None if the session does not exist."""
-        asked = {"tenant": self.tenant_id, "session": session_id}
-        rows = row_codes.authentic(connection, SESSION, _SESSION.all(connection, asked))
+        parameters = {"tenant": self.tenant_id, "session": session_id}
+        rows = row_codes.verify_rows(connection, SESSION, _SELECT_SESSION.all(connection, parameters))
         return rows[0].user_id if rows else None
 
     def role(self, connection: Connection, user_id: int, session_id: int) -> tuple[Role | None, bool]:
         """Return the role of a user in a session (None if they cannot see it), and whether the user owns it."""
-        if self.owner(connection, session_id) == user_id:
+        if self.owner_id(connection, session_id) == user_id:
             return OWNER, True
-        asked = {"tenant": self.tenant_id, "user": user_id, "session": session_id, "now": datetime.now(UTC)}
-        roles = [
+        parameters = {"tenant": self.tenant_id, "user": user_id, "session": session_id, "now": datetime.now(UTC)}
+        ranks = [
             ROLES.index(row.role)
-            for row in row_codes.authentic(connection, SESSION_MEMBER, _ROLES.all(connection, asked))
+            for row in row_codes.verify_rows(connection, SESSION_MEMBER, _SELECT_ROLES.all(connection, parameters))
         ]
-        return (ROLES[max(roles)] if roles else None), False
+        return (ROLES[max(ranks)] if ranks else None), False
 
-    def _query(self, rank: Any, of: Any) -> Select[Any]:
+    def _query(self, rank: Any, source: Any) -> Select[Any]:
         branches = (
             select(func.count())
             .where(BRANCH.c.tenant_id == SESSION.c.tenant_id, BRANCH.c.external_session_id == SESSION.c.id)
@@ -165,21 +169,21 @@ class VisibleSessions:
         )
         return (
             select(SESSION, branches.label("branch_count"), USER.c.name.label("owner_name"), rank)
-            .select_from(of)
+            .select_from(source)
             .where(SESSION.c.tenant_id == self.tenant_id)
             .order_by(SESSION.c.updated_at.desc(), SESSION.c.id.desc())
         )
 
     @staticmethod
-    def _owner() -> Any:
+    def _is_owner() -> Any:
         return and_(USER.c.tenant_id == SESSION.c.tenant_id, USER.c.id == SESSION.c.user_id)
 
 
-def _holds(now: Any) -> Any:
+def _is_unexpired(now: Any) -> Any:
     return or_(SESSION_MEMBER.c.expires_at.is_(None), SESSION_MEMBER.c.expires_at > now)
 
 
-def _external(row: StoredRow) -> ExternalSession:
+def _session_from_row(row: StoredRow) -> ExternalSession:
     return ExternalSession(
         id=row.id,
         user_id=row.user_id,
@@ -197,17 +201,17 @@ def _external(row: StoredRow) -> ExternalSession:
 
 
 _now = bindparam("now", type_=SESSION_MEMBER.c.expires_at.type)
-_of_user = (
+_user_conditions = (
     SESSION_MEMBER.c.tenant_id == bindparam("tenant"),
     SESSION_MEMBER.c.user_id == bindparam("user"),
-    _holds(_now),
+    _is_unexpired(_now),
 )
-_SHARED = CompiledStatement(select(SESSION_MEMBER.c.external_session_id).where(*_of_user).distinct())
-_SESSION = CompiledStatement(
+_SELECT_SHARED_IDS = CompiledStatement(select(SESSION_MEMBER.c.external_session_id).where(*_user_conditions).distinct())
+_SELECT_SESSION = CompiledStatement(
     select(SESSION).where(SESSION.c.tenant_id == bindparam("tenant"), SESSION.c.id == bindparam("session"))
 )
-_ROLES = CompiledStatement(
-    select(SESSION_MEMBER).where(*_of_user, SESSION_MEMBER.c.external_session_id == bindparam("session"))
+_SELECT_ROLES = CompiledStatement(
+    select(SESSION_MEMBER).where(*_user_conditions, SESSION_MEMBER.c.external_session_id == bindparam("session"))
 )
 
 
@@ -226,23 +230,29 @@ class MemberStore:
         self.tenant_id = tenant_id
 
     def share(
-        self, connection: Connection, session_id: int, user: User, role: Role, expires_at: datetime | None, by: int
+        self,
+        connection: Connection,
+        session_id: int,
+        user: User,
+        role: Role,
+        expires_at: datetime | None,
+        by_user_id: int,
     ) -> Member:
         """Grant a user a role in a session. It replaces an earlier role that was granted by name."""
-        since = self._put(connection, session_id, user.id, NO_LINK, role, expires_at)
-        note(
+        created_at = self._store_role(connection, session_id, user.id, NO_LINK, role, expires_at)
+        record_event(
             connection,
             self.tenant_id,
             "session.shared",
             session_id=session_id,
-            user_id=by,
+            user_id=by_user_id,
             user=user.id,
             role=role,
             expires_at=expires_at.isoformat() if expires_at is not None else None,
         )
-        return Member(user_id=user.id, user_name=user.name, role=role, created_at=since, expires_at=expires_at)
+        return Member(user_id=user.id, user_name=user.name, role=role, created_at=created_at, expires_at=expires_at)
 
-    def _put(
+    def _store_role(
         self,
         connection: Connection,
         session_id: int,
@@ -254,7 +264,9 @@ class MemberStore:
         """Store a role, and return the time from which it is valid."""
         now = datetime.now(UTC)
         connection.execute(
-            delete(SESSION_MEMBER).where(*self._of(session_id, user_id), SESSION_MEMBER.c.link_id == link_id)
+            delete(SESSION_MEMBER).where(
+                *self._member_conditions(session_id, user_id), SESSION_MEMBER.c.link_id == link_id
+            )
         )
         row = {
             "tenant_id": self.tenant_id,
@@ -265,17 +277,23 @@ class MemberStore:
             "created_at": now,
             "expires_at": expires_at,
         }
-        row_codes.add(connection, SESSION_MEMBER, row)
+        row_codes.insert_rows(connection, SESSION_MEMBER, row)
         return now
 
-    def remove(self, connection: Connection, session_id: int, user_id: int, by: int) -> Sequence[int]:
+    def remove(self, connection: Connection, session_id: int, user_id: int, by_user_id: int) -> Sequence[int]:
         """Remove all roles of a user in a session. Return the ids of the links that gave them, including `NO_LINK`."""
         # One statement, so that the user cannot join in between through a link that would not be returned.
-        taken = delete(SESSION_MEMBER).where(*self._of(session_id, user_id)).returning(SESSION_MEMBER.c.link_id)
-        links = connection.execute(taken).scalars().all()
-        if links:
-            note(connection, self.tenant_id, "session.unshared", session_id=session_id, user_id=by, user=user_id)
-        return links
+        deletion = (
+            delete(SESSION_MEMBER)
+            .where(*self._member_conditions(session_id, user_id))
+            .returning(SESSION_MEMBER.c.link_id)
+        )
+        link_ids = connection.execute(deletion).scalars().all()
+        if link_ids:
+            record_event(
+                connection, self.tenant_id, "session.unshared", session_id=session_id, user_id=by_user_id, user=user_id
+            )
+        return link_ids
 
     def all(self, connection: Connection, session_id: int) -> list[Member]:
         """List the valid roles in a session, sorted by user name."""
@@ -302,13 +320,13 @@ class MemberStore:
                 expires_at=row.expires_at,
                 link_id=row.link_id or None,
             )
-            for row in row_codes.authentic(connection, SESSION_MEMBER, connection.execute(query))
+            for row in row_codes.verify_rows(connection, SESSION_MEMBER, connection.execute(query))
         ]
 
     # -- links
 
     def add_link(
-        self, connection: Connection, session_id: int, role: Role, expires_at: datetime | None, by: int
+        self, connection: Connection, session_id: int, role: Role, expires_at: datetime | None, by_user_id: int
     ) -> ShareLink:
         """Create a share link. Its token is only in the returned value and cannot be read again."""
         link_id, secret, now = new_id(), new_secret(), datetime.now(UTC)
@@ -321,56 +339,65 @@ class MemberStore:
             "created_at": now,
             "expires_at": expires_at,
         }
-        row_codes.add(connection, SESSION_LINK, row)
-        note(connection, self.tenant_id, "link.made", session_id=session_id, user_id=by, link=link_id, role=role)
-        made = ShareLink(id=link_id, session_id=session_id, role=role, created_at=now, expires_at=expires_at)
-        return replace(made, token=link_token(link_id, secret))
+        row_codes.insert_rows(connection, SESSION_LINK, row)
+        record_event(
+            connection, self.tenant_id, "link.made", session_id=session_id, user_id=by_user_id, link=link_id, role=role
+        )
+        link = ShareLink(id=link_id, session_id=session_id, role=role, created_at=now, expires_at=expires_at)
+        return replace(link, token=link_token(link_id, secret))
 
     def links(self, connection: Connection, session_id: int) -> list[ShareLink]:
         """List the links of a session, including expired and revoked ones, oldest first."""
-        of = and_(SESSION_LINK.c.tenant_id == self.tenant_id, SESSION_LINK.c.external_session_id == session_id)
-        rows = connection.execute(select(SESSION_LINK).where(of).order_by(SESSION_LINK.c.id))
-        return [_link(row) for row in row_codes.authentic(connection, SESSION_LINK, rows)]
+        in_session = and_(SESSION_LINK.c.tenant_id == self.tenant_id, SESSION_LINK.c.external_session_id == session_id)
+        rows = connection.execute(select(SESSION_LINK).where(in_session).order_by(SESSION_LINK.c.id))
+        return [_link_from_row(row) for row in row_codes.verify_rows(connection, SESSION_LINK, rows)]
 
     def link(self, connection: Connection, link_id: int) -> ShareLink | None:
         """Find a link by its id; None if it does not exist."""
-        row = row_codes.first(connection, SESSION_LINK, select(SESSION_LINK).where(*self._link(link_id)))
-        return _link(row) if row is not None else None
+        row = row_codes.read_first(
+            connection, SESSION_LINK, select(SESSION_LINK).where(*self._link_conditions(link_id))
+        )
+        return _link_from_row(row) if row is not None else None
 
-    def revoke_link(self, connection: Connection, session_id: int, link_id: int, by: int) -> None:
+    def revoke_link(self, connection: Connection, session_id: int, link_id: int, by_user_id: int) -> None:
         """Revoke a link and the roles of all users who joined through it. No-op if it is already revoked."""
-        this = (*self._link(link_id), SESSION_LINK.c.revoked_at.is_(None))
-        if row_codes.change(connection, SESSION_LINK, *this, revoked_at=datetime.now(UTC)):
-            of = (SESSION_MEMBER.c.tenant_id == self.tenant_id, SESSION_MEMBER.c.external_session_id == session_id)
-            connection.execute(delete(SESSION_MEMBER).where(*of, SESSION_MEMBER.c.link_id == link_id))
-            note(connection, self.tenant_id, "link.revoked", session_id=session_id, user_id=by, link=link_id)
+        conditions = (*self._link_conditions(link_id), SESSION_LINK.c.revoked_at.is_(None))
+        if row_codes.update_rows(connection, SESSION_LINK, *conditions, revoked_at=datetime.now(UTC)):
+            in_session = (
+                SESSION_MEMBER.c.tenant_id == self.tenant_id,
+                SESSION_MEMBER.c.external_session_id == session_id,
+            )
+            connection.execute(delete(SESSION_MEMBER).where(*in_session, SESSION_MEMBER.c.link_id == link_id))
+            record_event(
+                connection, self.tenant_id, "link.revoked", session_id=session_id, user_id=by_user_id, link=link_id
+            )
 
     def accept(self, connection: Connection, token: str, user_id: int) -> int | None:
         """Join a session through a link. Return the session id, or None if no valid link has this token."""
         link_id, secret = link_parts(token)
-        row = row_codes.first(
-            connection, SESSION_LINK, select(SESSION_LINK).where(*self._link(link_id)).with_for_update()
+        row = row_codes.read_first(
+            connection, SESSION_LINK, select(SESSION_LINK).where(*self._link_conditions(link_id)).with_for_update()
         )
         if row is None or not is_secret_of(secret, bytes(row.hash)) or row.revoked_at is not None:
             return None
         if row.expires_at is not None and row.expires_at <= datetime.now(UTC):
             return None
         session_id = int(row.external_session_id)
-        this = and_(SESSION.c.tenant_id == self.tenant_id, SESSION.c.id == session_id)
-        if connection.execute(select(SESSION.c.user_id).where(this)).scalar() != user_id:
-            self._put(connection, session_id, user_id, link_id, row.role, row.expires_at)
-            note(connection, self.tenant_id, "link.used", session_id=session_id, user_id=user_id, link=link_id)
+        condition = and_(SESSION.c.tenant_id == self.tenant_id, SESSION.c.id == session_id)
+        if connection.execute(select(SESSION.c.user_id).where(condition)).scalar() != user_id:
+            self._store_role(connection, session_id, user_id, link_id, row.role, row.expires_at)
+            record_event(connection, self.tenant_id, "link.used", session_id=session_id, user_id=user_id, link=link_id)
         return session_id
 
-    def _of(self, session_id: int, user_id: int) -> tuple[Any, ...]:
-        of = (SESSION_MEMBER.c.tenant_id == self.tenant_id, SESSION_MEMBER.c.external_session_id == session_id)
-        return *of, SESSION_MEMBER.c.user_id == user_id
+    def _member_conditions(self, session_id: int, user_id: int) -> tuple[Any, ...]:
+        in_session = (SESSION_MEMBER.c.tenant_id == self.tenant_id, SESSION_MEMBER.c.external_session_id == session_id)
+        return *in_session, SESSION_MEMBER.c.user_id == user_id
 
-    def _link(self, link_id: int) -> tuple[Any, ...]:
+    def _link_conditions(self, link_id: int) -> tuple[Any, ...]:
         return SESSION_LINK.c.tenant_id == self.tenant_id, SESSION_LINK.c.id == link_id
 
 
-def _link(row: Any) -> ShareLink:
+def _link_from_row(row: Any) -> ShareLink:
     return ShareLink(
         id=row.id,
         session_id=row.external_session_id,

@@ -15,14 +15,14 @@ from agentgit.checkpoints import references
 from agentgit.errors import Conflict
 from agentgit.sessions import ExternalSession
 from agentgit.sessions.session import OPEN, RUNNING
-from agentgit.store.audit.trail import note
+from agentgit.store.audit.trail import record_event
 from agentgit.store.records.journal import TrackPart
 from agentgit.store.records.users import UserStore
 from agentgit.store.sql import process, row_codes
 from agentgit.store.sql.compiled_statement import CompiledStatement, PendingResult
 from agentgit.store.sql.driver_errors import missing_row
 from agentgit.store.sql.ids import new_id
-from agentgit.store.sql.process import UNTIL, Held, Leases, is_over
+from agentgit.store.sql.process import LEASE_END, LeasedRow, Leases, is_lease_over
 from agentgit.store.sql.tables import (
     BRANCH,
     CHECKPOINT,
@@ -42,13 +42,13 @@ class Segment:
 
     Args:
         branch: The row of the branch.
-        checkpoints: The number of the last checkpoint of the branch on the path; None for all.
-        track: The part of the tool track on the branch.
+        last_number: The number of the last checkpoint of the branch on the path; None for all.
+        track_part: The part of the tool track on the branch.
     """
 
     branch: StoredRow
-    checkpoints: int | None
-    track: TrackPart
+    last_number: int | None
+    track_part: TrackPart
 
 
 class SessionStore:
@@ -84,33 +84,33 @@ class SessionStore:
             "is_active": True,
             "meta": to_json({}),
         }
-        row_codes.add(connection, SESSION, row)
+        row_codes.insert_rows(connection, SESSION, row)
         branch_id = self.create_branch(connection, session_id, "main")
         self.set_current(connection, session_id, branch_id)
-        note(connection, self.tenant_id, "session.created", session_id=session_id, user_id=user_id)
+        record_event(connection, self.tenant_id, "session.created", session_id=session_id, user_id=user_id)
         return session_id
 
-    def one(self, connection: Connection, session_id: int) -> StoredRow:
+    def load_row(self, connection: Connection, session_id: int) -> StoredRow:
         """Read the row of one session that must exist.
 
         Raises:
             NotFound: The session does not exist.
         """
-        where = and_(SESSION.c.tenant_id == self.tenant_id, SESSION.c.id == session_id)
-        row = row_codes.first(connection, SESSION, select(SESSION).where(where))
+        condition = and_(SESSION.c.tenant_id == self.tenant_id, SESSION.c.id == session_id)
+        row = row_codes.read_first(connection, SESSION, select(SESSION).where(condition))
         if row is None:
             raise missing_row("session", session_id)
         return row
 
     def names(self, connection: Connection, user_id: int) -> list[str]:
         """List the names of a user's sessions."""
-        where = and_(SESSION.c.tenant_id == self.tenant_id, SESSION.c.user_id == user_id)
-        return list(connection.execute(select(SESSION.c.session_name).where(where)).scalars())
+        condition = and_(SESSION.c.tenant_id == self.tenant_id, SESSION.c.user_id == user_id)
+        return list(connection.execute(select(SESSION.c.session_name).where(condition)).scalars())
 
-    def current(self, connection: Connection, session_id: int) -> int | None:
+    def current_branch_id(self, connection: Connection, session_id: int) -> int | None:
         """Return the id of a session's current branch; None if the session was deleted or is not visible."""
-        this = and_(SESSION.c.tenant_id == self.tenant_id, SESSION.c.id == session_id)
-        return connection.execute(select(SESSION.c.current_branch_id).where(this)).scalar()
+        condition = and_(SESSION.c.tenant_id == self.tenant_id, SESSION.c.id == session_id)
+        return connection.execute(select(SESSION.c.current_branch_id).where(condition)).scalar()
 
     def set_current(self, connection: Connection, session_id: int, branch_id: int, user_id: int | None = None) -> None:
         """Set the current branch of a session.
@@ -125,16 +125,16 @@ class SessionStore:
             NotFound: The session was deleted.
         """
         if user_id is not None:
-            note(connection, self.tenant_id, "switch.done", branch_id=branch_id, user_id=user_id)
-        this = (SESSION.c.tenant_id == self.tenant_id, SESSION.c.id == session_id)
+            record_event(connection, self.tenant_id, "switch.done", branch_id=branch_id, user_id=user_id)
+        conditions = (SESSION.c.tenant_id == self.tenant_id, SESSION.c.id == session_id)
         now = datetime.now(UTC)
-        if not row_codes.change(connection, SESSION, *this, current_branch_id=branch_id, updated_at=now):
+        if not row_codes.update_rows(connection, SESSION, *conditions, current_branch_id=branch_id, updated_at=now):
             raise missing_row("session", session_id)
 
     def prevent_erasure(self, connection: Connection, session_id: int) -> None:
         """Prevent the erasure of a session until this transaction ends. Other changes remain possible."""
-        this = and_(SESSION.c.tenant_id == self.tenant_id, SESSION.c.id == session_id)
-        connection.execute(select(SESSION.c.id).where(this).with_for_update(read=True, key_share=True))
+        condition = and_(SESSION.c.tenant_id == self.tenant_id, SESSION.c.id == session_id)
+        connection.execute(select(SESSION.c.id).where(condition).with_for_update(read=True, key_share=True))
 
     def lock(self, connection: Connection, session_id: int) -> None:
         """Lock a session: until this transaction ends, no other turn, operation or fenced call can start in it.
@@ -150,16 +150,16 @@ class SessionStore:
 
     def queue_touch(self, connection: Connection, session_id: int) -> Callable[[], bytes]:
         """Do what `touch` does, together with the next queries. Return a function that returns the metadata."""
-        moved = {"tenant": self.tenant_id, "session": session_id, "now": datetime.now(UTC)}
-        asked = _TOUCH.submit(connection, moved)
+        parameters = {"tenant": self.tenant_id, "session": session_id, "now": datetime.now(UTC)}
+        result = _TOUCH.submit(connection, parameters)
 
-        def meta() -> bytes:
-            row = asked.first()
+        def read_meta() -> bytes:
+            row = result.first()
             if row is None:
                 raise missing_row("session", session_id)
             return bytes(row.meta)
 
-        return meta
+        return read_meta
 
     # -- branches
 
@@ -200,34 +200,34 @@ class SessionStore:
             "world_seen": 0,
             "meta": to_json({}),
         }
-        row_codes.add(connection, BRANCH, row)
+        row_codes.insert_rows(connection, BRANCH, row)
         return branch_id
 
-    def free_name(self, connection: Connection, session_id: int, wanted: str | None, source: str) -> str:
+    def choose_branch_name(self, connection: Connection, session_id: int, requested: str | None, source: str) -> str:
         """Choose the name of a new branch.
 
         Args:
             connection: Any open connection.
             session_id: The session of the branch.
-            wanted: The requested name; None for the next free one, such as `main-2`.
+            requested: The requested name; None for the next free one, such as `main-2`.
             source: The name of the branch from which the new name is derived.
 
         Raises:
             InvalidInput: The requested name is not a valid branch name.
             Conflict: A branch or tag of that name already exists.
         """
-        taken = {row.name for row in self.branches(connection, session_id)}
-        of_session = and_(TAG.c.tenant_id == self.tenant_id, TAG.c.external_session_id == session_id)
-        tags = set(connection.execute(select(TAG.c.name).where(of_session)).scalars())
-        if wanted is not None:
-            if wanted in taken:
-                raise Conflict(f"Branch {wanted} already exists. Choose another name, or switch to it.")
-            if references.branch_name(wanted) in tags:
-                raise Conflict(f"A tag named {wanted} already exists. Choose another name.")
-            return wanted
-        taken |= tags
+        taken_names = {row.name for row in self.branches(connection, session_id)}
+        in_session = and_(TAG.c.tenant_id == self.tenant_id, TAG.c.external_session_id == session_id)
+        tag_names = set(connection.execute(select(TAG.c.name).where(in_session)).scalars())
+        if requested is not None:
+            if requested in taken_names:
+                raise Conflict(f"Branch {requested} already exists. Choose another name, or switch to it.")
+            if references.require_branch_name(requested) in tag_names:
+                raise Conflict(f"A tag named {requested} already exists. Choose another name.")
+            return requested
+        taken_names |= tag_names
         base = re.sub(r"-\d+$", "", source)
-        return references.free_name(base, taken | {base})
+        return references.free_name(base, taken_names | {base})
 
     def rename(self, connection: Connection, session: ExternalSession, name: str, user_id: int) -> None:
         """Rename a session.
@@ -243,9 +243,9 @@ class SessionStore:
         """
         if name != session.session_name and name in self.names(connection, session.user_id):
             raise Conflict(f"Session {name} already exists. Choose another name.")
-        this = (SESSION.c.tenant_id == self.tenant_id, SESSION.c.id == session.id)
-        row_codes.change(connection, SESSION, *this, session_name=name)
-        note(
+        conditions = (SESSION.c.tenant_id == self.tenant_id, SESSION.c.id == session.id)
+        row_codes.update_rows(connection, SESSION, *conditions, session_name=name)
+        record_event(
             connection,
             self.tenant_id,
             "session.renamed",
@@ -268,14 +268,18 @@ class SessionStore:
             Conflict: A branch or tag of that name already exists.
         """
         if name != branch.name:
-            self.free_name(connection, branch.external_session_id, name, branch.name)
-        row_codes.change(connection, BRANCH, BRANCH.c.tenant_id == self.tenant_id, BRANCH.c.id == branch.id, name=name)
-        note(connection, self.tenant_id, "branch.renamed", branch_id=branch.id, user_id=user_id, before=branch.name)
+            self.choose_branch_name(connection, branch.external_session_id, name, branch.name)
+        row_codes.update_rows(
+            connection, BRANCH, BRANCH.c.tenant_id == self.tenant_id, BRANCH.c.id == branch.id, name=name
+        )
+        record_event(
+            connection, self.tenant_id, "branch.renamed", branch_id=branch.id, user_id=user_id, before=branch.name
+        )
 
     def branches(self, connection: Connection, session_id: int) -> Sequence[StoredRow]:
         """Read the branches of a session in order of creation."""
         query = select(BRANCH).where(BRANCH.c.tenant_id == self.tenant_id, BRANCH.c.external_session_id == session_id)
-        return row_codes.authentic(connection, BRANCH, connection.execute(query.order_by(BRANCH.c.id)))
+        return row_codes.verify_rows(connection, BRANCH, connection.execute(query.order_by(BRANCH.c.id)))
 
     def branch(self, connection: Connection, branch_id: int) -> StoredRow:
         """Read one branch.
@@ -283,7 +287,9 @@ class SessionStore:
         Raises:
             NotFound: The branch was deleted.
         """
-        rows = row_codes.authentic(connection, BRANCH, _BRANCH.all(connection, self._key(branch_id)))
+        rows = row_codes.verify_rows(
+            connection, BRANCH, _SELECT_BRANCH.all(connection, self._branch_parameters(branch_id))
+        )
         if not rows:
             raise missing_row("branch", branch_id)
         row: StoredRow = rows[0]
@@ -295,13 +301,13 @@ class SessionStore:
         Raises:
             Conflict: Another run has the branch, or its rollback was not finished.
         """
-        lease = self.leases.parameters if self.leases is not None else {}
+        lease_parameters = self.leases.parameters if self.leases is not None else {}
         statement = _ACQUIRE[self.leases is not None]
-        taken = statement.all(connection, {**self._key(branch_id), "by": owner, **lease})
-        if taken:
-            row: StoredRow = row_codes.authentic(connection, BRANCH, taken)[0]
+        rows = statement.all(connection, {**self._branch_parameters(branch_id), "by": owner, **lease_parameters})
+        if rows:
+            row: StoredRow = row_codes.verify_rows(connection, BRANCH, rows)[0]
             if self.leases is not None:
-                self.leases.keep(owner, Held(BRANCH, self.tenant_id, branch_id))
+                self.leases.start_renewing(owner, LeasedRow(BRANCH, self.tenant_id, branch_id))
             return row
         row = self.branch(connection, branch_id)
         require_no_unfinished_rollback(row)
@@ -311,42 +317,42 @@ class SessionStore:
             head=row.head_id,
         )
 
-    def require_held(self, connection: Connection, taken: StoredRow) -> None:
+    def require_held(self, connection: Connection, acquired_row: StoredRow) -> None:
         """Check that a run still holds the branch that it acquired.
 
         Args:
             connection: Any open connection.
-            taken: The row that `acquire` returned.
+            acquired_row: The row that `acquire` returned.
 
         Raises:
             Conflict: Another process has taken over the branch, because it assumed that this run was dead.
         """
-        self.query_hold(connection, taken)()
+        self.query_hold(connection, acquired_row)()
 
-    def query_hold(self, connection: Connection, taken: StoredRow) -> Callable[[], None]:
+    def query_hold(self, connection: Connection, acquired_row: StoredRow) -> Callable[[], None]:
         """Query whether a run still holds its branch. Return a function that raises as `require_held` does."""
-        asked = _HOLD.submit(connection, self._key(taken.id))
+        result = _SELECT_HOLD.submit(connection, self._branch_parameters(acquired_row.id))
 
-        def expect() -> None:
-            if not _is_held(asked.first(), taken):
+        def raise_if_lost() -> None:
+            if not _is_held(result.first(), acquired_row):
                 raise Conflict(
                     "This turn was taken over: its process was assumed dead and its branch recovered. Nothing more "
                     "of it is recorded or saved. Continue with a new agent: repo.wrap(graph, session)."
                 )
 
-        return expect
+        return raise_if_lost
 
-    def is_held(self, connection: Connection, taken: StoredRow) -> bool:
+    def is_held(self, connection: Connection, acquired_row: StoredRow) -> bool:
         """Return whether a run still holds the branch that it acquired."""
-        return _is_held(_HOLD.first(connection, self._key(taken.id)), taken)
+        return _is_held(_SELECT_HOLD.first(connection, self._branch_parameters(acquired_row.id)), acquired_row)
 
-    def running(self, connection: Connection, session_id: int) -> PendingResult:
+    def query_running(self, connection: Connection, session_id: int) -> PendingResult:
         """Query the id, owner and lease of each running branch of a session, including those whose run has died."""
-        return _HELD_BRANCHES.submit(connection, {"tenant": self.tenant_id, "session": session_id})
+        return _SELECT_RUNNING.submit(connection, {"tenant": self.tenant_id, "session": session_id})
 
     def is_abandoned(self, connection: Connection, row: Any) -> bool:
         """Return whether the owner of a branch or an operation is dead, or its lease has ended."""
-        return not process.is_alive(row.owner) or is_over(connection, row.lease_until)
+        return not process.is_alive(row.owner) or is_lease_over(connection, row.lease_until)
 
     def set_world_seen(self, connection: Connection, branch: StoredRow, seq: int) -> None:
         """Record that a branch is up to date with the world.
@@ -357,36 +363,36 @@ class SessionStore:
             seq: The length of the world log.
         """
         if branch.world_seen != seq:
-            _SEE.run(connection, {"tenant_id": self.tenant_id, "id": branch.id}, world_seen=seq)
+            _SET_WORLD_SEEN.run(connection, {"tenant_id": self.tenant_id, "id": branch.id}, world_seen=seq)
 
     def release(self, connection: Connection, branch_id: int, owner: str | None) -> None:
         """Release a branch after a run. No-op if another run has taken it over."""
-        _RELEASE.run(connection, {**self._key(branch_id), "by": owner})
+        _RELEASE.run(connection, {**self._branch_parameters(branch_id), "by": owner})
 
     def set_status(self, connection: Connection, branch_id: int, status: str) -> None:
         """Set the status of a branch, and remove its owner and lease."""
-        connection.execute(_SET_STATUS, {**self._key(branch_id), "now": status})
+        connection.execute(_SET_STATUS, {**self._branch_parameters(branch_id), "now": status})
 
     def count_turn(self, connection: Connection, branch_id: int) -> int:
         """Increment the turn counter of a branch, and return the new count."""
-        meta = self._meta(connection, branch_id)
+        meta = self._lock_and_read_metadata(connection, branch_id)
         meta["turns"] = meta.get("turns", 0) + 1
-        connection.execute(_SET_META, {**self._key(branch_id), "now": to_json(meta)})
+        connection.execute(_SET_META, {**self._branch_parameters(branch_id), "now": to_json(meta)})
         return int(meta["turns"])
 
     def clear_inherited(self, connection: Connection, branch_id: int) -> None:
         """Record that a branch inherits no calls, because it has recorded its whole track itself."""
-        this = (BRANCH.c.tenant_id == self.tenant_id, BRANCH.c.id == branch_id)
-        row_codes.change(connection, BRANCH, *this, inherited=0)
+        conditions = (BRANCH.c.tenant_id == self.tenant_id, BRANCH.c.id == branch_id)
+        row_codes.update_rows(connection, BRANCH, *conditions, inherited=0)
 
-    def note(self, connection: Connection, branch_id: int, facts: Mapping[str, Any]) -> None:
+    def merge_metadata(self, connection: Connection, branch_id: int, entries: Mapping[str, Any]) -> None:
         """Add entries to the metadata of a branch; existing keys are replaced."""
-        meta = {**self._meta(connection, branch_id), **facts}
-        connection.execute(_SET_META, {**self._key(branch_id), "now": to_json(meta)})
+        meta = {**self._lock_and_read_metadata(connection, branch_id), **entries}
+        connection.execute(_SET_META, {**self._branch_parameters(branch_id), "now": to_json(meta)})
 
-    def _meta(self, connection: Connection, branch_id: int) -> dict[str, Any]:
+    def _lock_and_read_metadata(self, connection: Connection, branch_id: int) -> dict[str, Any]:
         """Read the metadata of a branch, and lock the branch until this transaction ends."""
-        row = connection.execute(_META, self._key(branch_id)).first()
+        row = connection.execute(_LOCK_META, self._branch_parameters(branch_id)).first()
         if row is None:
             raise missing_row("branch", branch_id)
         return as_object(row.meta)
@@ -398,73 +404,76 @@ class SessionStore:
             NotFound: The branch or an ancestor was deleted after the row was read.
         """
         try:
-            return self._lineage(connection, branch)
+            return self._load_lineage(connection, branch)
         except KeyError as error:
             raise missing_row("branch or branch point", error.args[0]) from error
 
-    def _lineage(self, connection: Connection, branch: StoredRow) -> list[Segment]:
-        above = _LINEAGE.all(connection, self._key(branch.id)) if branch.parent_id else []
-        others = {row.id: row for row in row_codes.authentic(connection, BRANCH, above)}
-        line = [branch]
-        while line[-1].parent_id is not None:
-            line.append(others[line[-1].parent_id])
-        points = self._points(connection, [row.branch_point_id for row in line[:-1]])
+    def _load_lineage(self, connection: Connection, branch: StoredRow) -> list[Segment]:
+        ancestor_rows = _LINEAGE.all(connection, self._branch_parameters(branch.id)) if branch.parent_id else []
+        ancestors = {row.id: row for row in row_codes.verify_rows(connection, BRANCH, ancestor_rows)}
+        branches = [branch]
+        while branches[-1].parent_id is not None:
+            branches.append(ancestors[branches[-1].parent_id])
+        point_numbers = self._checkpoint_numbers(connection, [row.branch_point_id for row in branches[:-1]])
         # The first checkpoint of a branch stands for its branch point, so the parent's segment ends before that point.
-        ends = [None, *(points[row.branch_point_id] - 1 for row in line[:-1])]
+        last_numbers = [None, *(point_numbers[row.branch_point_id] - 1 for row in branches[:-1])]
         # A branch that recorded part of the track itself takes that part from no ancestor.
-        inherited = [None, *accumulate((row.inherited for row in line[:-1]), min)]
-        parts = [
+        track_ends = [None, *accumulate((row.inherited for row in branches[:-1]), min)]
+        segments = [
             Segment(
                 branch=row,
-                checkpoints=end,
-                track=TrackPart(
+                last_number=last_number,
+                track_part=TrackPart(
                     branch_id=row.id,
                     before=row.inherited,
-                    count=None if until is None else max(0, until - row.inherited),
+                    count=None if track_end is None else max(0, track_end - row.inherited),
                 ),
             )
-            for row, end, until in zip(line, ends, inherited, strict=True)
+            for row, last_number, track_end in zip(branches, last_numbers, track_ends, strict=True)
         ]
-        return parts[::-1]
+        return segments[::-1]
 
-    def _points(self, connection: Connection, ids: list[int]) -> dict[int, int]:
+    def _checkpoint_numbers(self, connection: Connection, ids: list[int]) -> dict[int, int]:
         """Read the numbers of checkpoints on their branches, by checkpoint id."""
-        query = select(*row_codes.columns(connection, CHECKPOINT, "id", "number")).where(
+        query = select(*row_codes.columns_to_read(connection, CHECKPOINT, "id", "number")).where(
             CHECKPOINT.c.tenant_id == self.tenant_id, CHECKPOINT.c.id.in_(bindparam("ids", expanding=True))
         )
-        found = row_codes.authentic(connection, CHECKPOINT, connection.execute(query, {"ids": ids}))
-        return {row.id: row.number for row in found}
+        rows = row_codes.verify_rows(connection, CHECKPOINT, connection.execute(query, {"ids": ids}))
+        return {row.id: row.number for row in rows}
 
-    def _key(self, branch_id: int) -> dict[str, Any]:
+    def _branch_parameters(self, branch_id: int) -> dict[str, Any]:
         return {"tenant": self.tenant_id, "branch": branch_id}
 
 
 # The statements of every turn are built once, because building one takes as long as running it.
 _this_branch = (BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.id == bindparam("branch"))
-_BRANCH = CompiledStatement(select(BRANCH).where(*_this_branch))
+_SELECT_BRANCH = CompiledStatement(select(BRANCH).where(*_this_branch))
 
 
-def _lineage() -> Select[Any]:
-    line = select(BRANCH.c.id, BRANCH.c.parent_id).where(*_this_branch).cte("line", recursive=True)
+def _lineage_query() -> Select[Any]:
+    lineage = select(BRANCH.c.id, BRANCH.c.parent_id).where(*_this_branch).cte("line", recursive=True)
     parent = BRANCH.alias("parent")
-    above = and_(parent.c.tenant_id == bindparam("tenant"), parent.c.id == line.c.parent_id)
-    line = line.union(select(parent.c.id, parent.c.parent_id).where(above))
-    return select(BRANCH).where(BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.id == line.c.id)
+    is_parent = and_(parent.c.tenant_id == bindparam("tenant"), parent.c.id == lineage.c.parent_id)
+    lineage = lineage.union(select(parent.c.id, parent.c.parent_id).where(is_parent))
+    return select(BRANCH).where(BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.id == lineage.c.id)
 
 
-_LINEAGE = CompiledStatement(_lineage())
-_TAKE = (
+_LINEAGE = CompiledStatement(_lineage_query())
+_ACQUIRE_UPDATE = (
     update(BRANCH)
     .where(*_this_branch, BRANCH.c.status == OPEN)
     .values(status=RUNNING, owner=bindparam("by"), epoch=BRANCH.c.epoch + 1)
     .returning(BRANCH)
 )
-_ACQUIRE = {False: CompiledStatement(_TAKE), True: CompiledStatement(_TAKE.values(lease_until=UNTIL))}
+_ACQUIRE = {
+    False: CompiledStatement(_ACQUIRE_UPDATE),
+    True: CompiledStatement(_ACQUIRE_UPDATE.values(lease_until=LEASE_END)),
+}
 """The statement that acquires a branch, by whether runs have a lease."""
 
 # Without a lock, because parallel calls of one turn would each hold a shared lock and block changes of the row.
-_HOLD = CompiledStatement(select(BRANCH.c.status, BRANCH.c.epoch, BRANCH.c.owner).where(*_this_branch))
-_HELD_BRANCHES = CompiledStatement(
+_SELECT_HOLD = CompiledStatement(select(BRANCH.c.status, BRANCH.c.epoch, BRANCH.c.owner).where(*_this_branch))
+_SELECT_RUNNING = CompiledStatement(
     select(BRANCH.c.id, BRANCH.c.owner, BRANCH.c.lease_until).where(
         BRANCH.c.tenant_id == bindparam("tenant"),
         BRANCH.c.external_session_id == bindparam("session"),
@@ -476,14 +485,14 @@ _LOCK = CompiledStatement(
     .where(SESSION.c.tenant_id == bindparam("tenant"), SESSION.c.id == bindparam("session"))
     .with_for_update(key_share=True)  # other transactions may still add rows that refer to the session
 )
-_SEE = row_codes.SignedUpdate(BRANCH, "world_seen")
+_SET_WORLD_SEEN = row_codes.SignedUpdate(BRANCH, "world_seen")
 _RELEASE = CompiledStatement(
     update(BRANCH)
     .where(*_this_branch, BRANCH.c.status == RUNNING, BRANCH.c.owner == bindparam("by"))
     .values(status=OPEN, owner=None, lease_until=None)
 )
 _SET_STATUS = update(BRANCH).where(*_this_branch).values(status=bindparam("now"), owner=None, lease_until=None)
-_META = select(BRANCH.c.meta).where(*_this_branch).with_for_update(key_share=True)  # SQLite has one writer anyway
+_LOCK_META = select(BRANCH.c.meta).where(*_this_branch).with_for_update(key_share=True)  # SQLite has one writer anyway
 _SET_META = update(BRANCH).where(*_this_branch).values(meta=bindparam("now"))
 _TOUCH = CompiledStatement(
     update(SESSION)
@@ -493,9 +502,9 @@ _TOUCH = CompiledStatement(
 )
 
 
-def _is_held(row: Any, taken: StoredRow) -> bool:
+def _is_held(row: Any, acquired_row: StoredRow) -> bool:
     """Return whether a run holds a branch. The epoch alone is not enough: a server that is restored may repeat it."""
-    return row is not None and (row.status, row.epoch, row.owner) == (RUNNING, taken.epoch, taken.owner)
+    return row is not None and (row.status, row.epoch, row.owner) == (RUNNING, acquired_row.epoch, acquired_row.owner)
 
 
 def require_no_unfinished_rollback(branch: StoredRow) -> None:

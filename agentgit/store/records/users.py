@@ -9,11 +9,11 @@ from typing import Any
 from sqlalchemy import Connection, Select, and_, bindparam, insert, or_, select, update
 
 from agentgit.auth import Principal, User
-from agentgit.auth.credentials import BROWSER, ApiKey, NewKey, key_text
+from agentgit.auth.credentials import BROWSER_KEY_NAME, ApiKey, NewKey, key_text
 from agentgit.auth.principal import widest, with_included_scopes
 from agentgit.auth.sharing import hash_of, is_secret_of, new_secret
 from agentgit.errors import NotAllowed
-from agentgit.store.audit.trail import note
+from agentgit.store.audit.trail import record_event
 from agentgit.store.records.login_attempts import subject_hash
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.compiled_statement import CompiledStatement
@@ -37,17 +37,17 @@ class UserStore:
             ref = ref.id
         if isinstance(ref, int) and not is_id(ref):
             return None
-        named = USER.c.name == str(ref)
+        name_matches = USER.c.name == str(ref)
         if isinstance(ref, int) or (ref.isascii() and ref.isdigit() and len(ref) < 17):
-            named = USER.c.id == int(ref) if isinstance(ref, int) else or_(named, USER.c.id == int(ref))
-        mine = and_(USER.c.tenant_id == self.tenant_id, named)
+            name_matches = USER.c.id == int(ref) if isinstance(ref, int) else or_(name_matches, USER.c.id == int(ref))
+        condition = and_(USER.c.tenant_id == self.tenant_id, name_matches)
         # A name takes precedence over an id with the same text.
-        return self._one(connection, select(USER).where(mine).order_by(USER.c.name != str(ref)))
+        return self._find_one(connection, select(USER).where(condition).order_by(USER.c.name != str(ref)))
 
-    def named(self, connection: Connection, name: str) -> User | None:
+    def find_by_name(self, connection: Connection, name: str) -> User | None:
         """Find the user with exactly this name; None if there is none."""
         query = select(USER).where(USER.c.tenant_id == self.tenant_id, USER.c.name == name)
-        return self._one(connection, query)
+        return self._find_one(connection, query)
 
     def find_unverified(self, connection: Connection, name: str) -> User | None:
         """Find the user with exactly this name, to open the database; None if there is none.
@@ -57,30 +57,30 @@ class UserStore:
         """
         query = select(USER).where(USER.c.tenant_id == self.tenant_id, USER.c.name == name)
         row = connection.execute(query).first()
-        return _value(row) if row is not None else None
+        return _user_from_row(row) if row is not None else None
 
     def all(self, connection: Connection) -> list[User]:
         """List the users by name."""
         query = select(USER).where(USER.c.tenant_id == self.tenant_id).order_by(USER.c.name, USER.c.id)
-        return [_value(row) for row in row_codes.authentic(connection, USER, connection.execute(query))]
+        return [_user_from_row(row) for row in row_codes.verify_rows(connection, USER, connection.execute(query))]
 
-    def _one(self, connection: Connection, query: Select[Any]) -> User | None:
-        row = row_codes.first(connection, USER, query)
-        return _value(row) if row is not None else None
+    def _find_one(self, connection: Connection, query: Select[Any]) -> User | None:
+        row = row_codes.read_first(connection, USER, query)
+        return _user_from_row(row) if row is not None else None
 
-    def add(self, connection: Connection, name: str, *, is_admin: bool = False, by: int | None = None) -> User:
+    def add(self, connection: Connection, name: str, *, is_admin: bool = False, by_user_id: int | None = None) -> User:
         """Create a user.
 
         Args:
             connection: A connection in a transaction that writes.
             name: A name that is not taken.
             is_admin: True for an admin.
-            by: The user who creates it; None if it is created by opening the database.
+            by_user_id: The user who creates it; None if it is created by opening the database.
         """
         user = User(id=new_id(), name=name, created_at=datetime.now(UTC), is_admin=is_admin)
-        row_codes.add(connection, USER, {"tenant_id": self.tenant_id, **vars(user)})
-        if by is not None:
-            note(connection, self.tenant_id, "user.added", user_id=by, user=user.id, is_admin=is_admin)
+        row_codes.insert_rows(connection, USER, {"tenant_id": self.tenant_id, **vars(user)})
+        if by_user_id is not None:
+            record_event(connection, self.tenant_id, "user.added", user_id=by_user_id, user=user.id, is_admin=is_admin)
         return user
 
     def lock(self, connection: Connection, user_id: int, *, admins: bool = False) -> None:
@@ -91,8 +91,8 @@ class UserStore:
             user_id: The user.
             admins: True to lock all admins too. Users are locked in a fixed order, to prevent deadlocks.
         """
-        held = or_(USER.c.id == user_id, USER.c.is_admin) if admins else USER.c.id == user_id
-        query = select(USER.c.id).where(USER.c.tenant_id == self.tenant_id, held).order_by(USER.c.id)
+        condition = or_(USER.c.id == user_id, USER.c.is_admin) if admins else USER.c.id == user_id
+        query = select(USER.c.id).where(USER.c.tenant_id == self.tenant_id, condition).order_by(USER.c.id)
         connection.execute(query.with_for_update())
 
     def require_exists(self, connection: Connection, user_id: int) -> None:
@@ -101,21 +101,21 @@ class UserStore:
         Raises:
             NotAllowed: The user was deleted.
         """
-        if connection.execute(self._this(user_id).with_for_update(read=True, key_share=True)).first() is None:
+        if connection.execute(self._select_id(user_id).with_for_update(read=True, key_share=True)).first() is None:
             raise NotAllowed("This user was deleted and can no longer create anything.")
 
-    def _this(self, user_id: int) -> Select[int]:
+    def _select_id(self, user_id: int) -> Select[int]:
         return select(USER.c.id).where(USER.c.tenant_id == self.tenant_id, USER.c.id == user_id)
 
     def change(self, connection: Connection, user_id: int, values: Mapping[str, Any]) -> None:
         """Change columns of a user."""
-        this = and_(USER.c.tenant_id == self.tenant_id, USER.c.id == user_id)
-        row_codes.change(connection, USER, this, **values)
+        condition = and_(USER.c.tenant_id == self.tenant_id, USER.c.id == user_id)
+        row_codes.update_rows(connection, USER, condition, **values)
 
-    def password(self, connection: Connection, user_id: int) -> str | None:
+    def password_hash(self, connection: Connection, user_id: int) -> str | None:
         """Read the hash of a user's password; None if the user has no password."""
-        this = and_(USER.c.tenant_id == self.tenant_id, USER.c.id == user_id)
-        row = row_codes.first(connection, USER, select(USER).where(this))
+        condition = and_(USER.c.tenant_id == self.tenant_id, USER.c.id == user_id)
+        row = row_codes.read_first(connection, USER, select(USER).where(condition))
         return row.password if row is not None else None
 
     def revoke_tokens(self, connection: Connection, user_id: int | None, except_key_id: int | None = None) -> None:
@@ -126,7 +126,11 @@ class UserStore:
             user_id: The user; None for the whole tenant.
             except_key_id: The id of a browser key that remains valid.
         """
-        browsers = [API_KEY.c.tenant_id == self.tenant_id, API_KEY.c.name == BROWSER, API_KEY.c.revoked_at.is_(None)]
+        browser_keys = [
+            API_KEY.c.tenant_id == self.tenant_id,
+            API_KEY.c.name == BROWSER_KEY_NAME,
+            API_KEY.c.revoked_at.is_(None),
+        ]
         if user_id is None:
             now = datetime.now(UTC)
             connection.execute(update(TENANT).where(TENANT.c.id == self.tenant_id).values(tokens_revoked_at=now))
@@ -135,30 +139,34 @@ class UserStore:
             # After the lock: a concurrent login has either ended, and is revoked, or waits for this transaction.
             now = datetime.now(UTC)
             self.change(connection, user_id, {"tokens_revoked_at": now})
-            browsers.append(API_KEY.c.user_id == user_id)
-        row_codes.change(connection, API_KEY, *browsers, API_KEY.c.id != (except_key_id or 0), revoked_at=now)
+            browser_keys.append(API_KEY.c.user_id == user_id)
+        row_codes.update_rows(connection, API_KEY, *browser_keys, API_KEY.c.id != (except_key_id or 0), revoked_at=now)
 
-    def set_password(self, connection: Connection, user_id: int, stored: str | None, but: int | None = None) -> None:
+    def set_password(
+        self, connection: Connection, user_id: int, password_hash: str | None, except_key_id: int | None = None
+    ) -> None:
         """Change the stored password of a user, and revoke their tokens as `revoke_tokens` does."""
-        self.revoke_tokens(connection, user_id, but)
-        self.change(connection, user_id, {"password": stored})
+        self.revoke_tokens(connection, user_id, except_key_id)
+        self.change(connection, user_id, {"password": password_hash})
 
-    def note_erased_name(self, connection: Connection, name: str) -> None:
+    def record_erased_name(self, connection: Connection, name: str) -> None:
         """Record that a user of this name is erased now. Only a hash of the name is stored."""
-        this, now = self._erased(name), datetime.now(UTC)
-        if connection.execute(update(ERASED_NAME).where(*this).values(erased_at=now)).rowcount == 0:
-            row = {"tenant_id": self.tenant_id, "hash": self._hash(name), "erased_at": now}
+        conditions, now = self._erased_name_conditions(name), datetime.now(UTC)
+        if connection.execute(update(ERASED_NAME).where(*conditions).values(erased_at=now)).rowcount == 0:
+            row = {"tenant_id": self.tenant_id, "hash": self._name_hash(name), "erased_at": now}
             connection.execute(insert(ERASED_NAME), row)
 
     def is_issued_to_erased_user(self, connection: Connection, name: str, issued_at: datetime) -> bool:
         """Return whether a token issued for this name at this time belongs to a user who has since been erased."""
-        at = connection.execute(select(ERASED_NAME.c.erased_at).where(*self._erased(name))).scalar()
-        return at is not None and issued_at <= at
+        erased_at = connection.execute(
+            select(ERASED_NAME.c.erased_at).where(*self._erased_name_conditions(name))
+        ).scalar()
+        return erased_at is not None and issued_at <= erased_at
 
-    def _erased(self, name: str) -> tuple[Any, Any]:
-        return ERASED_NAME.c.tenant_id == self.tenant_id, ERASED_NAME.c.hash == self._hash(name)
+    def _erased_name_conditions(self, name: str) -> tuple[Any, Any]:
+        return ERASED_NAME.c.tenant_id == self.tenant_id, ERASED_NAME.c.hash == self._name_hash(name)
 
-    def _hash(self, name: str) -> bytes:
+    def _name_hash(self, name: str) -> bytes:
         return subject_hash(self.tenant_id, "erased", name)
 
     def is_valid(self, connection: Connection, principal: Principal) -> bool:
@@ -171,26 +179,26 @@ class UserStore:
         if principal.by is not None and not self.is_valid(connection, principal.by):
             return False
         now = datetime.now(UTC)
-        asked = {"tenant": self.tenant_id, "user": principal.user.id, "key": principal.key_id or 0}
-        row = _STANDING.first(connection, asked)
+        parameters = {"tenant": self.tenant_id, "user": principal.user.id, "key": principal.key_id or 0}
+        row = _ACCESS_STATUS.first(connection, parameters)
         if row is None or row.disabled_at is not None or _is_over(principal.until, now):
             return False
         if principal.key_id is not None:
             return row.key_id is not None and row.revoked_at is None and not _is_over(row.expires_at, now)
-        return all(at is None or principal.since >= at for at in (row.of_user, row.of_tenant))
+        return all(revoked_at is None or principal.since >= revoked_at for revoked_at in (row.of_user, row.of_tenant))
 
 
-def _is_over(at: datetime | None, now: datetime) -> bool:
-    return at is not None and at <= now
+def _is_over(end: datetime | None, now: datetime) -> bool:
+    return end is not None and end <= now
 
 
-def _value(row: Any) -> User:
+def _user_from_row(row: Any) -> User:
     return User(
         id=row.id, name=row.name, created_at=row.created_at, is_admin=bool(row.is_admin), disabled_at=row.disabled_at
     )
 
 
-_STANDING = CompiledStatement(
+_ACCESS_STATUS = CompiledStatement(
     select(
         USER.c.disabled_at,
         USER.c.tokens_revoked_at.label("of_user"),
@@ -234,7 +242,7 @@ class ApiKeyStore:
         name: str,
         scopes: frozenset[str],
         expires_at: datetime | None,
-        by: int,
+        by_user_id: int,
     ) -> NewKey:
         """Create a key. Its text is only in the returned value and cannot be read again."""
         key_id, secret, now = new_id(), new_secret(), datetime.now(UTC)
@@ -248,62 +256,62 @@ class ApiKeyStore:
             "created_at": now,
             "expires_at": expires_at,
         }
-        row_codes.add(connection, API_KEY, row)
-        note(
+        row_codes.insert_rows(connection, API_KEY, row)
+        record_event(
             connection,
             self.tenant_id,
             "key.created",
-            user_id=by,
+            user_id=by_user_id,
             key=key_id,
             of=user_id,
             scope=row["scope"],
             expires_at=expires_at.isoformat() if expires_at is not None else None,
         )
-        made = ApiKey(id=key_id, user_id=user_id, name=name, scopes=scopes, created_at=now, expires_at=expires_at)
-        return NewKey(made, key_text(self.tenant_id, key_id, secret))
+        key = ApiKey(id=key_id, user_id=user_id, name=name, scopes=scopes, created_at=now, expires_at=expires_at)
+        return NewKey(key, key_text(self.tenant_id, key_id, secret))
 
     def all(self, connection: Connection, user_id: int) -> list[ApiKey]:
         """List the keys of a user, including expired and revoked ones, oldest first."""
-        mine = and_(API_KEY.c.tenant_id == self.tenant_id, API_KEY.c.user_id == user_id)
-        rows = connection.execute(select(API_KEY).where(mine).order_by(API_KEY.c.id))
-        return [_key(row) for row in row_codes.authentic(connection, API_KEY, rows)]
+        condition = and_(API_KEY.c.tenant_id == self.tenant_id, API_KEY.c.user_id == user_id)
+        rows = connection.execute(select(API_KEY).where(condition).order_by(API_KEY.c.id))
+        return [_key_from_row(row) for row in row_codes.verify_rows(connection, API_KEY, rows)]
 
     def find(self, connection: Connection, key_id: int) -> ApiKey | None:
         """Find a key by its id; None if it does not exist."""
-        row = self._row(connection, key_id)
-        return _key(row) if row is not None else None
+        row = self._load_row(connection, key_id)
+        return _key_from_row(row) if row is not None else None
 
-    def _row(self, connection: Connection, key_id: int) -> Any:
-        return row_codes.first(connection, API_KEY, select(API_KEY).where(*self._this(key_id)))
+    def _load_row(self, connection: Connection, key_id: int) -> Any:
+        return row_codes.read_first(connection, API_KEY, select(API_KEY).where(*self._key_conditions(key_id)))
 
     def find_by_secret(self, connection: Connection, key_id: int, secret: str) -> ApiKey | None:
         """Find a key by its id and secret; None if the secret is wrong or the key is not valid."""
-        row = self._row(connection, key_id)
+        row = self._load_row(connection, key_id)
         if row is None or not is_secret_of(secret, bytes(row.hash)) or row.revoked_at is not None:
             return None
-        return _key(row) if row.expires_at is None or row.expires_at > datetime.now(UTC) else None
+        return _key_from_row(row) if row.expires_at is None or row.expires_at > datetime.now(UTC) else None
 
     def is_use_due(self, key: ApiKey) -> bool:
         """Return whether the last use of a key is due to be recorded."""
         return key.last_used_at is None or key.last_used_at < datetime.now(UTC) - USE_RECORD_INTERVAL
 
-    def use(self, connection: Connection, key_id: int) -> None:
+    def record_use(self, connection: Connection, key_id: int) -> None:
         """Record the use of a key, unless a use was recorded within the last minute."""
         now = datetime.now(UTC)
-        due = or_(API_KEY.c.last_used_at.is_(None), API_KEY.c.last_used_at < now - USE_RECORD_INTERVAL)
-        connection.execute(update(API_KEY).where(*self._this(key_id), due).values(last_used_at=now))
+        is_due = or_(API_KEY.c.last_used_at.is_(None), API_KEY.c.last_used_at < now - USE_RECORD_INTERVAL)
+        connection.execute(update(API_KEY).where(*self._key_conditions(key_id), is_due).values(last_used_at=now))
 
-    def revoke(self, connection: Connection, key_id: int, by: int) -> None:
+    def revoke(self, connection: Connection, key_id: int, by_user_id: int) -> None:
         """Revoke a key immediately. No-op if it is already revoked."""
-        this = (*self._this(key_id), API_KEY.c.revoked_at.is_(None))
-        if row_codes.change(connection, API_KEY, *this, revoked_at=datetime.now(UTC)):
-            note(connection, self.tenant_id, "key.revoked", user_id=by, key=key_id)
+        conditions = (*self._key_conditions(key_id), API_KEY.c.revoked_at.is_(None))
+        if row_codes.update_rows(connection, API_KEY, *conditions, revoked_at=datetime.now(UTC)):
+            record_event(connection, self.tenant_id, "key.revoked", user_id=by_user_id, key=key_id)
 
-    def _this(self, key_id: int) -> tuple[Any, ...]:
+    def _key_conditions(self, key_id: int) -> tuple[Any, ...]:
         return API_KEY.c.tenant_id == self.tenant_id, API_KEY.c.id == key_id
 
 
-def _key(row: Any) -> ApiKey:
+def _key_from_row(row: Any) -> ApiKey:
     return ApiKey(
         id=row.id,
         user_id=row.user_id,

@@ -27,15 +27,15 @@ class SnapshotReferences:
     def __init__(self, tenant_id: int) -> None:
         self.tenant_id = tenant_id
 
-    def record(self, connection: Connection, branch: StoredRow, files: SnapshotRef) -> int:
+    def record(self, connection: Connection, branch: StoredRow, snapshot_ref: SnapshotRef) -> int:
         """Record the files of a branch, and return the id of the row.
 
         The newest row of the session is reused if it belongs to the branch and has the same files.
         """
-        last = self.last(connection, branch.external_session_id)
+        last = self.newest_of_session(connection, branch.external_session_id)
         if last is not None and last.internal_session_id == branch.id:
-            known = files_of(last)
-            if (known.snapshot, known.is_imported) == (files.snapshot, files.is_imported):
+            last_ref = snapshot_ref_from_row(last)
+            if (last_ref.snapshot, last_ref.is_imported) == (snapshot_ref.snapshot, snapshot_ref.is_imported):
                 return int(last.id)
         row_id = new_id()
         row = {
@@ -43,78 +43,84 @@ class SnapshotReferences:
             "id": row_id,
             "external_session_id": branch.external_session_id,
             "internal_session_id": branch.id,
-            "snapshot": files.snapshot,
-            "settings": to_json(files.settings),
+            "snapshot": snapshot_ref.snapshot,
+            "settings": to_json(snapshot_ref.settings),
             "created_at": datetime.now(UTC),
         }
-        row_codes.add(connection, WORKSPACE_SNAPSHOT, row)
+        row_codes.insert_rows(connection, WORKSPACE_SNAPSHOT, row)
         return row_id
 
-    def one(self, connection: Connection, snapshot_id: int) -> SnapshotRef | None:
+    def find(self, connection: Connection, snapshot_id: int) -> SnapshotRef | None:
         """Read one snapshot reference; None if it does not exist."""
-        row = row_codes.first(
+        row = row_codes.read_first(
             connection,
             WORKSPACE_SNAPSHOT,
-            select(WORKSPACE_SNAPSHOT).where(self._mine(), WORKSPACE_SNAPSHOT.c.id == snapshot_id),
+            select(WORKSPACE_SNAPSHOT).where(self._in_tenant(), WORKSPACE_SNAPSHOT.c.id == snapshot_id),
         )
-        return None if row is None else files_of(row)
+        return None if row is None else snapshot_ref_from_row(row)
 
-    def of_checkpoint(self, connection: Connection, point: StoredRow) -> SnapshotRef | None:
+    def of_checkpoint(self, connection: Connection, checkpoint: StoredRow) -> SnapshotRef | None:
         """Return the files of a checkpoint; None if it has none."""
-        return self.one(connection, point.workspace_snapshot_id) if point.workspace_snapshot_id is not None else None
+        return (
+            self.find(connection, checkpoint.workspace_snapshot_id)
+            if checkpoint.workspace_snapshot_id is not None
+            else None
+        )
 
-    def last(self, connection: Connection, session_id: int) -> StoredRow | None:
+    def newest_of_session(self, connection: Connection, session_id: int) -> StoredRow | None:
         """Read the newest row of a session; None if it has none."""
-        return self._newest(connection, WORKSPACE_SNAPSHOT.c.external_session_id == session_id)
+        return self._find_newest(connection, WORKSPACE_SNAPSHOT.c.external_session_id == session_id)
 
-    def of_branch(self, connection: Connection, branch: StoredRow) -> StoredRow | None:
+    def newest_of_branch(self, connection: Connection, branch: StoredRow) -> StoredRow | None:
         """Read the newest row of a branch; None if it has none."""
-        session = WORKSPACE_SNAPSHOT.c.external_session_id == branch.external_session_id
-        return self._newest(connection, and_(session, WORKSPACE_SNAPSHOT.c.internal_session_id == branch.id))
+        in_session = WORKSPACE_SNAPSHOT.c.external_session_id == branch.external_session_id
+        return self._find_newest(connection, and_(in_session, WORKSPACE_SNAPSHOT.c.internal_session_id == branch.id))
 
-    def names(self, connection: Connection, ids: Iterable[int | None]) -> dict[int, str]:
+    def snapshot_ids(self, connection: Connection, ids: Iterable[int | None]) -> dict[int, str]:
         """Return the snapshot ids of several rows by row id."""
-        wanted, found = sorted({one for one in ids if one is not None}), dict[int, str]()
-        for part in slices(wanted):
+        row_ids, snapshot_ids = sorted({row_id for row_id in ids if row_id is not None}), dict[int, str]()
+        for part in slices(row_ids):
             query = select(WORKSPACE_SNAPSHOT.c.id, WORKSPACE_SNAPSHOT.c.snapshot).where(
-                self._mine(), WORKSPACE_SNAPSHOT.c.id.in_(part)
+                self._in_tenant(), WORKSPACE_SNAPSHOT.c.id.in_(part)
             )
-            found.update(connection.execute(query).all())
-        return found
+            snapshot_ids.update(connection.execute(query).all())
+        return snapshot_ids
 
-    def rows(self, connection: Connection, ids: Iterable[int]) -> list[StoredRow]:
+    def load_rows(self, connection: Connection, ids: Iterable[int]) -> list[StoredRow]:
         """Read several rows, oldest first; deleted rows are left out."""
-        found: list[StoredRow] = []
+        rows: list[StoredRow] = []
         for part in slices(sorted(ids)):
             query = (
                 select(WORKSPACE_SNAPSHOT)
-                .where(self._mine(), WORKSPACE_SNAPSHOT.c.id.in_(part))
+                .where(self._in_tenant(), WORKSPACE_SNAPSHOT.c.id.in_(part))
                 .order_by(WORKSPACE_SNAPSHOT.c.id)
             )
-            found += row_codes.authentic(connection, WORKSPACE_SNAPSHOT, connection.execute(query))
-        return found
+            rows += row_codes.verify_rows(connection, WORKSPACE_SNAPSHOT, connection.execute(query))
+        return rows
 
     def exclusive_to(self, connection: Connection, sessions: Select[int]) -> list[SnapshotRef]:
         """List the distinct snapshots that only these sessions use."""
         other = WORKSPACE_SNAPSHOT.alias("other")
-        elsewhere = exists().where(
+        is_used_elsewhere = exists().where(
             other.c.tenant_id == self.tenant_id,
             other.c.snapshot == WORKSPACE_SNAPSHOT.c.snapshot,
             other.c.external_session_id.not_in(sessions),
         )
         query = select(WORKSPACE_SNAPSHOT).where(
-            self._mine(), WORKSPACE_SNAPSHOT.c.external_session_id.in_(sessions), ~elsewhere
+            self._in_tenant(), WORKSPACE_SNAPSHOT.c.external_session_id.in_(sessions), ~is_used_elsewhere
         )
-        rows = row_codes.authentic(connection, WORKSPACE_SNAPSHOT, connection.execute(query))
-        return list({(row.snapshot, row.settings): files_of(row) for row in rows}.values())
+        rows = row_codes.verify_rows(connection, WORKSPACE_SNAPSHOT, connection.execute(query))
+        return list({(row.snapshot, row.settings): snapshot_ref_from_row(row) for row in rows}.values())
 
     def in_use(self, connection: Connection, snapshots: Collection[str]) -> set[str]:
         """Return the snapshots that at least one row uses."""
-        found = set[str]()
+        used_snapshots = set[str]()
         for part in slices(list(snapshots)):
-            query = select(WORKSPACE_SNAPSHOT.c.snapshot).where(self._mine(), WORKSPACE_SNAPSHOT.c.snapshot.in_(part))
-            found.update(connection.execute(query).scalars())
-        return found
+            query = select(WORKSPACE_SNAPSHOT.c.snapshot).where(
+                self._in_tenant(), WORKSPACE_SNAPSHOT.c.snapshot.in_(part)
+            )
+            used_snapshots.update(connection.execute(query).scalars())
+        return used_snapshots
 
     def find_unused(
         self, connection: Connection, deleted_checkpoints: Container[int] = ()
@@ -129,40 +135,46 @@ class SnapshotReferences:
             deleted_checkpoints: The ids of checkpoints to treat as deleted.
         """
         later, other = WORKSPACE_SNAPSHOT.alias("later"), WORKSPACE_SNAPSHOT.alias("other")
-        mine = CHECKPOINT.c.tenant_id == self.tenant_id
-        looked_again = exists().where(
+        in_tenant = CHECKPOINT.c.tenant_id == self.tenant_id
+        has_later_row = exists().where(
             later.c.tenant_id == self.tenant_id,
             later.c.internal_session_id == WORKSPACE_SNAPSHOT.c.internal_session_id,
             later.c.id > WORKSPACE_SNAPSHOT.c.id,
         )
-        held = exists().where(mine, CHECKPOINT.c.workspace_snapshot_id == WORKSPACE_SNAPSHOT.c.id)
-        elsewhere = exists().where(
+        has_checkpoint = exists().where(in_tenant, CHECKPOINT.c.workspace_snapshot_id == WORKSPACE_SNAPSHOT.c.id)
+        is_used_elsewhere = exists().where(
             other.c.tenant_id == self.tenant_id,
             other.c.snapshot == WORKSPACE_SNAPSHOT.c.snapshot,
             other.c.id != WORKSPACE_SNAPSHOT.c.id,
         )
-        free = select(WORKSPACE_SNAPSHOT).where(self._mine(), looked_again, ~elsewhere)
+        query = select(WORKSPACE_SNAPSHOT).where(self._in_tenant(), has_later_row, ~is_used_elsewhere)
         if not deleted_checkpoints:
-            rows = row_codes.authentic(connection, WORKSPACE_SNAPSHOT, connection.execute(free.where(~held)))
-            return [(row.id, files_of(row)) for row in rows]
-        has = select(CHECKPOINT.c.id, CHECKPOINT.c.workspace_snapshot_id).where(mine)
-        still = {row.workspace_snapshot_id for row in connection.execute(has) if row.id not in deleted_checkpoints}
-        rows = row_codes.authentic(connection, WORKSPACE_SNAPSHOT, connection.execute(free))
-        return [(row.id, files_of(row)) for row in rows if row.id not in still]
+            rows = row_codes.verify_rows(
+                connection, WORKSPACE_SNAPSHOT, connection.execute(query.where(~has_checkpoint))
+            )
+            return [(row.id, snapshot_ref_from_row(row)) for row in rows]
+        checkpoint_query = select(CHECKPOINT.c.id, CHECKPOINT.c.workspace_snapshot_id).where(in_tenant)
+        used_ids = {
+            row.workspace_snapshot_id
+            for row in connection.execute(checkpoint_query)
+            if row.id not in deleted_checkpoints
+        }
+        rows = row_codes.verify_rows(connection, WORKSPACE_SNAPSHOT, connection.execute(query))
+        return [(row.id, snapshot_ref_from_row(row)) for row in rows if row.id not in used_ids]
 
     def delete(self, connection: Connection, ids: Sequence[int]) -> None:
         """Delete rows that `find_unused` returned."""
         for part in slices(ids):
-            connection.execute(delete(WORKSPACE_SNAPSHOT).where(self._mine(), WORKSPACE_SNAPSHOT.c.id.in_(part)))
+            connection.execute(delete(WORKSPACE_SNAPSHOT).where(self._in_tenant(), WORKSPACE_SNAPSHOT.c.id.in_(part)))
 
-    def _newest(self, connection: Connection, condition: Any) -> StoredRow | None:
-        query = select(WORKSPACE_SNAPSHOT).where(self._mine(), condition).order_by(WORKSPACE_SNAPSHOT.c.id.desc())
-        return row_codes.first(connection, WORKSPACE_SNAPSHOT, query)
+    def _find_newest(self, connection: Connection, condition: Any) -> StoredRow | None:
+        query = select(WORKSPACE_SNAPSHOT).where(self._in_tenant(), condition).order_by(WORKSPACE_SNAPSHOT.c.id.desc())
+        return row_codes.read_first(connection, WORKSPACE_SNAPSHOT, query)
 
-    def _mine(self) -> Any:
+    def _in_tenant(self) -> Any:
         return WORKSPACE_SNAPSHOT.c.tenant_id == self.tenant_id
 
 
-def files_of(row: StoredRow) -> SnapshotRef:
+def snapshot_ref_from_row(row: StoredRow) -> SnapshotRef:
     """Convert a row to a value."""
     return SnapshotRef(snapshot=row.snapshot, settings=as_object(row.settings))

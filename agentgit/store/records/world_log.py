@@ -53,8 +53,8 @@ class WorldLog:
 
     def request_last_seq(self, connection: Connection, session_id: int) -> Callable[[], int]:
         """Request the last sequence number in the log of a session, and return a function that returns it."""
-        asked = LAST_SEQ.submit(connection, {"tenant": self.tenant_id, "session": session_id})
-        return lambda: int(asked.all()[0].seq or 0)
+        result = LAST_SEQ.submit(connection, {"tenant": self.tenant_id, "session": session_id})
+        return lambda: int(result.all()[0].seq or 0)
 
     def changes_by_others(self, connection: Connection, branch: Row[Any]) -> set[int]:
         """Return the calls with a declared effect that others changed since this branch last saw the world.
@@ -65,13 +65,13 @@ class WorldLog:
             connection: Any open connection.
             branch: The row of the branch. `world_seen` is its position in the log.
         """
-        since = {
+        parameters = {
             "tenant": self.tenant_id,
             "session": branch.external_session_id,
             "branch": branch.id,
             "seen": branch.world_seen,
         }
-        rows = _FOREIGN.all(connection, since)
+        rows = _CHANGES_BY_OTHERS.all(connection, parameters)
         return {row.invocation_id for row in rows} | {row.replay_of for row in rows if row.kind == REDO}
 
     def last_actions(self, connection: Connection, branch: Row[Any], ids: Sequence[int]) -> dict[int, str]:
@@ -84,17 +84,17 @@ class WorldLog:
             branch: The row of the branch. `world_seen` is its position in the log.
             ids: The `first_id` of each call.
         """
-        found: dict[int, tuple[int, str]] = {}
+        last_by_id: dict[int, tuple[int, str]] = {}
         for part in slices(ids):
             query = _LOGGED_ACTIONS.where(
                 WORLD_LOG.c.tenant_id == self.tenant_id,
                 WORLD_LOG.c.external_session_id == branch.external_session_id,
                 WORLD_LOG.c.seq <= branch.world_seen,
-                _FIRST.in_(part),
+                _FIRST_ID.in_(part),
             )
             for row in connection.execute(query):
-                found[row.first_id] = max(found.get(row.first_id, (0, "")), (row.seq, row.action))
-        return {first_id: action for first_id, (_, action) in found.items()}
+                last_by_id[row.first_id] = max(last_by_id.get(row.first_id, (0, "")), (row.seq, row.action))
+        return {first_id: action for first_id, (_, action) in last_by_id.items()}
 
     # -- calls in effect
 
@@ -112,73 +112,75 @@ class WorldLog:
             Corrupt: In an encrypted database, a call or the log of the session was changed without the key.
         """
         self._require_authentic(connection, session_id)
-        happened = (
+        first_logged = (
             select(WORLD_LOG.c.invocation_id, func.min(WORLD_LOG.c.seq).label("seq"))
             .where(WORLD_LOG.c.tenant_id == self.tenant_id, WORLD_LOG.c.external_session_id == session_id)
             .group_by(WORLD_LOG.c.invocation_id)
             .subquery()
         )
         query = (
-            select(TOOL_INVOCATION, BRANCH.c.inherited, happened.c.seq)
-            .select_from(WITH_BRANCH.outerjoin(happened, happened.c.invocation_id == TOOL_INVOCATION.c.id))
+            select(TOOL_INVOCATION, BRANCH.c.inherited, first_logged.c.seq)
+            .select_from(WITH_BRANCH.outerjoin(first_logged, first_logged.c.invocation_id == TOOL_INVOCATION.c.id))
             .where(
                 TOOL_INVOCATION.c.tenant_id == self.tenant_id,
                 TOOL_INVOCATION.c.external_session_id == session_id,
                 TOOL_INVOCATION.c.status.in_(sorted(STANDING)),
                 TOOL_INVOCATION.c.effect != READ_ONLY,
                 TOOL_INVOCATION.c.kind != REPLAY,
-                or_(TOOL_INVOCATION.c.kind == REDO, ~self._recorded_on(connection, path)),
-                ~SUPERSEDED,
-                ~MADE_HERE,
+                or_(TOOL_INVOCATION.c.kind == REDO, ~self._is_recorded_on(connection, path)),
+                ~IS_SUPERSEDED,
+                ~IS_REMADE,
             )
         )
         rows = connection.execute(query).all()
-        own = self.on_path(connection, path, map(_first_id, rows))
-        rows = [row for row in rows if _first_id(row) not in own]
-        now = float("inf")  # a call that is still running sorts as the newest
-        newest = sorted(rows, key=lambda row: (row.seq if row.seq is not None else now, row.id), reverse=True)
-        return self.journal.own_values(connection, newest)
+        path_ids = self.ids_on_path(connection, path, map(_first_id, rows))
+        rows = [row for row in rows if _first_id(row) not in path_ids]
+        infinity = float("inf")  # a call that is still running sorts as the newest
+        newest_first = sorted(
+            rows, key=lambda row: (row.seq if row.seq is not None else infinity, row.id), reverse=True
+        )
+        return self.journal.invocations_from_rows(connection, newest_first)
 
     def _require_authentic(self, connection: Connection, session_id: int) -> None:
         """Verify all rows, because other queries would miss a row whose status or session was changed."""
         if seal_of(connection) is None:
             return
-        of_session, of_log = (
+        branches_in_session, log_in_session = (
             and_(table.c.tenant_id == self.tenant_id, table.c.external_session_id == session_id)
             for table in (BRANCH, WORLD_LOG)
         )
-        called = or_(
+        calls_in_session = or_(
             TOOL_INVOCATION.c.external_session_id == session_id,
-            TOOL_INVOCATION.c.internal_session_id.in_(select(BRANCH.c.id).where(of_session)),
+            TOOL_INVOCATION.c.internal_session_id.in_(select(BRANCH.c.id).where(branches_in_session)),
         )
-        query = select(TOOL_INVOCATION).where(TOOL_INVOCATION.c.tenant_id == self.tenant_id, called)
-        calls = row_codes.authentic(connection, TOOL_INVOCATION, connection.execute(query))
-        log = row_codes.authentic(connection, WORLD_LOG, connection.execute(select(WORLD_LOG).where(of_log)))
-        lost = {row.invocation_id for row in log} - {row.id for row in calls}
-        if lost:
+        query = select(TOOL_INVOCATION).where(TOOL_INVOCATION.c.tenant_id == self.tenant_id, calls_in_session)
+        calls = row_codes.verify_rows(connection, TOOL_INVOCATION, connection.execute(query))
+        log = row_codes.verify_rows(connection, WORLD_LOG, connection.execute(select(WORLD_LOG).where(log_in_session)))
+        missing_ids = {row.invocation_id for row in log} - {row.id for row in calls}
+        if missing_ids:
             raise Corrupt(
-                f"The world log refers to call {min(lost)}, which is missing. Run: agentgit fsck; then restore the "
-                "database from a backup.",
-                row=f"tool_invocation {min(lost)}",
+                f"The world log refers to call {min(missing_ids)}, which is missing. Run: agentgit fsck; then restore "
+                "the database from a backup.",
+                row=f"tool_invocation {min(missing_ids)}",
             )
 
     def reversed_calls(self, connection: Connection, path: Sequence[TrackPart]) -> list[ToolInvocation]:
         """Read the invocations on a path that were reversed and have no redo in effect, oldest first."""
-        on_path = and_(self._recorded_on(connection, path), TOOL_INVOCATION.c.tenant_id == self.tenant_id)
-        taken = self._replayed_ids(connection, on_path)
+        on_path = and_(self._is_recorded_on(connection, path), TOOL_INVOCATION.c.tenant_id == self.tenant_id)
+        replayed_ids = self._replayed_ids(connection, on_path)
         recorded = and_(on_path, TOOL_INVOCATION.c.kind != REPLAY)
         query = (
             select(TOOL_INVOCATION, BRANCH.c.inherited)
             .select_from(WITH_BRANCH)
             .where(
                 TOOL_INVOCATION.c.tenant_id == self.tenant_id,
-                or_(TOOL_INVOCATION.c.status == REVERSED, SUPERSEDED),
-                or_(recorded, TOOL_INVOCATION.c.id.in_(taken)),
+                or_(TOOL_INVOCATION.c.status == REVERSED, IS_SUPERSEDED),
+                or_(recorded, TOOL_INVOCATION.c.id.in_(replayed_ids)),
             )
         )
         rows = connection.execute(query.order_by(TOOL_INVOCATION.c.id)).all()
-        again = self._redone(connection, [row.id for row in rows])
-        return self.journal.own_values(connection, [row for row in rows if row.id not in again])
+        redone_ids = self._redone_ids(connection, [row.id for row in rows])
+        return self.journal.invocations_from_rows(connection, [row for row in rows if row.id not in redone_ids])
 
     def uncertain_calls(
         self, connection: Connection, session_id: int, path: Sequence[TrackPart]
@@ -202,10 +204,12 @@ class WorldLog:
             )
         )
         rows = connection.execute(query.order_by(TOOL_INVOCATION.c.id)).all()
-        own = self.on_path(connection, path, map(_first_id, rows))
-        return self.journal.own_values(connection, [row for row in rows if _first_id(row) in own])
+        path_ids = self.ids_on_path(connection, path, map(_first_id, rows))
+        return self.journal.invocations_from_rows(connection, [row for row in rows if _first_id(row) in path_ids])
 
-    def redone(self, connection: Connection, invocation_id: int, branch_id: int | None = None) -> list[ToolInvocation]:
+    def redo_calls(
+        self, connection: Connection, invocation_id: int, branch_id: int | None = None
+    ) -> list[ToolInvocation]:
         """Read the invocations that ran again in place of an invocation, newest first.
 
         Args:
@@ -213,46 +217,46 @@ class WorldLog:
             invocation_id: The invocation that ran first.
             branch_id: The branch for which they ran; None for any.
         """
-        its_session = select(_first.c.external_session_id).where(
-            _first.c.tenant_id == self.tenant_id, _first.c.id == invocation_id
+        session_query = select(_first_run.c.external_session_id).where(
+            _first_run.c.tenant_id == self.tenant_id, _first_run.c.id == invocation_id
         )
         query = (
             select(TOOL_INVOCATION, BRANCH.c.inherited)
             .select_from(WITH_BRANCH)
             .where(
                 TOOL_INVOCATION.c.tenant_id == self.tenant_id,
-                TOOL_INVOCATION.c.external_session_id == its_session.scalar_subquery(),  # for the index
+                TOOL_INVOCATION.c.external_session_id == session_query.scalar_subquery(),  # for the index
                 TOOL_INVOCATION.c.replay_of == invocation_id,
                 TOOL_INVOCATION.c.kind == REDO,
             )
         )
         if branch_id is not None:
             query = query.where(TOOL_INVOCATION.c.internal_session_id == branch_id)
-        return self.journal.own_values(
+        return self.journal.invocations_from_rows(
             connection, connection.execute(query.order_by(TOOL_INVOCATION.c.id.desc())).all()
         )
 
     def may_be_in_world(self, connection: Connection, call: ToolInvocation) -> bool:
         """Return whether a call, or one that ran again in its place, may have an effect in the world."""
-        again = [one for one in self.redone(connection, call.id) if one.status != FAILED]
-        return any(one.status in STANDING for one in (again or [call]) if one.status != FAILED)
+        redos = [redo for redo in self.redo_calls(connection, call.id) if redo.status != FAILED]
+        return any(one.status in STANDING for one in (redos or [call]) if one.status != FAILED)
 
     def with_repeated_ids(self, connection: Connection, ids: Iterable[int]) -> set[int]:
         """Return the ids of these invocations, and the ids of the calls that they repeat."""
-        wanted = sorted(set(ids))
-        found = set(wanted)
-        for part in slices(wanted):
+        sorted_ids = sorted(set(ids))
+        all_ids = set(sorted_ids)
+        for part in slices(sorted_ids):
             repeats = select(TOOL_INVOCATION.c.replay_of).where(
                 TOOL_INVOCATION.c.tenant_id == self.tenant_id,
                 TOOL_INVOCATION.c.id.in_(part),
                 TOOL_INVOCATION.c.kind == REDO,
             )
-            found.update(connection.execute(repeats).scalars())
-        return found
+            all_ids.update(connection.execute(repeats).scalars())
+        return all_ids
 
-    def _redone(self, connection: Connection, ids: Sequence[int]) -> set[int]:
+    def _redone_ids(self, connection: Connection, ids: Sequence[int]) -> set[int]:
         """Return those of these invocations whose redo may be in effect."""
-        found: set[int] = set()
+        redone_ids: set[int] = set()
         for part in slices(ids):
             query = select(TOOL_INVOCATION.c.replay_of).where(
                 TOOL_INVOCATION.c.tenant_id == self.tenant_id,
@@ -261,8 +265,8 @@ class WorldLog:
                 TOOL_INVOCATION.c.status.in_(sorted(STANDING - {FAILED})),
                 ~MAY_BE_REPEATED,
             )
-            found.update(connection.execute(query).scalars())
-        return found
+            redone_ids.update(connection.execute(query).scalars())
+        return redone_ids
 
     def are_in_effect(
         self, connection: Connection, session_id: int, path: Sequence[TrackPart], keys: Sequence[str]
@@ -276,7 +280,7 @@ class WorldLog:
             keys: The idempotency keys of the calls.
         """
         query = select(
-            *row_codes.columns(connection, TOOL_INVOCATION, "id", "idempotency_key", "kind", "replay_of")
+            *row_codes.columns_to_read(connection, TOOL_INVOCATION, "id", "idempotency_key", "kind", "replay_of")
         ).where(
             TOOL_INVOCATION.c.tenant_id == self.tenant_id,
             TOOL_INVOCATION.c.external_session_id == session_id,
@@ -289,53 +293,55 @@ class WorldLog:
                 connection, connection.execute(query.where(TOOL_INVOCATION.c.idempotency_key.in_(part))).all()
             )
         ]
-        own = self.on_path(connection, path, (row.id for row in rows))
-        lost = {call.id for call in self.reversed_calls(connection, path)}
-        lost |= {call.first_id for call in self.uncertain_calls(connection, session_id, path)}
-        held = {
+        path_ids = self.ids_on_path(connection, path, (row.id for row in rows))
+        reversed_ids = {call.id for call in self.reversed_calls(connection, path)}
+        reversed_ids |= {call.first_id for call in self.uncertain_calls(connection, session_id, path)}
+        effective_keys = {
             row.idempotency_key
             for row in rows
-            if row.id in own and (row.replay_of if row.kind == REPLAY else row.id) not in lost
+            if row.id in path_ids and (row.replay_of if row.kind == REPLAY else row.id) not in reversed_ids
         }
-        return held.issuperset(keys)
+        return effective_keys.issuperset(keys)
 
     def keys_in_effect(self, connection: Connection, path: Sequence[TrackPart]) -> list[str]:
         """Read the idempotency keys of the calls of a path that act on the world and were not reversed."""
-        lost = {call.id for call in self.reversed_calls(connection, path)}
+        reversed_ids = {call.id for call in self.reversed_calls(connection, path)}
         return [
             call.idempotency_key
             for call in self.journal.track(connection, path)
-            if call.effect != READ_ONLY and not lost & {call.id, call.replay_of}
+            if call.effect != READ_ONLY and not reversed_ids & {call.id, call.replay_of}
         ]
 
     # -- the path
 
-    def on_path(self, connection: Connection, path: Sequence[TrackPart], ids: Iterable[int]) -> set[int]:
+    def ids_on_path(self, connection: Connection, path: Sequence[TrackPart], ids: Iterable[int]) -> set[int]:
         """Return those of these invocations that a path recorded or took over from the record."""
-        wanted, found = sorted(set(ids)), set[int]()
-        for part in slices(wanted if path else ()):
-            on_path = and_(TOOL_INVOCATION.c.tenant_id == self.tenant_id, self._recorded_on(connection, path))
-            found.update(
+        sorted_ids, path_ids = sorted(set(ids)), set[int]()
+        for part in slices(sorted_ids if path else ()):
+            on_path = and_(TOOL_INVOCATION.c.tenant_id == self.tenant_id, self._is_recorded_on(connection, path))
+            path_ids.update(
                 connection.execute(
                     select(TOOL_INVOCATION.c.id).where(on_path, TOOL_INVOCATION.c.id.in_(part))
                 ).scalars()
             )
-            found.update(self._replayed_ids(connection, on_path, TOOL_INVOCATION.c.replay_of.in_(part)))
-        return found
+            path_ids.update(self._replayed_ids(connection, on_path, TOOL_INVOCATION.c.replay_of.in_(part)))
+        return path_ids
 
     def _replayed_ids(self, connection: Connection, *conditions: Any) -> list[int]:
         """Return the calls that were replayed from the record by invocations that meet these conditions."""
-        query = select(*row_codes.columns(connection, TOOL_INVOCATION, "replay_of")).where(*conditions, *_TAKEN)
+        query = select(*row_codes.columns_to_read(connection, TOOL_INVOCATION, "replay_of")).where(
+            *conditions, *_IS_USED_REPLAY
+        )
         return [row.replay_of for row in self.journal.authentic(connection, connection.execute(query).all())]
 
-    def _recorded_on(self, connection: Connection, path: Sequence[TrackPart]) -> Any:
+    def _is_recorded_on(self, connection: Connection, path: Sequence[TrackPart]) -> Any:
         """Return the condition that an invocation was recorded on a track."""
         return or_(
             false(),
             *(
                 and_(
                     TOOL_INVOCATION.c.internal_session_id == part.branch_id,
-                    TOOL_INVOCATION.c.arrival <= self.journal.last_of(connection, part),
+                    TOOL_INVOCATION.c.arrival <= self.journal.last_arrival(connection, part),
                     TOOL_INVOCATION.c.kind != REDO,
                 )
                 for part in path
@@ -348,7 +354,7 @@ def _first_id(row: Row[Any]) -> int:
     return int(row.replay_of if row.kind == REDO else row.id)
 
 
-_TAKEN = (
+_IS_USED_REPLAY = (
     TOOL_INVOCATION.c.kind == REPLAY,
     TOOL_INVOCATION.c.status != FAILED,
 )  # the answer of a failed replay was never used
@@ -358,36 +364,36 @@ MAY_BE_REPEATED = and_(
 )
 """The SQL condition for `ToolInvocation.may_be_repeated`."""
 
-_again = TOOL_INVOCATION.alias("again")
+_rerun = TOOL_INVOCATION.alias("again")
 # A redo replaces the call that it repeats, because that call was reversed or never ran in the fresh world.
-SUPERSEDED = exists().where(
-    _again.c.tenant_id == TOOL_INVOCATION.c.tenant_id,
-    _again.c.external_session_id == TOOL_INVOCATION.c.external_session_id,
-    _again.c.replay_of == TOOL_INVOCATION.c.id,
-    _again.c.kind == REDO,
-    _again.c.status != FAILED,
+IS_SUPERSEDED = exists().where(
+    _rerun.c.tenant_id == TOOL_INVOCATION.c.tenant_id,
+    _rerun.c.external_session_id == TOOL_INVOCATION.c.external_session_id,
+    _rerun.c.replay_of == TOOL_INVOCATION.c.id,
+    _rerun.c.kind == REDO,
+    _rerun.c.status != FAILED,
 )
 # A call that was imported from another world, and that a branch made again here. The new call represents both.
-MADE_HERE = and_(
+IS_REMADE = and_(
     TOOL_INVOCATION.c.made_on.is_not(None),
     exists().where(
-        _again.c.tenant_id == TOOL_INVOCATION.c.tenant_id,
-        _again.c.external_session_id == TOOL_INVOCATION.c.external_session_id,
-        _again.c.replay_of == TOOL_INVOCATION.c.id,
-        _again.c.kind == CALL,
+        _rerun.c.tenant_id == TOOL_INVOCATION.c.tenant_id,
+        _rerun.c.external_session_id == TOOL_INVOCATION.c.external_session_id,
+        _rerun.c.replay_of == TOOL_INVOCATION.c.id,
+        _rerun.c.kind == CALL,
     ),
 )
-_first = TOOL_INVOCATION.alias("first")
-_FIRST = case((TOOL_INVOCATION.c.kind == REDO, TOOL_INVOCATION.c.replay_of), else_=TOOL_INVOCATION.c.id)
-_LOGGED_ACTIONS = select(WORLD_LOG.c.seq, WORLD_LOG.c.action, _FIRST.label("first_id")).select_from(
+_first_run = TOOL_INVOCATION.alias("first")
+_FIRST_ID = case((TOOL_INVOCATION.c.kind == REDO, TOOL_INVOCATION.c.replay_of), else_=TOOL_INVOCATION.c.id)
+_LOGGED_ACTIONS = select(WORLD_LOG.c.seq, WORLD_LOG.c.action, _FIRST_ID.label("first_id")).select_from(
     WORLD_LOG.join(
         TOOL_INVOCATION,
         and_(TOOL_INVOCATION.c.tenant_id == WORLD_LOG.c.tenant_id, TOOL_INVOCATION.c.id == WORLD_LOG.c.invocation_id),
     )
 )
-_here = TOOL_INVOCATION.c.internal_session_id == bindparam("branch")
-_by_us = OPERATION.c.internal_session_id == bindparam("branch")
-_FOREIGN = CompiledStatement(
+_is_call_of_branch = TOOL_INVOCATION.c.internal_session_id == bindparam("branch")
+_is_operation_of_branch = OPERATION.c.internal_session_id == bindparam("branch")
+_CHANGES_BY_OTHERS = CompiledStatement(
     select(WORLD_LOG.c.invocation_id, TOOL_INVOCATION.c.kind, TOOL_INVOCATION.c.replay_of)
     .select_from(
         WORLD_LOG.join(
@@ -408,9 +414,9 @@ _FOREIGN = CompiledStatement(
         case(
             (
                 or_(WORLD_LOG.c.action == REVERSED, WORLD_LOG.c.action == REVERSE_UNKNOWN),
-                func.coalesce(_by_us, false()),
+                func.coalesce(_is_operation_of_branch, false()),
             ),
-            else_=_here,
+            else_=_is_call_of_branch,
         ).is_(false()),
     )
 )

@@ -13,10 +13,10 @@ from agentgit.store.database import Database
 from agentgit.store.schema import migrations
 from agentgit.store.sql.tables import METADATA
 
-WORDS = "search_words"
+FTS_TABLE = "search_words"
 """The name of SQLite's full-text index. FTS5 stores it in tables whose names begin with this name."""
 
-TABLE_NAMES = frozenset({*METADATA.tables, WORDS, migrations.VERSION_TABLE})
+TABLE_NAMES = frozenset({*METADATA.tables, FTS_TABLE, migrations.VERSION_TABLE})
 """The names of all tables that agentgit creates."""
 
 Shape = dict[str, dict[str, str]]
@@ -65,11 +65,11 @@ def include_object(object: Any, name: str | None, kind: str, reflected: bool, co
         >>> include_object(None, "invoice", "table", True, None)
         True
     """
-    found = kind == "table" and reflected and compare_to is None
-    return not (found and name is not None and (name in TABLE_NAMES or name.startswith(WORDS)))
+    is_extra_table = kind == "table" and reflected and compare_to is None
+    return not (is_extra_table and name is not None and (name in TABLE_NAMES or name.startswith(FTS_TABLE)))
 
 
-def shape_of(connection: Connection, schema: str | None = None) -> Shape:
+def read_shape(connection: Connection, schema: str | None = None) -> Shape:
     """Read the shape of agentgit's tables.
 
     Args:
@@ -77,60 +77,65 @@ def shape_of(connection: Connection, schema: str | None = None) -> Shape:
         schema: The PostgreSQL schema; None for the first one in the search path.
     """
     inspector = inspect(connection)
-    place = schema or inspector.default_schema_name
-    found: Shape = {name: {} for name in inspector.get_table_names(schema=place) if name in TABLE_NAMES}
-    found.pop(migrations.VERSION_TABLE, None)
+    schema_name = schema or inspector.default_schema_name
+    shape: Shape = {name: {} for name in inspector.get_table_names(schema=schema_name) if name in TABLE_NAMES}
+    shape.pop(migrations.VERSION_TABLE, None)
     # The parts of the FTS5 table are not read: its columns have no type, and SQLite itself creates them.
-    for name, parts in _parts(inspector, connection, place, [name for name in found if name != WORDS]):
-        if name in found:
-            found[name] |= parts
-    return found
+    for name, parts in _list_parts(inspector, connection, schema_name, [name for name in shape if name != FTS_TABLE]):
+        if name in shape:
+            shape[name] |= parts
+    return shape
 
 
-def _parts(
-    inspector: Inspector, connection: Connection, place: str | None, names: list[str]
+def _list_parts(
+    inspector: Inspector, connection: Connection, schema_name: str | None, names: list[str]
 ) -> list[tuple[str, dict[str, str]]]:
     kind, parts = connection.dialect.name, []
-    of: Any = {"schema": place, "filter_names": names}
-    for (_, name), columns in inspector.get_multi_columns(**of).items():
-        parts.append((name, {f"column {one['name']}": _column(one, connection) for one in columns}))
-    for (_, name), key in inspector.get_multi_pk_constraint(**of).items():
-        parts.append((name, {"primary key": ", ".join(key["constrained_columns"])} if key else {}))
-    for (_, name), keys in inspector.get_multi_unique_constraints(**of).items():
+    options: Any = {"schema": schema_name, "filter_names": names}
+    for (_, name), columns in inspector.get_multi_columns(**options).items():
+        parts.append((name, {f"column {one['name']}": _column_definition(one, connection) for one in columns}))
+    for (_, name), primary_key in inspector.get_multi_pk_constraint(**options).items():
+        parts.append((name, {"primary key": ", ".join(primary_key["constrained_columns"])} if primary_key else {}))
+    for (_, name), keys in inspector.get_multi_unique_constraints(**options).items():
         parts.append((name, {f"unique ({', '.join(key['column_names'])})": "there" for key in keys}))
-    for (_, name), indexes in inspector.get_multi_indexes(**of).items():
-        plain = [one for one in indexes if "duplicates_constraint" not in one]
-        parts.append((name, {f"index {one['name']}": ", ".join(map(str, one["column_names"])) for one in plain}))
-    for (_, name), links in inspector.get_multi_foreign_keys(**of).items():
+    for (_, name), indexes in inspector.get_multi_indexes(**options).items():
+        plain_indexes = [one for one in indexes if "duplicates_constraint" not in one]
+        parts.append(
+            (name, {f"index {one['name']}": ", ".join(map(str, one["column_names"])) for one in plain_indexes})
+        )
+    for (_, name), foreign_keys in inspector.get_multi_foreign_keys(**options).items():
         parts.append(
             (
                 name,
                 {
-                    f"reference ({', '.join(one['constrained_columns'])})": _target(one)
-                    for one in links
+                    f"reference ({', '.join(one['constrained_columns'])})": _foreign_key_target(one)
+                    for one in foreign_keys
                     if one["referred_table"] in TABLE_NAMES
                 },
             )
         )
-    given = {"place": place or "main"}
-    for name, trigger, state, definition, function, code in connection.execute(text(_TRIGGERS[kind]), given):
-        said = {f"trigger {trigger}": state, f"definition of trigger {trigger}": definition}
-        parts.append((name, said | ({f"function {function}": code} if function else {})))
+    parameters = {"place": schema_name or "main"}
+    for name, trigger, state, definition, function, code in connection.execute(text(_TRIGGERS[kind]), parameters):
+        definitions = {f"trigger {trigger}": state, f"definition of trigger {trigger}": definition}
+        parts.append((name, definitions | ({f"function {function}": code} if function else {})))
     if kind == "postgresql":
-        parts += [(name, {what: how}) for name, what, how in connection.execute(text(_ROW_SECURITY), given)]
+        parts += [
+            (name, {part: part_definition})
+            for name, part, part_definition in connection.execute(text(_ROW_SECURITY), parameters)
+        ]
     return parts
 
 
-def _column(one: Any, connection: Connection) -> str:
-    kind = one["type"].compile(connection.dialect)
-    return kind if one["nullable"] else f"{kind} NOT NULL"
+def _column_definition(column: Any, connection: Connection) -> str:
+    sql_type = column["type"].compile(connection.dialect)
+    return sql_type if column["nullable"] else f"{sql_type} NOT NULL"
 
 
-def _target(one: Any) -> str:
-    return f"{one['referred_table']} ({', '.join(one['referred_columns'])})"
+def _foreign_key_target(foreign_key: Any) -> str:
+    return f"{foreign_key['referred_table']} ({', '.join(foreign_key['referred_columns'])})"
 
 
-def shape_at(connection: Connection, revision: str) -> Shape:
+def build_shape(connection: Connection, revision: str) -> Shape:
     """Return the shape that the migrations create, by running them in memory or, on a server, in a temporary schema.
 
     Args:
@@ -142,39 +147,39 @@ def shape_at(connection: Connection, revision: str) -> Shape:
     if connection.dialect.name == "sqlite":
         with closing(Database(":memory:")) as database:
             database.write(lambda other: migrations.run(other, "upgrade", revision))
-            with database.reading() as other:
-                return shape_of(other)
+            with database.reading() as temporary_connection:
+                return read_shape(temporary_connection)
     name = f"agentgit_{secrets.token_hex(8)}"
-    with connection.begin_nested() as nothing_stays:
+    with connection.begin_nested() as savepoint:
         connection.exec_driver_sql(f"CREATE SCHEMA {name}")
         connection.exec_driver_sql(f"SET LOCAL search_path = {name}")
         migrations.run(connection, "upgrade", revision, schema=name)
-        found = shape_of(connection, name)
-        nothing_stays.rollback()
-    return found
+        shape = read_shape(connection, name)
+        savepoint.rollback()
+    return shape
 
 
-def differences(found: Shape, wanted: Shape) -> list[str]:
+def list_differences(actual: Shape, expected: Shape) -> list[str]:
     """List the differences between a shape and the expected one. Additional indexes are allowed.
 
     Args:
-        found: The actual shape.
-        wanted: The expected shape.
+        actual: The actual shape.
+        expected: The expected shape.
 
     Example:
-        >>> differences({"tag": {"column name": "TEXT"}}, {"tag": {"column name": "TEXT NOT NULL"}, "blob": {}})
+        >>> list_differences({"tag": {"column name": "TEXT"}}, {"tag": {"column name": "TEXT NOT NULL"}, "blob": {}})
         ['table blob is missing', 'tag: column name is TEXT, not TEXT NOT NULL']
     """
-    said = [f"table {name} is missing" for name in sorted(wanted.keys() - found.keys())]
-    said += [f"table {name} is unexpected" for name in sorted(found.keys() - wanted.keys())]
-    for name in sorted(found.keys() & wanted.keys()):
-        has, needs = found[name], wanted[name]
-        said += [f"{name}: {part} is missing" for part in sorted(needs.keys() - has.keys())]
-        extra = sorted(part for part in has.keys() - needs.keys() if not part.startswith("index "))
-        said += [f"{name}: {part} is unexpected" for part in extra]
-        for part in sorted(has.keys() & needs.keys()):
-            if has[part] != needs[part]:
+    messages = [f"table {name} is missing" for name in sorted(expected.keys() - actual.keys())]
+    messages += [f"table {name} is unexpected" for name in sorted(actual.keys() - expected.keys())]
+    for name in sorted(actual.keys() & expected.keys()):
+        actual_parts, expected_parts = actual[name], expected[name]
+        messages += [f"{name}: {part} is missing" for part in sorted(expected_parts.keys() - actual_parts.keys())]
+        extra = sorted(part for part in actual_parts.keys() - expected_parts.keys() if not part.startswith("index "))
+        messages += [f"{name}: {part} is unexpected" for part in extra]
+        for part in sorted(actual_parts.keys() & expected_parts.keys()):
+            if actual_parts[part] != expected_parts[part]:
                 is_code = part.startswith(("function ", "policy ", "definition "))
-                how = "was modified" if is_code else f"is {has[part]}, not {needs[part]}"
-                said.append(f"{name}: {part} {how}")
-    return said
+                difference = "was modified" if is_code else f"is {actual_parts[part]}, not {expected_parts[part]}"
+                messages.append(f"{name}: {part} {difference}")
+    return messages

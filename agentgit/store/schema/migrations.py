@@ -31,8 +31,8 @@ _FORCED = text(
 def folder() -> Path:
     """Return the folder of the migrations: inside the installed package or, in a checkout, beside it."""
     package = Path(__file__).parents[2]
-    shipped = package / "migrations"
-    return shipped if shipped.is_dir() else package.parent / "alembic"
+    packaged = package / "migrations"
+    return packaged if packaged.is_dir() else package.parent / "alembic"
 
 
 def revisions() -> list[str]:
@@ -68,13 +68,17 @@ def run(connection: Connection, verb: str, revision: str, *, schema: str | None 
     from alembic import command
 
     with migration_lock:
-        forced = _forced(connection)
-        _force(connection, forced, "NO FORCE")  # a migration changes rows of all tenants
-        getattr(command, verb)(_config(connection=connection, schema=schema), revision)
-        _force(connection, [name for name in forced if name in _forced(connection, all_tables=True)], "FORCE")
+        forced_tables = _list_forced_tables(connection)
+        _set_row_security(connection, forced_tables, "NO FORCE")  # a migration changes rows of all tenants
+        getattr(command, verb)(_alembic_config(connection=connection, schema=schema), revision)
+        _set_row_security(
+            connection,
+            [name for name in forced_tables if name in _list_forced_tables(connection, all_tables=True)],
+            "FORCE",
+        )
 
 
-def _forced(connection: Connection, *, all_tables: bool = False) -> list[str]:
+def _list_forced_tables(connection: Connection, *, all_tables: bool = False) -> list[str]:
     """List the tables whose row-level security also applies to their owner."""
     if connection.dialect.name != "postgresql":
         return []
@@ -82,9 +86,9 @@ def _forced(connection: Connection, *, all_tables: bool = False) -> list[str]:
     return list(connection.execute(query).scalars())
 
 
-def _force(connection: Connection, names: list[str], how: str) -> None:
+def _set_row_security(connection: Connection, names: list[str], mode: str) -> None:
     for name in names:
-        connection.exec_driver_sql(f"ALTER TABLE {name} {how} ROW LEVEL SECURITY")
+        connection.exec_driver_sql(f"ALTER TABLE {name} {mode} ROW LEVEL SECURITY")
 
 
 def script(kind: str, start: str, end: str) -> str:
@@ -100,16 +104,16 @@ def script(kind: str, start: str, end: str) -> str:
     """
     from alembic import command
 
-    order = [BASE, *revisions()]
-    if order.index(require_revision(start)) >= order.index(require_revision(end)):
+    all_revisions = [BASE, *revisions()]
+    if all_revisions.index(require_revision(start)) >= all_revisions.index(require_revision(end)):
         raise InvalidInput(f"Schema {start} is not older than {end}. Scripts exist only for upgrades.")
-    written = io.StringIO()
+    output = io.StringIO()
     with migration_lock:
-        command.upgrade(_config(written, dialect=kind), f"{start}:{end}", sql=True)
-    return written.getvalue()
+        command.upgrade(_alembic_config(output, dialect=kind), f"{start}:{end}", sql=True)
+    return output.getvalue()
 
 
-def _config(buffer: Any = None, **attributes: Any) -> Any:
+def _alembic_config(buffer: Any = None, **attributes: Any) -> Any:
     from alembic.config import Config
 
     config = Config(output_buffer=buffer) if buffer is not None else Config()

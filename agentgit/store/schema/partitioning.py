@@ -78,88 +78,88 @@ def partition(database: Database, count: int) -> int:
 
     def work(connection: Connection) -> int:
         schema.require_owner(connection, database, f"partition {count}")
-        return _divide(connection, count)
+        return _partition_tables(connection, count)
 
     return database.write(work, durable=True)
 
 
-def _divide(connection: Connection, count: int) -> int:
+def _partition_tables(connection: Connection, count: int) -> int:
     schema.lock_migrations(connection)
     quote = connection.dialect.identifier_preparer.quote
     names = [quote(table.name) for table in METADATA.sorted_tables if table.name != "tenant"]
-    plain = {name for name in names if connection.execute(_IS_PLAIN, {"name": name}).scalar_one()}
-    tables = [_read(connection, name) for name in names] if plain else []
+    plain_names = {name for name in names if connection.execute(_IS_PLAIN, {"name": name}).scalar_one()}
+    tables = [_read_table(connection, name) for name in names] if plain_names else []
     for table in tables:
         for reference, _ in table.references:
-            _do(connection, f"ALTER TABLE {table.name} DROP CONSTRAINT {reference}")
+            _execute(connection, f"ALTER TABLE {table.name} DROP CONSTRAINT {reference}")
         for policy, _ in table.walls:  # a policy may read another table
-            _do(connection, f"DROP POLICY {policy} ON {table.name}")
-    copied = [table for table in tables if table.name in plain]
-    for table in copied:
-        _copy(connection, table, _parts(table.name, count))
+            _execute(connection, f"DROP POLICY {policy} ON {table.name}")
+    plain_tables = [table for table in tables if table.name in plain_names]
+    for table in plain_tables:
+        _replace_with_partitioned(connection, table, _partition_names(table.name, count))
     for table in tables:
-        for reference, written in table.references:
-            _do(connection, f"ALTER TABLE {table.name} ADD CONSTRAINT {reference} {written}")
-        for policy, written in table.walls:
-            _do(connection, f"CREATE POLICY {policy} ON {table.name} {written}")
-    for table in copied:
-        _guard(connection, table, _parts(table.name, count))
-    return len(copied)
+        for reference, definition in table.references:
+            _execute(connection, f"ALTER TABLE {table.name} ADD CONSTRAINT {reference} {definition}")
+        for policy, definition in table.walls:
+            _execute(connection, f"CREATE POLICY {policy} ON {table.name} {definition}")
+    for table in plain_tables:
+        _protect(connection, table, _partition_names(table.name, count))
+    return len(plain_tables)
 
 
-def _parts(name: str, count: int) -> list[str]:
-    plain = name.strip('"')
-    return [f'"{plain}_p{n}"' for n in range(count)]
+def _partition_names(name: str, count: int) -> list[str]:
+    unquoted = name.strip('"')
+    return [f'"{unquoted}_p{n}"' for n in range(count)]
 
 
-def _read(connection: Connection, name: str) -> _Table:
-    found = {part: connection.execute(text(query), {"name": name}).all() for part, query in _CATALOG.items()}
-    return _Table(name, **{part: list(rows) for part, rows in found.items()})
+def _read_table(connection: Connection, name: str) -> _Table:
+    rows_by_part = {part: connection.execute(text(query), {"name": name}).all() for part, query in _CATALOG.items()}
+    return _Table(name, **{part: list(rows) for part, rows in rows_by_part.items()})
 
 
-def _copy(connection: Connection, table: _Table, parts: list[str]) -> None:
+def _replace_with_partitioned(connection: Connection, table: _Table, partitions: list[str]) -> None:
     """Replace a plain table with a partitioned one that has the same rows."""
     name = table.name
-    _do(connection, f"ALTER TABLE {name} DISABLE ROW LEVEL SECURITY")  # otherwise its owner sees no rows to copy
-    _do(connection, f"ALTER TABLE {name} RENAME TO agentgit_old")
+    _execute(connection, f"ALTER TABLE {name} DISABLE ROW LEVEL SECURITY")  # otherwise its owner sees no rows to copy
+    _execute(connection, f"ALTER TABLE {name} RENAME TO agentgit_old")
     for key, _ in table.keys:
-        _do(connection, f"ALTER TABLE agentgit_old DROP CONSTRAINT {key}")
+        _execute(connection, f"ALTER TABLE agentgit_old DROP CONSTRAINT {key}")
     for index, _ in table.indexes:
-        _do(connection, f"DROP INDEX {index}")
-    like = "LIKE agentgit_old INCLUDING DEFAULTS INCLUDING STORAGE INCLUDING COMPRESSION INCLUDING COMMENTS"
-    _do(connection, f"CREATE TABLE {name} ({like}) PARTITION BY HASH (tenant_id)")
-    for n, part in enumerate(parts):
-        values = f"FOR VALUES WITH (MODULUS {len(parts)}, REMAINDER {n})"
-        _do(connection, f"CREATE TABLE {part} PARTITION OF {name} {values}")
-    _do(connection, f"INSERT INTO {name} SELECT * FROM agentgit_old")  # noqa: S608  # our own names
-    _do(connection, "DROP TABLE agentgit_old")
-    for key, written in table.keys:
-        _do(connection, f"ALTER TABLE {name} ADD CONSTRAINT {key} {written}")
-    for _, written in table.indexes:
-        _do(connection, written)
+        _execute(connection, f"DROP INDEX {index}")
+    columns = "LIKE agentgit_old INCLUDING DEFAULTS INCLUDING STORAGE INCLUDING COMPRESSION INCLUDING COMMENTS"
+    _execute(connection, f"CREATE TABLE {name} ({columns}) PARTITION BY HASH (tenant_id)")
+    for remainder, partition_name in enumerate(partitions):
+        values = f"FOR VALUES WITH (MODULUS {len(partitions)}, REMAINDER {remainder})"
+        _execute(connection, f"CREATE TABLE {partition_name} PARTITION OF {name} {values}")
+    _execute(connection, f"INSERT INTO {name} SELECT * FROM agentgit_old")  # noqa: S608  # our own names
+    _execute(connection, "DROP TABLE agentgit_old")
+    for key, definition in table.keys:
+        _execute(connection, f"ALTER TABLE {name} ADD CONSTRAINT {key} {definition}")
+    for _, definition in table.indexes:
+        _execute(connection, definition)
 
 
-def _guard(connection: Connection, table: _Table, parts: list[str]) -> None:
+def _protect(connection: Connection, table: _Table, partitions: list[str]) -> None:
     """Protect a table and its partitions: nobody can read or change a partition except through its table."""
-    for _, written in table.triggers:
+    for _, definition in table.triggers:
         # PostgreSQL itself copies a row-level trigger to the partitions.
-        for place in (table.name, *(parts if "FOR EACH STATEMENT" in written else ())):
-            _do(connection, re.sub(r" ON \S+ FOR EACH ", f" ON {place} FOR EACH ", written))
-    for place in (table.name, *parts):
-        _do(connection, f"ALTER TABLE {place} ENABLE ROW LEVEL SECURITY")
-        _do(connection, f"ALTER TABLE {place} FORCE ROW LEVEL SECURITY")
+        for table_name in (table.name, *(partitions if "FOR EACH STATEMENT" in definition else ())):
+            _execute(connection, re.sub(r" ON \S+ FOR EACH ", f" ON {table_name} FOR EACH ", definition))
+    for table_name in (table.name, *partitions):
+        _execute(connection, f"ALTER TABLE {table_name} ENABLE ROW LEVEL SECURITY")
+        _execute(connection, f"ALTER TABLE {table_name} FORCE ROW LEVEL SECURITY")
     for role, rights in table.grants:
-        _do(connection, f"GRANT {rights} ON {table.name} TO {role}")
+        _execute(connection, f"GRANT {rights} ON {table.name} TO {role}")
 
 
-def _do(connection: Connection, statement: str) -> None:
+def _execute(connection: Connection, statement: str) -> None:
     connection.exec_driver_sql(statement)
 
 
 KINDS = ("citus", "cockroach", "yugabyte")
 """The servers for which there is a script. The scripts have not been run on these servers."""
 
-_UNKNOWN = ("FUNCTION agentgit_", "TRIGGER ", "POLICY ", "ROW LEVEL SECURITY")
+_UNSUPPORTED = ("FUNCTION agentgit_", "TRIGGER ", "POLICY ", "ROW LEVEL SECURITY")
 """Parts of statements that Citus cannot run on distributed tables, and CockroachDB cannot run unchanged.
 
 These are the triggers of the audit trail, and row-level security.
@@ -183,21 +183,23 @@ def distributed_script(kind: str) -> str:
     """
     if kind not in KINDS:
         raise InvalidInput(f"There is no script for {kind!r}. Use one of postgresql, sqlite, {', '.join(KINDS)}.")
-    written = schema.script("postgresql")
+    sql = schema.script("postgresql")
     if kind == "yugabyte":
-        return written.replace(_GIN, "USING ybgin (words)")
-    statements = [one for one in written.split(";\n\n") if not any(word in one for word in _UNKNOWN)]
-    plain = ";\n\n".join(statements)
-    return plain + _distributed() if kind == "citus" else plain.replace(_GIN, "USING gin (words)")
+        return sql.replace(_GIN, "USING ybgin (words)")
+    statements = [one for one in sql.split(";\n\n") if not any(word in one for word in _UNSUPPORTED)]
+    supported_sql = ";\n\n".join(statements)
+    return supported_sql + _distribution_sql() if kind == "citus" else supported_sql.replace(_GIN, "USING gin (words)")
 
 
-def _distributed() -> str:
+def _distribution_sql() -> str:
     """Return the SQL that distributes the tables by tenant, co-located, with referenced tables first."""
     names = [table.name for table in METADATA.sorted_tables if table.name != "tenant"]
     lines = ["SELECT create_reference_table('tenant');"]
     for name in names:
-        beside = "none" if name == names[0] else _quoted(names[0])
-        lines.append(f"SELECT create_distributed_table('{_quoted(name)}', 'tenant_id', colocate_with => '{beside}');")
+        colocated_table = "none" if name == names[0] else _quoted(names[0])
+        lines.append(
+            f"SELECT create_distributed_table('{_quoted(name)}', 'tenant_id', colocate_with => '{colocated_table}');"
+        )
     return "\n".join(["", *lines, ""])
 
 

@@ -12,7 +12,7 @@ from agentgit.store.schema import schema
 from agentgit.store.schema.migrations import VERSION_TABLE
 from agentgit.store.sql.tables import METADATA
 
-WORK = "SELECT, INSERT, UPDATE, DELETE"
+FULL_RIGHTS = "SELECT, INSERT, UPDATE, DELETE"
 
 REDUCED_RIGHTS = {
     VERSION_TABLE: "SELECT",
@@ -20,14 +20,14 @@ REDUCED_RIGHTS = {
     "erasure": "SELECT, INSERT",
     "tenant": "SELECT, INSERT, UPDATE",
 }
-"""The tables with fewer rights than `WORK`. A trigger allows DELETE only for the events of an erased session."""
+"""The tables with fewer rights than `FULL_RIGHTS`. A trigger allows DELETE only for the events of an erased session."""
 
 # A member of a role can become that role with SET ROLE.
 _ROLE = text(
     "SELECT EXISTS (SELECT FROM pg_roles past WHERE (past.rolsuper OR past.rolbypassrls) "
     "AND pg_has_role(own.oid, past.oid, 'MEMBER')) AS past FROM pg_roles own WHERE own.rolname = :role"
 )
-_OWNS = text(
+_OWNED_TABLES = text(
     "SELECT count(*) FROM pg_class WHERE relnamespace = to_regnamespace(current_schema()) AND relname = ANY(:names) "
     "AND pg_has_role(:role, relowner, 'MEMBER')"
 )
@@ -63,21 +63,21 @@ def grant(database: Database, role: str) -> int:
 
 def _grant(connection: Connection, role: str) -> int:
     names = [*METADATA.tables, VERSION_TABLE]
-    found = connection.execute(_ROLE, {"role": role}).first()
-    if found is None:
+    role_row = connection.execute(_ROLE, {"role": role}).first()
+    if role_row is None:
         raise NotFound(f"The server has no role {role!r}. Create one: CREATE ROLE name LOGIN")
-    if found.past:
+    if role_row.past:
         raise NotAllowed(
             f"Row-level security does not apply to {role!r}. First revoke SUPERUSER and BYPASSRLS from it, and its "
             "membership in roles that have either."
         )
-    if connection.execute(_OWNS, {"names": names, "role": role}).scalar_one():
+    if connection.execute(_OWNED_TABLES, {"names": names, "role": role}).scalar_one():
         raise NotAllowed(f"{role!r} owns the tables, so grants do not limit it. Use another role.")
     quote = connection.dialect.identifier_preparer.quote_identifier
-    place = quote(str(connection.execute(text("SELECT current_schema()")).scalar_one()))
-    connection.exec_driver_sql(f"GRANT USAGE ON SCHEMA {place} TO {quote(role)}")
+    schema_name = quote(str(connection.execute(text("SELECT current_schema()")).scalar_one()))
+    connection.exec_driver_sql(f"GRANT USAGE ON SCHEMA {schema_name} TO {quote(role)}")
     for name in names:
-        table = f"{place}.{quote(name)}"
+        table = f"{schema_name}.{quote(name)}"
         connection.exec_driver_sql(f"REVOKE ALL ON {table} FROM {quote(role)}")
-        connection.exec_driver_sql(f"GRANT {REDUCED_RIGHTS.get(name, WORK)} ON {table} TO {quote(role)}")
+        connection.exec_driver_sql(f"GRANT {REDUCED_RIGHTS.get(name, FULL_RIGHTS)} ON {table} TO {quote(role)}")
     return len(names)

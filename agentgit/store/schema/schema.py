@@ -10,35 +10,35 @@ from sqlalchemy import Connection, MetaData, inspect, select, text
 from agentgit.errors import InvalidInput, NotAllowed, SchemaMismatch
 from agentgit.store.database import Database
 from agentgit.store.schema import migrations
-from agentgit.store.schema.introspection import TABLE_NAMES, WORDS, Shape, differences, shape_at, shape_of
+from agentgit.store.schema.introspection import FTS_TABLE, TABLE_NAMES, Shape, build_shape, list_differences, read_shape
 from agentgit.store.schema.migrations import ADVISORY_LOCK, BASE, VERSION_TABLE
-from agentgit.store.sql.url import shown
+from agentgit.store.sql.url import redacted_url
 
 REVISION = "0001"
 """The newest migration. A test compares it with the folder."""
 
-_PLACE = "  (with the password in place of ***)"
+_REDACTION_HINT = "  (with the password in place of ***)"
 
-_OTHERS = text(
+_OTHER_OWNER = text(
     "SELECT pg_get_userbyid(relowner) AS owner, current_user AS role FROM pg_class WHERE relname = ANY(:names) "
     "AND relnamespace = to_regnamespace(current_schema()) AND NOT pg_has_role(relowner, 'USAGE') LIMIT 1"
 )
 
 
-def current(database: Database) -> str | None:
+def current_revision(database: Database) -> str | None:
     """Return the schema's revision; None if the database has no tables of agentgit."""
     with database.reading() as connection:
-        return _current(connection)
+        return _read_revision(connection)
 
 
-def _current(connection: Connection) -> str | None:
-    if VERSION_TABLE not in _names(connection):
+def _read_revision(connection: Connection) -> str | None:
+    if VERSION_TABLE not in _table_names(connection):
         return None
-    found = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()  # noqa: S608  # a constant
-    return str(found) if found is not None else None
+    revision = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()  # noqa: S608  # a constant
+    return str(revision) if revision is not None else None
 
 
-def _names(connection: Connection) -> set[str]:
+def _table_names(connection: Connection) -> set[str]:
     return set(inspect(connection).get_table_names())
 
 
@@ -54,34 +54,34 @@ def check(database: Database, *, deep: bool = False) -> None:
         SchemaMismatch: The schema is older, newer, empty or not agentgit's, or differs. The message names the problem
             and what to do.
     """
-    found = current(database)
-    _require_known(database, found)
-    if found is None or found < REVISION:
-        state = "has no tables yet" if found is None else f"has schema {found} and this library needs {REVISION}"
-        way = _command("upgrade", database) if found is None else _upgrade_commands(database)
-        raise SchemaMismatch(f"{database.name} {state}. Run: {way}")
-    if deep and (wrong := database.write(lambda connection: _changed(connection, database))):
+    revision = current_revision(database)
+    _require_not_newer(database, revision)
+    if revision is None or revision < REVISION:
+        state = "has no tables yet" if revision is None else f"has schema {revision} and this library needs {REVISION}"
+        commands = _command("upgrade", database) if revision is None else _upgrade_commands(database)
+        raise SchemaMismatch(f"{database.name} {state}. Run: {commands}")
+    if deep and (differences := database.write(lambda connection: _check_deep(connection, database))):
         raise SchemaMismatch(
-            f"The schema of {database.name} does not match its migrations: {'; '.join(wrong)}. "
+            f"The schema of {database.name} does not match its migrations: {'; '.join(differences)}. "
             "Undo the manual changes, or restore a backup."
         )
 
 
-def _require_known(database: Database, found: str | None) -> None:
-    if found is not None and found > REVISION:
+def _require_not_newer(database: Database, revision: str | None) -> None:
+    if revision is not None and revision > REVISION:
         raise SchemaMismatch(
-            f"{database.name} has schema {found}, which is newer than this library's {REVISION}. "
+            f"{database.name} has schema {revision}, which is newer than this library's {REVISION}. "
             "Run: pip install --upgrade agentgit"
         )
 
 
-def _changed(connection: Connection, database: Database) -> list[str]:
+def _check_deep(connection: Connection, database: Database) -> list[str]:
     require_owner(connection, database, "check --deep")
-    return _wrong(connection, REVISION)
+    return _list_differences(connection, REVISION)
 
 
-def _wrong(connection: Connection, revision: str) -> list[str]:
-    return differences(shape_of(connection), shape_at(connection, revision))
+def _list_differences(connection: Connection, revision: str) -> list[str]:
+    return list_differences(read_shape(connection), build_shape(connection, revision))
 
 
 def _command(verb: str, database: Database, owner: str | None = None) -> str:
@@ -92,26 +92,26 @@ def _command(verb: str, database: Database, owner: str | None = None) -> str:
         database: The database.
         owner: The owner of the tables that the command changes; None for the user in the database's URL.
     """
-    name = database.name if owner is None else shown(database.url.set(username=owner))
+    name = database.name if owner is None else redacted_url(database.url.set(username=owner))
     command = f"agentgit db {verb} --db {shlex.quote(name)}"
-    return f"{command}{_PLACE}" if "***" in name else command
+    return f"{command}{_REDACTION_HINT}" if "***" in name else command
 
 
 def _upgrade_commands(database: Database) -> str:
     """Return the commands that upgrade a database. If another role owns the tables, that role must run them."""
     with database.reading() as connection:
-        others = _other_owner(connection)
-    if others is None:
+        other_owner = _find_other_owner(connection)
+    if other_owner is None:
         return _command("upgrade", database)
-    again = _command(f"grant {shlex.quote(others.role)}", database, others.owner)
-    return f"{_command('upgrade', database, others.owner).removesuffix(_PLACE)}, then {again}"
+    grant_command = _command(f"grant {shlex.quote(other_owner.role)}", database, other_owner.owner)
+    return f"{_command('upgrade', database, other_owner.owner).removesuffix(_REDACTION_HINT)}, then {grant_command}"
 
 
-def _other_owner(connection: Connection) -> Any:
+def _find_other_owner(connection: Connection) -> Any:
     """Return the owner of the tables and the current role; None if the role owns the tables or there are none."""
     if connection.dialect.name == "sqlite":
         return None
-    return connection.execute(_OTHERS, {"names": sorted(TABLE_NAMES)}).first()
+    return connection.execute(_OTHER_OWNER, {"names": sorted(TABLE_NAMES)}).first()
 
 
 def require_owner(connection: Connection, database: Database, verb: str) -> None:
@@ -125,10 +125,10 @@ def require_owner(connection: Connection, database: Database, verb: str) -> None
     Raises:
         NotAllowed: Another role owns the tables. The message has the command for that role.
     """
-    if (others := _other_owner(connection)) is not None:
+    if (other_owner := _find_other_owner(connection)) is not None:
         raise NotAllowed(
-            f"{others.role} does not own the tables of {database.name} and cannot change them. Ask their owner "
-            f"{others.owner} to run: {_command(verb, database, others.owner)}"
+            f"{other_owner.role} does not own the tables of {database.name} and cannot change them. Ask their owner "
+            f"{other_owner.owner} to run: {_command(verb, database, other_owner.owner)}"
         )
 
 
@@ -147,28 +147,30 @@ def upgrade(database: Database, revision: str | None = None) -> str:
         InvalidInput: There is no such revision, or the database is newer than it.
         NotAllowed: Another role owns the tables.
     """
-    wanted = migrations.require_revision(revision or REVISION)
-    found = current(database)
-    _require_known(database, found)
-    if wanted == migrations.BASE and found is None:
+    target = migrations.require_revision(revision or REVISION)
+    existing = current_revision(database)
+    _require_not_newer(database, existing)
+    if target == migrations.BASE and existing is None:
         raise InvalidInput(f"{database.name} has no schema to remove. Run: {_command('upgrade', database)}")
-    if found is not None and (found > wanted or wanted == migrations.BASE):
-        raise InvalidInput(f"{database.name} has schema {found}. Run: {_command(f'downgrade {wanted}', database)}")
-    if found is None and database.is_sqlite and not database.in_memory:
+    if existing is not None and (existing > target or target == migrations.BASE):
+        raise InvalidInput(f"{database.name} has schema {existing}. Run: {_command(f'downgrade {target}', database)}")
+    if existing is None and database.is_sqlite and not database.in_memory:
         database.use_wal()
-    if found != wanted:
-        database.write(lambda connection: _upgrade(connection, database, wanted), durable=True)
-    return wanted
+    if existing != target:
+        database.write(lambda connection: _upgrade_in_transaction(connection, database, target), durable=True)
+    return target
 
 
-def _upgrade(connection: Connection, database: Database, revision: str) -> None:
+def _upgrade_in_transaction(connection: Connection, database: Database, revision: str) -> None:
     lock_migrations(connection)
-    found = _current(connection)
-    _require_known(database, found)  # another process may have upgraded it meanwhile, perhaps with a newer library
-    if found is None:
-        _require_room(connection, database)
+    existing = _read_revision(connection)
+    _require_not_newer(
+        database, existing
+    )  # another process may have upgraded it meanwhile, perhaps with a newer library
+    if existing is None:
+        _require_no_other_tables(connection, database)
     require_owner(connection, database, "upgrade")
-    if found is None or found < revision:
+    if existing is None or existing < revision:
         migrations.run(connection, "upgrade", revision)
 
 
@@ -178,21 +180,22 @@ def lock_migrations(connection: Connection) -> None:
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": ADVISORY_LOCK})
 
 
-def _require_room(connection: Connection, database: Database) -> None:
-    taken = sorted(_names(connection) & TABLE_NAMES - {VERSION_TABLE})
+def _require_no_other_tables(connection: Connection, database: Database) -> None:
+    conflicting_names = sorted(_table_names(connection) & TABLE_NAMES - {VERSION_TABLE})
     if not database.is_sqlite and connection.execute(text("SELECT current_schema()")).scalar() is None:
         raise SchemaMismatch(
             f"The search_path of {database.name} names no existing schema. Create it first, with CREATE SCHEMA."
         )
-    if taken:
-        way = (
+    if conflicting_names:
+        advice = (
             "Give agentgit a file of its own."
             if database.is_sqlite
             else "Give agentgit a database of its own, or a schema: CREATE SCHEMA agentgit, and "
             "?options=-csearch_path%3Dagentgit at the end of the URL."
         )
         raise SchemaMismatch(
-            f"{database.name} has tables of another application with names of agentgit: {', '.join(taken)}. {way} "
+            f"{database.name} has tables of another application with names of agentgit: "
+            f"{', '.join(conflicting_names)}. {advice} "
             "Nothing was changed."
         )
 
@@ -214,48 +217,50 @@ def downgrade(database: Database, revision: str, *, allow_data_loss: bool = Fals
 
     def work(connection: Connection) -> list[str]:
         lock_migrations(connection)
-        found = _current(connection)
-        _require_known(database, found)
-        if found is None:
+        existing = _read_revision(connection)
+        _require_not_newer(database, existing)
+        if existing is None:
             raise SchemaMismatch(f"{database.name} has no agentgit tables.")
-        if revision != BASE and revision > found:
-            raise InvalidInput(f"{database.name} has schema {found}, which is older than {revision}.")
+        if revision != BASE and revision > existing:
+            raise InvalidInput(f"{database.name} has schema {existing}, which is older than {revision}.")
         require_owner(connection, database, f"downgrade {revision}")
-        goes = _lost_data(connection, shape_of(connection), shape_at(connection, revision))
-        if goes and not allow_data_loss:
+        losses = _lost_data(connection, read_shape(connection), build_shape(connection, revision))
+        if losses and not allow_data_loss:
             raise NotAllowed(
-                f"A downgrade of {database.name} from {found} to {revision} loses {', '.join(goes)}. Back it up, then "
-                f"run: {_command(f'downgrade {revision} --yes', database)}"
+                f"A downgrade of {database.name} from {existing} to {revision} loses {', '.join(losses)}. Back it up, "
+                f"then run: {_command(f'downgrade {revision} --yes', database)}"
             )
         migrations.run(connection, "downgrade", revision)
-        return goes
+        return losses
 
     return database.write(work, durable=True)
 
 
-def _lost_data(connection: Connection, found: Shape, kept: Shape) -> list[str]:
-    """List the rows and values that would be lost, because `kept` has no table or column for them."""
-    tables = MetaData()
-    tables.reflect(connection, only=[name for name in found if name != WORDS])
-    said = []
-    for name, table in sorted(tables.tables.items()):
-        if name not in found:
+def _lost_data(connection: Connection, actual: Shape, target: Shape) -> list[str]:
+    """List the rows and values that would be lost, because `target` has no table or column for them."""
+    metadata = MetaData()
+    metadata.reflect(connection, only=[name for name in actual if name != FTS_TABLE])
+    losses = []
+    for name, table in sorted(metadata.tables.items()):
+        if name not in actual:
             continue  # reflected only because one of our tables references it
-        gone = [column for column in table.c if f"column {column.name}" not in kept.get(name, {})]
-        if name not in kept:
-            said += _counted(connection, f"of {name}", select(text("1")).select_from(table))
+        lost_columns = [column for column in table.c if f"column {column.name}" not in target.get(name, {})]
+        if name not in target:
+            losses += _describe_count(connection, f"of {name}", select(text("1")).select_from(table))
         else:
-            for column in gone:
+            for column in lost_columns:
                 default: Any = column.server_default
-                empty = default.arg.text.split("::")[0].strip("'") if default is not None else None
-                filled = column.is_not(None) if empty is None else column != text(f"'{empty}'")
-                said += _counted(connection, f"with a {column.name} in {name}", select(column).where(filled))
-    return said
+                default_value = default.arg.text.split("::")[0].strip("'") if default is not None else None
+                is_filled = column.is_not(None) if default_value is None else column != text(f"'{default_value}'")
+                losses += _describe_count(
+                    connection, f"with a {column.name} in {name}", select(column).where(is_filled)
+                )
+    return losses
 
 
-def _counted(connection: Connection, what: str, query: Any) -> list[str]:
+def _describe_count(connection: Connection, description: str, query: Any) -> list[str]:
     count = connection.execute(select(text("count(*)")).select_from(query.subquery())).scalar_one()
-    return [f"{count} row{'s' * (count != 1)} {what}"] if count else []
+    return [f"{count} row{'s' * (count != 1)} {description}"] if count else []
 
 
 def stamp(database: Database, revision: str) -> None:
@@ -277,8 +282,10 @@ def stamp(database: Database, revision: str) -> None:
     def work(connection: Connection) -> None:
         lock_migrations(connection)
         require_owner(connection, database, f"stamp {revision}")
-        if wrong := _wrong(connection, revision):
-            raise SchemaMismatch(f"The tables of {database.name} do not match schema {revision}: {'; '.join(wrong)}.")
+        if differences := _list_differences(connection, revision):
+            raise SchemaMismatch(
+                f"The tables of {database.name} do not match schema {revision}: {'; '.join(differences)}."
+            )
         migrations.run(connection, "stamp", revision)
 
     database.write(work, durable=True)
@@ -311,11 +318,11 @@ def prepare(database: Database) -> None:
         check(database)
         return
     with database.reading() as connection:
-        found, names = _current(connection), _names(connection)
-    if found is None and (others := sorted(names - {VERSION_TABLE})):
+        existing, names = _read_revision(connection), _table_names(connection)
+    if existing is None and (other_tables := sorted(names - {VERSION_TABLE})):
         raise SchemaMismatch(
-            f"{database!r} has tables of another application ({', '.join(others[:3])}) and none of agentgit. Use "
+            f"{database!r} has tables of another application ({', '.join(other_tables[:3])}) and none of agentgit. Use "
             f"another file or, to keep both in this one, run: {_command('upgrade', database)}"
         )
-    if found != REVISION:
+    if existing != REVISION:
         upgrade(database)

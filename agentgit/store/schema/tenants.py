@@ -14,7 +14,7 @@ from agentgit.store.database import Database
 from agentgit.store.sql.ids import new_tenant_id
 from agentgit.store.sql.tables import TENANT
 
-FIRST_NAME = "local"
+DEFAULT_TENANT = "local"
 
 
 def ensure_tenant(database: Database, name: str | None = None, *, create: bool = True) -> int:
@@ -38,27 +38,34 @@ def ensure_tenant(database: Database, name: str | None = None, *, create: bool =
         >>> ensure_tenant(database, "acme") == ensure_tenant(database)
         False
     """
-    called = FIRST_NAME if name is None else require_name(name, "tenant")
-    wanted = select(TENANT.c.id).where(TENANT.c.name == called)
-    looking = database.bound(tenant_name=called)  # the only visible row as long as the tenant's id is not known
-    with looking.reading() as connection:
-        found = connection.execute(wanted).scalar()
-        if found is None and not create and called != FIRST_NAME:
-            there = connection.execute(select(TENANT.c.name)).scalars().all()
+    tenant_name = DEFAULT_TENANT if name is None else require_name(name, "tenant")
+    query = select(TENANT.c.id).where(TENANT.c.name == tenant_name)
+    limited = database.limited_to(
+        tenant_name=tenant_name
+    )  # the only visible row as long as the tenant's id is not known
+    with limited.reading() as connection:
+        tenant_id = connection.execute(query).scalar()
+        if tenant_id is None and not create and tenant_name != DEFAULT_TENANT:
+            visible_names = connection.execute(select(TENANT.c.name)).scalars().all()
             raise NotFound(
-                f"There is no tenant {called!r}. Create one with its first user: agentgit --tenant NAME users add USER",
-                near=references.similar_names(called, there),
+                f"There is no tenant {tenant_name!r}. Create one with its first user: agentgit --tenant NAME users "
+                "add USER",
+                near=references.similar_names(tenant_name, visible_names),
             )
-    return int(found) if found is not None else looking.write(lambda c: _ensure(c, wanted, called), durable=True)
+    return (
+        int(tenant_id)
+        if tenant_id is not None
+        else limited.write(lambda c: _create_if_missing(c, query, tenant_name), durable=True)
+    )
 
 
-def _ensure(connection: Connection, wanted: Select[Any], name: str) -> int:
+def _create_if_missing(connection: Connection, query: Select[Any], name: str) -> int:
     if connection.dialect.name == "postgresql":
         # There is no row to lock yet. The lock on the whole table is short and rare.
         connection.exec_driver_sql("LOCK TABLE tenant IN SHARE ROW EXCLUSIVE MODE")
-    found = connection.execute(wanted).scalar()
-    if found is not None:
-        return int(found)
+    existing_id = connection.execute(query).scalar()
+    if existing_id is not None:
+        return int(existing_id)
     tenant_id = new_tenant_id()
     connection.execute(insert(TENANT), {"id": tenant_id, "name": name, "created_at": datetime.now(UTC)})
     return tenant_id

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, and_, bindparam, cast, column, delete, insert, select, table, update
 from sqlalchemy.dialects.postgresql import TSVECTOR
 
-from agentgit.checkpoints.queries import Text, plain
-from agentgit.checkpoints.search_words import composed, words
+from agentgit.checkpoints.queries import SearchableText, format_words
+from agentgit.checkpoints.search_words import normalize_nfc, words
 from agentgit.effects.invocation import PAUSED, REDO
 from agentgit.sessions.messages import from_stored, text_of
 from agentgit.store.objects.blobs import Leaf, shared_prefix
@@ -30,10 +30,10 @@ from agentgit.values import stored_json
 
 MESSAGE, CALL, NAMED = "message", "call", "checkpoint"
 
-NAMES = "§n"
+NAMED_MARKER = "§n"
 """The marker word of all texts that people wrote at checkpoints. No word of a text contains `§`."""
 
-CHECKPOINTS_AT_ONCE = 200
+CHECKPOINTS_PER_TRANSACTION = 200
 """The maximum number of checkpoints that one transaction indexes, so that other writers do not wait long."""
 
 
@@ -63,9 +63,9 @@ class SearchIndex:
         self.sessions = sessions
         self.graphs = graphs
 
-    def unindexed(self, connection: Connection, session_id: int) -> dict[int, int]:
+    def count_unindexed(self, connection: Connection, session_id: int) -> dict[int, int]:
         """Return the branches of a session that have checkpoints to index, each with an upper limit of their number."""
-        rows = _BEHIND.all(connection, {"tenant": self.tenant_id, "session": session_id})
+        rows = _UNINDEXED.all(connection, {"tenant": self.tenant_id, "session": session_id})
         return {row.id: row.number - row.searched for row in rows}
 
     def index_next(self, connection: Connection, branch_id: int) -> bool:
@@ -78,112 +78,128 @@ class SearchIndex:
         Raises:
             Corrupt: One of the texts cannot be read. Nothing was written.
         """
-        found = _NEXT.all(connection, {"tenant": self.tenant_id, "branch": branch_id})
-        rows = [row for row in found if row.number > row.searched]
-        if not rows:
+        checkpoints = _NEXT.all(connection, {"tenant": self.tenant_id, "branch": branch_id})
+        unindexed = [row for row in checkpoints if row.number > row.searched]
+        if not unindexed:
             return False
-        fresh = list(self._fresh(connection, found, rows))  # first, because damaged data raises here
-        _MOVE.run(connection, {"tenant": self.tenant_id, "branch": branch_id, "now": rows[-1].number})
-        self._add(connection, rows[0], fresh)
-        return len(found) == CHECKPOINTS_AT_ONCE
+        new_texts = list(
+            self._find_new_texts(connection, checkpoints, unindexed)
+        )  # first, because damaged data raises here
+        _SET_SEARCHED.run(connection, {"tenant": self.tenant_id, "branch": branch_id, "now": unindexed[-1].number})
+        self._add(connection, unindexed[0], new_texts)
+        return len(checkpoints) == CHECKPOINTS_PER_TRANSACTION
 
     # -- what is new
 
-    def _fresh(
-        self, connection: Connection, found: Sequence[StoredRow], rows: Sequence[StoredRow]
+    def _find_new_texts(
+        self, connection: Connection, checkpoints: Sequence[StoredRow], unindexed: Sequence[StoredRow]
     ) -> Iterator[NewText]:
         if self.names_only:
-            yield from (NewText(row.number, NAMED, row.name, row_id=row.id) for row in rows if row.name)
+            yield from (NewText(row.number, NAMED, row.name, row_id=row.id) for row in unindexed if row.name)
             return
-        branch, before = rows[0], self._before(connection, found[0])
+        branch, previous = unindexed[0], self._previous_checkpoint(connection, checkpoints[0])
         # The last indexed checkpoint may have been deleted. Then new texts are compared with those in the index.
-        known = self._known(connection, branch) if branch.searched and before is None else set()
-        messages = self._messages(connection, [row for row in (before, *rows) if row is not None])
-        held, at = messages[_state(before)], _state(before)
-        added: list[tuple[int, bytes]] = []
-        made: list[tuple[int, int]] = []
-        for row in rows:
+        indexed_keys = self._indexed_keys(connection, branch) if branch.searched and previous is None else set()
+        hashes_by_state = self._message_hashes(connection, [row for row in (previous, *unindexed) if row is not None])
+        last_hashes, last_state = hashes_by_state[_state_id(previous)], _state_id(previous)
+        new_messages: list[tuple[int, bytes]] = []
+        call_counts: list[tuple[int, int]] = []
+        for row in unindexed:
             if row.name or (row.description and not row.is_auto):
                 yield NewText(row.number, NAMED, text_of_checkpoint(row).text, row_id=row.id)
-            if _state(row) != at:
-                now = messages[_state(row)]
-                added += [(row.number, key) for key in _added(held, now) if key not in known]
-                held, at = now, _state(row)
-            made.append((row.position - branch.inherited, row.number))
-        is_own = before is not None and before.internal_session_id == branch.internal_session_id
-        first = before.position - branch.inherited if before is not None and is_own else 0
-        yield from self._calls(connection, branch, max(0, first), made, known)
-        leaves = self.graphs.content.blobs.get_many(connection, [key for _, key in added])
-        for number, key in added:
+            if _state_id(row) != last_state:
+                hashes = hashes_by_state[_state_id(row)]
+                new_messages += [
+                    (row.number, key) for key in _added_hashes(last_hashes, hashes) if key not in indexed_keys
+                ]
+                last_hashes, last_state = hashes, _state_id(row)
+            call_counts.append((row.position - branch.inherited, row.number))
+        is_same_branch = previous is not None and previous.internal_session_id == branch.internal_session_id
+        first_call = previous.position - branch.inherited if previous is not None and is_same_branch else 0
+        yield from self._find_new_calls(connection, branch, max(0, first_call), call_counts, indexed_keys)
+        leaves = self.graphs.content.blobs.get_many(connection, [key for _, key in new_messages])
+        for number, key in new_messages:
             if leaves[key].type != CUSTOM_SERDE:
                 yield NewText(number, MESSAGE, text_of_message(leaves[key]).text, hash=key)
 
-    def _before(self, connection: Connection, first: StoredRow) -> StoredRow | None:
+    def _previous_checkpoint(self, connection: Connection, first_row: StoredRow) -> StoredRow | None:
         """Return the checkpoint before those to index, which may be the branch point; None if it is unknown.
 
         Args:
             connection: Any open connection.
-            first: The first row of `_NEXT`.
+            first_row: The first row of `_NEXT`.
         """
-        if first.number == first.searched:
-            return first
-        if first.searched or first.parent_id is None:
+        if first_row.number == first_row.searched:
+            return first_row
+        if first_row.searched or first_row.parent_id is None:
             return None
-        return _BY_ID.first(connection, {"tenant": self.tenant_id, "checkpoint": first.branch_point_id})
+        return _BY_ID.first(connection, {"tenant": self.tenant_id, "checkpoint": first_row.branch_point_id})
 
-    def _known(self, connection: Connection, branch: StoredRow) -> set[bytes | int]:
+    def _indexed_keys(self, connection: Connection, branch: StoredRow) -> set[bytes | int]:
         """Return the hashes and row ids of the indexed texts of a branch."""
-        given = {"tenant": self.tenant_id, "branch": branch.internal_session_id}
-        return {row.hash or row.row_id for row in _OF_BRANCH.all(connection, given)}
+        parameters = {"tenant": self.tenant_id, "branch": branch.internal_session_id}
+        return {row.hash or row.row_id for row in _TEXTS_OF_BRANCH.all(connection, parameters)}
 
-    def _messages(self, connection: Connection, rows: Iterable[StoredRow]) -> dict[str | None, Sequence[bytes]]:
+    def _message_hashes(self, connection: Connection, rows: Iterable[StoredRow]) -> dict[str | None, Sequence[bytes]]:
         """Return the message hashes of checkpoints by graph checkpoint id; empty if the graph checkpoint is gone."""
-        asked = {
+        pending = {
             row.graph_checkpoint_id: self.graphs.prefetch(
                 connection, GraphKey(row.thread_id, "", row.graph_checkpoint_id)
             )
             for row in rows
             if row.graph_checkpoint_id is not None and row.message_count
         }
-        held: dict[str | None, Sequence[bytes]] = defaultdict(tuple)
-        for name, find in asked.items():
-            at = find()
-            held[name] = self.graphs.message_hashes(connection, at) if at is not None else ()
-        return held
+        hashes: dict[str | None, Sequence[bytes]] = defaultdict(tuple)
+        for state_id, read_result in pending.items():
+            graph_checkpoint = read_result()
+            hashes[state_id] = (
+                self.graphs.message_hashes(connection, graph_checkpoint) if graph_checkpoint is not None else ()
+            )
+        return hashes
 
-    def _calls(
-        self, connection: Connection, branch: StoredRow, first: int, made: Sequence[tuple[int, int]], known: set[Any]
+    def _find_new_calls(
+        self,
+        connection: Connection,
+        branch: StoredRow,
+        first_call: int,
+        call_counts: Sequence[tuple[int, int]],
+        indexed_keys: set[Any],
     ) -> Iterator[NewText]:
         """Yield the calls that a branch made itself, each with the first checkpoint made after it."""
-        last = max(count for count, _ in made)
-        if last <= first:
+        last_count = max(count for count, _ in call_counts)
+        if last_count <= first_call:
             return
-        given = {"tenant": self.tenant_id, "branch": branch.internal_session_id, "first": first, "count": last - first}
-        for at, row in enumerate(_CALLS.all(connection, given), first):
-            number = next((number for count, number in made if count > at), None)
-            if number is not None and row.id not in known:
+        parameters = {
+            "tenant": self.tenant_id,
+            "branch": branch.internal_session_id,
+            "first": first_call,
+            "count": last_count - first_call,
+        }
+        for index, row in enumerate(_CALLS.all(connection, parameters), first_call):
+            number = next((number for count, number in call_counts if count > index), None)
+            if number is not None and row.id not in indexed_keys:
                 yield NewText(number, CALL, text_of_call(row).text, row_id=row.id)
 
     # -- words
 
-    def _add(self, connection: Connection, branch: StoredRow, fresh: Iterable[NewText]) -> None:
-        scope = [scope_of_session(branch.external_session_id), scope_of_branch(branch.internal_session_id)]
+    def _add(self, connection: Connection, branch: StoredRow, new_texts: Iterable[NewText]) -> None:
+        scope_markers = [scope_of_session(branch.external_session_id), scope_of_branch(branch.internal_session_id)]
         is_sqlite = connection.dialect.name == "sqlite"
         rows = []
         # In the order of their checkpoints, so that a later checkpoint's texts have greater ids.
-        for one in sorted(fresh, key=lambda one: one.number):
-            marks = [*scope, NAMES] if one.kind == NAMED else scope
-            found = [*marks, *(word.text for word in words(composed(one.text)))]
+        for new_text in sorted(new_texts, key=lambda one: one.number):
+            markers = [*scope_markers, NAMED_MARKER] if new_text.kind == NAMED else scope_markers
+            marked_words = [*markers, *(word.text for word in words(normalize_nfc(new_text.text)))]
             rows.append(
                 {
                     "tenant_id": self.tenant_id,
                     "id": new_id(),
                     "internal_session_id": branch.internal_session_id,
-                    "number": one.number,
-                    "kind": one.kind,
-                    "hash": one.hash,
-                    "row_id": one.row_id,
-                    "words": " ".join(found) if is_sqlite else vector(found),
+                    "number": new_text.number,
+                    "kind": new_text.kind,
+                    "hash": new_text.hash,
+                    "row_id": new_text.row_id,
+                    "words": " ".join(marked_words) if is_sqlite else ts_vector(marked_words),
                 }
             )
         if rows:
@@ -192,18 +208,18 @@ class SearchIndex:
                 _ADD_WORDS.run(connection, *rows)
 
 
-def _state(row: StoredRow | None) -> str | None:
+def _state_id(row: StoredRow | None) -> str | None:
     """Return the graph checkpoint id of a checkpoint. Those after a turn and before the next one often share it."""
     return row.graph_checkpoint_id if row is not None else None
 
 
-def _added(before: Sequence[bytes], now: Sequence[bytes]) -> list[bytes]:
-    """List the hashes in `now` that are not in `before`."""
-    kept = shared_prefix(before, now)
-    if kept == len(before):
-        return list(now[kept:])
-    gone = set(before[kept:])
-    return [key for key in now[kept:] if key not in gone]
+def _added_hashes(before: Sequence[bytes], after: Sequence[bytes]) -> list[bytes]:
+    """List the hashes in `after` that are not in `before`."""
+    prefix_length = shared_prefix(before, after)
+    if prefix_length == len(before):
+        return list(after[prefix_length:])
+    removed = set(before[prefix_length:])
+    return [key for key in after[prefix_length:] if key not in removed]
 
 
 def scope_of_session(session_id: int) -> str:
@@ -216,20 +232,22 @@ def scope_of_branch(branch_id: int) -> str:
     return f"§b{branch_id}"
 
 
-def vector(found: Sequence[str]) -> str:
+def ts_vector(words_in_order: Sequence[str]) -> str:
     """Format words as a PostgreSQL tsvector: each word with its positions.
 
     Example:
-        >>> vector(["a", "b", "a"])
+        >>> ts_vector(["a", "b", "a"])
         "'a':1,3 'b':2"
     """
-    places: dict[str, list[int]] = {}
-    for place, word in enumerate(found, 1):
-        places.setdefault(word, []).append(place)
-    return " ".join(f"'{word}':{','.join(map(str, at[:256]))}" for word, at in places.items())
+    positions: dict[str, list[int]] = {}
+    for position, word in enumerate(words_in_order, 1):
+        positions.setdefault(word, []).append(position)
+    return " ".join(
+        f"'{word}':{','.join(map(str, word_positions[:256]))}" for word, word_positions in positions.items()
+    )
 
 
-def forget_words(connection: Connection, tenant_id: int) -> None:
+def delete_words(connection: Connection, tenant_id: int) -> None:
     """Delete all words of a tenant, so that the next search of each session indexes only what may be indexed now.
 
     On SQLite this deletes the words of every tenant, because an FTS5 table without stored texts cannot delete a part.
@@ -247,48 +265,48 @@ def forget_words(connection: Connection, tenant_id: int) -> None:
 # -- the text of each kind, as it is indexed and as it is shown
 
 
-def text_of_message(value: Leaf) -> Text:
+def text_of_message(leaf: Leaf) -> SearchableText:
     """Return the searchable text of a message. For the answer of a tool, it begins with the tool's name."""
-    stored = show_message(value)
-    shown = from_stored(stored)
-    name = stored["data"].get("name") if shown["role"] == "tool" else None
-    text = text_of(shown)
-    return Text(f"{name}: {text}" if name else text, role=shown["role"], name=name, id=shown["id"])
+    stored = show_message(leaf)
+    message = from_stored(stored)
+    name = stored["data"].get("name") if message["role"] == "tool" else None
+    text = text_of(message)
+    return SearchableText(f"{name}: {text}" if name else text, role=message["role"], name=name, id=message["id"])
 
 
-def text_of_call(row: StoredRow) -> Text:
+def text_of_call(row: StoredRow) -> SearchableText:
     """Return the searchable text of a call: tool, arguments, its result if no message has it, and its error."""
-    text = f"{row.tool_name}({plain(stored_json(row.args))})"
+    text = f"{row.tool_name}({format_words(stored_json(row.args))})"
     if row.tool_call_id is None and row.result is not None:
-        text += f" → {plain(stored_json(row.result))}"
+        text += f" → {format_words(stored_json(row.result))}"
     if row.error_message:
         text += f" ! {row.error_message}"
-    return Text(text, name=row.tool_name, id=row.id)
+    return SearchableText(text, name=row.tool_name, id=row.id)
 
 
-def text_of_checkpoint(row: StoredRow) -> Text:
+def text_of_checkpoint(row: StoredRow) -> SearchableText:
     """Return the searchable text of a checkpoint: its name, and the description that a person wrote."""
-    own = None if row.is_auto else row.description
-    return Text(" - ".join(filter(None, (row.name, own))), name=row.name)
+    description = None if row.is_auto else row.description
+    return SearchableText(" - ".join(filter(None, (row.name, description))), name=row.name)
 
 
 # -- statements
 
 _C = CHECKPOINT.c
-_of_branch = (_C.tenant_id == bindparam("tenant"), _C.internal_session_id == bindparam("branch"))
-_OF_BRANCH_TOO = ("thread_id", "searched", "inherited", "external_session_id", "parent_id", "branch_point_id")
-_WITH_BRANCH = select(CHECKPOINT, *(BRANCH.c[name] for name in _OF_BRANCH_TOO)).join_from(
+_is_of_branch = (_C.tenant_id == bindparam("tenant"), _C.internal_session_id == bindparam("branch"))
+_BRANCH_COLUMNS = ("thread_id", "searched", "inherited", "external_session_id", "parent_id", "branch_point_id")
+_WITH_BRANCH = select(CHECKPOINT, *(BRANCH.c[name] for name in _BRANCH_COLUMNS)).join_from(
     CHECKPOINT, BRANCH, and_(BRANCH.c.tenant_id == _C.tenant_id, BRANCH.c.id == _C.internal_session_id)
 )
 # The last indexed checkpoint and the next ones. The branch is locked, because its reader then updates `searched`.
 _NEXT = CompiledStatement(
-    _WITH_BRANCH.where(*_of_branch, _C.number >= BRANCH.c.searched)
+    _WITH_BRANCH.where(*_is_of_branch, _C.number >= BRANCH.c.searched)
     .order_by(_C.number)
-    .limit(CHECKPOINTS_AT_ONCE)
+    .limit(CHECKPOINTS_PER_TRANSACTION)
     .with_for_update(of=BRANCH, key_share=True)
 )
 _BY_ID = CompiledStatement(_WITH_BRANCH.where(_C.tenant_id == bindparam("tenant"), _C.id == bindparam("checkpoint")))
-_BEHIND = CompiledStatement(
+_UNINDEXED = CompiledStatement(
     select(BRANCH.c.id, BRANCH.c.searched, _C.number)
     .join_from(BRANCH, CHECKPOINT, and_(_C.tenant_id == BRANCH.c.tenant_id, _C.id == BRANCH.c.head_id))
     .where(
@@ -298,7 +316,7 @@ _BEHIND = CompiledStatement(
     )
     .order_by(BRANCH.c.id)
 )
-_MOVE = CompiledStatement(
+_SET_SEARCHED = CompiledStatement(
     update(BRANCH)
     .where(BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.id == bindparam("branch"))
     .values(searched=bindparam("now"))
@@ -315,17 +333,19 @@ _CALLS = CompiledStatement(
     .limit(bindparam("count"))
     .offset(bindparam("first"))
 )
-_OF_BRANCH = CompiledStatement(
+_TEXTS_OF_BRANCH = CompiledStatement(
     select(SEARCH_TEXT.c.hash, SEARCH_TEXT.c.row_id).where(
         SEARCH_TEXT.c.tenant_id == bindparam("tenant"), SEARCH_TEXT.c.internal_session_id == bindparam("branch")
     )
 )
 _WORDS = table("search_words", column("rowid"), column("words"))
 _ADD_WORDS = CompiledStatement(insert(_WORDS).values(rowid=bindparam("id"), words=bindparam("words")))
-_plain: dict[str, Any] = {c.name: bindparam(c.name) for c in SEARCH_TEXT.c if c.name != "words"}
+_values_without_words: dict[str, Any] = {c.name: bindparam(c.name) for c in SEARCH_TEXT.c if c.name != "words"}
 _ADD = CompiledStatement(
     {
-        "sqlite": insert(SEARCH_TEXT).values(_plain),
-        "postgresql": insert(SEARCH_TEXT).values({**_plain, "words": cast(bindparam("words"), TSVECTOR)}),
+        "sqlite": insert(SEARCH_TEXT).values(_values_without_words),
+        "postgresql": insert(SEARCH_TEXT).values(
+            {**_values_without_words, "words": cast(bindparam("words"), TSVECTOR)}
+        ),
     }
 )

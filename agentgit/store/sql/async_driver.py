@@ -13,12 +13,12 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.util import await_only, greenlet_spawn
 
 from agentgit.store.sql import postgres
-from agentgit.store.sql.encryption import Seal, put_seal
+from agentgit.store.sql.encryption import Seal, set_seal
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_now: ContextVar[tuple[int, Engine] | None] = ContextVar("agentgit_engine", default=None)
+_current_engine: ContextVar[tuple[int, Engine] | None] = ContextVar("agentgit_engine", default=None)
 
 
 class LoopPools:
@@ -31,37 +31,37 @@ class LoopPools:
     """
 
     def __init__(self, url: URL, pool_size: int, seal: Seal | None = None) -> None:
-        self._url, self._size, self._seal = url, pool_size, seal
+        self._url, self._pool_size, self._seal = url, pool_size, seal
         self._pools: dict[asyncio.AbstractEventLoop, _Pool] = {}
 
     def engine(self) -> Engine | None:
         """Return the engine of the current `run` call; None outside of `run`."""
-        found = _now.get()
-        return found[1] if found is not None and found[0] == id(self) else None
+        current = _current_engine.get()
+        return current[1] if current is not None and current[0] == id(self) else None
 
-    async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a sync function in a greenlet. While it waits for the database, the event loop runs other tasks."""
-        engine = self._pool().engine.sync_engine
+        engine = self._pool_of_loop().engine.sync_engine
 
-        def work() -> T:
-            token = _now.set((id(self), engine))
+        def call_with_engine() -> T:
+            token = _current_engine.set((id(self), engine))
             try:
-                return call(*args, **kwargs)
+                return function(*args, **kwargs)
             finally:
-                _now.reset(token)
+                _current_engine.reset(token)
 
-        return await greenlet_spawn(work)
+        return await greenlet_spawn(call_with_engine)
 
     def sleep(self, seconds: float) -> None:
         """Sleep inside of `run` without blocking the event loop."""
         await_only(asyncio.sleep(seconds))
 
-    def _pool(self) -> _Pool:
+    def _pool_of_loop(self) -> _Pool:
         loop = asyncio.get_running_loop()
-        for ended in [other for other in self._pools if other.is_closed()]:
-            self._pools.pop(ended).close()
+        for closed_loop in [other for other in self._pools if other.is_closed()]:
+            self._pools.pop(closed_loop).close()
         if loop not in self._pools:
-            self._pools.setdefault(loop, _Pool(self._url, self._size, self._seal))
+            self._pools.setdefault(loop, _Pool(self._url, self._pool_size, self._seal))
         return self._pools[loop]
 
     def after_fork(self) -> None:
@@ -76,13 +76,15 @@ class LoopPools:
 
 class _Pool:
     def __init__(self, url: URL, size: int, seal: Seal | None) -> None:
-        self.engine: AsyncEngine = create_async_engine(postgres.without_own_parameters(url), **postgres.settings(size))
-        put_seal(self.engine.dialect, seal)
-        postgres.watch(self.engine.sync_engine, url)
-        self._raw: weakref.WeakSet[Any] = weakref.WeakSet()
-        event.listen(self.engine.sync_engine, "connect", lambda raw, _: self._raw.add(raw.driver_connection))
+        self.engine: AsyncEngine = create_async_engine(postgres.driver_url(url), **postgres.engine_options(size))
+        set_seal(self.engine.dialect, seal)
+        postgres.add_listeners(self.engine.sync_engine, url)
+        self._driver_connections: weakref.WeakSet[Any] = weakref.WeakSet()
+        event.listen(
+            self.engine.sync_engine, "connect", lambda raw, _: self._driver_connections.add(raw.driver_connection)
+        )
 
     def close(self) -> None:
         # Not `dispose`, which would await each connection on a loop that may have ended.
-        for connection in list(self._raw):
+        for connection in list(self._driver_connections):
             connection.pgconn.finish()

@@ -17,23 +17,23 @@ from sqlalchemy.util import await_only
 
 T = TypeVar("T")
 
-AT_ONCE = 500
+MAX_PARAMETERS = 500
 """The maximum number of parameters in one statement. Old builds of SQLite allow 999."""
 
 
-def slices(many: Sequence[T], most: int = AT_ONCE) -> Iterator[Sequence[T]]:
+def slices(items: Sequence[T], size: int = MAX_PARAMETERS) -> Iterator[Sequence[T]]:
     """Yield slices of a sequence, in order.
 
     Args:
-        many: The sequence.
-        most: The maximum number of items in a slice.
+        items: The sequence.
+        size: The maximum number of items in a slice.
 
     Example:
         >>> list(slices([1, 2, 3, 4, 5], 2))
         [[1, 2], [3, 4], [5]]
     """
-    for start in range(0, len(many), most):
-        yield many[start : start + most]
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
 
 
 _BATCH = "agentgit_batch"
@@ -46,13 +46,13 @@ class Statement(NamedTuple):
     Args:
         sql: The text of the statement.
         rows: The parameters of each run.
-        answer: A callback for the number of affected rows and the rows read; None if the result is not needed.
+        on_result: A callback for the number of affected rows and the rows read; None if the result is not needed.
         prepare: False if the statement must never be prepared; None to let the driver decide.
     """
 
     sql: str
     rows: Sequence[Any] = ()
-    answer: Callable[[int, list[Any]], None] | None = None
+    on_result: Callable[[int, list[Any]], None] | None = None
     prepare: bool | None = None
 
 
@@ -85,7 +85,7 @@ class Batch:
         self._only_reads = only_reads and not one_moment
         self._begin = BEGIN_SNAPSHOT if one_moment else BEGIN
         self._has_begun = False
-        self._waiting: list[Statement] = []
+        self._queued: list[Statement] = []
         self.prefetched: dict[tuple[Any, ...], Any] = {}
         """The pending results of prefetched queries, by statement and parameters."""
         self._info = connection.info
@@ -93,34 +93,34 @@ class Batch:
 
     def add(self, statement: Statement) -> None:
         """Queue a statement."""
-        self._waiting.append(statement)
+        self._queued.append(statement)
 
     def send(self) -> None:
         """Send the queued statements and read their results."""
-        if self._waiting:
-            waiting, self._waiting = self._waiting, []
-            self._send([*self._before(), *waiting])
+        if self._queued:
+            queued, self._queued = self._queued, []
+            self._send([*self._leading_statements(), *queued])
 
     def begin(self) -> None:
         """Begin the transaction and send the queued statements, before statements that bypass the batch."""
         self._only_reads = False
-        waiting, self._waiting = self._waiting, []
-        if sent := [*self._before(), *waiting]:
-            self._send(sent)
+        queued, self._queued = self._queued, []
+        if statements := [*self._leading_statements(), *queued]:
+            self._send(statements)
 
     def commit(self) -> None:
         """Send the queued statements together with the commit."""
-        waiting, self._waiting = self._waiting, []
+        queued, self._queued = self._queued, []
         if self._has_begun:
-            self._send([*waiting, COMMIT])
-        elif waiting and not self._only_reads:
-            self._send([*self._settings, *waiting])  # one pipeline is one transaction
+            self._send([*queued, COMMIT])
+        elif queued and not self._only_reads:
+            self._send([*self._settings, *queued])  # one pipeline is one transaction
 
     def end(self) -> None:
         """Detach the batch from its connection. Statements that were not sent are dropped."""
         self._info.pop(_BATCH, None)
 
-    def _before(self) -> Sequence[Statement]:
+    def _leading_statements(self) -> Sequence[Statement]:
         """Return the statements that must precede the next ones."""
         if self._has_begun:
             return ()
@@ -132,7 +132,7 @@ class Batch:
     def _send(self, statements: Sequence[Statement]) -> None:
         try:
             if self._is_async:
-                await_only(_asend(self._driver, statements))
+                await_only(_send_async(self._driver, statements))
             else:
                 _send(self._driver, statements)
         except BaseException:
@@ -154,16 +154,16 @@ def flush_batch(connection: Connection, *_: Any) -> None:
 
 
 @contextmanager
-def _held_back(failures: list[Exception]) -> Iterator[None]:
+def _collect_failure(failures: list[Exception]) -> Iterator[None]:
     """Keep a failure until its pipeline has ended. Otherwise psycopg logs a warning, because the end fails too."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001  # `_raised` raises it
+    except Exception as error:  # noqa: BLE001  # `_raise_collected` raises it
         failures.append(error)
 
 
 @contextmanager
-def _raised(failures: list[Exception]) -> Iterator[None]:
+def _raise_collected(failures: list[Exception]) -> Iterator[None]:
     """Raise the failure that was held back instead of the one from the end of the pipeline."""
     try:
         yield
@@ -180,46 +180,52 @@ def _commit_failure(error: Exception) -> Exception:
     The server's answer to a failed commit belongs to no statement. psycopg sets it as the context of its own exception,
     or runs out of statements to match answers with. In the second case the reason is lost, but nothing was committed.
     """
-    first = error.__context__
-    if isinstance(first, Exception) and getattr(first, "sqlstate", None):
-        return first
+    cause = error.__context__
+    if isinstance(cause, Exception) and getattr(cause, "sqlstate", None):
+        return cause
     if isinstance(error, IndexError):
-        refused: Exception = import_module("psycopg.errors").SerializationFailure("the server refused the commit")
-        return refused
+        serialization_failure: Exception = import_module("psycopg.errors").SerializationFailure(
+            "the server refused the commit"
+        )
+        return serialization_failure
     return error
 
 
 def _send(driver: Any, statements: Sequence[Statement]) -> None:
-    silent, cursors = driver.cursor(), []
+    shared_cursor, cursors = driver.cursor(), []
     failures: list[Exception] = []
-    with _raised(failures), driver.pipeline(), _held_back(failures):
-        for sql, rows, answer, prepare in statements:
-            cursor = driver.cursor() if answer is not None else silent
-            if answer is not None:
-                cursors.append((cursor, answer))
+    with _raise_collected(failures), driver.pipeline(), _collect_failure(failures):
+        for sql, rows, on_result, prepare in statements:
+            cursor = driver.cursor() if on_result is not None else shared_cursor
+            if on_result is not None:
+                cursors.append((cursor, on_result))
             if len(rows) > 1:
                 cursor.executemany(sql, rows)
-                silent = driver.cursor() if cursor is silent else silent  # not reused after executemany
+                shared_cursor = (
+                    driver.cursor() if cursor is shared_cursor else shared_cursor
+                )  # not reused after executemany
             else:
                 cursor.execute(sql, *rows, prepare=prepare)
-    for cursor, answer in cursors:
-        answer(cursor.rowcount, cursor.fetchall() if cursor.rownumber is not None else [])
+    for cursor, on_result in cursors:
+        on_result(cursor.rowcount, cursor.fetchall() if cursor.rownumber is not None else [])
 
 
-async def _asend(driver: Any, statements: Sequence[Statement]) -> None:
-    silent, cursors = driver.cursor(), []
+async def _send_async(driver: Any, statements: Sequence[Statement]) -> None:
+    shared_cursor, cursors = driver.cursor(), []
     failures: list[Exception] = []
-    with _raised(failures):
+    with _raise_collected(failures):
         async with driver.pipeline():
-            with _held_back(failures):
-                for sql, rows, answer, prepare in statements:
-                    cursor = driver.cursor() if answer is not None else silent
-                    if answer is not None:
-                        cursors.append((cursor, answer))
+            with _collect_failure(failures):
+                for sql, rows, on_result, prepare in statements:
+                    cursor = driver.cursor() if on_result is not None else shared_cursor
+                    if on_result is not None:
+                        cursors.append((cursor, on_result))
                     if len(rows) > 1:
                         await cursor.executemany(sql, rows)
-                        silent = driver.cursor() if cursor is silent else silent  # not reused after executemany
+                        shared_cursor = (
+                            driver.cursor() if cursor is shared_cursor else shared_cursor
+                        )  # not reused after executemany
                     else:
                         await cursor.execute(sql, *rows, prepare=prepare)
-    for cursor, answer in cursors:
-        answer(cursor.rowcount, await cursor.fetchall() if cursor.rownumber is not None else [])
+    for cursor, on_result in cursors:
+        on_result(cursor.rowcount, await cursor.fetchall() if cursor.rownumber is not None else [])

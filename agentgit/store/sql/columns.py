@@ -24,12 +24,12 @@ from sqlmodel import Field, SQLModel
 from agentgit.errors import Corrupt
 from agentgit.store.sql.encryption import (
     PlainBytes,
+    decode_text,
     decode_value,
+    encode_text,
     encode_value,
     is_refused,
-    seal_on,
-    text_as_given,
-    text_as_stored,
+    seal_of_dialect,
 )
 
 METADATA = MetaData(
@@ -54,8 +54,8 @@ class UTCDateTime(TypeDecorator[datetime]):
     def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
         if value is None:
             return None
-        found: datetime = value
-        return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+        time: datetime = value
+        return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
 
 
 class SafeText(TypeDecorator[str]):
@@ -77,25 +77,25 @@ class SafeText(TypeDecorator[str]):
     def process_result_value(self, value: str | None, dialect: Dialect) -> str | None:
         if value is None or "\\" not in value:
             return value
-        out, i = [], 0
-        while i < len(value):
-            if value[i] != "\\":
-                out.append(value[i])
-                i += 1
-            elif value[i + 1] == "\\":
-                out.append("\\")
-                i += 2
+        parts, index = [], 0
+        while index < len(value):
+            if value[index] != "\\":
+                parts.append(value[index])
+                index += 1
+            elif value[index + 1] == "\\":
+                parts.append("\\")
+                index += 2
             else:
-                out.append(chr(int(value[i + 2 : i + 6], 16)))
-                i += 6
-        return "".join(out)
+                parts.append(chr(int(value[index + 2 : index + 6], 16)))
+                index += 6
+        return "".join(parts)
 
 
 class Payload(TypeDecorator[bytes]):
     """Bytes that are encrypted in a database with keys. See `agentgit.store.sql.encryption`.
 
     Args:
-        place: The table and the column, like `blob.data`.
+        column_name: The table and the column, like `blob.data`.
         is_hashed: True if readers compare the value with a hash, and so can name a damaged row themselves. A value
             that does not decrypt is then returned as it is stored, and one that is wrongly unencrypted as `PlainBytes`.
     """
@@ -103,17 +103,17 @@ class Payload(TypeDecorator[bytes]):
     impl = LargeBinary
     cache_ok = True
 
-    def __init__(self, place: str, *, is_hashed: bool = False) -> None:
+    def __init__(self, column_name: str, *, is_hashed: bool = False) -> None:
         super().__init__()
-        self.place, self.is_hashed = place, is_hashed
+        self.place, self.is_hashed = column_name, is_hashed
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
-        return None if value is None else encode_value(seal_on(dialect), self.place, value)
+        return None if value is None else encode_value(seal_of_dialect(dialect), self.place, value)
 
     def process_result_value(self, value: bytes | None, dialect: Dialect) -> bytes | None:
         if value is None:
             return None
-        seal = seal_on(dialect)
+        seal = seal_of_dialect(dialect)
         if self.is_hashed and is_refused(seal, value):
             return PlainBytes(value)
         try:
@@ -128,41 +128,41 @@ class SealedText(SafeText):
     """Text that is encrypted in a database with keys.
 
     Args:
-        place: The table and the column.
+        column_name: The table and the column.
     """
 
     cache_ok = True
 
-    def __init__(self, place: str) -> None:
+    def __init__(self, column_name: str) -> None:
         super().__init__()
-        self.place = place
+        self.place = column_name
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        safe = super().process_bind_param(value, dialect)
-        return None if safe is None else text_as_stored(seal_on(dialect), self.place, safe)
+        escaped = super().process_bind_param(value, dialect)
+        return None if escaped is None else encode_text(seal_of_dialect(dialect), self.place, escaped)
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> str | None:
-        safe = None if value is None else text_as_given(seal_on(dialect), self.place, value)
-        return super().process_result_value(safe, dialect)
+        escaped = None if value is None else decode_text(seal_of_dialect(dialect), self.place, value)
+        return super().process_result_value(escaped, dialect)
 
 
-def identity(**kwargs: Any) -> Any:
+def bigint(**kwargs: Any) -> Any:
     return Field(sa_column=Column(BigInteger, nullable=False, autoincrement=False, **kwargs))
 
 
-def reference() -> Any:
+def nullable_bigint() -> Any:
     return Field(default=None, sa_column=Column(BigInteger, nullable=True))
 
 
-def moment(*, nullable: bool = False) -> Any:
+def timestamp(*, nullable: bool = False) -> Any:
     return Field(default=None, sa_column=Column(UTCDateTime, nullable=nullable))
 
 
-def words(*, nullable: bool = False) -> Any:
+def safe_text(*, nullable: bool = False) -> Any:
     return Field(default=None, sa_column=Column(SafeText, nullable=nullable))
 
 
-def word(length: int, *, nullable: bool = False, **kwargs: Any) -> Any:
+def string(length: int, *, nullable: bool = False, **kwargs: Any) -> Any:
     return Field(default=None, sa_column=Column(String(length), nullable=nullable, **kwargs))
 
 
@@ -170,12 +170,12 @@ def binary(*, nullable: bool = False, **kwargs: Any) -> Any:
     return Field(default=None, sa_column=Column(LargeBinary, nullable=nullable, **kwargs))
 
 
-def sealed(place: str, *, nullable: bool = False, is_hashed: bool = False) -> Any:
-    return Field(default=None, sa_column=Column(Payload(place, is_hashed=is_hashed), nullable=nullable))
+def encrypted(column_name: str, *, nullable: bool = False, is_hashed: bool = False) -> Any:
+    return Field(default=None, sa_column=Column(Payload(column_name, is_hashed=is_hashed), nullable=nullable))
 
 
-def sealed_words(place: str, *, nullable: bool = False) -> Any:
-    return Field(default=None, sa_column=Column(SealedText(place), nullable=nullable))
+def encrypted_text(column_name: str, *, nullable: bool = False) -> Any:
+    return Field(default=None, sa_column=Column(SealedText(column_name), nullable=nullable))
 
 
 def mac() -> Any:
@@ -183,16 +183,16 @@ def mac() -> Any:
     return binary(nullable=True)
 
 
-def number(*, small: bool = False, **kwargs: Any) -> Any:
+def integer(*, small: bool = False, **kwargs: Any) -> Any:
     return Field(default=0, sa_column=Column(SmallInteger if small else Integer, nullable=False, **kwargs))
 
 
-def same_tenant(column: str, table: str) -> ForeignKeyConstraint:
+def tenant_foreign_key(column: str, table: str) -> ForeignKeyConstraint:
     """Return a foreign key to a row of the same tenant."""
     return ForeignKeyConstraint(["tenant_id", column], [f"{table}.tenant_id", f"{table}.id"])
 
 
-def where(condition: str) -> dict[str, Any]:
+def partial_index(condition: str) -> dict[str, Any]:
     """Return the arguments for an index of only the rows that meet a condition."""
     return {"sqlite_where": text(condition), "postgresql_where": text(condition)}
 

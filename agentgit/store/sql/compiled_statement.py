@@ -17,9 +17,9 @@ from sqlalchemy.types import TypeEngine
 from agentgit.store.sql.batch import Batch, Statement, batch_of, flush_batch
 from agentgit.store.sql.encryption import seal_of
 
-Convert = Callable[[Any], Any]
+Converter = Callable[[Any], Any]
 
-PAGE = 2000
+PAGE_SIZE = 2000
 """The default number of rows on a page, and so in memory at a time."""
 
 
@@ -48,7 +48,7 @@ class CompiledStatement:
             connection: A connection in a transaction.
             rows: The parameters of each run, by name.
         """
-        self._start(connection, rows)
+        self._execute(connection, rows)
 
     def count(self, connection: Connection, row: Mapping[str, Any]) -> int:
         """Run the statement and return the number of affected rows.
@@ -57,9 +57,9 @@ class CompiledStatement:
             connection: A connection in a transaction.
             row: The parameters of the statement, by name.
         """
-        answer = PendingResult(batch_of(connection))
-        self._start(connection, [row], answer)
-        return answer.count()
+        result = PendingResult(batch_of(connection))
+        self._execute(connection, [row], result)
+        return result.count()
 
     def submit(self, connection: Connection, row: Mapping[str, Any]) -> PendingResult:
         """Start a query whose result is needed later. On a server several such queries are sent together.
@@ -69,12 +69,14 @@ class CompiledStatement:
             row: The parameters of the statement, by name.
         """
         batch = batch_of(connection)
-        foreseen: PendingResult | None = batch.prefetched.pop(self._asked(row), None) if batch is not None else None
-        if foreseen is not None:
-            return foreseen
-        answer = PendingResult(batch, self._reader(connection))
-        self._start(connection, [row], answer)
-        return answer
+        prefetched: PendingResult | None = (
+            batch.prefetched.pop(self._prefetch_key(row), None) if batch is not None else None
+        )
+        if prefetched is not None:
+            return prefetched
+        result = PendingResult(batch, self._row_converter(connection))
+        self._execute(connection, [row], result)
+        return result
 
     def prefetch(self, connection: Connection, row: Mapping[str, Any]) -> None:
         """Start a query that this transaction needs soon, if that saves a round trip.
@@ -88,9 +90,9 @@ class CompiledStatement:
         """
         batch = batch_of(connection)
         if batch is not None:
-            batch.prefetched[self._asked(row)] = self.submit(connection, row)
+            batch.prefetched[self._prefetch_key(row)] = self.submit(connection, row)
 
-    def _asked(self, row: Mapping[str, Any]) -> tuple[Any, ...]:
+    def _prefetch_key(self, row: Mapping[str, Any]) -> tuple[Any, ...]:
         return (self, *row.values())
 
     def all(self, connection: Connection, row: Mapping[str, Any]) -> list[Any]:
@@ -102,32 +104,32 @@ class CompiledStatement:
         """
         return self.submit(connection, row).all()
 
-    def _start(
-        self, connection: Connection, rows: Sequence[Mapping[str, Any]], answer: PendingResult | None = None
+    def _execute(
+        self, connection: Connection, rows: Sequence[Mapping[str, Any]], result: PendingResult | None = None
     ) -> None:
-        compiled, batch = self._for(connection), batch_of(connection)
-        bound = [compiled.bind(row) for row in rows]
+        compiled, batch = self._compile_for(connection), batch_of(connection)
+        parameters = [compiled.bind(row) for row in rows]
         if batch is not None:
-            batch.add(Statement(compiled.sql, bound, answer.set_result if answer is not None else None))
+            batch.add(Statement(compiled.sql, parameters, result.set_result if result is not None else None))
             return
         cursor = connection.connection.cursor()
         try:
-            if len(bound) == 1:
-                cursor.execute(compiled.sql, bound[0])
+            if len(parameters) == 1:
+                cursor.execute(compiled.sql, parameters[0])
             else:
-                cursor.executemany(compiled.sql, bound)
-            if answer is not None:
-                answer.set_result(cursor.rowcount, list(cursor.fetchall()) if cursor.description else [])
+                cursor.executemany(compiled.sql, parameters)
+            if result is not None:
+                result.set_result(cursor.rowcount, list(cursor.fetchall()) if cursor.description else [])
         finally:
             cursor.close()
 
     def first(self, connection: Connection, row: Mapping[str, Any]) -> Any | None:
         """Run a query that finds at most one row, and return that row or None."""
-        found = self.all(connection, row)
-        return found[0] if found else None
+        rows = self.all(connection, row)
+        return rows[0] if rows else None
 
     def pages(
-        self, connection: Connection, row: Mapping[str, Any] | None = None, *, size: int = PAGE, raw: bool = False
+        self, connection: Connection, row: Mapping[str, Any] | None = None, *, size: int = PAGE_SIZE, raw: bool = False
     ) -> Iterator[Sequence[Any]]:
         """Run a query and yield its rows in pages. Only one page is in memory at a time.
 
@@ -138,32 +140,32 @@ class CompiledStatement:
             raw: True for tuples as the driver returns them, which takes a third of the time.
         """
         flush_batch(connection)
-        compiled, read = self._for(connection), self._reader(connection)
+        compiled, convert = self._compile_for(connection), self._row_converter(connection)
         is_sqlite = connection.dialect.name == "sqlite"
         # A server sends all rows at once, unless the cursor has a name.
-        source: Any = connection.connection
-        cursor = source.cursor() if is_sqlite else source.cursor(f"agentgit_{id(compiled):x}")
+        dbapi_connection: Any = connection.connection
+        cursor = dbapi_connection.cursor() if is_sqlite else dbapi_connection.cursor(f"agentgit_{id(compiled):x}")
         try:
             cursor.execute(compiled.sql, compiled.bind(row or {}))
             while page := cursor.fetchmany(size):
-                yield page if raw else [read(found) for found in page]
+                yield page if raw else [convert(driver_row) for driver_row in page]
         finally:
             cursor.close()
 
-    def _reader(self, connection: Connection) -> Convert:
+    def _row_converter(self, connection: Connection) -> Converter:
         """Return the function that converts a row of the driver."""
-        return self._for(connection).read
+        return self._compile_for(connection).read
 
-    def _for(self, connection: Connection) -> _Compiled:
+    def _compile_for(self, connection: Connection) -> _Compiled:
         seal = seal_of(connection)
         # The conversion of values in an encrypted database depends on its keys.
-        known: Any = self._compiled if seal is None else seal.compiled
+        cache: Any = self._compiled if seal is None else seal.compiled
         key = connection.dialect.name if seal is None else self
-        compiled: _Compiled | None = known.get(key)
+        compiled: _Compiled | None = cache.get(key)
         if compiled is None:
-            one = self._statement
-            statement = one if isinstance(one, ClauseElement) else one[connection.dialect.name]
-            compiled = known[key] = _Compiled(statement, connection.dialect)
+            source = self._statement
+            statement = source if isinstance(source, ClauseElement) else source[connection.dialect.name]
+            compiled = cache[key] = _Compiled(statement, connection.dialect)
         return compiled
 
 
@@ -172,21 +174,21 @@ class PendingResult:
 
     Args:
         batch: The batch in which the statement is queued; None if it runs at once.
-        read: Converts a row of the driver.
+        convert: Converts a row of the driver.
     """
 
-    def __init__(self, batch: Batch | None, read: Convert = tuple) -> None:
+    def __init__(self, batch: Batch | None, convert: Converter = tuple) -> None:
         self._batch = batch
-        self._read = read
-        self._found: tuple[int, list[Any]] | None = None
+        self._convert = convert
+        self._result: tuple[int, list[Any]] | None = None
 
     def set_result(self, count: int, rows: list[Any]) -> None:
         """Receive the result: the number of affected rows, and the rows that were read."""
-        self._found = count, [self._read(row) for row in rows]
+        self._result = count, [self._convert(row) for row in rows]
 
     def all(self) -> list[Any]:
         """Return the rows, as named tuples."""
-        return self._known()[1]
+        return self._get_result()[1]
 
     def first(self) -> Any | None:
         """Return the row of a query that finds at most one, or None."""
@@ -195,13 +197,13 @@ class PendingResult:
 
     def count(self) -> int:
         """Return the number of affected rows."""
-        return self._known()[0]
+        return self._get_result()[0]
 
-    def _known(self) -> tuple[int, list[Any]]:
-        if self._found is None and self._batch is not None:
+    def _get_result(self) -> tuple[int, list[Any]]:
+        if self._result is None and self._batch is not None:
             self._batch.send()
-        assert self._found is not None  # noqa: S101  # a statement that failed has raised already
-        return self._found
+        assert self._result is not None  # noqa: S101  # a statement that failed has raised already
+        return self._result
 
 
 class _Compiled:
@@ -211,38 +213,40 @@ class _Compiled:
         compiled: Any = statement.compile(dialect=dialect)
         self.sql = str(compiled)
         # Parameters whose values are part of the statement, like a limit.
-        self._given = {name: bind.effective_value for name, bind in compiled.binds.items() if not bind.required}
-        self._order: Sequence[str] | None = compiled.positiontup if compiled.positional else None
-        self._in = _converters(
+        self._fixed_values = {name: bind.effective_value for name, bind in compiled.binds.items() if not bind.required}
+        self._parameter_order: Sequence[str] | None = compiled.positiontup if compiled.positional else None
+        self._parameter_converters = _converters(
             ((name, bind.type) for name, bind in compiled.binds.items()),
             lambda kind: kind.bind_processor(dialect),
             dialect,
         )
         columns = list(statement.exported_columns) if isinstance(statement, (Select, UpdateBase)) else []
         # The named tuple of the query, so that callers read its rows by column name.
-        self._make: Convert = getattr(namedtuple("Row", [column.name for column in columns]), "_make")  # noqa: B009
-        self._out = _converters(
+        self._make_row: Converter = getattr(namedtuple("Row", [column.name for column in columns]), "_make")  # noqa: B009
+        self._column_converters = _converters(
             enumerate(column.type for column in columns), lambda kind: kind.result_processor(dialect, None), dialect
         )
 
     def bind(self, row: Mapping[str, Any]) -> Any:
         """Convert parameters to the order and the types that the driver expects."""
-        given = {**self._given, **row}
-        for name, convert in self._in.items():
-            given[name] = convert(given[name])
-        return tuple([given[name] for name in self._order]) if self._order is not None else given
+        values = {**self._fixed_values, **row}
+        for name, convert in self._parameter_converters.items():
+            values[name] = convert(values[name])
+        return tuple([values[name] for name in self._parameter_order]) if self._parameter_order is not None else values
 
     def read(self, row: Sequence[Any]) -> Any:
         """Convert a row of the driver to a named tuple."""
-        if self._out:
+        if self._column_converters:
             values = list(row)
-            for index, convert in self._out.items():
+            for index, convert in self._column_converters.items():
                 values[index] = convert(values[index])
             row = values
-        return self._make(row)
+        return self._make_row(row)
 
 
-def _converters(typed: Iterable[tuple[Any, TypeEngine[Any]]], of: Convert, dialect: Dialect) -> dict[Any, Convert]:
+def _converters(
+    types: Iterable[tuple[Any, TypeEngine[Any]]], get_processor: Converter, dialect: Dialect
+) -> dict[Any, Converter]:
     """Return the conversion functions of the types that have one; most have none."""
-    found = {name: of(kind.dialect_impl(dialect)) for name, kind in typed}
-    return {name: convert for name, convert in found.items() if convert is not None}
+    processors = {name: get_processor(kind.dialect_impl(dialect)) for name, kind in types}
+    return {name: convert for name, convert in processors.items() if convert is not None}

@@ -7,52 +7,52 @@ import re
 from agentgit.errors import AgentGitError, Corrupt, InvalidInput, NotAllowed, NotFound, SchemaMismatch, Unavailable
 from agentgit.store.sql.sqlite import BUSY_SECONDS
 
-AGAIN = {"40001", "40P01", "55P03", "CR000"}
+RETRYABLE_STATES = {"40001", "40P01", "55P03", "CR000"}
 """SQLSTATEs of a transaction to run again: it was not serializable, in a deadlock, or waited too long for a lock.
 
 CockroachDB and YugabyteDB use 40001 too. CR000 was specific to CockroachDB.
 """
 
-BROKEN = {"57P01", "57P02", "57P03", "25P03", "40003"}
+BROKEN_CONNECTION_STATES = {"57P01", "57P02", "57P03", "25P03", "40003"}
 """SQLSTATEs of a connection that the server ended. Class 08 and errors without a state mean the same."""
 
-RACES = {"23505", "23503", "23P01"}
+CONSTRAINT_RACE_STATES = {"23505", "23503", "23P01"}
 """SQLSTATEs of a unique, foreign key or exclusion violation, which another transaction may have caused.
 
 On SQLite writers take turns, so only a unique violation can be a race: two processes made the same id.
 """
 
-TAKEN = "UNIQUE constraint failed"
+UNIQUE_VIOLATION = "UNIQUE constraint failed"
 """SQLite's message for a unique violation, also used by the triggers that block REPLACE in the audit trail."""
 
-UNKNOWN_NAMES = {"42P01", "42703", "3F000"}
+UNDEFINED_NAME_STATES = {"42P01", "42703", "3F000"}
 """SQLSTATEs of a table, a column or a schema that does not exist."""
 
-BAD_VALUES = {"22", "54"}
+BAD_VALUE_CLASSES = {"22", "54"}
 """SQLSTATE classes of a value that the database cannot store, like text with a NUL or a value over its limits."""
 
-DAMAGED = {"XX001", "XX002"}
+CORRUPT_STATES = {"XX001", "XX002"}
 """SQLSTATEs of a table or an index that the server cannot read."""
 
-FULL = {"53100", "53200"}
+OUT_OF_SPACE_STATES = {"53100", "53200"}
 """SQLSTATEs of a server that has no disk space or memory left."""
 
-READ_ONLY = "25006"
+READ_ONLY_STATE = "25006"
 """The SQLSTATE of a write to a standby or a read-only database."""
 
-TOO_SLOW = "57014"
+CANCELED_STATE = "57014"
 """The SQLSTATE of a statement that the server canceled."""
 
-DENIED = "42501"
+PERMISSION_STATE = "42501"
 """The SQLSTATE of a missing privilege, and of a row that row-level security refuses."""
 
-SHOWN = {"08", "25", "28", "3D", "40", "53", "55", "57", "58", "XX"}
+SAFE_MESSAGE_CLASSES = {"08", "25", "28", "3D", "40", "53", "55", "57", "58", "XX"}
 """SQLSTATE classes whose messages contain no values and no SQL."""
 
-_NAMES_ONLY = re.compile(r"[A-Z ]+ constraint failed(: [\w., ]+)?|no such (table|column): [\w.]+")
+_SAFE_SQLITE_MESSAGE = re.compile(r"[A-Z ]+ constraint failed(: [\w., ]+)?|no such (table|column): [\w.]+")
 """SQLite's messages that contain names of tables and columns, but no values."""
 
-REFUSED = "The audit trail cannot be changed"
+APPEND_ONLY_MESSAGE = "The audit trail cannot be changed"
 """The message of the triggers of the audit trail."""
 
 
@@ -68,59 +68,67 @@ class ConstraintRace(TransactionConflict):
     """A constraint refused a row, perhaps because another transaction came first.
 
     The next attempt sees what the other transaction stored. If the same row is refused again, it was no race, and
-    `refused` is the error to raise.
+    `final_error` is the error to raise.
 
     Args:
-        where: The database.
+        database_name: The database.
         text: The part of the driver's message that every user may see.
-        words: The whole message of the driver, which identifies the row.
+        driver_message: The whole message of the driver, which identifies the row.
     """
 
-    def __init__(self, where: str, text: str, words: str) -> None:
-        super().__init__(f"Another writer interfered in {where}: {text}. Try again.")
-        self.refused = _refused(where, text)
-        self.words = words
+    def __init__(self, database_name: str, text: str, driver_message: str) -> None:
+        super().__init__(f"Another writer interfered in {database_name}: {text}. Try again.")
+        self.final_error = _refused_statement(database_name, text)
+        self.words = driver_message
 
 
-def translate_error(error: Exception, where: str, *, committing: bool | None = None) -> AgentGitError:
+def translate_error(error: Exception, database_name: str, *, committing: bool | None = None) -> AgentGitError:
     """Return the error that a driver's error means.
 
     Args:
         error: The driver's own error.
-        where: The database, without its password.
+        database_name: The database, without its password.
         committing: True if the commit had started, False if a transaction that writes had not reached its commit;
             None if there was nothing to write.
     """
-    full = str(error).strip()
+    driver_message = str(error).strip()
     state: str | None = getattr(error, "sqlstate", None)
-    text = _shown(error, full, state)
-    if REFUSED in full:
-        return NotAllowed(f"{REFUSED} in {where}: it is append-only. agentgit adds its events by itself.")
-    if state in AGAIN:
-        return TransactionConflict(f"Another writer interfered in {where}: {text}. Try again.")
-    if state in RACES or (is_a(error, "IntegrityError") and state is None and full.startswith(TAKEN)):
-        return ConstraintRace(where, text, full)
-    known = _by_state(state, text, where) if state is not None else _of_a_file(error, text, where)
-    if known is not None:
-        return known
-    if not is_a(error, "OperationalError") or getattr(error, "sqlite_errorcode", None) is not None:
-        return _refused(where, text)
-    if "too many clients" in full or "connection slots" in full:
+    text = _safe_message(error, driver_message, state)
+    if APPEND_ONLY_MESSAGE in driver_message:
+        return NotAllowed(
+            f"{APPEND_ONLY_MESSAGE} in {database_name}: it is append-only. agentgit adds its events by itself."
+        )
+    if state in RETRYABLE_STATES:
+        return TransactionConflict(f"Another writer interfered in {database_name}: {text}. Try again.")
+    if state in CONSTRAINT_RACE_STATES or (
+        is_dbapi_error(error, "IntegrityError") and state is None and driver_message.startswith(UNIQUE_VIOLATION)
+    ):
+        return ConstraintRace(database_name, text, driver_message)
+    specific_error = (
+        _error_of_sqlstate(state, text, database_name)
+        if state is not None
+        else _error_of_sqlite(error, text, database_name)
+    )
+    if specific_error is not None:
+        return specific_error
+    if not is_dbapi_error(error, "OperationalError") or getattr(error, "sqlite_errorcode", None) is not None:
+        return _refused_statement(database_name, text)
+    if "too many clients" in driver_message or "connection slots" in driver_message:
         return Unavailable(
-            f"{where} accepts no more connections. Open it with a smaller pool_size, put a pooler in front of it, or "
-            "raise its max_connections."
+            f"{database_name} accepts no more connections. Open it with a smaller pool_size, put a pooler in front of "
+            "it, or raise its max_connections."
         )
     if committing is None or not is_broken(error):
-        return Unavailable(f"{where} cannot be reached: {text}")
+        return Unavailable(f"{database_name} cannot be reached: {text}")
     if committing:
         return Unavailable(
-            f"The connection to {where} broke during a commit, which may or may not be stored. It was not retried. "
-            "Check what is stored before you continue."
+            f"The connection to {database_name} broke during a commit, which may or may not be stored. It was not "
+            "retried. Check what is stored before you continue."
         )
-    return ConnectionBroken(f"{where} cannot be reached: {text}")
+    return ConnectionBroken(f"{database_name} cannot be reached: {text}")
 
 
-def _shown(error: Exception, text: str, state: str | None) -> str:
+def _safe_message(error: Exception, text: str, state: str | None) -> str:
     """Return the part of a driver's message that every user may see. The `__cause__` has the whole message.
 
     The message can contain the statement, its parameters, and the refused row, which may belong to another user.
@@ -128,74 +136,87 @@ def _shown(error: Exception, text: str, state: str | None) -> str:
     kind = type(error).__name__
     if (name := getattr(error, "sqlite_errorname", None)) is not None:
         is_own = name.startswith(("SQLITE_CORRUPT", "SQLITE_IOERR", "SQLITE_FULL", "SQLITE_NOMEM"))
-        return text if is_own or _NAMES_ONLY.fullmatch(text) else f"{kind} {name}"
+        return text if is_own or _SAFE_SQLITE_MESSAGE.fullmatch(text) else f"{kind} {name}"
     if state is None:
-        return text if is_a(error, "OperationalError") else kind
-    facts = getattr(error, "diag", None)
-    if state[:2] in SHOWN or state in UNKNOWN_NAMES or state == DENIED:
-        return getattr(facts, "message_primary", None) or kind
-    names = [getattr(facts, f"{one}_name", None) for one in ("constraint", "table", "column")]
-    found = ", ".join(filter(None, names))
-    return f"{kind} {state} ({found})" if found else f"{kind} {state}"
+        return text if is_dbapi_error(error, "OperationalError") else kind
+    diagnostics = getattr(error, "diag", None)
+    if state[:2] in SAFE_MESSAGE_CLASSES or state in UNDEFINED_NAME_STATES or state == PERMISSION_STATE:
+        return getattr(diagnostics, "message_primary", None) or kind
+    names = [getattr(diagnostics, f"{one}_name", None) for one in ("constraint", "table", "column")]
+    location = ", ".join(filter(None, names))
+    return f"{kind} {state} ({location})" if location else f"{kind} {state}"
 
 
-def _refused(where: str, text: str) -> AgentGitError:
+def _refused_statement(database_name: str, text: str) -> AgentGitError:
     """Return the error for a statement that fails every time."""
     return AgentGitError(
-        f"{where} refused a statement of agentgit: {text}. Retrying does not help. Run agentgit fsck; if it finds "
-        "nothing, this is a bug: please report it."
+        f"{database_name} refused a statement of agentgit: {text}. Retrying does not help. Run agentgit fsck; if it "
+        "finds nothing, this is a bug: please report it."
     )
 
 
-def _by_state(state: str, text: str, where: str) -> AgentGitError | None:
+def _error_of_sqlstate(state: str, text: str, database_name: str) -> AgentGitError | None:
     """Return the error for an SQLSTATE; None if its meaning depends on the connection."""
-    if state == DENIED:
-        return NotAllowed(f"{where} denied permission: {text}. Ask its owner to run: agentgit db grant ROLE")
-    if state == TOO_SLOW:
-        return Unavailable(f"{where} canceled a statement: {text}. Raise its statement_timeout, then try again.")
-    if state in FULL:
-        return Unavailable(f"{where} could not be written: {text}. Free some space, then try again.")
-    if state == READ_ONLY:
-        return Unavailable(f"{where} cannot be written: {text}. Connect to the primary server, or make it writable.")
-    if state in DAMAGED:
-        return Corrupt(f"{where} is damaged: {text}. Restore it from a backup.", row="the database")
-    if state in UNKNOWN_NAMES:
-        return _other_schema(where, text)
-    if state[:2] in BAD_VALUES:
-        return _bad_value(where, text)
-    return _refused(where, text) if state[:2] == "23" else None
+    if state == PERMISSION_STATE:
+        return NotAllowed(f"{database_name} denied permission: {text}. Ask its owner to run: agentgit db grant ROLE")
+    if state == CANCELED_STATE:
+        return Unavailable(
+            f"{database_name} canceled a statement: {text}. Raise its statement_timeout, then try again."
+        )
+    if state in OUT_OF_SPACE_STATES:
+        return Unavailable(f"{database_name} could not be written: {text}. Free some space, then try again.")
+    if state == READ_ONLY_STATE:
+        return Unavailable(
+            f"{database_name} cannot be written: {text}. Connect to the primary server, or make it writable."
+        )
+    if state in CORRUPT_STATES:
+        return Corrupt(f"{database_name} is damaged: {text}. Restore it from a backup.", row="the database")
+    if state in UNDEFINED_NAME_STATES:
+        return _schema_mismatch(database_name, text)
+    if state[:2] in BAD_VALUE_CLASSES:
+        return _bad_value(database_name, text)
+    return _refused_statement(database_name, text) if state[:2] == "23" else None
 
 
-def _bad_value(where: str, text: str) -> AgentGitError:
-    return InvalidInput(f"{where} cannot store a value: {text}. Use a smaller one, or one without NUL characters.")
+def _bad_value(database_name: str, text: str) -> AgentGitError:
+    return InvalidInput(
+        f"{database_name} cannot store a value: {text}. Use a smaller one, or one without NUL characters."
+    )
 
 
-def _other_schema(where: str, text: str) -> AgentGitError:
-    return SchemaMismatch(f"{where} lacks something that agentgit needs: {text}. Run: agentgit db check")
+def _schema_mismatch(database_name: str, text: str) -> AgentGitError:
+    return SchemaMismatch(f"{database_name} lacks something that agentgit needs: {text}. Run: agentgit db check")
 
 
-def _of_a_file(error: Exception, text: str, where: str) -> AgentGitError | None:
+def _error_of_sqlite(error: Exception, text: str, database_name: str) -> AgentGitError | None:
     """Return the error for an error of SQLite; None if there is no specific one."""
     name = getattr(error, "sqlite_errorname", None) or ""
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         # Not `TransactionConflict`, because SQLite has already waited that long.
-        return Unavailable(f"{where} was locked for {BUSY_SECONDS} s. Close the program that uses it, then try again.")
+        return Unavailable(
+            f"{database_name} was locked for {BUSY_SECONDS} s. Close the program that uses it, then try again."
+        )
     if name.startswith(("SQLITE_READONLY", "SQLITE_PERM", "SQLITE_AUTH")):
-        return Unavailable(f"{where} cannot be written. Give this user write permission for the file and its folder.")
+        return Unavailable(
+            f"{database_name} cannot be written. Give this user write permission for the file and its folder."
+        )
     if name.startswith("SQLITE_CANTOPEN"):
-        return Unavailable(f"{where} cannot be opened. Check that its folder exists and this user can write to it.")
+        return Unavailable(
+            f"{database_name} cannot be opened. Check that its folder exists and this user can write to it."
+        )
     if name.startswith("SQLITE_CORRUPT"):
         return Corrupt(
-            f"{where} is damaged: {text}. Restore it from a backup. Details: agentgit fsck", row="the database file"
+            f"{database_name} is damaged: {text}. Restore it from a backup. Details: agentgit fsck",
+            row="the database file",
         )
     if name == "SQLITE_NOTADB":
-        return SchemaMismatch(f"{where} is not a SQLite database. Use another path; this file was not changed.")
+        return SchemaMismatch(f"{database_name} is not a SQLite database. Use another path; this file was not changed.")
     if name.startswith(("SQLITE_IOERR", "SQLITE_FULL", "SQLITE_NOMEM")):
-        return Unavailable(f"{where} could not be written: {text}. Free some space, then try again.")
+        return Unavailable(f"{database_name} could not be written: {text}. Free some space, then try again.")
     if name in ("SQLITE_TOOBIG", "SQLITE_MISMATCH", "SQLITE_RANGE"):
-        return _bad_value(where, text)
+        return _bad_value(database_name, text)
     if str(error).startswith(("no such table", "no such column")):
-        return _other_schema(where, text)
+        return _schema_mismatch(database_name, text)
     return None
 
 
@@ -228,9 +249,11 @@ def missing_row(kind: str, row_id: object) -> NotFound:
 def is_broken(error: Exception) -> bool:
     """Return whether an error of a server's driver means that the connection has ended."""
     state: str | None = getattr(error, "sqlstate", None)
-    return is_a(error, "OperationalError") and (state is None or state[:2] == "08" or state in BROKEN)
+    return is_dbapi_error(error, "OperationalError") and (
+        state is None or state[:2] == "08" or state in BROKEN_CONNECTION_STATES
+    )
 
 
-def is_a(error: Exception, name: str) -> bool:
+def is_dbapi_error(error: Exception, class_name: str) -> bool:
     """Return whether a driver's error is of a PEP 249 class or, as in psycopg, of a subclass."""
-    return any(kind.__name__ == name for kind in type(error).__mro__)
+    return any(kind.__name__ == class_name for kind in type(error).__mro__)

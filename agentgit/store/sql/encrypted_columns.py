@@ -12,19 +12,19 @@ from sqlalchemy import Column, Connection, LargeBinary, MetaData, Table, Text, f
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.columns import Payload, SealedText
 from agentgit.store.sql.compiled_statement import CompiledStatement
-from agentgit.store.sql.encryption import TEXT_MARK, key_of, sealed_text
+from agentgit.store.sql.encryption import TEXT_MARK, parse_key_name, sealed_text_bytes
 from agentgit.store.sql.tables import BLOB, LIST, METADATA
 
-SHOWN = 40
+HEAD_BYTES = 40
 """The number of bytes of an encrypted value that contain the name of its key. In base64 it is a third more."""
 
 
 @cache
-def raw(name: str) -> Table:
+def raw_table(name: str) -> Table:
     """Return a table whose values are read as they are stored."""
-    kinds = {Payload: LargeBinary, SealedText: Text}
+    stored_types = {Payload: LargeBinary, SealedText: Text}
     columns = [
-        Column(c.name, kinds.get(type(c.type), lambda c=c: c.type)(), primary_key=c.primary_key)
+        Column(c.name, stored_types.get(type(c.type), lambda c=c: c.type)(), primary_key=c.primary_key)
         for c in METADATA.tables[name].c
     ]
     return Table(name, MetaData(), *columns)
@@ -33,42 +33,42 @@ def raw(name: str) -> Table:
 @cache
 def sealed_columns() -> Mapping[str, Sequence[str]]:
     """Return the names of the encrypted columns of each table."""
-    found = {
+    columns_by_table = {
         table.name: [c.name for c in table.c if isinstance(c.type, Payload | SealedText)]
         for table in METADATA.sorted_tables
     }
-    return {name: columns for name, columns in found.items() if columns}
+    return {name: columns for name, columns in columns_by_table.items() if columns}
 
 
-def of_tenant(table: Table, tenant_id: int) -> list[Any]:
+def tenant_conditions(table: Table, tenant_id: int) -> list[Any]:
     """Return the conditions for a tenant's rows. Lists are excluded: the database itself follows their hashes."""
-    mine = [table.c.tenant_id == tenant_id]
-    return [*mine, table.c.type != LIST] if table.name == BLOB.name else mine
+    conditions = [table.c.tenant_id == tenant_id]
+    return [*conditions, table.c.type != LIST] if table.name == BLOB.name else conditions
 
 
-def counts(connection: Connection, tenant_id: int) -> dict[str, int]:
+def count_values_by_key(connection: Connection, tenant_id: int) -> dict[str, int]:
     """Count the values and rows of a tenant by the key that sealed them. The empty name is for those without a key."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for name, columns in sealed_columns().items():
-        table = raw(name)
+        table = raw_table(name)
         for column in columns:
-            head = func.substr(table.c[column], 1, 2 * SHOWN).label("head")
-            query = select(head).where(*of_tenant(table, tenant_id), table.c[column].is_not(None))
+            head = func.substr(table.c[column], 1, 2 * HEAD_BYTES).label("head")
+            query = select(head).where(*tenant_conditions(table, tenant_id), table.c[column].is_not(None))
             for page in CompiledStatement(query).pages(connection, raw=True):
-                found.update(key_in(head) for (head,) in page)
-    for table in map(raw, (table.name for table in row_codes.tables())):
-        query = select(func.substr(table.c.mac, 1, SHOWN)).where(table.c.tenant_id == tenant_id)
+                counts.update(key_name_of(head) for (head,) in page)
+    for table in map(raw_table, (table.name for table in row_codes.signed_tables())):
+        query = select(func.substr(table.c.mac, 1, HEAD_BYTES)).where(table.c.tenant_id == tenant_id)
         for page in CompiledStatement(query).pages(connection, raw=True):
-            found.update(key_in(head) for (head,) in page)
-    return dict(sorted(found.items()))
+            counts.update(key_name_of(head) for (head,) in page)
+    return dict(sorted(counts.items()))
 
 
-def key_in(stored: Any) -> str:
+def key_name_of(stored: Any) -> str:
     """Return the name of the key of a stored value, or of its beginning; empty if it has none."""
     if not isinstance(stored, str | bytes | memoryview):
         return ""
     if isinstance(stored, str):
         # base64 has groups of four characters, and the beginning of a text may end within one.
-        rest = len(stored) - (len(stored) - len(TEXT_MARK)) % 4
-        stored = sealed_text(stored[:rest])
-    return key_of(bytes(stored)) or ""
+        length = len(stored) - (len(stored) - len(TEXT_MARK)) % 4
+        stored = sealed_text_bytes(stored[:length])
+    return parse_key_name(bytes(stored)) or ""

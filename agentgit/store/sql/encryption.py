@@ -24,7 +24,7 @@ from agentgit.errors import Corrupt, KeyMissing, Unavailable
 MAGIC = b"\xffagit"
 PLAIN, SEALED = 0, 1
 NONCE_BYTES = 12
-HEAD = len(MAGIC) + 2
+HEADER_BYTES = len(MAGIC) + 2
 
 TEXT_MARK = "\\!agit:"
 """The prefix of the base64 of a sealed text. No plain text is stored with a backslash before `!`; see `SafeText`."""
@@ -62,7 +62,7 @@ class Seal:
         self.compiled: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
         """The statements compiled for this database; see `agentgit.store.sql.compiled_statement`."""
         self._ciphers: dict[str, Any] = {}
-        self._associated: dict[str, bytes] = {}
+        self._associated_data_cache: dict[str, bytes] = {}
         _ = self._library
 
     @cached_property
@@ -72,80 +72,81 @@ class Seal:
         except ModuleNotFoundError as error:
             raise Unavailable('Encryption needs an extra package. Run: pip install "agentgit[encryption]"') from error
 
-    def seal(self, place: str, value: bytes | memoryview, key: str | None = None) -> bytes:
+    def seal(self, column_name: str, value: bytes | memoryview, key_name: str | None = None) -> bytes:
         """Encrypt a value.
 
         Args:
-            place: The table and the column, like `blob.data`.
+            column_name: The table and the column, like `blob.data`.
             value: The bytes of the value.
-            key: The name of the key; None is the current one.
+            key_name: The name of the key; None is the current one.
         """
-        name, nonce = key or self.keyring.current, os.urandom(NONCE_BYTES)
-        closed: bytes = self._cipher(name).encrypt(nonce, value, self._about(place))
-        return _head(name) + nonce + closed
+        name, nonce = key_name or self.keyring.current, os.urandom(NONCE_BYTES)
+        ciphertext: bytes = self._cipher(name).encrypt(nonce, value, self._associated_data(column_name))
+        return _header(name) + nonce + ciphertext
 
-    def open(self, place: str, data: bytes) -> bytes:
+    def open(self, column_name: str, data: bytes) -> bytes:
         """Decrypt a sealed value.
 
         Raises:
             KeyMissing: The value's key is not in the keyring.
             Corrupt: The value was changed or moved, or the keyring has another key of that name.
         """
-        name = key_of(data) or ""
+        name = parse_key_name(data) or ""
         if name not in self.keyring:
             raise missing_key(name)
-        start = HEAD + len(name)
-        nonce, rest = data[start : start + NONCE_BYTES], data[start + NONCE_BYTES :]
+        start = HEADER_BYTES + len(name)
+        nonce, ciphertext = data[start : start + NONCE_BYTES], data[start + NONCE_BYTES :]
         try:
-            plain: bytes = self._cipher(name).decrypt(nonce, rest, self._about(place))
-        except (self._invalid, ValueError) as error:
+            plaintext: bytes = self._cipher(name).decrypt(nonce, ciphertext, self._associated_data(column_name))
+        except (self._decryption_error, ValueError) as error:
             raise Corrupt(
-                f"A value in {place} does not decrypt with the key {name}: it was changed or moved, or this is another "
-                "key of that name. Run: agentgit fsck, which names the row; then restore the database from a backup.",
-                row=place,
+                f"A value in {column_name} does not decrypt with the key {name}: it was changed or moved, or this is "
+                "another key of that name. Run: agentgit fsck, which names the row; then restore the database from a "
+                "backup.",
+                row=column_name,
             ) from error
-        return plain
+        return plaintext
 
     @cached_property
-    def _invalid(self) -> type[Exception]:
-        found: type[Exception] = import_module("cryptography.exceptions").InvalidTag
-        return found
+    def _decryption_error(self) -> type[Exception]:
+        error_class: type[Exception] = import_module("cryptography.exceptions").InvalidTag
+        return error_class
 
-    def code(self, place: str, message: bytes, key: str | None = None) -> bytes:
+    def code(self, table_name: str, message: bytes, key_name: str | None = None) -> bytes:
         """Return the message authentication code of a row: HMAC-SHA256, after the head of a sealed value.
 
         The HMAC key is derived from the encryption key as in HKDF-Expand (RFC 5869), for this use and place.
 
         Args:
-            place: The table.
+            table_name: The table.
             message: The bytes to authenticate.
-            key: The name of the key; None is the current one.
+            key_name: The name of the key; None is the current one.
         """
-        name = key or self.keyring.current
-        own = hmac.digest(self.keyring[name], b"row " + self._about(place) + b"\1", "sha256")
-        return _head(name) + hmac.digest(own, message, "sha256")
+        name = key_name or self.keyring.current
+        row_key = hmac.digest(self.keyring[name], b"row " + self._associated_data(table_name) + b"\1", "sha256")
+        return _header(name) + hmac.digest(row_key, message, "sha256")
 
-    def is_code(self, place: str, message: bytes, found: bytes) -> bool:
-        """Return whether `found` is the code of a message, made with a key of the keyring."""
-        name = key_of(found)
+    def is_code(self, table_name: str, message: bytes, code: bytes) -> bool:
+        """Return whether `code` is the code of a message, made with a key of the keyring."""
+        name = parse_key_name(code)
         if name is None or name not in self.keyring:
             return False
-        return hmac.compare_digest(self.code(place, message, name), found)
+        return hmac.compare_digest(self.code(table_name, message, name), code)
 
     def _cipher(self, name: str) -> Any:
         if name not in self._ciphers:
             self._ciphers[name] = self._library.AESGCM(self.keyring[name])
         return self._ciphers[name]
 
-    def _about(self, place: str) -> bytes:
-        found = self._associated.get(place)
-        if found is None:
+    def _associated_data(self, context: str) -> bytes:
+        data = self._associated_data_cache.get(context)
+        if data is None:
             assert self.tenant_id is not None, "nothing is sealed before it is known whose it is"  # noqa: S101
-            found = self._associated[place] = f"agentgit\0{self.tenant_id}\0{place}".encode()
-        return found
+            data = self._associated_data_cache[context] = f"agentgit\0{self.tenant_id}\0{context}".encode()
+        return data
 
 
-def _head(name: str) -> bytes:
+def _header(name: str) -> bytes:
     return b"%b%c%c%b" % (MAGIC, SEALED, len(name), name.encode())
 
 
@@ -158,26 +159,30 @@ def missing_key(name: str) -> KeyMissing:
     )
 
 
-def key_of(data: bytes) -> str | None:
+def parse_key_name(data: bytes) -> str | None:
     """Return the name of a sealed value's key; None if the value is plain. The first 40 bytes are enough.
 
     Example:
-        >>> key_of(b"{}") is None
+        >>> parse_key_name(b"{}") is None
         True
     """
-    if len(data) < HEAD or data[: len(MAGIC)] != MAGIC or data[len(MAGIC) : HEAD - 1] != bytes([SEALED]):
+    if (
+        len(data) < HEADER_BYTES
+        or data[: len(MAGIC)] != MAGIC
+        or data[len(MAGIC) : HEADER_BYTES - 1] != bytes([SEALED])
+    ):
         return None
-    return data[HEAD : HEAD + data[HEAD - 1]].decode("ascii", "replace")
+    return data[HEADER_BYTES : HEADER_BYTES + data[HEADER_BYTES - 1]].decode("ascii", "replace")
 
 
-def encode_value(seal: Seal | None, place: str, value: bytes | memoryview) -> bytes | memoryview:
+def encode_value(seal: Seal | None, column_name: str, value: bytes | memoryview) -> bytes | memoryview:
     """Return the stored form of a value."""
     if seal is not None and not isinstance(value, PlainBytes):
-        return seal.seal(place, value)
+        return seal.seal(column_name, value)
     return MAGIC + bytes([PLAIN]) + value if value[: len(MAGIC)] == MAGIC else value
 
 
-def decode_value(seal: Seal | None, place: str, data: bytes) -> bytes:
+def decode_value(seal: Seal | None, column_name: str, data: bytes) -> bytes:
     """Return the value of a stored form.
 
     Raises:
@@ -186,46 +191,46 @@ def decode_value(seal: Seal | None, place: str, data: bytes) -> bytes:
         UnencryptedValue: The value is unencrypted, but every value must be encrypted.
     """
     if is_refused(seal, data):
-        raise in_clear(place)
+        raise unencrypted_value(column_name)
     if data[: len(MAGIC)] != MAGIC:
         return data
-    name = key_of(data)
+    name = parse_key_name(data)
     if name is None:
-        return data[HEAD - 1 :] if data[len(MAGIC) : HEAD - 1] == bytes([PLAIN]) else data
+        return data[HEADER_BYTES - 1 :] if data[len(MAGIC) : HEADER_BYTES - 1] == bytes([PLAIN]) else data
     if seal is None:
         raise missing_key(name)
-    return seal.open(place, data)
+    return seal.open(column_name, data)
 
 
 def is_refused(seal: Seal | None, data: bytes) -> bool:
     """Return whether a value is unencrypted in a database in which every value must be encrypted."""
-    return seal is not None and seal.is_fully_encrypted and key_of(data) is None
+    return seal is not None and seal.is_fully_encrypted and parse_key_name(data) is None
 
 
-def in_clear(place: str) -> UnencryptedValue:
+def unencrypted_value(column_name: str) -> UnencryptedValue:
     """Return the error for an unencrypted value."""
     return UnencryptedValue(
-        f"A value in {place} is not encrypted, although this database is: somebody without the key wrote "
+        f"A value in {column_name} is not encrypted, although this database is: somebody without the key wrote "
         "it. Run: agentgit fsck, which names the row; then restore the database from a backup.",
-        row=place,
+        row=column_name,
     )
 
 
-def text_as_stored(seal: Seal | None, place: str, text: str) -> str:
+def encode_text(seal: Seal | None, column_name: str, text: str) -> str:
     """Return the stored form of a text that `SafeText` has escaped."""
-    return text if seal is None else TEXT_MARK + b64encode(seal.seal(place, text.encode())).decode()
+    return text if seal is None else TEXT_MARK + b64encode(seal.seal(column_name, text.encode())).decode()
 
 
-def text_as_given(seal: Seal | None, place: str, text: str) -> str:
+def decode_text(seal: Seal | None, column_name: str, text: str) -> str:
     """Return the escaped text of a stored form. Raises the same errors as `decode_value`."""
     if not text.startswith(TEXT_MARK):
         if seal is not None and seal.is_fully_encrypted:
-            raise in_clear(place)
+            raise unencrypted_value(column_name)
         return text
-    return decode_value(seal, place, sealed_text(text)).decode()
+    return decode_value(seal, column_name, sealed_text_bytes(text)).decode()
 
 
-def sealed_text(text: str) -> bytes:
+def sealed_text_bytes(text: str) -> bytes:
     """Return the bytes of a stored text: decoded if it is sealed (empty if damaged), as they are if it is plain."""
     if not text.startswith(TEXT_MARK):
         return text.encode()
@@ -235,13 +240,13 @@ def sealed_text(text: str) -> bytes:
         return b""
 
 
-def seal_on(dialect: Dialect) -> Seal | None:
+def seal_of_dialect(dialect: Dialect) -> Seal | None:
     """Return the seal of a dialect's database; None if the database has no keys."""
-    found: Seal | None = getattr(dialect, _SEAL, None)
-    return found
+    seal: Seal | None = getattr(dialect, _SEAL, None)
+    return seal
 
 
-def put_seal(dialect: Dialect, seal: Seal | None) -> None:
+def set_seal(dialect: Dialect, seal: Seal | None) -> None:
     """Set the seal of a dialect's database. Call this before anything is read or written."""
     if seal is not None:
         setattr(dialect, _SEAL, seal)
@@ -249,10 +254,10 @@ def put_seal(dialect: Dialect, seal: Seal | None) -> None:
 
 def seal_of(connection: Connection) -> Seal | None:
     """Return the seal of a connection's database; None if the database has no keys."""
-    return seal_on(connection.dialect)
+    return seal_of_dialect(connection.dialect)
 
 
-def keyring_from(given: Keyring | None) -> Keyring | None:
+def load_keyring(keyring: Keyring | None) -> Keyring | None:
     """Return the given keys, else those from the environment variable, else None."""
     text = os.environ.get(ENVIRONMENT)
-    return given if given is not None or not text else Keyring.from_text(text)
+    return keyring if keyring is not None or not text else Keyring.from_text(text)

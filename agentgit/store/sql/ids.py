@@ -14,17 +14,17 @@ COUNTER_BITS = 12
 ID_LIMIT = 2**53
 
 _lock = threading.Lock()
-_last = 0
+_last_id = 0
 
 
-def _after_fork() -> None:
+def _replace_lock() -> None:
     """Replace the lock in a child process, because a thread of the parent may hold it and cannot release it there."""
     global _lock
     _lock = threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):  # other systems have no fork
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(after_in_child=_replace_lock)
 
 
 def new_id() -> int:
@@ -38,12 +38,12 @@ def new_id() -> int:
         >>> first < second < 2**53
         True
     """
-    global _last
+    global _last_id
     with _lock:
-        now = (time.time_ns() // 1_000_000 - EPOCH_MS) << COUNTER_BITS
-        fresh = now | random.getrandbits(COUNTER_BITS - 1)  # not a secret, and needs no system call
-        _last = max(fresh, _last + 1)  # also when the clock goes back
-        return _last
+        timestamp_bits = (time.time_ns() // 1_000_000 - EPOCH_MS) << COUNTER_BITS
+        candidate = timestamp_bits | random.getrandbits(COUNTER_BITS - 1)  # not a secret, and needs no system call
+        _last_id = max(candidate, _last_id + 1)  # also when the clock goes back
+        return _last_id
 
 
 def is_id(value: object) -> bool:

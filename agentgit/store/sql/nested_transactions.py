@@ -15,22 +15,22 @@ from typing import Any
 
 from agentgit.errors import Conflict, Unavailable
 
-WAITING_SECONDS = 600
+LOCK_TIMEOUT_SECONDS = 600
 """How long a writer waits for another one of this process. A garbage collection of a large database takes minutes."""
 
 
 @dataclass
-class Stage:
+class TransactionState:
     """The progress of a transaction.
 
     Args:
-        place: The database.
+        database_key: The database.
         writes: True if other writers wait for it.
         committing: True if its commit has started; None if it writes nothing that a commit stores.
         is_open: False after it has ended.
     """
 
-    place: str
+    database_key: str
     writes: bool = False
     committing: bool | None = None
     is_open: bool = True
@@ -38,35 +38,35 @@ class Stage:
 
 # Not thread-local: the tasks of an event loop share one thread, and a task or a thread that a callback starts and waits
 # for would wait for ever too.
-_open: ContextVar[tuple[Stage, ...]] = ContextVar("agentgit_transactions", default=())
+_transactions: ContextVar[tuple[TransactionState, ...]] = ContextVar("agentgit_transactions", default=())
 
 
 @contextmanager
-def nested(stage: Stage, name: str, *, has_one_connection: bool) -> Iterator[None]:
+def enter_transaction(state: TransactionState, name: str, *, has_one_connection: bool) -> Iterator[None]:
     """Enter a transaction, and refuse one that would wait for a transaction of its caller.
 
     Args:
-        stage: The stage of the new transaction.
+        state: The stage of the new transaction.
         name: The name of the database.
         has_one_connection: True if readers wait for other transactions too.
 
     Raises:
         Conflict: The transaction would wait for ever. Nothing was done.
     """
-    around = [one for one in _open.get() if one.is_open]
-    for one in around:
-        if one.place == stage.place and (has_one_connection or (stage.writes and one.writes)):
+    outer_states = [one for one in _transactions.get() if one.is_open]
+    for outer in outer_states:
+        if outer.database_key == state.database_key and (has_one_connection or (state.writes and outer.writes)):
             raise Conflict(
                 f"This was called inside a transaction of {name}, for example in the progress callback of gc or "
-                f"import_. It cannot {'write' if stage.writes else 'read'} there, because it would wait for its "
+                f"import_. It cannot {'write' if state.writes else 'read'} there, because it would wait for its "
                 "own caller. Call it after that call has returned."
             )
-    _open.set((*around, stage))
+    _transactions.set((*outer_states, state))
     try:
         yield
     finally:
-        stage.is_open = False  # also in copies of the context
-        _open.set(tuple(one for one in _open.get() if one.is_open))
+        state.is_open = False  # also in copies of the context
+        _transactions.set(tuple(one for one in _transactions.get() if one.is_open))
 
 
 class TimedLock:
@@ -80,10 +80,10 @@ class TimedLock:
         self._lock = lock or threading.Lock()
 
     def __enter__(self) -> None:
-        if not self._lock.acquire(timeout=WAITING_SECONDS):
+        if not self._lock.acquire(timeout=LOCK_TIMEOUT_SECONDS):
             raise Unavailable(
-                f"Another thread of this program has been writing for {WAITING_SECONDS} s. If it runs gc or an import "
-                "whose progress callback waits for this call, call this afterwards. Otherwise, try again."
+                f"Another thread of this program has been writing for {LOCK_TIMEOUT_SECONDS} s. If it runs gc or an "
+                "import whose progress callback waits for this call, call this afterwards. Otherwise, try again."
             )
 
     def __exit__(self, *_: object) -> None:

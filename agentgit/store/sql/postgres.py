@@ -21,7 +21,7 @@ from sqlalchemy.util import await_only
 from agentgit.errors import InvalidInput, Unavailable
 from agentgit.store.sql.batch import Batch, Statement, flush_batch
 
-EVERYBODY = "all"
+ALL_USERS = "all"
 """The user id of transactions that see the sessions of all users of a tenant."""
 
 _BATCHED = "agentgit_batched"
@@ -29,38 +29,38 @@ _BATCHED = "agentgit_batched"
 MANUAL_BEGIN = {"isolation_level": "AUTOCOMMIT"}
 """The engine options without the driver's own BEGIN, which would be a separate round trip to the server."""
 
-CARRIED = {"synchronous_commit": "off"}
+ASYNC_COMMIT = {"synchronous_commit": "off"}
 """The settings of a transaction that need not wait for the disk, because a later commit writes its changes too."""
 
 
-def settings_of(values: Mapping[str, str]) -> list[Statement]:
+def set_config_statements(values: Mapping[str, str]) -> list[Statement]:
     """Return the statements that make settings for one transaction.
 
     Example:
-        >>> settings_of({"agentgit.tenant_name": "o'hara"})[0][:2]
+        >>> set_config_statements({"agentgit.tenant_name": "o'hara"})[0][:2]
         ('SELECT set_config(%s, %s, true)', [['agentgit.tenant_name', "o'hara"]])
     """
     if not values:
         return []
     sql = "SELECT " + ", ".join(["set_config(%s, %s, true)"] * len(values))
-    return [Statement(sql, [[part for pair in values.items() for part in pair]])]
+    return [Statement(sql, [[name_or_value for pair in values.items() for name_or_value in pair]])]
 
 
-def begin_by_hand(engine: Engine) -> None:
+def begin_manually(engine: Engine) -> None:
     """Begin each transaction of an engine that was made with `MANUAL_BEGIN` with its first statement."""
-    event.listen(engine, "begin", _begin)
+    event.listen(engine, "begin", _execute_begin)
     event.listen(engine, "before_cursor_execute", flush_batch)
 
 
-def _begin(connection: Connection) -> None:
+def _execute_begin(connection: Connection) -> None:
     options = connection.get_execution_options()
     if options.get(_BATCHED) or options.get("isolation_level") == MANUAL_BEGIN["isolation_level"]:
         return  # its batch sends BEGIN, or the connection is in autocommit mode
     driver: Any = connection.connection.driver_connection
     # Never prepared, because an external pooler may use another server connection the next time.
-    begun = driver.execute("BEGIN", prepare=False)
+    pending = driver.execute("BEGIN", prepare=False)
     if connection.dialect.is_async:
-        await_only(begun)
+        await_only(pending)
 
 
 @contextmanager
@@ -78,24 +78,24 @@ def transaction(engine: Engine, settings: Sequence[Statement], **kind: bool) -> 
 IDLE_SECONDS = 5.0
 """The idle time after which a connection is pinged. A ping every time costs a third of a turn on PostgreSQL."""
 
-_USED = "agentgit_used"
+_LAST_USED = "agentgit_used"
 
 
 def ping_when_idle(engine: Engine) -> None:
     """Ping connections of a pool that have been idle, and replace those that do not answer."""
 
-    def check(raw: Any, record: Any, _proxy: Any) -> None:
+    def ping_if_idle(dbapi_connection: Any, record: Any, _proxy: Any) -> None:
         now = time.monotonic()
-        used = record.info.get(_USED, now)
-        record.info[_USED] = now
-        if now - used < IDLE_SECONDS:
+        last_used = record.info.get(_LAST_USED, now)
+        record.info[_LAST_USED] = now
+        if now - last_used < IDLE_SECONDS:
             return
         try:
-            engine.dialect.do_ping(raw)
+            engine.dialect.do_ping(dbapi_connection)
         except engine.dialect.loaded_dbapi.Error as error:
             raise DisconnectionError("the server closed an idle connection") from error
 
-    event.listen(engine, "checkout", check)
+    event.listen(engine, "checkout", ping_if_idle)
 
 
 POOL_SIZE = 16
@@ -104,11 +104,11 @@ POOL_SIZE = 16
 POOL_SECONDS = 30
 """The time that a transaction waits for a connection before it gives up."""
 
-THRESHOLD = "prepare_threshold"
+PREPARE_THRESHOLD = "prepare_threshold"
 """The URL parameter for the number of runs before the driver prepares a statement, or `none`."""
 
 
-def server(url: URL, pool_size: int) -> Engine:
+def create_server_engine(url: URL, pool_size: int) -> Engine:
     """Return a new engine for a server.
 
     Raises:
@@ -118,16 +118,16 @@ def server(url: URL, pool_size: int) -> Engine:
     if pool_size < 1:
         raise InvalidInput(f"pool_size must be 1 or more, not {pool_size}.")
     try:
-        engine = create_engine(without_own_parameters(url), **settings(pool_size))
+        engine = create_engine(driver_url(url), **engine_options(pool_size))
     except ModuleNotFoundError as error:
         raise Unavailable('PostgreSQL needs its driver. Run: pip install "agentgit[postgres]"') from error
     except ArgumentError as error:
         raise InvalidInput(f"{url.render_as_string(hide_password=True)} cannot be used: {error}") from error
-    watch(engine, url)
+    add_listeners(engine, url)
     return engine
 
 
-def settings(pool_size: int) -> dict[str, Any]:
+def engine_options(pool_size: int) -> dict[str, Any]:
     """Return the arguments of an engine.
 
     The pool has no overflow, because opening a connection takes as long as several turns. The connection used last is
@@ -143,59 +143,59 @@ def settings(pool_size: int) -> dict[str, Any]:
     }
 
 
-def without_own_parameters(url: URL) -> URL:
+def driver_url(url: URL) -> URL:
     """Remove the parameters that are not for the driver from a URL."""
-    return url.difference_update_query([THRESHOLD])
+    return url.difference_update_query([PREPARE_THRESHOLD])
 
 
-def watch(engine: Engine, url: URL) -> None:
+def add_listeners(engine: Engine, url: URL) -> None:
     """Replace connections that were closed while they were idle, and prepare no statements behind a pooler.
 
     Raises:
         InvalidInput: The URL has an invalid setting.
     """
     ping_when_idle(engine)
-    begin_by_hand(engine)
-    wanted = _wanted(url)
-    known: list[bool] = []
+    begin_manually(engine)
+    threshold = _prepare_threshold(url)
+    cached_is_pooled: list[bool] = []
     """Whether there is a pooler, which is checked once."""
 
-    def prepare(raw: Any, _record: Any) -> None:
-        connection = getattr(raw, "driver_connection", raw)
-        if wanted is not None:
-            connection.prepare_threshold = wanted or None
+    def set_prepare_threshold(dbapi_connection: Any, _record: Any) -> None:
+        connection = getattr(dbapi_connection, "driver_connection", dbapi_connection)
+        if threshold is not None:
+            connection.prepare_threshold = threshold or None
             return
-        if not known:
-            known.append(_is_pooled(raw, connection))
-        if known[0]:
+        if not cached_is_pooled:
+            cached_is_pooled.append(_is_pooled(dbapi_connection, connection))
+        if cached_is_pooled[0]:
             connection.prepare_threshold = None
 
-    event.listen(engine, "connect", prepare)
+    event.listen(engine, "connect", set_prepare_threshold)
 
 
-def _wanted(url: URL) -> int | None:
+def _prepare_threshold(url: URL) -> int | None:
     """Return the prepare threshold of a URL: 0 for `none`, None if the URL has no such parameter.
 
     Example:
         >>> from sqlalchemy import make_url
-        >>> _wanted(make_url("postgresql://db/a?prepare_threshold=none")), _wanted(make_url("postgresql://db/a"))
+        >>> _prepare_threshold(make_url("postgresql://db/a?prepare_threshold=none")), _prepare_threshold(make_url("postgresql://db/a"))
         (0, None)
     """
-    said = url.query.get(THRESHOLD)
-    if said is None:
+    value = url.query.get(PREPARE_THRESHOLD)
+    if value is None:
         return None
-    if said == "none":
+    if value == "none":
         return 0
-    if isinstance(said, str) and said.isascii() and said.isdigit() and int(said):
-        return int(said)
-    raise InvalidInput(f"{THRESHOLD}={said} is not valid: use `none` or the number of runs before preparing.")
+    if isinstance(value, str) and value.isascii() and value.isdigit() and int(value):
+        return int(value)
+    raise InvalidInput(f"{PREPARE_THRESHOLD}={value} is not valid: use `none` or the number of runs before preparing.")
 
 
-def _is_pooled(raw: Any, connection: Any) -> bool:
+def _is_pooled(dbapi_connection: Any, connection: Any) -> bool:
     """Return whether the server's process id differs from the one reported when the connection was opened."""
-    cursor = raw.cursor()
+    cursor = dbapi_connection.cursor()
     cursor.execute("SELECT pg_backend_pid()")
-    (process,) = cursor.fetchone()
+    (server_pid,) = cursor.fetchone()
     cursor.close()
-    raw.rollback()
-    return bool(process != connection.info.backend_pid)
+    dbapi_connection.rollback()
+    return bool(server_pid != connection.info.backend_pid)

@@ -30,7 +30,7 @@ from sqlalchemy import Connection, Table, bindparam, func, select, update
 from agentgit.errors import InvalidInput
 
 
-class Forked(Protocol):
+class ForkListener(Protocol):
     """An object that must act when its process forks."""
 
     def before_fork(self) -> None:
@@ -40,52 +40,52 @@ class Forked(Protocol):
         """Reset the object in the child process. This must not close anything of the parent."""
 
 
-_open: weakref.WeakSet[Forked] = weakref.WeakSet()
+_fork_listeners: weakref.WeakSet[ForkListener] = weakref.WeakSet()
 
 
-def register_for_fork(one: Forked) -> None:
+def register_for_fork(listener: ForkListener) -> None:
     """Notify an object of each fork for as long as it exists."""
-    _open.add(one)
+    _fork_listeners.add(listener)
 
 
-def _before() -> None:
-    for one in list(_open):
-        one.before_fork()
+def _notify_before_fork() -> None:
+    for listener in list(_fork_listeners):
+        listener.before_fork()
 
 
-def _after() -> None:
-    for one in list(_open):
-        one.after_fork()
+def _notify_after_fork() -> None:
+    for listener in list(_fork_listeners):
+        listener.after_fork()
 
 
 if hasattr(os, "register_at_fork"):  # other systems have no fork
-    os.register_at_fork(before=_before, after_in_child=_after)
+    os.register_at_fork(before=_notify_before_fork, after_in_child=_notify_after_fork)
 
 
-_working: set[str] = set()
+_active_owners: set[str] = set()
 """The owners in this process that are still at work."""
 
-ENDED = "ended"
+ZOMBIE = "ended"
 """The value instead of a start time for a process that is dead, but that its parent has not reaped yet."""
 
 
 @contextmanager
-def owner() -> Iterator[str]:
+def register_owner() -> Iterator[str]:
     """Yield a name for one piece of work, which counts as alive until the block ends or the process dies.
 
     Example:
-        >>> with owner() as name:
+        >>> with register_owner() as name:
         ...     is_alive(name)
         True
         >>> is_alive(name)
         False
     """
-    name = f"{_here()}|{os.getpid()}|{_started(os.getpid())}|{secrets.token_hex(8)}"
-    _working.add(name)
+    name = f"{_here()}|{os.getpid()}|{_start_time(os.getpid())}|{secrets.token_hex(8)}"
+    _active_owners.add(name)
     try:
         yield name
     finally:
-        _working.discard(name)
+        _active_owners.discard(name)
 
 
 def is_alive(name: str | None) -> bool:
@@ -96,15 +96,15 @@ def is_alive(name: str | None) -> bool:
     """
     if name is None:
         return False
-    host, pid, started, _ = name.split("|")
+    host, pid, start_time, _ = name.split("|")
     if host != _here():
         return True
-    if int(pid) == os.getpid() and started == _started(os.getpid()):
-        return name in _working
-    return _exists(int(pid)) and started == _started(int(pid))
+    if int(pid) == os.getpid() and start_time == _start_time(os.getpid()):
+        return name in _active_owners
+    return _process_exists(int(pid)) and start_time == _start_time(int(pid))
 
 
-def is_here(name: str | None) -> bool:
+def is_alive_here(name: str | None) -> bool:
     """Return whether a piece of work is certainly running. On another host this is unknown, so the result is False."""
     return name is not None and name.split("|")[0] == _here() and is_alive(name)
 
@@ -113,22 +113,22 @@ def is_here(name: str | None) -> bool:
 def _here() -> str:
     """Return the scope of pids: one boot of one machine and one container; without /proc, the host name."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot_id}/{os.stat('/proc/self/ns/pid').st_ino}"
     except OSError:
         return socket.gethostname()[:60]
 
 
-def _started(pid: int) -> str:
+def _start_time(pid: int) -> str:
     """Return the start time of a process, which detects a reused pid; empty if the system does not provide it."""
     try:
-        state, *_, started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:20]
+        state, *_, start_time = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:20]
     except (OSError, ValueError):
         return ""
-    return started if state not in "ZX" else ENDED
+    return start_time if state not in "ZX" else ZOMBIE
 
 
-def _exists(pid: int) -> bool:
+def _process_exists(pid: int) -> bool:
     if os.name != "posix":
         return True  # on other systems os.kill would end the process
     try:
@@ -143,7 +143,7 @@ def _exists(pid: int) -> bool:
 LEASE_SECONDS = 60.0
 """The default lease: long enough for a paused virtual machine or a slow failover, but short enough to wait for."""
 
-SHORTEST = 3.0
+MIN_LEASE_SECONDS = 3.0
 """The minimum lease in seconds. A shorter one would end during an ordinary pause."""
 
 PER_LEASE = 3
@@ -152,7 +152,7 @@ PER_LEASE = 3
 _log = logging.getLogger("agentgit")
 
 
-class Held(NamedTuple):
+class LeasedRow(NamedTuple):
     """A row that a piece of work holds."""
 
     table: Table
@@ -174,79 +174,81 @@ class Leases:
     def __init__(
         self, write: Callable[[int, Callable[[Connection], None]], None], seconds: float = LEASE_SECONDS
     ) -> None:
-        if not seconds >= SHORTEST:
-            raise InvalidInput(f"lease_seconds={seconds} is too short to be renewed in time. Use {SHORTEST:g} or more.")
+        if not seconds >= MIN_LEASE_SECONDS:
+            raise InvalidInput(
+                f"lease_seconds={seconds} is too short to be renewed in time. Use {MIN_LEASE_SECONDS:g} or more."
+            )
         self.seconds = seconds
         self._write = write
-        self._changed = threading.Condition()
-        self._held: dict[str, set[Held]] = {}
+        self._condition = threading.Condition()
+        self._leased_rows: dict[str, set[LeasedRow]] = {}
         self._thread: threading.Thread | None = None
 
-    def keep(self, owner: str, held: Held) -> None:
-        """Renew the lease of a row until `end` is called."""
-        with self._changed:
-            self._held.setdefault(owner, set()).add(held)
+    def start_renewing(self, owner: str, row: LeasedRow) -> None:
+        """Renew the lease of a row until `stop_renewing` is called."""
+        with self._condition:
+            self._leased_rows.setdefault(owner, set()).add(row)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._beat, name="agentgit-leases", daemon=True)
+                self._thread = threading.Thread(target=self._renew_periodically, name="agentgit-leases", daemon=True)
                 self._thread.start()
 
-    def end(self, owner: str) -> None:
+    def stop_renewing(self, owner: str) -> None:
         """Stop renewing the leases of a piece of work."""
-        with self._changed:
-            self._held.pop(owner, None)
+        with self._condition:
+            self._leased_rows.pop(owner, None)
 
     def renew(self) -> None:
         """Renew all leases of this process, except for rows that another owner has taken."""
-        of: dict[tuple[Table, int], tuple[set[str], set[int]]] = {}
-        with self._changed:
-            for owner, rows in self._held.items():
+        groups: dict[tuple[Table, int], tuple[set[str], set[int]]] = {}
+        with self._condition:
+            for owner, rows in self._leased_rows.items():
                 for table, tenant_id, id in rows:
-                    owners, ids = of.setdefault((table, tenant_id), (set(), set()))
+                    owners, ids = groups.setdefault((table, tenant_id), (set(), set()))
                     owners.add(owner)
                     ids.add(id)
-        for (table, tenant_id), (owners, ids) in of.items():
-            given = {"tenant": tenant_id, "owners": sorted(owners), "ids": sorted(ids), **self.parameters}
-            self._write(tenant_id, functools.partial(_renew, table=table, given=given))
+        for (table, tenant_id), (owners, ids) in groups.items():
+            parameters = {"tenant": tenant_id, "owners": sorted(owners), "ids": sorted(ids), **self.parameters}
+            self._write(tenant_id, functools.partial(_renew, table=table, given=parameters))
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The parameter of `UNTIL`."""
+        """The parameter of `LEASE_END`."""
         return {"lease": timedelta(seconds=self.seconds)}
 
     def close(self) -> None:
         """Stop renewing all leases."""
-        with self._changed:
-            self._held.clear()
+        with self._condition:
+            self._leased_rows.clear()
             self._thread = None
-            self._changed.notify_all()
+            self._condition.notify_all()
 
     def after_fork(self) -> None:
         """Clear the leases in a child process, because the parent renews them."""
-        self._changed, self._held, self._thread = threading.Condition(), {}, None
+        self._condition, self._leased_rows, self._thread = threading.Condition(), {}, None
 
-    def _beat(self) -> None:
-        every = self.seconds / PER_LEASE
-        pause = every
-        while self._waited(pause):
+    def _renew_periodically(self) -> None:
+        interval = self.seconds / PER_LEASE
+        delay = interval
+        while self._wait_for_renewal(delay):
             try:
                 self.renew()
-                pause = every
+                delay = interval
             # Catch everything: the runs go on, and without this thread no later lease would be renewed either.
             except Exception as error:  # noqa: BLE001  # if it lasts, others may take their branches
                 _log.warning("Leases could not be renewed: %s", error)
-                pause = every / PER_LEASE
+                delay = interval / PER_LEASE
 
-    def _waited(self, seconds: float) -> bool:
+    def _wait_for_renewal(self, seconds: float) -> bool:
         """Wait, and return whether there is anything to renew."""
-        me = threading.current_thread()
-        with self._changed:
-            self._changed.wait_for(lambda: self._thread is not me, seconds)
-            if self._thread is me and not self._held:
+        this_thread = threading.current_thread()
+        with self._condition:
+            self._condition.wait_for(lambda: self._thread is not this_thread, seconds)
+            if self._thread is this_thread and not self._leased_rows:
                 self._thread = None
-            return self._thread is me
+            return self._thread is this_thread
 
 
-UNTIL = func.clock_timestamp() + bindparam("lease")
+LEASE_END = func.clock_timestamp() + bindparam("lease")
 """The end of a lease that begins now. `now()` would be the start of the transaction, which may be long ago."""
 
 
@@ -258,11 +260,13 @@ def _renew(connection: Connection, table: Table, given: Mapping[str, Any]) -> No
             table.c.id.in_(bindparam("ids", expanding=True)),
             table.c.owner.in_(bindparam("owners", expanding=True)),
         )
-        .values(lease_until=UNTIL),
+        .values(lease_until=LEASE_END),
         given,
     )
 
 
-def is_over(connection: Connection, until: datetime | None) -> bool:
+def is_lease_over(connection: Connection, lease_until: datetime | None) -> bool:
     """Return whether a lease has ended. None is a lease that never ends."""
-    return until is not None and bool(connection.execute(select(func.clock_timestamp() > until)).scalar_one())
+    return lease_until is not None and bool(
+        connection.execute(select(func.clock_timestamp() > lease_until)).scalar_one()
+    )

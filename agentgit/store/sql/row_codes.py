@@ -16,13 +16,13 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, Table, and_, bind
 from sqlalchemy.sql import ClauseElement
 
 from agentgit.errors import Corrupt
-from agentgit.store.sql.compiled_statement import CompiledStatement, Convert, PendingResult
+from agentgit.store.sql.compiled_statement import CompiledStatement, Converter, PendingResult
 from agentgit.store.sql.encryption import Seal, seal_of
 from agentgit.store.sql.tables import METADATA
 
 Found = TypeVar("Found")
 
-UNCOVERED: Mapping[str, frozenset[str]] = {
+UNSIGNED_COLUMNS: Mapping[str, frozenset[str]] = {
     "api_key": frozenset({"last_used_at"}),
     "external_session": frozenset({"updated_at", "is_active", "meta"}),
     "internal_session": frozenset({"status", "owner", "lease_until", "epoch", "searched", "meta"}),
@@ -32,12 +32,12 @@ UNCOVERED: Mapping[str, frozenset[str]] = {
 """The columns of each table that a code does not cover, because they change all the time."""
 
 
-def tables() -> list[Table]:
+def signed_tables() -> list[Table]:
     """Return the tables whose rows have a code."""
     return [table for table in METADATA.sorted_tables if "mac" in table.c]
 
 
-def signed(connection: Connection, table: Table, row: Mapping[str, Any]) -> dict[str, Any]:
+def sign_row(connection: Connection, table: Table, row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a new row with its code. Without keys, and in tables without a column for it, a row has no code.
 
     Args:
@@ -48,16 +48,16 @@ def signed(connection: Connection, table: Table, row: Mapping[str, Any]) -> dict
     if "mac" not in table.c:
         return dict(row)
     seal = seal_of(connection)
-    return {**row, "mac": code(seal, table, row) if seal is not None else None}
+    return {**row, "mac": code_of_row(seal, table, row) if seal is not None else None}
 
 
-def add(connection: Connection, table: Table, *rows: Mapping[str, Any]) -> None:
+def insert_rows(connection: Connection, table: Table, *rows: Mapping[str, Any]) -> None:
     """Insert new rows. Without any, do nothing."""
     if rows:  # without rows, the statement would insert a row of defaults
-        connection.execute(insert(table), [signed(connection, table, row) for row in rows])
+        connection.execute(insert(table), [sign_row(connection, table, row) for row in rows])
 
 
-def change(connection: Connection, table: Table, *conditions: Any, **values: Any) -> int:
+def update_rows(connection: Connection, table: Table, *conditions: Any, **values: Any) -> int:
     """Update the rows that meet the conditions, and return their number.
 
     Args:
@@ -74,7 +74,7 @@ def change(connection: Connection, table: Table, *conditions: Any, **values: Any
         return int(connection.execute(update(table).where(*conditions).values(**values)).rowcount)
     query = select(table).where(*conditions).order_by(*table.primary_key).with_for_update(key_share=True)
     rows = connection.execute(query).all()
-    for row, mac in [(row, code_after(seal, table, row, values)) for row in rows]:
+    for row, mac in [(row, code_of_updated_row(seal, table, row, values)) for row in rows]:
         connection.execute(
             update(table)
             .where(and_(*(key == getattr(row, key.name) for key in table.primary_key)))
@@ -83,7 +83,7 @@ def change(connection: Connection, table: Table, *conditions: Any, **values: Any
     return len(rows)
 
 
-def copy(connection: Connection, table: Table, *conditions: Any, **values: Any) -> None:
+def copy_rows(connection: Connection, table: Table, *conditions: Any, **values: Any) -> None:
     """Copy the rows that meet the conditions.
 
     Args:
@@ -96,12 +96,12 @@ def copy(connection: Connection, table: Table, *conditions: Any, **values: Any) 
         Corrupt: A row was changed without the key before.
     """
     if seal_of(connection) is None:
-        columns = [literal(values[c.name], c.type).label(c.name) if c.name in values else c for c in table.c]
-        rows = select(*columns).where(*conditions)
-        connection.execute(insert(table).from_select([column.name for column in table.c], rows))
+        expressions = [literal(values[c.name], c.type).label(c.name) if c.name in values else c for c in table.c]
+        query = select(*expressions).where(*conditions)
+        connection.execute(insert(table).from_select([column.name for column in table.c], query))
         return
-    found = authentic(connection, table, connection.execute(select(table).where(*conditions)))
-    add(connection, table, *({**row._asdict(), **values} for row in found))
+    rows = verify_rows(connection, table, connection.execute(select(table).where(*conditions)))
+    insert_rows(connection, table, *({**row._asdict(), **values} for row in rows))
 
 
 class SignedWrite(CompiledStatement):
@@ -116,10 +116,10 @@ class SignedWrite(CompiledStatement):
         super().__init__(statement)
         self._table = table
 
-    def _start(
-        self, connection: Connection, rows: Sequence[Mapping[str, Any]], answer: PendingResult | None = None
+    def _execute(
+        self, connection: Connection, rows: Sequence[Mapping[str, Any]], result: PendingResult | None = None
     ) -> None:
-        super()._start(connection, [signed(connection, self._table, row) for row in rows], answer)
+        super()._execute(connection, [sign_row(connection, self._table, row) for row in rows], result)
 
 
 class AuthenticQuery(CompiledStatement):
@@ -135,18 +135,18 @@ class AuthenticQuery(CompiledStatement):
         super().__init__(statement)
         self._table = table
 
-    def _reader(self, connection: Connection) -> Convert:
-        read, seal, table = super()._reader(connection), seal_of(connection), self._table
+    def _row_converter(self, connection: Connection) -> Converter:
+        convert, seal, table = super()._row_converter(connection), seal_of(connection), self._table
         if seal is None:
-            return read
+            return convert
 
-        def checked(stored: Any) -> Any:
-            row = read(stored)
+        def read_verified(driver_row: Any) -> Any:
+            row = convert(driver_row)
             if row.tenant_id is not None:
                 _require_authentic(seal, table, row)
             return row
 
-        return checked
+        return read_verified
 
 
 class SignedUpdate:
@@ -158,12 +158,12 @@ class SignedUpdate:
     """
 
     def __init__(self, table: Table, *columns: str) -> None:
-        this = [key == bindparam(f"of_{key.name}") for key in table.primary_key]
-        changed = update(table).where(*this).values({name: bindparam(f"new_{name}") for name in columns})
+        conditions = [key == bindparam(f"of_{key.name}") for key in table.primary_key]
+        statement = update(table).where(*conditions).values({name: bindparam(f"new_{name}") for name in columns})
         self._table = table
-        self._row = CompiledStatement(select(table).where(*this).with_for_update(key_share=True))
-        self._plain = CompiledStatement(changed)
-        self._signed = CompiledStatement(changed.values(mac=bindparam("new_mac")))
+        self._select_for_update = CompiledStatement(select(table).where(*conditions).with_for_update(key_share=True))
+        self._update = CompiledStatement(statement)
+        self._signed_update = CompiledStatement(statement.values(mac=bindparam("new_mac")))
 
     def run(self, connection: Connection, key: Mapping[str, Any], **values: Any) -> None:
         """Update the row.
@@ -176,18 +176,18 @@ class SignedUpdate:
         Raises:
             Corrupt: The row was changed without the key before.
         """
-        this = {f"of_{name}": value for name, value in key.items()}
-        new = {f"new_{name}": value for name, value in values.items()}
+        key_parameters = {f"of_{name}": value for name, value in key.items()}
+        value_parameters = {f"new_{name}": value for name, value in values.items()}
         seal = seal_of(connection)
         if seal is None:
-            self._plain.run(connection, this | new)
+            self._update.run(connection, key_parameters | value_parameters)
             return
-        for row in self._row.all(connection, this):
-            mac = code_after(seal, self._table, row, values)
-            self._signed.run(connection, this | new | {"new_mac": mac})
+        for row in self._select_for_update.all(connection, key_parameters):
+            mac = code_of_updated_row(seal, self._table, row, values)
+            self._signed_update.run(connection, key_parameters | value_parameters | {"new_mac": mac})
 
 
-def authentic(connection: Connection, table: Table, rows: Iterable[Found]) -> list[Found]:
+def verify_rows(connection: Connection, table: Table, rows: Iterable[Found]) -> list[Found]:
     """Verify the codes of rows, and return the rows as they were read.
 
     Args:
@@ -198,11 +198,11 @@ def authentic(connection: Connection, table: Table, rows: Iterable[Found]) -> li
     Raises:
         Corrupt: A row was changed without the key.
     """
-    seal, found = seal_of(connection), list(rows)
+    seal, verified = seal_of(connection), list(rows)
     if seal is not None:
-        for row in found:
+        for row in verified:
             _require_authentic(seal, table, row)
-    return found
+    return verified
 
 
 def _require_authentic(seal: Seal, table: Table, row: Any) -> None:
@@ -215,14 +215,14 @@ def _require_authentic(seal: Seal, table: Table, row: Any) -> None:
         )
 
 
-def columns(connection: Connection, table: Table, *names: str) -> list[ColumnElement[Any]]:
-    """Return these columns for a query; in a database with keys all columns, which `authentic` needs."""
+def columns_to_read(connection: Connection, table: Table, *names: str) -> list[ColumnElement[Any]]:
+    """Return these columns for a query; in a database with keys all columns, which `verify_rows` needs."""
     return list(table.c) if seal_of(connection) is not None else [table.c[name] for name in names]
 
 
-def first(connection: Connection, table: Table, query: Select[Any]) -> Row[Any] | None:
+def read_first(connection: Connection, table: Table, query: Select[Any]) -> Row[Any] | None:
     """Read and verify the first row of a query; None if there is none."""
-    rows = authentic(connection, table, connection.execute(query.limit(1)))
+    rows = verify_rows(connection, table, connection.execute(query.limit(1)))
     return rows[0] if rows else None
 
 
@@ -234,33 +234,35 @@ def is_authentic(seal: Seal, table: Table, row: Any) -> bool:
     return isinstance(row.mac, bytes) and seal.is_code(table.name, _message(table, row._asdict()), row.mac)
 
 
-def code(seal: Seal, table: Table, row: Mapping[str, Any]) -> bytes:
+def code_of_row(seal: Seal, table: Table, row: Mapping[str, Any]) -> bytes:
     """Return the code of a row, made with the current key."""
     return seal.code(table.name, _message(table, row))
 
 
-def code_after(seal: Seal, table: Table, row: Any, values: Mapping[str, Any]) -> bytes:
+def code_of_updated_row(seal: Seal, table: Table, row: Any, values: Mapping[str, Any]) -> bytes:
     """Return the code that a row has after a change.
 
     Raises:
         Corrupt: The row was changed without the key before.
     """
     _require_authentic(seal, table, row)
-    return code(seal, table, {**row._asdict(), **values})
+    return code_of_row(seal, table, {**row._asdict(), **values})
 
 
 @cache
-def _covered(table: Table) -> Sequence[str]:
-    return sorted(set(table.c.keys()) - UNCOVERED.get(table.name, frozenset()) - {"mac"})
+def _signed_columns(table: Table) -> Sequence[str]:
+    return sorted(set(table.c.keys()) - UNSIGNED_COLUMNS.get(table.name, frozenset()) - {"mac"})
 
 
 def _message(table: Table, row: Mapping[str, Any]) -> bytes:
     """Return the bytes that a code covers. None is left out, so that a table can get another column later."""
-    said = [(name.encode(), _bytes(row[name])) for name in _covered(table) if row.get(name) is not None]
-    return b"".join(b"%d:%b%d:%b" % (len(name), name, len(value), value) for name, value in said)
+    signed_values = [
+        (name.encode(), _to_bytes(row[name])) for name in _signed_columns(table) if row.get(name) is not None
+    ]
+    return b"".join(b"%d:%b%d:%b" % (len(name), name, len(value), value) for name, value in signed_values)
 
 
-def _bytes(value: Any) -> bytes:
+def _to_bytes(value: Any) -> bytes:
     if isinstance(value, datetime):
         return value.astimezone(UTC).isoformat().encode()
     return bytes(value) if isinstance(value, bytes | memoryview) else str(value).encode("utf-8", "surrogatepass")

@@ -16,7 +16,7 @@ BUSY_SECONDS = 30
 READING, WRITING, DURABLE = "reading", "NORMAL", "FULL"
 """The modes of a transaction. The values of the writing modes are the settings of SQLite's `synchronous`."""
 
-KEPT = 16
+MAX_IDLE = 16
 """The maximum number of connections that stay open between transactions."""
 
 _SYNCHRONOUS = "agentgit_synchronous"
@@ -38,31 +38,31 @@ class SQLiteConnections:
             poolclass=StaticPool if in_memory else NullPool,
             connect_args={"timeout": BUSY_SECONDS, "check_same_thread": False},
         )
-        event.listen(self.engine, "connect", _prepare)
-        event.listen(self.engine, "begin", _begin_reading)
+        event.listen(self.engine, "connect", _configure)
+        event.listen(self.engine, "begin", _begin_if_needed)
         # Not in SQLAlchemy's pool, because checkout and return take as long as two small statements.
         self._idle: list[Connection] = []
-        self._room = KEPT
+        self._max_idle = MAX_IDLE
 
     @contextmanager
     def transaction(self, mode: str) -> Iterator[Connection]:
         """Yield a connection in a transaction that is committed, or rolled back if the block raises."""
-        connection = self._take()
+        connection = self._checkout()
         try:
-            raw: Any = connection.connection.dbapi_connection
-            _begin(raw, connection.info, mode)
+            dbapi_connection: Any = connection.connection.dbapi_connection
+            _begin(dbapi_connection, connection.info, mode)
             yield connection
             connection.commit()  # SQLAlchemy's transaction, if a statement went through it
-            raw.commit()
+            dbapi_connection.commit()
         except BaseException:
             connection.close()  # rolls back
             raise
-        if len(self._idle) < self._room:
+        if len(self._idle) < self._max_idle:
             self._idle.append(connection)
         else:
             connection.close()
 
-    def _take(self) -> Connection:
+    def _checkout(self) -> Connection:
         try:
             return self._idle.pop()
         except IndexError:
@@ -70,7 +70,7 @@ class SQLiteConnections:
 
     def close(self) -> None:
         """Close all connections. A connection in use is closed when its transaction ends."""
-        self._room = 0
+        self._max_idle = 0
         self.close_idle()
 
     def close_idle(self) -> None:
@@ -79,24 +79,24 @@ class SQLiteConnections:
             self._idle.pop().close()
 
 
-def _prepare(raw: sqlite3.Connection, _record: Any) -> None:
-    raw.isolation_level = None  # agentgit begins transactions itself
+def _configure(dbapi_connection: sqlite3.Connection, _record: Any) -> None:
+    dbapi_connection.isolation_level = None  # agentgit begins transactions itself
     for pragma in ("foreign_keys=ON", f"synchronous={WRITING}", f"busy_timeout={BUSY_SECONDS * 1000}"):
-        raw.execute(f"PRAGMA {pragma}")
+        dbapi_connection.execute(f"PRAGMA {pragma}")
 
 
-def _begin_reading(connection: Connection) -> None:
-    raw: Any = connection.connection.dbapi_connection
-    if not raw.in_transaction:
-        raw.execute("BEGIN")
+def _begin_if_needed(connection: Connection) -> None:
+    dbapi_connection: Any = connection.connection.dbapi_connection
+    if not dbapi_connection.in_transaction:
+        dbapi_connection.execute("BEGIN")
 
 
-def _begin(raw: sqlite3.Connection, info: dict[str, Any], mode: str) -> None:
+def _begin(dbapi_connection: sqlite3.Connection, info: dict[str, Any], mode: str) -> None:
     if mode == READING:
-        raw.execute("BEGIN")
+        dbapi_connection.execute("BEGIN")
         return
     if info.get(_SYNCHRONOUS, WRITING) != mode:
-        raw.execute(f"PRAGMA synchronous={mode}")
+        dbapi_connection.execute(f"PRAGMA synchronous={mode}")
         info[_SYNCHRONOUS] = mode
     # IMMEDIATE, because a transaction that first reads and then writes fails at once instead of waiting.
-    raw.execute("BEGIN IMMEDIATE")
+    dbapi_connection.execute("BEGIN IMMEDIATE")

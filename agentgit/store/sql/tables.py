@@ -12,7 +12,7 @@ from sqlalchemy.dialects.postgresql import TSVECTOR
 from sqlmodel import Field
 
 from agentgit.store.sql import columns as column
-from agentgit.store.sql.columns import METADATA, SafeText, TableRow, same_tenant, where
+from agentgit.store.sql.columns import METADATA, SafeText, TableRow, partial_index, tenant_foreign_key
 
 __all__ = ["METADATA"]  # it has all tables after this module is imported
 
@@ -23,10 +23,10 @@ class TenantRow(TableRow, table=True):
     __tablename__ = "tenant"
     __table_args__ = (Index(None, "name", unique=True),)
 
-    id: int = column.identity(primary_key=True)
-    name: str = column.words()
-    created_at: datetime = column.moment()
-    tokens_revoked_at: datetime | None = column.moment(nullable=True)
+    id: int = column.bigint(primary_key=True)
+    name: str = column.safe_text()
+    created_at: datetime = column.timestamp()
+    tokens_revoked_at: datetime | None = column.timestamp(nullable=True)
 
 
 class UserRow(TableRow, table=True):
@@ -38,14 +38,14 @@ class UserRow(TableRow, table=True):
     __tablename__ = "user"
     __table_args__ = (UniqueConstraint("tenant_id", "name"),)
 
-    tenant_id: int = column.identity(primary_key=True)
-    id: int = column.identity(primary_key=True)
-    name: str = column.words()
-    created_at: datetime = column.moment()
+    tenant_id: int = column.bigint(primary_key=True)
+    id: int = column.bigint(primary_key=True)
+    name: str = column.safe_text()
+    created_at: datetime = column.timestamp()
     is_admin: bool = Field(default=False, sa_column=Column(Boolean, nullable=False, server_default=text("false")))
-    disabled_at: datetime | None = column.moment(nullable=True)
-    password: str | None = column.word(255, nullable=True)
-    tokens_revoked_at: datetime | None = column.moment(nullable=True)
+    disabled_at: datetime | None = column.timestamp(nullable=True)
+    password: str | None = column.string(255, nullable=True)
+    tokens_revoked_at: datetime | None = column.timestamp(nullable=True)
     mac: bytes | None = column.mac()
 
 
@@ -53,18 +53,18 @@ class ApiKeyRow(TableRow, table=True):
     """A key that a program presents instead of a password. Only the SHA-256 of its secret is stored."""
 
     __tablename__ = "api_key"
-    __table_args__ = (Index(None, "tenant_id", "user_id", "id"), same_tenant("user_id", "user"))
+    __table_args__ = (Index(None, "tenant_id", "user_id", "id"), tenant_foreign_key("user_id", "user"))
 
-    tenant_id: int = column.identity(primary_key=True)
-    id: int = column.identity(primary_key=True)
-    user_id: int = column.identity()
-    name: str = column.words()
+    tenant_id: int = column.bigint(primary_key=True)
+    id: int = column.bigint(primary_key=True)
+    user_id: int = column.bigint()
+    name: str = column.safe_text()
     hash: bytes = column.binary()
-    scope: str = column.word(16)
-    created_at: datetime = column.moment()
-    expires_at: datetime | None = column.moment(nullable=True)
-    last_used_at: datetime | None = column.moment(nullable=True)
-    revoked_at: datetime | None = column.moment(nullable=True)
+    scope: str = column.string(16)
+    created_at: datetime = column.timestamp()
+    expires_at: datetime | None = column.timestamp(nullable=True)
+    last_used_at: datetime | None = column.timestamp(nullable=True)
+    revoked_at: datetime | None = column.timestamp(nullable=True)
     mac: bytes | None = column.mac()
 
 
@@ -74,11 +74,11 @@ class LoginFailureRow(TableRow, table=True):
     __tablename__ = "login_failure"
     __table_args__ = (Index(None, "tenant_id", "forget_at"),)
 
-    tenant_id: int = column.identity(primary_key=True)
+    tenant_id: int = column.bigint(primary_key=True)
     subject: bytes = column.binary(primary_key=True)
-    failures: int = column.number()
-    blocked_until: datetime = column.moment()
-    forget_at: datetime = column.moment()
+    failures: int = column.integer()
+    blocked_until: datetime = column.timestamp()
+    forget_at: datetime = column.timestamp()
 
 
 class ErasedNameRow(TableRow, table=True):
@@ -89,9 +89,9 @@ class ErasedNameRow(TableRow, table=True):
 
     __tablename__ = "erased_name"
 
-    tenant_id: int = column.identity(primary_key=True)
+    tenant_id: int = column.bigint(primary_key=True)
     hash: bytes = column.binary(primary_key=True)
-    erased_at: datetime = column.moment()
+    erased_at: datetime = column.timestamp()
 
 
 class ExternalSessionRow(TableRow, table=True):
@@ -103,15 +103,15 @@ class ExternalSessionRow(TableRow, table=True):
         Index(None, "tenant_id", "user_id", "updated_at", "id"),
     )
 
-    tenant_id: int = column.identity(primary_key=True)
-    id: int = column.identity(primary_key=True)
-    user_id: int = column.identity()
-    session_name: str = column.words()
-    created_at: datetime = column.moment()
-    updated_at: datetime = column.moment()
+    tenant_id: int = column.bigint(primary_key=True)
+    id: int = column.bigint(primary_key=True)
+    user_id: int = column.bigint()
+    session_name: str = column.safe_text()
+    created_at: datetime = column.timestamp()
+    updated_at: datetime = column.timestamp()
     is_active: bool = Field(default=True, sa_column=Column(Boolean, nullable=False))
-    current_branch_id: int | None = column.reference()
-    meta: bytes = column.sealed("external_session.meta")
+    current_branch_id: int | None = column.nullable_bigint()
+    meta: bytes = column.encrypted("external_session.meta")
     mac: bytes | None = column.mac()
 
 
@@ -121,17 +121,17 @@ class SessionMemberRow(TableRow, table=True):
     __tablename__ = "session_member"
     __table_args__ = (
         Index(None, "tenant_id", "user_id"),
-        same_tenant("external_session_id", "external_session"),
-        same_tenant("user_id", "user"),
+        tenant_foreign_key("external_session_id", "external_session"),
+        tenant_foreign_key("user_id", "user"),
     )
 
-    tenant_id: int = column.identity(primary_key=True)
-    external_session_id: int = column.identity(primary_key=True)
-    user_id: int = column.identity(primary_key=True)
-    link_id: int = column.identity(primary_key=True)
-    role: str = column.word(16)
-    created_at: datetime = column.moment()
-    expires_at: datetime | None = column.moment(nullable=True)
+    tenant_id: int = column.bigint(primary_key=True)
+    external_session_id: int = column.bigint(primary_key=True)
+    user_id: int = column.bigint(primary_key=True)
+    link_id: int = column.bigint(primary_key=True)
+    role: str = column.string(16)
+    created_at: datetime = column.timestamp()
+    expires_at: datetime | None = column.timestamp(nullable=True)
     mac: bytes | None = column.mac()
 
 
@@ -141,17 +141,17 @@ class SessionLinkRow(TableRow, table=True):
     __tablename__ = "session_link"
     __table_args__ = (
         Index(None, "tenant_id", "external_session_id"),
-        same_tenant("external_session_id", "external_session"),
+        tenant_foreign_key("external_session_id", "external_session"),
     )
 
-    tenant_id: int = column.identity(primary_key=True)
-    id: int = column.identity(primary_key=True)
-    external_session_id: int = column.identity()
+    tenant_id: int = column.bigint(primary_key=True)
+    id: int = column.bigint(primary_key=True)
+    external_session_id: int = column.bigint()
     hash: bytes = column.binary()
-    role: str = column.word(16)
-    created_at: datetime = column.moment()
-    expires_at: datetime | None = column.moment(nullable=True)
-    revoked_at: datetime | None = column.moment(nullable=True)
+    role: str = column.string(16)
+    created_at: datetime = column.timestamp()
+    expires_at: datetime | None = column.timestamp(nullable=True)
+    revoked_at: datetime | None = column.timestamp(nullable=True)
     mac: bytes | None = column.mac()
 
 
@@ -168,31 +168,31 @@ class InternalSessionRow(TableRow, table=True):
     __table_args__ = (
         UniqueConstraint("tenant_id", "external_session_id", "name"),
         UniqueConstraint("tenant_id", "thread_id"),
-        same_tenant("external_session_id", "external_session"),
+        tenant_foreign_key("external_session_id", "external_session"),
     )
 
-    tenant_id: int = column.identity(primary_key=True)
-    id: int = column.identity(primary_key=True)
-    external_session_id: int = column.identity()
-    thread_id: str = column.word(64)
-    name: str = column.words()
-    status: str = column.word(16)
-    owner: str | None = column.word(128, nullable=True)
-    lease_until: datetime | None = column.moment(nullable=True)
-    epoch: int = column.number(server_default="0")
-    world_seen: int = column.number(server_default="0")
-    searched: int = column.number(server_default="0")
-    head_id: int | None = column.reference()
-    parent_id: int | None = column.reference()
-    branch_point_id: int | None = column.reference()
-    inherited: int = column.number()
-    created_at: datetime = column.moment()
-    meta: bytes = column.sealed("internal_session.meta")
+    tenant_id: int = column.bigint(primary_key=True)
+    id: int = column.bigint(primary_key=True)
+    external_session_id: int = column.bigint()
+    thread_id: str = column.string(64)
+    name: str = column.safe_text()
+    status: str = column.string(16)
+    owner: str | None = column.string(128, nullable=True)
+    lease_until: datetime | None = column.timestamp(nullable=True)
+    epoch: int = column.integer(server_default="0")
+    world_seen: int = column.integer(server_default="0")
+    searched: int = column.integer(server_default="0")
+    head_id: int | None = column.nullable_bigint()
+    parent_id: int | None = column.nullable_bigint()
+    branch_point_id: int | None = column.nullable_bigint()
+    inherited: int = column.integer()
+    created_at: datetime = column.timestamp()
+    meta: bytes = column.encrypted("internal_session.meta")
     mac: bytes | None = column.mac()
 
 
 _BY_TIME = ("internal_session_id", "tenant_id", "created_at", "id")
-_NAMED = where("name IS NOT NULL")
+_HAS_NAME = partial_index("name IS NOT NULL")
 
 
 class CheckpointRow(TableRow, table=True):
@@ -208,27 +208,27 @@ class CheckpointRow(TableRow, table=True):
         # For the log, newest first, with the columns that it counts and filters by, so that the rows need not be read.
         # The branch comes first: if the tenant did, SQLite would read the whole index to find a few ids.
         Index("ix_checkpoint_log", *_BY_TIME, "number", "is_auto", "user_id"),
-        Index("ix_checkpoint_name", "tenant_id", "internal_session_id", "name", "created_at", "id", **_NAMED),
-        same_tenant("internal_session_id", "internal_session"),
+        Index("ix_checkpoint_name", "tenant_id", "internal_session_id", "name", "created_at", "id", **_HAS_NAME),
+        tenant_foreign_key("internal_session_id", "internal_session"),
     )
 
-    tenant_id: int = column.identity(primary_key=True)
-    id: int = column.identity(primary_key=True)
-    internal_session_id: int = column.identity()
-    number: int = column.number()
-    name: str | None = column.words(nullable=True)
-    description: str | None = column.sealed_words("checkpoint.description", nullable=True)
-    kind: str = column.word(16)
+    tenant_id: int = column.bigint(primary_key=True)
+    id: int = column.bigint(primary_key=True)
+    internal_session_id: int = column.bigint()
+    number: int = column.integer()
+    name: str | None = column.safe_text(nullable=True)
+    description: str | None = column.encrypted_text("checkpoint.description", nullable=True)
+    kind: str = column.string(16)
     is_auto: bool = Field(sa_column=Column(Boolean, nullable=False))
-    user_id: int = column.identity()
-    created_at: datetime = column.moment()
-    graph_checkpoint_id: str | None = column.word(64, nullable=True)
+    user_id: int = column.bigint()
+    created_at: datetime = column.timestamp()
+    graph_checkpoint_id: str | None = column.string(64, nullable=True)
     state_hash: bytes = column.binary()
-    position: int = column.number()
-    message_count: int = column.number()
-    restore_point: str | None = column.words(nullable=True)
-    data: bytes | None = column.sealed("checkpoint.data", nullable=True)
-    workspace_snapshot_id: int | None = column.reference()
+    position: int = column.integer()
+    message_count: int = column.integer()
+    restore_point: str | None = column.safe_text(nullable=True)
+    data: bytes | None = column.encrypted("checkpoint.data", nullable=True)
+    workspace_snapshot_id: int | None = column.nullable_bigint()
     pending: bytes | None = column.binary(nullable=True)
     mac: bytes | None = column.mac()
 
@@ -239,17 +239,17 @@ class TagRow(TableRow, table=True):
     __tablename__ = "tag"
     __table_args__ = (
         Index(None, "tenant_id", "checkpoint_id"),
-        same_tenant("checkpoint_id", "checkpoint"),
-        same_tenant("external_session_id", "external_session"),
+        tenant_foreign_key("checkpoint_id", "checkpoint"),
+        tenant_foreign_key("external_session_id", "external_session"),
     )
 
-    tenant_id: int = column.identity(primary_key=True)
-    external_session_id: int = column.identity(primary_key=True)
+    tenant_id: int = column.bigint(primary_key=True)
+    external_session_id: int = column.bigint(primary_key=True)
     name: str = Field(sa_column=Column(SafeText, primary_key=True))
-    checkpoint_id: int = column.identity()
-    description: str | None = column.sealed_words("tag.description", nullable=True)
-    user_id: int = column.identity()
-    created_at: datetime = column.moment()
+    checkpoint_id: int = column.bigint()
+    description: str | None = column.encrypted_text("tag.description", nullable=True)
+    user_id: int = column.bigint()
+    created_at: datetime = column.timestamp()
     mac: bytes | None = column.mac()
 
 
@@ -263,16 +263,16 @@ class SearchTextRow(TableRow, table=True):
     __tablename__ = "search_text"
     __table_args__ = (
         Index(None, "tenant_id", "internal_session_id", "number"),
-        same_tenant("internal_session_id", "internal_session"),
+        tenant_foreign_key("internal_session_id", "internal_session"),
     )
 
-    tenant_id: int = column.identity(primary_key=True)
-    id: int = column.identity(primary_key=True)
-    internal_session_id: int = column.identity()
-    number: int = column.number()
-    kind: str = column.word(16)
+    tenant_id: int = column.bigint(primary_key=True)
+    id: int = column.bigint(primary_key=True)
+    internal_session_id: int = column.bigint()
+    number: int = column.integer()
+    kind: str = column.string(16)
     hash: bytes | None = column.binary(nullable=True)
-    row_id: int | None = column.reference()
+    row_id: int | None = column.nullable_bigint()
     words: str | None = Field(
         default=None, sa_column=Column(Text().with_variant(TSVECTOR(), "postgresql"), nullable=True)
     )
@@ -286,17 +286,17 @@ class WorkspaceSnapshotRow(TableRow, table=True):
 
     __tablename__ = "workspace_snapshot"
     __table_args__ = (
-        same_tenant("external_session_id", "external_session"),
+        tenant_foreign_key("external_session_id", "external_session"),
         Index(None, "tenant_id", "external_session_id", "id"),
     )
 
-    tenant_id: int = column.identity(primary_key=True)
-    id: int = column.identity(primary_key=True)
-    external_session_id: int = column.identity()
-    internal_session_id: int = column.identity()
-    snapshot: str = column.words()
-    settings: bytes = column.sealed("workspace_snapshot.settings")
-    created_at: datetime = column.moment()
+    tenant_id: int = column.bigint(primary_key=True)
+    id: int = column.bigint(primary_key=True)
+    external_session_id: int = column.bigint()
+    internal_session_id: int = column.bigint()
+    snapshot: str = column.safe_text()
+    settings: bytes = column.encrypted("workspace_snapshot.settings")
+    created_at: datetime = column.timestamp()
     mac: bytes | None = column.mac()
 
 
@@ -317,39 +317,39 @@ class ToolInvocationRow(TableRow, table=True):
         UniqueConstraint("tenant_id", "internal_session_id", "arrival"),
         Index(None, "tenant_id", "external_session_id", "status"),
         # Few rows have these columns set, so the other rows are left out of the indexes.
-        Index(None, "tenant_id", "external_session_id", "identity", **where("identity IS NOT NULL")),
-        Index(None, "tenant_id", "external_session_id", "replay_of", **where("replay_of IS NOT NULL")),
-        Index(None, "tenant_id", "external_session_id", "task", **where("task IS NOT NULL")),
-        same_tenant("internal_session_id", "internal_session"),
+        Index(None, "tenant_id", "external_session_id", "identity", **partial_index("identity IS NOT NULL")),
+        Index(None, "tenant_id", "external_session_id", "replay_of", **partial_index("replay_of IS NOT NULL")),
+        Index(None, "tenant_id", "external_session_id", "task", **partial_index("task IS NOT NULL")),
+        tenant_foreign_key("internal_session_id", "internal_session"),
     )
 
-    tenant_id: int = column.identity(primary_key=True)
-    id: int = column.identity(primary_key=True)
-    external_session_id: int = column.identity()
-    internal_session_id: int = column.identity()
-    arrival: int = column.number()
-    batch: int = column.number()
-    batch_index: int = column.number()
-    tool_name: str = column.words()
-    tool_call_id: str | None = column.words(nullable=True)
-    effect: str = column.word(16)
-    status: str = column.word(16)
-    args: bytes = column.sealed("tool_invocation.args")
-    result: bytes | None = column.sealed("tool_invocation.result", nullable=True)
-    error_message: str | None = column.sealed_words("tool_invocation.error_message", nullable=True)
-    started_at: datetime = column.moment()
-    ended_at: datetime | None = column.moment(nullable=True)
-    idempotency_key: str = column.word(64)
-    undo: str | None = column.words(nullable=True)
-    verify: str | None = column.words(nullable=True)
-    precheck: str | None = column.words(nullable=True)
-    owner: str | None = column.word(128, nullable=True)
-    kind: str = column.word(16, server_default="call")
-    identity: str | None = column.word(64, nullable=True)
-    replay_of: int | None = column.reference()
-    answers: bytes | None = column.sealed("tool_invocation.answers", nullable=True)
-    made_on: int | None = column.reference()
-    task: str | None = column.word(32, nullable=True)
+    tenant_id: int = column.bigint(primary_key=True)
+    id: int = column.bigint(primary_key=True)
+    external_session_id: int = column.bigint()
+    internal_session_id: int = column.bigint()
+    arrival: int = column.integer()
+    batch: int = column.integer()
+    batch_index: int = column.integer()
+    tool_name: str = column.safe_text()
+    tool_call_id: str | None = column.safe_text(nullable=True)
+    effect: str = column.string(16)
+    status: str = column.string(16)
+    args: bytes = column.encrypted("tool_invocation.args")
+    result: bytes | None = column.encrypted("tool_invocation.result", nullable=True)
+    error_message: str | None = column.encrypted_text("tool_invocation.error_message", nullable=True)
+    started_at: datetime = column.timestamp()
+    ended_at: datetime | None = column.timestamp(nullable=True)
+    idempotency_key: str = column.string(64)
+    undo: str | None = column.safe_text(nullable=True)
+    verify: str | None = column.safe_text(nullable=True)
+    precheck: str | None = column.safe_text(nullable=True)
+    owner: str | None = column.string(128, nullable=True)
+    kind: str = column.string(16, server_default="call")
+    identity: str | None = column.string(64, nullable=True)
+    replay_of: int | None = column.nullable_bigint()
+    answers: bytes | None = column.encrypted("tool_invocation.answers", nullable=True)
+    made_on: int | None = column.nullable_bigint()
+    task: str | None = column.string(32, nullable=True)
     mac: bytes | None = column.mac()
 
 
@@ -359,16 +359,16 @@ class WorldLogRow(TableRow, table=True):
     __tablename__ = "world_log"
     __table_args__ = (
         Index(None, "tenant_id", "invocation_id"),
-        same_tenant("external_session_id", "external_session"),
+        tenant_foreign_key("external_session_id", "external_session"),
     )
 
-    tenant_id: int = column.identity(primary_key=True)
-    external_session_id: int = column.identity(primary_key=True)
+    tenant_id: int = column.bigint(primary_key=True)
+    external_session_id: int = column.bigint(primary_key=True)
     seq: int = Field(sa_column=Column(Integer, primary_key=True, autoincrement=False))
-    invocation_id: int = column.identity()
-    action: str = column.word(16)
-    operation_id: int | None = column.reference()
-    created_at: datetime = column.moment()
+    invocation_id: int = column.bigint()
+    action: str = column.string(16)
+    operation_id: int | None = column.nullable_bigint()
+    created_at: datetime = column.timestamp()
     mac: bytes | None = column.mac()
 
 
@@ -378,25 +378,25 @@ class OperationRow(TableRow, table=True):
     __tablename__ = "operation"
     __table_args__ = (
         UniqueConstraint("tenant_id", "external_session_id", "request_id"),
-        same_tenant("external_session_id", "external_session"),
+        tenant_foreign_key("external_session_id", "external_session"),
     )
 
-    tenant_id: int = column.identity(primary_key=True)
-    id: int = column.identity(primary_key=True)
-    external_session_id: int = column.identity()
-    user_id: int = column.identity()
-    kind: str = column.word(16)
-    status: str = column.word(16)
-    request_id: str = column.word(64)
-    source_id: int = column.identity()
-    target_id: int = column.identity()
-    internal_session_id: int = column.identity()
-    owner: str | None = column.word(128, nullable=True)
-    lease_until: datetime | None = column.moment(nullable=True)
-    request: bytes = column.sealed("operation.request")
-    report: bytes = column.sealed("operation.report")
-    created_at: datetime = column.moment()
-    ended_at: datetime | None = column.moment(nullable=True)
+    tenant_id: int = column.bigint(primary_key=True)
+    id: int = column.bigint(primary_key=True)
+    external_session_id: int = column.bigint()
+    user_id: int = column.bigint()
+    kind: str = column.string(16)
+    status: str = column.string(16)
+    request_id: str = column.string(64)
+    source_id: int = column.bigint()
+    target_id: int = column.bigint()
+    internal_session_id: int = column.bigint()
+    owner: str | None = column.string(128, nullable=True)
+    lease_until: datetime | None = column.timestamp(nullable=True)
+    request: bytes = column.encrypted("operation.request")
+    report: bytes = column.encrypted("operation.report")
+    created_at: datetime = column.timestamp()
+    ended_at: datetime | None = column.timestamp(nullable=True)
     mac: bytes | None = column.mac()
 
 
@@ -411,20 +411,20 @@ class GraphCheckpointRow(TableRow, table=True):
     __table_args__ = (
         UniqueConstraint("tenant_id", "thread_id", "ns", "seq"),
         # Only checkpoints of subgraphs have a root. Most rows are roots themselves, and are left out of this index.
-        Index(None, "tenant_id", "thread_id", "root_id", **where("root_id IS NOT NULL")),
+        Index(None, "tenant_id", "thread_id", "root_id", **partial_index("root_id IS NOT NULL")),
     )
 
-    tenant_id: int = column.identity(primary_key=True)
+    tenant_id: int = column.bigint(primary_key=True)
     thread_id: str = Field(sa_column=Column(SafeText, primary_key=True))
     ns: str = Field(sa_column=Column(SafeText, primary_key=True))
-    checkpoint_id: str = column.word(64, primary_key=True)
-    seq: int = column.number()
-    parent_id: str | None = column.word(64, nullable=True)
-    root_id: str | None = column.word(64, nullable=True)
-    run_id: str | None = column.words(nullable=True)
-    message_count: int = column.number()
-    meta: bytes = column.sealed("graph_checkpoint.meta")
-    header: bytes = column.sealed("graph_checkpoint.header")
+    checkpoint_id: str = column.string(64, primary_key=True)
+    seq: int = column.integer()
+    parent_id: str | None = column.string(64, nullable=True)
+    root_id: str | None = column.string(64, nullable=True)
+    run_id: str | None = column.safe_text(nullable=True)
+    message_count: int = column.integer()
+    meta: bytes = column.encrypted("graph_checkpoint.meta")
+    header: bytes = column.encrypted("graph_checkpoint.header")
     channels: bytes = column.binary()
     state_hash: bytes = column.binary()
     mac: bytes | None = column.binary(nullable=True)
@@ -435,14 +435,14 @@ class GraphWriteRow(TableRow, table=True):
 
     __tablename__ = "graph_write"
 
-    tenant_id: int = column.identity(primary_key=True)
+    tenant_id: int = column.bigint(primary_key=True)
     thread_id: str = Field(sa_column=Column(SafeText, primary_key=True))
     ns: str = Field(sa_column=Column(SafeText, primary_key=True))
-    checkpoint_id: str = column.word(64, primary_key=True)
-    task_id: str = column.word(64, primary_key=True)
+    checkpoint_id: str = column.string(64, primary_key=True)
+    task_id: str = column.string(64, primary_key=True)
     idx: int = Field(sa_column=Column(Integer, primary_key=True, autoincrement=False))
-    task_path: str = column.words()
-    channel: str = column.words()
+    task_path: str = column.safe_text()
+    channel: str = column.safe_text()
     value: bytes = column.binary()
     mac: bytes | None = column.binary(nullable=True)
 
@@ -456,12 +456,12 @@ class BlobRow(TableRow, table=True):
 
     __tablename__ = "blob"
 
-    tenant_id: int = column.identity(primary_key=True)
+    tenant_id: int = column.bigint(primary_key=True)
     hash: bytes = column.binary(primary_key=True)
-    type: str = column.word(32)
-    codec: int = column.number(small=True)
-    size: int = column.number()
-    data: bytes = column.sealed("blob.data", is_hashed=True)
+    type: str = column.string(32)
+    codec: int = column.integer(small=True)
+    size: int = column.integer()
+    data: bytes = column.encrypted("blob.data", is_hashed=True)
 
 
 class AuditEventRow(TableRow, table=True):
@@ -474,16 +474,16 @@ class AuditEventRow(TableRow, table=True):
     __tablename__ = "audit_event"
     __table_args__ = (UniqueConstraint("tenant_id", "owner_id", "id"),)
 
-    tenant_id: int = column.identity(primary_key=True)
-    external_session_id: int = column.identity(primary_key=True)
+    tenant_id: int = column.bigint(primary_key=True)
+    external_session_id: int = column.bigint(primary_key=True)
     seq: int = Field(sa_column=Column(Integer, primary_key=True, autoincrement=False))
-    id: int = column.identity()
-    internal_session_id: int | None = column.reference()
-    owner_id: int | None = column.reference()
-    user_id: int | None = column.reference()
-    kind: str = column.word(32)
+    id: int = column.bigint()
+    internal_session_id: int | None = column.nullable_bigint()
+    owner_id: int | None = column.nullable_bigint()
+    user_id: int | None = column.nullable_bigint()
+    kind: str = column.string(32)
     detail: bytes = column.binary()
-    created_at: datetime = column.moment()
+    created_at: datetime = column.timestamp()
     hash: bytes = column.binary()
 
 
@@ -492,14 +492,14 @@ class WebhookRow(TableRow, table=True):
 
     __tablename__ = "webhook"
 
-    tenant_id: int = column.identity(primary_key=True)
-    id: int = column.identity(primary_key=True)
-    user_id: int = column.identity()
-    external_session_id: int | None = column.reference()
-    url: str = column.sealed_words("webhook.url")
+    tenant_id: int = column.bigint(primary_key=True)
+    id: int = column.bigint(primary_key=True)
+    user_id: int = column.bigint()
+    external_session_id: int | None = column.nullable_bigint()
+    url: str = column.encrypted_text("webhook.url")
     kinds: bytes = column.binary()
-    secret: str = column.sealed_words("webhook.secret")
-    created_at: datetime = column.moment()
+    secret: str = column.encrypted_text("webhook.secret")
+    created_at: datetime = column.timestamp()
 
 
 class WebhookDeliveryRow(TableRow, table=True):
@@ -509,20 +509,20 @@ class WebhookDeliveryRow(TableRow, table=True):
     __table_args__ = (
         Index(None, "tenant_id", "status", "next_at"),
         Index(None, "tenant_id", "webhook_id", "status"),
-        same_tenant("webhook_id", "webhook"),
+        tenant_foreign_key("webhook_id", "webhook"),
     )
 
-    tenant_id: int = column.identity(primary_key=True)
-    id: int = column.identity(primary_key=True)
-    webhook_id: int = column.identity()
-    external_session_id: int = column.identity()
-    seq: int = column.number()
-    status: str = column.word(16)
-    attempts: int = column.number()
-    next_at: datetime = column.moment()
-    owner: str | None = column.word(64, nullable=True)
-    last_error: str | None = column.sealed_words("webhook_delivery.last_error", nullable=True)
-    created_at: datetime = column.moment()
+    tenant_id: int = column.bigint(primary_key=True)
+    id: int = column.bigint(primary_key=True)
+    webhook_id: int = column.bigint()
+    external_session_id: int = column.bigint()
+    seq: int = column.integer()
+    status: str = column.string(16)
+    attempts: int = column.integer()
+    next_at: datetime = column.timestamp()
+    owner: str | None = column.string(64, nullable=True)
+    last_error: str | None = column.encrypted_text("webhook_delivery.last_error", nullable=True)
+    created_at: datetime = column.timestamp()
 
 
 class EncryptionKeyRow(TableRow, table=True):
@@ -533,10 +533,10 @@ class EncryptionKeyRow(TableRow, table=True):
 
     __tablename__ = "encryption_key"
 
-    tenant_id: int = column.identity(primary_key=True)
-    id: str = column.word(32, primary_key=True)
+    tenant_id: int = column.bigint(primary_key=True)
+    id: str = column.string(32, primary_key=True)
     proof: bytes = column.binary()
-    created_at: datetime = column.moment()
+    created_at: datetime = column.timestamp()
 
 
 class ErasureRow(TableRow, table=True):
@@ -548,17 +548,17 @@ class ErasureRow(TableRow, table=True):
     __tablename__ = "erasure"
     __table_args__ = (CheckConstraint("external_session_id > 0", name="ck_erasure_session"),)
 
-    tenant_id: int = column.identity(primary_key=True)
-    external_session_id: int = column.identity(primary_key=True)
-    user_id: int | None = column.reference()
-    last_seq: int = column.number()
+    tenant_id: int = column.bigint(primary_key=True)
+    external_session_id: int = column.bigint(primary_key=True)
+    user_id: int | None = column.nullable_bigint()
+    last_seq: int = column.integer()
     last_hash: bytes = column.binary()
-    created_at: datetime = column.moment()
+    created_at: datetime = column.timestamp()
 
 
-def table_of(row: type[TableRow]) -> Table:
+def table_of(row_class: type[TableRow]) -> Table:
     """Return the table that SQLModel made for a row class."""
-    table: Table = row.__table__  # type: ignore[attr-defined]  # SQLModel gives each table class its table
+    table: Table = row_class.__table__  # type: ignore[attr-defined]  # SQLModel gives each table class its table
     return table
 
 

@@ -10,11 +10,11 @@ from sqlalchemy.exc import ArgumentError
 from agentgit.errors import InvalidInput
 
 
-def parse_url(where: str | Path | URL) -> URL:
+def parse_url(location: str | Path | URL) -> URL:
     """Return the URL of a database that a user gave as a path, `:memory:`, or a SQLAlchemy URL.
 
     Args:
-        where: The database.
+        location: The database.
 
     Raises:
         InvalidInput: The value is none of these, or the database is not supported.
@@ -23,9 +23,9 @@ def parse_url(where: str | Path | URL) -> URL:
         >>> parse_url("notes.db").render_as_string()
         'sqlite:///notes.db'
     """
-    if isinstance(where, URL):
-        return where
-    text = str(where)
+    if isinstance(location, URL):
+        return location
+    text = str(location)
     if "://" not in text:
         return URL.create("sqlite", database=text)
     url = read_url(text)
@@ -50,9 +50,9 @@ def read_url(text: str) -> URL:
     try:
         url = make_url(text)
     except (ArgumentError, ValueError):
-        kind = text.partition("://")[0] if "://" in text else ""
+        scheme = text.partition("://")[0] if "://" in text else ""
         raise InvalidInput(
-            f"{kind}://… is not a valid database URL. Use a path, sqlite:///agentgit.db or "
+            f"{scheme}://… is not a valid database URL. Use a path, sqlite:///agentgit.db or "
             "postgresql://user:password@host:5432/name. Percent-encode the password, for example @ as %40."
         ) from None
     if url.get_backend_name() != "sqlite" and "@" in f"{url.host or ''}{url.database or ''}":
@@ -63,12 +63,12 @@ def read_url(text: str) -> URL:
     return url
 
 
-def shown(url: URL) -> str:
+def redacted_url(url: URL) -> str:
     """Return the text of a URL without its passwords.
 
     Example:
-        >>> shown(parse_url("postgresql://me:se%40cret@host/db?password=more"))
+        >>> redacted_url(parse_url("postgresql://me:se%40cret@host/db?password=more"))
         'postgresql+psycopg://me:***@host/db?password=***'
     """
-    hidden = {name: "***" for name in url.query if "password" in name}
-    return url.update_query_dict(hidden).render_as_string(hide_password=True).replace("%2A%2A%2A", "***")
+    masked = {name: "***" for name in url.query if "password" in name}
+    return url.update_query_dict(masked).render_as_string(hide_password=True).replace("%2A%2A%2A", "***")

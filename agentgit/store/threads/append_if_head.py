@@ -23,62 +23,63 @@ from agentgit.store.objects.lru import LRUCache
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.compiled_statement import PendingResult
 from agentgit.store.sql.tables import BRANCH, GRAPH_CHECKPOINT
-from agentgit.store.threads.graph_rows import SPACE, GraphCheckpoint, GraphKey, upsert, where
+from agentgit.store.threads.graph_rows import NAMESPACE_COLUMNS, GraphCheckpoint, GraphKey, parameter_conditions, upsert
 
-REMEMBERED_PLACES = 100_000
+MAX_SEEN_CHECKPOINTS = 100_000
 
 
 class SeenCheckpoints:
     """The graph checkpoints that this process knows to be stored. It forgets the least recently used."""
 
     def __init__(self) -> None:
-        self._places: LRUCache[bytes, bool] = LRUCache(REMEMBERED_PLACES)
+        self._keys: LRUCache[bytes, bool] = LRUCache(MAX_SEEN_CHECKPOINTS)
 
-    def add(self, place: GraphKey) -> None:
+    def add(self, graph_key: GraphKey) -> None:
         """Remember that a graph checkpoint is stored. Call this after the transaction that stored it, never inside."""
-        self._places.add([(_key(place), True)])
+        self._keys.add([(_encode_key(graph_key), True)])
 
-    def __contains__(self, place: GraphKey) -> bool:
-        return self._places.get(_key(place)) is not None
+    def __contains__(self, graph_key: GraphKey) -> bool:
+        return self._keys.get(_encode_key(graph_key)) is not None
 
 
-def raise_deleted(place: GraphKey) -> NoReturn:
+def raise_deleted(graph_key: GraphKey) -> NoReturn:
     """Refuse to continue from a graph checkpoint that was stored and has been deleted.
 
     Raises:
         Conflict: Always.
     """
     raise Conflict(
-        f"Thread {place.thread!r} was deleted while a run was writing to it (checkpoint {place.checkpoint_id!r} is "
+        f"Thread {graph_key.thread!r} was deleted while a run was writing to it (checkpoint "
+        f"{graph_key.checkpoint_id!r} is "
         "gone). Nothing was stored. Run again to start a new thread."
     )
 
 
-def refuse_second_run(place: GraphKey, parent_id: str | None, newest: GraphCheckpoint | None) -> None:
+def require_newest_parent(graph_key: GraphKey, parent_id: str | None, newest: GraphCheckpoint | None) -> None:
     """Refuse a checkpoint whose parent is not the newest one, because another run has moved the thread.
 
     Args:
-        place: The key that it would be stored under.
+        graph_key: The key that it would be stored under.
         parent_id: The id of the graph checkpoint that it was made from.
         newest: The newest graph checkpoint of its namespace.
 
     Raises:
         Conflict: The parent is not the newest.
     """
-    at = newest.place.checkpoint_id if newest else None
-    if at != parent_id:
+    newest_id = newest.key.checkpoint_id if newest else None
+    if newest_id != parent_id:
         raise Conflict(
-            f"Two runs use thread {place.thread!r}: this one continues {parent_id or 'an empty thread'}, but "
-            f"the thread has since moved to {at or 'nothing: it was deleted'}. Nothing was stored. Run the turn again "
-            "from its current state, or give each run its own thread."
+            f"Two runs use thread {graph_key.thread!r}: this one continues {parent_id or 'an empty thread'}, but the "
+            f"thread has since moved to {newest_id or 'nothing: it was deleted'}. Nothing was stored. Run the turn "
+            "again from its current state, or give each run its own thread."
         )
 
 
-def _key(place: GraphKey) -> bytes:
-    return "\0".join(place).encode(errors="surrogatepass")
+def _encode_key(graph_key: GraphKey) -> bytes:
+    return "\0".join(graph_key).encode(errors="surrogatepass")
 
 
-REMEMBERED = 1_000
+MAX_NEWEST_CHECKPOINTS = 1_000
 """The maximum number of namespaces whose newest graph checkpoint is remembered."""
 
 
@@ -90,24 +91,24 @@ class BranchHold(NamedTuple):
     owner: str
 
 
-class Newest:
+class NewestCheckpoints:
     """The newest graph checkpoints, as this process last saw them. There may be newer ones by now."""
 
     def __init__(self) -> None:
-        self._known: LRUCache[tuple[str, str], GraphCheckpoint] = LRUCache(REMEMBERED)
+        self._by_namespace: LRUCache[tuple[str, str], GraphCheckpoint] = LRUCache(MAX_NEWEST_CHECKPOINTS)
 
-    def add(self, found: GraphCheckpoint) -> None:
+    def add(self, checkpoint: GraphCheckpoint) -> None:
         """Remember a graph checkpoint. Its transaction may still fail."""
-        self._known.add([((found.place.thread, found.place.ns), found)])
+        self._by_namespace.add([((checkpoint.key.thread, checkpoint.key.ns), checkpoint)])
 
-    def parent(self, thread: str, ns: str, checkpoint_id: str | None) -> GraphCheckpoint | None:
+    def get(self, thread: str, ns: str, checkpoint_id: str | None) -> GraphCheckpoint | None:
         """Return the graph checkpoint last seen as the newest of a namespace, if it has this id."""
-        found = self._known.get((thread, ns))
-        return found if found is not None and found.place.checkpoint_id == checkpoint_id else None
+        checkpoint = self._by_namespace.get((thread, ns))
+        return checkpoint if checkpoint is not None and checkpoint.key.checkpoint_id == checkpoint_id else None
 
 
 def put_after(
-    connection: Connection, values: Mapping[str, Any], parent: GraphCheckpoint, fence: BranchHold | None
+    connection: Connection, values: Mapping[str, Any], parent: GraphCheckpoint, hold: BranchHold | None
 ) -> PendingResult:
     """Store a graph checkpoint if its parent is still the newest one and its run still holds the branch.
 
@@ -115,19 +116,21 @@ def put_after(
         connection: A connection in a transaction on a server.
         values: The values of the row, by column.
         parent: The graph checkpoint that it was made from.
-        fence: The columns by which its run holds its branch; None if it holds none.
+        hold: The columns by which its run holds its branch; None if it holds none.
 
     Returns:
         The pending result. When the transaction has ended, its count is 1 if the row was stored, and 0 if not.
     """
-    held = fence._asdict() if fence is not None else {}
-    return _STORE[fence is not None].submit(connection, {**values, "parent_hash": parent.state_hash, **held})
+    hold_values = hold._asdict() if hold is not None else {}
+    return _UPSERT_IF_NEWEST[hold is not None].submit(
+        connection, {**values, "parent_hash": parent.state_hash, **hold_values}
+    )
 
 
 _other = GRAPH_CHECKPOINT.alias("other")
 _newest = (
     select(_other.c.checkpoint_id, _other.c.state_hash)
-    .where(*where(_other, *SPACE))
+    .where(*parameter_conditions(_other, *NAMESPACE_COLUMNS))
     .order_by(_other.c.seq.desc())
     .limit(1)
     .subquery("newest")
@@ -142,7 +145,7 @@ _is_held = exists().where(
     BRANCH.c.epoch == bindparam("epoch"),
     BRANCH.c.owner == bindparam("owner"),
 )
-_STORE = {
+_UPSERT_IF_NEWEST = {
     is_fenced: row_codes.SignedWrite(
         {"postgresql": upsert(postgresql, ["seq"], _is_parent, *([_is_held] if is_fenced else []))}, GRAPH_CHECKPOINT
     )

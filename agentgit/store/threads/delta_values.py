@@ -2,9 +2,9 @@
 
 LangGraph stores such a value in full only now and then; in between, a graph checkpoint contains nothing of it. Every
 graph checkpoint needs a count, a hash and a conversation, so the value is computed from its writes when the checkpoint
-is stored. It is kept beside LangGraph's own values (`Found.folded`), where LangGraph never sees it. Only other packages
-know how to compute a value from its writes (`Fold`). If that is unknown, a digest of the writes replaces the value in
-the hash of the state, and the value is not shown.
+is stored. It is kept beside LangGraph's own values (`GraphCheckpoint.folded`), where LangGraph never sees it. Only
+other packages know how to compute a value from its writes (`Fold`). If that is unknown, a digest of the writes replaces
+the value in the hash of the state, and the value is not shown.
 """
 
 from __future__ import annotations
@@ -25,21 +25,20 @@ from agentgit.store.sql import row_codes
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
 from agentgit.store.threads.graph_rows import (
+    NAMESPACE_COLUMNS,
     WRITES,
     Draft,
     FoldedValue,
     GraphCheckpoint,
     GraphKey,
-    Pending,
+    PendingWrite,
+    parameter_conditions,
     parse_graph_checkpoint,
-    pending,
-    where,
+    parse_pending_writes,
 )
 
-STEPS = 64
+ANCESTORS_PER_QUERY = 64
 """The number of ancestors that one statement reads."""
-
-_SAME = ("tenant_id", "thread_id", "ns")
 
 
 def ancestors(connection: Connection, tenant_id: int, start: GraphCheckpoint) -> Iterator[GraphCheckpoint]:
@@ -50,23 +49,30 @@ def ancestors(connection: Connection, tenant_id: int, start: GraphCheckpoint) ->
         tenant_id: The tenant.
         start: The graph checkpoint to start from.
     """
-    seen = {start.place.checkpoint_id}
-    at = start
-    while at.parent_id is not None:
-        page = _WALK.all(connection, {**_space(tenant_id, at), "first": at.parent_id, "steps": STEPS})
-        for row in page:
-            at = parse_graph_checkpoint(row)
-            if at.place.checkpoint_id in seen:  # damaged rows form a cycle
+    seen_ids = {start.key.checkpoint_id}
+    checkpoint = start
+    while checkpoint.parent_id is not None:
+        rows = _ANCESTORS.all(
+            connection,
+            {
+                **_namespace_parameters(tenant_id, checkpoint),
+                "first": checkpoint.parent_id,
+                "steps": ANCESTORS_PER_QUERY,
+            },
+        )
+        for row in rows:
+            checkpoint = parse_graph_checkpoint(row)
+            if checkpoint.key.checkpoint_id in seen_ids:  # damaged rows form a cycle
                 return
-            seen.add(at.place.checkpoint_id)
-            yield at
-        if len(page) < STEPS:
+            seen_ids.add(checkpoint.key.checkpoint_id)
+            yield checkpoint
+        if len(rows) < ANCESTORS_PER_QUERY:
             return
 
 
-def writes_of(
+def read_writes(
     connection: Connection, tenant_id: int, checkpoints: Sequence[GraphCheckpoint], channels: Iterable[str]
-) -> Mapping[str, list[Pending]]:
+) -> Mapping[str, list[PendingWrite]]:
     """Read the writes to some channels on some checkpoints of one namespace. Return them in order, by checkpoint id.
 
     Args:
@@ -75,45 +81,45 @@ def writes_of(
         checkpoints: The graph checkpoints.
         channels: The names of the channels.
     """
-    by_id: dict[str, list[Any]] = {at.place.checkpoint_id: [] for at in checkpoints}
-    ids, names = list(by_id), list(channels)
-    for some in slices(ids, STEPS):
-        part = {**_space(tenant_id, checkpoints[0]), "ids": some, "names": names}
-        for row in row_codes.authentic(connection, GRAPH_WRITE, connection.execute(_WRITES_OF, part)):
-            by_id[row.checkpoint_id].append(row)
-    return {key: pending(rows) for key, rows in by_id.items()}
+    rows_by_id: dict[str, list[Any]] = {checkpoint.key.checkpoint_id: [] for checkpoint in checkpoints}
+    ids, names = list(rows_by_id), list(channels)
+    for id_batch in slices(ids, ANCESTORS_PER_QUERY):
+        parameters = {**_namespace_parameters(tenant_id, checkpoints[0]), "ids": id_batch, "names": names}
+        for row in row_codes.verify_rows(connection, GRAPH_WRITE, connection.execute(_WRITES_QUERY, parameters)):
+            rows_by_id[row.checkpoint_id].append(row)
+    return {checkpoint_id: parse_pending_writes(rows) for checkpoint_id, rows in rows_by_id.items()}
 
 
-def _space(tenant_id: int, at: GraphCheckpoint) -> dict[str, Any]:
-    return dict(zip(_SAME, (tenant_id, at.place.thread, at.place.ns), strict=True))
+def _namespace_parameters(tenant_id: int, checkpoint: GraphCheckpoint) -> dict[str, Any]:
+    return dict(zip(NAMESPACE_COLUMNS, (tenant_id, checkpoint.key.thread, checkpoint.key.ns), strict=True))
 
 
-def _walk_query() -> Any:
+def _ancestors_query() -> Any:
     first = cast(bindparam("first"), String)
     walk = select(first.label("id"), literal(1, Integer).label("distance")).cte("walk", recursive=True)
     older = GRAPH_CHECKPOINT.alias("older")
     step = select(older.c.parent_id, walk.c.distance + 1).where(
-        *(older.c[name] == bindparam(name) for name in _SAME),
+        *(older.c[name] == bindparam(name) for name in NAMESPACE_COLUMNS),
         older.c.checkpoint_id == walk.c.id,
         older.c.parent_id.is_not(None),
         walk.c.distance < bindparam("steps", type_=Integer),
     )
     walk = walk.union_all(step)
-    joined = select(GRAPH_CHECKPOINT).where(
-        *where(GRAPH_CHECKPOINT, *_SAME), GRAPH_CHECKPOINT.c.checkpoint_id == walk.c.id
+    query = select(GRAPH_CHECKPOINT).where(
+        *parameter_conditions(GRAPH_CHECKPOINT, *NAMESPACE_COLUMNS), GRAPH_CHECKPOINT.c.checkpoint_id == walk.c.id
     )
-    return joined.order_by(walk.c.distance)
+    return query.order_by(walk.c.distance)
 
 
-_WALK = row_codes.AuthenticQuery(_walk_query(), GRAPH_CHECKPOINT)
-_WRITES_OF = select(GRAPH_WRITE).where(
-    *where(GRAPH_WRITE, *_SAME),
+_ANCESTORS = row_codes.AuthenticQuery(_ancestors_query(), GRAPH_CHECKPOINT)
+_WRITES_QUERY = select(GRAPH_WRITE).where(
+    *parameter_conditions(GRAPH_WRITE, *NAMESPACE_COLUMNS),
     GRAPH_WRITE.c.checkpoint_id.in_(bindparam("ids", expanding=True)),
     GRAPH_WRITE.c.channel.in_(bindparam("names", expanding=True)),
 )
 
 
-LIVE_BYTES = 128 * 2**20
+MAX_LIVE_BYTES = 128 * 2**20
 """The maximum total size, in bytes, of the recent values in memory from which later ones are computed."""
 
 
@@ -122,12 +128,12 @@ class DeltaValues:
     """The delta values of one graph checkpoint.
 
     Args:
-        made: The values that were computed from their writes.
+        computed: The values that were computed from their writes.
         digests: The digests that replace the other values.
         names: The names of all delta values, including those that the parent already has.
     """
 
-    made: dict[str, FoldedValue] = field(default_factory=dict)
+    computed: dict[str, FoldedValue] = field(default_factory=dict)
     digests: dict[str, bytes] = field(default_factory=dict)
 
     names: Sequence[str] = ()
@@ -135,25 +141,25 @@ class DeltaValues:
     @property
     def encoded(self) -> dict[str, Encoded]:
         """The computed values in their stored form."""
-        return {name: made.encoded for name, made in self.made.items()}
+        return {name: value.encoded for name, value in self.computed.items()}
 
-    def header(self, stored: Container[str]) -> dict[str, Any]:
+    def header(self, stored_channels: Container[str]) -> dict[str, Any]:
         """Return the header fields of the graph checkpoint for its delta values; empty if it has none.
 
         Args:
-            stored: The channels whose value is stored.
+            stored_channels: The channels whose value is stored.
         """
         if not self.names:
             return {}
         digests = {name: digest.hex() for name, digest in self.digests.items()}
-        return {"folded": [name for name in self.names if name in stored], "digests": digests}
+        return {"folded": [name for name in self.names if name in stored_channels], "digests": digests}
 
 
-NOTHING = DeltaValues()
+NO_DELTA_VALUES = DeltaValues()
 """The value for a graph checkpoint without delta values."""
 
 
-class SpreadValues:
+class DeltaValueStore:
     """The delta values of one tenant.
 
     Args:
@@ -164,60 +170,64 @@ class SpreadValues:
         self.content = content
         self.tenant_id = content.blobs.tenant_id
         # By the hash of a value, which never changes. An entry does not mean that the value is still stored.
-        self._live: LRUCache[bytes, FoldedValue] = LRUCache(LIVE_BYTES, attrgetter("weight"))
+        self._by_hash: LRUCache[bytes, FoldedValue] = LRUCache(MAX_LIVE_BYTES, attrgetter("weight"))
 
-    def make(
+    def compute(
         self,
         connection: Connection,
-        place: GraphKey,
+        graph_key: GraphKey,
         draft: Draft,
         parent: GraphCheckpoint | None,
         names: AbstractSet[str],
-        same: AbstractSet[str],
+        unchanged: AbstractSet[str],
     ) -> DeltaValues:
         """Compute the values that the parent does not have. The cost depends only on the writes since the parent.
 
         Args:
             connection: Any open connection.
-            place: The key that the graph checkpoint is stored under.
+            graph_key: The key that the graph checkpoint is stored under.
             draft: The graph checkpoint.
             parent: The graph checkpoint that it was made from.
             names: The channels whose value the parent does not have.
-            same: The channels that are unchanged since the parent.
+            unchanged: The channels that are unchanged since the parent.
         """
-        spread = DeltaValues(names=sorted(draft.folds))
+        delta_values = DeltaValues(names=sorted(draft.folds))
         if parent is not None:
-            spread.digests = {name: digest for name, digest in parent.digests.items() if name in names & same}
-            names = names - spread.digests.keys()
-        written = self._written(connection, place, parent) if names else []
-        bodies = self.content.get(connection, {write.value for write in written if write.channel in names})
+            delta_values.digests = {
+                name: digest for name, digest in parent.digests.items() if name in names & unchanged
+            }
+            names = names - delta_values.digests.keys()
+        parent_writes = self._read_parent_writes(connection, graph_key, parent) if names else []
+        bodies = self.content.get(connection, {write.value for write in parent_writes if write.channel in names})
         for name in sorted(names):
-            keys = [write.value for write in written if write.channel == name]
-            made = None
+            hashes = [write.value for write in parent_writes if write.channel == name]
+            value = None
             if parent is not None or draft.parent_id is None:
-                before = self._live.get(parent.values[name]) if parent and name in parent.values else None
-                made = draft.folds[name](
-                    before, [bodies[key] for key in keys], partial(self._earlier, connection, parent, name)
+                parent_value = self._by_hash.get(parent.values[name]) if parent and name in parent.values else None
+                value = draft.folds[name](
+                    parent_value, [bodies[key] for key in hashes], partial(self._read_earlier, connection, parent, name)
                 )
-            if made is not None:
-                spread.made[name] = made
+            if value is not None:
+                delta_values.computed[name] = value
             else:
-                spread.digests[name] = sha256(_standing(parent, name) + b"".join(keys)).digest()
-        return spread
+                delta_values.digests[name] = sha256(_parent_hash(parent, name) + b"".join(hashes)).digest()
+        return delta_values
 
-    def remember(self, spread: DeltaValues, hashes: Mapping[str, bytes]) -> None:
+    def cache(self, delta_values: DeltaValues, hashes: Mapping[str, bytes]) -> None:
         """Cache the computed values by the hashes under which they were stored."""
-        if spread.made:
-            self._live.add((hashes[name], made) for name, made in spread.made.items())
+        if delta_values.computed:
+            self._by_hash.add((hashes[name], value) for name, value in delta_values.computed.items())
 
-    def _written(self, connection: Connection, place: GraphKey, parent: GraphCheckpoint | None) -> list[Pending]:
+    def _read_parent_writes(
+        self, connection: Connection, graph_key: GraphKey, parent: GraphCheckpoint | None
+    ) -> list[PendingWrite]:
         if parent is None:
             return []
         # On the new thread, even if the parent is on another one, because a late write exists only here.
-        at = GraphKey(place.thread, place.ns, parent.place.checkpoint_id)
-        return pending(WRITES.all(connection, at.columns(self.tenant_id)))
+        parent_key = GraphKey(graph_key.thread, graph_key.ns, parent.key.checkpoint_id)
+        return parse_pending_writes(WRITES.all(connection, parent_key.columns(self.tenant_id)))
 
-    def _earlier(
+    def _read_earlier(
         self, connection: Connection, parent: GraphCheckpoint | None, name: str
     ) -> tuple[Body | None, list[Body]] | None:
         """Return a value before the newest writes: its last full value, if there is one, and the writes after that.
@@ -230,21 +240,21 @@ class SpreadValues:
             key = parent.values[name]
             return self.content.get(connection, [key])[key], []
         writes, seeds = self.history(connection, parent, [name])
-        if not seeds and not self._is_whole(connection, parent):
+        if not seeds and not self._has_all_ancestors(connection, parent):
             return None
-        keys = [write.value for write in writes[name]]
-        seed = [seeds[name].channels[name]] if seeds else []
-        bodies = self.content.get(connection, [*keys, *seed])
-        return (bodies[seed[0]] if seed else None), [bodies[key] for key in keys]
+        write_hashes = [write.value for write in writes[name]]
+        seed_hashes = [seeds[name].channels[name]] if seeds else []
+        bodies = self.content.get(connection, [*write_hashes, *seed_hashes])
+        return (bodies[seed_hashes[0]] if seed_hashes else None), [bodies[key] for key in write_hashes]
 
-    def _is_whole(self, connection: Connection, start: GraphCheckpoint) -> bool:
+    def _has_all_ancestors(self, connection: Connection, start: GraphCheckpoint) -> bool:
         """Return whether all ancestors up to the root exist."""
-        way = [start, *ancestors(connection, self.tenant_id, start)]
-        return way[-1].parent_id is None
+        path = [start, *ancestors(connection, self.tenant_id, start)]
+        return path[-1].parent_id is None
 
     def history(
         self, connection: Connection, start: GraphCheckpoint, channels: Sequence[str]
-    ) -> tuple[dict[str, list[Pending]], dict[str, GraphCheckpoint]]:
+    ) -> tuple[dict[str, list[PendingWrite]], dict[str, GraphCheckpoint]]:
         """Read the writes on earlier checkpoints that make up the delta values of channels.
 
         Args:
@@ -256,28 +266,28 @@ class SpreadValues:
             For each channel, the writes since its last full value, oldest first, and the graph checkpoint that has
             that value, if there is one.
         """
-        wanted, chain, ends = set(channels), list[GraphCheckpoint](), dict[str, int]()
+        missing_channels, chain, chain_lengths = set(channels), list[GraphCheckpoint](), dict[str, int]()
         seeds: dict[str, GraphCheckpoint] = {}
-        for at in ancestors(connection, self.tenant_id, start) if wanted else ():
-            chain.append(at)
-            for name in wanted & at.channels.keys():
-                seeds[name], ends[name] = at, len(chain)
-            wanted -= at.channels.keys()
-            if not wanted:
+        for ancestor in ancestors(connection, self.tenant_id, start) if missing_channels else ():
+            chain.append(ancestor)
+            for name in missing_channels & ancestor.channels.keys():
+                seeds[name], chain_lengths[name] = ancestor, len(chain)
+            missing_channels -= ancestor.channels.keys()
+            if not missing_channels:
                 break
-        written = writes_of(connection, self.tenant_id, chain, channels)
+        writes_by_id = read_writes(connection, self.tenant_id, chain, channels)
         return {
             name: [
                 write
-                for at in reversed(chain[: ends.get(name)])
-                for write in written[at.place.checkpoint_id]
+                for ancestor in reversed(chain[: chain_lengths.get(name)])
+                for write in writes_by_id[ancestor.key.checkpoint_id]
                 if write.channel == name
             ]
             for name in channels
         }, seeds
 
 
-def _standing(parent: GraphCheckpoint | None, name: str) -> bytes:
+def _parent_hash(parent: GraphCheckpoint | None, name: str) -> bytes:
     """Return the digest or the hash of a channel in the parent; empty if it has neither."""
     if parent is None:
         return b""

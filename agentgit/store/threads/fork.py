@@ -33,16 +33,16 @@ from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
 from agentgit.store.threads.graph_rows import (
     ERROR,
     INTERRUPT,
+    NAMESPACE_COLUMNS,
     ONE,
     RESUME,
-    SPACE,
     WRITES,
     GraphKey,
+    parameter_conditions,
     parse_graph_checkpoint,
-    where,
 )
-from agentgit.store.threads.lifecycle import delta_chain, require_empty_thread
-from agentgit.store.threads.pending_writes import PendingAt
+from agentgit.store.threads.lifecycle import delta_ancestors, require_empty_thread
+from agentgit.store.threads.pending_writes import PendingWrites
 
 ERROR_SOURCE = "__error_source_node__"
 """LangGraph's channel that marks a failure as handled by an error handler."""
@@ -54,14 +54,18 @@ Rows = list[dict[str, Any]]
 
 
 def copy(
-    connection: Connection, tenant_id: int, place: GraphKey, target: str, pending: Sequence[PendingAt] | None = None
+    connection: Connection,
+    tenant_id: int,
+    graph_key: GraphKey,
+    target: str,
+    pending: Sequence[PendingWrites] | None = None,
 ) -> None:
     """Copy a graph checkpoint of the root graph into a new thread.
 
     Args:
         connection: A connection in a transaction that writes.
         tenant_id: The tenant.
-        place: An existing checkpoint.
+        graph_key: An existing checkpoint.
         target: The new thread.
         pending: The pending writes to copy; None chooses among the current ones.
 
@@ -69,45 +73,47 @@ def copy(
         Conflict: The target exists.
     """
     require_empty_thread(connection, tenant_id, target)
-    checkpoints, writes = rows_of(connection, tenant_id, place, pending)
+    checkpoints, writes = select_rows(connection, tenant_id, graph_key, pending)
     for statement, rows in ((_ADD_CHECKPOINTS, checkpoints), (_ADD_WRITES, writes)):
         if rows:
             statement.run(connection, *({**row, "thread_id": target} for row in rows))
 
 
-def rows_of(
-    connection: Connection, tenant_id: int, place: GraphKey, pending: Sequence[PendingAt] | None = None
+def select_rows(
+    connection: Connection, tenant_id: int, graph_key: GraphKey, pending: Sequence[PendingWrites] | None = None
 ) -> tuple[Rows, Rows]:
     """Return the graph checkpoints and pending writes that a fork at a graph checkpoint of the root graph copies.
 
     Args:
         connection: Any open connection.
         tenant_id: The tenant.
-        place: An existing checkpoint.
+        graph_key: An existing checkpoint.
         pending: The pending writes to copy; None chooses among the current ones.
     """
-    fork = _Fork(connection, tenant_id, place, pending)
-    checkpoints, writes = fork.checkpoint(fork.start)
-    for nested in fork.nested():
-        more = fork.checkpoint(nested)
-        checkpoints, writes = checkpoints + more[0], writes + more[1]
+    collector = _RowCollector(connection, tenant_id, graph_key, pending)
+    checkpoints, writes = collector.checkpoint_rows(collector.start)
+    for subgraph_row in collector.subgraph_rows():
+        subgraph_rows = collector.checkpoint_rows(subgraph_row)
+        checkpoints, writes = checkpoints + subgraph_rows[0], writes + subgraph_rows[1]
     return checkpoints, writes
 
 
-_of_thread = where(GRAPH_CHECKPOINT, "tenant_id", "thread_id")
-_NESTED = row_codes.AuthenticQuery(
+_THREAD_CONDITIONS = parameter_conditions(GRAPH_CHECKPOINT, "tenant_id", "thread_id")
+_SUBGRAPH_CHECKPOINTS = row_codes.AuthenticQuery(
     select(GRAPH_CHECKPOINT)
-    .where(*_of_thread, GRAPH_CHECKPOINT.c.root_id == bindparam("checkpoint_id"))
+    .where(*_THREAD_CONDITIONS, GRAPH_CHECKPOINT.c.root_id == bindparam("checkpoint_id"))
     .order_by(GRAPH_CHECKPOINT.c.seq.desc()),
     GRAPH_CHECKPOINT,
 )
-_WITH_MEMORY = CompiledStatement(
+_MEMORY_CHECKPOINTS = CompiledStatement(
     select(GRAPH_CHECKPOINT.c.ns, GRAPH_CHECKPOINT.c.root_id, func.max(GRAPH_CHECKPOINT.c.seq).label("seq"))
-    .where(*_of_thread, GRAPH_CHECKPOINT.c.root_id.is_not(None), GRAPH_CHECKPOINT.c.ns.not_like("%:%"))
+    .where(*_THREAD_CONDITIONS, GRAPH_CHECKPOINT.c.root_id.is_not(None), GRAPH_CHECKPOINT.c.ns.not_like("%:%"))
     .group_by(GRAPH_CHECKPOINT.c.ns, GRAPH_CHECKPOINT.c.root_id)
 )
 _LAST_SEQ = CompiledStatement(
-    select(func.max(GRAPH_CHECKPOINT.c.seq).label("seq")).where(*where(GRAPH_CHECKPOINT, *SPACE))
+    select(func.max(GRAPH_CHECKPOINT.c.seq).label("seq")).where(
+        *parameter_conditions(GRAPH_CHECKPOINT, *NAMESPACE_COLUMNS)
+    )
 )
 _ADD_CHECKPOINTS, _ADD_WRITES = (
     row_codes.SignedWrite(insert(GRAPH_CHECKPOINT), GRAPH_CHECKPOINT),
@@ -115,94 +121,111 @@ _ADD_CHECKPOINTS, _ADD_WRITES = (
 )
 
 
-class _Fork:
+class _RowCollector:
     """Collects the rows of one fork."""
 
     def __init__(
-        self, connection: Connection, tenant_id: int, place: GraphKey, pending: Sequence[PendingAt] | None
+        self, connection: Connection, tenant_id: int, graph_key: GraphKey, recorded: Sequence[PendingWrites] | None
     ) -> None:
-        self.connection, self.tenant_id, self.place = connection, tenant_id, place
-        self.pending = None if pending is None else {(at.ns, at.checkpoint_id): at for at in pending}
-        self.start = self._row(place)
-        self.superseded = self._is_superseded(self.start)
-        self.open_tasks = open_tasks(self._writes(self.start))
+        self.connection, self.tenant_id, self.graph_key = connection, tenant_id, graph_key
+        self.recorded_writes = (
+            None if recorded is None else {(writes.ns, writes.checkpoint_id): writes for writes in recorded}
+        )
+        self.start = self._load_row(graph_key)
+        self.is_superseded = self._has_newer(self.start)
+        self.open_tasks = open_tasks(self._load_writes(self.start))
 
-    def checkpoint(self, row: Row[Any]) -> tuple[Rows, Rows]:
+    def checkpoint_rows(self, row: Row[Any]) -> tuple[Rows, Rows]:
         """Return the rows of a checkpoint and of the ancestors that hold parts of its values."""
-        ancestors = [
-            self._row(at.place)
-            for at in reversed(delta_chain(self.connection, self.tenant_id, parse_graph_checkpoint(row)))
+        ancestor_rows = [
+            self._load_row(ancestor.key)
+            for ancestor in reversed(delta_ancestors(self.connection, self.tenant_id, parse_graph_checkpoint(row)))
         ]
-        checkpoints = [each._asdict() for each in (*ancestors, row)]
-        for seq, copied in enumerate(checkpoints, start=1):
-            copied["seq"] = seq
-            copied["root_id"] = self.place.checkpoint_id if row.ns else None
+        checkpoints = [each._asdict() for each in (*ancestor_rows, row)]
+        for seq, columns in enumerate(checkpoints, start=1):
+            columns["seq"] = seq
+            columns["root_id"] = self.graph_key.checkpoint_id if row.ns else None
         checkpoints[0]["parent_id"] = None
-        history = chain.from_iterable(self._writes(each) for each in ancestors)
-        return checkpoints, [*history, *self._pending(row)]
+        ancestor_writes = chain.from_iterable(self._load_writes(each) for each in ancestor_rows)
+        return checkpoints, [*ancestor_writes, *self._pending_writes(row)]
 
-    def _pending(self, row: Row[Any]) -> Rows:
+    def _pending_writes(self, row: Row[Any]) -> Rows:
         """Return the pending writes to copy with a checkpoint."""
-        if self.pending is None:
-            return select_writes(self._writes(row), superseded=self._is_superseded(row))
-        at = self.pending.get((row.ns, row.checkpoint_id))
-        return at.rows(self.tenant_id, row.thread_id) if at is not None else []
+        if self.recorded_writes is None:
+            return select_writes(self._load_writes(row), superseded=self._has_newer(row))
+        recorded = self.recorded_writes.get((row.ns, row.checkpoint_id))
+        return recorded.rows(self.tenant_id, row.thread_id) if recorded is not None else []
 
-    def nested(self) -> Iterable[Row[Any]]:
+    def subgraph_rows(self) -> Iterable[Row[Any]]:
         """Find the subgraph checkpoints to copy with the forked checkpoint, one per namespace."""
-        chosen = self._own() if self.pending is None else self._kept(self.pending)
-        return [*chosen.values(), *(row for row in self._remembered() if row.ns not in chosen)]
+        rows_by_namespace = (
+            self._choose_subgraphs() if self.recorded_writes is None else self._recorded_subgraphs(self.recorded_writes)
+        )
+        return [
+            *rows_by_namespace.values(),
+            *(row for row in self._memory_subgraphs() if row.ns not in rows_by_namespace),
+        ]
 
-    def _kept(self, pending: Iterable[tuple[str, str]]) -> dict[str, Row[Any]]:
+    def _recorded_subgraphs(self, recorded_keys: Iterable[tuple[str, str]]) -> dict[str, Row[Any]]:
         """Read the subgraph checkpoints for which pending writes were recorded."""
-        places = [self.place._replace(ns=ns, checkpoint_id=id) for ns, id in pending if ns]
-        return {place.ns: self._row(place) for place in places}
+        graph_keys = [self.graph_key._replace(ns=ns, checkpoint_id=id) for ns, id in recorded_keys if ns]
+        return {graph_key.ns: self._load_row(graph_key) for graph_key in graph_keys}
 
-    def _own(self) -> dict[str, Row[Any]]:
+    def _choose_subgraphs(self) -> dict[str, Row[Any]]:
         """Choose one checkpoint per namespace among the subgraph checkpoints below the forked one."""
-        own: dict[str, list[Row[Any]]] = defaultdict(list)
-        for row in _NESTED.all(self.connection, self._key(checkpoint_id=self.place.checkpoint_id)):
-            own[row.ns].append(row)
-        return {ns: best for ns, rows in own.items() if (best := self._choose(ns, rows)) is not None}
+        rows_by_namespace: dict[str, list[Row[Any]]] = defaultdict(list)
+        for row in _SUBGRAPH_CHECKPOINTS.all(
+            self.connection, self._thread_parameters(checkpoint_id=self.graph_key.checkpoint_id)
+        ):
+            rows_by_namespace[row.ns].append(row)
+        return {ns: best for ns, rows in rows_by_namespace.items() if (best := self._choose_row(ns, rows)) is not None}
 
-    def _choose(self, ns: str, rows: Sequence[Row[Any]]) -> Row[Any] | None:
+    def _choose_row(self, ns: str, rows: Sequence[Row[Any]]) -> Row[Any] | None:
         """Choose among the checkpoints of one namespace below the forked one; `rows` are ordered newest first."""
-        if not self.superseded:
+        if not self.is_superseded:
             return rows[0]
-        paused = (row for row in rows if open_tasks(self._writes(row)))
-        earlier = (row for row in rows if parse_graph_checkpoint(row).meta["parents"][""] != self.place.checkpoint_id)
+        paused = (row for row in rows if open_tasks(self._load_writes(row)))
+        earlier = (
+            row for row in rows if parse_graph_checkpoint(row).meta["parents"][""] != self.graph_key.checkpoint_id
+        )
         if _has_memory(ns):
             return next(paused, None) or next(earlier, None)
         task_id = ns.split("|")[0].partition(":")[2]
         return (next(paused, None) or rows[0]) if task_id in self.open_tasks else None
 
-    def _remembered(self) -> Iterable[Row[Any]]:
+    def _memory_subgraphs(self) -> Iterable[Row[Any]]:
         """Find, for each subgraph with memory, its newest checkpoint on the path to the forked one."""
-        known = _WITH_MEMORY.all(self.connection, self._key())
-        if not known:
+        candidates = _MEMORY_CHECKPOINTS.all(self.connection, self._thread_parameters())
+        if not candidates:
             return
-        distance = self._ancestors()
+        distance = self._ancestor_distances()
         nearest: dict[str, Row[Any]] = {}
-        for row in known:
+        for row in candidates:
             best = nearest.get(row.ns)
             if row.root_id in distance and (best is None or distance[row.root_id] < distance[best.root_id]):
                 nearest[row.ns] = row
         for ns, row in nearest.items():
-            same = and_(self._of_thread(), GRAPH_CHECKPOINT.c.ns == ns, GRAPH_CHECKPOINT.c.seq == row.seq)
-            found = row_codes.first(self.connection, GRAPH_CHECKPOINT, select(GRAPH_CHECKPOINT).where(same))
-            if found is None:
+            condition = and_(self._is_of_thread(), GRAPH_CHECKPOINT.c.ns == ns, GRAPH_CHECKPOINT.c.seq == row.seq)
+            full_row = row_codes.read_first(
+                self.connection, GRAPH_CHECKPOINT, select(GRAPH_CHECKPOINT).where(condition)
+            )
+            if full_row is None:
                 raise missing_row("graph checkpoint", f"{row.ns}/{row.seq}")
-            yield found
+            yield full_row
 
-    def _ancestors(self) -> dict[str, int]:
+    def _ancestor_distances(self) -> dict[str, int]:
         """Return the distance of each ancestor of the forked checkpoint, read in one statement."""
-        c = GRAPH_CHECKPOINT.c
-        start = and_(self._of_thread(), c.ns == "", c.checkpoint_id == self.place.checkpoint_id)
-        walk = select(c.parent_id, literal(1, Integer).label("distance")).where(start).cte("walk", recursive=True)
+        columns = GRAPH_CHECKPOINT.c
+        forked_row = and_(self._is_of_thread(), columns.ns == "", columns.checkpoint_id == self.graph_key.checkpoint_id)
+        walk = (
+            select(columns.parent_id, literal(1, Integer).label("distance"))
+            .where(forked_row)
+            .cte("walk", recursive=True)
+        )
         older = GRAPH_CHECKPOINT.alias("older")
         step = select(older.c.parent_id, walk.c.distance + 1).where(
             older.c.tenant_id == self.tenant_id,
-            older.c.thread_id == self.place.thread,
+            older.c.thread_id == self.graph_key.thread,
             older.c.ns == "",
             older.c.checkpoint_id == walk.c.parent_id,
             walk.c.distance < self.start.seq,  # stops the walk if damaged rows form a cycle
@@ -210,25 +233,27 @@ class _Fork:
         rows = self.connection.execute(select(walk.union(step))).all()
         return {row.parent_id: row.distance for row in rows if row.parent_id is not None}
 
-    def _is_superseded(self, row: Row[Any]) -> bool:
+    def _has_newer(self, row: Row[Any]) -> bool:
         """Return whether the thread has moved on, so the checkpoint is no longer the newest of its namespace."""
-        return bool(_LAST_SEQ.all(self.connection, self._key(ns=row.ns))[0].seq != row.seq)
+        return bool(_LAST_SEQ.all(self.connection, self._thread_parameters(ns=row.ns))[0].seq != row.seq)
 
-    def _of_thread(self) -> Any:
-        return and_(GRAPH_CHECKPOINT.c.tenant_id == self.tenant_id, GRAPH_CHECKPOINT.c.thread_id == self.place.thread)
+    def _is_of_thread(self) -> Any:
+        return and_(
+            GRAPH_CHECKPOINT.c.tenant_id == self.tenant_id, GRAPH_CHECKPOINT.c.thread_id == self.graph_key.thread
+        )
 
-    def _row(self, place: GraphKey) -> Row[Any]:
-        row: Row[Any] | None = ONE.first(self.connection, place.columns(self.tenant_id))
+    def _load_row(self, graph_key: GraphKey) -> Row[Any]:
+        row: Row[Any] | None = ONE.first(self.connection, graph_key.columns(self.tenant_id))
         if row is None:
-            raise missing_row("graph checkpoint", place.checkpoint_id)
+            raise missing_row("graph checkpoint", graph_key.checkpoint_id)
         return row
 
-    def _key(self, **more: str) -> dict[str, Any]:
-        return {"tenant_id": self.tenant_id, "thread_id": self.place.thread, **more}
+    def _thread_parameters(self, **more: str) -> dict[str, Any]:
+        return {"tenant_id": self.tenant_id, "thread_id": self.graph_key.thread, **more}
 
-    def _writes(self, row: Row[Any]) -> Rows:
-        key = GraphKey(row.thread_id, row.ns, row.checkpoint_id)
-        return [each._asdict() for each in WRITES.all(self.connection, key.columns(self.tenant_id))]
+    def _load_writes(self, row: Row[Any]) -> Rows:
+        graph_key = GraphKey(row.thread_id, row.ns, row.checkpoint_id)
+        return [write._asdict() for write in WRITES.all(self.connection, graph_key.columns(self.tenant_id))]
 
 
 def select_writes(rows: Rows, *, superseded: bool) -> Rows:
@@ -238,37 +263,39 @@ def select_writes(rows: Rows, *, superseded: bool) -> Rows:
         rows: The rows of one graph checkpoint.
         superseded: True if the thread has moved on from it.
     """
-    tasks: dict[str, Rows] = defaultdict(list)
+    rows_by_task: dict[str, Rows] = defaultdict(list)
     for row in rows:
         if row["channel"] != RESUME:
-            tasks[row["task_id"]].append(row)
+            rows_by_task[row["task_id"]].append(row)
     if superseded:
         # Writes of an input or an update have no path. They came after the checkpoint.
-        tasks = {id: held for id, held in tasks.items() if _is_task_path(held[0]["task_path"])}
+        rows_by_task = {
+            id: task_rows for id, task_rows in rows_by_task.items() if _is_task_path(task_rows[0]["task_path"])
+        }
         if not open_tasks(rows):
             return []
-    return [row for held in tasks.values() for row in _carried_of_task(held, superseded=superseded)]
+    return [row for task_rows in rows_by_task.values() for row in _select_task_writes(task_rows, superseded=superseded)]
 
 
-def _carried_of_task(rows: Rows, *, superseded: bool) -> Rows:
-    asked = [row for row in rows if row["channel"] == INTERRUPT]
-    finished = any(row["idx"] >= 0 for row in rows)
-    if finished and not (superseded and open_tasks(rows)):
+def _select_task_writes(rows: Rows, *, superseded: bool) -> Rows:
+    interrupts = [row for row in rows if row["channel"] == INTERRUPT]
+    is_finished = any(row["idx"] >= 0 for row in rows)
+    if is_finished and not (superseded and open_tasks(rows)):
         return [row for row in rows if row["channel"] != INTERRUPT]
-    if not asked:
+    if not interrupts:
         return [row for row in rows if row["channel"] == ERROR] if superseded else rows
-    question = asked[0]
-    before = question["value"][HASH_BYTES:]
-    answers = {**question, "idx": RESUME_INDEX, "channel": RESUME, "value": before}
-    return [question, answers] if before else [question]
+    question = interrupts[0]
+    earlier_answers = question["value"][HASH_BYTES:]
+    answers = {**question, "idx": RESUME_INDEX, "channel": RESUME, "value": earlier_answers}
+    return [question, answers] if earlier_answers else [question]
 
 
 def open_tasks(rows: Rows) -> set[str]:
     """Return the ids of the paused tasks: those that raised an interrupt or failed without an error handler."""
-    asked = {row["task_id"] for row in rows if row["channel"] == INTERRUPT}
+    interrupted = {row["task_id"] for row in rows if row["channel"] == INTERRUPT}
     failed = {row["task_id"] for row in rows if row["channel"] == ERROR}
     handled = {row["task_id"] for row in rows if row["channel"] == ERROR_SOURCE}
-    return asked | (failed - handled)
+    return interrupted | (failed - handled)
 
 
 def _is_task_path(path: str) -> bool:

@@ -26,8 +26,8 @@ INTERRUPT, RESUME, ERROR = "__interrupt__", "__resume__", "__error__"
 PREVIOUS = "__previous__"
 """LangGraph's channel for the value that an entrypoint of the functional API saved."""
 
-_SHOWN = {"__root__", PREVIOUS}
-_HIDDEN = ("__", "branch:", "join:")
+_SHOWN_CHANNELS = {"__root__", PREVIOUS}
+_HIDDEN_PREFIXES = ("__", "branch:", "join:")
 
 
 class GraphKey(NamedTuple):
@@ -43,7 +43,7 @@ class GraphKey(NamedTuple):
         Args:
             tenant_id: The tenant.
         """
-        return dict(zip(KEY, (tenant_id, *self), strict=True))
+        return dict(zip(KEY_COLUMNS, (tenant_id, *self), strict=True))
 
 
 class Head(NamedTuple):
@@ -57,7 +57,7 @@ class Head(NamedTuple):
 class GraphCheckpoint(NamedTuple):
     """A stored graph checkpoint, with its values as hashes."""
 
-    place: GraphKey
+    key: GraphKey
     seq: int
     parent_id: str | None
     meta: dict[str, Any]
@@ -82,16 +82,16 @@ class GraphCheckpoint(NamedTuple):
 class FoldedValue(NamedTuple):
     """A value that was computed from writes.
 
-    `encoded` is its stored form, `live` the in-memory form that the next computation continues from, and `weight` its
-    approximate size in memory, in bytes.
+    `encoded` is its stored form, `decoded` the in-memory form that the next computation continues from, and `weight`
+    its approximate size in memory, in bytes.
     """
 
     encoded: Encoded
-    live: Any
+    decoded: Any
     weight: int
 
 
-class Pending(NamedTuple):
+class PendingWrite(NamedTuple):
     """A write that a task made on top of a graph checkpoint; `value` is the hash of the written value."""
 
     task_id: str
@@ -114,13 +114,13 @@ class GraphScope(NamedTuple):
     checkpoint_id: str | None = None
 
 
-Earlier: TypeAlias = Callable[[], tuple[Body | None, Sequence[Body]] | None]
+ReadEarlier: TypeAlias = Callable[[], tuple[Body | None, Sequence[Body]] | None]
 """Reads the last full value of a channel, if there is one, and the writes after it. Returns None if some of them are
 missing."""
 
-Fold: TypeAlias = Callable[[FoldedValue | None, Sequence[Body], Earlier], FoldedValue | None]
+Fold: TypeAlias = Callable[[FoldedValue | None, Sequence[Body], ReadEarlier], FoldedValue | None]
 """Computes a value from its previous value and the writes since. A previous value of None is computed from
-the result of `Earlier`. Returns None if the result of the writes cannot be computed."""
+the result of `ReadEarlier`. Returns None if the result of the writes cannot be computed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,8 +131,8 @@ class Draft:
         parent_id: The id of the graph checkpoint that it continues.
         meta: Its metadata, JSON-like.
         header: All other fields except the values, JSON-like; `versions` has the version of each channel.
-        names: The channels that have a value, in order.
-        changed: The channels whose value may differ from the parent's.
+        channels: The channels that have a value, in order.
+        changed_channels: The channels whose value may differ from the parent's.
         encode: Returns the value of a channel; called only for values that the parent does not have.
         continues: True if the parent must still be the newest of its namespace.
         folds: For each channel whose value is spread over the writes of earlier graph checkpoints, the function that
@@ -143,8 +143,8 @@ class Draft:
     parent_id: str | None
     meta: Mapping[str, Any]
     header: Mapping[str, Any]
-    names: Sequence[str]
-    changed: frozenset[str]
+    channels: Sequence[str]
+    changed_channels: frozenset[str]
     encode: Callable[[str], Encoded]
     continues: bool = False
     folds: Mapping[str, Fold] = field(default_factory=dict)
@@ -158,7 +158,7 @@ def is_shown(channel: str) -> bool:
         >>> is_shown("messages"), is_shown("__start__"), is_shown("branch:to:tools")
         (True, False, False)
     """
-    return channel in _SHOWN or not channel.startswith(_HIDDEN)
+    return channel in _SHOWN_CHANNELS or not channel.startswith(_HIDDEN_PREFIXES)
 
 
 def hash_state(channels: Mapping[str, bytes]) -> bytes:
@@ -175,14 +175,14 @@ def hash_state(channels: Mapping[str, bytes]) -> bytes:
     return sha256(b"".join(b"%b\0%b" % pair for pair in named)).digest()
 
 
-def conversation(counts: Mapping[str, int]) -> str | None:
+def conversation_channel(counts: Mapping[str, int]) -> str | None:
     """Return the channel of the conversation: `messages`, else the first one that holds messages.
 
     Args:
         counts: The number of messages in each channel that holds messages.
 
     Example:
-        >>> conversation({"notes": 1, "messages": 7}), conversation({})
+        >>> conversation_channel({"notes": 1, "messages": 7}), conversation_channel({})
         ('messages', None)
     """
     return "messages" if "messages" in counts else next(iter(counts), None)
@@ -194,12 +194,12 @@ def parse_graph_checkpoint(row: Any) -> GraphCheckpoint:
     Raises:
         Corrupt: Its bytes cannot be read.
     """
-    place = GraphKey(row.thread_id, row.ns, row.checkpoint_id)
+    graph_key = GraphKey(row.thread_id, row.ns, row.checkpoint_id)
     try:
         header, channels = as_object(row.header), unpack(row.channels)
         folded = {name: channels.pop(name) for name in header.get("folded", ())}
         return GraphCheckpoint(
-            place,
+            graph_key,
             row.seq,
             row.parent_id,
             as_object(row.meta),
@@ -210,22 +210,22 @@ def parse_graph_checkpoint(row: Any) -> GraphCheckpoint:
             folded,
         )
     except (Corrupt, ValueError, KeyError) as error:
-        raise unreadable_row("graph_checkpoint", "/".join(place)) from error
+        raise unreadable_row("graph_checkpoint", "/".join(graph_key)) from error
 
 
-def pending(rows: Iterable[Any]) -> list[Pending]:
+def parse_pending_writes(rows: Iterable[Any]) -> list[PendingWrite]:
     """Read rows of the table graph_write, by task path, task and index."""
     # Sorted here, because databases differ in how they collate text.
-    ordered = sorted(rows, key=lambda row: (row.task_path, row.task_id, row.idx))
-    return [Pending(row.task_id, row.channel, row.value[:HASH_BYTES]) for row in ordered]
+    sorted_rows = sorted(rows, key=lambda row: (row.task_path, row.task_id, row.idx))
+    return [PendingWrite(row.task_id, row.channel, row.value[:HASH_BYTES]) for row in sorted_rows]
 
 
-def where(table: Any, *names: str) -> list[Any]:
+def parameter_conditions(table: Any, *names: str) -> list[Any]:
     """Build conditions that compare columns with the bind parameters of the same names."""
     return [table.c[name] == bindparam(name) for name in names]
 
 
-def upsert(dialect: Any, keep: Iterable[str], *conditions: Any) -> Any:
+def upsert(dialect: Any, kept_columns: Iterable[str], *conditions: Any) -> Any:
     """Build the upsert of a graph checkpoint. With conditions, it stores a row only if they hold."""
     statement = dialect.insert(GRAPH_CHECKPOINT)
     if conditions:
@@ -234,96 +234,115 @@ def upsert(dialect: Any, keep: Iterable[str], *conditions: Any) -> Any:
         )
         statement = statement.from_select([column.name for column in GRAPH_CHECKPOINT.c], values)
     key = [column.name for column in GRAPH_CHECKPOINT.primary_key]
-    moved = {c.name: statement.excluded[c.name] for c in GRAPH_CHECKPOINT.c if c.name not in {*key, *keep}}
-    return statement.on_conflict_do_update(index_elements=key, set_=moved)
+    updates = {c.name: statement.excluded[c.name] for c in GRAPH_CHECKPOINT.c if c.name not in {*key, *kept_columns}}
+    return statement.on_conflict_do_update(index_elements=key, set_=updates)
 
 
-def _replace(dialect: Any) -> Any:
+def _upsert_write(dialect: Any) -> Any:
     statement = dialect.insert(GRAPH_WRITE)
-    moved = {name: statement.excluded[name] for name in ("task_path", "channel", "value", "mac")}
-    return statement.on_conflict_do_update(index_elements=[c.name for c in GRAPH_WRITE.primary_key], set_=moved)
+    updates = {name: statement.excluded[name] for name in ("task_path", "channel", "value", "mac")}
+    return statement.on_conflict_do_update(index_elements=[c.name for c in GRAPH_WRITE.primary_key], set_=updates)
 
 
 _DIALECTS = {"sqlite": sqlite, "postgresql": postgresql}
-SPACE = ("tenant_id", "thread_id", "ns")
-KEY = (*SPACE, "checkpoint_id")
+NAMESPACE_COLUMNS = ("tenant_id", "thread_id", "ns")
+KEY_COLUMNS = (*NAMESPACE_COLUMNS, "checkpoint_id")
 UPSERT = row_codes.SignedWrite(
-    {name: upsert(dialect, keep=["seq"]) for name, dialect in _DIALECTS.items()}, GRAPH_CHECKPOINT
+    {name: upsert(dialect, kept_columns=["seq"]) for name, dialect in _DIALECTS.items()}, GRAPH_CHECKPOINT
 )
-REPLACE_WRITES = row_codes.SignedWrite({name: _replace(dialect) for name, dialect in _DIALECTS.items()}, GRAPH_WRITE)
+REPLACE_WRITES = row_codes.SignedWrite(
+    {name: _upsert_write(dialect) for name, dialect in _DIALECTS.items()}, GRAPH_WRITE
+)
 _add_writes = {name: dialect.insert(GRAPH_WRITE).on_conflict_do_nothing() for name, dialect in _DIALECTS.items()}
 ADD_WRITES = row_codes.SignedWrite(_add_writes, GRAPH_WRITE)
-_one = select(GRAPH_CHECKPOINT).where(*where(GRAPH_CHECKPOINT, *KEY))
+_by_key = select(GRAPH_CHECKPOINT).where(*parameter_conditions(GRAPH_CHECKPOINT, *KEY_COLUMNS))
 _newest = (
-    select(GRAPH_CHECKPOINT).where(*where(GRAPH_CHECKPOINT, *SPACE)).order_by(GRAPH_CHECKPOINT.c.seq.desc()).limit(1)
+    select(GRAPH_CHECKPOINT)
+    .where(*parameter_conditions(GRAPH_CHECKPOINT, *NAMESPACE_COLUMNS))
+    .order_by(GRAPH_CHECKPOINT.c.seq.desc())
+    .limit(1)
 )
-ONE, NEWEST = row_codes.AuthenticQuery(_one, GRAPH_CHECKPOINT), row_codes.AuthenticQuery(_newest, GRAPH_CHECKPOINT)
-_written = [GRAPH_WRITE.c[column.name] == column for column in GRAPH_CHECKPOINT.primary_key]
-_asks = exists().where(*_written, GRAPH_WRITE.c.channel == INTERRUPT)
-_below = GRAPH_CHECKPOINT.alias("below")
-_holds = or_(
-    exists().where(*_written),
+ONE, NEWEST = row_codes.AuthenticQuery(_by_key, GRAPH_CHECKPOINT), row_codes.AuthenticQuery(_newest, GRAPH_CHECKPOINT)
+_write_matches = [GRAPH_WRITE.c[column.name] == column for column in GRAPH_CHECKPOINT.primary_key]
+_has_interrupt = exists().where(*_write_matches, GRAPH_WRITE.c.channel == INTERRUPT)
+_subgraph = GRAPH_CHECKPOINT.alias("below")
+_has_content = or_(
+    exists().where(*_write_matches),
     exists().where(
-        _below.c.tenant_id == GRAPH_CHECKPOINT.c.tenant_id,
-        _below.c.thread_id == GRAPH_CHECKPOINT.c.thread_id,
-        _below.c.root_id == GRAPH_CHECKPOINT.c.checkpoint_id,
+        _subgraph.c.tenant_id == GRAPH_CHECKPOINT.c.tenant_id,
+        _subgraph.c.thread_id == GRAPH_CHECKPOINT.c.thread_id,
+        _subgraph.c.root_id == GRAPH_CHECKPOINT.c.checkpoint_id,
     ),
 )
-NEWEST_ASKING = row_codes.AuthenticQuery(
-    _newest.add_columns(_asks.label("asks"), _holds.label("holds")), GRAPH_CHECKPOINT
+NEWEST_WITH_STATUS = row_codes.AuthenticQuery(
+    _newest.add_columns(_has_interrupt.label("asks"), _has_content.label("holds")), GRAPH_CHECKPOINT
 )
 """The newest graph checkpoint, with `asks` (it waits for a person's answer) and `holds` (it has pending writes, or a
 subgraph saved something below it)."""
 # The garbage collection of values waits for this lock, so a writer takes it before reading. SQLite has only one writer.
-NEWEST_FOR_PUT = row_codes.AuthenticQuery(_newest.with_for_update(read=True, key_share=True), GRAPH_CHECKPOINT)
-IS_THERE = CompiledStatement(_one.with_only_columns(GRAPH_CHECKPOINT.c.seq))
-WRITES = row_codes.AuthenticQuery(select(GRAPH_WRITE).where(*where(GRAPH_WRITE, *KEY)), GRAPH_WRITE)
-_last = select(
+NEWEST_LOCKED = row_codes.AuthenticQuery(_newest.with_for_update(read=True, key_share=True), GRAPH_CHECKPOINT)
+CHECKPOINT_EXISTS = CompiledStatement(_by_key.with_only_columns(GRAPH_CHECKPOINT.c.seq))
+WRITES = row_codes.AuthenticQuery(
+    select(GRAPH_WRITE).where(*parameter_conditions(GRAPH_WRITE, *KEY_COLUMNS)), GRAPH_WRITE
+)
+_key_query = select(
     GRAPH_CHECKPOINT.c.tenant_id, GRAPH_CHECKPOINT.c.thread_id, GRAPH_CHECKPOINT.c.ns, GRAPH_CHECKPOINT.c.checkpoint_id
 )
-_last_one = _last.where(*where(GRAPH_CHECKPOINT, *SPACE)).order_by(GRAPH_CHECKPOINT.c.seq.desc()).limit(1).subquery()
+_newest_key = (
+    _key_query.where(*parameter_conditions(GRAPH_CHECKPOINT, *NAMESPACE_COLUMNS))
+    .order_by(GRAPH_CHECKPOINT.c.seq.desc())
+    .limit(1)
+    .subquery()
+)
 WRITES_OF_NEWEST = row_codes.AuthenticQuery(
-    select(_last_one.c.checkpoint_id.label("newest"), GRAPH_WRITE).join_from(
-        _last_one, GRAPH_WRITE, and_(*(GRAPH_WRITE.c[name] == _last_one.c[name] for name in KEY)), isouter=True
+    select(_newest_key.c.checkpoint_id.label("newest"), GRAPH_WRITE).join_from(
+        _newest_key,
+        GRAPH_WRITE,
+        and_(*(GRAPH_WRITE.c[name] == _newest_key.c[name] for name in KEY_COLUMNS)),
+        isouter=True,
     ),
     GRAPH_WRITE,
 )
 """The writes of the newest graph checkpoint, or one row without a write. Each row has that checkpoint's id."""
-DROP_WRITES = CompiledStatement(delete(GRAPH_WRITE).where(*where(GRAPH_WRITE, *KEY)))
+DELETE_WRITES = CompiledStatement(delete(GRAPH_WRITE).where(*parameter_conditions(GRAPH_WRITE, *KEY_COLUMNS)))
 
 
-def state_names(place: GraphKey, draft: Draft, parent: GraphCheckpoint | None) -> Sequence[str]:
+def state_channels(graph_key: GraphKey, draft: Draft, parent: GraphCheckpoint | None) -> Sequence[str]:
     """List the channels that have a value, including those whose value is spread over earlier writes.
 
     Spread values of subgraphs are left out, because the state of a subgraph is never shown.
     """
-    if place.ns or not (draft.folds or (parent and parent.folded)):
-        return draft.names
-    # In the parent's order, so that `conversation` picks the same channel at every step. A value may be spread at one
-    # step and stored in full at the next.
-    names = [*draft.names, *sorted(draft.folds)]
-    before = [name for name in parent.header["counts"] if name in names] if parent else []
-    return list(dict.fromkeys([*before, *names]))
+    if graph_key.ns or not (draft.folds or (parent and parent.folded)):
+        return draft.channels
+    # In the parent's order, so that `conversation_channel` picks the same channel at every step. A value may be spread
+    # at one step and stored in full at the next.
+    names = [*draft.channels, *sorted(draft.folds)]
+    parent_channels = [name for name in parent.header["counts"] if name in names] if parent else []
+    return list(dict.fromkeys([*parent_channels, *names]))
 
 
-def unchanged_names(names: Sequence[str], draft: Draft, parent: GraphCheckpoint | None) -> set[str]:
-    """Return the channels that are unchanged since the parent: not in `changed`, and with the same version."""
+def unchanged_channels(names: Sequence[str], draft: Draft, parent: GraphCheckpoint | None) -> set[str]:
+    """Return the channels that are unchanged since the parent: not in `changed_channels`, and with the same version."""
     if parent is None:
         return set()
-    now, then = draft.header["versions"], parent.header["versions"]
-    return {name for name in names if name not in draft.changed and name in now and now[name] == then.get(name)}
+    versions, parent_versions = draft.header["versions"], parent.header["versions"]
+    return {
+        name
+        for name in names
+        if name not in draft.changed_channels and name in versions and versions[name] == parent_versions.get(name)
+    }
 
 
-def message_counts(
-    names: Iterable[str], fresh: Mapping[str, Encoded], parent: GraphCheckpoint | None
+def count_messages(
+    names: Iterable[str], new_values: Mapping[str, Encoded], parent: GraphCheckpoint | None
 ) -> dict[str, int]:
     """Count the messages of each visible channel that holds messages."""
     counts: dict[str, int] = {}
-    before = parent.header["counts"] if parent else {}
+    parent_counts = parent.header["counts"] if parent else {}
     for name in filter(is_shown, names):
-        value = fresh.get(name)
+        value = new_values.get(name)
         if value is None:
-            count = before.get(name)
+            count = parent_counts.get(name)
         else:
             count = value.messages if isinstance(value.body, list) or name == PREVIOUS else None
         # An empty list does not reveal what it is a list of.

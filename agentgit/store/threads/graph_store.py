@@ -18,21 +18,21 @@ from agentgit.store.sql.tables import GRAPH_CHECKPOINT
 from agentgit.store.threads import fork, lifecycle, pending_writes, token_usage
 from agentgit.store.threads.append_if_head import (
     BranchHold,
-    Newest,
+    NewestCheckpoints,
     SeenCheckpoints,
     put_after,
     raise_deleted,
-    refuse_second_run,
+    require_newest_parent,
 )
-from agentgit.store.threads.delta_values import NOTHING, SpreadValues
+from agentgit.store.threads.delta_values import NO_DELTA_VALUES, DeltaValueStore
 from agentgit.store.threads.graph_rows import (
     ADD_WRITES,
-    DROP_WRITES,
+    CHECKPOINT_EXISTS,
+    DELETE_WRITES,
     INTERRUPT,
-    IS_THERE,
     NEWEST,
-    NEWEST_ASKING,
-    NEWEST_FOR_PUT,
+    NEWEST_LOCKED,
+    NEWEST_WITH_STATUS,
     ONE,
     REPLACE_WRITES,
     RESUME,
@@ -44,19 +44,29 @@ from agentgit.store.threads.graph_rows import (
     GraphKey,
     GraphScope,
     Head,
-    Pending,
+    PendingWrite,
     Task,
-    conversation,
+    conversation_channel,
+    count_messages,
     hash_state,
     is_shown,
-    message_counts,
     parse_graph_checkpoint,
-    pending,
-    state_names,
-    unchanged_names,
+    parse_pending_writes,
+    state_channels,
+    unchanged_channels,
 )
 
-__all__ = ["Draft", "Encoded", "GraphCheckpoint", "GraphKey", "GraphScope", "GraphStore", "Head", "Pending", "Task"]
+__all__ = [
+    "Draft",
+    "Encoded",
+    "GraphCheckpoint",
+    "GraphKey",
+    "GraphScope",
+    "GraphStore",
+    "Head",
+    "PendingWrite",
+    "Task",
+]
 
 
 class GraphStore:
@@ -72,146 +82,157 @@ class GraphStore:
         self.tenant_id = tenant_id
         self.count_usage = count_usage
         self.content = Content(tenant_id, compression)
-        self.spread = SpreadValues(self.content)
+        self.spread = DeltaValueStore(self.content)
         self.seen = SeenCheckpoints()
-        self.newest_known = Newest()
+        self.newest_checkpoints = NewestCheckpoints()
 
     # -- writing
 
-    def put(self, connection: Connection, place: GraphKey, draft: Draft) -> Head:
+    def put(self, connection: Connection, graph_key: GraphKey, draft: Draft) -> Head:
         """Store a graph checkpoint, or replace it and keep its `seq`.
 
         Args:
             connection: A connection in a transaction that writes.
-            place: The key of the graph checkpoint.
+            graph_key: The key of the graph checkpoint.
             draft: The graph checkpoint to store.
 
         Raises:
             Conflict: The thread was deleted in the meantime, or another run moved it; see
                 `agentgit.store.threads.append_if_head`.
         """
-        row = NEWEST_FOR_PUT.first(connection, self._space(place.thread, place.ns))
+        row = NEWEST_LOCKED.first(connection, self._namespace_columns(graph_key.thread, graph_key.ns))
         newest = parse_graph_checkpoint(row) if row is not None else None
-        parent = self._parent(connection, place, draft, newest)
-        values = self._values(connection, place, draft, parent, newest.seq + 1 if newest else 1)
+        parent = self._find_parent(connection, graph_key, draft, newest)
+        values = self._store_values(connection, graph_key, draft, parent, newest.seq + 1 if newest else 1)
         UPSERT.run(connection, values)
         if connection.dialect.name != "sqlite":
-            self._remember(values)
-        return Head(place.checkpoint_id, values["state_hash"], values["message_count"])
+            self._cache_newest(values)
+        return Head(graph_key.checkpoint_id, values["state_hash"], values["message_count"])
 
     def put_after(
-        self, connection: Connection, parent: GraphCheckpoint, place: GraphKey, draft: Draft, fence: BranchHold | None
+        self,
+        connection: Connection,
+        parent: GraphCheckpoint,
+        graph_key: GraphKey,
+        draft: Draft,
+        hold: BranchHold | None,
     ) -> PendingResult:
         """Store a graph checkpoint on a server without a prior read; see `agentgit.store.threads.append_if_head`."""
-        values = self._values(connection, place, draft, parent, parent.seq + 1)
-        stored = put_after(connection, values, parent, fence)
-        self._remember(values)
-        return stored
+        values = self._store_values(connection, graph_key, draft, parent, parent.seq + 1)
+        result = put_after(connection, values, parent, hold)
+        self._cache_newest(values)
+        return result
 
-    def _remember(self, values: Mapping[str, Any]) -> None:
-        self.newest_known.add(parse_graph_checkpoint(SimpleNamespace(**values)))
+    def _cache_newest(self, values: Mapping[str, Any]) -> None:
+        self.newest_checkpoints.add(parse_graph_checkpoint(SimpleNamespace(**values)))
 
-    def _values(
-        self, connection: Connection, place: GraphKey, draft: Draft, parent: GraphCheckpoint | None, seq: int
+    def _store_values(
+        self, connection: Connection, graph_key: GraphKey, draft: Draft, parent: GraphCheckpoint | None, seq: int
     ) -> dict[str, Any]:
         """Store the values of a graph checkpoint and return its columns."""
-        names, before = state_names(place, draft, parent), parent.values if parent else {}
-        same = unchanged_names(names, draft, parent)
-        kept = {name: before[name] for name in names if name in same and name in before}
-        fresh = {name: draft.encode(name) for name in draft.names if name not in kept}
-        spread = NOTHING
-        if len(names) > len(draft.names):
-            spread = self.spread.make(connection, place, draft, parent, draft.folds.keys() - kept.keys(), same)
-            fresh |= spread.encoded
-        hashes = self.content.put(connection, [(value.body, before.get(name)) for name, value in fresh.items()])
-        stored = {**kept, **dict(zip(fresh, hashes, strict=True))}
-        self.spread.remember(spread, stored)
-        channels = {name: stored[name] for name in names if name in stored}
-        counts = message_counts(channels, fresh, parent)
-        talk = conversation(counts)
-        used = token_usage.usage_header(connection, self.content, place, talk, fresh, parent, counts=self.count_usage)
+        names, parent_values = state_channels(graph_key, draft, parent), parent.values if parent else {}
+        unchanged = unchanged_channels(names, draft, parent)
+        kept_hashes = {name: parent_values[name] for name in names if name in unchanged and name in parent_values}
+        new_values = {name: draft.encode(name) for name in draft.channels if name not in kept_hashes}
+        delta_values = NO_DELTA_VALUES
+        if len(names) > len(draft.channels):
+            delta_values = self.spread.compute(
+                connection, graph_key, draft, parent, draft.folds.keys() - kept_hashes.keys(), unchanged
+            )
+            new_values |= delta_values.encoded
+        new_hashes = self.content.put(
+            connection, [(value.body, parent_values.get(name)) for name, value in new_values.items()]
+        )
+        value_hashes = {**kept_hashes, **dict(zip(new_values, new_hashes, strict=True))}
+        self.spread.cache(delta_values, value_hashes)
+        channels = {name: value_hashes[name] for name in names if name in value_hashes}
+        counts = count_messages(channels, new_values, parent)
+        messages_channel = conversation_channel(counts)
+        usage = token_usage.usage_header(
+            connection, self.content, graph_key, messages_channel, new_values, parent, is_counted=self.count_usage
+        )
         run_id, parents = draft.meta.get("run_id"), draft.meta.get("parents") or {}
         return {
-            **self._key(place),
+            **self._key_columns(graph_key),
             "seq": seq,
             "parent_id": draft.parent_id,
-            "root_id": parents.get("") if place.ns else None,
+            "root_id": parents.get("") if graph_key.ns else None,
             "run_id": run_id if isinstance(run_id, str) else None,
-            "message_count": counts.get(talk or "", 0),
+            "message_count": counts.get(messages_channel or "", 0),
             "meta": compact(draft.meta),
-            "header": compact({**draft.header, "counts": counts, **used, **spread.header(stored)}),
+            "header": compact({**draft.header, "counts": counts, **usage, **delta_values.header(value_hashes)}),
             "channels": pack(channels),
-            "state_hash": hash_state({**channels, **spread.digests}),
+            "state_hash": hash_state({**channels, **delta_values.digests}),
         }
 
-    def _parent(
-        self, connection: Connection, place: GraphKey, draft: Draft, newest: GraphCheckpoint | None
+    def _find_parent(
+        self, connection: Connection, graph_key: GraphKey, draft: Draft, newest: GraphCheckpoint | None
     ) -> GraphCheckpoint | None:
         """Return the parent of a checkpoint, and refuse a checkpoint of a deleted thread or of an overtaken run."""
         parent_id = draft.parent_id
-        if newest is not None and newest.place.checkpoint_id == parent_id:
+        if newest is not None and newest.key.checkpoint_id == parent_id:
             return newest
-        if draft.continues and self.find(connection, place) is None:
-            refuse_second_run(place, parent_id, newest)
+        if draft.continues and self.find(connection, graph_key) is None:
+            require_newest_parent(graph_key, parent_id, newest)
         if parent_id is None:
             root_id = (draft.meta.get("parents") or {}).get("")
-            if place.ns and newest is None and root_id:
-                self._require_present(connection, GraphKey(place.thread, "", root_id))
+            if graph_key.ns and newest is None and root_id:
+                self._require_not_deleted(connection, GraphKey(graph_key.thread, "", root_id))
             return None
-        at = place._replace(checkpoint_id=parent_id)
-        known = at in self.seen  # checked before the read: the parent may be stored between the two
-        parent = self.find(connection, at)
-        if known and parent is None:
-            raise_deleted(at)
+        parent_key = graph_key._replace(checkpoint_id=parent_id)
+        was_seen = parent_key in self.seen  # checked before the read: the parent may be stored between the two
+        parent = self.find(connection, parent_key)
+        if was_seen and parent is None:
+            raise_deleted(parent_key)
         if parent is None and draft.parent_thread is not None:
-            return self.find(connection, at._replace(thread=draft.parent_thread))
+            return self.find(connection, parent_key._replace(thread=draft.parent_thread))
         return parent
 
-    def _require_present(self, connection: Connection, place: GraphKey) -> None:
-        if place in self.seen and IS_THERE.first(connection, self._key(place)) is None:
-            raise_deleted(place)
+    def _require_not_deleted(self, connection: Connection, graph_key: GraphKey) -> None:
+        if graph_key in self.seen and CHECKPOINT_EXISTS.first(connection, self._key_columns(graph_key)) is None:
+            raise_deleted(graph_key)
 
-    def refuse(self, connection: Connection, place: GraphKey) -> None:
+    def refuse_writes(self, connection: Connection, graph_key: GraphKey) -> None:
         """Delete the writes that arrived before their refused graph checkpoint, and refuse further ones."""
-        self.seen.add(place)
-        if IS_THERE.first(connection, self._key(place)) is None:
-            DROP_WRITES.run(connection, self._key(place))
+        self.seen.add(graph_key)
+        if CHECKPOINT_EXISTS.first(connection, self._key_columns(graph_key)) is None:
+            DELETE_WRITES.run(connection, self._key_columns(graph_key))
 
     def put_writes(
-        self, connection: Connection, place: GraphKey, task: Task, writes: Sequence[tuple[int, str, Body]]
+        self, connection: Connection, graph_key: GraphKey, task: Task, writes: Sequence[tuple[int, str, Body]]
     ) -> None:
         """Store the writes of a task. A write that exists is kept, or replaced if its index is negative.
 
         Args:
             connection: A connection in a transaction that writes.
-            place: The graph checkpoint that the task belongs to.
+            graph_key: The graph checkpoint that the task belongs to.
             task: The task that wrote.
             writes: The index, channel and value of each write.
 
         Raises:
             Conflict: That graph checkpoint was deleted in the meantime.
         """
-        self._require_present(connection, place)
+        self._require_not_deleted(connection, graph_key)
         hashes = self.content.put(connection, [(body, None) for _, _, body in writes])
-        held = {channel: value for (_, channel, _), value in zip(writes, hashes, strict=True)}
+        hashes_by_channel = {channel: value for (_, channel, _), value in zip(writes, hashes, strict=True)}
         rows = [
             {
-                **self._key(place),
+                **self._key_columns(graph_key),
                 "task_id": task.id,
                 "idx": index,
                 "task_path": task.path,
                 "channel": channel,
                 # An interrupt keeps the answers that came before it, so that a fork can raise it again.
-                "value": value + held.get(RESUME, b"") if channel == INTERRUPT else value,
+                "value": value + hashes_by_channel.get(RESUME, b"") if channel == INTERRUPT else value,
             }
             for (index, channel, _), value in zip(writes, hashes, strict=True)
         ]
-        for statement, part in (
+        for statement, batch in (
             (REPLACE_WRITES, [row for row in rows if row["idx"] < 0]),
             (ADD_WRITES, [row for row in rows if row["idx"] >= 0]),
         ):
-            if part:
-                statement.run(connection, *part)
+            if batch:
+                statement.run(connection, *batch)
 
     def fork(
         self, connection: Connection, source: str, checkpoint_id: str, target: str, pending: bytes | None = None
@@ -233,8 +254,8 @@ class GraphStore:
             Conflict: The target thread exists.
             Corrupt: The pending writes cannot be read.
         """
-        head, place = self.snapshot(connection, source, checkpoint_id), GraphKey(source, "", checkpoint_id)
-        fork.copy(connection, self.tenant_id, place, target, pending_writes.unpack(pending, "/".join(place)))
+        head, graph_key = self.head_at(connection, source, checkpoint_id), GraphKey(source, "", checkpoint_id)
+        fork.copy(connection, self.tenant_id, graph_key, target, pending_writes.unpack(pending, "/".join(graph_key)))
         return head
 
     def copy_thread(self, connection: Connection, source: str, target: str) -> None:
@@ -255,39 +276,47 @@ class GraphStore:
 
     # -- reading
 
-    def find(self, connection: Connection, place: GraphKey) -> GraphCheckpoint | None:
+    def find(self, connection: Connection, graph_key: GraphKey) -> GraphCheckpoint | None:
         """Return one graph checkpoint, or None if it does not exist."""
-        return self.prefetch(connection, place)()
+        return self.prefetch(connection, graph_key)()
 
-    def prefetch(self, connection: Connection, place: GraphKey) -> Callable[[], GraphCheckpoint | None]:
+    def prefetch(self, connection: Connection, graph_key: GraphKey) -> Callable[[], GraphCheckpoint | None]:
         """Send the query for one graph checkpoint; return a function that returns it, or None."""
-        asked = ONE.submit(connection, self._key(place))
-        return lambda: parse_graph_checkpoint(row) if (row := asked.first()) is not None else None
+        result = ONE.submit(connection, self._key_columns(graph_key))
+        return lambda: parse_graph_checkpoint(row) if (row := result.first()) is not None else None
 
     def newest(self, connection: Connection, thread: str, ns: str = "") -> GraphCheckpoint | None:
         """Return the newest graph checkpoint of a namespace, or None."""
-        row = NEWEST.first(connection, self._space(thread, ns))
+        row = NEWEST.first(connection, self._namespace_columns(thread, ns))
         return parse_graph_checkpoint(row) if row is not None else None
 
-    def with_writes(
+    def find_with_writes(
         self, connection: Connection, thread: str, ns: str, checkpoint_id: str | None
-    ) -> tuple[GraphCheckpoint, list[Pending]] | None:
+    ) -> tuple[GraphCheckpoint, list[PendingWrite]] | None:
         """Return one graph checkpoint with its pending writes, or None. Without an id, the newest of the namespace."""
         if checkpoint_id is None:
-            space = self._space(thread, ns)
-            newest, asked = NEWEST.submit(connection, space), WRITES_OF_NEWEST.submit(connection, space)
+            namespace_columns = self._namespace_columns(thread, ns)
+            checkpoint_result, writes_result = (
+                NEWEST.submit(connection, namespace_columns),
+                WRITES_OF_NEWEST.submit(connection, namespace_columns),
+            )
         else:
-            key = self._key(GraphKey(thread, ns, checkpoint_id))
-            newest, asked = ONE.submit(connection, key), WRITES.submit(connection, key)
-        row, rows = newest.first(), asked.all()
+            key_columns = self._key_columns(GraphKey(thread, ns, checkpoint_id))
+            checkpoint_result, writes_result = (
+                ONE.submit(connection, key_columns),
+                WRITES.submit(connection, key_columns),
+            )
+        row, rows = checkpoint_result.first(), writes_result.all()
         if row is None:
             return None
-        at = parse_graph_checkpoint(row)
+        checkpoint = parse_graph_checkpoint(row)
         if checkpoint_id is None:
-            self.newest_known.add(at)
-            if any(one.newest != row.checkpoint_id for one in rows):  # a newer one was stored between the two reads
-                return at, self.writes(connection, at.place)
-        return at, pending([one for one in rows if one.channel is not None])
+            self.newest_checkpoints.add(checkpoint)
+            if any(
+                write_row.newest != row.checkpoint_id for write_row in rows
+            ):  # a newer one was stored between the two reads
+                return checkpoint, self.writes(connection, checkpoint.key)
+        return checkpoint, parse_pending_writes([write_row for write_row in rows if write_row.channel is not None])
 
     def prefetch_newest(
         self, connection: Connection, thread: str
@@ -297,17 +326,17 @@ class GraphStore:
         The result is the graph checkpoint or None, whether it waits for a person's answer, and whether anything has
         been written on top of it.
         """
-        asked = NEWEST_ASKING.submit(connection, self._space(thread, ""))
+        result = NEWEST_WITH_STATUS.submit(connection, self._namespace_columns(thread, ""))
 
-        def told() -> tuple[GraphCheckpoint | None, bool, bool]:
-            row = asked.first()
+        def read_result() -> tuple[GraphCheckpoint | None, bool, bool]:
+            row = result.first()
             return (
                 (parse_graph_checkpoint(row), bool(row.asks), bool(row.holds))
                 if row is not None
                 else (None, False, False)
             )
 
-        return told
+        return read_result
 
     def page(
         self,
@@ -329,57 +358,59 @@ class GraphStore:
             limit: The maximum number of graph checkpoints.
             sessions: False leaves out the threads of sessions.
         """
-        c = GRAPH_CHECKPOINT.c
-        query = select(GRAPH_CHECKPOINT).where(c.tenant_id == self.tenant_id).limit(limit)
-        query = query if sessions else query.where(lifecycle.belongs_to_no_session(c.thread_id))
-        for column, value in zip((c.thread_id, c.ns, c.checkpoint_id), scope, strict=True):
+        columns = GRAPH_CHECKPOINT.c
+        query = select(GRAPH_CHECKPOINT).where(columns.tenant_id == self.tenant_id).limit(limit)
+        query = query if sessions else query.where(lifecycle.belongs_to_no_session(columns.thread_id))
+        for column, value in zip((columns.thread_id, columns.ns, columns.checkpoint_id), scope, strict=True):
             query = query.where(column == value) if value is not None else query
-        mark = None
+        before_checkpoint = None
         if scope.thread is not None and scope.ns is not None:
             # Within one namespace, `seq` gives the order in which they were stored, even if a clock went back.
-            mark = self.find(connection, GraphKey(scope.thread, scope.ns, before)) if before else None
-            query = query.order_by(c.seq.desc())
-            query = query.where(c.seq < after.seq) if after else query
+            before_checkpoint = self.find(connection, GraphKey(scope.thread, scope.ns, before)) if before else None
+            query = query.order_by(columns.seq.desc())
+            query = query.where(columns.seq < after.seq) if after else query
         else:
-            order = (c.checkpoint_id, c.thread_id, c.ns)
+            order = (columns.checkpoint_id, columns.thread_id, columns.ns)
             query = query.order_by(*(column.desc() for column in order))
             if after:
-                last = (after.place.checkpoint_id, after.place.thread, after.place.ns)
-                pairs = zip(last, order, strict=True)
+                last_key = (after.key.checkpoint_id, after.key.thread, after.key.ns)
+                pairs = zip(last_key, order, strict=True)
                 query = query.where(tuple_(*order) < tuple_(*(literal(v, column.type) for v, column in pairs)))
         if before is not None:
-            query = query.where(c.seq < mark.seq if mark else c.checkpoint_id < before)
+            query = query.where(
+                columns.seq < before_checkpoint.seq if before_checkpoint else columns.checkpoint_id < before
+            )
         return [
             parse_graph_checkpoint(row)
-            for row in row_codes.authentic(connection, GRAPH_CHECKPOINT, connection.execute(query))
+            for row in row_codes.verify_rows(connection, GRAPH_CHECKPOINT, connection.execute(query))
         ]
 
-    def writes(self, connection: Connection, place: GraphKey) -> list[Pending]:
+    def writes(self, connection: Connection, graph_key: GraphKey) -> list[PendingWrite]:
         """Return the pending writes of a graph checkpoint, ordered by task path, task and index."""
-        return pending(WRITES.all(connection, self._key(place)))
+        return parse_pending_writes(WRITES.all(connection, self._key_columns(graph_key)))
 
-    def pending(self, connection: Connection, place: GraphKey) -> bytes:
+    def pack_pending_writes(self, connection: Connection, graph_key: GraphKey) -> bytes:
         """Return the current pending writes of a graph checkpoint in the form that a checkpoint stores.
 
         See `agentgit.store.threads.pending_writes`.
         """
-        return pending_writes.read(connection, self.tenant_id, place)
+        return pending_writes.read(connection, self.tenant_id, graph_key)
 
     def head(self, connection: Connection, thread: str) -> Head | None:
         """Return the newest graph checkpoint of a thread, by the order in which they were stored and not by id."""
-        row = NEWEST.first(connection, self._space(thread, ""))
-        return _head(row) if row is not None else None
+        row = NEWEST.first(connection, self._namespace_columns(thread, ""))
+        return _parse_head(row) if row is not None else None
 
-    def snapshot(self, connection: Connection, thread: str, checkpoint_id: str) -> Head:
+    def head_at(self, connection: Connection, thread: str, checkpoint_id: str) -> Head:
         """Return the part of a graph checkpoint that a checkpoint of agentgit records.
 
         Raises:
             NotFound: The thread has no such graph checkpoint.
         """
-        row = ONE.first(connection, self._key(GraphKey(thread, "", checkpoint_id)))
+        row = ONE.first(connection, self._key_columns(GraphKey(thread, "", checkpoint_id)))
         if row is None:
-            raise _missing(thread, checkpoint_id)
-        return _head(row)
+            raise _missing_error(thread, checkpoint_id)
+        return _parse_head(row)
 
     def read_state(
         self, connection: Connection, thread: str, checkpoint_id: str
@@ -398,10 +429,12 @@ class GraphStore:
             NotFound: The thread has no such graph checkpoint.
             Corrupt: A value does not match its hash.
         """
-        at = self._expect(connection, thread, checkpoint_id)
-        shown = {name: key for name, key in at.values.items() if is_shown(name)}
-        bodies = self.content.get(connection, shown.values())
-        return show_state({name: bodies[key] for name, key in shown.items()}, conversation(at.header["counts"]))
+        checkpoint = self._require_checkpoint(connection, thread, checkpoint_id)
+        hashes = {name: key for name, key in checkpoint.values.items() if is_shown(name)}
+        bodies = self.content.get(connection, hashes.values())
+        return show_state(
+            {name: bodies[key] for name, key in hashes.items()}, conversation_channel(checkpoint.header["counts"])
+        )
 
     def messages(
         self, connection: Connection, thread: str, checkpoint_id: str, last: int | None = None
@@ -418,18 +451,20 @@ class GraphStore:
             NotFound: The thread has no such graph checkpoint.
             Corrupt: A value does not match its hash.
         """
-        return self.messages_at(connection, self._expect(connection, thread, checkpoint_id), last)
+        return self.messages_at(connection, self._require_checkpoint(connection, thread, checkpoint_id), last)
 
-    def messages_at(self, connection: Connection, at: GraphCheckpoint, last: int | None = None) -> list[dict[str, Any]]:
+    def messages_at(
+        self, connection: Connection, checkpoint: GraphCheckpoint, last: int | None = None
+    ) -> list[dict[str, Any]]:
         """Return the messages of a graph checkpoint that was already read; see `messages`."""
         if last == 0:
             return []
-        return self.messages_of(connection, self.message_hashes(connection, at)[-last if last else 0 :])
+        return self.messages_of(connection, self.message_hashes(connection, checkpoint)[-last if last else 0 :])
 
-    def message_hashes(self, connection: Connection, at: GraphCheckpoint) -> Sequence[bytes]:
+    def message_hashes(self, connection: Connection, checkpoint: GraphCheckpoint) -> Sequence[bytes]:
         """List the hashes of the messages of a graph checkpoint, oldest first."""
-        channel = conversation(at.header["counts"])
-        return self.content.items(connection, at.values[channel]) if channel is not None else ()
+        channel = conversation_channel(checkpoint.header["counts"])
+        return self.content.item_hashes(connection, checkpoint.values[channel]) if channel is not None else ()
 
     def messages_of(self, connection: Connection, hashes: Sequence[bytes]) -> list[dict[str, Any]]:
         """Return messages in LangChain's stored form by their hashes.
@@ -440,22 +475,22 @@ class GraphStore:
         leaves = self.content.blobs.get_many(connection, hashes)
         return [show_message(leaves[key]) for key in hashes]
 
-    def _expect(self, connection: Connection, thread: str, checkpoint_id: str) -> GraphCheckpoint:
-        at = self.find(connection, GraphKey(thread, "", checkpoint_id))
-        if at is None:
-            raise _missing(thread, checkpoint_id)
-        return at
+    def _require_checkpoint(self, connection: Connection, thread: str, checkpoint_id: str) -> GraphCheckpoint:
+        checkpoint = self.find(connection, GraphKey(thread, "", checkpoint_id))
+        if checkpoint is None:
+            raise _missing_error(thread, checkpoint_id)
+        return checkpoint
 
-    def _space(self, thread: str, ns: str) -> dict[str, Any]:
+    def _namespace_columns(self, thread: str, ns: str) -> dict[str, Any]:
         return {"tenant_id": self.tenant_id, "thread_id": thread, "ns": ns}
 
-    def _key(self, place: GraphKey) -> dict[str, Any]:
-        return place.columns(self.tenant_id)
+    def _key_columns(self, graph_key: GraphKey) -> dict[str, Any]:
+        return graph_key.columns(self.tenant_id)
 
 
-def _head(row: Any) -> Head:
+def _parse_head(row: Any) -> Head:
     return Head(row.checkpoint_id, row.state_hash, row.message_count)
 
 
-def _missing(thread: str, checkpoint_id: str) -> NotFound:
+def _missing_error(thread: str, checkpoint_id: str) -> NotFound:
     return NotFound(f"Thread {thread!r} has no graph checkpoint {checkpoint_id!r}. It may have been pruned or deleted.")

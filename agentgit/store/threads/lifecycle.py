@@ -13,7 +13,7 @@ from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
 from agentgit.store.threads.delta_values import ancestors
-from agentgit.store.threads.graph_rows import KEY, GraphCheckpoint, parse_graph_checkpoint, where
+from agentgit.store.threads.graph_rows import KEY_COLUMNS, GraphCheckpoint, parameter_conditions, parse_graph_checkpoint
 
 SESSION_THREAD_PREFIX = "agentgit-"
 """The prefix of the ids of threads that belong to sessions."""
@@ -23,17 +23,17 @@ DELTA_COUNTERS = "counters_since_delta_snapshot"
 
 
 # The garbage collection of values waits for this lock, so it cannot collect values that are about to be copied.
-_ANY = CompiledStatement(
+_ANY_CHECKPOINT = CompiledStatement(
     select(GRAPH_CHECKPOINT.c.seq)
-    .where(*where(GRAPH_CHECKPOINT, "tenant_id", "thread_id"))
+    .where(*parameter_conditions(GRAPH_CHECKPOINT, "tenant_id", "thread_id"))
     .limit(1)
     .with_for_update(read=True, key_share=True)
 )
 
 
-def exists_already(connection: Connection, tenant_id: int, thread: str) -> bool:
+def has_checkpoints(connection: Connection, tenant_id: int, thread: str) -> bool:
     """Return whether a thread has a graph checkpoint."""
-    return _ANY.first(connection, {"tenant_id": tenant_id, "thread_id": thread}) is not None
+    return _ANY_CHECKPOINT.first(connection, {"tenant_id": tenant_id, "thread_id": thread}) is not None
 
 
 def require_empty_thread(connection: Connection, tenant_id: int, thread: str) -> None:
@@ -42,7 +42,7 @@ def require_empty_thread(connection: Connection, tenant_id: int, thread: str) ->
     Raises:
         Conflict: The thread has graph checkpoints.
     """
-    if exists_already(connection, tenant_id, thread):
+    if has_checkpoints(connection, tenant_id, thread):
         raise Conflict(f"Thread {thread!r} already has checkpoints. Copy into a new thread, or delete this one first.")
 
 
@@ -60,8 +60,8 @@ def copy(connection: Connection, tenant_id: int, source: str, target: str) -> No
     """
     require_empty_thread(connection, tenant_id, target)
     for table in (GRAPH_CHECKPOINT, GRAPH_WRITE):
-        of = (table.c.tenant_id == tenant_id, table.c.thread_id == source)
-        row_codes.copy(connection, table, *of, thread_id=target)
+        conditions = (table.c.tenant_id == tenant_id, table.c.thread_id == source)
+        row_codes.copy_rows(connection, table, *conditions, thread_id=target)
 
 
 def delete_thread(connection: Connection, tenant_id: int, thread: str) -> None:
@@ -84,12 +84,12 @@ def delete_for_runs(connection: Connection, tenant_id: int, run_ids: Sequence[st
         run_ids: The ids of the runs, as in the checkpoints' metadata.
         sessions: True also deletes from the threads of sessions.
     """
-    for part in slices(run_ids):
-        chosen = GRAPH_CHECKPOINT.c.run_id.in_(part)
-        _delete(
+    for batch in slices(run_ids):
+        is_of_run = GRAPH_CHECKPOINT.c.run_id.in_(batch)
+        _delete_checkpoints(
             connection,
             tenant_id,
-            chosen if sessions else and_(chosen, belongs_to_no_session(GRAPH_CHECKPOINT.c.thread_id)),
+            is_of_run if sessions else and_(is_of_run, belongs_to_no_session(GRAPH_CHECKPOINT.c.thread_id)),
         )
 
 
@@ -107,26 +107,26 @@ def prune(connection: Connection, tenant_id: int, thread: str) -> None:
         .where(*(other.c[name] == GRAPH_CHECKPOINT.c[name] for name in ("tenant_id", "thread_id", "ns")))
         .scalar_subquery()
     )
-    of_thread = and_(GRAPH_CHECKPOINT.c.tenant_id == tenant_id, GRAPH_CHECKPOINT.c.thread_id == thread)
-    query = select(GRAPH_CHECKPOINT).where(of_thread, GRAPH_CHECKPOINT.c.seq == newest)
-    rows = row_codes.authentic(connection, GRAPH_CHECKPOINT, connection.execute(query))
-    kept = [
-        needed.place.checkpoint_id
+    is_of_thread = and_(GRAPH_CHECKPOINT.c.tenant_id == tenant_id, GRAPH_CHECKPOINT.c.thread_id == thread)
+    query = select(GRAPH_CHECKPOINT).where(is_of_thread, GRAPH_CHECKPOINT.c.seq == newest)
+    rows = row_codes.verify_rows(connection, GRAPH_CHECKPOINT, connection.execute(query))
+    kept_ids = [
+        ancestor.key.checkpoint_id
         for row in rows
-        for needed in delta_chain(connection, tenant_id, parse_graph_checkpoint(row))
+        for ancestor in delta_ancestors(connection, tenant_id, parse_graph_checkpoint(row))
     ]
-    _delete(
+    _delete_checkpoints(
         connection,
         tenant_id,
         and_(
             GRAPH_CHECKPOINT.c.thread_id == thread,
             GRAPH_CHECKPOINT.c.seq < newest,
-            GRAPH_CHECKPOINT.c.checkpoint_id.not_in(kept),
+            GRAPH_CHECKPOINT.c.checkpoint_id.not_in(kept_ids),
         ),
     )
 
 
-def delta_chain(connection: Connection, tenant_id: int, start: GraphCheckpoint) -> list[GraphCheckpoint]:
+def delta_ancestors(connection: Connection, tenant_id: int, start: GraphCheckpoint) -> list[GraphCheckpoint]:
     """List the ancestors that hold parts of a checkpoint's values, nearest first.
 
     LangGraph's DeltaChannel stores only what each step wrote. Its value is rebuilt from the writes on the ancestors,
@@ -137,19 +137,21 @@ def delta_chain(connection: Connection, tenant_id: int, start: GraphCheckpoint) 
         tenant_id: The tenant.
         start: The checkpoint.
     """
-    wanted = set(start.meta.get(DELTA_COUNTERS) or {}) - start.channels.keys()
+    missing_channels = set(start.meta.get(DELTA_COUNTERS) or {}) - start.channels.keys()
     chain: list[GraphCheckpoint] = []
-    for at in ancestors(connection, tenant_id, start) if wanted else ():
-        chain.append(at)
-        wanted -= at.channels.keys()
-        if not wanted:
+    for ancestor in ancestors(connection, tenant_id, start) if missing_channels else ():
+        chain.append(ancestor)
+        missing_channels -= ancestor.channels.keys()
+        if not missing_channels:
             break
     return chain
 
 
-def _delete(connection: Connection, tenant_id: int, condition: Any) -> None:
+def _delete_checkpoints(connection: Connection, tenant_id: int, condition: Any) -> None:
     """Delete graph checkpoints and their writes, but no write whose graph checkpoint is not stored yet."""
-    chosen = and_(GRAPH_CHECKPOINT.c.tenant_id == tenant_id, condition)
-    owner = exists().where(*(GRAPH_CHECKPOINT.c[name] == GRAPH_WRITE.c[name] for name in KEY), chosen)
-    connection.execute(delete(GRAPH_WRITE).where(GRAPH_WRITE.c.tenant_id == tenant_id, owner))
-    connection.execute(delete(GRAPH_CHECKPOINT).where(chosen))
+    is_deleted = and_(GRAPH_CHECKPOINT.c.tenant_id == tenant_id, condition)
+    has_deleted_owner = exists().where(
+        *(GRAPH_CHECKPOINT.c[name] == GRAPH_WRITE.c[name] for name in KEY_COLUMNS), is_deleted
+    )
+    connection.execute(delete(GRAPH_WRITE).where(GRAPH_WRITE.c.tenant_id == tenant_id, has_deleted_owner))
+    connection.execute(delete(GRAPH_CHECKPOINT).where(is_deleted))

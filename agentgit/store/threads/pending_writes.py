@@ -19,7 +19,7 @@ from agentgit.store.objects.blobs import compact
 from agentgit.store.objects.packing import HASH_BYTES, split_hashes
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT
-from agentgit.store.threads.graph_rows import ERROR, INTERRUPT, WRITES, GraphKey, where
+from agentgit.store.threads.graph_rows import ERROR, INTERRUPT, WRITES, GraphKey, parameter_conditions
 from agentgit.values import from_json
 
 NO_WRITES = b"[]"
@@ -27,10 +27,10 @@ NO_WRITES = b"[]"
 
 Rows = list[dict[str, Any]]
 
-_WRITE = ("task_id", "idx", "task_path", "channel", "value")
+_WRITE_FIELDS = ("task_id", "idx", "task_path", "channel", "value")
 
 
-class PendingAt(NamedTuple):
+class PendingWrites(NamedTuple):
     """The pending writes of one graph checkpoint, of the root graph or of a subgraph below it.
 
     Args:
@@ -50,29 +50,31 @@ class PendingAt(NamedTuple):
             tenant_id: The tenant.
             thread: The thread of the graph checkpoint.
         """
-        place = GraphKey(thread, self.ns, self.checkpoint_id).columns(tenant_id)
-        return [{**place, **write} for write in self.writes]
+        key_columns = GraphKey(thread, self.ns, self.checkpoint_id).columns(tenant_id)
+        return [{**key_columns, **write} for write in self.writes]
 
 
-def read(connection: Connection, tenant_id: int, place: GraphKey) -> bytes:
+def read(connection: Connection, tenant_id: int, graph_key: GraphKey) -> bytes:
     """Return the current pending writes of a graph checkpoint of the root graph, in their stored form.
 
     Args:
         connection: Any open connection.
         tenant_id: The tenant.
-        place: The key of the graph checkpoint.
+        graph_key: The key of the graph checkpoint.
     """
-    found = []
+    entries = []
     # Sorted by namespace, so that equal pending writes give equal bytes.
-    for ns, checkpoint_id in sorted({"": place.checkpoint_id, **subgraph_heads(connection, tenant_id, place)}.items()):
-        rows = WRITES.all(connection, GraphKey(place.thread, ns, checkpoint_id).columns(tenant_id))
+    for ns, checkpoint_id in sorted(
+        {"": graph_key.checkpoint_id, **subgraph_heads(connection, tenant_id, graph_key)}.items()
+    ):
+        rows = WRITES.all(connection, GraphKey(graph_key.thread, ns, checkpoint_id).columns(tenant_id))
         writes = sorted((row.task_path, row.task_id, row.idx, row.channel, row.value.hex()) for row in rows)
         if ns or writes:
-            found.append([ns, checkpoint_id, [[task, idx, path, *rest] for path, task, idx, *rest in writes]])
-    return pack(found)
+            entries.append([ns, checkpoint_id, [[task, idx, path, *rest] for path, task, idx, *rest in writes]])
+    return pack(entries)
 
 
-def subgraph_heads(connection: Connection, tenant_id: int, place: GraphKey) -> dict[str, str]:
+def subgraph_heads(connection: Connection, tenant_id: int, graph_key: GraphKey) -> dict[str, str]:
     """Return the id of the newest subgraph checkpoint below a graph checkpoint, by namespace.
 
     The namespaces are in the order in which they were last saved.
@@ -80,31 +82,31 @@ def subgraph_heads(connection: Connection, tenant_id: int, place: GraphKey) -> d
     Args:
         connection: Any open connection.
         tenant_id: The tenant.
-        place: The key of the graph checkpoint of the root graph.
+        graph_key: The key of the graph checkpoint of the root graph.
     """
-    key = {"tenant_id": tenant_id, "thread_id": place.thread, "root_id": place.checkpoint_id}
+    parameters = {"tenant_id": tenant_id, "thread_id": graph_key.thread, "root_id": graph_key.checkpoint_id}
     newest: dict[str, str] = {}
-    for row in _BELOW.all(connection, key):
+    for row in _SUBGRAPH_CHECKPOINTS.all(connection, parameters):
         newest.pop(row.ns, None)  # re-inserted below, for the order
         newest[row.ns] = row.checkpoint_id
     return newest
 
 
-def pack(found: Iterable[Sequence[Any]]) -> bytes:
+def pack(entries: Iterable[Sequence[Any]]) -> bytes:
     """Return the stored form of pending writes.
 
     Args:
-        found: The namespace, id and writes of each graph checkpoint. A write has its task, index, path, channel, and
+        entries: The namespace, id and writes of each graph checkpoint. A write has its task, index, path, channel, and
             value in hexadecimal.
 
     Example:
         >>> pack([]) == NO_WRITES
         True
     """
-    return compact(list(found))
+    return compact(list(entries))
 
 
-def unpack(data: bytes | None, row: str) -> list[PendingAt] | None:
+def unpack(data: bytes | None, row: str) -> list[PendingWrites] | None:
     """Parse the pending writes that a checkpoint recorded.
 
     Args:
@@ -121,8 +123,10 @@ def unpack(data: bytes | None, row: str) -> list[PendingAt] | None:
         return None
     try:
         return [
-            PendingAt(
-                ns, id, [dict(zip(_WRITE, (*rest, bytes.fromhex(value)), strict=True)) for *rest, value in writes]
+            PendingWrites(
+                ns,
+                id,
+                [dict(zip(_WRITE_FIELDS, (*rest, bytes.fromhex(value)), strict=True)) for *rest, value in writes],
             )
             for ns, id, writes in from_json(data)
         ]
@@ -138,8 +142,8 @@ def hashes(data: bytes | None, row: str) -> Iterator[bytes]:
     Raises:
         Corrupt: The bytes cannot be parsed.
     """
-    for one in unpack(data, row) or ():
-        for write in one.writes:
+    for pending in unpack(data, row) or ():
+        for write in pending.writes:
             yield from split_hashes(write["value"])
 
 
@@ -175,8 +179,8 @@ class TaskWrites(NamedTuple):
 
     def digest(self) -> str:
         """Return a hash of all its writes."""
-        written = sorted((write["channel"], write["idx"], write["value"].hex()) for write in self.writes)
-        return sha256(compact(written)).hexdigest()
+        entries = sorted((write["channel"], write["idx"], write["value"].hex()) for write in self.writes)
+        return sha256(compact(entries)).hexdigest()
 
 
 def tasks(data: bytes | None, row: str) -> list[TaskWrites]:
@@ -189,15 +193,18 @@ def tasks(data: bytes | None, row: str) -> list[TaskWrites]:
     Raises:
         Corrupt: The bytes cannot be parsed.
     """
-    found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for at in unpack(data, row) or ():
-        for write in at.writes:
-            found.setdefault((at.ns, write["task_id"]), []).append(write)
-    return [TaskWrites(id, ns, writes) for (ns, id), writes in found.items()]
+    writes_by_task: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for pending in unpack(data, row) or ():
+        for write in pending.writes:
+            writes_by_task.setdefault((pending.ns, write["task_id"]), []).append(write)
+    return [TaskWrites(id, ns, writes) for (ns, id), writes in writes_by_task.items()]
 
 
-_BELOW = CompiledStatement(
+_SUBGRAPH_CHECKPOINTS = CompiledStatement(
     select(GRAPH_CHECKPOINT.c.ns, GRAPH_CHECKPOINT.c.checkpoint_id)
-    .where(*where(GRAPH_CHECKPOINT, "tenant_id", "thread_id"), GRAPH_CHECKPOINT.c.root_id == bindparam("root_id"))
+    .where(
+        *parameter_conditions(GRAPH_CHECKPOINT, "tenant_id", "thread_id"),
+        GRAPH_CHECKPOINT.c.root_id == bindparam("root_id"),
+    )
     .order_by(GRAPH_CHECKPOINT.c.seq)
 )

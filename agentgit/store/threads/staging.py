@@ -11,17 +11,17 @@ from sqlalchemy import Connection, delete, exists, func, select
 
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
-from agentgit.store.threads.graph_rows import KEY, GraphKey
+from agentgit.store.threads.graph_rows import KEY_COLUMNS, GraphKey
 from agentgit.store.threads.lifecycle import SESSION_THREAD_PREFIX
 
-IMPORTED = "imported"
+IMPORTED_FROM_KEY = "imported"
 """The metadata key of a branch for the thread that it was imported from."""
 
-PREFIX = f"{SESSION_THREAD_PREFIX}import-"
-_NAME = re.compile(PREFIX + "[0-9a-f]{40}")
+STAGING_PREFIX = f"{SESSION_THREAD_PREFIX}import-"
+_STAGING_THREAD_ID = re.compile(STAGING_PREFIX + "[0-9a-f]{40}")
 
 
-def name(user_id: int, session_name: str, thread_id: str) -> str:
+def staging_thread_id(user_id: int, session_name: str, thread_id: str) -> str:
     """Return the id of a staging thread. It is deterministic, so that an interrupted import can be resumed.
 
     Args:
@@ -30,18 +30,18 @@ def name(user_id: int, session_name: str, thread_id: str) -> str:
         thread_id: The thread in the source database.
 
     Example:
-        >>> name(1, "s", "t") == name(1, "s", "t"), len(name(1, "s", "t"))
+        >>> staging_thread_id(1, "s", "t") == staging_thread_id(1, "s", "t"), len(staging_thread_id(1, "s", "t"))
         (True, 56)
     """
     key = "\0".join((str(user_id), session_name, thread_id)).encode(errors="surrogatepass")
-    return PREFIX + sha256(key).hexdigest()[:40]
+    return STAGING_PREFIX + sha256(key).hexdigest()[:40]
 
 
 def list_staged_threads(connection: Connection, tenant_id: int) -> list[str]:
     """List the staging threads of running and interrupted imports and merges."""
     c = GRAPH_CHECKPOINT.c
-    query = select(c.thread_id).where(c.tenant_id == tenant_id, c.thread_id.startswith(PREFIX)).distinct()
-    return [thread for thread in connection.execute(query).scalars() if _NAME.fullmatch(thread)]
+    query = select(c.thread_id).where(c.tenant_id == tenant_id, c.thread_id.startswith(STAGING_PREFIX)).distinct()
+    return [thread for thread in connection.execute(query).scalars() if _STAGING_THREAD_ID.fullmatch(thread)]
 
 
 def checkpoint_parents(connection: Connection, tenant_id: int, thread: str) -> dict[tuple[str, str], str | None]:
@@ -51,9 +51,9 @@ def checkpoint_parents(connection: Connection, tenant_id: int, thread: str) -> d
     return {(row.ns, row.checkpoint_id): row.parent_id for row in connection.execute(query)}
 
 
-def count_writes(connection: Connection, tenant_id: int, place: GraphKey) -> int:
+def count_writes(connection: Connection, tenant_id: int, graph_key: GraphKey) -> int:
     """Count the pending writes of a graph checkpoint."""
-    query = select(func.count()).select_from(GRAPH_WRITE).where(*_at(tenant_id, place))
+    query = select(func.count()).select_from(GRAPH_WRITE).where(*_key_conditions(tenant_id, graph_key))
     return int(connection.execute(query).scalar_one())
 
 
@@ -68,25 +68,27 @@ def move(connection: Connection, tenant_id: int, source: str, target: str) -> in
         source: The staging thread; it is empty afterwards.
         target: The thread of a branch.
     """
-    tail = [name for name in KEY if name not in ("tenant_id", "thread_id")]
-    newer = GRAPH_WRITE.alias("newer")
-    same = exists().where(
-        newer.c.tenant_id == tenant_id,
-        newer.c.thread_id == source,
-        *(newer.c[name] == GRAPH_WRITE.c[name] for name in (*tail, "task_id", "idx")),
+    key_columns = [name for name in KEY_COLUMNS if name not in ("tenant_id", "thread_id")]
+    source_writes = GRAPH_WRITE.alias("newer")
+    is_replaced = exists().where(
+        source_writes.c.tenant_id == tenant_id,
+        source_writes.c.thread_id == source,
+        *(source_writes.c[name] == GRAPH_WRITE.c[name] for name in (*key_columns, "task_id", "idx")),
     )
     connection.execute(
-        delete(GRAPH_WRITE).where(GRAPH_WRITE.c.tenant_id == tenant_id, GRAPH_WRITE.c.thread_id == target, same)
+        delete(GRAPH_WRITE).where(GRAPH_WRITE.c.tenant_id == tenant_id, GRAPH_WRITE.c.thread_id == target, is_replaced)
     )
-    moved = 0
-    for ns, last in _ends(connection, tenant_id, target).items():
-        behind = (*_of(GRAPH_CHECKPOINT, tenant_id, source), GRAPH_CHECKPOINT.c.ns == ns)
-        moved += row_codes.change(
-            connection, GRAPH_CHECKPOINT, *behind, seq=GRAPH_CHECKPOINT.c.seq + last, thread_id=target
+    moved_count = 0
+    for ns, last_seq in _last_seqs(connection, tenant_id, target).items():
+        conditions = (*_thread_conditions(GRAPH_CHECKPOINT, tenant_id, source), GRAPH_CHECKPOINT.c.ns == ns)
+        moved_count += row_codes.update_rows(
+            connection, GRAPH_CHECKPOINT, *conditions, seq=GRAPH_CHECKPOINT.c.seq + last_seq, thread_id=target
         )
     for table in (GRAPH_WRITE, GRAPH_CHECKPOINT):
-        rest = row_codes.change(connection, table, *_of(table, tenant_id, source), thread_id=target)
-    return moved + rest
+        remaining_count = row_codes.update_rows(
+            connection, table, *_thread_conditions(table, tenant_id, source), thread_id=target
+        )
+    return moved_count + remaining_count
 
 
 def move_new(connection: Connection, tenant_id: int, source: str, target: str) -> int:
@@ -100,27 +102,29 @@ def move_new(connection: Connection, tenant_id: int, source: str, target: str) -
         source: The staging thread, which continued a copy of the target; it is empty afterwards.
         target: The thread of a branch.
     """
-    tail = [name for name in KEY if name not in ("tenant_id", "thread_id")]
-    for table, key in ((GRAPH_WRITE, (*tail, "task_id", "idx")), (GRAPH_CHECKPOINT, tail)):
-        there = table.alias("there")
-        same = exists().where(
-            there.c.tenant_id == tenant_id, there.c.thread_id == target, *(there.c[n] == table.c[n] for n in key)
+    tail_columns = [name for name in KEY_COLUMNS if name not in ("tenant_id", "thread_id")]
+    for table, key_columns in ((GRAPH_WRITE, (*tail_columns, "task_id", "idx")), (GRAPH_CHECKPOINT, tail_columns)):
+        target_rows = table.alias("there")
+        is_in_target = exists().where(
+            target_rows.c.tenant_id == tenant_id,
+            target_rows.c.thread_id == target,
+            *(target_rows.c[n] == table.c[n] for n in key_columns),
         )
-        connection.execute(delete(table).where(*_of(table, tenant_id, source), same))
+        connection.execute(delete(table).where(*_thread_conditions(table, tenant_id, source), is_in_target))
     return move(connection, tenant_id, source, target)
 
 
-def _of(table: Any, tenant_id: int, thread: str) -> Sequence[Any]:
+def _thread_conditions(table: Any, tenant_id: int, thread: str) -> Sequence[Any]:
     return [table.c.tenant_id == tenant_id, table.c.thread_id == thread]
 
 
-def _ends(connection: Connection, tenant_id: int, thread: str) -> dict[str, int]:
+def _last_seqs(connection: Connection, tenant_id: int, thread: str) -> dict[str, int]:
     """Return the highest `seq` of each namespace of a thread."""
     c = GRAPH_CHECKPOINT.c
     query = select(c.ns, func.max(c.seq).label("last")).where(c.tenant_id == tenant_id, c.thread_id == thread)
     return {row.ns: row.last for row in connection.execute(query.group_by(c.ns))}
 
 
-def _at(tenant_id: int, place: GraphKey) -> Sequence[Any]:
-    values = (tenant_id, *place)
-    return [GRAPH_WRITE.c[column] == value for column, value in zip(KEY, values, strict=True)]
+def _key_conditions(tenant_id: int, graph_key: GraphKey) -> Sequence[Any]:
+    values = (tenant_id, *graph_key)
+    return [GRAPH_WRITE.c[column] == value for column, value in zip(KEY_COLUMNS, values, strict=True)]

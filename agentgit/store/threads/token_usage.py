@@ -12,21 +12,21 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from agentgit.sessions.stats import UsedTokens, added
+from agentgit.sessions.stats import UsedTokens, sum_usages
 from agentgit.store.objects.blobs import Leaf
 from agentgit.store.objects.content import Body, Content, Encoded
 from agentgit.store.objects.plain_values import MESSAGE_MSGPACK, MESSAGES, show_message
 from agentgit.store.threads.graph_rows import GraphCheckpoint, GraphKey
 
-KEY = "usage"
-UNKNOWN = "unknown"
+HEADER_KEY = "usage"
+UNKNOWN_MODEL = "unknown"
 """The model of a message that does not name one."""
 
-MARK = b'"usage_metadata":{'
+USAGE_MARKER = b'"usage_metadata":{'
 """Bytes that every message with usage has in its stored JSON form. Messages without them need not be parsed."""
 
-MOST = 2**53
-LONGEST = 200
+MAX_COUNT = 2**53
+MAX_MODEL_LENGTH = 200
 
 
 def read(header: Mapping[str, Any]) -> dict[str, UsedTokens]:
@@ -36,48 +36,50 @@ def read(header: Mapping[str, Any]) -> dict[str, UsedTokens]:
         >>> read({"usage": {"m": [1, 20, 3]}})
         {'m': UsedTokens(messages=1, input=20, output=3, cache_read=0, cache_write=0)}
     """
-    found = header.get(KEY)
-    if not isinstance(found, dict):
+    entries = header.get(HEADER_KEY)
+    if not isinstance(entries, dict):
         return {}
-    most = len(UsedTokens._fields)
+    field_count = len(UsedTokens._fields)
     return {
-        model: UsedTokens(*map(_number, counts[:most])) for model, counts in found.items() if isinstance(counts, list)
+        model: UsedTokens(*map(_valid_count, counts[:field_count]))
+        for model, counts in entries.items()
+        if isinstance(counts, list)
     }
 
 
 def usage_header(
     connection: Connection,
     content: Content,
-    place: GraphKey,
-    name: str | None,
-    fresh: Mapping[str, Encoded],
+    graph_key: GraphKey,
+    channel: str | None,
+    new_values: Mapping[str, Encoded],
     parent: GraphCheckpoint | None,
     *,
-    counts: bool = True,
+    is_counted: bool = True,
 ) -> dict[str, Any]:
     """Return the usage entry for the header of a new graph checkpoint; empty for a subgraph or without usage.
 
     Args:
         connection: Any open connection.
         content: The values of the tenant.
-        place: The key of the graph checkpoint.
-        name: The channel of its conversation; None if it has none.
-        fresh: The values that the parent does not have.
+        graph_key: The key of the graph checkpoint.
+        channel: The channel of its conversation; None if it has none.
+        new_values: The values that the parent does not have.
         parent: The graph checkpoint that it continues.
-        counts: False if its new messages come from another branch, which already counts them.
+        is_counted: False if its new messages come from another branch, which already counts them.
     """
-    if place.ns:
+    if graph_key.ns:
         return {}
     header: Mapping[str, Any] = parent.header if parent is not None else {}
-    found = header.get(KEY)
-    if counts and name is not None and name in fresh:
-        before = parent.values.get(name) if parent is not None and name in header["counts"] else None
-        found = _counted(connection, content, fresh[name].body, before, header)
-    return {KEY: found} if found else {}
+    usage = header.get(HEADER_KEY)
+    if is_counted and channel is not None and channel in new_values:
+        parent_hash = parent.values.get(channel) if parent is not None and channel in header["counts"] else None
+        usage = _count_usage(connection, content, new_values[channel].body, parent_hash, header)
+    return {HEADER_KEY: usage} if usage else {}
 
 
-def _counted(
-    connection: Connection, content: Content, body: Body, before: bytes | None, header: Mapping[str, Any]
+def _count_usage(
+    connection: Connection, content: Content, body: Body, parent_hash: bytes | None, header: Mapping[str, Any]
 ) -> dict[str, list[int]]:
     """Return the usage after a conversation, in the form that a header has.
 
@@ -85,68 +87,80 @@ def _counted(
         connection: Any open connection.
         content: The values of the tenant.
         body: The conversation.
-        before: The hash of the parent's conversation; None if it has none.
+        parent_hash: The hash of the parent's conversation; None if it has none.
         header: The header of the parent.
     """
-    part = body.get("messages", []) if isinstance(body, dict) else body
-    items = part if isinstance(part, list) else []
-    used = {item.hash: said for item in _new(connection, content, items, before) if (said := _reported_usage(item))}
-    if used and before is not None:
-        ids = {id for _, id, _ in used.values() if id is not None}
+    messages = body.get("messages", []) if isinstance(body, dict) else body
+    items = messages if isinstance(messages, list) else []
+    reports = {
+        item.hash: report
+        for item in _new_messages(connection, content, items, parent_hash)
+        if (report := _reported_usage(item))
+    }
+    if reports and parent_hash is not None:
+        ids = {id for _, id, _ in reports.values() if id is not None}
         if ids:
-            again = _ids(connection, content, items, before)
-            used = {key: said for key, said in used.items() if said[1] is None or said[1] not in again}
-    sums = added([read(header), *({model: tokens} for model, _, tokens in used.values())])
+            counted_ids = _replaced_ids(connection, content, items, parent_hash)
+            reports = {
+                key: report for key, report in reports.items() if report[1] is None or report[1] not in counted_ids
+            }
+    sums = sum_usages([read(header), *({model: tokens} for model, _, tokens in reports.values())])
     return {model: list(tokens if any(tokens[3:]) else tokens[:3]) for model, tokens in sums.items()}
 
 
-def _new(connection: Connection, content: Content, items: Sequence[Leaf], before: bytes | None) -> Sequence[Leaf]:
+def _new_messages(
+    connection: Connection, content: Content, items: Sequence[Leaf], parent_hash: bytes | None
+) -> Sequence[Leaf]:
     """Return the messages that the parent does not have."""
-    had = content.items(connection, before) if before is not None else ()
-    if not had:
+    parent_hashes = content.item_hashes(connection, parent_hash) if parent_hash is not None else ()
+    if not parent_hashes:
         return items
-    if len(items) >= len(had) and items[len(had) - 1].hash == had[-1]:  # by far the most common
-        return items[len(had) :]
-    known = set(had)
-    return [item for item in items if item.hash not in known]
+    if (
+        len(items) >= len(parent_hashes) and items[len(parent_hashes) - 1].hash == parent_hashes[-1]
+    ):  # by far the most common
+        return items[len(parent_hashes) :]
+    known_hashes = set(parent_hashes)
+    return [item for item in items if item.hash not in known_hashes]
 
 
-def _ids(connection: Connection, content: Content, items: Sequence[Leaf], before: bytes) -> set[str]:
+def _replaced_ids(connection: Connection, content: Content, items: Sequence[Leaf], parent_hash: bytes) -> set[str]:
     """Return the ids of the parent's messages with usage that were changed or removed: they are already counted."""
-    had = content.items(connection, before)
-    if len(items) >= len(had) and items[len(had) - 1].hash == had[-1]:
+    parent_hashes = content.item_hashes(connection, parent_hash)
+    if len(items) >= len(parent_hashes) and items[len(parent_hashes) - 1].hash == parent_hashes[-1]:
         return set()
-    gone = set(had) - {item.hash for item in items}
-    said = (_reported_usage(item) for item in content.blobs.get_many(connection, gone).values())
-    return {one[1] for one in said if one is not None and one[1] is not None}
+    removed_hashes = set(parent_hashes) - {item.hash for item in items}
+    reports = (_reported_usage(item) for item in content.blobs.get_many(connection, removed_hashes).values())
+    return {report[1] for report in reports if report is not None and report[1] is not None}
 
 
 def _reported_usage(item: Leaf) -> tuple[str, str | None, UsedTokens] | None:
     """Return the model, id and tokens of a message; None if it does not report its usage."""
-    if item.type not in MESSAGES or (item.type != MESSAGE_MSGPACK and MARK not in item.data):
+    if item.type not in MESSAGES or (item.type != MESSAGE_MSGPACK and USAGE_MARKER not in item.data):
         return None
     data = show_message(item)["data"]
     usage = data.get("usage_metadata") if isinstance(data, dict) else None
     if not isinstance(usage, dict):
         return None
     details = usage.get("input_token_details")
-    cached = details if isinstance(details, dict) else {}
+    cache_details = details if isinstance(details, dict) else {}
     tokens = UsedTokens(
         messages=1,
-        input=_number(usage.get("input_tokens")),
-        output=_number(usage.get("output_tokens")),
-        cache_read=_number(cached.get("cache_read")),
-        cache_write=_number(cached.get("cache_creation")),
+        input=_valid_count(usage.get("input_tokens")),
+        output=_valid_count(usage.get("output_tokens")),
+        cache_read=_valid_count(cache_details.get("cache_read")),
+        cache_write=_valid_count(cache_details.get("cache_creation")),
     )
     id = data.get("id")
-    return _model(data.get("response_metadata")), id if isinstance(id, str) else None, tokens
+    return _model_name(data.get("response_metadata")), id if isinstance(id, str) else None, tokens
 
 
-def _number(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST else 0
+def _valid_count(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_COUNT else 0
 
 
-def _model(facts: Any) -> str:
+def _model_name(metadata: Any) -> str:
     """Return the name of the model from the response metadata of a message."""
-    names: Iterable[Any] = (facts.get(name) for name in ("model_name", "model")) if isinstance(facts, dict) else ()
-    return next((name[:LONGEST] for name in names if isinstance(name, str) and name), UNKNOWN)
+    names: Iterable[Any] = (
+        (metadata.get(name) for name in ("model_name", "model")) if isinstance(metadata, dict) else ()
+    )
+    return next((name[:MAX_MODEL_LENGTH] for name in names if isinstance(name, str) and name), UNKNOWN_MODEL)

@@ -16,7 +16,7 @@ from agentgit.effects.plan import KEEP
 from agentgit.effects.report import GROUPS
 from agentgit.errors import Conflict
 from agentgit.sessions.operation import DONE
-from agentgit.store.queries.explorations import MARK
+from agentgit.store.queries.explorations import MARK_KEY
 from agentgit.store.records.journal import TrackPart as TrackPart
 from agentgit.store.records.sessions import Segment, StoredRow, require_no_unfinished_rollback
 from agentgit.store.sql import row_codes
@@ -26,7 +26,7 @@ from agentgit.store.store import Store
 from agentgit.store.threads import pending_writes
 from agentgit.store.threads.graph_rows import INTERRUPT, GraphKey
 from agentgit.store.transfer import export_records as records
-from agentgit.store.transfer.export_states import StateWriter, ValueWriter, Write
+from agentgit.store.transfer.export_states import StateWriter, ValueWriter, WriteRecord
 from agentgit.store.transfer.records import BRANCH, CHECKPOINT, SESSION
 from agentgit.values import as_object
 
@@ -54,211 +54,239 @@ class ExportScope:
     point: StoredRow | None = None
 
     @property
-    def of(self) -> str:
+    def kind(self) -> str:
         """The kind of object to export: `session`, `branch` or `checkpoint`."""
         return SESSION if self.branch is None else BRANCH if self.point is None else CHECKPOINT
 
     @property
-    def place(self) -> str | None:
+    def reference(self) -> str | None:
         """The branch name or checkpoint reference within the session; None for a whole session."""
         if self.branch is None or self.point is None:
             return self.branch.name if self.branch is not None else None
         return f"{self.point.branch_name}#{self.point.number}"
 
 
-Send = Callable[[Mapping[str, Any], str], tuple[int | None, str | None]]
+WriteSnapshot = Callable[[Mapping[str, Any], str], tuple[int | None, str | None]]
 """Writes a snapshot, given the settings of its workspace and its id, unless it was written before.
 
 Returns the number of its tree and None, or None and the reason why it has no tree."""
 
 
-def export(store: Store, connection: Connection, cut: ExportScope, write: Write, send: Send | None = None) -> None:
+def export(
+    store: Store,
+    connection: Connection,
+    scope: ExportScope,
+    write: WriteRecord,
+    write_snapshot: WriteSnapshot | None = None,
+) -> None:
     """Write all records of an export except its header and its end.
 
     Args:
         store: The store to export from.
         connection: A connection with a consistent view of the database.
-        cut: The part to export.
+        scope: The part to export.
         write: The function that writes one record.
-        send: The function that writes the files of a snapshot; None leaves files out.
+        write_snapshot: The function that writes the files of a snapshot; None leaves files out.
 
     Raises:
         Conflict: A rollback or another operation of the session is unfinished, or the branch cannot be exported alone.
         Corrupt: Data that belongs to it is missing or damaged.
         InvalidInput: A value is too large.
     """
-    (_Session if cut.branch is None else _Path)(store, connection, cut, write, send).run()
+    (_SessionExport if scope.branch is None else _PathExport)(store, connection, scope, write, write_snapshot).run()
 
 
 class _Export:
-    def __init__(self, store: Store, connection: Connection, cut: ExportScope, write: Write, send: Send | None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        connection: Connection,
+        scope: ExportScope,
+        write: WriteRecord,
+        write_snapshot: WriteSnapshot | None,
+    ) -> None:
         self.store = store
         self.connection = connection
-        self.cut = cut
+        self.scope = scope
         self.write = write
         self.values = ValueWriter(store.graphs.content.blobs, connection, write)
-        self.send = send
-        self._with_files: dict[int, list[int]] = defaultdict(list)
+        self.write_snapshot = write_snapshot
+        self._points_by_snapshot: dict[int, list[int]] = defaultdict(list)
 
-    def _session(self, current: int) -> None:
-        row = self.cut.session
+    def _write_session(self, current_branch_id: int) -> None:
+        row = self.scope.session
         self.write(
             {
                 "record": "session",
                 "id": row.id,
                 "name": row.session_name,
                 "created_at": row.created_at.isoformat(),
-                "current": current,
+                "current": current_branch_id,
             }
         )
 
-    def _states(self, branch_id: int) -> StateWriter:
+    def _state_writer(self, branch_id: int) -> StateWriter:
         return StateWriter(self.connection, self.store.tenant_id, self.values, self.write, branch_id)
 
-    def _calls(self, *conditions: Any) -> Iterable[Row[Any]]:
+    def _read_calls(self, *conditions: Any) -> Iterable[Row[Any]]:
         """Read calls of the session in order of their ids, one page at a time."""
-        c, after = TOOL_INVOCATION.c, 0
-        own = (c.tenant_id == self.store.tenant_id, c.external_session_id == self.cut.session.id, *conditions)
+        c, last_id = TOOL_INVOCATION.c, 0
+        all_conditions = (
+            c.tenant_id == self.store.tenant_id,
+            c.external_session_id == self.scope.session.id,
+            *conditions,
+        )
         while rows := self.connection.execute(
-            select(TOOL_INVOCATION).where(*own, c.id > after).order_by(c.id).limit(500)
+            select(TOOL_INVOCATION).where(*all_conditions, c.id > last_id).order_by(c.id).limit(500)
         ).all():
             yield from self.store.journal.authentic(self.connection, rows)
-            after = rows[-1].id
+            last_id = rows[-1].id
 
-    def _tags(self, points: Container[int] | None = None) -> None:
+    def _write_tags(self, checkpoint_ids: Container[int] | None = None) -> None:
         """Write the tags of the session, or only those of the given checkpoints."""
-        for tag in self.store.tags.all(self.connection, self.cut.session.id):
-            if points is None or tag.checkpoint_id in points:
-                self.write(records.of_tag(tag))
+        for tag in self.store.tags.all(self.connection, self.scope.session.id):
+            if checkpoint_ids is None or tag.checkpoint_id in checkpoint_ids:
+                self.write(records.tag_record(tag))
 
-    def _point(self, point: StoredRow, **other: Any) -> None:
+    def _write_checkpoint(self, point: StoredRow, **other: Any) -> None:
         """Write a checkpoint, and remember it for its snapshot."""
-        self.write(records.of_checkpoint(point, **other))
+        self.write(records.checkpoint_record(point, **other))
         if point.workspace_snapshot_id is not None:
-            self._with_files[point.workspace_snapshot_id].append(point.id)
+            self._points_by_snapshot[point.workspace_snapshot_id].append(point.id)
 
-    def _pending_values(self, points: Iterable[StoredRow]) -> None:
+    def _write_pending_values(self, points: Iterable[StoredRow]) -> None:
         """Write the values of the pending writes that the checkpoints recorded."""
         self.values.put([key for row in points for key in pending_writes.hashes(row.pending, f"checkpoint {row.id}")])
 
     def _write_files(self, branches: Sequence[StoredRow], **other: Any) -> None:
         """Write the snapshots of the written checkpoints, and the last snapshot of each of these branches."""
-        if self.send is None:
+        if self.write_snapshot is None:
             return
-        last = (self.store.snapshots.of_branch(self.connection, branch) for branch in branches)
-        ids = self._with_files.keys() | {row.id for row in last if row is not None}
-        for row in self.store.snapshots.rows(self.connection, ids):
-            tree, why = self.send(as_object(row.settings), row.snapshot)
-            found = {"tree": tree, "why": why, "checkpoints": self._with_files.get(row.id, [])}
-            self.write(records.of_snapshot(row, **found, **other))
+        last_snapshots = (self.store.snapshots.newest_of_branch(self.connection, branch) for branch in branches)
+        ids = self._points_by_snapshot.keys() | {row.id for row in last_snapshots if row is not None}
+        for row in self.store.snapshots.load_rows(self.connection, ids):
+            tree, reason = self.write_snapshot(as_object(row.settings), row.snapshot)
+            fields = {"tree": tree, "why": reason, "checkpoints": self._points_by_snapshot.get(row.id, [])}
+            self.write(records.snapshot_record(row, **fields, **other))
 
-    def _log(self) -> Sequence[Row[Any]]:
-        of = (WORLD_LOG.c.tenant_id == self.store.tenant_id, WORLD_LOG.c.external_session_id == self.cut.session.id)
-        return row_codes.authentic(
-            self.connection, WORLD_LOG, self.connection.execute(select(WORLD_LOG).where(*of).order_by(WORLD_LOG.c.seq))
+    def _read_log(self) -> Sequence[Row[Any]]:
+        conditions = (
+            WORLD_LOG.c.tenant_id == self.store.tenant_id,
+            WORLD_LOG.c.external_session_id == self.scope.session.id,
+        )
+        return row_codes.verify_rows(
+            self.connection,
+            WORLD_LOG,
+            self.connection.execute(select(WORLD_LOG).where(*conditions).order_by(WORLD_LOG.c.seq)),
         )
 
 
-class _Session(_Export):
+class _SessionExport(_Export):
     """Writes a whole session unchanged."""
 
     def run(self) -> None:
-        session_id = self.cut.session.id
+        session_id = self.scope.session.id
         branches = self.store.sessions.branches(self.connection, session_id)
         for row in branches:
             require_no_unfinished_rollback(row)
-        operations = self._operations(session_id)
-        self._session(self.cut.session.current_branch_id)
+        operations = self._read_operations(session_id)
+        self._write_session(self.scope.session.current_branch_id)
         for row in branches:
-            self.write(records.of_branch(row))
+            self.write(records.branch_record(row))
         for row in branches:
-            self._states(row.id).thread(row.thread_id)
+            self._state_writer(row.id).write_thread(row.thread_id)
         points = [
             point
             for row in branches
             for point in self.store.checkpoints.find(self.connection, POINT.c.internal_session_id == row.id)
         ]
-        self._pending_values(points)
+        self._write_pending_values(points)
         for point in points:
-            self._point(point)
-        self._tags()
+            self._write_checkpoint(point)
+        self._write_tags()
         self._write_files(branches)
-        for call in self._calls():
-            self.write(records.of_call(call))
+        for call in self._read_calls():
+            self.write(records.call_record(call))
         for operation in operations:
-            self.write(records.of_operation(operation))
-        for entry in self._log():
-            self.write(records.of_log(entry))
+            self.write(records.operation_record(operation))
+        for entry in self._read_log():
+            self.write(records.log_record(entry))
 
-    def _operations(self, session_id: int) -> Sequence[Row[Any]]:
-        of = (OPERATION.c.tenant_id == self.store.tenant_id, OPERATION.c.external_session_id == session_id)
-        query = select(OPERATION).where(*of).order_by(OPERATION.c.id)
-        found = row_codes.authentic(self.connection, OPERATION, self.connection.execute(query))
-        for row in found:
+    def _read_operations(self, session_id: int) -> Sequence[Row[Any]]:
+        conditions = (OPERATION.c.tenant_id == self.store.tenant_id, OPERATION.c.external_session_id == session_id)
+        query = select(OPERATION).where(*conditions).order_by(OPERATION.c.id)
+        operations = row_codes.verify_rows(self.connection, OPERATION, self.connection.execute(query))
+        for row in operations:
             if row.status != DONE:
                 raise Conflict(
                     f"{row.kind.capitalize()} {row.id} of this session is {row.status}. Finish it with "
                     f"repo.resume({row.id}), then export; or export another branch of it."
                 )
-        return found
+        return operations
 
 
 @dataclass
-class _Track:
+class _PathCalls:
     """The calls of one path, renumbered as the calls of one branch.
 
     Args:
         calls: The rows, each with its number and its batch.
-        others: The calls of other branches in the same world, in the same form.
+        other_calls: The calls of other branches in the same world, in the same form.
     """
 
     calls: list[tuple[Row[Any], int, int]] = field(default_factory=list)
-    others: list[tuple[Row[Any], int, int]] = field(default_factory=list)
+    other_calls: list[tuple[Row[Any], int, int]] = field(default_factory=list)
 
 
-class _Path(_Export):
+class _PathExport(_Export):
     """Writes one path as a session of one branch. Other calls in its world are written on a second branch."""
 
     def run(self) -> None:
-        branch, point = self.cut.branch, self.cut.point
-        assert branch is not None  # noqa: S101  # without a branch, `_Session` runs
+        branch, point = self.scope.branch, self.scope.point
+        assert branch is not None  # noqa: S101  # without a branch, `_SessionExport` runs
         require_no_unfinished_rollback(branch)
-        line = self.store.sessions.lineage(self.connection, branch)
-        points = self._points(line)
-        parts = [segment.track for segment in line]
+        lineage = self.store.sessions.lineage(self.connection, branch)
+        points = self._read_points(lineage)
+        parts = [segment.track_part for segment in lineage]
         if point is not None:
             parts[-1] = TrackPart(branch_id=branch.id, before=branch.inherited, count=point.position - branch.inherited)
-        track = self._track(parts, beside=bool(points))
-        self._session(branch.id)
+        track = self._read_track(parts, with_others=bool(points))
+        self._write_session(branch.id)
         head = points[-1].id if points else None
-        meta = {name: value for name, value in as_object(branch.meta).items() if name != MARK}  # names other branches
-        self.write(records.of_branch(branch, parent=None, point=None, inherited=0, head=head, meta=meta))
-        if track.others:
+        meta = {
+            name: value for name, value in as_object(branch.meta).items() if name != MARK_KEY
+        }  # names other branches
+        self.write(records.branch_record(branch, parent=None, point=None, inherited=0, head=head, meta=meta))
+        if track.other_calls:
             self._write_other_branch(branch, points[0])
-        self._states(branch.id).path(self._ways(line), branch.thread_id if point is None else None, points)
-        self._pending_values(points)
+        self._state_writer(branch.id).write_path(
+            self._list_thread_exits(lineage), branch.thread_id if point is None else None, points
+        )
+        self._write_pending_values(points)
         for n, row in enumerate(points, 1):
-            self._point(row, branch=branch.id, number=n)
-        self._tags({row.id for row in points})
-        if track.others:
-            self._write_beginning(points[0])
+            self._write_checkpoint(row, branch=branch.id, number=n)
+        self._write_tags({row.id for row in points})
+        if track.other_calls:
+            self._write_first_checkpoint(points[0])
         self._write_files([branch] if point is None else [], branch=branch.id)
         self._write_track(branch, points, track)
 
     # -- checkpoints and states
 
-    def _points(self, line: Sequence[Segment]) -> list[StoredRow]:
+    def _read_points(self, lineage: Sequence[Segment]) -> list[StoredRow]:
         """Read the checkpoints on the path.
 
         The first checkpoint of a branch is replaced by its branch point, which is equal and may have a name.
         """
-        found = self.store.checkpoints.on_path(self.connection, line)
-        if (end := self.cut.point) is not None:
-            found = [row for row in found if row.id <= end.id]
-        left = self._left(line)
-        same = [left.get(row.internal_session_id, row) if row.kind == "branch" else row for row in found]
+        rows = self.store.checkpoints.on_path(self.connection, lineage)
+        if (end := self.scope.point) is not None:
+            rows = [row for row in rows if row.id <= end.id]
+        branch_points = self._read_branch_points(lineage)
+        replaced_rows = [
+            branch_points.get(row.internal_session_id, row) if row.kind == "branch" else row for row in rows
+        ]
         # A branch whose inherited calls ran again begins with a state that differs from its branch point's.
-        points = [a if a.state_hash == b.state_hash else b for a, b in zip(same, found, strict=True)]
+        points = [a if a.state_hash == b.state_hash else b for a, b in zip(replaced_rows, rows, strict=True)]
         states = {(row.graph_checkpoint_id, row.state_hash) for row in points}
         if len(states) > len({graph_checkpoint_id for graph_checkpoint_id, _ in states}):
             raise Conflict(
@@ -267,99 +295,107 @@ class _Path(_Export):
             )
         return points
 
-    def _left(self, line: Sequence[Segment]) -> dict[int, StoredRow]:
+    def _read_branch_points(self, lineage: Sequence[Segment]) -> dict[int, StoredRow]:
         """Read the branch point of each branch of the path except the first, by the id of the branch."""
-        ids = {segment.branch.branch_point_id: segment.branch.id for segment in line[1:]}
-        return {ids[row.id]: row for row in self.store.checkpoints.find(self.connection, POINT.c.id.in_(list(ids)))}
+        branches_by_point = {segment.branch.branch_point_id: segment.branch.id for segment in lineage[1:]}
+        return {
+            branches_by_point[row.id]: row
+            for row in self.store.checkpoints.find(self.connection, POINT.c.id.in_(list(branches_by_point)))
+        }
 
-    def _ways(self, line: Sequence[Segment]) -> list[tuple[str, str]]:
+    def _list_thread_exits(self, lineage: Sequence[Segment]) -> list[tuple[str, str]]:
         """List the threads on the path, each with the graph checkpoint where the path leaves it."""
-        left = [*self._left(line).values(), *([self.cut.point] if self.cut.point is not None else [])]
-        return [(row.thread_id, row.graph_checkpoint_id) for row in left if row.graph_checkpoint_id is not None]
+        exit_points = [
+            *self._read_branch_points(lineage).values(),
+            *([self.scope.point] if self.scope.point is not None else []),
+        ]
+        return [(row.thread_id, row.graph_checkpoint_id) for row in exit_points if row.graph_checkpoint_id is not None]
 
     # -- the track
 
-    def _track(self, parts: Sequence[TrackPart], *, beside: bool) -> _Track:
+    def _read_track(self, parts: Sequence[TrackPart], *, with_others: bool) -> _PathCalls:
         """Renumber the calls of the path, and the calls of other branches in the same world."""
-        track, batch = _Track(), 0
+        track, batch = _PathCalls(), 0
         for part in parts:
-            rows = self._of_part(part, is_last=part is parts[-1])
+            rows = self._read_part(part, is_last=part is parts[-1])
             track.calls += [(row, len(track.calls) + n, batch + row.batch) for n, row in enumerate(rows)]
             batch += max((row.batch for row in rows), default=-1) + 1
         offsets: dict[int, int] = {}
-        after = 0
-        for n, row in enumerate(self._others({row.id: row for row, *_ in track.calls}) if beside else ()):
+        next_batch = 0
+        for n, row in enumerate(
+            self._read_other_calls({row.id: row for row, *_ in track.calls}) if with_others else ()
+        ):
             if row.internal_session_id not in offsets:
-                offsets[row.internal_session_id] = after
-            place = max(row.batch, 0) + offsets[row.internal_session_id]
-            after = max(after, place + 1)
-            track.others.append((row, n, place if row.batch >= 0 else row.batch))
+                offsets[row.internal_session_id] = next_batch
+            new_batch = max(row.batch, 0) + offsets[row.internal_session_id]
+            next_batch = max(next_batch, new_batch + 1)
+            track.other_calls.append((row, n, new_batch if row.batch >= 0 else row.batch))
         return track
 
-    def _of_part(self, part: TrackPart, *, is_last: bool) -> list[Row[Any]]:
+    def _read_part(self, part: TrackPart, *, is_last: bool) -> list[Row[Any]]:
         """Read the calls of a part of the track, including those that waited for an answer."""
-        rows, counted = [], 0
-        of_branch = TOOL_INVOCATION.c.internal_session_id == part.branch_id
-        ordered = sorted(self._calls(of_branch, TOOL_INVOCATION.c.kind != REDO), key=lambda row: row.arrival)
-        for row in ordered:
-            counted += row.status != PAUSED
-            if part.count is not None and counted > part.count:
+        rows, call_count = [], 0
+        branch_condition = TOOL_INVOCATION.c.internal_session_id == part.branch_id
+        calls = sorted(self._read_calls(branch_condition, TOOL_INVOCATION.c.kind != REDO), key=lambda row: row.arrival)
+        for row in calls:
+            call_count += row.status != PAUSED
+            if part.count is not None and call_count > part.count:
                 break
             rows.append(row)
-        if part.count is not None and not (is_last and self._waits()):
+        if part.count is not None and not (is_last and self._is_end_waiting()):
             while rows and rows[-1].status == PAUSED:
                 rows.pop()
         return rows
 
-    def _waits(self) -> bool:
+    def _is_end_waiting(self) -> bool:
         """Return whether the path ends at the head of its branch, or at a checkpoint that waits for an answer."""
-        point, graphs = self.cut.point, self.store.graphs
+        point, graphs = self.scope.point, self.store.graphs
         if point is None or point.graph_checkpoint_id is None:
             return point is None
         if point.pending is not None:
-            return any(one.values(INTERRUPT) for one in pending_writes.tasks(point.pending, f"checkpoint {point.id}"))
-        at = GraphKey(point.thread_id, "", point.graph_checkpoint_id)
-        return any(write.channel == INTERRUPT for write in graphs.writes(self.connection, at))
+            return any(task.values(INTERRUPT) for task in pending_writes.tasks(point.pending, f"checkpoint {point.id}"))
+        graph_key = GraphKey(point.thread_id, "", point.graph_checkpoint_id)
+        return any(write.channel == INTERRUPT for write in graphs.writes(self.connection, graph_key))
 
-    def _others(self, own: Mapping[int, Row[Any]]) -> list[Row[Any]]:
+    def _read_other_calls(self, path_calls: Mapping[int, Row[Any]]) -> list[Row[Any]]:
         """Read the other calls that acted on the world of the session, and the calls that the path replays."""
-        needed = {row.replay_of for row in own.values()}
-        found: list[Row[Any]] = []
-        for row in self._calls():
-            acts = row.effect != READ_ONLY and row.kind != REPLAY and row.status != PAUSED
-            if row.id not in own and (acts or row.id in needed):
-                found.append(row)
-        known = own.keys() | {row.id for row in found}
-        return [row for row in found if row.replay_of is None or row.replay_of in known]
+        replayed_ids = {row.replay_of for row in path_calls.values()}
+        other_calls: list[Row[Any]] = []
+        for row in self._read_calls():
+            is_effect = row.effect != READ_ONLY and row.kind != REPLAY and row.status != PAUSED
+            if row.id not in path_calls and (is_effect or row.id in replayed_ids):
+                other_calls.append(row)
+        exported_ids = path_calls.keys() | {row.id for row in other_calls}
+        return [row for row in other_calls if row.replay_of is None or row.replay_of in exported_ids]
 
-    def _write_track(self, branch: StoredRow, points: Sequence[StoredRow], track: _Track) -> None:
+    def _write_track(self, branch: StoredRow, points: Sequence[StoredRow], track: _PathCalls) -> None:
         for row, arrival, batch in track.calls:
-            self.write(records.of_call(row, branch=branch.id, arrival=arrival, batch=batch))
-        for row, arrival, batch in track.others:
-            self.write(records.of_call(row, branch=SYNTHETIC_ID, arrival=arrival, batch=batch))
-        if track.others:
-            self._write_rollback(branch, points[0], [row for row, *_ in track.others])
-        known = {row.id for row, *_ in (*track.calls, *track.others)}
-        for seq, entry in enumerate((entry for entry in self._log() if entry.invocation_id in known), 1):
-            self.write(records.of_log(entry, seq=seq, operation=None))
+            self.write(records.call_record(row, branch=branch.id, arrival=arrival, batch=batch))
+        for row, arrival, batch in track.other_calls:
+            self.write(records.call_record(row, branch=SYNTHETIC_ID, arrival=arrival, batch=batch))
+        if track.other_calls:
+            self._write_rollback(branch, points[0], [row for row, *_ in track.other_calls])
+        exported_ids = {row.id for row, *_ in (*track.calls, *track.other_calls)}
+        for seq, entry in enumerate((entry for entry in self._read_log() if entry.invocation_id in exported_ids), 1):
+            self.write(records.log_record(entry, seq=seq, operation=None))
 
     # -- the branch beside the path
 
-    def _write_other_branch(self, branch: StoredRow, first: StoredRow) -> None:
+    def _write_other_branch(self, branch: StoredRow, first_point: StoredRow) -> None:
         """Write the branch for the calls that are not on the path. It starts at the first checkpoint of the path."""
-        taken = {branch.name, *(tag.name for tag in self.store.tags.all(self.connection, self.cut.session.id))}
-        about = {
+        taken_names = {branch.name, *(tag.name for tag in self.store.tags.all(self.connection, self.scope.session.id))}
+        fields = {
             "id": SYNTHETIC_ID,
-            "name": free_name(ELSEWHERE, taken),
+            "name": free_name(ELSEWHERE, taken_names),
             "parent": branch.id,
-            "point": first.id,
-            "inherited": first.position,
+            "point": first_point.id,
+            "inherited": first_point.position,
         }
-        self.write(records.of_branch(branch, **about, head=SYNTHETIC_ID, meta={}))
+        self.write(records.branch_record(branch, **fields, head=SYNTHETIC_ID, meta={}))
 
-    def _write_beginning(self, first: StoredRow) -> None:
+    def _write_first_checkpoint(self, first_point: StoredRow) -> None:
         """Write the first checkpoint of the branch beside the path, because every branch begins with one."""
-        begins = {
+        fields = {
             "id": SYNTHETIC_ID,
             "branch": SYNTHETIC_ID,
             "number": 1,
@@ -374,13 +410,13 @@ class _Path(_Export):
             "pending": None,
             "description": "what other branches did",
         }
-        self.write(records.of_checkpoint(first, **begins))
+        self.write(records.checkpoint_record(first_point, **fields))
 
-    def _write_rollback(self, branch: StoredRow, first: StoredRow, others: Sequence[Row[Any]]) -> None:
+    def _write_rollback(self, branch: StoredRow, first_point: StoredRow, others: Sequence[Row[Any]]) -> None:
         """Write a rollback that kept the effects of the other calls, so that the fence answers for them on the path."""
-        kept = [row for row in others if row.status in STANDING - {FAILED} and row.effect != READ_ONLY]
-        items = [{"invocation": row.id, "reason": NOT_ON_THE_PATH} for row in kept]
-        at = branch.created_at.isoformat()
+        kept_calls = [row for row in others if row.status in STANDING - {FAILED} and row.effect != READ_ONLY]
+        items = [{"invocation": row.id, "reason": NOT_ON_THE_PATH} for row in kept_calls]
+        created_at = branch.created_at.isoformat()
         self.write(
             {
                 "record": "operation",
@@ -388,13 +424,13 @@ class _Path(_Export):
                 "kind": "rollback",
                 "request_id": str(SYNTHETIC_ID),
                 "source": SYNTHETIC_ID,
-                "target": first.id,
+                "target": first_point.id,
                 "branch": branch.id,
-                "created_at": at,
-                "ended_at": at,
+                "created_at": created_at,
+                "ended_at": created_at,
                 "request": {"tools": "keep", "replay": "record"},
                 "accepted": [],
-                "steps": [{"invocation": row.id, "action": KEEP, "why": NOT_ON_THE_PATH} for row in kept],
+                "steps": [{"invocation": row.id, "action": KEEP, "why": NOT_ON_THE_PATH} for row in kept_calls],
                 "report": {group: items if group == "kept" else [] for group in GROUPS},
             }
         )

@@ -22,7 +22,7 @@ EXPORTED_STATUS = {INTENDED: UNKNOWN, REVERSING: REVERSE_UNKNOWN}
 """The status to export for a call in progress, by its status. An importer cannot find out how the call ended."""
 
 
-def of_branch(row: Row[Any], **other: Any) -> Record:
+def branch_record(row: Row[Any], **other: Any) -> Record:
     """Return the record of a branch.
 
     Args:
@@ -43,7 +43,7 @@ def of_branch(row: Row[Any], **other: Any) -> Record:
     }
 
 
-def of_state(row: Mapping[str, Any], branch_id: int, **other: Any) -> Record:
+def state_record(row: Mapping[str, Any], branch_id: int, **other: Any) -> Record:
     """Return the record of a graph checkpoint.
 
     Args:
@@ -70,7 +70,7 @@ def of_state(row: Mapping[str, Any], branch_id: int, **other: Any) -> Record:
     }
 
 
-def of_write(row: Mapping[str, Any], branch_id: int) -> Record:
+def write_record(row: Mapping[str, Any], branch_id: int) -> Record:
     """Return the record of a pending write."""
     return {
         "record": "write",
@@ -85,7 +85,7 @@ def of_write(row: Mapping[str, Any], branch_id: int) -> Record:
     }
 
 
-def of_checkpoint(row: Row[Any], **other: Any) -> Record:
+def checkpoint_record(row: Row[Any], **other: Any) -> Record:
     """Return the record of a checkpoint."""
     return {
         "record": "checkpoint",
@@ -103,20 +103,27 @@ def of_checkpoint(row: Row[Any], **other: Any) -> Record:
         "messages": row.message_count,
         "restore_point": row.restore_point,
         "data": stored_json(row.data) if row.data is not None else None,
-        "pending": _pending(row),
+        "pending": _pending_records(row),
         **other,
     }
 
 
-def _pending(row: Row[Any]) -> list[Record] | None:
+def _pending_records(row: Row[Any]) -> list[Record] | None:
     """Return the pending writes that a checkpoint recorded; None if it did not record them."""
-    kept = pending_writes.unpack(row.pending, f"checkpoint {row.id}")
-    if kept is None:
+    pending = pending_writes.unpack(row.pending, f"checkpoint {row.id}")
+    if pending is None:
         return None
-    return [{"ns": at.ns, "state": at.checkpoint_id, "writes": [_of_kept(one) for one in at.writes]} for at in kept]
+    return [
+        {
+            "ns": pending_at.ns,
+            "state": pending_at.checkpoint_id,
+            "writes": [_pending_write_record(write) for write in pending_at.writes],
+        }
+        for pending_at in pending
+    ]
 
 
-def _of_kept(write: Mapping[str, Any]) -> Record:
+def _pending_write_record(write: Mapping[str, Any]) -> Record:
     return {
         "task": write["task_id"],
         "idx": write["idx"],
@@ -126,7 +133,7 @@ def _of_kept(write: Mapping[str, Any]) -> Record:
     }
 
 
-def of_tag(tag: Tag) -> Record:
+def tag_record(tag: Tag) -> Record:
     """Return the record of a tag."""
     return {
         "record": "tag",
@@ -137,7 +144,7 @@ def of_tag(tag: Tag) -> Record:
     }
 
 
-def of_snapshot(row: Row[Any], **other: Any) -> Record:
+def snapshot_record(row: Row[Any], **other: Any) -> Record:
     """Return the record of a snapshot, without the location of its workspace."""
     return {
         "record": "snapshot",
@@ -148,7 +155,7 @@ def of_snapshot(row: Row[Any], **other: Any) -> Record:
     }
 
 
-def of_call(row: Row[Any], **other: Any) -> Record:
+def call_record(row: Row[Any], **other: Any) -> Record:
     """Return the record of a call, without its undo and check functions: a file must not choose functions to run."""
     return {
         "record": "call",
@@ -171,19 +178,19 @@ def of_call(row: Row[Any], **other: Any) -> Record:
         "kind": row.kind,
         "identity": row.identity,
         "replay_of": row.replay_of,
-        "answers": _share(row.answers),
+        "answers": _answers_record(row.answers),
         **other,
     }
 
 
-def _share(answers: bytes | None) -> Any:
+def _answers_record(answers: bytes | None) -> Any:
     """Return what a call recorded about answers, without the `@task`s that it ran, which only a running turn needs."""
     if answers is None:
         return None
     return {name: value for name, value in as_object(answers).items() if name != "calls"}
 
 
-def of_operation(row: Row[Any]) -> Record:
+def operation_record(row: Row[Any]) -> Record:
     """Return the record of a finished operation, without its files, because they are not exported."""
     request, report = as_object(row.request), as_object(row.report)
     return {
@@ -203,7 +210,7 @@ def of_operation(row: Row[Any]) -> Record:
     }
 
 
-def of_log(row: Row[Any], **other: Any) -> Record:
+def log_record(row: Row[Any], **other: Any) -> Record:
     """Return the record of an entry of the world log."""
     return {
         "record": "log",
@@ -216,7 +223,7 @@ def of_log(row: Row[Any], **other: Any) -> Record:
     }
 
 
-def hashes_of(states: Iterable[Mapping[str, Any]], writes: Iterable[Mapping[str, Any]]) -> list[bytes]:
+def referenced_hashes(states: Iterable[Mapping[str, Any]], writes: Iterable[Mapping[str, Any]]) -> list[bytes]:
     """Return the hashes of the values that graph checkpoints and pending writes refer to."""
-    found = [key for row in states for key in unpack(row["channels"]).values()]
-    return found + [key for row in writes for key in split_hashes(row["value"])]
+    state_hashes = [key for row in states for key in unpack(row["channels"]).values()]
+    return state_hashes + [key for row in writes for key in split_hashes(row["value"])]

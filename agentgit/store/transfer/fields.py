@@ -17,9 +17,9 @@ from agentgit.values import dump_without_orjson, to_json
 
 Check = Callable[[Any], Any]
 
-LONGEST_TEXT = 16 * 2**20
-LONGEST_KEY = 1000
-LONGEST_LABEL = 200
+MAX_TEXT_LENGTH = 16 * 2**20
+MAX_KEY_BYTES = 1000
+MAX_LABEL_LENGTH = 200
 MAX_COUNT = 2**30
 """The maximum of any count. It leaves every database room to count further."""
 
@@ -52,32 +52,32 @@ def flag(value: Any) -> bool:
 
 
 def text(value: Any) -> str:
-    """Check for a string of at most `LONGEST_TEXT` characters."""
-    if type(value) is not str or len(value) > LONGEST_TEXT:
+    """Check for a string of at most `MAX_TEXT_LENGTH` characters."""
+    if type(value) is not str or len(value) > MAX_TEXT_LENGTH:
         raise ValueError("is not text")
     return value
 
 
 def key(value: Any) -> str:
     """Check for a string that is short enough for an index of any database."""
-    if len(text(value).encode(errors="surrogatepass")) > LONGEST_KEY:
-        raise ValueError(f"is longer than {LONGEST_KEY} bytes")
+    if len(text(value).encode(errors="surrogatepass")) > MAX_KEY_BYTES:
+        raise ValueError(f"is longer than {MAX_KEY_BYTES} bytes")
     return text(value)
 
 
 def label(value: Any) -> str:
     """Check for a name that a user chose: 1 to 200 characters, not all of them blank."""
-    if not text(value).strip() or len(value) > LONGEST_LABEL:
-        raise ValueError(f"is not text of 1 to {LONGEST_LABEL} characters")
+    if not text(value).strip() or len(value) > MAX_LABEL_LENGTH:
+        raise ValueError(f"is not text of 1 to {MAX_LABEL_LENGTH} characters")
     return text(value)
 
 
-def word(most: int) -> Check:
-    """Build a check for a string of 1 to `most` printable characters."""
+def word(max_length: int) -> Check:
+    """Build a check for a string of 1 to `max_length` printable characters."""
 
     def check(value: Any) -> str:
-        if type(value) is not str or not 0 < len(value) <= most or not value.isprintable():
-            raise ValueError(f"is not text of 1 to {most} printable characters")
+        if type(value) is not str or not 0 < len(value) <= max_length or not value.isprintable():
+            raise ValueError(f"is not text of 1 to {max_length} printable characters")
         return value
 
     return check
@@ -96,18 +96,18 @@ def one_of(*words: str) -> Check:
 
 def time(value: Any) -> datetime:
     """Check for an ISO 8601 time with a time zone; return it in UTC."""
-    found = datetime.fromisoformat(value) if type(value) is str else None
-    if found is None or found.tzinfo is None or not 1970 < found.year < 9000:
+    parsed = datetime.fromisoformat(value) if type(value) is str else None
+    if parsed is None or parsed.tzinfo is None or not 1970 < parsed.year < 9000:
         raise ValueError("is not a time with a time zone")
-    return found.astimezone(UTC)
+    return parsed.astimezone(UTC)
 
 
 def digest(value: Any) -> bytes:
     """Check for a SHA-256 hash in hexadecimal; return its bytes."""
-    found = bytes.fromhex(value) if type(value) is str else b""
-    if len(found) != 32 or found.hex() != value:
+    digest_bytes = bytes.fromhex(value) if type(value) is str else b""
+    if len(digest_bytes) != 32 or digest_bytes.hex() != value:
         raise ValueError("is not a hash")
-    return found
+    return digest_bytes
 
 
 def nullable(check: Check) -> Check:
@@ -118,21 +118,21 @@ def nullable(check: Check) -> Check:
 def list_of(check: Check) -> Check:
     """Build a check for a list whose items pass another check."""
 
-    def of_all(value: Any) -> list[Any]:
+    def check_items(value: Any) -> list[Any]:
         if type(value) is not list:
             raise ValueError("is not a list")
         return [check(item) for item in value]
 
-    return of_all
+    return check_items
 
 
 def mapping_of(check: Check) -> Check:
     """Build a check for an object whose values pass another check."""
 
-    def of_all(value: Any) -> dict[str, Any]:
+    def check_values(value: Any) -> dict[str, Any]:
         return {name: check(item) for name, item in json_object(value).items()}
 
-    return of_all
+    return check_values
 
 
 def json_object(value: Any) -> dict[str, Any]:
@@ -146,8 +146,8 @@ def settings(checks: Mapping[str, Check]) -> Check:
     """Build a check for an object with any of these fields and no other."""
 
     def check(value: Any) -> dict[str, Any]:
-        found = json_object(value)
-        return fields(found, {name: check for name, check in checks.items() if name in found})
+        values = json_object(value)
+        return check_fields(values, {name: check for name, check in checks.items() if name in values})
 
     return check
 
@@ -157,7 +157,7 @@ def json_bytes(value: Any) -> bytes:
     try:
         return orjson.dumps(value)
     except TypeError:
-        return _slowly(value)
+        return _dump_without_orjson(value)
 
 
 def json_value(value: Any) -> Any:
@@ -166,7 +166,7 @@ def json_value(value: Any) -> Any:
     return value
 
 
-def _slowly(value: Any) -> bytes:
+def _dump_without_orjson(value: Any) -> bytes:
     try:
         return dump_without_orjson(value)
     except RecursionError as error:
@@ -177,28 +177,28 @@ def exact_object(**checks: Check) -> Check:
     """Build a check for an object with exactly these fields."""
 
     def check(value: Any) -> dict[str, Any]:
-        return fields(json_object(value), checks)
+        return check_fields(json_object(value), checks)
 
     return check
 
 
-def fields(found: Mapping[str, Any], checks: Mapping[str, Check]) -> dict[str, Any]:
+def check_fields(values: Mapping[str, Any], checks: Mapping[str, Check]) -> dict[str, Any]:
     """Check that an object has exactly these fields, and check each of them.
 
     Raises:
         ValueError: A field is missing, unknown or wrong; the message names it.
 
     Example:
-        >>> fields({"id": 7}, {"id": ident})
+        >>> check_fields({"id": 7}, {"id": ident})
         {'id': 7}
     """
-    odd = sorted(found.keys() ^ checks.keys())
-    if odd:
-        raise ValueError(f"has {'an unknown' if odd[0] in found else 'no'} field {odd[0][:40]!r}")
-    return {name: _field(name, check, found[name]) for name, check in checks.items()}
+    mismatches = sorted(values.keys() ^ checks.keys())
+    if mismatches:
+        raise ValueError(f"has {'an unknown' if mismatches[0] in values else 'no'} field {mismatches[0][:40]!r}")
+    return {name: _check_field(name, check, values[name]) for name, check in checks.items()}
 
 
-def _field(name: str, check: Check, value: Any) -> Any:
+def _check_field(name: str, check: Check, value: Any) -> Any:
     try:
         return check(value)
     except (ValueError, OverflowError) as error:
@@ -213,7 +213,7 @@ def arguments(value: Any) -> bytes:
 def tag(value: Any) -> str:
     """Check the name of a tag."""
     try:
-        return references.place_name(value, "tag")
+        return references.require_name(value, "tag")
     except InvalidInput as error:
         raise ValueError(str(error)) from error
 
@@ -221,6 +221,6 @@ def tag(value: Any) -> str:
 def branch(value: Any) -> str:
     """Check the name of a branch."""
     try:
-        return references.branch_name(value)
+        return references.require_branch_name(value)
     except InvalidInput as error:
         raise ValueError(str(error)) from error

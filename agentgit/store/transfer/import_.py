@@ -10,10 +10,10 @@ from sqlalchemy import Connection, Table
 from agentgit.checkpoints.references import free_name
 from agentgit.effects.files import SnapshotRef
 from agentgit.errors import Conflict, Corrupt
-from agentgit.store.audit.trail import note
+from agentgit.store.audit.trail import record_event
 from agentgit.store.objects.blobs import Blobs, Leaf
 from agentgit.store.sql import row_codes
-from agentgit.store.sql.batch import AT_ONCE as ROWS_AT_ONCE
+from agentgit.store.sql.batch import MAX_PARAMETERS as ROWS_AT_ONCE
 from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.tables import (
     BRANCH,
@@ -28,12 +28,12 @@ from agentgit.store.sql.tables import (
     WORLD_LOG,
 )
 from agentgit.store.store import Store
-from agentgit.store.transfer.export_states import AT_ONCE
+from agentgit.store.transfer.export_states import VALUES_AT_ONCE
 from agentgit.store.transfer.file_trees import FileSink
 from agentgit.store.transfer.import_check import Checker
 from agentgit.store.transfer.import_rows import ImportedRows, ListItems, new_ids
-from agentgit.store.transfer.lines import LineReader, damaged_line, read
-from agentgit.store.transfer.records import checked, require_header
+from agentgit.store.transfer.lines import LineReader, damaged_line, read_lines
+from agentgit.store.transfer.records import check_record, require_header
 
 BYTES_AT_ONCE = 4 * 2**20
 """The size of values in memory, in bytes, above which they are stored."""
@@ -51,7 +51,7 @@ TABLES: Mapping[str, Table] = {
 }
 
 
-def records(stream: LineReader, checker: Checker) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_records(stream: LineReader, checker: Checker) -> Iterator[tuple[str, dict[str, Any]]]:
     """Iterate over the records of an export, each checked before it is returned.
 
     Args:
@@ -64,14 +64,14 @@ def records(stream: LineReader, checker: Checker) -> Iterator[tuple[str, dict[st
     """
     stream.seek(0)
     number = 0
-    for number, found, checker.seal in read(stream):
+    for number, raw_record, checker.seal in read_lines(stream):
         if number == 1:
-            require_header(found)
+            require_header(raw_record)
         try:
             if checker.is_complete:
                 raise ValueError("comes after the end")
-            kind, record = checked(found)
-            checker.take(kind, record)
+            kind, record = check_record(raw_record)
+            checker.check_record(kind, record)
         except ValueError as error:
             raise damaged_line(number, str(error)) from error
         yield kind, record
@@ -85,18 +85,18 @@ def records(stream: LineReader, checker: Checker) -> Iterator[tuple[str, dict[st
         )
 
 
-def check(stream: LineReader, keeps: FileSink | None = None) -> Checker:
+def check_export(stream: LineReader, sink: FileSink | None = None) -> Checker:
     """Check a whole export without storing it; return the checker.
 
     Args:
         stream: The file, at any position.
-        keeps: The store that keeps its files; None only checks them.
+        sink: The store that keeps its files; None only checks them.
 
     Raises:
-        InvalidInput, Corrupt: See `records`.
+        InvalidInput, Corrupt: See `read_records`.
     """
-    checker = Checker(keeps)
-    for _ in records(stream, checker):
+    checker = Checker(sink)
+    for _ in read_records(stream, checker):
         pass
     return checker
 
@@ -121,64 +121,64 @@ class Import:
         """Import the session, and return its id.
 
         Args:
-            checker: The checker that `check` returned.
+            checker: The checker that `check_export` returned.
             files: The imported snapshot of each tree, by the tree's number; None leaves the files out.
 
         Raises:
-            InvalidInput, Corrupt: See `records`. Nothing is stored.
+            InvalidInput, Corrupt: See `read_records`. Nothing is stored.
             Conflict: A session with that name exists.
             NotAllowed: The user was deleted.
         """
         return self.store.database.write(lambda c: self._store(c, checker, files), durable=True)
 
-    def _store(self, connection: Connection, whole: Checker, files: Mapping[int, SnapshotRef] | None) -> int:
+    def _store(self, connection: Connection, first_checker: Checker, files: Mapping[int, SnapshotRef] | None) -> int:
         rows = ImportedRows(
             tenant_id=self.store.tenant_id,
             user_id=self.user_id,
             session_id=new_id(),
-            ids=new_ids(whole.ids),
-            world_log_end=whole.last_seq,
+            ids=new_ids(first_checker.ids),
+            world_log_end=first_checker.last_seq,
             files=files,
-            snapshots=whole.files.snapshots if files is not None else {},
+            snapshots=first_checker.files.snapshots if files is not None else {},
         )
         self.store.users.require_exists(connection, self.user_id)
-        row = rows.session(whole.session, self._name(connection, whole.session["name"]))
-        row_codes.add(connection, SESSION, row)
+        row = rows.session(first_checker.session, self._choose_name(connection, first_checker.session["name"]))
+        row_codes.insert_rows(connection, SESSION, row)
         # A separate instance: a shared one would remember lists that are not stored if this transaction is rolled back.
         values = _ValueImport(Blobs(self.store.tenant_id, self.store.compression), connection)
         tables = _Tables(connection, rows)
         checker = Checker()
-        for kind, record in records(self.stream, checker):
-            if kind in TABLES and (kind != "snapshot" or rows.has(record)):
+        for kind, record in read_records(self.stream, checker):
+            if kind in TABLES and (kind != "snapshot" or rows.has_files(record)):
                 tables.add(kind, record)
             elif kind in ("value", "part", "list"):
                 values.add(checker.completed_value)
-        if checker.seal != whole.seal:
-            raise _changed()
+        if checker.seal != first_checker.seal:
+            raise _changed_error()
         values.flush()
         tables.flush()
-        note(
+        record_event(
             connection,
             self.store.tenant_id,
             "session.imported",
             session_id=rows.session_id,
             user_id=self.user_id,
-            name=whole.session["name"],
-            checkpoints=whole.counts["checkpoint"],
-            calls=whole.counts["call"],
+            name=first_checker.session["name"],
+            checkpoints=first_checker.counts["checkpoint"],
+            calls=first_checker.counts["call"],
         )
         return rows.session_id
 
-    def _name(self, connection: Connection, own: str) -> str:
-        taken = set(self.store.sessions.names(connection, self.user_id))
+    def _choose_name(self, connection: Connection, exported_name: str) -> str:
+        taken_names = set(self.store.sessions.names(connection, self.user_id))
         if self.name is not None:
-            if self.name in taken:
+            if self.name in taken_names:
                 raise Conflict(f"Session {self.name!r} already exists. Import it under another name.")
             return self.name
-        return free_name(own, taken)
+        return free_name(exported_name, taken_names)
 
 
-def _changed() -> Corrupt:
+def _changed_error() -> Corrupt:
     return Corrupt("The export was changed while it was read. Nothing was imported. Import it again.")
 
 
@@ -188,21 +188,21 @@ class _ValueImport:
     def __init__(self, blobs: Blobs, connection: Connection) -> None:
         self.blobs = blobs
         self.connection = connection
-        self._waiting: list[Leaf] = []
+        self._buffer: list[Leaf] = []
         self._size = 0
 
-    def add(self, made: Leaf | ListItems | None) -> None:
-        if isinstance(made, Leaf):
-            self._waiting.append(made)
-            self._size += len(made.data)
-        if isinstance(made, ListItems):
-            self.flush(made)
-        elif len(self._waiting) >= AT_ONCE or self._size > BYTES_AT_ONCE:
+    def add(self, value: Leaf | ListItems | None) -> None:
+        if isinstance(value, Leaf):
+            self._buffer.append(value)
+            self._size += len(value.data)
+        if isinstance(value, ListItems):
+            self.flush(value)
+        elif len(self._buffer) >= VALUES_AT_ONCE or self._size > BYTES_AT_ONCE:
             self.flush()
 
     def flush(self, *lists: ListItems) -> None:
-        self.blobs.put_many(self.connection, self._waiting, lists)
-        self._waiting, self._size = [], 0
+        self.blobs.put_many(self.connection, self._buffer, lists)
+        self._buffer, self._size = [], 0
 
 
 class _Tables:
@@ -210,23 +210,23 @@ class _Tables:
 
     def __init__(self, connection: Connection, rows: ImportedRows) -> None:
         self.connection = connection
-        self._make: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+        self._row_functions: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
             kind: getattr(rows, kind) for kind in TABLES
         }
-        self._waiting: dict[str, list[dict[str, Any]]] = {kind: [] for kind in TABLES}
+        self._buffers: dict[str, list[dict[str, Any]]] = {kind: [] for kind in TABLES}
 
     def add(self, kind: str, record: Mapping[str, Any]) -> None:
-        waiting = self._waiting[kind]
+        buffer = self._buffers[kind]
         try:
-            waiting.append(self._make[kind](record))
+            buffer.append(self._row_functions[kind](record))
         except KeyError as error:  # an id that was missing when the file was checked
-            raise _changed() from error
-        if len(waiting) >= ROWS_AT_ONCE:
+            raise _changed_error() from error
+        if len(buffer) >= ROWS_AT_ONCE:
             self.flush()
 
     def flush(self) -> None:
         """Store the buffered rows, in the order of the tables, because some refer to others."""
         for kind in TABLES:
-            if self._waiting[kind]:
-                row_codes.add(self.connection, TABLES[kind], *self._waiting[kind])
-                self._waiting[kind] = []
+            if self._buffers[kind]:
+                row_codes.insert_rows(self.connection, TABLES[kind], *self._buffers[kind])
+                self._buffers[kind] = []

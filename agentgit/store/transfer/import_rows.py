@@ -23,18 +23,18 @@ from agentgit.store.objects.plain_values import (
     show,
     show_message,
 )
-from agentgit.store.records.checkpoints import MERGED, merged_by
+from agentgit.store.records.checkpoints import MERGE_KEY, merge_source_id
 from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.tables import LIST
 from agentgit.store.threads import pending_writes
 from agentgit.store.transfer import json_checks
-from agentgit.store.transfer.export_states import LARGEST, RecentLists
+from agentgit.store.transfer.export_states import MAX_VALUE_BYTES, RecentLists
 from agentgit.store.transfer.file_trees import decode_base64
 from agentgit.store.transfer.json_checks import readable_message, require_flat, stored_message
 from agentgit.store.transfer.lines import PART_BYTES
 from agentgit.values import as_object, to_json
 
-TYPES = frozenset({*READERS, MSGPACK, MESSAGE_MSGPACK, CUSTOM_SERDE, RECORD, "null", "bytes", "bytearray"})
+VALUE_TYPES = frozenset({*READERS, MSGPACK, MESSAGE_MSGPACK, CUSTOM_SERDE, RECORD, "null", "bytes", "bytearray"})
 """The types of values that agentgit writes. A value of any other type, such as a pickle, is refused."""
 
 
@@ -55,15 +55,15 @@ class ValueReader:
 
     def __init__(self) -> None:
         self._recent = RecentLists()
-        self._open: dict[str, Any] | None = None
+        self._open_value: dict[str, Any] | None = None
         self._parts: list[bytes] = []
 
     @property
     def is_open(self) -> bool:
         """True while more parts of a value must follow."""
-        return self._open is not None
+        return self._open_value is not None
 
-    def value(self, fields: Mapping[str, Any]) -> Leaf | None:
+    def read_value(self, fields: Mapping[str, Any]) -> Leaf | None:
         """Return a value; None if its parts follow.
 
         Raises:
@@ -72,51 +72,51 @@ class ValueReader:
         if sum(fields[name] is not None for name in ("text", "data", "parts")) != 1:
             raise ValueError("must have exactly one of text, data and parts")
         if fields["parts"] is not None:
-            if not 1 < fields["parts"] <= LARGEST // PART_BYTES:
+            if not 1 < fields["parts"] <= MAX_VALUE_BYTES // PART_BYTES:
                 raise ValueError(f"cannot have {fields['parts']} parts")
-            self._open = dict(fields)
+            self._open_value = dict(fields)
             return None
         data = fields["text"].encode() if fields["text"] is not None else decode_base64(fields["data"])
-        return _leaf(fields, data)
+        return _make_leaf(fields, data)
 
-    def part(self, fields: Mapping[str, Any]) -> Leaf | None:
+    def read_part(self, fields: Mapping[str, Any]) -> Leaf | None:
         """Add a part; return the value if the part is the last one."""
-        assert self._open is not None  # noqa: S101  # the caller checks `is_open`
+        assert self._open_value is not None  # noqa: S101  # the caller checks `is_open`
         data = decode_base64(fields["data"])
         if len(data) > PART_BYTES:
             raise ValueError(f"has more than {PART_BYTES} bytes")
         self._parts.append(data)
-        if len(self._parts) < self._open["parts"]:
+        if len(self._parts) < self._open_value["parts"]:
             return None
-        found = _leaf(self._open, b"".join(self._parts))
-        self._open, self._parts = None, []
-        return found
+        value = _make_leaf(self._open_value, b"".join(self._parts))
+        self._open_value, self._parts = None, []
+        return value
 
-    def list(self, fields: Mapping[str, Any]) -> ListItems:
+    def read_list(self, fields: Mapping[str, Any]) -> ListItems:
         """Return a list with all of its items.
 
         Raises:
             ValueError: It continues a list that is not among the recent ones, or does not match its hash.
         """
-        base = self._recent.get(fields["base"]) if fields["base"] is not None else ()
-        if base is None or fields["keep"] > len(base):
+        base_items = self._recent.get(fields["base"]) if fields["base"] is not None else ()
+        if base_items is None or fields["keep"] > len(base_items):
             raise ValueError("continues a list that did not come shortly before it")
-        items = (*base[: fields["keep"]], *fields["items"])
+        items = (*base_items[: fields["keep"]], *fields["items"])
         if list_hash(items) != fields["id"]:
             raise ValueError("does not match its hash")
         self._recent.add(fields["id"], items)
         return ListItems(fields["id"], items, fields["base"])
 
 
-def _leaf(fields: Mapping[str, Any], data: bytes) -> Leaf:
-    if fields["type"] in (LIST, CHUNK) or fields["type"] not in TYPES:
+def _make_leaf(fields: Mapping[str, Any], data: bytes) -> Leaf:
+    if fields["type"] in (LIST, CHUNK) or fields["type"] not in VALUE_TYPES:
         raise ValueError(f"has type {fields['type']!r}, which agentgit does not write")
     if fields["type"] == CUSTOM_SERDE and data.partition(b"\0")[0] == PICKLE:
         raise ValueError("is a pickle, which is not imported because reading it can run any code")
-    found = leaf(fields["type"], data)
-    if found.hash != fields["id"]:
+    value = leaf(fields["type"], data)
+    if value.hash != fields["id"]:
         raise ValueError("does not match its hash")
-    return found
+    return value
 
 
 def require_readable(value: Leaf) -> None:
@@ -130,15 +130,15 @@ def require_readable(value: Leaf) -> None:
             if not all(type(name) is str for name in unpack(value.data)):
                 raise ValueError("has a name that is not text")
             return
-        shown = show(value)
+        displayed = show(value)
         if value.type in READERS:
-            require_flat(shown)
-        if value.type in RUNS and type(shown) is not list:
+            require_flat(displayed)
+        if value.type in RUNS and type(displayed) is not list:
             raise ValueError("is not a list")
         if value.type in MESSAGES:
-            stored_message(read_plain_msgpack(value.data) if value.type == MESSAGE_MSGPACK else shown)
+            stored_message(read_plain_msgpack(value.data) if value.type == MESSAGE_MSGPACK else displayed)
     except Exception as error:  # untrusted bytes may cause any exception
-        raise ValueError(f"of type {value.type} cannot be read ({_why(error)})") from error
+        raise ValueError(f"of type {value.type} cannot be read ({_describe_error(error)})") from error
 
 
 def is_message(value: Leaf) -> bool:
@@ -151,7 +151,7 @@ def is_message(value: Leaf) -> bool:
         return False
 
 
-def _why(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     return str(error) if type(error) is ValueError else type(error).__name__
 
 
@@ -180,11 +180,11 @@ class ImportedRows:
     files: Mapping[int, SnapshotRef] | None = None
     snapshots: Mapping[int, int] = field(default_factory=dict)
 
-    def _id(self, kind: str, old: int | None) -> int | None:
-        return None if old is None else self.ids[kind][old]
+    def _new_id(self, kind: str, old_id: int | None) -> int | None:
+        return None if old_id is None else self.ids[kind][old_id]
 
-    def _branch_thread(self, old: int) -> str:
-        return thread_of(self.ids["branch"][old])
+    def _branch_thread(self, old_id: int) -> str:
+        return thread_id_of(self.ids["branch"][old_id])
 
     def session(self, record: Record, name: str) -> dict[str, Any]:
         """Return the row of the session."""
@@ -204,7 +204,7 @@ class ImportedRows:
         """Return the row of a branch."""
         return {
             "tenant_id": self.tenant_id,
-            "id": self._id("branch", record["id"]),
+            "id": self._new_id("branch", record["id"]),
             "external_session_id": self.session_id,
             "thread_id": self._branch_thread(record["id"]),
             "name": record["name"],
@@ -212,12 +212,12 @@ class ImportedRows:
             "owner": None,
             "epoch": 0,
             "world_seen": self.world_log_end,
-            "head_id": self._id("checkpoint", record["head"]),
-            "parent_id": self._id("branch", record["parent"]),
-            "branch_point_id": self._id("checkpoint", record["point"]),
+            "head_id": self._new_id("checkpoint", record["head"]),
+            "parent_id": self._new_id("branch", record["parent"]),
+            "branch_point_id": self._new_id("checkpoint", record["point"]),
             "inherited": record["inherited"],
             "created_at": record["created_at"],
-            "meta": to_json(json_checks.remap_metadata(json_checks.checked_metadata(record["meta"]), self.ids)),
+            "meta": to_json(json_checks.remap_metadata(json_checks.check_metadata(record["meta"]), self.ids)),
         }
 
     def state(self, record: Record) -> dict[str, Any]:
@@ -256,8 +256,8 @@ class ImportedRows:
         """Return the row of a checkpoint."""
         return {
             "tenant_id": self.tenant_id,
-            "id": self._id("checkpoint", record["id"]),
-            "internal_session_id": self._id("branch", record["branch"]),
+            "id": self._new_id("checkpoint", record["id"]),
+            "internal_session_id": self._new_id("branch", record["branch"]),
             "number": record["number"],
             "name": record["name"],
             "description": record["description"],
@@ -271,34 +271,34 @@ class ImportedRows:
             "message_count": record["messages"],
             "restore_point": record["restore_point"],
             "data": self._data(record["data"]),
-            "workspace_snapshot_id": self._id("snapshot", self.snapshots.get(record["id"])),
-            "pending": _pending(record["pending"]),
+            "workspace_snapshot_id": self._new_id("snapshot", self.snapshots.get(record["id"])),
+            "pending": _pack_pending(record["pending"]),
         }
 
-    def has(self, snapshot: Record) -> bool:
+    def has_files(self, snapshot: Record) -> bool:
         """Return whether the files of a snapshot are imported."""
         return self.files is not None and snapshot["tree"] is not None
 
     def snapshot(self, record: Record) -> dict[str, Any]:
         """Return the row of a snapshot."""
-        at = (self.files or {})[record["tree"]]
+        snapshot_ref = (self.files or {})[record["tree"]]
         return {
             "tenant_id": self.tenant_id,
-            "id": self._id("snapshot", record["id"]),
+            "id": self._new_id("snapshot", record["id"]),
             "external_session_id": self.session_id,
-            "internal_session_id": self._id("branch", record["branch"]),
-            "snapshot": at.snapshot,
-            "settings": to_json(at.settings),
+            "internal_session_id": self._new_id("branch", record["branch"]),
+            "snapshot": snapshot_ref.snapshot,
+            "settings": to_json(snapshot_ref.settings),
             "created_at": record["created_at"],
         }
 
     def _data(self, data: bytes | None) -> bytes | None:
         """Return the data of a checkpoint, with the new id of the checkpoint that was merged into it."""
-        source = merged_by(data)
-        if data is None or source is None or source not in self.ids["checkpoint"]:
+        source_id = merge_source_id(data)
+        if data is None or source_id is None or source_id not in self.ids["checkpoint"]:
             return data  # the merged branch is not in the export, so it cannot be merged again here
-        facts = as_object(data)
-        return to_json({**facts, MERGED: {**facts[MERGED], "checkpoint": self.ids["checkpoint"][source]}})
+        fields = as_object(data)
+        return to_json({**fields, MERGE_KEY: {**fields[MERGE_KEY], "checkpoint": self.ids["checkpoint"][source_id]}})
 
     def tag(self, record: Record) -> dict[str, Any]:
         """Return the row of a tag."""
@@ -306,7 +306,7 @@ class ImportedRows:
             "tenant_id": self.tenant_id,
             "external_session_id": self.session_id,
             "name": record["name"],
-            "checkpoint_id": self._id("checkpoint", record["checkpoint"]),
+            "checkpoint_id": self._new_id("checkpoint", record["checkpoint"]),
             "description": record["description"],
             "user_id": self.user_id,
             "created_at": record["created_at"],
@@ -316,9 +316,9 @@ class ImportedRows:
         """Return the row of a call, with `made_on` set to mark it as imported."""
         return {
             "tenant_id": self.tenant_id,
-            "id": self._id("call", record["id"]),
+            "id": self._new_id("call", record["id"]),
             "external_session_id": self.session_id,
-            "internal_session_id": self._id("branch", record["branch"]),
+            "internal_session_id": self._new_id("branch", record["branch"]),
             "arrival": record["arrival"],
             "batch": record["batch"],
             "batch_index": record["batch_index"],
@@ -338,7 +338,7 @@ class ImportedRows:
             "owner": None,
             "kind": record["kind"],
             "identity": record["identity"],
-            "replay_of": self._id("call", record["replay_of"]),
+            "replay_of": self._new_id("call", record["replay_of"]),
             "answers": to_json(record["answers"]) if record["answers"] is not None else None,
             "made_on": record["made_on"],
         }
@@ -358,15 +358,15 @@ class ImportedRows:
         }
         return {
             "tenant_id": self.tenant_id,
-            "id": self._id("operation", record["id"]),
+            "id": self._new_id("operation", record["id"]),
             "external_session_id": self.session_id,
             "user_id": self.user_id,
             "kind": record["kind"],
             "status": DONE,
             "request_id": record["request_id"],
-            "source_id": self._id("branch", record["source"]),
+            "source_id": self._new_id("branch", record["source"]),
             "target_id": self.ids["checkpoint"].get(record["target"], 0),
-            "internal_session_id": self._id("branch", record["branch"]),
+            "internal_session_id": self._new_id("branch", record["branch"]),
             "owner": None,
             "request": to_json(request),
             "report": to_json({**report, "files": None}),
@@ -380,29 +380,31 @@ class ImportedRows:
             "tenant_id": self.tenant_id,
             "external_session_id": self.session_id,
             "seq": record["seq"],
-            "invocation_id": self._id("call", record["call"]),
+            "invocation_id": self._new_id("call", record["call"]),
             "action": record["action"],
-            "operation_id": self._id("operation", record["operation"]),
+            "operation_id": self._new_id("operation", record["operation"]),
             "created_at": record["created_at"],
         }
 
 
-def _pending(places: Sequence[Record] | None) -> bytes | None:
+def _pack_pending(entries: Sequence[Record] | None) -> bytes | None:
     """Return the pending writes of a checkpoint in the form of `agentgit.store.threads.pending_writes`."""
-    if places is None:
+    if entries is None:
         return None
-    return pending_writes.pack([at["ns"], at["state"], [_kept(write) for write in at["writes"]]] for at in places)
+    return pending_writes.pack(
+        [entry["ns"], entry["state"], [_pack_write(write) for write in entry["writes"]]] for entry in entries
+    )
 
 
-def _kept(write: Record) -> list[Any]:
+def _pack_write(write: Record) -> list[Any]:
     return [write["task"], write["idx"], write["path"], write["channel"], b"".join(write["value"]).hex()]
 
 
-def thread_of(branch_id: int) -> str:
+def thread_id_of(branch_id: int) -> str:
     """Return the LangGraph thread id of a branch."""
     return f"agentgit-{branch_id}"
 
 
-def new_ids(old: Mapping[str, set[int]]) -> dict[str, dict[int, int]]:
+def new_ids(old_ids: Mapping[str, set[int]]) -> dict[str, dict[int, int]]:
     """Return a new id for each old one, by kind. The new ids sort like the old ones."""
-    return {kind: {id: new_id() for id in sorted(ids)} for kind, ids in old.items()}
+    return {kind: {id: new_id() for id in sorted(ids)} for kind, ids in old_ids.items()}

@@ -24,9 +24,9 @@ LONGEST = 64 * 2**20
 PART_BYTES = 256 * 1024
 """The size of a part of a value or a file, in bytes. The last part may be smaller."""
 
-_BEGINS = (b'{"record":"agentgit-export"', b'{"record": "agentgit-export"')
+_HEADER_PREFIXES = (b'{"record":"agentgit-export"', b'{"record": "agentgit-export"')
 
-_TAIL = len(b',"hash":""}\n') + 64
+_TAIL_BYTES = len(b',"hash":""}\n') + 64
 
 
 class LineReader(Protocol):
@@ -56,14 +56,14 @@ class LineWriter:
         Raises:
             Corrupt: The record is too long for a line.
         """
-        body = _json(record)[:-1]
-        if len(body) + _TAIL > LONGEST:
+        body = _dump_record(record)[:-1]
+        if len(body) + _TAIL_BYTES > LONGEST:
             raise Corrupt(f"A record of type {record.get('record')} is longer than {LONGEST} bytes: not exported.")
         self._chain = sha256(self._chain + body).digest()
         return body + _tail(self._chain)
 
 
-def with_contents(record: Mapping[str, Any], data: bytes, *, is_text: bool) -> Iterator[dict[str, Any]]:
+def records_with_contents(record: Mapping[str, Any], data: bytes, *, is_text: bool) -> Iterator[dict[str, Any]]:
     """Return a record with its contents, followed by the records of its parts if it has several.
 
     Args:
@@ -71,18 +71,18 @@ def with_contents(record: Mapping[str, Any], data: bytes, *, is_text: bool) -> I
         data: The contents.
         is_text: True to write contents that are valid UTF-8 as text instead of base64.
     """
-    body: dict[str, Any] = {"text": None, "data": None, "parts": None}
+    no_contents: dict[str, Any] = {"text": None, "data": None, "parts": None}
     starts = range(0, len(data), PART_BYTES)
     if len(starts) > 1:
-        yield {**record, **body, "parts": len(starts)}
+        yield {**record, **no_contents, "parts": len(starts)}
         for start in starts:
             yield {"record": "part", "data": _base64(data[start : start + PART_BYTES])}
         return
     try:
-        found = {"text": data.decode()} if is_text else {"data": _base64(data)}
+        contents = {"text": data.decode()} if is_text else {"data": _base64(data)}
     except UnicodeDecodeError:
-        found = {"data": _base64(data)}
-    yield {**record, **body, **found}
+        contents = {"data": _base64(data)}
+    yield {**record, **no_contents, **contents}
 
 
 class ExportLine(NamedTuple):
@@ -93,7 +93,7 @@ class ExportLine(NamedTuple):
     hash: bytes
 
 
-def read(stream: LineReader) -> Iterator[ExportLine]:
+def read_lines(stream: LineReader) -> Iterator[ExportLine]:
     """Iterate over the lines of an export, each checked against its hash.
 
     Returns no lines for a file that is not an export. One line at a time is in memory.
@@ -107,30 +107,30 @@ def read(stream: LineReader) -> Iterator[ExportLine]:
     chain, number = b"", 0
     while line := stream.readline(LONGEST + 1):
         number += 1
-        if number == 1 and not line.lstrip().startswith(_BEGINS):
+        if number == 1 and not line.lstrip().startswith(_HEADER_PREFIXES):
             return
         if len(line) > LONGEST:
             raise damaged_line(number, f"is longer than {LONGEST} bytes")
         if not line.endswith(b"\n"):
             raise damaged_line(number, "is truncated")
-        body = line[:-_TAIL]
+        body = line[:-_TAIL_BYTES]
         chain = sha256(chain + body).digest()
-        if line[-_TAIL:] != _tail(chain):
+        if line[-_TAIL_BYTES:] != _tail(chain):
             raise damaged_line(
                 number, "does not match its hash: it was changed, or an earlier line is missing or repeated"
             )
-        yield ExportLine(number, _record(number, body), chain)
+        yield ExportLine(number, _parse_record(number, body), chain)
 
 
-def damaged_line(number: int, what: str) -> Corrupt:
+def damaged_line(number: int, problem: str) -> Corrupt:
     """Return the exception for a damaged line.
 
     Args:
         number: The number of the line, from 1.
-        what: The problem with the line.
+        problem: The problem with the line.
     """
     return Corrupt(
-        f"Line {number} of the export {what}. Nothing was imported. Export the session again.",
+        f"Line {number} of the export {problem}. Nothing was imported. Export the session again.",
         row=f"line {number}",
     )
 
@@ -143,21 +143,21 @@ def _tail(chain: bytes) -> bytes:
     return b',"hash":"%b"}\n' % chain.hex().encode()
 
 
-def _json(record: Mapping[str, Any]) -> bytes:
+def _dump_record(record: Mapping[str, Any]) -> bytes:
     try:
         return orjson.dumps(record)
     except TypeError:  # lone surrogates, huge integers
         return dump_without_orjson(record)
 
 
-def _record(number: int, body: bytes) -> dict[str, Any]:
+def _parse_record(number: int, body: bytes) -> dict[str, Any]:
     try:
-        found = from_json(body + b"}")
+        record = from_json(body + b"}")
     except (ValueError, RecursionError) as error:
         raise damaged_line(number, f"is not valid JSON ({error})") from error
-    if not isinstance(found, dict):
+    if not isinstance(record, dict):
         raise damaged_line(number, "is not a JSON object")
-    return found
+    return record
 
 
 STEP = 2**20
@@ -176,21 +176,21 @@ class _ProgressReader:
     def __init__(self, file: IO[bytes], progress: OnProgress, times: int) -> None:
         self._file = file
         self._progress = progress
-        self._size, self._times, self._begun = file.seek(0, io.SEEK_END), times, 0
-        self._done = self._told = 0
+        self._size, self._read_count, self._reads_begun = file.seek(0, io.SEEK_END), times, 0
+        self._done = self._reported = 0
 
     def seek(self, offset: int) -> int:
         # The last read may start over, if its transaction is retried.
-        self._begun = min(self._begun + 1, self._times)
-        self._done = self._told = (self._begun - 1) * self._size + offset
+        self._reads_begun = min(self._reads_begun + 1, self._read_count)
+        self._done = self._reported = (self._reads_begun - 1) * self._size + offset
         return self._file.seek(offset)
 
     def readline(self, size: int) -> bytes:
         line = self._file.readline(size)
         self._done += len(line)
-        if self._done - self._told >= STEP or not line:
-            self._told = self._done
-            self._progress(self._done, self._times * self._size)
+        if self._done - self._reported >= STEP or not line:
+            self._reported = self._done
+            self._progress(self._done, self._read_count * self._size)
         return line
 
 

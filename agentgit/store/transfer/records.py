@@ -22,9 +22,9 @@ from agentgit.store.transfer.fields import (
     Check,
     arguments,
     branch,
+    check_fields,
     digest,
     exact_object,
-    fields,
     flag,
     ident,
     json_bytes,
@@ -65,7 +65,7 @@ STATUSES = (
 _step = exact_object(invocation=ident, action=one_of(REVERSE, KEEP, BLOCK, GONE, REDO, ANSWER), why=text)
 _item = exact_object(invocation=ident, reason=text)
 
-_share = exact_object(
+_answers = exact_object(
     task=text, call=text, place=number(), taken=list_of(number()), graphs=list_of(number()), question=nullable(text)
 )
 
@@ -85,7 +85,7 @@ SETTINGS: dict[str, Check] = {
 }
 """The settings of an operation's request that are exported, in addition to its steps."""
 
-_SHAPES: dict[str, dict[str, Check]] = {
+_FIELDS_BY_KIND: dict[str, dict[str, Check]] = {
     HEADER: {
         "format": number(),
         "of": one_of(SESSION, BRANCH, CHECKPOINT),
@@ -157,7 +157,7 @@ _SHAPES: dict[str, dict[str, Check]] = {
     "tag": {"name": tag, "checkpoint": ident, "description": nullable(text), "created_at": time},
     "file": {
         "id": digest,
-        "size": number(most=file_trees.LARGEST_FILE),
+        "size": number(most=file_trees.MAX_FILE_BYTES),
         "text": nullable(text),
         "data": nullable(text),
         "parts": nullable(number()),
@@ -198,7 +198,7 @@ _SHAPES: dict[str, dict[str, Check]] = {
         "kind": one_of(invocation.CALL, invocation.REPLAY, invocation.REDO),
         "identity": nullable(word(64)),
         "replay_of": nullable(ident),
-        "answers": nullable(_share),
+        "answers": nullable(_answers),
     },
     "operation": {
         "id": ident,
@@ -224,11 +224,11 @@ _SHAPES: dict[str, dict[str, Check]] = {
     "end": {"counts": mapping_of(number(most=2**53))},
 }
 
-COUNTED = tuple(kind for kind in _SHAPES if kind not in (HEADER, "session", "end"))
+COUNTED_KINDS = tuple(kind for kind in _FIELDS_BY_KIND if kind not in (HEADER, "session", "end"))
 """The kinds of records that the end of an export counts."""
 
 
-def checked(record: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def check_record(record: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the kind of a record, and its fields in their stored form.
 
     Args:
@@ -238,15 +238,15 @@ def checked(record: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         ValueError: The record is invalid.
 
     Example:
-        >>> checked({"record": "part", "data": "AAAA"})
+        >>> check_record({"record": "part", "data": "AAAA"})
         ('part', {'data': 'AAAA'})
     """
     kind = record.get("record")
-    shape = _SHAPES.get(kind) if isinstance(kind, str) else None
-    if shape is None or not isinstance(kind, str):
+    checks = _FIELDS_BY_KIND.get(kind) if isinstance(kind, str) else None
+    if checks is None or not isinstance(kind, str):
         raise ValueError("is not a known kind of record")
     try:
-        return kind, fields({name: value for name, value in record.items() if name != "record"}, shape)
+        return kind, check_fields({name: value for name, value in record.items() if name != "record"}, checks)
     except ValueError as error:
         raise ValueError(f"is not a valid {kind}: {error}") from error
 

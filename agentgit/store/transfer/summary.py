@@ -9,7 +9,7 @@ from typing import Any
 from agentgit.sessions import ExternalSession
 from agentgit.store.transfer.paths import text_of
 
-_COUNTED = {
+_KINDS_BY_FIELD = {
     "branches": "branch",
     "checkpoints": "checkpoint",
     "graph_checkpoints": "state",
@@ -74,19 +74,19 @@ class TransferSummary:
             left: The number of snapshots that are left out, by reason.
             paths: The paths that are left out of snapshots, each with the reason.
         """
-        numbers = {name: counts.get(kind, 0) for name, kind in _COUNTED.items()}
+        field_counts = {name: counts.get(kind, 0) for name, kind in _KINDS_BY_FIELD.items()}
         snapshots = counts.get("snapshot", 0) - sum(left.values())
         return cls(
             session=session,
             of=header["of"],
             place=header["place"],
-            **numbers,
+            **field_counts,
             snapshots=snapshots,
             left_out=dict(left),
-            left_paths={text_of(path): why for path, why in sorted(paths.items())},
+            left_paths={text_of(path): reason for path, reason in sorted(paths.items())},
         )
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as a JSON-like dict, with the name and the id of the session."""
-        found = {one.name: getattr(self, one.name) for one in fields(self)}
-        return found | {"session": self.session.session_name, "session_id": self.session.id}
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return values | {"session": self.session.session_name, "session_id": self.session.id}

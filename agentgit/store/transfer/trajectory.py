@@ -33,60 +33,67 @@ def steps(
         >>> step["observation"][0]["content"], step["action"]["content"], step["done"]
         ('hi', 'hello', True)
     """
-    made: dict[str, list[ToolInvocation]] = defaultdict(list)
+    calls_by_id: dict[str, list[ToolInvocation]] = defaultdict(list)
     for call in calls:
         if call.tool_call_id is not None:
-            made[call.tool_call_id].append(call)
+            calls_by_id[call.tool_call_id].append(call)
     actions = [n for n, message in enumerate(messages) if message["role"] == "assistant"]
-    begin = 0
-    for number, at in enumerate(actions):
-        after = actions[number + 1] if number + 1 < len(actions) else len(messages)
+    start = 0
+    for number, action_index in enumerate(actions):
+        next_index = actions[number + 1] if number + 1 < len(actions) else len(messages)
         is_last = number + 1 == len(actions)
-        reward, label = _judged(points, at, after)
+        reward, label = _find_reward_and_label(points, action_index, next_index)
         yield {
             "step": number,
-            "state": _state(points, at),
-            "observation": [dict(message) for message in messages[begin:at]],
-            "action": {name: messages[at].get(name) for name in ("id", "content", "tool_calls")},
-            "results": [_result(call, made, messages[at + 1 : after]) for call in messages[at].get("tool_calls") or []],
+            "state": _state(points, action_index),
+            "observation": [dict(message) for message in messages[start:action_index]],
+            "action": {name: messages[action_index].get(name) for name in ("id", "content", "tool_calls")},
+            "results": [
+                _result(call, calls_by_id, messages[action_index + 1 : next_index])
+                for call in messages[action_index].get("tool_calls") or []
+            ],
             "reward": score if reward is None and is_last else reward,
             "label": label,
             "done": is_last,
         }
-        begin = at + 1
+        start = action_index + 1
 
 
-def _state(points: Sequence[Checkpoint], at: int) -> dict[str, Any]:
+def _state(points: Sequence[Checkpoint], message_count: int) -> dict[str, Any]:
     """Return the state before a step: the number of messages, and the newest checkpoint up to there."""
-    before = [point for point in points if point.metadata["message_count"] <= at]
-    found = before[-1].metadata if before else {}
-    return {"messages": at, "checkpoint": found.get("reference"), "state_hash": found.get("state_hash") or None}
+    earlier_points = [point for point in points if point.metadata["message_count"] <= message_count]
+    metadata = earlier_points[-1].metadata if earlier_points else {}
+    return {
+        "messages": message_count,
+        "checkpoint": metadata.get("reference"),
+        "state_hash": metadata.get("state_hash") or None,
+    }
 
 
-def _judged(points: Sequence[Checkpoint], at: int, after: int) -> tuple[Any, Any]:
+def _find_reward_and_label(points: Sequence[Checkpoint], action_index: int, next_index: int) -> tuple[Any, Any]:
     """Return the reward and the label of a step, from the checkpoints between it and the next step."""
     reward, label = None, None
     for point in points:
-        if at < point.metadata["message_count"] <= after:
+        if action_index < point.metadata["message_count"] <= next_index:
             data = point.metadata.get("data")
-            facts = data if isinstance(data, dict) else {}
-            reward = facts.get("reward", reward)
-            label = facts.get("label", point.checkpoint_name or label)
+            values = data if isinstance(data, dict) else {}
+            reward = values.get("reward", reward)
+            label = values.get("label", point.checkpoint_name or label)
     return reward, label
 
 
 def _result(
-    asked: Mapping[str, Any], made: dict[str, list[ToolInvocation]], answers: Sequence[Message]
+    tool_call: Mapping[str, Any], calls_by_id: dict[str, list[ToolInvocation]], messages: Sequence[Message]
 ) -> dict[str, Any]:
     """Return the result of one tool call: the recorded one, else the one in the conversation."""
-    recorded = made.get(asked["id"]) or []
-    call = recorded.pop(0) if recorded else None
-    told = next((message["content"] for message in answers if message.get("tool_call_id") == asked["id"]), None)
+    recorded_calls = calls_by_id.get(tool_call["id"]) or []
+    call = recorded_calls.pop(0) if recorded_calls else None
+    content = next((message["content"] for message in messages if message.get("tool_call_id") == tool_call["id"]), None)
     return {
-        "tool_call_id": asked["id"],
-        "tool": asked["name"],
+        "tool_call_id": tool_call["id"],
+        "tool": tool_call["name"],
         "status": call.status if call is not None else None,
         "effect": call.effect if call is not None else None,
-        "result": call.result if call is not None else told,
+        "result": call.result if call is not None else content,
         "error": call.error_message if call is not None else None,
     }

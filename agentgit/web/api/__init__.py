@@ -17,11 +17,11 @@ from agentgit.errors import AgentGitError
 from agentgit.web import problems
 from agentgit.web.api import events, sessions, sharing, users, world
 
-MOST = 10
+MAX_ERRORS = 10
 """The maximum number of validation errors that one answer reports."""
 
 
-def make() -> FastAPI:
+def create_api() -> FastAPI:
     """Create the application of the API, which is mounted below the application of the pages."""
     api = FastAPI(
         title="agentgit",
@@ -31,7 +31,7 @@ def make() -> FastAPI:
         docs_url=None,
         redoc_url=None,
         separate_input_output_schemas=False,
-        generate_unique_id_function=_name,
+        generate_unique_id_function=_operation_id,
     )
     for router in (
         users.account_router,
@@ -43,50 +43,50 @@ def make() -> FastAPI:
         users.router,
     ):
         api.include_router(router)
-    api.add_exception_handler(AgentGitError, _failed)
-    api.add_exception_handler(RequestValidationError, _invalid)
-    api.add_exception_handler(HTTPException, _refused)
-    api.add_exception_handler(Exception, _unexpected)
-    _describe(api)
+    api.add_exception_handler(AgentGitError, _answer_error)
+    api.add_exception_handler(RequestValidationError, _answer_invalid_request)
+    api.add_exception_handler(HTTPException, _answer_http_error)
+    api.add_exception_handler(Exception, _answer_unexpected_error)
+    _add_problem_schema(api)
     return api
 
 
-def _name(route: APIRoute) -> str:
+def _operation_id(route: APIRoute) -> str:
     return route.name
 
 
-def _describe(api: FastAPI) -> None:
+def _add_problem_schema(api: FastAPI) -> None:
     """Add the `Problem` schema to the OpenAPI description."""
-    plain = api.openapi
+    original = api.openapi
 
-    def described() -> dict[str, Any]:
-        found = plain()
-        found["components"]["schemas"].setdefault("Problem", problems.Problem.model_json_schema())
-        return found
+    def describe() -> dict[str, Any]:
+        schema = original()
+        schema["components"]["schemas"].setdefault("Problem", problems.Problem.model_json_schema())
+        return schema
 
-    api.openapi = described  # type: ignore[method-assign]  # the way that FastAPI documents
+    api.openapi = describe  # type: ignore[method-assign]  # the way that FastAPI documents
 
 
-def _failed(request: Request, error: Exception) -> Response:
+def _answer_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, AgentGitError)  # noqa: S101  # registered for this class only
-    return problems.answer(problems.problem_of_error(error), problems.headers_of(error))
+    return problems.problem_response(problems.problem_of_error(error), problems.headers_of(error))
 
 
-def _invalid(request: Request, error: Exception) -> Response:
+def _answer_invalid_request(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)  # noqa: S101  # registered for this class only
-    wrong = [{"where": "/".join(map(str, one["loc"])), "what": one["msg"]} for one in error.errors()[:MOST]]
-    told = "; ".join(f"{one['where']}: {one['what']}" for one in wrong)
-    return problems.answer(problems.problem(422, f"{told}.", "InvalidInput", wrong=wrong))
+    issues = [{"where": "/".join(map(str, one["loc"])), "what": one["msg"]} for one in error.errors()[:MAX_ERRORS]]
+    detail = "; ".join(f"{one['where']}: {one['what']}" for one in issues)
+    return problems.problem_response(problems.problem(422, f"{detail}.", "InvalidInput", wrong=issues))
 
 
-def _refused(request: Request, error: Exception) -> Response:
+def _answer_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101  # registered for this class only
-    told = str(error.detail)
-    if told == HTTPStatus(error.status_code).phrase:  # the default text: no route gave a detail
-        described = f"{request.scope.get('root_path', '')}/openapi.json"
-        told = f"There is no endpoint {request.method} {request.url.path}. {described} lists the endpoints."
-    return problems.answer(problems.problem(error.status_code, told), dict(error.headers or {}))
+    detail = str(error.detail)
+    if detail == HTTPStatus(error.status_code).phrase:  # the default text: no route gave a detail
+        schema_url = f"{request.scope.get('root_path', '')}/openapi.json"
+        detail = f"There is no endpoint {request.method} {request.url.path}. {schema_url} lists the endpoints."
+    return problems.problem_response(problems.problem(error.status_code, detail), dict(error.headers or {}))
 
 
-def _unexpected(request: Request, error: Exception) -> Response:
-    return problems.answer(problems.unexpected(error))
+def _answer_unexpected_error(request: Request, error: Exception) -> Response:
+    return problems.problem_response(problems.unexpected_problem(error))

@@ -13,12 +13,12 @@ from starlette.requests import Request
 from agentgit.errors import NotAllowed
 from agentgit.repository import Repository
 from agentgit.web.problems import MEDIA_TYPE, Unauthenticated
-from agentgit.web.security import SAFE, cookie_name
-from agentgit.web.site import note_user, site_of
+from agentgit.web.security import SAFE_METHODS, cookie_name
+from agentgit.web.site import record_user, site_of
 
 T = TypeVar("T")
 
-LARGEST_ID = 2**53 - 1
+MAX_ID = 2**53 - 1
 
 BEARER = HTTPBearer(auto_error=False, description="An API key (`agit_…`) or a JWT.")
 Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(BEARER)]
@@ -27,13 +27,13 @@ AUTHENTICATION_HELP = (
     "Send the header Authorization: Bearer agit_… with an API key. agentgit keys create NAME makes one."
 )
 
-Id = Annotated[int, Path(ge=1, le=LARGEST_ID)]
+Id = Annotated[int, Path(ge=1, le=MAX_ID)]
 Limit = Annotated[int, Query(ge=1, le=1_000, description="The maximum number of results.")]
-Offset = Annotated[int, Query(ge=0, le=LARGEST_ID, description="The number of results to skip.")]
+Offset = Annotated[int, Query(ge=0, le=MAX_ID, description="The number of results to skip.")]
 After = Annotated[
     str | None, Query(max_length=100, description="The `next` of the previous page.", pattern=r"^[0-9A-Za-z_-]+$")
 ]
-Place = Annotated[
+CheckpointRef = Annotated[
     str, Query(min_length=1, max_length=300, description="A checkpoint: `main#3`, `HEAD~1`, a name, a tag or an id.")
 ]
 BranchName = Annotated[str | None, Query(max_length=300, description="The branch; by default the current one.")]
@@ -47,7 +47,7 @@ def bearer_of(request: Request, bearer: Bearer) -> str:
     """
     if bearer is not None:
         return bearer.credentials
-    cookie = request.cookies.get(cookie_name(request)) if request.method in SAFE else None
+    cookie = request.cookies.get(cookie_name(request)) if request.method in SAFE_METHODS else None
     if cookie is None:
         raise Unauthenticated(f"Not authenticated. {AUTHENTICATION_HELP}")
     return cookie
@@ -63,13 +63,13 @@ def caller_of(request: Request, credential: Credential) -> Repository:
         Unauthenticated: The credential is not valid.
     """
     try:
-        found = site_of(request).entrance.repository(credential)
+        repo = site_of(request).authenticator.repository(credential)
     except NotAllowed as error:
         if hasattr(error, "retry_after"):
             raise
         raise Unauthenticated(str(error)) from error
-    note_user(request, found.user.id)
-    return found
+    record_user(request, repo.user.id)
+    return repo
 
 
 Caller = Annotated[Repository, Depends(caller_of)]
@@ -83,7 +83,7 @@ class RequestBody(BaseModel):
 
 def failures(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Return the OpenAPI descriptions of the error statuses that every route has, and of the given ones."""
-    said = {
+    descriptions = {
         400: "The request cannot be read.",
         401: "Not authenticated.",
         403: "Not allowed.",
@@ -97,8 +97,11 @@ def failures(*statuses: int) -> dict[int | str, dict[str, Any]]:
         503: "The database is unavailable.",
     }
     content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
-    every = (400, 401, 403, 404, 408, 413, 422, 500, 503)
-    return {status: {"description": said[status], "content": content} for status in sorted({*every, *statuses})}
+    common_statuses = (400, 401, 403, 404, 408, 413, 422, 500, 503)
+    return {
+        status: {"description": descriptions[status], "content": content}
+        for status in sorted({*common_statuses, *statuses})
+    }
 
 
 def part(items: Sequence[T], offset: int, limit: int) -> dict[str, Any]:

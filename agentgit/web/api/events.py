@@ -13,15 +13,15 @@ from starlette.types import Receive, Scope, Send
 
 from agentgit.repository import Repository
 from agentgit.web.api import responses
-from agentgit.web.api.dependencies import LARGEST_ID, Caller, Credential, Limit, failures
-from agentgit.web.api.responses import Answer
+from agentgit.web.api.dependencies import MAX_ID, Caller, Credential, Limit, failures
+from agentgit.web.api.responses import JsonResponse
 from agentgit.web.event_stream import EventPoller, TooManyFeeds, feed
 from agentgit.web.site import Site, site_of
 
 router = APIRouter(tags=["events"])
 
 OfSession = Annotated[
-    int | None, Query(ge=1, le=LARGEST_ID, description="Only events of this session; by default of all yours.")
+    int | None, Query(ge=1, le=MAX_ID, description="Only events of this session; by default of all yours.")
 ]
 Kinds = Annotated[list[str] | None, Query(max_length=40, description="A kind, like `rollback.*`; repeatable.")]
 
@@ -33,10 +33,10 @@ def list_events(
     kind: Kinds = None,
     since: datetime | None = None,
     limit: Limit = 50,
-) -> Answer:
+) -> JsonResponse:
     """List the newest events of the audit trail, in chronological order."""
-    found = caller.events.newest(session=session, kinds=kind or "*", since=since, limit=limit)
-    return Answer({"items": [event.to_dict() for event in found]})
+    events = caller.events.newest(session=session, kinds=kind or "*", since=since, limit=limit)
+    return JsonResponse({"items": [event.to_dict() for event in events]})
 
 
 @router.get(
@@ -49,13 +49,15 @@ def follow_events(
     caller: Caller,
     credential: Credential,
     session: OfSession = None,
-    after: Annotated[int | None, Query(ge=0, le=LARGEST_ID, description="The last event that you received.")] = None,
+    after: Annotated[int | None, Query(ge=0, le=MAX_ID, description="The last event that you received.")] = None,
     last_event_id: Annotated[str | None, Header(max_length=20, pattern=r"^\d*$")] = None,
 ) -> StreamingResponse:
     """Stream events as they happen. To continue a feed, send the id of the last event in the header `Last-Event-ID`."""
     start = int(last_event_id) if last_event_id else after
     site = site_of(request)
-    return live(site, caller, session, start, lambda: site.is_closing or site.entrance.has_ended(caller, credential))
+    return live(
+        site, caller, session, start, lambda: site.is_closing or site.authenticator.has_ended(caller, credential)
+    )
 
 
 def live(
@@ -68,15 +70,15 @@ def live(
     """
     if session_id is not None:
         repo.session(session_id)
-    known = start if start is not None else repo.events.last_id()
-    looking = EventPoller(repo, session_id, min(known, LARGEST_ID))
+    start_id = start if start is not None else repo.events.last_id()
+    poller = EventPoller(repo, session_id, min(start_id, MAX_ID))
     try:
-        site.seats.acquire(repo.user.id)
+        site.feed_counter.acquire(repo.user.id)
     except TooManyFeeds as error:
-        told = f"You have {site.limits.feeds} live feeds open, which is the limit. Close one, and try again."
-        raise HTTPException(429, told, {"retry-after": "5"}) from error
+        detail = f"You have {site.limits.feeds} live feeds open, which is the limit. Close one, and try again."
+        raise HTTPException(429, detail, {"retry-after": "5"}) from error
 
-    return Feed(feed(looking, is_over), lambda: site.seats.release(repo.user.id))
+    return Feed(feed(poller, is_over), lambda: site.feed_counter.release(repo.user.id))
 
 
 class Feed(StreamingResponse):
@@ -84,15 +86,15 @@ class Feed(StreamingResponse):
 
     Args:
         content: The bytes to send.
-        ended: The function to call once when the response ends, with or without an error.
+        on_end: The function to call once when the response ends, with or without an error.
     """
 
-    def __init__(self, content: AsyncIterator[bytes], ended: Callable[[], None]) -> None:
+    def __init__(self, content: AsyncIterator[bytes], on_end: Callable[[], None]) -> None:
         super().__init__(content, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
-        self._ended = ended
+        self._on_end = on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._ended()
+            self._on_end()

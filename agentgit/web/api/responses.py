@@ -22,15 +22,20 @@ ARGUMENT = re.compile(r"^ {4}(\w+): (.*(?:\n {5}.*)*)", re.MULTILINE)
 
 
 def model_of_dataclass(
-    name: str, of: type[Any], *, without: tuple[str, ...] = (), but: dict[str, Any] | None = None, **more: Any
+    name: str,
+    dataclass_type: type[Any],
+    *,
+    exclude: tuple[str, ...] = (),
+    overrides: dict[str, Any] | None = None,
+    **more: Any,
 ) -> type[BaseModel]:
     """Create a response model with the fields of a dataclass.
 
     Args:
         name: The name of the model in the OpenAPI description.
-        of: The dataclass. Its docstring describes the model and the fields.
-        without: Fields to omit.
-        but: Types of fields that differ from those of the dataclass, such as other models.
+        dataclass_type: The dataclass. Its docstring describes the model and the fields.
+        exclude: Fields to omit.
+        overrides: Types of fields that differ from those of the dataclass, such as other models.
         more: Additional fields, each with its type.
 
     Example:
@@ -38,34 +43,38 @@ def model_of_dataclass(
         >>> sorted(model_of_dataclass("Tag", Tag).model_json_schema()["required"])[:2]
         ['checkpoint_id', 'created_at']
     """
-    hints, said = typing.get_type_hints(of), _arguments(of.__doc__ or "")
-    shown = [field.name for field in dataclasses.fields(of) if field.name not in without and field.name[0] != "_"]
-    types = {field: hints[field] for field in shown} | (but or {}) | more
-    fields: dict[str, Any] = {field: (kind, Field(description=said.get(field))) for field, kind in types.items()}
-    return create_model(name, __doc__=(of.__doc__ or "").partition("\n")[0], **fields)
+    hints, descriptions = typing.get_type_hints(dataclass_type), _arguments(dataclass_type.__doc__ or "")
+    names = [
+        field.name for field in dataclasses.fields(dataclass_type) if field.name not in exclude and field.name[0] != "_"
+    ]
+    types = {field: hints[field] for field in names} | (overrides or {}) | more
+    fields: dict[str, Any] = {
+        field: (kind, Field(description=descriptions.get(field))) for field, kind in types.items()
+    }
+    return create_model(name, __doc__=(dataclass_type.__doc__ or "").partition("\n")[0], **fields)
 
 
-def listing(name: str, of: type[BaseModel], doc: str, **more: Any) -> type[BaseModel]:
+def create_list_model(name: str, item_model: type[BaseModel], doc: str, **more: Any) -> type[BaseModel]:
     """Create a response model that lists items of another model.
 
     Args:
         name: The name of the model in the OpenAPI description.
-        of: The model of the `items`.
+        item_model: The model of the `items`.
         doc: The description of the model.
         more: Fields besides `items`, each with its type.
     """
-    return answer(name, doc, items=many(of), **more)
+    return create_model_of_fields(name, doc, items=list_of(item_model), **more)
 
 
-def answer(name: str, doc: str, **types: Any) -> type[BaseModel]:
+def create_model_of_fields(name: str, doc: str, **types: Any) -> type[BaseModel]:
     """Create a response model from its fields, each with its type."""
     fields: dict[str, Any] = {field: (kind, ...) for field, kind in types.items()}
     return create_model(name, __doc__=doc, **fields)
 
 
-def many(of: type[BaseModel]) -> Any:
+def list_of(item_model: type[BaseModel]) -> Any:
     """Return the type of a list of a model's instances."""
-    return list.__class_getitem__(of)
+    return list.__class_getitem__(item_model)
 
 
 def _arguments(docstring: str) -> dict[str, str]:
@@ -74,7 +83,7 @@ def _arguments(docstring: str) -> dict[str, str]:
     return {name: " ".join(text.split()) for name, text in ARGUMENT.findall(section[1])} if section else {}
 
 
-class Answer(Response):
+class JsonResponse(Response):
     """A JSON response. It also encodes values that Starlette's encoder refuses: lone surrogates, huge numbers."""
 
     media_type = "application/json"
@@ -94,13 +103,15 @@ class Me(BaseModel):
 
 
 Session = model_of_dataclass("Session", ExternalSession)
-Sessions = listing("Sessions", Session, "A page of sessions, the most recently updated first.", next=str | None)
-Erased = model_of_dataclass("Erased", reports.Erased, but={"left": list[str]})
-Branch = model_of_dataclass("Branch", InternalSession, without=InternalSession.CONTENT)
-Branches = listing("Branches", Branch, "The branches of a session, oldest first.")
+Sessions = create_list_model(
+    "Sessions", Session, "A page of sessions, the most recently updated first.", next=str | None
+)
+Erased = model_of_dataclass("Erased", reports.Erased, overrides={"left": list[str]})
+Branch = model_of_dataclass("Branch", InternalSession, exclude=InternalSession.CONTENT)
+Branches = create_list_model("Branches", Branch, "The branches of a session, oldest first.")
 Point = model_of_dataclass("Point", tree.Point)
-TreeBranch = model_of_dataclass("TreeBranch", tree.Branch, without=("children",), but={"points": many(Point)})
-Tree = model_of_dataclass("Tree", tree.Tree, without=("roots",), branches=many(TreeBranch))
+TreeBranch = model_of_dataclass("TreeBranch", tree.Branch, exclude=("children",), overrides={"points": list_of(Point)})
+Tree = model_of_dataclass("Tree", tree.Tree, exclude=("roots",), branches=list_of(TreeBranch))
 
 
 class CheckpointAnswer(BaseModel):
@@ -126,7 +137,7 @@ class CheckpointAnswer(BaseModel):
     tags: list[str] = []
 
 
-Checkpoints = listing("Checkpoints", CheckpointAnswer, "A page of a log, the newest first.", next=str | None)
+Checkpoints = create_list_model("Checkpoints", CheckpointAnswer, "A page of a log, the newest first.", next=str | None)
 
 
 class MessageAnswer(BaseModel):
@@ -140,10 +151,10 @@ class MessageAnswer(BaseModel):
 
 
 Call = model_of_dataclass("Call", ToolInvocation)
-PART = {"total": int, "next": int | None}
+PAGE_FIELDS = {"total": int, "next": int | None}
 """The fields of a part of a long list besides `items`; `next` is the `offset` of the next part, or null."""
-Messages = listing("Messages", MessageAnswer, "A part of a conversation, oldest first.", **PART)
-Calls = listing("Calls", Call, "A part of a tool track, the first call first.", **PART)
+Messages = create_list_model("Messages", MessageAnswer, "A part of a conversation, oldest first.", **PAGE_FIELDS)
+Calls = create_list_model("Calls", Call, "A part of a tool track, the first call first.", **PAGE_FIELDS)
 
 
 class StateValue(BaseModel):
@@ -153,12 +164,12 @@ class StateValue(BaseModel):
     value: Any
 
 
-State = listing("State", StateValue, "A part of a graph's state, without the messages.", **PART)
+State = create_list_model("State", StateValue, "A part of a graph's state, without the messages.", **PAGE_FIELDS)
 FileChange = model_of_dataclass("FileChange", files.FileChange)
-FileChanges = model_of_dataclass("FileChanges", files.FileChanges, but={"changes": many(FileChange)})
+FileChanges = model_of_dataclass("FileChanges", files.FileChanges, overrides={"changes": list_of(FileChange)})
 
 
-CheckpointFiles = answer(
+CheckpointFiles = create_model_of_fields(
     "CheckpointFiles",
     "The files of a checkpoint: what its turn changed, and what restoring them now would do.",
     snapshot=int | None,
@@ -172,51 +183,55 @@ CheckpointFiles = answer(
 
 
 Tag = model_of_dataclass("Tag", queries.Tag)
-Tags = listing("Tags", Tag, "The tags of a session, the newest first.")
-Hit = model_of_dataclass("Hit", queries.Hit, but={"marks": list[list[int]]})
+Tags = create_list_model("Tags", Tag, "The tags of a session, the newest first.")
+Hit = model_of_dataclass("Hit", queries.Hit, overrides={"marks": list[list[int]]})
 
 
-HitsPage = answer("HitsPage", "A page of search results.", hits=many(Hit), next=str | None, complete=bool)
+HitsPage = create_model_of_fields(
+    "HitsPage", "A page of search results.", hits=list_of(Hit), next=str | None, complete=bool
+)
 
 
 Event = model_of_dataclass("Event", events.Event)
-Events = listing("Events", Event, "The newest events, oldest first.")
+Events = create_list_model("Events", Event, "The newest events, oldest first.")
 
 Change = model_of_dataclass("Change", diff.Change)
 Tokens = model_of_dataclass("Tokens", diff.Tokens)
 Diff = model_of_dataclass(
     "Diff",
     diff.Diff,
-    but={
-        "state": many(Change),
-        "removed_messages": many(MessageAnswer),
-        "added_messages": many(MessageAnswer),
+    overrides={
+        "state": list_of(Change),
+        "removed_messages": list_of(MessageAnswer),
+        "added_messages": list_of(MessageAnswer),
         "removed_tokens": Tokens,
         "added_tokens": Tokens,
-        "removed_calls": many(Call),
-        "added_calls": many(Call),
+        "removed_calls": list_of(Call),
+        "added_calls": list_of(Call),
     },
 )
-Comparison = model_of_dataclass("Comparison", comparison.Comparison, but={"left": Diff, "right": Diff, "between": Diff})
-Step = model_of_dataclass("Step", plan.PlanStep, but={"invocation": Call})
+Comparison = model_of_dataclass(
+    "Comparison", comparison.Comparison, overrides={"left": Diff, "right": Diff, "between": Diff}
+)
+Step = model_of_dataclass("Step", plan.PlanStep, overrides={"invocation": Call})
 Plan = model_of_dataclass(
     "Plan",
     plan.RollbackPlan,
-    but={"steps": many(Step), "replayed": many(Call), "files": FileChanges | None},
+    overrides={"steps": list_of(Step), "replayed": list_of(Call), "files": FileChanges | None},
     is_admissible=bool,
 )
-Item = model_of_dataclass("Item", report.ReportItem, but={"invocation": Call})
+Item = model_of_dataclass("Item", report.ReportItem, overrides={"invocation": Call})
 Report = model_of_dataclass(
     "Report",
     report.RollbackReport,
-    but={**dict.fromkeys(report.GROUPS, many(Item)), "files": FileChanges | None},
+    overrides={**dict.fromkeys(report.GROUPS, list_of(Item)), "files": FileChanges | None},
 )
 
 
-Switched = answer(
+Switched = create_model_of_fields(
     "Switched", "The result of a switch; `report` is null without `sync`.", branch=Branch, report=Report | None
 )
 
 
 Operation = model_of_dataclass("Operation", operation.Operation)
-Operations = listing("Operations", Operation, "The operations of a session, newest first.")
+Operations = create_list_model("Operations", Operation, "The operations of a session, newest first.")

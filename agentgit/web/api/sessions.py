@@ -21,80 +21,86 @@ from agentgit.web.api.dependencies import (
     After,
     BranchName,
     Caller,
+    CheckpointRef,
     Id,
     Limit,
     Offset,
-    Place,
     RequestBody,
     failures,
     part,
 )
-from agentgit.web.api.responses import Answer
+from agentgit.web.api.responses import JsonResponse
 
 checkpoint_router = APIRouter(prefix="/sessions/{session_id}/checkpoints/{checkpoint_id}", tags=["checkpoints"])
 
 
 @checkpoint_router.get("", response_model=responses.CheckpointAnswer, responses=failures())
-def get_checkpoint(caller: Caller, session_id: Id, checkpoint_id: Id) -> Answer:
+def get_checkpoint(caller: Caller, session_id: Id, checkpoint_id: Id) -> JsonResponse:
     """Return a checkpoint, without its content."""
-    return Answer(records.of_checkpoint(caller.session(session_id).get_checkpoint(checkpoint_id)))
+    return JsonResponse(records.of_checkpoint(caller.session(session_id).get_checkpoint(checkpoint_id)))
 
 
 @checkpoint_router.delete("", response_model=responses.CheckpointAnswer, responses=failures(409))
-def delete_checkpoint(caller: Caller, session_id: Id, checkpoint_id: Id) -> Answer:
+def delete_checkpoint(caller: Caller, session_id: Id, checkpoint_id: Id) -> JsonResponse:
     """Delete a checkpoint. The conversation and the tool track are kept."""
-    return Answer(records.of_checkpoint(caller.session(session_id).delete_checkpoint(checkpoint_id)))
+    return JsonResponse(records.of_checkpoint(caller.session(session_id).delete_checkpoint(checkpoint_id)))
 
 
 @checkpoint_router.get("/messages", response_model=responses.Messages, responses=failures())
-def list_messages(caller: Caller, session_id: Id, checkpoint_id: Id, offset: Offset = 0, limit: Limit = 100) -> Answer:
+def list_messages(
+    caller: Caller, session_id: Id, checkpoint_id: Id, offset: Offset = 0, limit: Limit = 100
+) -> JsonResponse:
     """List the messages of the conversation at a checkpoint, oldest first."""
-    return Answer(part(caller.session(session_id).get_checkpoint(checkpoint_id).conversation_history, offset, limit))
+    return JsonResponse(
+        part(caller.session(session_id).get_checkpoint(checkpoint_id).conversation_history, offset, limit)
+    )
 
 
 @checkpoint_router.get("/calls", response_model=responses.Calls, responses=failures())
 def list_calls_before(
     caller: Caller, session_id: Id, checkpoint_id: Id, offset: Offset = 0, limit: Limit = 100
-) -> Answer:
+) -> JsonResponse:
     """List the tool calls from the root of the session to a checkpoint, in order."""
-    return Answer(part(caller.session(session_id).get_checkpoint(checkpoint_id).tool_invocations, offset, limit))
+    return JsonResponse(part(caller.session(session_id).get_checkpoint(checkpoint_id).tool_invocations, offset, limit))
 
 
 @checkpoint_router.get("/state", response_model=responses.State, responses=failures())
-def get_state(caller: Caller, session_id: Id, checkpoint_id: Id, offset: Offset = 0, limit: Limit = 100) -> Answer:
+def get_state(
+    caller: Caller, session_id: Id, checkpoint_id: Id, offset: Offset = 0, limit: Limit = 100
+) -> JsonResponse:
     """List the values of the graph's state at a checkpoint, without the messages."""
     state = caller.session(session_id).get_checkpoint(checkpoint_id).session_state
-    found = part(sorted(state), offset, limit)
-    return Answer({**found, "items": [{"key": key, "value": portable(state[key])} for key in found["items"]]})
+    page = part(sorted(state), offset, limit)
+    return JsonResponse({**page, "items": [{"key": key, "value": portable(state[key])} for key in page["items"]]})
 
 
 @checkpoint_router.get("/files", response_model=responses.CheckpointFiles, responses=failures(409))
-def get_files(caller: Caller, session_id: Id, checkpoint_id: Id) -> Answer:
+def get_files(caller: Caller, session_id: Id, checkpoint_id: Id) -> JsonResponse:
     """Return the changes to the files since the previous checkpoint, and what restoring the files now would do."""
-    return Answer(files_of(caller, session_id, caller.session(session_id).get_checkpoint(checkpoint_id)))
+    return JsonResponse(files_of(caller, session_id, caller.session(session_id).get_checkpoint(checkpoint_id)))
 
 
-def before_of(repo: Repository, session_id: int, point: Checkpoint) -> Checkpoint | None:
+def previous_checkpoint(repo: Repository, session_id: int, checkpoint: Checkpoint) -> Checkpoint | None:
     """Return the previous checkpoint on the path of a checkpoint; None for the first one."""
-    page = repo.session(session_id).log(branch=point.metadata["branch"]).page(1, after=point)
+    page = repo.session(session_id).log(branch=checkpoint.metadata["branch"]).page(1, after=checkpoint)
     return next(iter(page), None)
 
 
-def files_of(repo: Repository, session_id: int, point: Checkpoint) -> dict[str, Any]:
+def files_of(repo: Repository, session_id: int, checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the file changes of a checkpoint in the form of `responses.CheckpointFiles`."""
     session = repo.session(session_id)
-    snapshot = point.metadata["workspace_snapshot"]
-    known: dict[str, Any] = {"snapshot": snapshot, "before": None, "rewind": None, "diff_content": ""}
-    known |= {"added_files": [], "modified_files": [], "deleted_files": []}
+    snapshot = checkpoint.metadata["workspace_snapshot"]
+    result: dict[str, Any] = {"snapshot": snapshot, "before": None, "rewind": None, "diff_content": ""}
+    result |= {"added_files": [], "modified_files": [], "deleted_files": []}
     if snapshot is None:
-        return known
-    before = before_of(repo, session_id, point)
-    if before is not None:
-        changed = session.diff(before, point)
-        known |= {name: getattr(changed, name) for name in ("added_files", "modified_files", "deleted_files")}
-        known |= {"before": before.metadata["reference"], "diff_content": changed.diff_content}
-    plan = session.plan_rewind(point, branch=point.metadata["branch"])
-    return {**known, "rewind": plan.files.to_dict() if plan.files is not None else None}
+        return result
+    previous = previous_checkpoint(repo, session_id, checkpoint)
+    if previous is not None:
+        difference = session.diff(previous, checkpoint)
+        result |= {name: getattr(difference, name) for name in ("added_files", "modified_files", "deleted_files")}
+        result |= {"before": previous.metadata["reference"], "diff_content": difference.diff_content}
+    plan = session.plan_rewind(checkpoint, branch=checkpoint.metadata["branch"])
+    return {**result, "rewind": plan.files.to_dict() if plan.files is not None else None}
 
 
 router = APIRouter(tags=["sessions"])
@@ -102,7 +108,7 @@ router = APIRouter(tags=["sessions"])
 IN_MEMORY = 1_000_000
 """The size in bytes up to which an export is held in memory; a larger one is written to a temporary file."""
 
-CHUNK = 64 * 1024
+CHUNK_BYTES = 64 * 1024
 
 
 class NewSession(RequestBody):
@@ -126,48 +132,50 @@ def list_sessions(
     limit: Limit = 50,
     after: After = None,
     name: Annotated[str | None, Query(max_length=200, description="Only sessions whose name contains this.")] = None,
-) -> Answer:
+) -> JsonResponse:
     """List the sessions that you can see, the most recently updated first."""
-    page, following = page_of(caller, limit, after, name)
-    return Answer({"items": [records.of_session(one) for one in page], "next": following})
+    page, next_cursor = read_session_page(caller, limit, after, name)
+    return JsonResponse({"items": [records.of_session(session) for session in page], "next": next_cursor})
 
 
-def page_of(
+def read_session_page(
     repo: Repository, limit: int, after: str | None, name: str | None
 ) -> tuple[list[ExternalSession], str | None]:
     """Return a page of sessions, and the cursor of the next page; None on the last page."""
-    found = repo.sessions(limit + 1, after, name=name or None)
-    return found[:limit], found[limit - 1].cursor if len(found) > limit else None
+    sessions = repo.sessions(limit + 1, after, name=name or None)
+    return sessions[:limit], sessions[limit - 1].cursor if len(sessions) > limit else None
 
 
 @router.post("/sessions", status_code=201, response_model=responses.Session, responses=failures(409))
-def make_session(caller: Caller, wanted: NewSession) -> Answer:
+def make_session(caller: Caller, wanted: NewSession) -> JsonResponse:
     """Create a session. If you already have a session of this name, it is returned instead."""
-    return Answer(records.of_session(caller.session(wanted.name, create=True, template=wanted.template).info), 201)
+    return JsonResponse(
+        records.of_session(caller.session(wanted.name, create=True, template=wanted.template).info), 201
+    )
 
 
 @router.get("/sessions/{session_id}", response_model=responses.Session, responses=failures())
-def get_session(caller: Caller, session_id: Id) -> Answer:
+def get_session(caller: Caller, session_id: Id) -> JsonResponse:
     """Return a session."""
-    return Answer(records.of_session(caller.session(session_id).info))
+    return JsonResponse(records.of_session(caller.session(session_id).info))
 
 
 @router.delete("/sessions/{session_id}", response_model=responses.Erased, responses=failures(409))
-def delete_session(caller: Caller, session_id: Id) -> Answer:
+def delete_session(caller: Caller, session_id: Id) -> JsonResponse:
     """Permanently delete a session with everything stored for it. Returns what was deleted."""
-    return Answer(caller.session(session_id).delete().to_dict())
+    return JsonResponse(caller.session(session_id).delete().to_dict())
 
 
 @router.get("/sessions/{session_id}/branches", response_model=responses.Branches, responses=failures())
-def list_branches(caller: Caller, session_id: Id) -> Answer:
+def list_branches(caller: Caller, session_id: Id) -> JsonResponse:
     """List the branches of a session, oldest first."""
-    return Answer({"items": [records.of_branch(branch) for branch in caller.session(session_id).branches()]})
+    return JsonResponse({"items": [records.of_branch(branch) for branch in caller.session(session_id).branches()]})
 
 
 @router.get("/sessions/{session_id}/tree", response_model=responses.Tree, responses=failures())
-def get_tree(caller: Caller, session_id: Id) -> Answer:
+def get_tree(caller: Caller, session_id: Id) -> JsonResponse:
     """Return the branches of a session as a tree, with all their checkpoints."""
-    return Answer(records.of_tree(caller.session(session_id).tree()))
+    return JsonResponse(records.of_tree(caller.session(session_id).tree()))
 
 
 @router.get("/sessions/{session_id}/log", response_model=responses.Checkpoints, responses=failures())
@@ -184,13 +192,13 @@ def get_log(
     until: datetime | None = None,
     limit: Limit = 50,
     after: After = None,
-) -> Answer:
+) -> JsonResponse:
     """List checkpoints, newest first. All conditions must hold. Times must have a time zone."""
     log = caller.session(session_id).log(
         branch=branch, which=which, name=name, tag=tag, author=author, auto=auto, since=since, until=until
     )
     page = log.page(limit, after=after)
-    return Answer({"items": [records.of_checkpoint(point) for point in page], "next": page.next})
+    return JsonResponse({"items": [records.of_checkpoint(checkpoint) for checkpoint in page], "next": page.next})
 
 
 @router.get("/sessions/{session_id}/search", response_model=responses.HitsPage, responses=failures())
@@ -202,9 +210,9 @@ def search(
     all_branches: bool = False,
     limit: Limit = 20,
     after: After = None,
-) -> Answer:
+) -> JsonResponse:
     """Search the messages, tool calls and named checkpoints of a session for words."""
-    return Answer(
+    return JsonResponse(
         caller.session(session_id)
         .search(q, branch=branch, all_branches=all_branches, limit=limit, after=after)
         .to_dict()
@@ -214,51 +222,53 @@ def search(
 @router.get("/sessions/{session_id}/calls", response_model=responses.Calls, responses=failures())
 def list_calls(
     caller: Caller, session_id: Id, branch: BranchName = None, offset: Offset = 0, limit: Limit = 100
-) -> Answer:
+) -> JsonResponse:
     """List the tool calls along a branch, from the root of the session, in order."""
-    found = part(caller.session(session_id).tool_track(branch=branch), offset, limit)
-    return Answer({**found, "items": [call.to_dict() for call in found["items"]]})
+    page = part(caller.session(session_id).tool_track(branch=branch), offset, limit)
+    return JsonResponse({**page, "items": [call.to_dict() for call in page["items"]]})
 
 
 @router.get("/sessions/{session_id}/checkpoint", response_model=responses.CheckpointAnswer, responses=failures(409))
-def find_checkpoint(caller: Caller, session_id: Id, ref: Place, branch: BranchName = None) -> Answer:
+def find_checkpoint(caller: Caller, session_id: Id, ref: CheckpointRef, branch: BranchName = None) -> JsonResponse:
     """Return the checkpoint that a reference names."""
-    return Answer(records.of_checkpoint(caller.session(session_id).get_checkpoint(ref, branch=branch)))
+    return JsonResponse(records.of_checkpoint(caller.session(session_id).get_checkpoint(ref, branch=branch)))
 
 
 @router.get("/sessions/{session_id}/diff", response_model=responses.Diff, responses=failures(409))
-def get_diff(caller: Caller, session_id: Id, a: Place, b: Place) -> Answer:
+def get_diff(caller: Caller, session_id: Id, a: CheckpointRef, b: CheckpointRef) -> JsonResponse:
     """Compare two checkpoints: what the second one adds to the first, and what it removes."""
-    return Answer(caller.session(session_id).diff(a, b).to_dict())
+    return JsonResponse(caller.session(session_id).diff(a, b).to_dict())
 
 
 @router.get("/sessions/{session_id}/compare", response_model=responses.Comparison, responses=failures(409))
-def get_comparison(caller: Caller, session_id: Id, a: Place, b: Place) -> Answer:
+def get_comparison(caller: Caller, session_id: Id, a: CheckpointRef, b: CheckpointRef) -> JsonResponse:
     """Compare two branches: what each did since they diverged, and how they differ now."""
-    return Answer(caller.session(session_id).compare(a, b).to_dict())
+    return JsonResponse(caller.session(session_id).compare(a, b).to_dict())
 
 
 # -- tags
 
 
 @router.get("/sessions/{session_id}/tags", response_model=responses.Tags, responses=failures())
-def list_tags(caller: Caller, session_id: Id) -> Answer:
+def list_tags(caller: Caller, session_id: Id) -> JsonResponse:
     """List the tags of a session, newest first."""
-    return Answer({"items": [tag.to_dict() for tag in caller.session(session_id).tags()]})
+    return JsonResponse({"items": [tag.to_dict() for tag in caller.session(session_id).tags()]})
 
 
 @router.post("/sessions/{session_id}/tags", status_code=201, response_model=responses.Tag, responses=failures(409))
-def make_tag(caller: Caller, session_id: Id, wanted: NewTag) -> Answer:
+def make_tag(caller: Caller, session_id: Id, wanted: NewTag) -> JsonResponse:
     """Tag a checkpoint. A tagged checkpoint is kept."""
-    return Answer(
+    return JsonResponse(
         caller.session(session_id).tag(wanted.ref, wanted.name, description=wanted.description).to_dict(), 201
     )
 
 
 @router.delete("/sessions/{session_id}/tags", response_model=responses.Tag, responses=failures())
-def delete_tag(caller: Caller, session_id: Id, name: Annotated[str, Query(min_length=1, max_length=200)]) -> Answer:
+def delete_tag(
+    caller: Caller, session_id: Id, name: Annotated[str, Query(min_length=1, max_length=200)]
+) -> JsonResponse:
     """Remove a tag. The checkpoint is kept."""
-    return Answer(caller.session(session_id).untag(name).to_dict())
+    return JsonResponse(caller.session(session_id).untag(name).to_dict())
 
 
 # -- export
@@ -286,7 +296,7 @@ def download(caller: Caller, session_id: int, branch: str | None, *, files: bool
 
     def chunks() -> Iterator[bytes]:
         with file:
-            while data := file.read(CHUNK):
+            while data := file.read(CHUNK_BYTES):
                 yield data
 
     name = f"agentgit-session-{session_id}.jsonl"

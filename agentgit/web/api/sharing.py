@@ -14,19 +14,19 @@ from agentgit.render import records
 from agentgit.values import portable
 from agentgit.web.api import responses
 from agentgit.web.api.dependencies import Caller, Id, RequestBody, failures
-from agentgit.web.api.responses import Answer, listing, model_of_dataclass
+from agentgit.web.api.responses import JsonResponse, create_list_model, model_of_dataclass
 
 router = APIRouter(tags=["sharing"])
 
-LONGEST_SECONDS = 100 * 366 * 86_400
-Seconds = Annotated[int | None, Field(ge=1, le=LONGEST_SECONDS, description="Seconds until expiry; null is never.")]
+MAX_SECONDS = 100 * 366 * 86_400
+Seconds = Annotated[int | None, Field(ge=1, le=MAX_SECONDS, description="Seconds until expiry; null is never.")]
 Role = Literal["viewer", "forker", "editor", "owner"]
 
 
 MemberAnswer = model_of_dataclass("Member", Member)
-Members = listing("Members", MemberAnswer, "The users who have a role in a session, besides its owner.")
+Members = create_list_model("Members", MemberAnswer, "The users who have a role in a session, besides its owner.")
 LinkAnswer = model_of_dataclass("Link", ShareLink)
-Links = listing("Links", LinkAnswer, "The links of a session, including those that have ended.")
+Links = create_list_model("Links", LinkAnswer, "The links of a session, including those that have ended.")
 
 
 class Share(RequestBody):
@@ -57,20 +57,20 @@ def to_timedelta(seconds: int | None) -> timedelta | None:
 
 def plain(value: Member | ShareLink) -> dict[str, Any]:
     """Return a member or a link as JSON-like data."""
-    found: dict[str, Any] = portable(value)
-    return found
+    data: dict[str, Any] = portable(value)
+    return data
 
 
 @router.get("/sessions/{session_id}/members", response_model=Members, responses=failures())
-def list_members(caller: Caller, session_id: Id) -> Answer:
+def list_members(caller: Caller, session_id: Id) -> JsonResponse:
     """List the users who have a role in a session, besides its owner."""
-    return Answer({"items": [plain(one) for one in caller.session(session_id).sharing.members()]})
+    return JsonResponse({"items": [plain(member) for member in caller.session(session_id).sharing.members()]})
 
 
 @router.post("/sessions/{session_id}/members", status_code=201, response_model=MemberAnswer, responses=failures(409))
-def share(caller: Caller, session_id: Id, wanted: Share) -> Answer:
+def share(caller: Caller, session_id: Id, wanted: Share) -> JsonResponse:
     """Grant a user a role in the session. It replaces the role that you granted before. Owners only."""
-    return Answer(
+    return JsonResponse(
         plain(caller.session(session_id).sharing.share(wanted.user, wanted.role, to_timedelta(wanted.expires_in))), 201
     )
 
@@ -83,26 +83,26 @@ def unshare(caller: Caller, session_id: Id, user: Annotated[str, Query(min_lengt
 
 
 @router.get("/sessions/{session_id}/links", response_model=Links, responses=failures())
-def list_links(caller: Caller, session_id: Id) -> Answer:
+def list_links(caller: Caller, session_id: Id) -> JsonResponse:
     """List the links of a session. Owners only."""
-    return Answer({"items": [plain(one) for one in caller.session(session_id).sharing.links()]})
+    return JsonResponse({"items": [plain(link) for link in caller.session(session_id).sharing.links()]})
 
 
 @router.post("/sessions/{session_id}/links", status_code=201, response_model=LinkAnswer, responses=failures())
-def make_link(caller: Caller, session_id: Id, wanted: NewLink) -> Answer:
+def make_link(caller: Caller, session_id: Id, wanted: NewLink) -> JsonResponse:
     """Create a link. Each user with its token, which only this answer contains, can join the session. Owners only."""
-    return Answer(
+    return JsonResponse(
         plain(caller.session(session_id).sharing.create_link(wanted.role, to_timedelta(wanted.expires_in))), 201
     )
 
 
 @router.delete("/links/{link_id}", response_model=LinkAnswer, responses=failures())
-def revoke_link(caller: Caller, link_id: Id) -> Answer:
+def revoke_link(caller: Caller, link_id: Id) -> JsonResponse:
     """Revoke a link and the roles of all who joined with it, at once. Owners only."""
-    return Answer(plain(caller.revoke_link(link_id)))
+    return JsonResponse(plain(caller.revoke_link(link_id)))
 
 
 @router.post("/links/accept", response_model=responses.Session, responses=failures())
-def accept(caller: Caller, wanted: Join) -> Answer:
+def accept(caller: Caller, wanted: Join) -> JsonResponse:
     """Join a session with the token of a link."""
-    return Answer(records.of_session(caller.accept(wanted.token).info))
+    return JsonResponse(records.of_session(caller.accept(wanted.token).info))

@@ -14,7 +14,7 @@ from agentgit.auth.credentials import ApiKey, NewKey
 from agentgit.errors import NotAllowed
 from agentgit.values import portable
 from agentgit.web.api.dependencies import Caller, Credential, Id, RequestBody, failures
-from agentgit.web.api.responses import Answer, Erased, Me, listing, model_of_dataclass
+from agentgit.web.api.responses import Erased, JsonResponse, Me, create_list_model, model_of_dataclass
 from agentgit.web.api.sharing import Seconds, to_timedelta
 from agentgit.web.authentication import Accounts
 from agentgit.web.problems import Unauthenticated, status_of
@@ -38,11 +38,11 @@ class LoggedIn(BaseModel):
 
 
 @account_router.get("/me", response_model=Me, responses=failures())
-def me(caller: Caller) -> Answer:
+def me(caller: Caller) -> JsonResponse:
     """Return the user who is logged in."""
     user = caller.user
     scopes = sorted(caller.context.principal.scopes)
-    return Answer({"id": user.id, "name": user.name, "is_admin": user.is_admin, "scopes": scopes})
+    return JsonResponse({"id": user.id, "name": user.name, "is_admin": user.is_admin, "scopes": scopes})
 
 
 @account_router.post(
@@ -52,22 +52,22 @@ def me(caller: Caller) -> Answer:
     responses=failures(429),
     dependencies=[Depends(require_secure_connection)],
 )
-def login(request: Request, wanted: Login) -> Answer:
+def login(request: Request, wanted: Login) -> JsonResponse:
     """Log in with a name and a password. Returns a key for further requests."""
-    entrance = site_of(request).entrance
-    if not isinstance(entrance, Accounts):
+    authenticator = site_of(request).authenticator
+    if not isinstance(authenticator, Accounts):
         raise NotAllowed("This server has no passwords. Create an API key instead: agentgit keys create NAME")
     try:
-        key = log_in(request, entrance, wanted.name, wanted.password).key
+        key = log_in(request, authenticator, wanted.name, wanted.password).key
     except NotAllowed as error:
         raise Unauthenticated(str(error)) if status_of(error) == 403 else error from error
-    return Answer({"key": key}, 201)
+    return JsonResponse({"key": key}, 201)
 
 
 @account_router.post("/logout", status_code=204, response_class=Response, responses=failures())
 def logout(request: Request, caller: Caller, credential: Credential) -> Response:
     """Log out: revoke the key that this request is sent with."""
-    site_of(request).entrance.revoke(credential)
+    site_of(request).authenticator.revoke(credential)
     return Response(status_code=204)
 
 
@@ -77,10 +77,10 @@ Scope = Literal["read", "fork", "write", "admin"]
 
 
 UserAnswer = model_of_dataclass("User", User)
-UserList = listing("Users", UserAnswer, "The users of the tenant, by name.")
-Key = model_of_dataclass("Key", ApiKey, but={"scopes": list[str]})
-KeyList = listing("Keys", Key, "API keys.")
-MadeKey = model_of_dataclass("MadeKey", NewKey, but={"key": Key})
+UserList = create_list_model("Users", UserAnswer, "The users of the tenant, by name.")
+Key = model_of_dataclass("Key", ApiKey, overrides={"scopes": list[str]})
+KeyList = create_list_model("Keys", Key, "API keys.")
+MadeKey = model_of_dataclass("MadeKey", NewKey, overrides={"key": Key})
 
 
 class NewUser(RequestBody):
@@ -111,30 +111,30 @@ class WantedKey(RequestBody):
 
 def plain(value: User | ApiKey) -> dict[str, Any]:
     """Return a user or a key as JSON-like data."""
-    found: dict[str, Any] = portable(value)
-    return {**found, "scopes": sorted(found["scopes"])} if "scopes" in found else found
+    data: dict[str, Any] = portable(value)
+    return {**data, "scopes": sorted(data["scopes"])} if "scopes" in data else data
 
 
 @router.get("/users", response_model=UserList, responses=failures())
-def list_users(caller: Caller) -> Answer:
+def list_users(caller: Caller) -> JsonResponse:
     """List the users. Admins only."""
-    return Answer({"items": [plain(user) for user in caller.users.all()]})
+    return JsonResponse({"items": [plain(user) for user in caller.users.all()]})
 
 
 @router.post("/users", status_code=201, response_model=UserAnswer, responses=failures(409))
-def make_user(caller: Caller, wanted: NewUser) -> Answer:
+def make_user(caller: Caller, wanted: NewUser) -> JsonResponse:
     """Create a user. Admins only."""
-    return Answer(plain(caller.users.add(wanted.name, wanted.password, is_admin=wanted.is_admin)), 201)
+    return JsonResponse(plain(caller.users.add(wanted.name, wanted.password, is_admin=wanted.is_admin)), 201)
 
 
 @router.patch("/users/{user_id}", response_model=UserAnswer, responses=failures(409))
-def change_user(caller: Caller, user_id: Id, wanted: UserChange) -> Answer:
+def change_user(caller: Caller, user_id: Id, wanted: UserChange) -> JsonResponse:
     """Change a user's password, or disable or enable the user. Admins only, except for changing your own password."""
     if wanted.password is not None:
         caller.users.set_password(user_id, wanted.password, current=wanted.current_password)
     if wanted.disabled is not None:
         (caller.users.disable if wanted.disabled else caller.users.enable)(user_id)
-    return Answer(plain(caller.users.find(user_id)))
+    return JsonResponse(plain(caller.users.find(user_id)))
 
 
 @router.post("/users/{user_id}/revoke-tokens", status_code=204, response_class=Response, responses=failures())
@@ -145,24 +145,24 @@ def revoke_tokens(caller: Caller, user_id: Id) -> Response:
 
 
 @router.delete("/users/{user_id}", response_model=Erased, responses=failures(409))
-def delete_user(caller: Caller, user_id: Id) -> Answer:
+def delete_user(caller: Caller, user_id: Id) -> JsonResponse:
     """Permanently delete a user with all their sessions. Returns what was deleted. Admins only, except for yourself."""
-    return Answer(caller.users.delete(user_id).to_dict())
+    return JsonResponse(caller.users.delete(user_id).to_dict())
 
 
 @router.get("/keys", response_model=KeyList, responses=failures())
 def list_keys(
     caller: Caller, user: Annotated[str | None, Query(max_length=300, description="The owner; for admins.")] = None
-) -> Answer:
+) -> JsonResponse:
     """List your API keys, or those of another user."""
-    return Answer({"items": [plain(key) for key in caller.keys.all(user)]})
+    return JsonResponse({"items": [plain(key) for key in caller.keys.all(user)]})
 
 
 @router.post("/keys", status_code=201, response_model=MadeKey, responses=failures())
-def make_key(caller: Caller, wanted: WantedKey) -> Answer:
+def make_key(caller: Caller, wanted: WantedKey) -> JsonResponse:
     """Create an API key for yourself. It cannot have more rights than the key that you use."""
-    made = caller.keys.create(wanted.name, scopes=wanted.scopes, expires_in=to_timedelta(wanted.expires_in))
-    return Answer({"key": plain(made.key), "secret": made.secret}, 201)
+    new_key = caller.keys.create(wanted.name, scopes=wanted.scopes, expires_in=to_timedelta(wanted.expires_in))
+    return JsonResponse({"key": plain(new_key.key), "secret": new_key.secret}, 201)
 
 
 @router.delete("/keys/{key_id}", status_code=204, response_class=Response, responses=failures())

@@ -9,14 +9,14 @@ from pydantic import Field
 
 from agentgit.render import records
 from agentgit.web.api import responses
-from agentgit.web.api.dependencies import BranchName, Caller, Id, Place, RequestBody, failures
-from agentgit.web.api.responses import Answer
+from agentgit.web.api.dependencies import BranchName, Caller, CheckpointRef, Id, RequestBody, failures
+from agentgit.web.api.responses import JsonResponse
 
 router = APIRouter(tags=["world"])
 
 Tools = Literal["reverse", "keep", "require_clean"]
 Replay = Literal["record", "redo", "execute"]
-OnTrouble = Literal["stop", "continue"]
+OnFailure = Literal["stop", "continue"]
 REF = Field(min_length=1, max_length=300, description="A checkpoint: `main#3`, `HEAD~1`, a name, a tag or an id.")
 
 
@@ -31,8 +31,8 @@ class Rollback(RequestBody):
     replay: Replay = "record"
     name: str | None = Field(None, min_length=1, max_length=200, description="The name of the new branch.")
     force: bool = Field(False, description="True to keep what cannot be reversed.")
-    on_error: OnTrouble = "stop"
-    on_drift: OnTrouble = "stop"
+    on_error: OnFailure = "stop"
+    on_drift: OnFailure = "stop"
     request_id: str | None = Field(
         None, min_length=1, max_length=200, description="Your id for it; used again, it returns the same branch."
     )
@@ -52,7 +52,7 @@ class Switch(RequestBody):
     branch: str = Field(min_length=1, max_length=300)
     sync: Literal["world", "note", "ignore"] | None = None
     force: bool = False
-    on_error: OnTrouble = "stop"
+    on_error: OnFailure = "stop"
 
 
 class Resume(RequestBody):
@@ -72,72 +72,76 @@ class Resolve(RequestBody):
 def plan_rollback(
     caller: Caller,
     session_id: Id,
-    to: Place,
+    to: CheckpointRef,
     branch: BranchName = None,
     tools: Tools = "reverse",
     files: bool = True,
     conversation: bool = True,
     replay: Replay = "record",
-) -> Answer:
+) -> JsonResponse:
     """Return what a rollback would do. Changes nothing."""
     plan = caller.session(session_id).plan_rollback(
         to, branch=branch, tools=tools, files=files, conversation=conversation, replay=replay
     )
-    return Answer(plan.to_dict())
+    return JsonResponse(plan.to_dict())
 
 
 @router.post(
     "/sessions/{session_id}/rollbacks", status_code=201, response_model=responses.Report, responses=failures(409)
 )
-def roll_back(caller: Caller, session_id: Id, wanted: Rollback) -> Answer:
+def roll_back(caller: Caller, session_id: Id, wanted: Rollback) -> JsonResponse:
     """Roll back to a checkpoint on a new branch. The server runs the undo functions of the modules that it trusts."""
-    asked = wanted.model_dump()
-    return Answer(caller.session(session_id).rollback(asked.pop("to"), **asked).to_dict(), 201)
+    options = wanted.model_dump()
+    return JsonResponse(caller.session(session_id).rollback(options.pop("to"), **options).to_dict(), 201)
 
 
 @router.post(
     "/sessions/{session_id}/rewinds", status_code=201, response_model=responses.FileChanges, responses=failures(409)
 )
-def rewind_files(caller: Caller, session_id: Id, wanted: Rewind) -> Answer:
+def rewind_files(caller: Caller, session_id: Id, wanted: Rewind) -> JsonResponse:
     """Restore the files of a session. The conversation is unchanged."""
-    done = caller.session(session_id).rewind_files(wanted.to, branch=wanted.branch, force=wanted.force)
-    return Answer(done.to_dict(), 201)
+    changes = caller.session(session_id).rewind_files(wanted.to, branch=wanted.branch, force=wanted.force)
+    return JsonResponse(changes.to_dict(), 201)
 
 
 @router.get("/sessions/{session_id}/switch", response_model=responses.Plan, responses=failures(409))
-def plan_switch(caller: Caller, session_id: Id, branch: Annotated[str, Query(min_length=1, max_length=300)]) -> Answer:
+def plan_switch(
+    caller: Caller, session_id: Id, branch: Annotated[str, Query(min_length=1, max_length=300)]
+) -> JsonResponse:
     """Return what a switch with `sync: world` would do. Changes nothing."""
-    return Answer(caller.session(session_id).plan_switch(branch).to_dict())
+    return JsonResponse(caller.session(session_id).plan_switch(branch).to_dict())
 
 
 @router.post("/sessions/{session_id}/switch", response_model=responses.Switched, responses=failures(409))
-def switch(caller: Caller, session_id: Id, wanted: Switch) -> Answer:
+def switch(caller: Caller, session_id: Id, wanted: Switch) -> JsonResponse:
     """Continue the session on another branch."""
     session = caller.session(session_id)
     report = session.switch(wanted.branch, sync=wanted.sync, force=wanted.force, on_error=wanted.on_error)
     branch = records.of_branch(session.branch(wanted.branch))
-    return Answer({"branch": branch, "report": report.to_dict() if wanted.sync is not None else None})
+    return JsonResponse({"branch": branch, "report": report.to_dict() if wanted.sync is not None else None})
 
 
 @router.get("/sessions/{session_id}/operations", response_model=responses.Operations, responses=failures())
-def list_operations(caller: Caller, session_id: Id) -> Answer:
+def list_operations(caller: Caller, session_id: Id) -> JsonResponse:
     """List the rollbacks, switches and forks of a session, newest first."""
-    return Answer({"items": [records.of_operation(one) for one in caller.session(session_id).operations()]})
+    return JsonResponse(
+        {"items": [records.of_operation(operation) for operation in caller.session(session_id).operations()]}
+    )
 
 
 @router.get("/operations/{operation_id}", response_model=responses.Operation, responses=failures())
-def get_operation(caller: Caller, operation_id: Id) -> Answer:
+def get_operation(caller: Caller, operation_id: Id) -> JsonResponse:
     """Return one operation: a rollback, a switch or a fork."""
-    return Answer(records.of_operation(caller.operation(operation_id)))
+    return JsonResponse(records.of_operation(caller.operation(operation_id)))
 
 
 @router.post("/operations/{operation_id}/resume", response_model=responses.Report, responses=failures(409))
-def resume(caller: Caller, operation_id: Id, wanted: Resume) -> Answer:
+def resume(caller: Caller, operation_id: Id, wanted: Resume) -> JsonResponse:
     """Finish an operation that was interrupted or failed halfway. Completed steps are not repeated."""
-    return Answer(caller.resume(operation_id, force=wanted.force).to_dict())
+    return JsonResponse(caller.resume(operation_id, force=wanted.force).to_dict())
 
 
 @router.post("/invocations/{invocation_id}/resolve", response_model=responses.Call, responses=failures(409))
-def resolve(caller: Caller, invocation_id: Id, wanted: Resolve) -> Answer:
+def resolve(caller: Caller, invocation_id: Id, wanted: Resolve) -> JsonResponse:
     """Record what really happened to a call whose outcome is unknown."""
-    return Answer(caller.resolve(invocation_id, wanted.outcome, result=wanted.result).to_dict())
+    return JsonResponse(caller.resolve(invocation_id, wanted.outcome, result=wanted.result).to_dict())

@@ -19,37 +19,37 @@ def add_to(app: FastAPI) -> None:
     """Add the pages to an application."""
     for router in (users.router, sessions.router, sessions.checkpoint_router, world.router, sharing.router):
         app.include_router(router)
-    app.add_exception_handler(AgentGitError, _failed)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _refused)
+    app.add_exception_handler(AgentGitError, _render_error)
+    app.add_exception_handler(RequestValidationError, _render_invalid_request)
+    app.add_exception_handler(HTTPException, _render_http_error)
 
 
-def _failed(request: Request, error: Exception) -> Response:
+def _render_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, AgentGitError)  # noqa: S101  # registered for this class only
     if isinstance(error, problems.Unauthenticated):
         return redirect_to_login(request)
     plan = error.plan if isinstance(error, RollbackBlocked) else None
-    return _page(request, problems.problem_of_error(error), problems.headers_of(error), plan)
+    return _render_problem(request, problems.problem_of_error(error), problems.headers_of(error), plan)
 
 
-def _invalid(request: Request, error: Exception) -> Response:
+def _render_invalid_request(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)  # noqa: S101  # registered for this class only
-    told = "; ".join(f"{one['loc'][-1]}: {one['msg']}" for one in error.errors()[:5])
-    return _page(request, problems.problem(422, f"{told}. Go back and correct it."))
+    detail = "; ".join(f"{issue['loc'][-1]}: {issue['msg']}" for issue in error.errors()[:5])
+    return _render_problem(request, problems.problem(422, f"{detail}. Go back and correct it."))
 
 
-def _refused(request: Request, error: Exception) -> Response:
+def _render_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101  # registered for this class only
-    told = "This page does not exist." if error.status_code == 404 else str(error.detail)
-    return _page(request, problems.problem(error.status_code, told), dict(error.headers or {}))
+    detail = "This page does not exist." if error.status_code == 404 else str(error.detail)
+    return _render_problem(request, problems.problem(error.status_code, detail), dict(error.headers or {}))
 
 
-def unexpected(request: Request, error: Exception) -> Response:
+def render_unexpected_error(request: Request, error: Exception) -> Response:
     """Render the page for an unexpected error."""
-    return _page(request, problems.unexpected(error))
+    return _render_problem(request, problems.unexpected_problem(error))
 
 
-def _page(
+def _render_problem(
     request: Request, details: dict[str, object], headers: dict[str, str] | None = None, plan: object = None
 ) -> Response:
     """Render an error as a page, with the navigation if the user is logged in."""

@@ -14,10 +14,10 @@ from agentgit.errors import NotAllowed
 from agentgit.repository import Repository
 from agentgit.web.pages.rendering import render_page
 from agentgit.web.problems import Unauthenticated
-from agentgit.web.security import SAFE, cookie_name
-from agentgit.web.site import note_user, site_of
+from agentgit.web.security import SAFE_METHODS, cookie_name
+from agentgit.web.site import record_user, site_of
 
-LONGEST = 2_000
+MAX_URL_LENGTH = 2_000
 """The maximum length of the URL to return to after a login."""
 
 
@@ -39,7 +39,7 @@ class Visitor:
         """Render a page for this user."""
         return render_page(self.request, template, {**context, "visitor": self}, status=status)
 
-    def go(self, path: str) -> RedirectResponse:
+    def redirect(self, path: str) -> RedirectResponse:
         """Redirect to another page, with status 303 so that a form is not sent again."""
         return RedirectResponse(self.request.scope.get("root_path", "") + path, 303)
 
@@ -50,15 +50,15 @@ def visitor_of(request: Request) -> Visitor:
     Raises:
         Unauthenticated: The browser is not logged in.
     """
-    entrance, credential = site_of(request).entrance, request.cookies.get(cookie_name(request))
+    authenticator, credential = site_of(request).authenticator, request.cookies.get(cookie_name(request))
     if credential is None:
         raise Unauthenticated("Not logged in.")
     try:
-        repo = entrance.repository(credential)
+        repo = authenticator.repository(credential)
     except NotAllowed as error:
         raise Unauthenticated(str(error)) from error
-    note_user(request, repo.user.id)
-    return Visitor(request, repo, entrance.by_password)
+    record_user(request, repo.user.id)
+    return Visitor(request, repo, authenticator.by_password)
 
 
 Visit = Annotated[Visitor, Depends(visitor_of)]
@@ -66,9 +66,13 @@ Visit = Annotated[Visitor, Depends(visitor_of)]
 
 def redirect_to_login(request: Request) -> RedirectResponse:
     """Redirect to the login page, with the requested URL to return to."""
-    wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-    back = f"?next={quote(wanted)}" if request.method in SAFE and wanted != "/" and len(wanted) <= LONGEST else ""
-    return RedirectResponse(f"{request.scope.get('root_path', '')}/login{back}", 303)
+    requested_url = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    query = (
+        f"?next={quote(requested_url)}"
+        if request.method in SAFE_METHODS and requested_url != "/" and len(requested_url) <= MAX_URL_LENGTH
+        else ""
+    )
+    return RedirectResponse(f"{request.scope.get('root_path', '')}/login{query}", 303)
 
 
 def local_path_or_home(path: str, root: str = "") -> str:
@@ -82,8 +86,8 @@ def local_path_or_home(path: str, root: str = "") -> str:
         >>> local_path_or_home("/sessions?name=a"), local_path_or_home("//evil.example"), local_path_or_home("https://evil.example")
         ('/sessions?name=a', '/', '/')
     """
-    is_ours = path.startswith(f"{root}/") and path[1:2] not in ("/", "\\") and path.isprintable() and path.isascii()
-    return path if is_ours else f"{root}/"
+    is_local = path.startswith(f"{root}/") and path[1:2] not in ("/", "\\") and path.isprintable() and path.isascii()
+    return path if is_local else f"{root}/"
 
 
 def parse_checkpoint_ref(text: str) -> str | int:

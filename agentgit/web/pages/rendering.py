@@ -26,7 +26,7 @@ from agentgit.sessions.messages import text_of
 from agentgit.values import portable
 from agentgit.web.security import csrf_token
 
-LONGEST = 20_000
+MAX_TEXT_LENGTH = 20_000
 """The maximum number of characters of one text on a page."""
 
 
@@ -37,15 +37,15 @@ def escape_output(value: Any) -> Any:
     return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
-def cut(text: str, longest: int = LONGEST) -> str:
+def cut(text: str, longest: int = MAX_TEXT_LENGTH) -> str:
     """Shorten a text, and append the number of characters that were cut.
 
     Example:
         >>> cut("abcdef", 3)
         'abc… (3 more characters)'
     """
-    rest = len(text) - longest
-    return text if rest <= 0 else f"{text[:longest]}… ({rest:,} more characters)"
+    hidden_count = len(text) - longest
+    return text if hidden_count <= 0 else f"{text[:longest]}… ({hidden_count:,} more characters)"
 
 
 def pretty(value: Any) -> str:
@@ -63,8 +63,8 @@ def when(moment: datetime | str | None) -> Markup:
     """Format a time in UTC as a `time` element."""
     if moment is None:
         return Markup("")
-    at = datetime.fromisoformat(moment) if isinstance(moment, str) else moment
-    return Markup('<time datetime="{}">{}</time>').format(at.astimezone(UTC).isoformat(), f"{format_time(at)} UTC")
+    time = datetime.fromisoformat(moment) if isinstance(moment, str) else moment
+    return Markup('<time datetime="{}">{}</time>').format(time.astimezone(UTC).isoformat(), f"{format_time(time)} UTC")
 
 
 def spans(lines: list[Line]) -> Markup:
@@ -82,14 +82,14 @@ def spans(lines: list[Line]) -> Markup:
 
 def highlight_matches(text: str, marks: Any) -> Markup:
     """Render a search snippet with its matches highlighted."""
-    parts, at = list[str](), 0
+    parts, position = list[str](), 0
     for start, end in marks:
         parts += [
-            escape(escape_output(text[at:start])),
+            escape(escape_output(text[position:start])),
             Markup("<mark>{}</mark>").format(escape_output(text[start:end])),
         ]
-        at = end
-    return Markup("").join([*parts, escape_output(text[at:])])
+        position = end
+    return Markup("").join([*parts, escape_output(text[position:])])
 
 
 def query(**values: Any) -> str:
@@ -100,7 +100,7 @@ def query(**values: Any) -> str:
 @cache
 def templates() -> Environment:
     """Return the template environment, which is created once."""
-    found = Environment(
+    environment = Environment(
         loader=PackageLoader("agentgit.web"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -108,8 +108,8 @@ def templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.globals |= {"count": count, "query": query, "version": agentgit.__version__}
-    found.filters |= {
+    environment.globals |= {"count": count, "query": query, "version": agentgit.__version__}
+    environment.filters |= {
         "arguments": arguments,
         "brief": brief,
         "cut": cut,
@@ -120,21 +120,25 @@ def templates() -> Environment:
         "when": when,
         "widest": widest,
     }
-    return found
+    return environment
 
 
 def render_page(
-    request: Request, name: str, context: Mapping[str, Any], *, status: int = 200, fresh: str | None = None
+    request: Request, template: str, context: Mapping[str, Any], *, status: int = 200, form_cookie: str | None = None
 ) -> HTMLResponse:
     """Render a page.
 
     Args:
         request: The request for the page.
-        name: The name of the template, without `.html`.
+        template: The name of the template, without `.html`.
         context: The variables of the template.
         status: The HTTP status.
-        fresh: A new value of the form cookie, for a visitor who is not logged in.
+        form_cookie: A new value of the form cookie, for a visitor who is not logged in.
     """
-    shared = {"root": request.scope.get("root_path", ""), "path": request.url.path, "csrf": csrf_token(request, fresh)}
-    text = templates().get_template(f"{name}.html").render({"visitor": None, **shared, **context})
-    return HTMLResponse(text, status)
+    shared_context = {
+        "root": request.scope.get("root_path", ""),
+        "path": request.url.path,
+        "csrf": csrf_token(request, form_cookie),
+    }
+    content = templates().get_template(f"{template}.html").render({"visitor": None, **shared_context, **context})
+    return HTMLResponse(content, status)

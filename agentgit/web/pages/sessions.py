@@ -13,10 +13,10 @@ from agentgit.render.svg import tree_svg
 from agentgit.render.views.diff import patch
 from agentgit.sessions.events import KINDS
 from agentgit.sessions.tree import Point
-from agentgit.web.api.dependencies import LARGEST_ID, After, BranchName, Id, Offset
-from agentgit.web.api.sessions import before_of, download, files_of, page_of
+from agentgit.web.api.dependencies import MAX_ID, After, BranchName, Id, Offset
+from agentgit.web.api.sessions import download, files_of, previous_checkpoint, read_session_page
 from agentgit.web.pages.dependencies import Visit, parse_checkpoint_ref
-from agentgit.web.pages.rendering import LONGEST
+from agentgit.web.pages.rendering import MAX_TEXT_LENGTH
 from agentgit.web.security import require_same_site
 
 router = APIRouter()
@@ -30,14 +30,14 @@ Text = Annotated[str, Form(max_length=300)]
 @router.get("/")
 def home(visit: Visit) -> RedirectResponse:
     """Redirect to the list of sessions."""
-    return visit.go("/sessions")
+    return visit.redirect("/sessions")
 
 
 @router.get("/sessions")
 def sessions(visit: Visit, name: Annotated[str, Query(max_length=200)] = "", after: After = None) -> Response:
     """List the sessions."""
-    page, following = page_of(visit.repo, PAGE, after, name)
-    return visit.page("sessions", sessions=page, next=following, name=name, is_first=after is None)
+    page, next_cursor = read_session_page(visit.repo, PAGE, after, name)
+    return visit.page("sessions", sessions=page, next=next_cursor, name=name, is_first=after is None)
 
 
 @router.get("/sessions/{session_id}")
@@ -45,25 +45,25 @@ def session(visit: Visit, session_id: Id, branch: BranchName = None, after: Afte
     """Show a session: its tree, its branches, its tags, and the log of one branch."""
     session = visit.repo.session(session_id)
     tree, branches = session.tree(), session.branches()
-    on = session.branch(branch)
-    log = session.log(branch=on).page(PAGE, after=after)
-    operations = [one for one in session.operations() if one.status != "done"]
+    selected_branch = session.branch(branch)
+    log = session.log(branch=selected_branch).page(PAGE, after=after)
+    unfinished = [operation for operation in session.operations() if operation.status != "done"]
     root = visit.request.scope.get("root_path", "")
 
-    def page_of_point(point: Point) -> str:
+    def checkpoint_url(point: Point) -> str:
         return f"{root}/sessions/{session_id}/checkpoints/{point.id}"
 
     # `tree_svg` escapes all text, and adds no style and no script.
-    picture = Markup(tree_svg(tree, link=page_of_point))  # noqa: S704  # safe, see above
+    picture = Markup(tree_svg(tree, link=checkpoint_url))  # noqa: S704  # safe, see above
     return visit.page(
         "session",
         session=session.info,
         tree=picture,
         branches=branches,
-        on=on,
+        on=selected_branch,
         log=log,
         tags=session.tags(),
-        unfinished=operations,
+        unfinished=unfinished,
         is_first=after is None,
     )
 
@@ -77,25 +77,27 @@ def search(
     after: After = None,
 ) -> Response:
     """Show the results of a search in a session."""
-    found = visit.repo.session(session_id)
-    wrong, hits = "", None
+    handle = visit.repo.session(session_id)
+    error_text, hits = "", None
     if q.strip():
         try:
-            hits = found.search(q, all_branches=everywhere, limit=PAGE, after=after)
+            hits = handle.search(q, all_branches=everywhere, limit=PAGE, after=after)
         except InvalidInput as error:
-            wrong = str(error)
-    return visit.page("search", session=found.info, q=q, everywhere=everywhere, hits=hits, wrong=wrong)
+            error_text = str(error)
+    return visit.page("search", session=handle.info, q=q, everywhere=everywhere, hits=hits, wrong=error_text)
 
 
 @router.get("/sessions/{session_id}/calls")
 def calls(visit: Visit, session_id: Id, branch: BranchName = None, offset: Offset = 0) -> Response:
     """Show the tool calls of a branch."""
     session = visit.repo.session(session_id)
-    on = session.branch(branch)
-    track = session.tool_track(branch=on)
-    shown = track[offset : offset + PAGE]
-    more = offset + PAGE if offset + PAGE < len(track) else None
-    return visit.page("calls", session=session.info, on=on, calls=shown, total=len(track), more=more, offset=offset)
+    selected_branch = session.branch(branch)
+    track = session.tool_track(branch=selected_branch)
+    page = track[offset : offset + PAGE]
+    next_offset = offset + PAGE if offset + PAGE < len(track) else None
+    return visit.page(
+        "calls", session=session.info, on=selected_branch, calls=page, total=len(track), more=next_offset, offset=offset
+    )
 
 
 @router.get("/sessions/{session_id}/export")
@@ -105,43 +107,43 @@ def export(visit: Visit, session_id: Id, branch: BranchName = None, files: bool 
 
 
 @router.post("/sessions", dependencies=[Depends(require_same_site)])
-def begin(visit: Visit, name: Text, template: Text = "") -> Response:
+def create_session(visit: Visit, name: Text, template: Text = "") -> Response:
     """Create a session, optionally from a checkpoint of another one."""
-    made = visit.repo.session(name, create=True, template=parse_checkpoint_ref(template) if template else None)
-    return visit.go(f"/sessions/{made.id}")
+    handle = visit.repo.session(name, create=True, template=parse_checkpoint_ref(template) if template else None)
+    return visit.redirect(f"/sessions/{handle.id}")
 
 
 @router.post("/sessions/{session_id}/delete", dependencies=[Depends(require_same_site)])
 def delete(visit: Visit, session_id: Id, name: Text = "") -> Response:
     """Permanently delete a session if its name was typed, and show what was deleted."""
-    found = visit.repo.session(session_id)
-    if name.strip() != found.name.strip():
-        raise InvalidInput(f"Nothing was deleted. Type the name of the session, {found.name}, to delete it.")
-    return visit.page("erased", name=found.name, erased=found.delete())
+    handle = visit.repo.session(session_id)
+    if name.strip() != handle.name.strip():
+        raise InvalidInput(f"Nothing was deleted. Type the name of the session, {handle.name}, to delete it.")
+    return visit.page("erased", name=handle.name, erased=handle.delete())
 
 
-MOST = 200
+MAX_EVENTS = 200
 """The maximum number of events on the page."""
 
 
 @router.get("/audit")
 def audit(
     visit: Visit,
-    session: Annotated[int | None, Query(ge=1, le=LARGEST_ID)] = None,
+    session: Annotated[int | None, Query(ge=1, le=MAX_ID)] = None,
     kind: Annotated[str, Query(max_length=100)] = "*",
 ) -> Response:
     """Show the audit trail, newest event first."""
-    found = visit.repo.events.newest(session=session, kinds=kind or "*", limit=MOST)
-    of = visit.repo.session(session).info if session is not None else None
+    events = visit.repo.events.newest(session=session, kinds=kind or "*", limit=MAX_EVENTS)
+    session_info = visit.repo.session(session).info if session is not None else None
     me = visit.repo.user
-    names = {one.id: one.name for one in (visit.repo.users.all() if me.is_admin else [me])}
+    names = {user.id: user.name for user in (visit.repo.users.all() if me.is_admin else [me])}
     groups = sorted({name.partition(".")[0] for name in KINDS})
-    return visit.page("audit", events=found[::-1], of=of, kind=kind, groups=groups, kinds=KINDS, names=names)
+    return visit.page("audit", events=events[::-1], of=session_info, kind=kind, groups=groups, kinds=KINDS, names=names)
 
 
 checkpoint_router = APIRouter(prefix="/sessions/{session_id}")
 
-MESSAGES = 30
+MAX_ITEMS = 30
 """The maximum number of messages, calls or values of the state on a page."""
 
 Ref = Annotated[str, Query(max_length=300)]
@@ -160,18 +162,18 @@ def checkpoint(visit: Visit, session_id: Id, checkpoint_id: Id, earlier: Offset 
         session=session.info,
         point=point,
         facts=point.metadata,
-        messages=messages[max(0, end - MESSAGES) : end],
-        first=max(0, end - MESSAGES),
+        messages=messages[max(0, end - MAX_ITEMS) : end],
+        first=max(0, end - MAX_ITEMS),
         total=len(messages),
-        earlier=earlier + MESSAGES if end > MESSAGES else None,
-        later=max(0, earlier - MESSAGES) if earlier else None,
-        state=[(key, state[key]) for key in keys[values : values + MESSAGES]],
+        earlier=earlier + MAX_ITEMS if end > MAX_ITEMS else None,
+        later=max(0, earlier - MAX_ITEMS) if earlier else None,
+        state=[(key, state[key]) for key in keys[values : values + MAX_ITEMS]],
         state_total=len(keys),
-        more_values=values + MESSAGES if values + MESSAGES < len(keys) else None,
-        calls=point.tool_invocations[-MESSAGES:],
+        more_values=values + MAX_ITEMS if values + MAX_ITEMS < len(keys) else None,
+        calls=point.tool_invocations[-MAX_ITEMS:],
         calls_total=len(point.tool_invocations),
-        before=before_of(visit.repo, session_id, point),
-        restorable=MESSAGES,
+        before=previous_checkpoint(visit.repo, session_id, point),
+        restorable=MAX_ITEMS,
     )
 
 
@@ -180,15 +182,15 @@ def files(visit: Visit, session_id: Id, checkpoint_id: Id) -> Response:
     """Show what changed in the files, and what restoring them would do."""
     session = visit.repo.session(session_id)
     point = session.get_checkpoint(checkpoint_id)
-    found = files_of(visit.repo, session_id, point)
+    changes = files_of(visit.repo, session_id, point)
     return visit.page(
         "files",
         session=session.info,
         point=point,
         facts=point.metadata,
-        files=found,
-        patch=patch(found["diff_content"][:LONGEST]),
-        rest=max(0, len(found["diff_content"]) - LONGEST),
+        files=changes,
+        patch=patch(changes["diff_content"][:MAX_TEXT_LENGTH]),
+        rest=max(0, len(changes["diff_content"]) - MAX_TEXT_LENGTH),
     )
 
 
@@ -196,16 +198,16 @@ def files(visit: Visit, session_id: Id, checkpoint_id: Id) -> Response:
 def diff(visit: Visit, session_id: Id, a: Ref = "", b: Ref = "") -> Response:
     """Compare two checkpoints."""
     session = visit.repo.session(session_id)
-    found = session.diff(parse_checkpoint_ref(a), parse_checkpoint_ref(b)) if a and b else None
-    content = found.diff_content if found is not None else ""
+    difference = session.diff(parse_checkpoint_ref(a), parse_checkpoint_ref(b)) if a and b else None
+    content = difference.diff_content if difference is not None else ""
     return visit.page(
         "diff",
         session=session.info,
         a=a,
         b=b,
-        diff=found,
-        patch=patch(content[:LONGEST]),
-        rest=max(0, len(content) - LONGEST),
+        diff=difference,
+        patch=patch(content[:MAX_TEXT_LENGTH]),
+        rest=max(0, len(content) - MAX_TEXT_LENGTH),
         branches=session.branches(),
     )
 
@@ -213,12 +215,14 @@ def diff(visit: Visit, session_id: Id, a: Ref = "", b: Ref = "") -> Response:
 @checkpoint_router.post("/tags", dependencies=[Depends(require_same_site)])
 def tag(visit: Visit, session_id: Id, ref: Text, name: Text, description: Text = "") -> Response:
     """Tag a checkpoint."""
-    made = visit.repo.session(session_id).tag(parse_checkpoint_ref(ref), name.strip(), description=description or None)
-    return visit.go(f"/sessions/{session_id}/checkpoints/{made.checkpoint_id}")
+    new_tag = visit.repo.session(session_id).tag(
+        parse_checkpoint_ref(ref), name.strip(), description=description or None
+    )
+    return visit.redirect(f"/sessions/{session_id}/checkpoints/{new_tag.checkpoint_id}")
 
 
 @checkpoint_router.post("/tags/delete", dependencies=[Depends(require_same_site)])
 def untag(visit: Visit, session_id: Id, name: Text) -> Response:
     """Remove a tag."""
-    gone = visit.repo.session(session_id).untag(name)
-    return visit.go(f"/sessions/{session_id}/checkpoints/{gone.checkpoint_id}")
+    removed_tag = visit.repo.session(session_id).untag(name)
+    return visit.redirect(f"/sessions/{session_id}/checkpoints/{removed_tag.checkpoint_id}")

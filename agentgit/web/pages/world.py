@@ -15,13 +15,13 @@ from agentgit.effects import RollbackPlan
 from agentgit.errors import Conflict, InvalidInput, RollbackIncomplete
 from agentgit.values import to_json
 from agentgit.web.api.dependencies import BranchName, Id
-from agentgit.web.pages.dependencies import LONGEST, Visit, local_path_or_home, parse_checkpoint_ref
+from agentgit.web.pages.dependencies import MAX_URL_LENGTH, Visit, local_path_or_home, parse_checkpoint_ref
 from agentgit.web.security import require_same_site
 
 router = APIRouter()
 
 Text = Annotated[str, Form(max_length=300)]
-Tick = Annotated[bool, Form()]
+Checkbox = Annotated[bool, Form()]
 Tools = Literal["reverse", "keep", "require_clean"]
 
 
@@ -36,16 +36,18 @@ def plan(
 ) -> Response:
     """Show what a rollback would do, without doing it."""
     session = visit.repo.session(session_id)
-    found = session.plan_rollback(parse_checkpoint_ref(to), branch=branch, tools=_tools(tools, scope), **_parts(scope))
+    rollback_plan = session.plan_rollback(
+        parse_checkpoint_ref(to), branch=branch, tools=_effective_tools(tools, scope), **_parts_of_scope(scope)
+    )
     return visit.page(
         "plan",
         session=session.info,
-        plan=found,
+        plan=rollback_plan,
         to=to,
         branch=branch,
         tools=tools,
         scope=scope,
-        seen=_plan_hash(found),
+        seen=_plan_hash(rollback_plan),
         request_id=f"web-{uuid4().hex}",
     )
 
@@ -64,7 +66,7 @@ class _RollbackOptions(_Parts):
     tools: str
 
 
-def _parts(scope: str) -> _Parts:
+def _parts_of_scope(scope: str) -> _Parts:
     return {"conversation": scope != "files", "files": scope != "conversation"}
 
 
@@ -74,20 +76,20 @@ def _plan_hash(plan: RollbackPlan) -> str:
     return sha256(to_json([plan.kind, plan.checkpoint_id, plan.as_request(), files])).hexdigest()
 
 
-def _require_plan_unchanged(seen: str, plan: RollbackPlan) -> None:
+def _require_plan_unchanged(seen_hash: str, plan: RollbackPlan) -> None:
     """Check that the plan is still the one that the user has seen.
 
     Raises:
         Conflict: The plan has changed since.
     """
-    if seen != _plan_hash(plan):
+    if seen_hash != _plan_hash(plan):
         raise Conflict(
             "Nothing was changed: the plan is different now, because something happened in the meantime. Go back, "
             "reload, and check the plan."
         )
 
 
-def _tools(tools: str, scope: str) -> str:
+def _effective_tools(tools: str, scope: str) -> str:
     return "keep" if scope == "files" else tools
 
 
@@ -102,35 +104,39 @@ def roll_back(
     name: Text = "",
     tools: Annotated[Tools, Form()] = "reverse",
     scope: Annotated[Literal["all", "conversation", "files"], Form()] = "all",
-    force: Tick = False,
-    go_on: Tick = False,
+    force: Checkbox = False,
+    go_on: Checkbox = False,
 ) -> Response:
     """Roll back as planned, and show the report. A form that is sent twice runs once."""
-    repo, place = visit.repo, parse_checkpoint_ref(to)
-    how: _RollbackOptions = {"branch": branch or None, "tools": _tools(tools, scope), **_parts(scope)}
+    repo, ref = visit.repo, parse_checkpoint_ref(to)
+    options: _RollbackOptions = {
+        "branch": branch or None,
+        "tools": _effective_tools(tools, scope),
+        **_parts_of_scope(scope),
+    }
     session = repo.session(session_id)
-    if not any(one.request_id == request_id for one in session.operations()):
-        _require_plan_unchanged(seen, session.plan_rollback(place, **how))
+    if not any(operation.request_id == request_id for operation in session.operations()):
+        _require_plan_unchanged(seen, session.plan_rollback(ref, **options))
     try:
         report = session.rollback(
-            place,
+            ref,
             name=name.strip() or None,
             force=force,
             on_error="continue" if go_on else "stop",
             request_id=request_id,
-            **how,
+            **options,
         )
     except RollbackIncomplete as error:
-        return visit.go(f"/operations/{error.operation}")
-    return visit.go(f"/operations/{report.operation_id}")
+        return visit.redirect(f"/operations/{error.operation}")
+    return visit.redirect(f"/operations/{report.operation_id}")
 
 
 @router.get("/sessions/{session_id}/switch")
 def plan_switch(visit: Visit, session_id: Id, branch: Annotated[str, Query(max_length=300)]) -> Response:
     """Show what a switch that also changes the world would do, without doing it."""
     session = visit.repo.session(session_id)
-    found = session.plan_switch(branch)
-    return visit.page("switch", session=session.info, plan=found, branch=branch, seen=_plan_hash(found))
+    switch_plan = session.plan_switch(branch)
+    return visit.page("switch", session=session.info, plan=switch_plan, branch=branch, seen=_plan_hash(switch_plan))
 
 
 @router.post("/sessions/{session_id}/switch", dependencies=[Depends(require_same_site)])
@@ -140,7 +146,7 @@ def switch(
     branch: Text,
     seen: Text,
     sync: Annotated[Literal["", "world", "note", "ignore"], Form()] = "",
-    force: Tick = False,
+    force: Checkbox = False,
 ) -> Response:
     """Continue the session on another branch. The world is changed only as planned."""
     session = visit.repo.session(session_id)
@@ -149,8 +155,8 @@ def switch(
     try:
         report = session.switch(branch, sync=sync or None, force=force)
     except RollbackIncomplete as error:
-        return visit.go(f"/operations/{error.operation}")
-    return visit.go(f"/sessions/{session_id}" if not sync else f"/operations/{report.operation_id}")
+        return visit.redirect(f"/operations/{error.operation}")
+    return visit.redirect(f"/sessions/{session_id}" if not sync else f"/operations/{report.operation_id}")
 
 
 @router.get("/sessions/{session_id}/operations")
@@ -169,26 +175,26 @@ def operations(visit: Visit, session_id: Id) -> Response:
 @router.get("/operations/{operation_id}")
 def operation(visit: Visit, operation_id: Id) -> Response:
     """Show the report of an operation, and how to continue one that was interrupted."""
-    found = visit.repo.operation(operation_id)
-    session = visit.repo.session(found.external_session_id)
-    report = visit.repo.report(found)
+    target = visit.repo.operation(operation_id)
+    session = visit.repo.session(target.external_session_id)
+    report = visit.repo.report(target)
     branches = {branch.id: branch for branch in session.branches()}
     return visit.page(
         "operation",
         session=session.info,
-        operation=found,
+        operation=target,
         report=report,
-        branch=branches.get(found.internal_session_id),
-        left=branches.get(found.source_session_id),
+        branch=branches.get(target.internal_session_id),
+        left=branches.get(target.source_session_id),
     )
 
 
 @router.post("/operations/{operation_id}/resume", dependencies=[Depends(require_same_site)])
-def resume(visit: Visit, operation_id: Id, force: Tick = False) -> Response:
+def resume(visit: Visit, operation_id: Id, force: Checkbox = False) -> Response:
     """Finish an interrupted operation."""
     with suppress(RollbackIncomplete):  # the operation's page shows the report so far
         visit.repo.resume(operation_id, force=force)
-    return visit.go(f"/operations/{operation_id}")
+    return visit.redirect(f"/operations/{operation_id}")
 
 
 @router.post("/invocations/{invocation_id}/resolve", dependencies=[Depends(require_same_site)])
@@ -196,15 +202,15 @@ def resolve(
     visit: Visit,
     invocation_id: Id,
     outcome: Annotated[Literal["happened", "did_not_happen"], Form()],
-    back: Annotated[str, Form(max_length=LONGEST)] = "/",
+    back: Annotated[str, Form(max_length=MAX_URL_LENGTH)] = "/",
     result: Annotated[str, Form(max_length=10_000)] = "",
 ) -> Response:
     """Record the real outcome of a call, and return to the previous page."""
-    visit.repo.resolve(invocation_id, outcome, result=_json(result) if outcome == "happened" else None)
-    return visit.go(local_path_or_home(back, ""))
+    visit.repo.resolve(invocation_id, outcome, result=_parse_result(result) if outcome == "happened" else None)
+    return visit.redirect(local_path_or_home(back, ""))
 
 
-def _json(text: str) -> Any:
+def _parse_result(text: str) -> Any:
     """Parse the result in a form; an empty text is None.
 
     Raises:

@@ -28,7 +28,7 @@ CHUNK = 1 << 20
 """The number of bytes of a larger file that are read at once."""
 
 
-class Large:
+class LargeContents:
     """Contents that are too large for memory. Iterating reads them in chunks from the start; `len` is their size.
 
     Args:
@@ -50,11 +50,11 @@ class Large:
         return iter(partial(self._file.read, CHUNK), b"")
 
 
-Data = bytes | Large
+Data = bytes | LargeContents
 """The contents of a file, or the target of a link."""
 
 
-def parts(data: Data) -> Iterable[bytes]:
+def iter_chunks(data: Data) -> Iterable[bytes]:
     """Return contents as an iterable of chunks.
 
     Args:
@@ -75,56 +75,56 @@ def read_contents(read: Callable[[int], bytes], size: int, folder: str | bytes) 
         Unavailable: The temporary file cannot be written, for example because the disk is full.
     """
     if size <= IN_MEMORY:
-        return b"".join(_up_to(read, size))
+        return b"".join(_read_up_to(read, size))
     try:
-        file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - `Large` closes it
-        large = Large(file, sum(map(file.write, _up_to(read, size))))
+        file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - `LargeContents` closes it
+        large = LargeContents(file, sum(map(file.write, _read_up_to(read, size))))
         file.flush()
     except OSError as error:
         raise Unavailable(f"{os.fsdecode(folder)}: {error.strerror}. Free some space, then try again.") from error
     return large
 
 
-def _up_to(read: Callable[[int], bytes], size: int) -> Iterator[bytes]:
-    while size > 0 and (part := read(min(CHUNK, size))):
-        size -= len(part)
-        yield part
+def _read_up_to(read: Callable[[int], bytes], size: int) -> Iterator[bytes]:
+    while size > 0 and (chunk := read(min(CHUNK, size))):
+        size -= len(chunk)
+        yield chunk
 
 
 UNSUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM, errno.EXDEV}
 """Errors of a system without the call, a file system that does not support it, or a container that forbids it."""
 
-Call = Callable[[int, bytes, int, bytes, int], int]
+RenameCall = Callable[[int, bytes, int, bytes, int], int]
 """A function that renames an entry of one open directory to a name in another; it returns 0 or an `errno`."""
 
 _MAC = sys.platform == "darwin"
 EXCHANGE, NO_REPLACE = (0x2, 0x4) if _MAC else (0x2, 0x1)
 
 
-def _system_call() -> Call:
+def _system_call() -> RenameCall:
     try:
-        found = getattr(ctypes.CDLL(None, use_errno=True), "renameatx_np" if _MAC else "renameat2")
+        function = getattr(ctypes.CDLL(None, use_errno=True), "renameatx_np" if _MAC else "renameat2")
     except (AttributeError, OSError):
         return lambda *_: errno.ENOSYS
-    found.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
+    function.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
 
     def call(source: int, name: bytes, target: int, new: bytes, flags: int) -> int:
-        return ctypes.get_errno() if found(source, name, target, new, flags) else 0
+        return ctypes.get_errno() if function(source, name, target, new, flags) else 0
 
     return call
 
 
-system_call: Call = _system_call()
+system_call: RenameCall = _system_call()
 """The system call. Tests replace it, to simulate a system that does not have it."""
 
 
-def exchange(parent: int, one: bytes, other: bytes) -> bool:
+def exchange(parent: int, name: bytes, other_name: bytes) -> bool:
     """Exchange two entries of a directory atomically.
 
     Args:
         parent: The open directory.
-        one: One name in it.
-        other: Another name in it.
+        name: One name in it.
+        other_name: Another name in it.
 
     Returns:
         False if the system or the file system does not support this; nothing was changed.
@@ -132,7 +132,7 @@ def exchange(parent: int, one: bytes, other: bytes) -> bool:
     Raises:
         OSError: The call failed, for example because one of the names does not exist any more.
     """
-    return _renamed(parent, one, other, EXCHANGE)
+    return _rename_with_flags(parent, name, other_name, EXCHANGE)
 
 
 def rename_to_free(parent: int, name: bytes, new: bytes) -> bool:
@@ -153,7 +153,7 @@ def rename_to_free(parent: int, name: bytes, new: bytes) -> bool:
         OSError: The call failed.
     """
     try:
-        if _renamed(parent, name, new, NO_REPLACE):
+        if _rename_with_flags(parent, name, new, NO_REPLACE):
             return True
     except FileExistsError:
         return False
@@ -164,29 +164,29 @@ def rename_to_free(parent: int, name: bytes, new: bytes) -> bool:
     return True
 
 
-def _renamed(parent: int, name: bytes, new: bytes, flags: int) -> bool:
-    problem = system_call(parent, name, parent, new, flags)
-    if problem in UNSUPPORTED:
+def _rename_with_flags(parent: int, name: bytes, new: bytes, flags: int) -> bool:
+    error_number = system_call(parent, name, parent, new, flags)
+    if error_number in UNSUPPORTED:
         return False
-    if problem:
-        raise OSError(problem, os.strerror(problem), os.fsdecode(name))
+    if error_number:
+        raise OSError(error_number, os.strerror(error_number), os.fsdecode(name))
     return True
 
 
-FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 """The flags to open each directory of a path, without following a symbolic link."""
 
-READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 """The flags to open a file for reading, without blocking if another process replaces it with a pipe."""
 
 PRIVATE, OLD = b".agentgit-", b"-old"
 """The prefix and the suffix of the names of temporary files, which exist only during a change."""
 
-CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 FREE, PERMIT = "Free some space", "Grant the permission"
-TO_DO = {errno.ENOSPC: FREE, errno.EDQUOT: FREE, errno.EACCES: PERMIT, errno.EPERM: PERMIT, errno.EROFS: PERMIT}
+ADVICE = {errno.ENOSPC: FREE, errno.EDQUOT: FREE, errno.EACCES: PERMIT, errno.EPERM: PERMIT, errno.EROFS: PERMIT}
 
 
 @contextmanager
@@ -202,40 +202,40 @@ def converting_errors(path: bytes) -> Iterator[None]:
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             raise InvalidInput(f"{os.fsdecode(path)!r} is too long for the name of a file.") from error
-        what = TO_DO.get(error.errno or 0, "Fix the cause")
-        raise Unavailable(f"{escape_path(path)}: {error.strerror or error}. {what}, then try again.") from error
+        advice = ADVICE.get(error.errno or 0, "Fix the cause")
+        raise Unavailable(f"{escape_path(path)}: {error.strerror or error}. {advice}, then try again.") from error
 
 
 @contextmanager
 def open_regular(parent: int, name: bytes) -> Iterator[tuple[BinaryIO, os.stat_result] | None]:
     """Open a file for reading; yield it with its status, or None if it is not a regular file."""
-    with open(os.open(name, READ, dir_fd=parent), "rb") as file:
-        found = os.fstat(file.fileno())
-        yield (file, found) if stat.S_ISREG(found.st_mode) else None
+    with open(os.open(name, READ_FLAGS, dir_fd=parent), "rb") as file:
+        status = os.fstat(file.fileno())
+        yield (file, status) if stat.S_ISREG(status.st_mode) else None
 
 
-def written_name(name: bytes) -> bytes:
+def temporary_name(name: bytes) -> bytes:
     """Return the temporary name in the same directory under which new contents of a file are written."""
     return PRIVATE + sha256(name).hexdigest()[:16].encode()
 
 
 def backup_name(name: bytes) -> bytes:
     """Return the temporary name under which a replaced item is kept until it is checked."""
-    return name if name.startswith(PRIVATE) and name.endswith(OLD) else written_name(name) + OLD
+    return name if name.startswith(PRIVATE) and name.endswith(OLD) else temporary_name(name) + OLD
 
 
-def write(parent: int, name: bytes, parts: Iterable[bytes], mode: int, owner: tuple[int, int]) -> None:
+def write(parent: int, name: bytes, chunks: Iterable[bytes], mode: int, owner: tuple[int, int]) -> None:
     """Write a new file.
 
     Args:
         parent: The open directory.
         name: The name of the file in the directory, which must be free.
-        parts: The contents of the file.
+        chunks: The contents of the file.
         mode: The permission bits of the file.
         owner: The ids of its user and group, which only a superuser can set; ignored otherwise.
     """
-    with open(os.open(name, CREATE, 0o600, dir_fd=parent), "wb") as file:
-        file.writelines(parts)
+    with open(os.open(name, CREATE_FLAGS, 0o600, dir_fd=parent), "wb") as file:
+        file.writelines(chunks)
         file.flush()
         if os.geteuid() == 0:
             os.fchown(file.fileno(), *owner)
@@ -245,11 +245,11 @@ def write(parent: int, name: bytes, parts: Iterable[bytes], mode: int, owner: tu
 def flush(*folders: str | bytes | os.PathLike[str]) -> None:
     """Flush the entries of directories to disk, so that they survive a power failure."""
     for folder in folders:
-        at = os.open(folder, FOLDER & ~os.O_NOFOLLOW)
+        fd = os.open(folder, FOLDER_FLAGS & ~os.O_NOFOLLOW)
         try:
-            os.fsync(at)
+            os.fsync(fd)
         finally:
-            os.close(at)
+            os.close(fd)
 
 
 def remove_file(parent: int, name: bytes) -> None:
@@ -258,7 +258,7 @@ def remove_file(parent: int, name: bytes) -> None:
         os.unlink(name, dir_fd=parent)
 
 
-def remove_empty(parent: int, name: bytes) -> bool:
+def remove_empty_folder(parent: int, name: bytes) -> bool:
     """Remove a directory if it is empty and not a mount point; return whether it was removed."""
     try:
         os.rmdir(name, dir_fd=parent)
@@ -278,18 +278,18 @@ def set_mode(parent: int, name: bytes, mode: int) -> None:
         OSError: It is not a directory, or this user does not own it.
     """
     try:
-        file = os.open(name, FOLDER, dir_fd=parent)
+        fd = os.open(name, FOLDER_FLAGS, dir_fd=parent)
     except PermissionError:  # the owner can set the mode without permission to read
         if not hasattr(os, "O_PATH"):
             os.chmod(name, stat.S_IMODE(mode), dir_fd=parent, follow_symlinks=False)
             return
-        file = os.open(name, FOLDER | os.O_PATH, dir_fd=parent)
+        fd = os.open(name, FOLDER_FLAGS | os.O_PATH, dir_fd=parent)
         try:
-            os.chmod(f"/proc/self/fd/{file}", stat.S_IMODE(mode))
+            os.chmod(f"/proc/self/fd/{fd}", stat.S_IMODE(mode))
         finally:
-            os.close(file)
+            os.close(fd)
         return
     try:
-        os.fchmod(file, stat.S_IMODE(mode))
+        os.fchmod(fd, stat.S_IMODE(mode))
     finally:
-        os.close(file)
+        os.close(fd)

@@ -11,8 +11,8 @@ from functools import partial
 
 from agentgit.workspace.disk.atomic_file import (
     CHUNK,
-    CREATE,
-    FOLDER,
+    CREATE_FLAGS,
+    FOLDER_FLAGS,
     backup_name,
     converting_errors,
     open_regular,
@@ -24,7 +24,7 @@ IMMOVABLE = {stat.S_IFSOCK: "a socket", stat.S_IFBLK: "a device", stat.S_IFCHR: 
 """The kinds of files that cannot be recreated on another file system."""
 
 
-class Aside:
+class AsideFolder:
     """A directory in the storage that receives items moved out of the workspace.
 
     Args:
@@ -34,7 +34,7 @@ class Aside:
     def __init__(self, folder: bytes) -> None:
         self._folder = folder
 
-    def take(self, parent: int, name: bytes, path: bytes) -> bytes:
+    def move_in(self, parent: int, name: bytes, path: bytes) -> bytes:
         """Move an item here, with everything below it, and return its new path.
 
         Args:
@@ -45,39 +45,39 @@ class Aside:
         Raises:
             Unavailable: The item cannot be moved and is still in its place. The error names the path that failed.
         """
-        to = self._free(path)
+        destination = self._unused_path(path)
         with converting_errors(path):
-            os.makedirs(os.path.dirname(to), mode=0o700, exist_ok=True)
+            os.makedirs(os.path.dirname(destination), mode=0o700, exist_ok=True)
             try:
-                os.rename(name, to, src_dir_fd=parent)
+                os.rename(name, destination, src_dir_fd=parent)
             except OSError as error:
                 if error.errno != errno.EXDEV:
                     raise
-                _carry(parent, name, path, to)
-        return to
+                _move_across_filesystems(parent, name, path, destination)
+        return destination
 
     def moved(self) -> list[tuple[bytes, bytes]]:
         """Return the items that were moved here, each as its original path and its new path."""
-        found = []
+        items = []
         for parent, folders, names in os.walk(self._folder):
             links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
             leaves = names + links if names or folders or parent == self._folder else [b""]
             for name in leaves:
-                to = os.path.join(parent, name) if name else parent
-                found.append((os.path.relpath(to, self._folder), to))
-        return sorted(found)
+                destination = os.path.join(parent, name) if name else parent
+                items.append((os.path.relpath(destination, self._folder), destination))
+        return sorted(items)
 
-    def _free(self, path: bytes) -> bytes:
+    def _unused_path(self, path: bytes) -> bytes:
         """Return an unused path for an item, so that items moved earlier are not overwritten."""
-        to = first = os.path.join(self._folder, path)
+        candidate = base = os.path.join(self._folder, path)
         number = 0
-        while os.path.lexists(to):
+        while os.path.lexists(candidate):
             number += 1
-            to = first + b".%d" % number
-        return to
+            candidate = base + b".%d" % number
+        return candidate
 
 
-def _carry(parent: int, name: bytes, path: bytes, to: bytes) -> None:
+def _move_across_filesystems(parent: int, name: bytes, path: bytes, destination: bytes) -> None:
     """Move an item to another file system.
 
     The item is renamed first, so that other processes do not write to it while it is copied.
@@ -86,90 +86,90 @@ def _carry(parent: int, name: bytes, path: bytes, to: bytes) -> None:
     if name != hidden:
         os.rename(name, hidden, src_dir_fd=parent, dst_dir_fd=parent)
     try:
-        _copy(parent, hidden, path, to)
+        _copy(parent, hidden, path, destination)
     except BaseException:
         with suppress(OSError):
-            _remove(None, to)
+            _remove_tree(None, destination)
         if name != hidden:
             rename_to_free(parent, hidden, name)
         raise
-    _remove(parent, hidden)
+    _remove_tree(parent, hidden)
 
 
-def _copy(parent: int, name: bytes, path: bytes, to: bytes) -> None:
+def _copy(parent: int, name: bytes, path: bytes, destination: bytes) -> None:
     """Copy an item to another file system. A named pipe is recreated and never read.
 
     Raises:
         Unavailable: An item cannot be copied. The error names its path.
     """
     with converting_errors(path):
-        found = os.lstat(name, dir_fd=parent)
-        kind = stat.S_IFMT(found.st_mode)
+        status = os.lstat(name, dir_fd=parent)
+        kind = stat.S_IFMT(status.st_mode)
         if kind in IMMOVABLE:
             raise OSError(errno.EXDEV, f"{IMMOVABLE[kind]} is in the way, and cannot be moved to the storage")
         if kind == stat.S_IFLNK:
-            os.symlink(os.readlink(name, dir_fd=parent), to)
+            os.symlink(os.readlink(name, dir_fd=parent), destination)
         elif kind == stat.S_IFIFO:
-            os.mkfifo(to, stat.S_IMODE(found.st_mode))
+            os.mkfifo(destination, stat.S_IMODE(status.st_mode))
         elif kind == stat.S_IFDIR:
-            with _with_permission(parent, name, found, SEARCHABLE):
-                _copy_folder(parent, name, path, to, stat.S_IMODE(found.st_mode))
+            with _with_permission(parent, name, status, SEARCHABLE):
+                _copy_folder(parent, name, path, destination, stat.S_IMODE(status.st_mode))
         else:
-            with _with_permission(parent, name, found, READABLE):
-                _copy_file(parent, name, to, stat.S_IMODE(found.st_mode))
+            with _with_permission(parent, name, status, READABLE):
+                _copy_file(parent, name, destination, stat.S_IMODE(status.st_mode))
 
 
-def _copy_folder(parent: int, name: bytes, path: bytes, to: bytes, mode: int) -> None:
-    os.mkdir(to, 0o700)
-    below = os.open(name, FOLDER, dir_fd=parent)
+def _copy_folder(parent: int, name: bytes, path: bytes, destination: bytes, mode: int) -> None:
+    os.mkdir(destination, 0o700)
+    fd = os.open(name, FOLDER_FLAGS, dir_fd=parent)
     try:
-        for one in os.listdir(below):
-            part = os.fsencode(one)
-            _copy(below, part, os.path.join(path, part), os.path.join(to, part))
-        os.chmod(to, mode)
+        for child in os.listdir(fd):
+            child_name = os.fsencode(child)
+            _copy(fd, child_name, os.path.join(path, child_name), os.path.join(destination, child_name))
+        os.chmod(destination, mode)
     finally:
-        os.close(below)
+        os.close(fd)
 
 
-def _copy_file(parent: int, name: bytes, to: bytes, mode: int) -> None:
+def _copy_file(parent: int, name: bytes, destination: bytes, mode: int) -> None:
     with open_regular(parent, name) as opened:
         if opened is None:
             raise OSError(errno.EAGAIN, "it changed while it was being moved")
-        file, found = opened
-        with open(os.open(to, CREATE, 0o600), "wb") as copy:
+        file, status = opened
+        with open(os.open(destination, CREATE_FLAGS, 0o600), "wb") as copy:
             copy.writelines(iter(partial(file.read, CHUNK), b""))
             copy.flush()
             os.fchmod(copy.fileno(), mode)
-            os.utime(copy.fileno(), ns=(found.st_atime_ns, found.st_mtime_ns))
+            os.utime(copy.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def _remove(parent: int | None, name: bytes) -> None:
+def _remove_tree(parent: int | None, name: bytes) -> None:
     """Remove an item and everything below it, including directories that their owner has no permission to read."""
-    found = os.lstat(name, dir_fd=parent)
-    if not stat.S_ISDIR(found.st_mode):
+    status = os.lstat(name, dir_fd=parent)
+    if not stat.S_ISDIR(status.st_mode):
         os.unlink(name, dir_fd=parent)
         return
-    with _with_permission(parent, name, found, stat.S_IRWXU):
-        below = os.open(name, FOLDER, dir_fd=parent)
+    with _with_permission(parent, name, status, stat.S_IRWXU):
+        fd = os.open(name, FOLDER_FLAGS, dir_fd=parent)
         try:
-            for one in os.listdir(below):
-                _remove(below, os.fsencode(one))
+            for child in os.listdir(fd):
+                _remove_tree(fd, os.fsencode(child))
         finally:
-            os.close(below)
+            os.close(fd)
     os.rmdir(name, dir_fd=parent)
 
 
 @contextmanager
-def _with_permission(parent: int | None, name: bytes, found: os.stat_result, bits: int) -> Iterator[None]:
+def _with_permission(parent: int | None, name: bytes, status: os.stat_result, bits: int) -> Iterator[None]:
     """Add permission bits until the block ends, if this user owns the item and a file has no other hard links."""
-    lacks = found.st_mode & bits != bits and found.st_uid == os.geteuid() != 0
-    if not lacks or O_PATH is None or (found.st_nlink > 1 and not stat.S_ISDIR(found.st_mode)):
+    needs_bits = status.st_mode & bits != bits and status.st_uid == os.geteuid() != 0
+    if not needs_bits or O_PATH is None or (status.st_nlink > 1 and not stat.S_ISDIR(status.st_mode)):
         yield
         return
-    at = os.open(name, O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    fd = os.open(name, O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
-        os.chmod(f"/proc/self/fd/{at}", stat.S_IMODE(found.st_mode) | bits)
+        os.chmod(f"/proc/self/fd/{fd}", stat.S_IMODE(status.st_mode) | bits)
         yield
     finally:
-        os.chmod(f"/proc/self/fd/{at}", stat.S_IMODE(found.st_mode))
-        os.close(at)
+        os.chmod(f"/proc/self/fd/{fd}", stat.S_IMODE(status.st_mode))
+        os.close(fd)

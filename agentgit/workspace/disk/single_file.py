@@ -24,19 +24,19 @@ from agentgit.errors import InvalidInput, Unavailable
 from agentgit.values import escape_path
 from agentgit.workspace.disk.atomic_file import (
     CHUNK,
-    FOLDER,
+    FOLDER_FLAGS,
     backup_name,
     converting_errors,
     exchange,
     open_regular,
-    remove_empty,
+    remove_empty_folder,
     remove_file,
     rename_to_free,
+    temporary_name,
     write,
-    written_name,
 )
-from agentgit.workspace.disk.move_aside import Aside
-from agentgit.workspace.locations import require_in_place
+from agentgit.workspace.disk.move_aside import AsideFolder
+from agentgit.workspace.locations import require_not_moved
 
 Look = TypeVar("Look")
 
@@ -51,25 +51,25 @@ class DirectoryEntry(Generic[Look]):
         parent: The open directory.
         name: The name in it.
         path: The path in the workspace, for error messages.
-        look: The function that returns the state of a name in the directory.
-        absent_state: The result of `look` for a name that does not exist.
+        read_state: The function that returns the state of a name in the directory.
+        absent_state: The result of `read_state` for a name that does not exist.
         aside: The directory for items that can be neither kept in place nor put back.
     """
 
     parent: int
     name: bytes
     path: bytes
-    look: Callable[[int, bytes], Look]
+    read_state: Callable[[int, bytes], Look]
     absent_state: Look
-    aside: Aside
+    aside: AsideFolder
 
-    def put(self, make: Callable[[bytes], None], new: Look, seen: Look) -> bool:
+    def put(self, create: Callable[[bytes], None], new_state: Look, expected: Look) -> bool:
         """Replace the item that was seen here with a file or a link, in one step.
 
         Args:
-            make: The function that creates the new item under a given name in this directory.
-            new: The result of `look` for the new item.
-            seen: The result of `look` when this name was examined.
+            create: The function that creates the new item under a given name in this directory.
+            new_state: The result of `read_state` for the new item.
+            expected: The result of `read_state` when this name was examined.
 
         Returns:
             False if the item is no longer the one that was seen; it is kept.
@@ -77,28 +77,28 @@ class DirectoryEntry(Generic[Look]):
         Raises:
             OSError: A system call failed; the old item is kept.
         """
-        written, taken = written_name(self.name), backup_name(self.name)
-        remove_file(self.parent, written)
+        temporary, backup = temporary_name(self.name), backup_name(self.name)
+        remove_file(self.parent, temporary)
         try:
-            make(written)
-            self._hide(written)
+            create(temporary)
+            self._hide(temporary)
         except BaseException:
-            remove_file(self.parent, written)
+            remove_file(self.parent, temporary)
             raise
         try:
-            return self._swap(taken, new, seen)
+            return self._swap(backup, new_state, expected)
         except OSError:
-            if self._look(taken) == new:
-                remove_file(self.parent, taken)
+            if self._read_state(backup) == new_state:
+                remove_file(self.parent, backup)
             raise
 
-    def remove(self, seen: Look) -> bool:
+    def remove(self, expected: Look) -> bool:
         """Remove the file or link that was seen here; return False, and keep the item, if it is no longer the same."""
         try:
             self._hide(self.name)
         except FileNotFoundError:
             return False
-        if self._look(backup_name(self.name)) == seen:
+        if self._read_state(backup_name(self.name)) == expected:
             remove_file(self.parent, backup_name(self.name))
             return True
         self._put_item_back()
@@ -110,13 +110,13 @@ class DirectoryEntry(Generic[Look]):
         Raises:
             Unavailable: The item cannot be moved and is still here.
         """
-        return self.aside.take(self.parent, self.name, self.path)
+        return self.aside.move_in(self.parent, self.name, self.path)
 
     def recover(self, *known: Look) -> bytes | None:
         """Clean up after a process that was killed while it changed this entry.
 
         Args:
-            known: The results of `look` for items that snapshots hold, which may be removed.
+            known: The results of `read_state` for items that snapshots hold, which may be removed.
 
         Returns:
             The path in the storage of an item that another process wrote and that could not be put back here; None if
@@ -125,71 +125,71 @@ class DirectoryEntry(Generic[Look]):
         Raises:
             Unavailable: The item cannot be moved.
         """
-        remove_file(self.parent, written_name(self.name))
-        left = self._look(backup_name(self.name))
-        if left == self.absent_state:
+        remove_file(self.parent, temporary_name(self.name))
+        leftover = self._read_state(backup_name(self.name))
+        if leftover == self.absent_state:
             return None
-        if left in known:
+        if leftover in known:
             remove_file(self.parent, backup_name(self.name))
             return None
         return self._put_item_back()
 
-    def _swap(self, taken: bytes, new: Look, seen: Look) -> bool:
+    def _swap(self, backup: bytes, new_state: Look, expected: Look) -> bool:
         """Exchange the new item with the one that was seen; if a different item comes out, put it back."""
-        if seen == self.absent_state:
-            if rename_to_free(self.parent, taken, self.name):
+        if expected == self.absent_state:
+            if rename_to_free(self.parent, backup, self.name):
                 return True
-        elif (swapped := self._exchange(taken)) is None:
-            if self._look(self.name) == seen:
-                self._rename(taken, self.name)
+        elif (exchanged := self._exchange(backup)) is None:
+            if self._read_state(self.name) == expected:
+                self._rename(backup, self.name)
                 return True
-        elif swapped:
-            if self._look(taken) == seen:
-                remove_file(self.parent, taken)
+        elif exchanged:
+            if self._read_state(backup) == expected:
+                remove_file(self.parent, backup)
                 return True
-            self._undo(taken, new)
+            self._undo_exchange(backup, new_state)
             return False
-        remove_file(self.parent, taken)
+        remove_file(self.parent, backup)
         return False
 
-    def _undo(self, taken: bytes, new: Look) -> None:
+    def _undo_exchange(self, backup: bytes, new_state: Look) -> None:
         """Exchange until the item that comes out is the one that was put in last.
 
         Then the newest item that another process wrote is here.
         """
-        put: object = new
-        coming = self._look(taken)
-        while self._exchange(taken):
-            out = self._look(taken)
-            if out == put:
+        last_put: object = new_state
+        next_put = self._read_state(backup)
+        while self._exchange(backup):
+            removed = self._read_state(backup)
+            if removed == last_put:
                 break
-            put, coming = coming, out
-        else:  # another process deleted the item: the one under `taken` is the newest
+            last_put, next_put = next_put, removed
+        else:  # another process deleted the item: the one under `backup` is the newest
             self._put_item_back()
             return
-        if out == new:
-            remove_file(self.parent, taken)
+        if removed == new_state:
+            remove_file(self.parent, backup)
         else:
-            self.aside.take(self.parent, taken, self.path)
+            self.aside.move_in(self.parent, backup, self.path)
 
-    def _exchange(self, taken: bytes) -> bool | None:
+    def _exchange(self, backup: bytes) -> bool | None:
         """Exchange the two names; return False if this name does not exist, None if the system cannot exchange."""
         try:
-            return exchange(self.parent, taken, self.name) or None
+            return exchange(self.parent, backup, self.name) or None
         except FileNotFoundError:
             return False
 
     def _put_item_back(self) -> bytes | None:
         """Put the removed item back; if the name is in use again, move the item to the storage."""
-        taken = backup_name(self.name)
-        if rename_to_free(self.parent, taken, self.name):
+        backup = backup_name(self.name)
+        if rename_to_free(self.parent, backup, self.name):
             return None
-        return self.aside.take(self.parent, taken, self.path)
+        return self.aside.move_in(self.parent, backup, self.path)
 
-    def _look(self, name: bytes) -> object:
+    def _read_state(self, name: bytes) -> object:
         """Return the state of a name. An item that cannot be read never equals the one that was seen."""
         try:
-            return self.look(self.parent, name)
+            return self.read_state(self.parent, name)
         except OSError:
             return UNREADABLE
 
@@ -203,7 +203,7 @@ class DirectoryEntry(Generic[Look]):
         os.rename(name, new, src_dir_fd=self.parent, dst_dir_fd=self.parent)
 
 
-MOST_LINKS = 40
+MAX_LINKS = 40
 """The maximum length of a chain of symbolic links, as in Linux."""
 
 ABSENT, FILE, LINK, OTHER = "absent", "file", "link", "other"
@@ -241,7 +241,7 @@ class SingleFiles:
 
     def __init__(self, root: str | os.PathLike[str], aside: str | os.PathLike[str]) -> None:
         self.root = os.fsencode(os.path.realpath(root))
-        self._aside = Aside(os.fsencode(aside))
+        self._aside_folder = AsideFolder(os.fsencode(aside))
 
     def resolve_paths(self, path: str | bytes | os.PathLike[str]) -> list[bytes]:
         """Return the path of a file and, if it is a symbolic link, the paths that it leads to.
@@ -252,79 +252,83 @@ class SingleFiles:
         Raises:
             InvalidInput: The path is outside of the workspace, or leads there.
         """
-        found: list[bytes] = []
-        at = os.path.join(self.root, os.fsencode(path))
+        resolved: list[bytes] = []
+        absolute = os.path.join(self.root, os.fsencode(path))
         while True:
-            parent, name = os.path.split(at)
+            parent, name = os.path.split(absolute)
             full = os.path.join(os.path.realpath(parent), name)
-            if name in (b"", b".", b"..") or b"\0" in at or not full.startswith(self.root.rstrip(b"/") + b"/"):
+            if name in (b"", b".", b"..") or b"\0" in absolute or not full.startswith(self.root.rstrip(b"/") + b"/"):
                 raise InvalidInput(
                     f"{os.fsdecode(path)!r} is not a file inside the workspace {os.fsdecode(self.root)}."
                 )
-            found.append(os.path.relpath(full, self.root))
+            resolved.append(os.path.relpath(full, self.root))
             if not os.path.islink(full):
-                return found
-            if len(found) > MOST_LINKS:
+                return resolved
+            if len(resolved) > MAX_LINKS:
                 raise InvalidInput(f"{os.fsdecode(path)!r} is a symbolic link that leads to itself.")
-            at = os.path.join(os.path.dirname(full), os.readlink(full))
+            absolute = os.path.join(os.path.dirname(full), os.readlink(full))
 
     def missing_folders(self, path: bytes) -> list[bytes]:
         """Return the parent directories of a path that do not exist, the outermost first."""
         parents = [path[:end] for end, byte in enumerate(path) if byte == ord("/")]
         return [parent for parent in parents if not os.path.lexists(os.path.join(self.root, parent))]
 
-    def look(self, path: bytes, keep: StorePart | None = None) -> FileState:
+    def read_state(self, path: bytes, store_part: StorePart | None = None) -> FileState:
         """Return the state of a path.
 
         Args:
             path: The path, relative to the workspace.
-            keep: The function that receives the contents of a file, part by part.
+            store_part: The function that receives the contents of a file, part by part.
 
         Raises:
             Unavailable: The path cannot be read.
         """
-        with converting_errors(path), self._parent(path) as parent:
+        with converting_errors(path), self._open_parent(path) as parent:
             if parent is None:
                 return FileState(ABSENT)
             if parent < 0:
                 return FileState(OTHER)
-            return _look(parent, os.path.basename(path), keep)
+            return _read_file_state(parent, os.path.basename(path), store_part)
 
-    def put(self, path: bytes, state: FileState, read: Callable[[bytes], bytes], seen: FileState) -> bool:
+    def put(self, path: bytes, state: FileState, read_part: Callable[[bytes], bytes], expected: FileState) -> bool:
         """Replace the item at a path atomically: a reader sees either the old item or the new one.
 
         Args:
             path: The path, relative to the workspace.
             state: The new state of the path. Missing parent directories are created.
-            read: The function that returns a part of a file by its hash.
-            seen: The state of the path when it was examined: a file, a link, or absent.
+            read_part: The function that returns a part of a file by its hash.
+            expected: The state of the path when it was examined: a file, a link, or absent.
 
         Returns:
-            False if the state is no longer `seen`; the item is kept.
+            False if the state is no longer `expected`; the item is kept.
 
         Raises:
             Unavailable: The path cannot be written.
         """
-        with converting_errors(path), self._parent(path, make=state.kind != ABSENT) as parent:
+        with converting_errors(path), self._open_parent(path, create=state.kind != ABSENT) as parent:
             if parent is None:
                 return True
             if parent < 0:
                 raise Unavailable(f"{escape_path(path)} cannot be written: a link or a file is in its way.")
-            place = self._place(parent, path)
+            directory_entry = self._directory_entry(parent, path)
             if state.kind == ABSENT:
-                return place.remove(seen)
+                return directory_entry.remove(expected)
             if state.kind == LINK:
-                return place.put(partial(os.symlink, state.target, dir_fd=parent), state, seen)
-            parts = map(read, state.parts)
-            return place.put(lambda name: write(parent, name, parts, state.mode, state.owner), state, seen)
+                return directory_entry.put(partial(os.symlink, state.target, dir_fd=parent), state, expected)
+            chunks = map(read_part, state.parts)
+            return directory_entry.put(
+                lambda name: write(parent, name, chunks, state.mode, state.owner), state, expected
+            )
 
     def recover(self, path: bytes, *known: FileState) -> bytes | None:
         """Clean up after a process that was killed while it changed a path; see `DirectoryEntry.recover`."""
-        with converting_errors(path), self._parent(path) as parent:
-            return None if parent is None or parent < 0 else self._place(parent, path).recover(*known)
+        with converting_errors(path), self._open_parent(path) as parent:
+            return None if parent is None or parent < 0 else self._directory_entry(parent, path).recover(*known)
 
-    def _place(self, parent: int, path: bytes) -> DirectoryEntry[FileState]:
-        return DirectoryEntry(parent, os.path.basename(path), path, _look, FileState(ABSENT), self._aside)
+    def _directory_entry(self, parent: int, path: bytes) -> DirectoryEntry[FileState]:
+        return DirectoryEntry(
+            parent, os.path.basename(path), path, _read_file_state, FileState(ABSENT), self._aside_folder
+        )
 
     def remove_folders(self, paths: Iterable[bytes]) -> list[bytes]:
         """Remove the directories that are empty, and return their paths.
@@ -332,40 +336,40 @@ class SingleFiles:
         Args:
             paths: The paths, relative to the workspace.
         """
-        gone = []
+        removed = []
         for path in sorted(paths, key=len, reverse=True):
-            with converting_errors(path), self._parent(path) as parent:
-                if parent is not None and parent >= 0 and remove_empty(parent, os.path.basename(path)):
-                    gone.append(path)
-        return gone
+            with converting_errors(path), self._open_parent(path) as parent:
+                if parent is not None and parent >= 0 and remove_empty_folder(parent, os.path.basename(path)):
+                    removed.append(path)
+        return removed
 
     @contextmanager
-    def _parent(self, path: bytes, *, make: bool = False) -> Iterator[int | None]:
+    def _open_parent(self, path: bytes, *, create: bool = False) -> Iterator[int | None]:
         """Open the parent directory of a path; yield None if it does not exist, -1 if it is not a directory."""
-        require_in_place(self.root)
-        at: int | None = os.open(self.root, FOLDER)
+        require_not_moved(self.root)
+        fd: int | None = os.open(self.root, FOLDER_FLAGS)
         try:
             for name in path.split(b"/")[:-1]:
-                assert at is not None  # noqa: S101 - the loop returns when it is None
-                below = _open_folder(at, name, make=make)
-                os.close(at)
-                at = None
-                if below is None or below < 0:
-                    yield below
+                assert fd is not None  # noqa: S101 - the loop returns when it is None
+                child_fd = _open_folder(fd, name, create=create)
+                os.close(fd)
+                fd = None
+                if child_fd is None or child_fd < 0:
+                    yield child_fd
                     return
-                at = below
-            yield at
+                fd = child_fd
+            yield fd
         finally:
-            if at is not None:
-                os.close(at)
+            if fd is not None:
+                os.close(fd)
 
 
-def _open_folder(parent: int, name: bytes, *, make: bool) -> int | None:
-    if make:
+def _open_folder(parent: int, name: bytes, *, create: bool) -> int | None:
+    if create:
         with suppress(FileExistsError):
             os.mkdir(name, dir_fd=parent)
     try:
-        return os.open(name, FOLDER, dir_fd=parent)
+        return os.open(name, FOLDER_FLAGS, dir_fd=parent)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -374,23 +378,23 @@ def _open_folder(parent: int, name: bytes, *, make: bool) -> int | None:
         raise
 
 
-def _look(parent: int, name: bytes, keep: StorePart | None = None) -> FileState:
+def _read_file_state(parent: int, name: bytes, store_part: StorePart | None = None) -> FileState:
     try:
-        found = os.lstat(name, dir_fd=parent)
+        status = os.lstat(name, dir_fd=parent)
     except FileNotFoundError:
         return FileState(ABSENT)
-    if stat.S_ISLNK(found.st_mode):
+    if stat.S_ISLNK(status.st_mode):
         return FileState(LINK, target=os.readlink(name, dir_fd=parent))
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         return FileState(OTHER)
     parts = []
     with open_regular(parent, name) as opened:
         if opened is None:
             return FileState(OTHER)
-        file, found = opened
+        file, status = opened
         while data := file.read(CHUNK):
             parts.append(sha256(data).digest())
-            if keep:
-                keep(parts[-1], data)
-    owner = (found.st_uid, found.st_gid) if os.geteuid() == 0 else (0, 0)
-    return FileState(FILE, stat.S_IMODE(found.st_mode), owner, tuple(parts))
+            if store_part:
+                store_part(parts[-1], data)
+    owner = (status.st_uid, status.st_gid) if os.geteuid() == 0 else (0, 0)
+    return FileState(FILE, stat.S_IMODE(status.st_mode), owner, tuple(parts))

@@ -20,12 +20,12 @@ from agentgit.errors import Conflict, InvalidInput, NotFound, Unavailable
 from agentgit.workspace.engines.container_settings import (
     ContainerRestored,
     ContainerSnapshot,
-    Inspected,
+    Inspection,
     differences,
     mounts,
     options,
 )
-from agentgit.workspace.locations import exclusive
+from agentgit.workspace.locations import exclusive_lock
 
 ENGINES = ("docker", "podman")
 """The commands to look for, in this order."""
@@ -72,7 +72,7 @@ class ContainerEnvironment:
             raise InvalidInput(f"{container!r} is not the name of a container. Use the name that `docker ps` shows.")
         self.container = container
         self._timeout = timeout
-        self._engine = _words(engine) if engine else self._find_engine()
+        self._engine_command = _as_command(engine) if engine else self._find_engine()
 
     def checkpoint(self, message: str = "") -> str:
         """Take a snapshot of the container, running or stopped, and return its id.
@@ -85,7 +85,7 @@ class ContainerEnvironment:
             Unavailable: The engine does not respond, or reports an error, which the message quotes.
         """
         with self._locked():
-            return self._commit(self._container(self.container), "manual", message)
+            return self._commit(self._require_container(self.container), "manual", message)
 
     def restore(self, id: str) -> ContainerRestored:
         """Replace the container with one created from a snapshot, with the same name and settings.
@@ -102,15 +102,21 @@ class ContainerEnvironment:
         """
         with self._locked():
             target = self._require_snapshot(id)
-            old = self._inspect(self.container)
-            settings = options(old) if old else list(target.settings)
-            running = old["State"]["Running"] if old else target.running
-            label = f"--label={RUNNING}={str(running).lower()}"
+            old_container = self._inspect(self.container)
+            settings = options(old_container) if old_container else list(target.settings)
+            is_running = old_container["State"]["Running"] if old_container else target.running
+            label = f"--label={RUNNING}={str(is_running).lower()}"
             self._run("create", f"--name={self.container}{NEXT}", label, *settings, target.image)
-            new = self._container(self.container + NEXT)
-            safety = self._replace(old, running, f"before the restore of {id}")
-        not_mounted = tuple(path for path in target.not_included if path not in mounts(new))
-        return ContainerRestored(id, safety, mounts(old or new), differences(old, new) if old else (), not_mounted)
+            new_container = self._require_container(self.container + NEXT)
+            safety = self._replace(old_container, is_running, f"before the restore of {id}")
+        not_mounted = tuple(path for path in target.not_included if path not in mounts(new_container))
+        return ContainerRestored(
+            id,
+            safety,
+            mounts(old_container or new_container),
+            differences(old_container, new_container) if old_container else (),
+            not_mounted,
+        )
 
     def list(self) -> tuple[ContainerSnapshot, ...]:
         """Return the snapshots, newest first.
@@ -118,11 +124,11 @@ class ContainerEnvironment:
         Raises:
             Unavailable: The engine does not respond.
         """
-        found = self._run("images", "--quiet", "--no-trunc", f"--filter=label={OWNER}={self.container}").split()
-        if not found:
+        image_ids = self._run("images", "--quiet", "--no-trunc", f"--filter=label={OWNER}={self.container}").split()
+        if not image_ids:
             return ()
-        images = self._inspected(self._run("image", "inspect", *dict.fromkeys(found)))
-        snapshots = (self._snapshot(image, tag) for image in images for tag in image["RepoTags"] or ())
+        images = self._parse_inspections(self._run("image", "inspect", *dict.fromkeys(image_ids)))
+        snapshots = (self._parse_snapshot(image, tag) for image in images for tag in image["RepoTags"] or ())
         return tuple(sorted((one for one in snapshots if one), key=lambda one: one.id, reverse=True))
 
     def get(self, id: str) -> ContainerSnapshot | None:
@@ -159,86 +165,88 @@ class ContainerEnvironment:
         Args:
             keep: The number of newest snapshots to keep.
         """
-        gone = []
+        removed = []
         for snapshot in self.list()[max(keep, 0) :]:
             try:
                 self.delete(snapshot.id)
             except Conflict:
                 continue
-            gone.append(snapshot.id)
-        return tuple(gone)
+            removed.append(snapshot.id)
+        return tuple(removed)
 
     # -- replacing the container
 
-    def _replace(self, old: Inspected | None, running: bool, message: str) -> str | None:
+    def _replace(self, old_container: Inspection | None, is_running: bool, message: str) -> str | None:
         """Replace the old container with the new one. If that fails, put the old one back."""
         safety = None
         try:
-            if old:
-                safety = self._set_aside(old, message)
+            if old_container:
+                safety = self._set_aside(old_container, message)
             self._run("rename", self.container + NEXT, self.container)
-            if running:
+            if is_running:
                 self._run("start", self.container)
         except Unavailable:
-            self._revert(old, safety)
+            self._revert(old_container, safety)
             raise
-        self._remove(BEFORE)
+        self._remove_container(BEFORE)
         return safety
 
-    def _set_aside(self, old: Inspected, message: str) -> str:
+    def _set_aside(self, old_container: Inspection, message: str) -> str:
         """Stop the old container, take the safety snapshot and free its name; return the id of the snapshot."""
-        if old["HostConfig"].get("AutoRemove"):  # the engine removes it as soon as it stops
-            safety = self._commit(old, "safety", message)
+        if old_container["HostConfig"].get("AutoRemove"):  # the engine removes it as soon as it stops
+            safety = self._commit(old_container, "safety", message)
             self._run("rm", "--force", self.container)
             return safety
         self._run("stop", self.container)
-        safety = self._commit(old, "safety", message)
+        safety = self._commit(old_container, "safety", message)
         self._run("rename", self.container, self.container + BEFORE)
         return safety
 
-    def _revert(self, old: Inspected | None, safety: str | None) -> None:
+    def _revert(self, old_container: Inspection | None, safety: str | None) -> None:
         """Put the old container back. If it was removed when it stopped, create it from the safety snapshot."""
-        self._remove(NEXT)
-        if old and safety:
-            self._remove()
+        self._remove_container(NEXT)
+        if old_container and safety:
+            self._remove_container()
             if self._inspect(self.container + BEFORE):
                 self._run("rename", self.container + BEFORE, self.container)
             else:
-                self._run("create", f"--name={self.container}", *options(old), self._image(safety))
-        if old and old["State"]["Running"]:
+                self._run("create", f"--name={self.container}", *options(old_container), self._image_tag(safety))
+        if old_container and old_container["State"]["Running"]:
             self._run("start", self.container)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Lock the container, and complete or revert a replacement whose process was killed."""
-        name = (
-            f"agentgit-{os.getuid()}-{hashlib.sha256(repr((self._engine, self.container)).encode()).hexdigest()[:16]}"
-        )
-        lock = os.path.join(tempfile.gettempdir(), f"{name}.lock")
-        with exclusive(lock, patience=self._timeout, what=f"the container {self.container}"):
+        digest = hashlib.sha256(repr((self._engine_command, self.container)).encode()).hexdigest()[:16]
+        lock = os.path.join(tempfile.gettempdir(), f"agentgit-{os.getuid()}-{digest}.lock")
+        with exclusive_lock(lock, timeout=self._timeout, description=f"the container {self.container}"):
             self._recover()
             yield
 
     def _recover(self) -> None:
         """Complete an interrupted replacement if the new container already had its name; otherwise revert it."""
         names = self._run("ps", "--all", "--format={{.Names}}").split()
-        aside = [self.container + suffix for suffix in (BEFORE, NEXT) if self.container + suffix in names]
-        made = self._inspect(aside[-1]) if aside and aside[-1].endswith(NEXT) else self._inspect(self.container)
-        if self.container not in names and aside:
-            self._run("rename", aside.pop(0), self.container)
-        broken_off = aside or (made and made["State"]["Status"] in NEVER_RAN)
-        if made and broken_off and (made["Config"]["Labels"] or {}).get(RUNNING) == "true":
+        leftovers = [self.container + suffix for suffix in (BEFORE, NEXT) if self.container + suffix in names]
+        container = (
+            self._inspect(leftovers[-1])
+            if leftovers and leftovers[-1].endswith(NEXT)
+            else self._inspect(self.container)
+        )
+        if self.container not in names and leftovers:
+            self._run("rename", leftovers.pop(0), self.container)
+        is_interrupted = leftovers or (container and container["State"]["Status"] in NEVER_RAN)
+        if container and is_interrupted and (container["Config"]["Labels"] or {}).get(RUNNING) == "true":
             self._run("start", self.container)
-        for name in aside:
+        for name in leftovers:
             self._run("rm", "--force", name)
 
-    def _remove(self, suffix: str = "") -> None:
+    def _remove_container(self, suffix: str = "") -> None:
         if self._inspect(self.container + suffix):
             self._run("rm", "--force", self.container + suffix)
 
     # -- images
 
-    def _commit(self, container: Inspected, kind: str, message: str) -> str:
+    def _commit(self, container: Inspection, kind: str, message: str) -> str:
         """Create an image of the container, which is paused meanwhile, and return the id of the snapshot.
 
         Args:
@@ -254,22 +262,22 @@ class ContainerEnvironment:
             "settings": options(container),
             "not_included": mounts(container),
         }
-        packed = base64.urlsafe_b64encode(json.dumps(record).encode()).decode().rstrip("=")
-        labels = (f"--change=LABEL {OWNER}={self.container}", f"--change=LABEL {RECORD}={packed}")
-        self._run("commit", "--pause=true", *labels, self.container, self._image(id))
+        encoded = base64.urlsafe_b64encode(json.dumps(record).encode()).decode().rstrip("=")
+        labels = (f"--change=LABEL {OWNER}={self.container}", f"--change=LABEL {RECORD}={encoded}")
+        self._run("commit", "--pause=true", *labels, self.container, self._image_tag(id))
         return id
 
-    def _image(self, id: str) -> str:
-        return f"agentgit/{_as_repository(self.container)}:{id}"
+    def _image_tag(self, id: str) -> str:
+        return f"agentgit/{_repository_name(self.container)}:{id}"
 
-    def _snapshot(self, image: Inspected, tag: str) -> ContainerSnapshot | None:
+    def _parse_snapshot(self, image: Inspection, tag: str) -> ContainerSnapshot | None:
         """Return the snapshot for a tag of an image; None if the tag is not ours.
 
         Images that users build from our containers inherit our labels, so the labels alone do not identify a snapshot.
         """
-        packed = image["Config"]["Labels"][RECORD]
-        record = json.loads(base64.urlsafe_b64decode(packed + "=" * (-len(packed) % 4)))
-        if not tag.endswith(self._image(record["id"])):
+        encoded = image["Config"]["Labels"][RECORD]
+        record = json.loads(base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)))
+        if not tag.endswith(self._image_tag(record["id"])):
             return None
         return ContainerSnapshot(
             id=record["id"],
@@ -284,54 +292,64 @@ class ContainerEnvironment:
         )
 
     def _require_snapshot(self, id: str) -> ContainerSnapshot:
-        if (found := self.get(id)) is None:
+        if (snapshot := self.get(id)) is None:
             raise NotFound(f"The container {self.container} has no snapshot {id}. List its snapshots with list().")
-        return found
+        return snapshot
 
     # -- the engine
 
-    def _container(self, name: str) -> Inspected:
-        found = self._inspect(name)
-        if found is None:
-            raise NotFound(f"{self._engine[0]} has no container {name}. Create it first, with `{self._engine[0]} run`.")
-        return found
+    def _require_container(self, name: str) -> Inspection:
+        inspection = self._inspect(name)
+        if inspection is None:
+            raise NotFound(
+                f"{self._engine_command[0]} has no container {name}. Create it first, with `{self._engine_command[0]} "
+                "run`."
+            )
+        return inspection
 
-    def _inspect(self, name: str) -> Inspected | None:
-        done = self._call(self._engine, "container", "inspect", name)
-        if done.returncode == 0:
-            return self._inspected(done.stdout)[0]
-        if "no such" in done.stderr.lower():
+    def _inspect(self, name: str) -> Inspection | None:
+        completed = self._execute(self._engine_command, "container", "inspect", name)
+        if completed.returncode == 0:
+            return self._parse_inspections(completed.stdout)[0]
+        if "no such" in completed.stderr.lower():
             return None
-        raise self._failed("inspect", done.stderr)
+        raise self._command_error("inspect", completed.stderr)
 
-    def _inspected(self, said: str) -> Sequence[Inspected]:
+    def _parse_inspections(self, output: str) -> Sequence[Inspection]:
         """Parse the answer of an `inspect` that succeeded: at least one JSON object."""
         try:
-            found = json.loads(said)
+            inspections = json.loads(output)
         except ValueError:
-            found = None
-        if not isinstance(found, list) or not found or not all(isinstance(one, dict) for one in found):
-            raise self._failed("inspect", "the answer of the engine is not a list of JSON objects")
-        return found
+            inspections = None
+        if (
+            not isinstance(inspections, list)
+            or not inspections
+            or not all(isinstance(inspection, dict) for inspection in inspections)
+        ):
+            raise self._command_error("inspect", "the answer of the engine is not a list of JSON objects")
+        return inspections
 
     def _find_engine(self) -> tuple[str, ...]:
-        answers = {name: self._call((name,), "ps", "--quiet") for name in ENGINES if shutil.which(name)}
-        if not answers:
+        results = {name: self._execute((name,), "ps", "--quiet") for name in ENGINES if shutil.which(name)}
+        if not results:
             raise Unavailable("Neither docker nor podman is on PATH. Install one of them, or pass its path as engine=.")
-        working = [name for name, done in answers.items() if done.returncode == 0]
-        if not working:
-            said = "; ".join(f"{name}: {_last_line(done.stderr)}" for name, done in answers.items())
-            raise Unavailable(f"No container engine responds. {said}. Start one, or pass another one as engine=.")
-        look = ("container", "inspect", self.container)
-        return next(((name,) for name in working if not self._call((name,), *look).returncode), (working[0],))
+        responding = [name for name, done in results.items() if done.returncode == 0]
+        if not responding:
+            errors = "; ".join(f"{name}: {_last_line(done.stderr)}" for name, done in results.items())
+            raise Unavailable(f"No container engine responds. {errors}. Start one, or pass another one as engine=.")
+        inspect_arguments = ("container", "inspect", self.container)
+        return next(
+            ((name,) for name in responding if not self._execute((name,), *inspect_arguments).returncode),
+            (responding[0],),
+        )
 
     def _run(self, *words: str) -> str:
-        done = self._call(self._engine, *words)
-        if done.returncode:
-            raise self._failed(words[0], done.stderr)
-        return done.stdout
+        completed = self._execute(self._engine_command, *words)
+        if completed.returncode:
+            raise self._command_error(words[0], completed.stderr)
+        return completed.stdout
 
-    def _call(self, engine: Sequence[str], *words: str) -> subprocess.CompletedProcess[str]:
+    def _execute(self, engine: Sequence[str], *words: str) -> subprocess.CompletedProcess[str]:
         command = [*engine, *words]
         try:
             return subprocess.run(  # noqa: S603 - no shell; the words are ours or checked
@@ -348,21 +366,23 @@ class ContainerEnvironment:
                 f"{engine[0]} {words[0]} took longer than {self._timeout:g} s. Pass a longer timeout=."
             ) from error
 
-    def _failed(self, verb: str, said: str) -> Unavailable:
-        return Unavailable(f"{self._engine[0]} {verb} failed for the container {self.container}: {_last_line(said)}")
+    def _command_error(self, verb: str, stderr: str) -> Unavailable:
+        return Unavailable(
+            f"{self._engine_command[0]} {verb} failed for the container {self.container}: {_last_line(stderr)}"
+        )
 
 
-def _words(engine: str | Sequence[str]) -> tuple[str, ...]:
+def _as_command(engine: str | Sequence[str]) -> tuple[str, ...]:
     return (engine,) if isinstance(engine, str) else tuple(engine)
 
 
-def _last_line(said: str) -> str:
-    return (said.strip().splitlines() or ["it said nothing"])[-1]
+def _last_line(output: str) -> str:
+    return (output.strip().splitlines() or ["it said nothing"])[-1]
 
 
-def _as_repository(container: str) -> str:
+def _repository_name(container: str) -> str:
     """Return a valid name of an image: lowercase, and different for each container."""
     if re.fullmatch(r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*", container):
         return container
-    plain = re.sub(r"[^a-z0-9]+", "-", container.lower()).strip("-")
-    return f"{plain}-{hashlib.sha256(container.encode()).hexdigest()[:8]}"
+    slug = re.sub(r"[^a-z0-9]+", "-", container.lower()).strip("-")
+    return f"{slug}-{hashlib.sha256(container.encode()).hexdigest()[:8]}"

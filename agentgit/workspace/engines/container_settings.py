@@ -98,10 +98,10 @@ class ContainerRestored:
         }
 
 
-Inspected = Mapping[str, Any]
+Inspection = Mapping[str, Any]
 """The description of one container, as `docker inspect` or `podman inspect` prints it."""
 
-TEXTS = {
+STRING_OPTIONS = {
     "NetworkMode": "--network",
     "CgroupnsMode": "--cgroupns",
     "IpcMode": "--ipc",
@@ -114,7 +114,7 @@ TEXTS = {
 }
 """Settings with a string value, each with its option."""
 
-NUMBERS = {
+NUMBER_OPTIONS = {
     "Memory": "--memory",
     "MemoryReservation": "--memory-reservation",
     "MemorySwap": "--memory-swap",
@@ -128,7 +128,7 @@ NUMBERS = {
 }
 """Settings with a numeric value, each with its option. 0 and null mean that the setting was not given."""
 
-SWITCHES = {
+FLAG_OPTIONS = {
     "AutoRemove": "--rm",
     "Init": "--init",
     "OomKillDisable": "--oom-kill-disable",
@@ -137,7 +137,7 @@ SWITCHES = {
     "ReadonlyRootfs": "--read-only",
 }
 
-LISTS = {
+LIST_OPTIONS = {
     "Binds": "--volume",
     "CapAdd": "--cap-add",
     "CapDrop": "--cap-drop",
@@ -151,12 +151,12 @@ LISTS = {
     "VolumesFrom": "--volumes-from",
 }
 
-MAPPINGS = {"Sysctls": "--sysctl", "StorageOpt": "--storage-opt"}
+MAPPING_OPTIONS = {"Sysctls": "--sysctl", "StorageOpt": "--storage-opt"}
 
-HOST_NAMED = ("host", "container:")
+HOST_NAMED_MODES = ("host", "container:")
 """Prefixes of network modes in which a container has no host name of its own."""
 
-COMPARED = (
+COMPARED_FIELDS = (
     "Cmd",
     "Domainname",
     "Entrypoint",
@@ -170,11 +170,13 @@ COMPARED = (
 )
 """The fields of `Config` that `differences` compares."""
 
-VOLATILE = frozenset({"Annotations", "Binds", "ConsoleSize", "ContainerIDFile", "Isolation", "LogConfig", "Mounts"})
+IGNORED_FIELDS = frozenset(
+    {"Annotations", "Binds", "ConsoleSize", "ContainerIDFile", "Isolation", "LogConfig", "Mounts"}
+)
 """Fields of `HostConfig` that `differences` ignores: they are not settings, or the container's `Mounts` covers them."""
 
 
-def options(container: Inspected) -> list[str]:
+def options(container: Inspection) -> list[str]:
     """Return the options of `create` for a container with the same settings as this one.
 
     They do not include the command, environment variables, labels, user and working directory, which the image of a
@@ -186,45 +188,51 @@ def options(container: Inspected) -> list[str]:
     return list(_options(container))
 
 
-def mounts(container: Inspected) -> tuple[str, ...]:
+def mounts(container: Inspection) -> tuple[str, ...]:
     """Return the paths in a container that its images do not contain: volumes, mounted directories, tmpfs mounts.
 
     Args:
         container: The engine's description of the container.
     """
-    memory = container["HostConfig"].get("Tmpfs") or {}
-    return tuple(sorted({mount["Destination"] for mount in container.get("Mounts") or ()} | set(memory)))
+    tmpfs = container["HostConfig"].get("Tmpfs") or {}
+    return tuple(sorted({mount["Destination"] for mount in container.get("Mounts") or ()} | set(tmpfs)))
 
 
-def differences(before: Inspected, after: Inspected) -> tuple[str, ...]:
+def differences(before: Inspection, after: Inspection) -> tuple[str, ...]:
     """Return the names of the settings that differ between two containers.
 
     Args:
         before, after: The engine's descriptions of the containers.
     """
-    one, other = _comparable(before), _comparable(after)
-    return tuple(sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name)))
+    old_settings, new_settings = _comparable_settings(before), _comparable_settings(after)
+    return tuple(
+        sorted(
+            name
+            for name in old_settings.keys() | new_settings.keys()
+            if old_settings.get(name) != new_settings.get(name)
+        )
+    )
 
 
-def _options(container: Inspected) -> Iterator[str]:
+def _options(container: Inspection) -> Iterator[str]:
     host = container["HostConfig"]
-    for key, option in TEXTS.items():
+    for key, option in STRING_OPTIONS.items():
         if host.get(key) not in (None, "", "default"):
             yield f"{option}={host[key]}"
-    for key, option in NUMBERS.items():
-        if host.get(key) and not (key == "ShmSize" and host.get("IpcMode", "").startswith(HOST_NAMED)):
+    for key, option in NUMBER_OPTIONS.items():
+        if host.get(key) and not (key == "ShmSize" and host.get("IpcMode", "").startswith(HOST_NAMED_MODES)):
             yield f"{option}={host[key]}"
-    yield from (option for key, option in SWITCHES.items() if host.get(key))
-    for key, option in LISTS.items():
+    yield from (option for key, option in FLAG_OPTIONS.items() if host.get(key))
+    for key, option in LIST_OPTIONS.items():
         yield from (f"{option}={value}" for value in host.get(key) or ())
-    for key, option in MAPPINGS.items():
+    for key, option in MAPPING_OPTIONS.items():
         yield from (f"{option}={name}={value}" for name, value in (host.get(key) or {}).items())
-    yield from _shaped(host)
-    yield from _volumes(container)
-    yield from _process(container["Config"], host)
+    yield from _formatted_options(host)
+    yield from _mount_options(container)
+    yield from _process_options(container["Config"], host)
 
 
-def _shaped(host: Mapping[str, Any]) -> Iterator[str]:
+def _formatted_options(host: Mapping[str, Any]) -> Iterator[str]:
     """Yield the options of settings that need special formatting."""
     if host.get("NanoCpus"):
         yield f"--cpus={host['NanoCpus'] / 1e9:g}"
@@ -232,36 +240,38 @@ def _shaped(host: Mapping[str, Any]) -> Iterator[str]:
         yield f"--runtime={host['Runtime']}"
     restart = host.get("RestartPolicy") or {}
     if restart.get("Name") not in (None, "", "no"):
-        most = restart.get("MaximumRetryCount")
-        yield f"--restart={restart['Name']}" + (f":{most}" if most else "")
+        max_retries = restart.get("MaximumRetryCount")
+        yield f"--restart={restart['Name']}" + (f":{max_retries}" if max_retries else "")
     for limit in host.get("Ulimits") or ():
         yield f"--ulimit={limit['Name'].removeprefix('RLIMIT_').lower()}={limit['Soft']}:{limit['Hard']}"
-    for port, places in (host.get("PortBindings") or {}).items():
-        for place in places or ():
-            address = f"{place['HostIp']}:" if place.get("HostIp") else ""
-            yield f"--publish={address}{place.get('HostPort', '')}:{port}"
+    for port, bindings in (host.get("PortBindings") or {}).items():
+        for binding in bindings or ():
+            address = f"{binding['HostIp']}:" if binding.get("HostIp") else ""
+            yield f"--publish={address}{binding.get('HostPort', '')}:{port}"
     for device in host.get("Devices") or ():
-        rights = device.get("CgroupPermissions")
-        yield f"--device={device['PathOnHost']}:{device['PathInContainer']}" + (f":{rights}" if rights else "")
-    for path, how in (host.get("Tmpfs") or {}).items():
-        yield f"--tmpfs={path}:{how}" if how else f"--tmpfs={path}"
+        permissions = device.get("CgroupPermissions")
+        yield f"--device={device['PathOnHost']}:{device['PathInContainer']}" + (
+            f":{permissions}" if permissions else ""
+        )
+    for path, tmpfs_options in (host.get("Tmpfs") or {}).items():
+        yield f"--tmpfs={path}:{tmpfs_options}" if tmpfs_options else f"--tmpfs={path}"
 
 
-def _volumes(container: Inspected) -> Iterator[str]:
+def _mount_options(container: Inspection) -> Iterator[str]:
     """Yield the options of mounts that are not among the binds. An anonymous volume keeps its generated name."""
     host = container["HostConfig"]
-    known = {part for bind in host.get("Binds") or () for part in bind.split(":")}
+    known_targets = {part for bind in host.get("Binds") or () for part in bind.split(":")}
     for mount in host.get("Mounts") or ():
-        known.add(mount["Target"])
+        known_targets.add(mount["Target"])
         fields = [f"type={mount['Type']}", f"target={mount['Target']}"]
         fields += [f"source={mount['Source']}"] if mount.get("Source") else []
         yield "--mount=" + _comma_separated(fields + (["readonly"] if mount.get("ReadOnly") else []))
     for mount in container.get("Mounts") or ():
-        if mount["Type"] == "volume" and mount["Destination"] not in known:
+        if mount["Type"] == "volume" and mount["Destination"] not in known_targets:
             yield f"--volume={mount['Name']}:{mount['Destination']}" + ("" if mount["RW"] else ":ro")
 
 
-def _process(config: Mapping[str, Any], host: Mapping[str, Any]) -> Iterator[str]:
+def _process_options(config: Mapping[str, Any], host: Mapping[str, Any]) -> Iterator[str]:
     if config.get("Tty"):
         yield "--tty"
     if config.get("OpenStdin"):
@@ -270,8 +280,8 @@ def _process(config: Mapping[str, Any], host: Mapping[str, Any]) -> Iterator[str
         yield f"--stop-timeout={config['StopTimeout']}"
     if config.get("StopSignal"):
         yield f"--stop-signal={config['StopSignal']}"
-    shared = (host.get("NetworkMode") or "").startswith(HOST_NAMED) or host.get("UTSMode") == "host"
-    if config.get("Hostname") and not shared:
+    is_host_name_shared = (host.get("NetworkMode") or "").startswith(HOST_NAMED_MODES) or host.get("UTSMode") == "host"
+    if config.get("Hostname") and not is_host_name_shared:
         yield f"--hostname={config['Hostname']}"
     if config.get("Domainname"):
         yield f"--domainname={config['Domainname']}"
@@ -283,17 +293,17 @@ def _comma_separated(fields: list[str]) -> str:
     return line.getvalue()
 
 
-def _comparable(container: Inspected) -> dict[str, Any]:
-    host = {key: _plain(value) for key, value in container["HostConfig"].items() if key not in VOLATILE}
-    config = {key: _plain(container["Config"].get(key)) for key in COMPARED}
-    places = [
+def _comparable_settings(container: Inspection) -> dict[str, Any]:
+    host = {key: _normalize(value) for key, value in container["HostConfig"].items() if key not in IGNORED_FIELDS}
+    config = {key: _normalize(container["Config"].get(key)) for key in COMPARED_FIELDS}
+    mount_fields = [
         (mount["Type"], mount.get("Name") or mount.get("Source"), mount["Destination"], mount["RW"])
         for mount in container.get("Mounts") or ()
     ]
-    return host | config | {"Mounts": _plain(places)}
+    return host | config | {"Mounts": _normalize(mount_fields)}
 
 
-def _plain(value: Any) -> Any:
+def _normalize(value: Any) -> Any:
     """Return a normalized value, so that equivalent values are equal: lists are sorted and empty values are None."""
     if isinstance(value, list):
         return sorted(map(repr, value)) or None

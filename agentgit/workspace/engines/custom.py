@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from agentgit.errors import AgentGitError, InvalidInput, NotFound, Unavailable
 from agentgit.workspace.catalog import Catalog, CatalogRow
-from agentgit.workspace.engines.files import Target
+from agentgit.workspace.engines.files import RestoreTarget
 from agentgit.workspace.restore import Progress
 from agentgit.workspace.values import Environment, FileCheckpoint, Restored, RestorePlan, WorkspaceDiff
 
@@ -30,9 +30,9 @@ class CustomEngine:
             raise InvalidInput(f"{environment!r} is not an environment: it needs checkpoint() -> id and restore(id).")
         self._environment, self._catalog = environment, catalog
 
-    def snapshot(
+    def take_snapshot(
         self,
-        made: Callable[[int], FileCheckpoint],
+        new_snapshot: Callable[[int], FileCheckpoint],
         paths: Paths = None,
         progress: Progress | None = None,
         *,
@@ -40,38 +40,40 @@ class CustomEngine:
     ) -> FileCheckpoint:
         """Take a snapshot; see `FileEngine.snapshot`. It is always a new one, because snapshots cannot be compared."""
         if paths is not None:
-            self._refuse("paths")
+            self._raise_unsupported("paths")
         with self._converting_errors("checkpoint"):
             tree = str(self._environment.checkpoint())
-        return self._entered(tree, made)
+        return self._store_snapshot(tree, new_snapshot)
 
-    def _entered(self, tree: str, made: Callable[[int], FileCheckpoint]) -> FileCheckpoint:
-        known = self._catalog.load_index(None)
-        known.key = tree
-        snapshot = made(0)
-        self._catalog.store_snapshot(snapshot, known)
+    def _store_snapshot(self, tree: str, new_snapshot: Callable[[int], FileCheckpoint]) -> FileCheckpoint:
+        index = self._catalog.load_index(None)
+        index.key = tree
+        snapshot = new_snapshot(0)
+        self._catalog.store_snapshot(snapshot, index)
         return snapshot
 
-    def restore(self, target: Target, safety: Callable[[int], FileCheckpoint], progress: Progress | None) -> Restored:
+    def restore(
+        self, target: RestoreTarget, new_safety: Callable[[int], FileCheckpoint], progress: Progress | None
+    ) -> Restored:
         """Restore a snapshot; see `FileEngine.restore`."""
         if target.paths is not None or target.expected is not None:
-            self._refuse("paths" if target.paths is not None else "expect")
+            self._raise_unsupported("paths" if target.paths is not None else "expect")
         if not getattr(self._environment, "takes_safety", False):
-            taken = self.snapshot(safety)
+            safety_snapshot = self.take_snapshot(new_safety)
             with self._converting_errors("restore"):
                 self._environment.restore(target.row.tree)
-            return Restored(target.row.snapshot.id, taken.id, everything=True)
+            return Restored(target.row.snapshot.id, safety_snapshot.id, everything=True)
         with self._converting_errors("restore"):
-            done = self._environment.restore(target.row.tree)
-        kept = self._entered(done.safety, safety).id if done.safety else None
-        said = {name: tuple(getattr(done, name, ())) for name in ("missing", "left")}
-        return Restored(target.row.snapshot.id, kept, everything=True, **said)
+            result = self._environment.restore(target.row.tree)
+        safety_id = self._store_snapshot(result.safety, new_safety).id if result.safety else None
+        excluded_fields = {name: tuple(getattr(result, name, ())) for name in ("missing", "left")}
+        return Restored(target.row.snapshot.id, safety_id, everything=True, **excluded_fields)
 
-    def finish(self) -> list[Restored]:
+    def recover(self) -> list[Restored]:
         """Return an empty list: restores by a custom environment are not journaled."""
         return []
 
-    def forget(self) -> None:
+    def discard_cache(self) -> None:
         """Do nothing: this engine caches no state."""
 
     def skipped(self) -> tuple[tuple[str, str], ...]:
@@ -80,15 +82,15 @@ class CustomEngine:
 
     def plan(self, target: CatalogRow, paths: Paths, since: CatalogRow | None = None) -> RestorePlan:
         """Raise `InvalidInput`: a custom environment cannot plan a restore."""
-        self._refuse("plan_restore")
+        self._raise_unsupported("plan_restore")
 
     def changed(self) -> tuple[str, ...]:
         """Raise `InvalidInput`: a custom environment does not list changed files."""
-        self._refuse("changed")
+        self._raise_unsupported("changed")
 
     def diff(self, a: CatalogRow | None, b: CatalogRow | None, paths: Paths) -> WorkspaceDiff:
         """Raise `InvalidInput`: a custom environment cannot compare snapshots."""
-        self._refuse("diff")
+        self._raise_unsupported("diff")
 
     def collect(self) -> int:
         """Delete unneeded snapshots, if the environment can. Return 0, because the freed size is not known."""
@@ -96,7 +98,7 @@ class CustomEngine:
         failures: list[AgentGitError] = []
         if delete is None:
             return 0
-        for tree in self._catalog.waste():
+        for tree in self._catalog.unneeded_trees():
             try:
                 with self._converting_errors("delete"):
                     delete(tree)
@@ -111,7 +113,7 @@ class CustomEngine:
         return 0
 
     @contextmanager
-    def _converting_errors(self, what: str) -> Iterator[None]:
+    def _converting_errors(self, method: str) -> Iterator[None]:
         """Convert an exception of the custom environment into `Unavailable`; pass `AgentGitError` through."""
         try:
             yield
@@ -119,8 +121,8 @@ class CustomEngine:
             raise
         except Exception as error:
             name = type(self._environment).__name__
-            raise Unavailable(f"{name}.{what} failed: {type(error).__name__}: {error}") from error
+            raise Unavailable(f"{name}.{method} failed: {type(error).__name__}: {error}") from error
 
-    def _refuse(self, what: str) -> NoReturn:
+    def _raise_unsupported(self, feature: str) -> NoReturn:
         name = type(self._environment).__name__
-        raise InvalidInput(f'{name} can only take and restore snapshots; {what} needs "git" or "directory".')
+        raise InvalidInput(f'{name} can only take and restore snapshots; {feature} needs "git" or "directory".')

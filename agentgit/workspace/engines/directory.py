@@ -14,7 +14,7 @@ import orjson
 
 from agentgit.errors import Corrupt, NotFound, Unavailable
 from agentgit.values import escape_path
-from agentgit.workspace.disk.atomic_file import IN_MEMORY, Data, Large, flush, parts
+from agentgit.workspace.disk.atomic_file import IN_MEMORY, Data, LargeContents, flush, iter_chunks
 from agentgit.workspace.trees import TreeChange, TreeEntry, TreeWrite, digest_of
 
 FILES, INDEX = b"files", "tree.json"
@@ -49,20 +49,20 @@ class DirectoryTrees:
 
     def write(self, key: str, base: str | None, changes: Iterable[TreeWrite]) -> None:
         """Write a snapshot as another one with changes; see `Trees.write`."""
-        known = self.tree(base) if base is not None else {}
-        new = self._folder / f"{UNFINISHED}{key}"
-        with _converting_errors(new):
-            shutil.rmtree(new, ignore_errors=True)
+        base_entries = self.tree(base) if base is not None else {}
+        new_folder = self._folder / f"{UNFINISHED}{key}"
+        with _converting_errors(new_folder):
+            shutil.rmtree(new_folder, ignore_errors=True)
             try:
-                (new / os.fsdecode(FILES)).mkdir(parents=True, mode=0o700)
-                old = self._files(base) if base is not None else None
-                writing = _SnapshotWriter(os.fsencode(new) + b"/" + FILES, old, known)
-                _write(os.fsencode(new / INDEX), _packed(writing.write(changes)))
-                flush(*writing.folders, new)
-                new.rename(self._folder / key)
+                (new_folder / os.fsdecode(FILES)).mkdir(parents=True, mode=0o700)
+                base_files = self._files_path(base) if base is not None else None
+                writer = _SnapshotWriter(os.fsencode(new_folder) + b"/" + FILES, base_files, base_entries)
+                _write(os.fsencode(new_folder / INDEX), _encode_index(writer.write(changes)))
+                flush(*writer.folders, new_folder)
+                new_folder.rename(self._folder / key)
                 flush(self._folder)
             except BaseException:
-                shutil.rmtree(new, ignore_errors=True)
+                shutil.rmtree(new_folder, ignore_errors=True)
                 raise
 
     def tree(self, key: str) -> dict[bytes, TreeEntry]:
@@ -75,7 +75,7 @@ class DirectoryTrees:
         """
         path = self._folder / key / INDEX
         try:
-            return _unpacked(path.read_bytes())
+            return _decode_index(path.read_bytes())
         except FileNotFoundError as error:
             raise NotFound(f"There is no snapshot {key} in {self._folder}.") from error
         except ValueError as error:
@@ -97,11 +97,11 @@ class DirectoryTrees:
         Raises:
             NotFound: There is no snapshot under one of the keys.
         """
-        one, other = self.tree(before), self.tree(after)
+        old, new = self.tree(before), self.tree(after)
         return {
-            path: TreeChange(one.get(path), other.get(path))
-            for path in one.keys() | other.keys()
-            if one.get(path) != other.get(path)
+            path: TreeChange(old.get(path), new.get(path))
+            for path in old.keys() | new.keys()
+            if old.get(path) != new.get(path)
         }
 
     def contents(self, key: str, entries: Iterable[tuple[bytes, TreeEntry]]) -> Iterator[tuple[bytes, TreeEntry, Data]]:
@@ -111,13 +111,13 @@ class DirectoryTrees:
             Corrupt: The contents are missing, or were modified after they were written.
         """
         for path, entry in entries:
-            at = self._files(key) + b"/" + path
+            copy_path = self._files_path(key) + b"/" + path
             try:
-                data = os.readlink(at) if entry.is_link else _read(at)
+                data = os.readlink(copy_path) if entry.is_link else _read_copy(copy_path)
             except OSError as error:
-                raise Corrupt(f"{escape_path(at)} is missing: {error.strerror}.", row=key) from error
-            if digest_of(parts(data), len(data)) != entry.oid:
-                raise Corrupt(f"{escape_path(at)} was modified after it was written.", row=key)
+                raise Corrupt(f"{escape_path(copy_path)} is missing: {error.strerror}.", row=key) from error
+            if digest_of(iter_chunks(data), len(data)) != entry.oid:
+                raise Corrupt(f"{escape_path(copy_path)} was modified after it was written.", row=key)
             yield path, entry, data
 
     def collect(self, keep: Collection[str]) -> int:
@@ -126,13 +126,13 @@ class DirectoryTrees:
         with _converting_errors(self._folder):
             for folder in self._folder.iterdir():
                 if folder.name not in keep:
-                    freed += _last_links(folder)
+                    freed += _unshared_size(folder)
                     # Renamed first, so that a process that is killed meanwhile leaves no partial snapshot.
-                    doomed = folder.rename(self._folder / f"{UNFINISHED}{folder.name.removeprefix(UNFINISHED)}")
-                    shutil.rmtree(doomed)
+                    unfinished = folder.rename(self._folder / f"{UNFINISHED}{folder.name.removeprefix(UNFINISHED)}")
+                    shutil.rmtree(unfinished)
         return freed
 
-    def _files(self, key: str) -> bytes:
+    def _files_path(self, key: str) -> bytes:
         return os.fsencode(self._folder / key) + b"/" + FILES
 
 
@@ -140,105 +140,107 @@ class _SnapshotWriter:
     """The writer of one snapshot.
 
     Args:
-        new: The directory for the copies of the new snapshot. It is empty.
-        old: The directory of the copies of the base snapshot; None if there is none.
-        known: The entries of the base snapshot.
+        new_folder: The directory for the copies of the new snapshot. It is empty.
+        base_folder: The directory of the copies of the base snapshot; None if there is none.
+        base_entries: The entries of the base snapshot.
     """
 
-    def __init__(self, new: bytes, old: bytes | None, known: dict[bytes, TreeEntry]) -> None:
-        self._new, self._old = new, old
-        self._index = dict(known)
-        self._copies = {entry.oid: path for path, entry in known.items() if stat.S_ISREG(entry.mode)}
-        self._made = {b""}
+    def __init__(self, new_folder: bytes, base_folder: bytes | None, base_entries: dict[bytes, TreeEntry]) -> None:
+        self._new_folder, self._base_folder = new_folder, base_folder
+        self._index = dict(base_entries)
+        self._copies = {entry.oid: path for path, entry in base_entries.items() if stat.S_ISREG(entry.mode)}
+        self._created_folders = {b""}
 
     @property
     def folders(self) -> list[bytes]:
         """The directories that were created, including the one that contains all copies."""
-        return [os.path.join(self._new, path) for path in self._made]
+        return [os.path.join(self._new_folder, path) for path in self._created_folders]
 
     def write(self, changes: Iterable[TreeWrite]) -> dict[bytes, TreeEntry]:
         """Write the base snapshot with changes, and return the entries of the new snapshot."""
         for path, entry in self._index.items():
-            self._place(path, entry)
-        for path, entry_now, data in changes:
-            self._take_away(path)
-            if entry_now is not None:
-                self._index[path] = entry_now
-                self._place(path, entry_now, data)
+            self._add_entry(path, entry)
+        for path, new_entry, data in changes:
+            self._remove_entry(path)
+            if new_entry is not None:
+                self._index[path] = new_entry
+                self._add_entry(path, new_entry, data)
         return self._index
 
-    def _place(self, path: bytes, entry: TreeEntry, data: Data | None = None) -> None:
-        at = self._new + b"/" + path
+    def _add_entry(self, path: bytes, entry: TreeEntry, data: Data | None = None) -> None:
+        new_path = self._new_folder + b"/" + path
         self._make_folder(path if entry.is_directory else os.path.dirname(path))
         if entry.is_directory:
             return
         if entry.is_link:
-            os.symlink(os.readlink(self._known(path)) if data is None else b"".join(parts(data)), at)
+            os.symlink(os.readlink(self._source_path(path)) if data is None else b"".join(iter_chunks(data)), new_path)
         elif (copy := self._copies.get(entry.oid)) is not None:
-            _link(self._known(copy), at)
+            _link(self._source_path(copy), new_path)
         else:
-            _write(at, data or b"")
+            _write(new_path, data or b"")
 
-    def _known(self, path: bytes) -> bytes:
-        return (self._old or self._new) + b"/" + path
+    def _source_path(self, path: bytes) -> bytes:
+        return (self._base_folder or self._new_folder) + b"/" + path
 
     def _make_folder(self, path: bytes) -> None:
-        if path not in self._made:
-            os.makedirs(self._new + b"/" + path, mode=0o700, exist_ok=True)
-            self._made.add(path)
+        if path not in self._created_folders:
+            os.makedirs(self._new_folder + b"/" + path, mode=0o700, exist_ok=True)
+            self._created_folders.add(path)
 
-    def _take_away(self, path: bytes) -> None:
+    def _remove_entry(self, path: bytes) -> None:
         """Remove a path, and its parent directories that are then empty."""
-        gone = self._index.pop(path, None)
-        if gone is None:
+        entry = self._index.pop(path, None)
+        if entry is None:
             return
-        at = self._new + b"/" + path
-        if not gone.is_directory:
-            os.unlink(at)
-            at = os.path.dirname(at)
+        new_path = self._new_folder + b"/" + path
+        if not entry.is_directory:
+            os.unlink(new_path)
+            new_path = os.path.dirname(new_path)
         with suppress(OSError):  # stops at the first directory that is not empty
-            while at != self._new:
-                os.rmdir(at)
-                self._made.discard(at[len(self._new) + 1 :])
-                at = os.path.dirname(at)
+            while new_path != self._new_folder:
+                os.rmdir(new_path)
+                self._created_folders.discard(new_path[len(self._new_folder) + 1 :])
+                new_path = os.path.dirname(new_path)
 
 
-def _link(copy: bytes, at: bytes) -> None:
+def _link(copy: bytes, target: bytes) -> None:
     try:
-        os.link(copy, at)
+        os.link(copy, target)
     except OSError as error:
         if error.errno not in NO_LINKS:
             raise
-        _write(at, _read(copy))
+        _write(target, _read_copy(copy))
 
 
-def _write(at: bytes, data: Data) -> None:
-    with open(os.open(at, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, READ_ONLY), "wb") as file:
-        file.writelines(parts(data))
+def _write(path: bytes, data: Data) -> None:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, READ_ONLY), "wb") as file:
+        file.writelines(iter_chunks(data))
         file.flush()
         os.fsync(file.fileno())
 
 
-def _read(at: bytes) -> Data:
-    file = open(at, "rb")  # noqa: SIM115 - `Large` reads from it later
+def _read_copy(path: bytes) -> Data:
+    file = open(path, "rb")  # noqa: SIM115 - `LargeContents` reads from it later
     size = os.fstat(file.fileno()).st_size
     if size > IN_MEMORY:
-        return Large(file, size)
+        return LargeContents(file, size)
     with file:
         return file.read()
 
 
-def _last_links(folder: Path) -> int:
+def _unshared_size(folder: Path) -> int:
     """Return the size in bytes of the files in a directory that have no other hard link."""
-    found = (os.lstat(os.path.join(at, name)) for at, _, names in os.walk(os.fsencode(folder)) for name in names)
-    return sum(one.st_size for one in found if one.st_nlink == 1)
+    statuses = (
+        os.lstat(os.path.join(parent, name)) for parent, _, names in os.walk(os.fsencode(folder)) for name in names
+    )
+    return sum(status.st_size for status in statuses if status.st_nlink == 1)
 
 
-def _packed(tree: dict[bytes, TreeEntry]) -> bytes:
+def _encode_index(tree: dict[bytes, TreeEntry]) -> bytes:
     return orjson.dumps([(path.decode("latin-1"), entry.mode, entry.oid) for path, entry in tree.items()])
 
 
-def _unpacked(data: bytes) -> dict[bytes, TreeEntry]:
+def _decode_index(data: bytes) -> dict[bytes, TreeEntry]:
     return {path.encode("latin-1"): TreeEntry(mode, oid) for path, mode, oid in orjson.loads(data)}
 
 
@@ -248,5 +250,5 @@ def _converting_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        where = escape_path(error.filename if error.filename else str(path))
-        raise Unavailable(f"{where}: {error.strerror}. Free some space or grant the permission.") from error
+        location = escape_path(error.filename if error.filename else str(path))
+        raise Unavailable(f"{location}: {error.strerror}. Free some space or grant the permission.") from error

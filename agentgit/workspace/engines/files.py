@@ -13,36 +13,43 @@ from typing import NamedTuple
 
 from agentgit.errors import WorkspaceChanged
 from agentgit.values import escape_path
-from agentgit.workspace.catalog import Catalog, CatalogRow, Restoring
-from agentgit.workspace.diff import ExcludedSides, Read, compare_snapshots, contents_of, differs
+from agentgit.workspace.catalog import Catalog, CatalogRow, RestoreRecord
+from agentgit.workspace.diff import ExcludedSides, PathContents, compare_snapshots, contents_of, differs
 from agentgit.workspace.disk.atomic_file import IN_MEMORY
 from agentgit.workspace.disk.disk import Disk
 from agentgit.workspace.disk.permissions import TemporaryPermissions
-from agentgit.workspace.locations import require_in_place
-from agentgit.workspace.restore import Progress, Restore, RestoreOutcome, RestorePlanner, RestoreSteps, limited
+from agentgit.workspace.locations import require_not_moved
+from agentgit.workspace.restore import Progress, Restore, RestoreOutcome, RestorePlanner, RestoreSteps, select_changes
 from agentgit.workspace.scan.excluded import (
     GIT,
     ExcludedRecord,
     ExcludedReport,
     IgnoreRules,
-    above,
-    compare,
-    in_the_way,
-    is_among,
-    left_of,
+    compare_excluded,
+    excluded_paths,
+    is_selected,
+    parent_folders,
+    paths_in_the_way,
 )
-from agentgit.workspace.scan.index import PLAIN_DIRECTORY, IndexEntry, SkippedPath, WorkspaceIndex, stamp_of, within
+from agentgit.workspace.scan.index import (
+    PLAIN_DIRECTORY,
+    IndexEntry,
+    SkippedPath,
+    WorkspaceIndex,
+    containing_path,
+    stamp_of,
+)
 from agentgit.workspace.scan.scan import EXCLUDED, UNREADABLE, Scan
 from agentgit.workspace.trees import TreeChange, TreeEntry, Trees, TreeWrite
 from agentgit.workspace.values import FileCheckpoint, Restored, RestorePlan, WorkspaceDiff
 
 Paths = Iterable[bytes] | None
 
-NAMED = 5
+MAX_NAMED_PATHS = 5
 """The maximum number of paths in an error message."""
 
 
-class Expected(NamedTuple):
+class ExpectedState(NamedTuple):
     """The state that a caller expects in the workspace: a name for error messages, and the key of the tree."""
 
     name: str
@@ -50,7 +57,7 @@ class Expected(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Target:
+class RestoreTarget:
     """The goal of a restore.
 
     Args:
@@ -61,21 +68,21 @@ class Target:
 
     row: CatalogRow
     paths: tuple[bytes, ...] | None = None
-    expected: Expected | None = None
+    expected: ExpectedState | None = None
 
 
 class ScanResult(NamedTuple):
     """The result of a scan of the workspace.
 
     Args:
-        known: The index before the scan.
+        old_index: The index before the scan.
         changes: The new entry of each changed path; None for a removed path.
-        left: The paths that are left out now.
+        excluded: The paths that are left out now.
     """
 
-    known: WorkspaceIndex
+    old_index: WorkspaceIndex
     changes: dict[bytes, TreeEntry | None]
-    left: ExcludedRecord
+    excluded: ExcludedRecord
 
 
 class FileEngine:
@@ -95,11 +102,11 @@ class FileEngine:
     ) -> None:
         self._root, self._storage = os.fsencode(root), os.fsencode(storage)
         self._trees, self._catalog = trees, catalog
-        self._patterns, self._most = patterns, max_file_size
+        self._patterns, self._max_file_size = patterns, max_file_size
         self._planner = RestorePlanner(self._root, trees, catalog, patterns)
-        self._known: WorkspaceIndex | None = None
+        self._cached_index: WorkspaceIndex | None = None
 
-    def snapshot(
+    def take_snapshot(
         self,
         new_snapshot: Callable[[int], FileCheckpoint],
         paths: Paths = None,
@@ -115,24 +122,26 @@ class FileEngine:
             progress: The function to call with the number of files done and their total.
             always_new: False to return the newest snapshot with the current contents of the files, if there is one.
         """
-        known = self._write_current_tree(paths, progress)
-        left = self._left(known)
-        held = None if always_new else self._catalog.find_by_tree(known.key or "", left)
-        snapshot = held or new_snapshot(self._changed)
-        self._catalog.store_snapshot(snapshot if held is None else None, known, left)
-        self._known = known
+        index = self._write_current_tree(paths, progress)
+        excluded = self._excluded_paths(index)
+        existing = None if always_new else self._catalog.find_by_tree(index.key or "", excluded)
+        snapshot = existing or new_snapshot(self._changed_count)
+        self._catalog.store_snapshot(snapshot if existing is None else None, index, excluded)
+        self._cached_index = index
         return snapshot
 
-    def adopt(self, source: FileEngine, row: CatalogRow, made: Callable[[int], FileCheckpoint]) -> FileCheckpoint:
+    def adopt(
+        self, source: FileEngine, row: CatalogRow, new_snapshot: Callable[[int], FileCheckpoint]
+    ) -> FileCheckpoint:
         """Copy a snapshot of another workspace into the storage of this one."""
         entries = source._trees.tree(row.tree)
-        snapshot = made(sum(not entry.is_directory for entry in entries.values()))
-        left = source._catalog.excluded_from(row.snapshot.id)
-        self.put(snapshot, None, source._written(row.tree, entries), left)
+        snapshot = new_snapshot(sum(not entry.is_directory for entry in entries.values()))
+        excluded = source._catalog.excluded_from(row.snapshot.id)
+        self.store_snapshot(snapshot, None, source._tree_writes(row.tree, entries), excluded)
         return snapshot
 
-    def put(
-        self, snapshot: FileCheckpoint, base: str | None, changes: Iterable[TreeWrite], left: ExcludedRecord
+    def store_snapshot(
+        self, snapshot: FileCheckpoint, base: str | None, changes: Iterable[TreeWrite], excluded: ExcludedRecord
     ) -> str:
         """Store a snapshot that was taken elsewhere, and return the key of its tree.
 
@@ -140,42 +149,47 @@ class FileEngine:
             snapshot: The snapshot value for the catalog.
             base: The key of the base tree; None for an empty tree.
             changes: The changes to the base tree: first the removals, then the additions.
-            left: The paths that were left out when the snapshot was taken.
+            excluded: The paths that were left out when the snapshot was taken.
         """
         key = secrets.token_hex(8)
         self._trees.write(key, base, changes)
-        self._catalog.add(snapshot, key, left)
+        self._catalog.add(snapshot, key, excluded)
         return key
 
-    def _written(self, tree: str, entries: Mapping[bytes, TreeEntry]) -> Iterator[TreeWrite]:
+    def _tree_writes(self, tree: str, entries: Mapping[bytes, TreeEntry]) -> Iterator[TreeWrite]:
         """Yield entries of a snapshot as changes for another one: directories first, then files with their contents."""
         yield from (TreeWrite(path, entry) for path, entry in sorted(entries.items()) if entry.is_directory)
         files = [(path, entry) for path, entry in sorted(entries.items()) if not entry.is_directory]
         yield from (TreeWrite(*one) for one in self._trees.contents(tree, files))
 
-    def restore(self, target: Target, safety: Callable[[int], FileCheckpoint], progress: Progress | None) -> Restored:
+    def restore(
+        self, target: RestoreTarget, new_safety: Callable[[int], FileCheckpoint], progress: Progress | None
+    ) -> Restored:
         """Restore a snapshot, after a safety snapshot of the current files.
 
         Raises:
             WorkspaceChanged: A path that the restore would change is not in the expected state. Nothing was changed.
             Unavailable: A path cannot be written. Completed changes stay; a second restore makes the others.
         """
-        known = self._write_current_tree(None, progress)
-        self._known, before = known, known.key or ""
-        left = self._left(known)
+        index = self._write_current_tree(None, progress)
+        self._cached_index, current_tree = index, index.key or ""
+        excluded = self._excluded_paths(index)
         if target.expected is not None:
-            self._check(target, before, left)
-        held = self._catalog.find_by_tree(before, left)
-        kept = held or safety(self._changed)
-        self._catalog.store_snapshot(kept if held is None else None, known, left)
-        snapshot, tree = target.row.snapshot.id, target.row.tree
-        number = self._catalog.begin(snapshot, tree, kept.id, before, target.paths)
-        return self._run(Restoring(number, snapshot, tree, kept.id, before, target.paths), progress)
+            self._require_expected(target, current_tree, excluded)
+        existing = self._catalog.find_by_tree(current_tree, excluded)
+        safety_snapshot = existing or new_safety(self._changed_count)
+        self._catalog.store_snapshot(safety_snapshot if existing is None else None, index, excluded)
+        snapshot_id, target_tree = target.row.snapshot.id, target.row.tree
+        restore_id = self._catalog.begin(snapshot_id, target_tree, safety_snapshot.id, current_tree, target.paths)
+        return self._run_restore(
+            RestoreRecord(restore_id, snapshot_id, target_tree, safety_snapshot.id, current_tree, target.paths),
+            progress,
+        )
 
-    def finish(self) -> list[Restored]:
+    def recover(self) -> list[Restored]:
         """Restore modes that a killed process changed temporarily, and finish its interrupted restores."""
         TemporaryPermissions(self._root, self._catalog).recover()
-        return [self._run(one, None, again=True) for one in self._catalog.unfinished()]
+        return [self._run_restore(one, None, is_resumed=True) for one in self._catalog.unfinished_restores()]
 
     def plan(self, target: CatalogRow, paths: Paths, since: CatalogRow | None = None) -> RestorePlan:
         """Return what a restore would do.
@@ -185,89 +199,99 @@ class FileEngine:
             paths: The paths to restore, each with everything below it; None for all.
             since: The snapshot that `changed` of the plan is relative to; None for the last one.
         """
-        now = self._unwritten()
-        differences = self._differences_to_now(target.tree, now)
-        changes = self._limited(
+        scan_result = self._scan_without_writing()
+        differences = self._differences_to_workspace(target.tree, scan_result)
+        changes = self._select_changes(
             {path: TreeChange(after, before) for path, (before, after) in differences.items()}, paths
         )
-        steps = self._planner.steps(target.snapshot.id, target.tree, changes, now.left)
-        stands = self._planner.already_restored(steps, now.left)
-        put = [path for path, (_, after) in steps.changes.items() if _leaf(after) and path not in stands]
-        gone = [path for path, (before, after) in steps.changes.items() if _leaf(before) and not _leaf(after)]
-        changed = self._files_among(now) if since is None else self._files_since(since, now)
-        aside = [path for path in in_the_way(now.left, steps.changes) if path not in stands]
-        stays = {path: one for path, one in now.left.items() if path not in aside}
-        said = self._planner.excluded_report(steps, stays, paths)
-        return RestorePlan(target.snapshot.id, _texts(put), _texts(gone), changed, _texts(aside), *said)
+        steps = self._planner.steps(target.snapshot.id, target.tree, changes, scan_result.excluded)
+        already_restored = self._planner.already_restored(steps, scan_result.excluded)
+        written = [
+            path for path, (_, after) in steps.changes.items() if _is_leaf(after) and path not in already_restored
+        ]
+        deleted = [path for path, (before, after) in steps.changes.items() if _is_leaf(before) and not _is_leaf(after)]
+        changed = self._changed_files(scan_result) if since is None else self._files_changed_since(since, scan_result)
+        aside = [path for path in paths_in_the_way(scan_result.excluded, steps.changes) if path not in already_restored]
+        remaining = {path: one for path, one in scan_result.excluded.items() if path not in aside}
+        report = self._planner.excluded_report(steps, remaining, paths)
+        return RestorePlan(
+            target.snapshot.id, _decode_paths(written), _decode_paths(deleted), changed, _decode_paths(aside), *report
+        )
 
     def changed(self) -> tuple[str, ...]:
         """Return the paths of the files that changed since they were last saved or restored."""
-        return self._files_among(self._unwritten())
+        return self._changed_files(self._scan_without_writing())
 
     def diff(self, a: CatalogRow | None, b: CatalogRow | None, paths: Paths) -> WorkspaceDiff:
         """Return the differences between two snapshots.
 
         None for the first is an empty tree. None for the second is the workspace as it is now.
         """
-        first = a.tree if a else None
-        then = self._catalog.excluded_from(a.snapshot.id) if a else {}
+        old_tree = a.tree if a else None
+        old_excluded = self._catalog.excluded_from(a.snapshot.id) if a else {}
         if b is not None:
-            changes = self._between(first, b.tree)
-            sides = ExcludedSides(then, self._catalog.excluded_from(b.snapshot.id), None)
+            changes = self._changes_between(old_tree, b.tree)
+            sides = ExcludedSides(old_excluded, self._catalog.excluded_from(b.snapshot.id), None)
         else:
-            now = self._unwritten()
-            changes = self._differences_to_now(first, now)
-            sides = ExcludedSides(then, now.left, self._root)
-        changes = self._limited(changes, paths)
-        contents = [(path, change) for path, change in sorted(changes.items()) if differs(change)]
-        old = [(path, entry) for path, (entry, _) in contents if entry is not None and not entry.is_directory]
-        new = [(path, entry) for path, (_, entry) in contents if entry is not None and not entry.is_directory]
+            scan_result = self._scan_without_writing()
+            changes = self._differences_to_workspace(old_tree, scan_result)
+            sides = ExcludedSides(old_excluded, scan_result.excluded, self._root)
+        changes = self._select_changes(changes, paths)
+        content_changes = [(path, change) for path, change in sorted(changes.items()) if differs(change)]
+        old_entries = [
+            (path, entry) for path, (entry, _) in content_changes if entry is not None and not entry.is_directory
+        ]
+        new_entries = [
+            (path, entry) for path, (_, entry) in content_changes if entry is not None and not entry.is_directory
+        ]
         with (
-            closing(contents_of(self._trees, first, old)) as before,
-            closing(contents_of(self._trees, b.tree, new) if b else self._read(new)) as after,
+            closing(contents_of(self._trees, old_tree, old_entries)) as old_contents,
+            closing(
+                contents_of(self._trees, b.tree, new_entries) if b else self._read_files(new_entries)
+            ) as new_contents,
         ):
-            among = partial(is_among, None if paths is None else tuple(paths))
+            is_included = partial(is_selected, None if paths is None else tuple(paths))
             ids = [row.snapshot.id if row else None for row in (a, b)]
-            return compare_snapshots(ids[0], ids[1], changes, (before, after), sides, among)
+            return compare_snapshots(ids[0], ids[1], changes, (old_contents, new_contents), sides, is_included)
 
     def collect(self) -> int:
         """Remove stored data that no snapshot needs, and return the number of bytes freed."""
-        waste = self._catalog.waste()
-        freed = self._trees.collect(self._catalog.trees())
-        self._catalog.forget_trees(waste)
+        unneeded = self._catalog.unneeded_trees()
+        freed = self._trees.collect(self._catalog.needed_trees())
+        self._catalog.forget_trees(unneeded)
         return freed
 
     def skipped(self) -> tuple[tuple[str, str], ...]:
         """Return the paths that the last scan left out, each with the reason."""
-        known = self._known or self._catalog.load_index(None)
-        return tuple(sorted((os.fsdecode(path), skipped.why) for path, skipped in known.skipped.items()))
+        index = self._cached_index or self._catalog.load_index(None)
+        return tuple(sorted((os.fsdecode(path), skipped.why) for path, skipped in index.skipped.items()))
 
-    def forget(self) -> None:
+    def discard_cache(self) -> None:
         """Discard the cached index after an interrupted operation, so that it is read from storage again."""
-        self._known = None
+        self._cached_index = None
 
-    def _scan(self, known: WorkspaceIndex, permits: TemporaryPermissions, paths: Paths) -> Scan:
-        require_in_place(self._root)
-        rules, outside = IgnoreRules(self._root, self._patterns), self._outside()
-        settings = repr((GIT, self._patterns, self._most, outside))
-        places = (self._root, known, permits, self._storage, rules, self._most)
-        return Scan(*places, settings=settings, paths=paths, outside=outside)
+    def _scan(self, index: WorkspaceIndex, permissions: TemporaryPermissions, paths: Paths) -> Scan:
+        require_not_moved(self._root)
+        rules, outside = IgnoreRules(self._root, self._patterns), self._outside_paths()
+        settings = repr((GIT, self._patterns, self._max_file_size, outside))
+        arguments = (self._root, index, permissions, self._storage, rules, self._max_file_size)
+        return Scan(*arguments, settings=settings, paths=paths, outside=outside)
 
-    def _left(self, known: WorkspaceIndex) -> ExcludedRecord:
+    def _excluded_paths(self, index: WorkspaceIndex) -> ExcludedRecord:
         """Return the paths that are left out, except those that do not belong to the workspace."""
-        return left_of(known.skipped, {os.path.relpath(path, self._root) for path in self._outside()})
+        return excluded_paths(index.skipped, {os.path.relpath(path, self._root) for path in self._outside_paths()})
 
-    def _outside(self) -> tuple[bytes, ...]:
+    def _outside_paths(self) -> tuple[bytes, ...]:
         """Return the absolute paths that must never be captured or changed, such as the storage."""
         return (self._storage, *(os.path.join(self._root, os.fsencode(path)) for path in self._catalog.left_out()))
 
-    def _limited(self, differences: Mapping[bytes, TreeChange], paths: Paths) -> dict[bytes, TreeChange]:
+    def _select_changes(self, differences: Mapping[bytes, TreeChange], paths: Paths) -> dict[bytes, TreeChange]:
         """Return the differences at some paths, without paths that do not belong to the workspace.
 
         An older snapshot may contain such a path.
         """
-        outside = {os.path.relpath(path, self._root) for path in self._outside()}
-        return {path: change for path, change in limited(differences, paths).items() if path not in outside}
+        outside = {os.path.relpath(path, self._root) for path in self._outside_paths()}
+        return {path: change for path, change in select_changes(differences, paths).items() if path not in outside}
 
     def _write_current_tree(self, paths: Paths, progress: Progress | None) -> WorkspaceIndex:
         """Write a tree of the current files if they differ from the last tree, and return the updated index.
@@ -276,177 +300,200 @@ class FileEngine:
             paths: The paths to scan; None for all.
             progress: The function to call with the number of files done and their total.
         """
-        known = self._catalog.load_index(self._known)
-        self._known = None  # not valid until it is stored
-        with TemporaryPermissions(self._root, self._catalog) as permits:
-            scan = self._scan(known, permits, None if known.key is None else paths)
-            changes = _counted(scan.changes(), scan.candidates, progress)
+        index = self._catalog.load_index(self._cached_index)
+        self._cached_index = None  # not valid until it is stored
+        with TemporaryPermissions(self._root, self._catalog) as permissions:
+            scan = self._scan(index, permissions, None if index.key is None else paths)
+            changes = _report_progress(scan.changes(), scan.candidates, progress)
             first = next(changes, None)
-            if first is not None or known.key is None:
+            if first is not None or index.key is None:
                 key = secrets.token_hex(8)
-                self._trees.write(key, known.key, chain(() if first is None else (first,), changes))
-                known.key = key
-                known.dirty.add(b"")
-            self._changed = scan.files_changed
-        return known
+                self._trees.write(key, index.key, chain(() if first is None else (first,), changes))
+                index.key = key
+                index.dirty.add(b"")
+            self._changed_count = scan.files_changed
+        return index
 
-    def _check(self, target: Target, now: str, left: ExcludedRecord) -> None:
+    def _require_expected(self, target: RestoreTarget, current_tree: str, excluded: ExcludedRecord) -> None:
         assert target.expected is not None  # noqa: S101 - checked by the caller
-        touched = self._limited(self._trees.differences(now, target.row.tree), target.paths)
-        touched = self._planner.steps(target.row.snapshot.id, target.row.tree, touched, left).changes
-        moved = self._between(target.expected.tree or None, now)
-        if both := sorted(touched.keys() & moved.keys()):
-            more = f" and {len(both) - NAMED} more" if len(both) > NAMED else ""
+        touched = self._select_changes(self._trees.differences(current_tree, target.row.tree), target.paths)
+        touched = self._planner.steps(target.row.snapshot.id, target.row.tree, touched, excluded).changes
+        changed = self._changes_between(target.expected.tree or None, current_tree)
+        if conflicts := sorted(touched.keys() & changed.keys()):
+            more = f" and {len(conflicts) - MAX_NAMED_PATHS} more" if len(conflicts) > MAX_NAMED_PATHS else ""
             raise WorkspaceChanged(
-                f"Changed since {target.expected.name}: {', '.join(map(escape_path, both[:NAMED]))}{more}. "
+                f"Changed since {target.expected.name}: "
+                f"{', '.join(map(escape_path, conflicts[:MAX_NAMED_PATHS]))}{more}. "
                 "Nothing was changed. Save them first, or restore with force=True to keep them in a safety snapshot."
             )
 
-    def _run(self, restoring: Restoring, progress: Progress | None, *, again: bool = False) -> Restored:
-        require_in_place(self._root)
-        aside = os.path.join(self._storage, b"aside", b"%d" % restoring.id)
-        now = self._left(self._known or self._catalog.load_index(None))
+    def _run_restore(self, record: RestoreRecord, progress: Progress | None, *, is_resumed: bool = False) -> Restored:
+        require_not_moved(self._root)
+        aside_folder = os.path.join(self._storage, b"aside", b"%d" % record.id)
+        excluded = self._excluded_paths(self._cached_index or self._catalog.load_index(None))
         try:
-            differences = self._limited(self._trees.differences(restoring.before, restoring.target), restoring.paths)
-            steps = self._planner.steps(restoring.snapshot, restoring.target, differences, now)
-            with TemporaryPermissions(self._root, self._catalog) as permits:
-                disk = Disk(self._root, aside, permits)
-                outcome = Restore(disk, self._trees, restoring.target, steps.changes, progress, again=again).run()
+            differences = self._select_changes(
+                self._trees.differences(record.before_tree, record.target_tree), record.paths
+            )
+            steps = self._planner.steps(record.snapshot_id, record.target_tree, differences, excluded)
+            with TemporaryPermissions(self._root, self._catalog) as permissions:
+                disk = Disk(self._root, aside_folder, permissions)
+                outcome = Restore(
+                    disk, self._trees, record.target_tree, steps.changes, progress, is_resumed=is_resumed
+                ).run()
         except Exception:
-            self._catalog.end(restoring.id, "failed")
+            self._catalog.end(record.id, "failed")
             raise
-        outcome.conflicts += [(path, UNREADABLE) for path in steps.closed]
-        if restoring.paths is None and not outcome.conflicts:
-            self._update_index(restoring, differences, steps)
-        elif touched := [*outcome.restored, *outcome.deleted, *outcome.folders_gone, *disk.created]:
-            self._known = self._write_current_tree(touched, None)
-            self._catalog.store_snapshot(None, self._known)
-        self._catalog.end(restoring.id, "done")
-        moved = set(in_the_way(now, steps.changes))
-        now = {path: one for path, one in now.items() if path not in moved}
-        return self._result(restoring, disk, outcome, self._planner.excluded_report(steps, now, restoring.paths))
+        outcome.conflicts += [(path, UNREADABLE) for path in steps.unreadable]
+        if record.paths is None and not outcome.conflicts:
+            self._update_index(record, differences, steps)
+        elif touched := [*outcome.restored, *outcome.deleted, *outcome.removed_folders, *disk.created]:
+            self._cached_index = self._write_current_tree(touched, None)
+            self._catalog.store_snapshot(None, self._cached_index)
+        self._catalog.end(record.id, "done")
+        moved_aside = set(paths_in_the_way(excluded, steps.changes))
+        excluded = {path: one for path, one in excluded.items() if path not in moved_aside}
+        return self._result(record, disk, outcome, self._planner.excluded_report(steps, excluded, record.paths))
 
-    def _update_index(self, restoring: Restoring, differences: dict[bytes, TreeChange], steps: RestoreSteps) -> None:
+    def _update_index(self, record: RestoreRecord, differences: dict[bytes, TreeChange], steps: RestoreSteps) -> None:
         """Update the index after a complete restore.
 
         If paths stay that the snapshot does not have, write a new tree that includes them.
         """
-        known, key = self._catalog.load_index(self._known), restoring.target
-        if steps.stays:
+        index, key = self._catalog.load_index(self._cached_index), record.target_tree
+        if steps.kept_entries:
             key = secrets.token_hex(8)
-            filled = {one for path in steps.stays for one in above(path)}
-            named = self._trees.directories(restoring.target)
-            away = [TreeWrite(path, None) for path in filled if named.get(path) == TreeEntry(PLAIN_DIRECTORY)]
-            stays = self._written(restoring.before, steps.stays)
-            self._trees.write(key, restoring.target, chain(away, stays))
-        arrived = {path: change for path, change in differences.items() if path not in steps.stays}
-        _arrived(known, key, arrived, self._trees.directories(key))
-        put = {path for path, change in steps.changes.items() if change.after is not None}
-        for path in {*in_the_way(known.skipped, steps.changes), *(put & known.skipped.keys())}:
-            del known.skipped[path]  # it was moved aside, or it is part of the snapshot
-            known.dirty.add(path)
-        for path in {within(path, steps.then) or path for path in steps.ignored}:
+            filled_folders = {one for path in steps.kept_entries for one in parent_folders(path)}
+            target_directories = self._trees.directories(record.target_tree)
+            removals = [
+                TreeWrite(path, None)
+                for path in filled_folders
+                if target_directories.get(path) == TreeEntry(PLAIN_DIRECTORY)
+            ]
+            additions = self._tree_writes(record.before_tree, steps.kept_entries)
+            self._trees.write(key, record.target_tree, chain(removals, additions))
+        applied = {path: change for path, change in differences.items() if path not in steps.kept_entries}
+        _update_to_snapshot(index, key, applied, self._trees.directories(key))
+        written = {path for path, change in steps.changes.items() if change.after is not None}
+        for path in {*paths_in_the_way(index.skipped, steps.changes), *(written & index.skipped.keys())}:
+            del index.skipped[path]  # it was moved aside, or it is part of the snapshot
+            index.dirty.add(path)
+        for path in {containing_path(path, steps.snapshot_excluded) or path for path in steps.ignored}:
             with suppress(FileNotFoundError):
-                known.skipped[path] = SkippedPath(EXCLUDED, stamp_of(os.lstat(os.path.join(self._root, path))))
-                known.dirty.add(path)
-        self._catalog.store_snapshot(None, known)
-        self._known = known
+                index.skipped[path] = SkippedPath(EXCLUDED, stamp_of(os.lstat(os.path.join(self._root, path))))
+                index.dirty.add(path)
+        self._catalog.store_snapshot(None, index)
+        self._cached_index = index
 
-    def _result(self, restoring: Restoring, disk: Disk, outcome: RestoreOutcome, said: ExcludedReport) -> Restored:
+    def _result(self, record: RestoreRecord, disk: Disk, outcome: RestoreOutcome, report: ExcludedReport) -> Restored:
         return Restored(
-            id=restoring.snapshot,
-            safety=restoring.safety,
-            restored=_texts(outcome.restored),
-            deleted=_texts(outcome.deleted),
-            created_directories=_texts(disk.created),
-            deleted_directories=_texts(outcome.folders_gone),
-            moved_aside=tuple((os.fsdecode(path), os.fsdecode(to)) for path, to in disk.moved()),
+            id=record.snapshot_id,
+            safety=record.safety_id,
+            restored=_decode_paths(outcome.restored),
+            deleted=_decode_paths(outcome.deleted),
+            created_directories=_decode_paths(disk.created),
+            deleted_directories=_decode_paths(outcome.removed_folders),
+            moved_aside=tuple((os.fsdecode(path), os.fsdecode(destination)) for path, destination in disk.moved()),
             skipped=self.skipped(),
             conflicts=tuple((os.fsdecode(path), why) for path, why in outcome.conflicts),
-            missing=said.missing,
-            left=said.left,
+            missing=report.missing,
+            left=report.left,
         )
 
-    def _between(self, a: str | None, b: str) -> dict[bytes, TreeChange]:
-        if a is None:
-            return {path: TreeChange(None, entry) for path, entry in self._trees.tree(b).items()}
-        return self._trees.differences(a, b)
+    def _changes_between(self, old_tree: str | None, new_tree: str) -> dict[bytes, TreeChange]:
+        if old_tree is None:
+            return {path: TreeChange(None, entry) for path, entry in self._trees.tree(new_tree).items()}
+        return self._trees.differences(old_tree, new_tree)
 
-    def _unwritten(self) -> ScanResult:
+    def _scan_without_writing(self) -> ScanResult:
         """Scan the workspace without writing anything."""
-        known = self._catalog.load_index(self._known)
-        seen = known.copy()
-        with TemporaryPermissions(self._root, self._catalog) as permits:
-            changes = {path: entry for path, entry, _ in self._scan(seen, permits, None).changes()}
-        return ScanResult(known, changes, self._left(seen))
+        index = self._catalog.load_index(self._cached_index)
+        new_index = index.copy()
+        with TemporaryPermissions(self._root, self._catalog) as permissions:
+            changes = {path: entry for path, entry, _ in self._scan(new_index, permissions, None).changes()}
+        return ScanResult(index, changes, self._excluded_paths(new_index))
 
-    def _files_among(self, now: ScanResult) -> tuple[str, ...]:
+    def _changed_files(self, scan_result: ScanResult) -> tuple[str, ...]:
         """Return the paths of the files that a scan found changed, and of changed paths that are left out."""
-        files = [path for path, entry in now.changes.items() if path in now.known.files or _leaf(entry)]
-        return _texts(chain(files, *compare(self._left(now.known), now.left, self._root)))
+        files = [
+            path
+            for path, entry in scan_result.changes.items()
+            if path in scan_result.old_index.files or _is_leaf(entry)
+        ]
+        return _decode_paths(
+            chain(
+                files, *compare_excluded(self._excluded_paths(scan_result.old_index), scan_result.excluded, self._root)
+            )
+        )
 
-    def _files_since(self, since: CatalogRow, now: ScanResult) -> tuple[str, ...]:
+    def _files_changed_since(self, since: CatalogRow, scan_result: ScanResult) -> tuple[str, ...]:
         """Return the paths of the files that differ from a snapshot, and of changed paths that it left out."""
-        found = self._limited(self._differences_to_now(since.tree, now), None)
-        files = [path for path, (before, after) in found.items() if _leaf(before) or _leaf(after)]
-        then = self._catalog.excluded_from(since.snapshot.id)
-        imported = {path for path, one in then.items() if not one.has_status}
-        return _texts(path for path in chain(files, *compare(then, now.left, self._root)) if path not in imported)
+        changes = self._select_changes(self._differences_to_workspace(since.tree, scan_result), None)
+        files = [path for path, (before, after) in changes.items() if _is_leaf(before) or _is_leaf(after)]
+        excluded = self._catalog.excluded_from(since.snapshot.id)
+        imported = {path for path, one in excluded.items() if not one.has_status}
+        return _decode_paths(
+            path
+            for path in chain(files, *compare_excluded(excluded, scan_result.excluded, self._root))
+            if path not in imported
+        )
 
-    def _differences_to_now(self, a: str | None, now: ScanResult) -> dict[bytes, TreeChange]:
+    def _differences_to_workspace(self, tree: str | None, scan_result: ScanResult) -> dict[bytes, TreeChange]:
         """Return the differences between a snapshot and the workspace as it is now."""
-        known = now.known
-        if known.key is None:  # this workspace was never scanned: the snapshot is from another one
-            found = {path: TreeChange(entry, None) for path, entry in (self._trees.tree(a) if a else {}).items()}
+        index = scan_result.old_index
+        if index.key is None:  # this workspace was never scanned: the snapshot is from another one
+            changes = {
+                path: TreeChange(entry, None) for path, entry in (self._trees.tree(tree) if tree else {}).items()
+            }
         else:
-            found = self._between(a, known.key)
-        entries = {path: seen.entry for path, seen in known.files.items()} | known.directories()
-        for path, entry in now.changes.items():
-            before = found[path].before if path in found else entries.get(path) if a else None
-            found[path] = TreeChange(before, entry)
-        return {path: change for path, change in found.items() if change.before != change.after}
+            changes = self._changes_between(tree, index.key)
+        entries = {path: index_entry.entry for path, index_entry in index.files.items()} | index.directories()
+        for path, entry in scan_result.changes.items():
+            before = changes[path].before if path in changes else entries.get(path) if tree else None
+            changes[path] = TreeChange(before, entry)
+        return {path: change for path, change in changes.items() if change.before != change.after}
 
-    def _read(self, entries: Iterable[tuple[bytes, TreeEntry]]) -> Generator[Read, None, None]:
+    def _read_files(self, entries: Iterable[tuple[bytes, TreeEntry]]) -> Generator[PathContents, None, None]:
         """Read files of the workspace; the counterpart of `contents_of` for a snapshot."""
-        with TemporaryPermissions(self._root, self._catalog) as permits:
-            disk = Disk(self._root, b"", permits)
+        with TemporaryPermissions(self._root, self._catalog) as permissions:
+            disk = Disk(self._root, b"", permissions)
             for path, _ in entries:
                 yield path, disk.read(path, IN_MEMORY)
 
 
-def _arrived(
-    known: WorkspaceIndex, key: str, differences: dict[bytes, TreeChange], named: dict[bytes, TreeEntry]
+def _update_to_snapshot(
+    index: WorkspaceIndex, key: str, differences: dict[bytes, TreeChange], directories: dict[bytes, TreeEntry]
 ) -> None:
     """Update an index to a restored snapshot. Changed files get no stamp, so that the next scan reads them again."""
     for path, (_, after) in differences.items():
-        known.dirty.add(path)
-        known.files.pop(path, None)
+        index.dirty.add(path)
+        index.files.pop(path, None)
         if after is not None and not after.is_directory:
-            known.files[path] = IndexEntry(after, None)
-    folders = set(named)
-    for path in [*known.files, *named]:
+            index.files[path] = IndexEntry(after, None)
+    folders = set(directories)
+    for path in [*index.files, *directories]:
         while (path := path.rpartition(b"/")[0]) and path not in folders:
             folders.add(path)
-    known.dirty |= folders ^ known.folders.keys()
-    modes = {path: named.get(path, TreeEntry(PLAIN_DIRECTORY)) for path in folders}
-    before, known.folders = known.folders, {b"": IndexEntry(TreeEntry(PLAIN_DIRECTORY), None)}
+    index.dirty |= folders ^ index.folders.keys()
+    modes = {path: directories.get(path, TreeEntry(PLAIN_DIRECTORY)) for path in folders}
+    old_folders, index.folders = index.folders, {b"": IndexEntry(TreeEntry(PLAIN_DIRECTORY), None)}
     for path, entry in modes.items():
-        seen = before.get(path)
-        known.folders[path] = seen if seen and seen.entry == entry else IndexEntry(entry, None)
-    known.key = key
-    known.dirty.add(b"")
+        old_entry = old_folders.get(path)
+        index.folders[path] = old_entry if old_entry and old_entry.entry == entry else IndexEntry(entry, None)
+    index.key = key
+    index.dirty.add(b"")
 
 
-def _counted(changes: Iterator[TreeWrite], most: int, progress: Progress | None) -> Iterator[TreeWrite]:
+def _report_progress(changes: Iterator[TreeWrite], total: int, progress: Progress | None) -> Iterator[TreeWrite]:
     for number, change in enumerate(changes, 1):
         yield change
         if progress:
-            progress(min(number, most), most)
+            progress(min(number, total), total)
 
 
-def _leaf(entry: TreeEntry | None) -> bool:
+def _is_leaf(entry: TreeEntry | None) -> bool:
     return entry is not None and not entry.is_directory
 
 
-def _texts(paths: Iterable[bytes]) -> tuple[str, ...]:
+def _decode_paths(paths: Iterable[bytes]) -> tuple[str, ...]:
     return tuple(os.fsdecode(path) for path in sorted(set(paths)))

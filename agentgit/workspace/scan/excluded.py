@@ -18,15 +18,15 @@ from pathspec import GitIgnoreSpec
 from pathspec.patterns.gitignore import GitIgnorePatternError
 
 from agentgit.errors import InvalidInput
-from agentgit.workspace.scan.index import SkippedPath, within
+from agentgit.workspace.scan.index import SkippedPath, containing_path
 from agentgit.workspace.trees import TreeChange, TreeEntry
 
 GIT = b".git"
 """The name of a repository's directory, or of a submodule's file. It is never captured and never changed."""
 
-NAME = b".gitignore"
+GITIGNORE = b".gitignore"
 
-MOST = 1_000_000
+MAX_GITIGNORE_BYTES = 1_000_000
 """The maximum number of bytes that are read of a `.gitignore` file."""
 
 
@@ -49,13 +49,13 @@ class IgnoreRules:
     """
 
     def __init__(self, root: bytes, patterns: Iterable[str] = (), files: Mapping[bytes, bytes] | None = None) -> None:
-        self._root, self._given = root, files
+        self._root, self._contents = root, files
         try:
-            self._own = GitIgnoreSpec.from_lines(patterns)
+            self._user_spec = GitIgnoreSpec.from_lines(patterns)
         except GitIgnorePatternError as error:
             raise InvalidInput(f"exclude_patterns: {error} Write them as lines of a .gitignore.") from error
-        self._files: dict[bytes, GitIgnoreSpec | None] = {}
-        self._folders: dict[bytes, bool] = {b"": False}
+        self._specs: dict[bytes, GitIgnoreSpec | None] = {}
+        self._ignored_folders: dict[bytes, bool] = {b"": False}
 
     def ignored(self, path: bytes, *, directory: bool = False) -> bool:
         """Return whether a path, or a directory that contains it, is left out.
@@ -65,51 +65,56 @@ class IgnoreRules:
             directory: True if the path is a directory.
         """
         if directory:
-            if path not in self._folders:
-                self._folders[path] = self._inside(path) or self._matches(path, b"/")
-            return self._folders[path]
-        return self._inside(path) or self._matches(path, b"")
+            if path not in self._ignored_folders:
+                self._ignored_folders[path] = self._is_in_ignored_folder(path) or self._is_matched(path, b"/")
+            return self._ignored_folders[path]
+        return self._is_in_ignored_folder(path) or self._is_matched(path, b"")
 
-    def _inside(self, path: bytes) -> bool:
+    def _is_in_ignored_folder(self, path: bytes) -> bool:
         return self.ignored(path.rpartition(b"/")[0], directory=True)
 
-    def _matches(self, path: bytes, end: bytes) -> bool:
+    def _is_matched(self, path: bytes, suffix: bytes) -> bool:
         """Check the user's patterns, then the files from the nearest up to the root; the first match decides."""
         if path.rpartition(b"/")[2] == GIT:
             return True
-        if own := self._own.check_file(os.fsdecode(path + end)).include:
-            return own
+        if is_matched := self._user_spec.check_file(os.fsdecode(path + suffix)).include:
+            return is_matched
         folder = path
         while folder:
             folder = folder.rpartition(b"/")[0]
-            spec = self._spec(folder)
-            below = path[len(folder) + 1 :] if folder else path
-            if spec is not None and (found := spec.check_file(os.fsdecode(below + end)).include) is not None:
-                return found
+            spec = self._folder_spec(folder)
+            relative_path = path[len(folder) + 1 :] if folder else path
+            if (
+                spec is not None
+                and (is_ignored := spec.check_file(os.fsdecode(relative_path + suffix)).include) is not None
+            ):
+                return is_ignored
         return False
 
-    def _spec(self, folder: bytes) -> GitIgnoreSpec | None:
-        if folder not in self._files:
-            path = os.path.join(folder, NAME)
-            data = _read(os.path.join(self._root, path)) if self._given is None else self._given.get(path)
-            self._files[folder] = None if data is None else _spec_of(data)
-        return self._files[folder]
+    def _folder_spec(self, folder: bytes) -> GitIgnoreSpec | None:
+        if folder not in self._specs:
+            path = os.path.join(folder, GITIGNORE)
+            data = (
+                _read_gitignore(os.path.join(self._root, path)) if self._contents is None else self._contents.get(path)
+            )
+            self._specs[folder] = None if data is None else _parse_gitignore(data)
+        return self._specs[folder]
 
 
-def _read(path: bytes) -> bytes | None:
+def _read_gitignore(path: bytes) -> bytes | None:
     """Read a `.gitignore` file. Like git, do not follow a symbolic link."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 return None
-            return file.read(MOST)
+            return file.read(MAX_GITIGNORE_BYTES)
     except OSError:  # a missing or unreadable file has no rules, as in git
         return None
 
 
-def _spec_of(data: bytes) -> GitIgnoreSpec:
+def _parse_gitignore(data: bytes) -> GitIgnoreSpec:
     """Parse a `.gitignore` file. Like git, ignore invalid lines."""
-    text = os.fsdecode(data[:MOST].removeprefix(b"\xef\xbb\xbf"))
+    text = os.fsdecode(data[:MAX_GITIGNORE_BYTES].removeprefix(b"\xef\xbb\xbf"))
     lines = [line.removesuffix("\r") for line in text.split("\n")]
     return GitIgnoreSpec.from_lines(line for line in lines if _is_valid(line))
 
@@ -142,7 +147,7 @@ class ExcludedPath(NamedTuple):
         """True unless the record was imported: an import does not include the status of the path."""
         return self.mode != 0
 
-    def is_like(self, other: ExcludedPath) -> bool:
+    def has_same_status(self, other: ExcludedPath) -> bool:
         """Return whether two records have the same status or one status is not known; the reason is ignored."""
         return not (self.has_status and other.has_status) or self[1:] == other[1:]
 
@@ -151,7 +156,7 @@ ExcludedRecord = Mapping[bytes, ExcludedPath]
 """The excluded paths, by path. Paths below an excluded directory are not listed."""
 
 
-def left_of(skipped: Mapping[bytes, SkippedPath], outside: Container[bytes]) -> dict[bytes, ExcludedPath]:
+def excluded_paths(skipped: Mapping[bytes, SkippedPath], outside: Container[bytes]) -> dict[bytes, ExcludedPath]:
     """Return the paths that are left out of the workspace.
 
     Args:
@@ -159,13 +164,13 @@ def left_of(skipped: Mapping[bytes, SkippedPath], outside: Container[bytes]) -> 
         outside: Paths that do not belong to the workspace, such as the storage.
     """
     return {
-        path: _looking(why, stamp[4], stamp[2], stamp[0])
+        path: _excluded_path(why, stamp[4], stamp[2], stamp[0])
         for path, (why, stamp) in skipped.items()
         if path not in outside
     }
 
 
-def look(root: bytes, path: bytes) -> ExcludedPath | None:
+def read_status(root: bytes, path: bytes) -> ExcludedPath | None:
     """Return the current status of a path; None if it does not exist. No link inside the workspace is followed.
 
     Args:
@@ -175,43 +180,43 @@ def look(root: bytes, path: bytes) -> ExcludedPath | None:
     Raises:
         PermissionError: A parent directory cannot be searched.
     """
-    end = path.find(b"/")
+    separator = path.find(b"/")
     try:
-        while end >= 0:
-            if not stat.S_ISDIR(os.lstat(os.path.join(root, path[:end])).st_mode):
+        while separator >= 0:
+            if not stat.S_ISDIR(os.lstat(os.path.join(root, path[:separator])).st_mode):
                 return None
-            end = path.find(b"/", end + 1)
-        found = os.lstat(os.path.join(root, path))
+            separator = path.find(b"/", separator + 1)
+        status = os.lstat(os.path.join(root, path))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return _looking("", found.st_mode, found.st_size, found.st_mtime_ns)
+    return _excluded_path("", status.st_mode, status.st_size, status.st_mtime_ns)
 
 
-def _looking(why: str, mode: int, size: int, mtime: int) -> ExcludedPath:
+def _excluded_path(why: str, mode: int, size: int, mtime: int) -> ExcludedPath:
     return ExcludedPath(why, mode, 0, 0) if stat.S_ISDIR(mode) else ExcludedPath(why, mode, size, mtime)
 
 
-def packed(left: ExcludedRecord) -> tuple[str, bytes]:
+def encode_record(record: ExcludedRecord) -> tuple[str, bytes]:
     """Return the key of a record, which is a hash of its contents, and the record as bytes."""
-    rows = [(path.decode("latin-1"), *left[path]) for path in sorted(left)]
-    plain = json.dumps(rows, separators=(",", ":")).encode()
-    return sha256(plain).hexdigest()[:32], zlib.compress(plain, 6)
+    rows = [(path.decode("latin-1"), *record[path]) for path in sorted(record)]
+    encoded = json.dumps(rows, separators=(",", ":")).encode()
+    return sha256(encoded).hexdigest()[:32], zlib.compress(encoded, 6)
 
 
-def unpacked(data: bytes) -> dict[bytes, ExcludedPath]:
-    """Convert the bytes from `packed` back to the record."""
+def decode_record(data: bytes) -> dict[bytes, ExcludedPath]:
+    """Convert the bytes from `encode_record` back to the record."""
     return {path.encode("latin-1"): ExcludedPath(*values) for path, *values in json.loads(zlib.decompress(data))}
 
 
-def staying(changes: Mapping[bytes, TreeChange], then: ExcludedRecord) -> dict[bytes, TreeEntry]:
+def entries_to_keep(changes: Mapping[bytes, TreeChange], snapshot_excluded: ExcludedRecord) -> dict[bytes, TreeEntry]:
     """Return the entries that a restore must not remove, because the snapshot left them out.
 
     Args:
         changes: The differences between the workspace and the snapshot.
-        then: The paths that the snapshot left out.
+        snapshot_excluded: The paths that the snapshot left out.
     """
-    gone = {path: before for path, (before, after) in changes.items() if before is not None and after is None}
-    return {path: entry for path, entry in gone.items() if within(path, then) is not None}
+    removed = {path: before for path, (before, after) in changes.items() if before is not None and after is None}
+    return {path: entry for path, entry in removed.items() if containing_path(path, snapshot_excluded) is not None}
 
 
 def cannot_be_excluded(changes: Mapping[bytes, TreeChange]) -> Callable[[bytes], bool]:
@@ -223,8 +228,8 @@ def cannot_be_excluded(changes: Mapping[bytes, TreeChange]) -> Callable[[bytes],
         changes: The differences between the workspace and the snapshot.
     """
     files = {path for path, (_, after) in changes.items() if after is not None and not after.is_directory}
-    parents = {one for path, (_, after) in changes.items() if after is not None for one in above(path)}
-    return lambda path: path in parents or within(path, files) is not None
+    parents = {one for path, (_, after) in changes.items() if after is not None for one in parent_folders(path)}
+    return lambda path: path in parents or containing_path(path, files) is not None
 
 
 class Difference(NamedTuple):
@@ -235,34 +240,36 @@ class Difference(NamedTuple):
     new: dict[bytes, str]
 
 
-def compare(then: ExcludedRecord, now: ExcludedRecord, root: bytes | None = None) -> Difference:
+def compare_excluded(old: ExcludedRecord, new: ExcludedRecord, root: bytes | None = None) -> Difference:
     """Compare two records of excluded paths.
 
     Without `root`, a path that only the earlier record has counts as missing, even if the later snapshot captured it.
     The records alone cannot tell the two apart.
 
     Args:
-        then: The earlier record.
-        now: The later record.
-        root: The workspace, if `now` is its current record; the files themselves are then examined.
+        old: The earlier record.
+        new: The later record.
+        root: The workspace, if `new` is its current record; the files themselves are then examined.
     """
-    found = Difference({}, {}, {})
-    for path, was in then.items():
-        later = now.get(path)
-        if later is None and root is not None:
+    difference = Difference({}, {}, {})
+    for path, before in old.items():
+        after = new.get(path)
+        if after is None and root is not None:
             with suppress(PermissionError):  # that directory is left out itself, and listed
-                if (later := look(root, path)) is None:
-                    found.missing[path] = was.why
-        elif later is None and within(path, now) is None:
-            found.missing[path] = was.why
-        if later is not None and not was.is_like(later):
-            found.changed[path] = was.why
-    parents = {one for path in then for one in above(path)}
-    found.new.update((p, one.why) for p, one in now.items() if within(p, then) is None and p not in parents)
-    return found
+                if (after := read_status(root, path)) is None:
+                    difference.missing[path] = before.why
+        elif after is None and containing_path(path, new) is None:
+            difference.missing[path] = before.why
+        if after is not None and not before.has_same_status(after):
+            difference.changed[path] = before.why
+    parents = {one for path in old for one in parent_folders(path)}
+    difference.new.update(
+        (p, one.why) for p, one in new.items() if containing_path(p, old) is None and p not in parents
+    )
+    return difference
 
 
-def above(path: bytes) -> Iterator[bytes]:
+def parent_folders(path: bytes) -> Iterator[bytes]:
     """Yield the parent directories of a path, the nearest first."""
     while path := path.rpartition(b"/")[0]:
         yield path
@@ -285,34 +292,42 @@ class ExcludedReport(NamedTuple):
 
 
 def report_excluded(
-    then: ExcludedRecord,
-    now: ExcludedRecord,
+    snapshot_excluded: ExcludedRecord,
+    current_excluded: ExcludedRecord,
     root: bytes,
     *,
-    has: Collection[bytes],
-    among: Callable[[bytes], bool],
+    target_paths: Collection[bytes],
+    is_included: Callable[[bytes], bool],
 ) -> ExcludedReport:
     """Compare the paths that a snapshot left out with the workspace.
 
     Args:
-        then: The paths that the snapshot left out.
-        now: The paths that are left out now.
+        snapshot_excluded: The paths that the snapshot left out.
+        current_excluded: The paths that are left out now.
         root: The workspace.
-        has: The paths at which the snapshot has an entry that differs from the current one.
-        among: A predicate for the paths to include.
+        target_paths: The paths at which the snapshot has an entry that differs from the current one.
+        is_included: A predicate for the paths to include.
     """
-    found = compare(then, now, root)
-    missing = {path: f"left out of the snapshot ({why})" for path, why in found.missing.items() if among(path)}
-    left = {path: f"changed since; left out of the snapshot ({why})" for path, why in found.changed.items()}
-    left |= {path: f"added since; left out ({why})" for path, why in found.new.items() if not _holds(has, path)}
-    return ExcludedReport(_pairs(missing), _pairs({path: why for path, why in left.items() if among(path)}))
+    difference = compare_excluded(snapshot_excluded, current_excluded, root)
+    missing = {
+        path: f"left out of the snapshot ({why})" for path, why in difference.missing.items() if is_included(path)
+    }
+    left = {path: f"changed since; left out of the snapshot ({why})" for path, why in difference.changed.items()}
+    left |= {
+        path: f"added since; left out ({why})"
+        for path, why in difference.new.items()
+        if not _is_or_contains(target_paths, path)
+    }
+    return ExcludedReport(_pairs(missing), _pairs({path: why for path, why in left.items() if is_included(path)}))
 
 
-def in_the_way(now: Mapping[bytes, ExcludedPath | SkippedPath], changes: Mapping[bytes, TreeChange]) -> Iterator[bytes]:
+def paths_in_the_way(
+    current_excluded: Mapping[bytes, ExcludedPath | SkippedPath], changes: Mapping[bytes, TreeChange]
+) -> Iterator[bytes]:
     """Yield the paths that are left out now and that a restore must move aside because it writes there.
 
     Args:
-        now: The paths that are left out now.
+        current_excluded: The paths that are left out now.
         changes: The changes that a restore makes.
     """
     files = {path for path, (_, after) in changes.items() if after is not None and not after.is_directory}
@@ -321,21 +336,21 @@ def in_the_way(now: Mapping[bytes, ExcludedPath | SkippedPath], changes: Mapping
     for path in list(folders):
         while path := os.path.dirname(path):
             folders.add(path)
-    for path, one in now.items():
-        mode = one.mode if isinstance(one, ExcludedPath) else one.stamp[4]
-        if within(path, files) is not None or (path in folders and not stat.S_ISDIR(mode)):
+    for path, excluded in current_excluded.items():
+        mode = excluded.mode if isinstance(excluded, ExcludedPath) else excluded.stamp[4]
+        if containing_path(path, files) is not None or (path in folders and not stat.S_ISDIR(mode)):
             yield path
 
 
-def is_among(paths: tuple[bytes, ...] | None, path: bytes) -> bool:
+def is_selected(paths: tuple[bytes, ...] | None, path: bytes) -> bool:
     """Return whether a path is one of `paths`, or below one; None for all paths."""
     return paths is None or any(not one or path == one or path.startswith(one + b"/") for one in paths)
 
 
-def _holds(paths: Collection[bytes], path: bytes) -> bool:
+def _is_or_contains(paths: Collection[bytes], path: bytes) -> bool:
     """Return whether a path is one of `paths`, or contains one."""
     return any(one == path or one.startswith(path + b"/") for one in paths)
 
 
-def _pairs(found: Mapping[bytes, str]) -> Pairs:
-    return tuple((os.fsdecode(path), found[path]) for path in sorted(found))
+def _pairs(reasons: Mapping[bytes, str]) -> Pairs:
+    return tuple((os.fsdecode(path), reasons[path]) for path in sorted(reasons))

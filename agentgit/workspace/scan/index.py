@@ -78,27 +78,27 @@ class WorkspaceIndex:
         parents = {path.rpartition(b"/")[0] for path in self.files}
         parents |= {path.rpartition(b"/")[0] for path in self.folders}
         return {
-            path: seen.entry
-            for path, seen in self.folders.items()
-            if path and (seen.entry.mode != PLAIN_DIRECTORY or path not in parents)
+            path: index_entry.entry
+            for path, index_entry in self.folders.items()
+            if path and (index_entry.entry.mode != PLAIN_DIRECTORY or path not in parents)
         }
 
 
-def stamp_of(found: os.stat_result) -> Stamp:
+def stamp_of(status: os.stat_result) -> Stamp:
     """Return the stamp of a file."""
-    return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino, found.st_mode
+    return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino, status.st_mode
 
 
-def reliable_stamp(stamp: Stamp, now: int | None = None) -> Stamp | None:
+def reliable_stamp(stamp: Stamp, stamp_time: int | None = None) -> Stamp | None:
     """Return the stamp if any later change of the file is certain to change it, else None.
 
     Args:
         stamp: The stamp of the file.
-        now: The time of the stamp, in nanoseconds; None for the current time.
+        stamp_time: The time of the stamp, in nanoseconds; None for the current time.
     """
     newest = max(stamp[:2])
-    recent = RECENT if newest % WHOLE_SECOND else RECENT_COARSE
-    return stamp if newest < (time.time_ns() if now is None else now) - recent else None
+    period = RECENT if newest % WHOLE_SECOND else RECENT_COARSE
+    return stamp if newest < (time.time_ns() if stamp_time is None else stamp_time) - period else None
 
 
 def mode_of(stamp: Stamp) -> int:
@@ -106,7 +106,7 @@ def mode_of(stamp: Stamp) -> int:
     return stat.S_IFLNK | 0o777 if stat.S_ISLNK(stamp[4]) else stamp[4]
 
 
-def within(path: bytes, paths: Container[bytes]) -> bytes | None:
+def containing_path(path: bytes, paths: Container[bytes]) -> bytes | None:
     """Return the one of `paths` that equals a path or contains it, the nearest first; None if there is none."""
     while path:
         if path in paths:

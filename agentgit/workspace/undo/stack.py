@@ -99,10 +99,10 @@ class UndoStack:
         if max_snapshots < 1:
             raise InvalidInput(f"max_snapshots must be 1 or more, not {max_snapshots}.")
         self._files = SingleFiles(workspace_dir, Path(storage_dir) / "aside")
-        self._rows = UndoStorage(Path(storage_dir) / "undo.db")
+        self._storage = UndoStorage(Path(storage_dir) / "undo.db")
         self._max_snapshots = max_snapshots
-        self._whole = whole
-        self._thread, self._is_inside = threading.RLock(), False
+        self._workspace_snapshots = whole
+        self._thread_lock, self._is_locked = threading.RLock(), False
 
     # -- what is on it
 
@@ -119,56 +119,56 @@ class UndoStack:
             Unavailable: A file cannot be read, or the storage cannot be written.
         """
         with self._locked():
-            self._finish()
-            with self._rows.writing():
+            self._finish_interrupted()
+            with self._storage.transaction():
                 if paths is None:
-                    entry = self._rows.add(UNDO, label, {}, whole=self._require_whole().checkpoint())
+                    entry = self._storage.add(UNDO, label, {}, whole=self._require_snapshots().checkpoint())
                 else:
-                    named = [name for path in _several(paths) for name in self._files.resolve_paths(path)]
-                    entry = self._take(UNDO, label, named)
-                self._rows.retire_redo()
-                wholes = self._rows.evict(self._max_snapshots)
-            self._release(wholes)
+                    relative_paths = [name for path in _require_list(paths) for name in self._files.resolve_paths(path)]
+                    entry = self._add_entry(UNDO, label, relative_paths)
+                self._storage.retire_redo()
+                snapshot_ids = self._storage.evict(self._max_snapshots)
+            self._release_snapshots(snapshot_ids)
             return entry
 
     def peek(self) -> UndoEntry | None:
         """Return the newest entry, which `undo` uses next; None if there is none."""
         with self._locked():
-            newest = self._rows.newest(UNDO)
-            return _value(newest) if newest else None
+            newest = self._storage.newest(UNDO)
+            return _undo_entry(newest) if newest else None
 
     @property
     def depth(self) -> int:
         """The number of entries that can be undone."""
         with self._locked():
-            return len(self._rows.ids(UNDO))
+            return len(self._storage.ids(UNDO))
 
     @property
     def history(self) -> tuple[UndoEntry, ...]:
         """The entries, oldest first."""
         with self._locked():
-            return tuple(map(_value, self._rows.list(UNDO)))
+            return tuple(map(_undo_entry, self._storage.list(UNDO)))
 
     @property
     def wholes(self) -> frozenset[str]:
         """The ids of the snapshots of the whole workspace that entries need, read without waiting for the lock."""
-        return frozenset(self._rows.wholes())
+        return frozenset(self._storage.whole_snapshots())
 
     @property
     def safety(self) -> tuple[UndoEntry, ...]:
         """The entries with the files as they were before each undo, oldest first. `redo(id)` restores one."""
         with self._locked():
-            return tuple(map(_value, self._rows.list(REDO, SAFETY)))
+            return tuple(map(_undo_entry, self._storage.list(REDO, SAFETY)))
 
     def clear(self) -> None:
         """Delete all entries, and free their disk space."""
         with self._locked():
-            self._release(self._rows.clear())
+            self._release_snapshots(self._storage.clear())
 
     def close(self) -> None:
         """Close the storage. All entries are already on disk."""
-        with self._thread:
-            self._rows.close()
+        with self._thread_lock:
+            self._storage.close()
 
     # -- going back and forth
 
@@ -186,15 +186,15 @@ class UndoStack:
         """
         if n < 1:
             raise InvalidInput(f"undo() takes the number of entries to undo, 1 or more, not {n}.")
-        done = Undone()
+        result = Undone()
         with self._locked():
-            done += self._finish(UNDO)
-            for _ in range(n - len(done.labels)):
-                newest = self._rows.newest(UNDO)
+            result += self._finish_interrupted(UNDO)
+            for _ in range(n - len(result.labels)):
+                newest = self._storage.newest(UNDO)
                 if newest is None:
                     break
-                done += self._swap(newest, REDO)
-        return done
+                result += self._swap(newest, REDO)
+        return result
 
     def redo(self, id: int | None = None) -> Undone:
         """Revert the newest undo, and save the current files on the stack.
@@ -207,108 +207,110 @@ class UndoStack:
             Unavailable: A file cannot be written. The next use of the stack continues the redo.
         """
         with self._locked():
-            pending = self._rows.pending()
-            done = self._finish(REDO, SAFETY)
-            if done and pending and id in (None, pending[0].id):
-                return done
-            entry = self._rows.newest(REDO) if id is None else self._rows.get(id)
-            if id is not None and id not in self._rows.ids(REDO, SAFETY):
+            pending = self._storage.pending()
+            result = self._finish_interrupted(REDO, SAFETY)
+            if result and pending and id in (None, pending[0].id):
+                return result
+            entry = self._storage.newest(REDO) if id is None else self._storage.get(id)
+            if id is not None and id not in self._storage.ids(REDO, SAFETY):
                 raise NotFound(f"There is no undo {id} to redo. Use an id from `safety` of the result of undo().")
             return self._swap(entry, UNDO) if entry else Undone()
 
-    def _swap(self, entry: StoredEntry, onto: str) -> Undone:
+    def _swap(self, entry: StoredEntry, target_stack: str) -> Undone:
         """Save the current files of an entry on the other stack, then restore the entry."""
-        with self._rows.writing():
+        with self._storage.transaction():
             if entry.whole is not None:
-                id = self._rows.add(onto, entry.label, {}, whole=self._require_whole().checkpoint())
+                id = self._storage.add(target_stack, entry.label, {}, whole=self._require_snapshots().checkpoint())
             else:
-                id = self._take(onto, entry.label, entry.states, any_kind=True)
-            self._rows.begin(entry.id, id)
-        kept = self._rows.get(id)
-        return self._apply(entry, kept) if kept else Undone()
+                id = self._add_entry(target_stack, entry.label, entry.states, any_kind=True)
+            self._storage.begin(entry.id, id)
+        saved = self._storage.get(id)
+        return self._apply(entry, saved) if saved else Undone()
 
-    def _finish(self, *stacks: str) -> Undone:
+    def _finish_interrupted(self, *stacks: str) -> Undone:
         """Complete an interrupted undo; return its result if its entry is of one of these stacks, else an empty one."""
-        if pending := self._rows.pending():
-            counts = pending[0].id in self._rows.ids(*stacks)
+        if pending := self._storage.pending():
+            is_counted = pending[0].id in self._storage.ids(*stacks)
             try:
-                done = self._recover(*pending) + self._apply(*pending)
+                result = self._recover(*pending) + self._apply(*pending)
             except WorkspaceChanged:  # somebody changed files since: keep the entry for the next undo
-                self._rows.cancel(pending[0].id)
+                self._storage.cancel(pending[0].id)
             else:
-                return done if counts else Undone()
+                return result if is_counted else Undone()
         return Undone()
 
-    def _recover(self, entry: StoredEntry, kept: StoredEntry) -> Undone:
+    def _recover(self, entry: StoredEntry, saved: StoredEntry) -> Undone:
         """Remove temporary files of a process killed during an undo, and keep what other processes wrote."""
         left = []
-        for path, wanted in entry.states.items():
-            known = (one for one in (wanted, kept.states[path]) if one.kind in (FILE, LINK))
-            if (to := self._files.recover(path, *known)) is not None:
-                left.append((os.fsdecode(path), f"{CHANGED}; that version is now at {os.fsdecode(to)}"))
+        for path, target in entry.states.items():
+            known_states = (state for state in (target, saved.states[path]) if state.kind in (FILE, LINK))
+            if (aside_path := self._files.recover(path, *known_states)) is not None:
+                left.append((os.fsdecode(path), f"{CHANGED}; that version is now at {os.fsdecode(aside_path)}"))
         return Undone(left=tuple(left))
 
-    def _apply(self, entry: StoredEntry, kept: StoredEntry) -> Undone:
+    def _apply(self, entry: StoredEntry, saved: StoredEntry) -> Undone:
         """Restore the files of an entry that are not restored yet, and remove the entry from its stack.
 
         Raises:
             Unavailable: A file cannot be written. All others are restored, and the entry stays.
         """
-        done = Undone(labels=(entry.label,), safety=(kept.id,))
+        result = Undone(labels=(entry.label,), safety=(saved.id,))
         if entry.whole is not None:
-            done += self._put_whole(entry.whole)
-        failed: list[Unavailable] = []
-        for path, wanted in entry.states.items():
+            result += self._restore_workspace(entry.whole)
+        failures: list[Unavailable] = []
+        for path, target in entry.states.items():
             try:
-                done += self._put(path, wanted, kept.states[path])
+                result += self._restore_file(path, target, saved.states[path])
             except Unavailable as error:
-                failed.append(error)
-        if failed:
-            raise failed[0] if len(failed) == 1 else Unavailable(" ".join(map(str, failed)))
-        gone = self._files.remove_folders(entry.folders)
-        with self._rows.writing():
-            wholes = [*self._rows.forget([entry.id]), *self._rows.evict(self._max_snapshots)]
-        self._release(wholes)
-        return done + Undone(deleted=tuple(map(os.fsdecode, gone)))
+                failures.append(error)
+        if failures:
+            raise failures[0] if len(failures) == 1 else Unavailable(" ".join(map(str, failures)))
+        removed_folders = self._files.remove_folders(entry.folders)
+        with self._storage.transaction():
+            snapshot_ids = [*self._storage.forget([entry.id]), *self._storage.evict(self._max_snapshots)]
+        self._release_snapshots(snapshot_ids)
+        return result + Undone(deleted=tuple(map(os.fsdecode, removed_folders)))
 
-    def _put_whole(self, id: str) -> Undone:
+    def _restore_workspace(self, id: str) -> Undone:
         try:
-            done = self._require_whole().restore(id)
+            result = self._require_snapshots().restore(id)
         except NotFound as error:  # the snapshot was deleted, so that the entry is useless
             return Undone(left=(("the workspace", str(error)),))
-        left = [pair for name in ("conflicts", "missing", "left") for pair in getattr(done, name, ())]
+        left = [pair for name in ("conflicts", "missing", "left") for pair in getattr(result, name, ())]
         return Undone(wholes=(id,), left=tuple(left))
 
-    def _put(self, path: bytes, wanted: FileState, known: FileState) -> Undone:
+    def _restore_file(self, path: bytes, target: FileState, expected: FileState) -> Undone:
         """Restore a file, if its current state is the known one."""
-        name, now = os.fsdecode(path), self._files.look(path)
-        if now == wanted:
+        name, current = os.fsdecode(path), self._files.read_state(path)
+        if current == target:
             return Undone()
-        if now.kind == OTHER:
+        if current.kind == OTHER:
             return Undone(left=((name, "it is no longer a file"),))
-        if now != known or not self._files.put(path, wanted, self._rows.part, known):  # `put` checks again
+        if current != expected or not self._files.put(
+            path, target, self._storage.read_part, expected
+        ):  # `put` checks again
             return Undone(left=((name, CHANGED),))
-        return Undone(deleted=(name,)) if wanted.kind == ABSENT else Undone(restored=(name,))
+        return Undone(deleted=(name,)) if target.kind == ABSENT else Undone(restored=(name,))
 
     # -- keeping
 
-    def _take(self, stack: str, label: str, paths: Iterable[bytes], *, any_kind: bool = False) -> int:
-        with self._rows.writing():
-            states = {path: self._files.look(path, self._rows.keep) for path in dict.fromkeys(paths)}
+    def _add_entry(self, stack: str, label: str, paths: Iterable[bytes], *, any_kind: bool = False) -> int:
+        with self._storage.transaction():
+            states = {path: self._files.read_state(path, self._storage.store_part) for path in dict.fromkeys(paths)}
             for path, state in states.items():
                 if state.kind == OTHER and not any_kind:
                     raise InvalidInput(f"{escape_path(path)} is not a file; the undo stack keeps files only.")
             missing = dict.fromkeys(folder for path in states for folder in self._files.missing_folders(path))
-            return self._rows.add(stack, label, states, list(missing))
+            return self._storage.add(stack, label, states, list(missing))
 
-    def _release(self, wholes: Iterable[str]) -> None:
-        for id in wholes:
-            self._require_whole().release(id)
+    def _release_snapshots(self, snapshot_ids: Iterable[str]) -> None:
+        for id in snapshot_ids:
+            self._require_snapshots().release(id)
 
-    def _require_whole(self) -> WholeWorkspaceSnapshots:
-        if self._whole is None:
+    def _require_snapshots(self) -> WholeWorkspaceSnapshots:
+        if self._workspace_snapshots is None:
             raise InvalidInput("Name the paths: this stack cannot take snapshots of the whole workspace.")
-        return self._whole
+        return self._workspace_snapshots
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -316,25 +318,25 @@ class UndoStack:
 
         The lock is reentrant in a thread, because a workspace callback for a snapshot may read the stack.
         """
-        with self._thread:
-            if self._is_inside:
+        with self._thread_lock:
+            if self._is_locked:
                 yield
                 return
-            with self._rows.locked():
-                self._is_inside = True
+            with self._storage.locked():
+                self._is_locked = True
                 try:
                     yield
                 finally:
-                    self._is_inside = False
+                    self._is_locked = False
 
 
-def _several(paths: Iterable[str | os.PathLike[str]]) -> Iterable[str | os.PathLike[str]]:
+def _require_list(paths: Iterable[str | os.PathLike[str]]) -> Iterable[str | os.PathLike[str]]:
     """Check that `paths` is not a single path: iterating over a string would yield its characters."""
     if isinstance(paths, str | bytes):
         raise InvalidInput(f"paths={paths!r} is one path; write paths=[{paths!r}].")
     return paths
 
 
-def _value(entry: StoredEntry) -> UndoEntry:
-    at = datetime.fromtimestamp(entry.created_at, UTC)
-    return UndoEntry(entry.id, entry.label, at, tuple(map(os.fsdecode, entry.states)), entry.whole)
+def _undo_entry(entry: StoredEntry) -> UndoEntry:
+    created_at = datetime.fromtimestamp(entry.created_at, UTC)
+    return UndoEntry(entry.id, entry.label, created_at, tuple(map(os.fsdecode, entry.states)), entry.whole)

@@ -14,8 +14,8 @@ from typing import Any
 
 from agentgit.errors import Corrupt, Unavailable
 from agentgit.workspace.disk.single_file import FileState
-from agentgit.workspace.locations import exclusive
-from agentgit.workspace.values import plain
+from agentgit.workspace.locations import exclusive_lock
+from agentgit.workspace.values import escape_surrogates
 
 UNDO, REDO, SAFETY = "undo", "redo", "safety"
 """The stack of an entry: to be undone, to be redone, or undone before another entry was added."""
@@ -86,7 +86,7 @@ class UndoStorage:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._depth = 0
+        self._transaction_depth = 0
         with _converting_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
@@ -107,18 +107,18 @@ class UndoStorage:
             Unavailable: Another process holds the lock for longer than a minute.
         """
         lock = self._path.with_suffix(".lock")
-        with exclusive(lock, patience=PATIENCE, what=f"the undo stack {self._path}"):
+        with exclusive_lock(lock, timeout=PATIENCE, description=f"the undo stack {self._path}"):
             yield
 
     @contextmanager
-    def writing(self) -> Iterator[None]:
+    def transaction(self) -> Iterator[None]:
         """Run a block in a transaction; a nested block joins the outer one."""
         with _converting_errors(self._path):
-            if self._depth:
+            if self._transaction_depth:
                 yield
                 return
             self._db.execute("BEGIN IMMEDIATE")
-            self._depth += 1
+            self._transaction_depth += 1
             try:
                 yield
                 self._db.execute("COMMIT")
@@ -126,7 +126,7 @@ class UndoStorage:
                 self._db.rollback()
                 raise
             finally:
-                self._depth -= 1
+                self._transaction_depth -= 1
 
     # -- entries
 
@@ -147,18 +147,18 @@ class UndoStorage:
             folders: The directories that do not exist.
             whole: The id of a snapshot of the whole workspace.
         """
-        with self.writing():
-            row = (stack, plain(label), time.time(), whole)
+        with self.transaction():
+            row = (stack, escape_surrogates(label), time.time(), whole)
             id = self._db.execute("INSERT INTO entry (stack, label, created_at, whole) VALUES (?,?,?,?)", row).lastrowid
             assert id is not None  # noqa: S101 - an insert has one
-            kinds = [*states.items(), *((path, FileState(FOLDER)) for path in folders)]
+            path_states = [*states.items(), *((path, FileState(FOLDER)) for path in folders)]
             self._db.executemany(
                 "INSERT INTO state VALUES (?,?,?,?,?,?,?)",
-                [(id, path, one.kind, one.mode, *one.owner, one.target) for path, one in kinds],
+                [(id, path, one.kind, one.mode, *one.owner, one.target) for path, one in path_states],
             )
             self._db.executemany(
                 "INSERT INTO part VALUES (?,?,?,?)",
-                [(id, path, at, hash) for path, one in kinds for at, hash in enumerate(one.parts)],
+                [(id, path, number, hash) for path, one in path_states for number, hash in enumerate(one.parts)],
             )
             return id
 
@@ -169,7 +169,7 @@ class UndoStorage:
     def ids(self, *stacks: str) -> Sequence[int]:
         """Return the ids of the entries of some stacks, oldest first."""
         query = "SELECT id FROM entry WHERE stack IN (SELECT value FROM json_each(?)) ORDER BY id"
-        return [row[0] for row in self._all(query, json.dumps(stacks))]
+        return [row[0] for row in self._query(query, json.dumps(stacks))]
 
     def newest(self, stack: str) -> StoredEntry | None:
         """Return the newest entry of a stack; None if it is empty."""
@@ -178,25 +178,25 @@ class UndoStorage:
 
     def get(self, id: int) -> StoredEntry | None:
         """Return one entry of any stack; None if it does not exist."""
-        rows = self._all("SELECT * FROM entry WHERE id = ?", id)
-        return self._entry(rows[0]) if rows else None
+        rows = self._query("SELECT * FROM entry WHERE id = ?", id)
+        return self._stored_entry(rows[0]) if rows else None
 
-    def wholes(self) -> Sequence[str]:
+    def whole_snapshots(self) -> Sequence[str]:
         """Return the ids of the snapshots of the whole workspace that entries need."""
-        return [row[0] for row in self._all("SELECT whole FROM entry WHERE whole IS NOT NULL")]
+        return [row[0] for row in self._query("SELECT whole FROM entry WHERE whole IS NOT NULL")]
 
     def retire_redo(self) -> None:
         """Move the redo entries to `SAFETY` after a new entry was added, so that they can only be redone by id."""
-        self._run("UPDATE entry SET stack = ? WHERE stack = ?", SAFETY, REDO)
+        self._execute("UPDATE entry SET stack = ? WHERE stack = ?", SAFETY, REDO)
 
-    def evict(self, most: int) -> Sequence[str]:
+    def evict(self, max_entries: int) -> Sequence[str]:
         """Delete the oldest entries, and return the ids of their snapshots of the whole workspace.
 
         Args:
-            most: The number of entries to keep of those to undo, and also of those that were undone.
+            max_entries: The number of entries to keep of those to undo, and also of those that were undone.
         """
-        forgotten = [entry for stacks in ((UNDO,), (REDO, SAFETY)) for entry in self.ids(*stacks)[:-most]]
-        return self.forget(forgotten) if forgotten else ()
+        old_ids = [entry for stacks in ((UNDO,), (REDO, SAFETY)) for entry in self.ids(*stacks)[:-max_entries]]
+        return self.forget(old_ids) if old_ids else ()
 
     def forget(self, ids: Sequence[int]) -> Sequence[str]:
         """Delete entries and contents that no other entry needs.
@@ -206,68 +206,68 @@ class UndoStorage:
         Args:
             ids: The ids of the entries.
         """
-        with self.writing():
-            wholes = [entry.whole for id in ids if (entry := self.get(id)) and entry.whole is not None]
-            self._run("DELETE FROM entry WHERE id IN (SELECT value FROM json_each(?))", json.dumps(ids))
-            self._run("DELETE FROM content WHERE NOT EXISTS (SELECT 1 FROM part WHERE part.hash = content.hash)")
-        return wholes
+        with self.transaction():
+            snapshot_ids = [entry.whole for id in ids if (entry := self.get(id)) and entry.whole is not None]
+            self._execute("DELETE FROM entry WHERE id IN (SELECT value FROM json_each(?))", json.dumps(ids))
+            self._execute("DELETE FROM content WHERE NOT EXISTS (SELECT 1 FROM part WHERE part.hash = content.hash)")
+        return snapshot_ids
 
     def clear(self) -> Sequence[str]:
         """Delete all entries, and return the ids of their snapshots of the whole workspace."""
-        wholes = self.forget(self.ids(UNDO, REDO, SAFETY))
-        self._run("PRAGMA wal_checkpoint(TRUNCATE)")
-        return wholes
+        snapshot_ids = self.forget(self.ids(UNDO, REDO, SAFETY))
+        self._execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        return snapshot_ids
 
     # -- contents
 
-    def keep(self, hash: bytes, data: bytes) -> None:
+    def store_part(self, hash: bytes, data: bytes) -> None:
         """Store a part of a file under its hash."""
-        self._run("INSERT OR IGNORE INTO content VALUES (?,?)", hash, data)
+        self._execute("INSERT OR IGNORE INTO content VALUES (?,?)", hash, data)
 
-    def part(self, hash: bytes) -> bytes:
+    def read_part(self, hash: bytes) -> bytes:
         """Return a part of a file.
 
         Raises:
             Corrupt: The part is missing.
         """
-        rows = self._all("SELECT data FROM content WHERE hash = ?", hash)
+        rows = self._query("SELECT data FROM content WHERE hash = ?", hash)
         if not rows:
             raise Corrupt(f"{self._path} has lost a part of a file; the files were not changed further.", row="content")
         return bytes(rows[0][0])
 
     # -- an undo in progress
 
-    def begin(self, entry: int, kept: int) -> None:
+    def begin(self, entry_id: int, saved_id: int) -> None:
         """Record that an entry is being undone, before any file is changed.
 
         Args:
-            entry: The id of the entry.
-            kept: The id of the entry with the current files.
+            entry_id: The id of the entry.
+            saved_id: The id of the entry with the current files.
         """
-        self._run("INSERT INTO pending VALUES (?,?)", entry, kept)
+        self._execute("INSERT INTO pending VALUES (?,?)", entry_id, saved_id)
 
-    def cancel(self, entry: int) -> None:
+    def cancel(self, entry_id: int) -> None:
         """Record that the undo of an entry was canceled; the entry stays on its stack."""
-        self._run("DELETE FROM pending WHERE entry = ?", entry)
+        self._execute("DELETE FROM pending WHERE entry = ?", entry_id)
 
     def pending(self) -> tuple[StoredEntry, StoredEntry] | None:
         """Return the entry whose undo was interrupted, and the entry with the files before; None if there is none."""
-        rows = self._all("SELECT entry, kept FROM pending")
+        rows = self._query("SELECT entry, kept FROM pending")
         if not rows:
             return None
-        entry, kept = (self.get(id) for id in rows[0])
-        return (entry, kept) if entry and kept else None
+        entry, saved = (self.get(id) for id in rows[0])
+        return (entry, saved) if entry and saved else None
 
     # -- SQLite
 
-    def _entry(self, row: Sequence[Any]) -> StoredEntry:
+    def _stored_entry(self, row: Sequence[Any]) -> StoredEntry:
         id, _, label, created_at, whole = row
         parts: dict[bytes, list[bytes]] = {}
-        for path, hash in self._all("SELECT path, hash FROM part WHERE entry = ? ORDER BY path, number", id):
+        for path, hash in self._query("SELECT path, hash FROM part WHERE entry = ? ORDER BY path, number", id):
             parts.setdefault(path, []).append(hash)
         states: dict[bytes, FileState] = {}
         folders = []
-        for path, kind, mode, uid, gid, target in self._all(
+        for path, kind, mode, uid, gid, target in self._query(
             "SELECT path, kind, mode, uid, gid, target FROM state WHERE entry = ? ORDER BY rowid", id
         ):
             if kind == FOLDER:
@@ -276,11 +276,11 @@ class UndoStorage:
                 states[path] = FileState(kind, mode, (uid, gid), tuple(parts.get(path, ())), target)
         return StoredEntry(id, label, created_at, whole, states, folders)
 
-    def _all(self, query: str, *values: Any) -> Sequence[Any]:
+    def _query(self, query: str, *values: Any) -> Sequence[Any]:
         with _converting_errors(self._path):
             return self._db.execute(query, values).fetchall()
 
-    def _run(self, statement: str, *values: Any) -> None:
+    def _execute(self, statement: str, *values: Any) -> None:
         with _converting_errors(self._path):
             self._db.execute(statement, values).fetchall()
 

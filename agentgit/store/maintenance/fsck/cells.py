@@ -45,125 +45,127 @@ from agentgit.store.sql.encryption import UnencryptedValue
 _TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{6}")
 """The format in which SQLAlchemy writes a time on SQLite."""
 
-_DIGITS = re.sub(r"\d", "[0-9]", "2026-01-01 00:00:00.000000")
+_TIME_GLOB = re.sub(r"\d", "[0-9]", "2026-01-01 00:00:00.000000")
 """The same format as a GLOB pattern for SQLite."""
 
 FIRST, LAST = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)
 """The range of times that Python can hold. PostgreSQL has a wider range, and `infinity`."""
 
-SHOWN = 40
+SHOWN_CHARACTERS = 40
 """The number of characters of a wrong value that a finding shows."""
 
 
-class _Kind(NamedTuple):
+class _ColumnKind(NamedTuple):
     """A kind of column.
 
     Args:
-        what: The name of the kind in a finding.
+        name: The name of the kind in a finding.
         types: The types that SQLite returns for it.
         neutral: The value that replaces a cell which holds something else.
     """
 
-    what: str
+    name: str
     types: tuple[type, ...]
     neutral: Any
 
 
-_KINDS: Sequence[tuple[type, _Kind]] = (
-    (DateTime, _Kind("a time", (str,), FIRST)),
-    (Boolean, _Kind("a Boolean", (int, bool), False)),
-    (Integer, _Kind("a whole number", (int,), 0)),
-    (String, _Kind("text", (str,), "")),
-    (LargeBinary, _Kind("bytes", (bytes, memoryview), b"")),
+_KINDS: Sequence[tuple[type, _ColumnKind]] = (
+    (DateTime, _ColumnKind("a time", (str,), FIRST)),
+    (Boolean, _ColumnKind("a Boolean", (int, bool), False)),
+    (Integer, _ColumnKind("a whole number", (int,), 0)),
+    (String, _ColumnKind("text", (str,), "")),
+    (LargeBinary, _ColumnKind("bytes", (bytes, memoryview), b"")),
 )
 """The kinds of columns, with Boolean before Integer. Columns of other types are not checked."""
 
 
-class Read(NamedTuple):
+class CheckedRow(NamedTuple):
     """A row that was read.
 
     Args:
         row: The values, by the names of the columns.
         problems: The problems of its cells, as sentences.
         has_key: True if all cells of the key can be read.
-        cells: The reader of the cells.
+        reader: The reader of the cells.
         raw: The values that the driver returned.
     """
 
     row: Any
     problems: Sequence[str]
     has_key: bool
-    cells: Cells
+    reader: RowReader
     raw: Sequence[Any]
 
     @property
     def name(self) -> str:
         """The table and the primary key, as stored."""
-        return self.cells.name_of(self.raw)
+        return self.reader.format_name(self.raw)
 
 
-class Cells:
+class RowReader:
     """Reads the rows of one query.
 
     Args:
         connection: Any open connection.
         query: A select. The columns that belong to the table of its first column are checked.
-        given: The parameters of a query that is used repeatedly; None if it has none.
+        parameters: The parameters of a query that is used repeatedly; None if it has none.
     """
 
-    def __init__(self, connection: Connection, query: Any, given: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, connection: Connection, query: Any, parameters: Mapping[str, Any] | None = None) -> None:
         columns = list(query.selected_columns)
         dialect = connection.dialect
-        self._statement = _prepared(query) if given is not None else CompiledStatement(query)
-        self._connection, self._given = connection, given
+        self._statement = _compile_query(query) if parameters is not None else CompiledStatement(query)
+        self._connection, self._parameters = connection, parameters
         self._table: Any = getattr(columns[0], "table", None)
-        self._columns = [_Cell.of(column, self._table, dialect) for column in columns]
+        self._columns = [_ColumnReader.from_column(column, self._table, dialect) for column in columns]
         names = [cell.name for cell in self._columns]
-        keys = [column.name for column in getattr(self._table, "primary_key", ()) if column.name != "tenant_id"]
-        self._key = [names.index(name) for name in keys if name in names]
-        self._make = _maker(names)
-        self._closer = [n for n, cell in enumerate(self._columns) if cell.needs_value_check]
-        self._sound: set[tuple[type, ...]] = set()
+        key_names = [column.name for column in getattr(self._table, "primary_key", ()) if column.name != "tenant_id"]
+        self._key_indexes = [names.index(name) for name in key_names if name in names]
+        self._make_row = _row_factory(names)
+        self._indexes_to_check = [n for n, cell in enumerate(self._columns) if cell.needs_value_check]
+        self._valid_types: set[tuple[type, ...]] = set()
 
-    def pages(self) -> Iterator[list[Read]]:
-        """Yield all rows, a page at a time. On SQLite, call it inside `any_text`."""
-        for page in self._statement.pages(self._connection, self._given, raw=True):
-            yield [self._read(raw) for raw in page]
+    def pages(self) -> Iterator[list[CheckedRow]]:
+        """Yield all rows, a page at a time. On SQLite, call it inside `tolerate_invalid_text`."""
+        for page in self._statement.pages(self._connection, self._parameters, raw=True):
+            yield [self._read_row(raw) for raw in page]
 
-    def _read(self, raw: Sequence[Any]) -> Read:
+    def _read_row(self, raw: Sequence[Any]) -> CheckedRow:
         types = tuple(map(type, raw))
-        values, wrong = list(raw), dict[int, str]()
+        values, problems = list(raw), dict[int, str]()
         # Most rows have the types of an earlier sound row. Of those, check only cells whose type is not enough.
-        for n in self._closer if types in self._sound else range(len(values)):
+        for n in self._indexes_to_check if types in self._valid_types else range(len(values)):
             value = raw[n]
             if type(value) is str and self._columns[n].is_plain and value.isascii() and "\\" not in value:
                 continue
             try:
                 values[n] = self._columns[n].read(value)
             except (ValueError, TypeError, LookupError, ArithmeticError, KeyMissing, Corrupt) as error:
-                wrong[n] = str(error)
+                problems[n] = str(error)
                 values[n] = self._columns[n].neutral
-        if not wrong:
-            self._sound.add(types)
-            return Read(self._make(values), (), True, self, raw)
-        return Read(self._make(values), [*wrong.values()], wrong.keys().isdisjoint(self._key), self, raw)
+        if not problems:
+            self._valid_types.add(types)
+            return CheckedRow(self._make_row(values), (), True, self, raw)
+        return CheckedRow(
+            self._make_row(values), [*problems.values()], problems.keys().isdisjoint(self._key_indexes), self, raw
+        )
 
-    def name_of(self, raw: Sequence[Any]) -> str:
+    def format_name(self, raw: Sequence[Any]) -> str:
         """Return the name of a row for findings: its table and its primary key."""
-        key = "/".join([str(raw[n]) if type(raw[n]) is int else shown(raw[n]) for n in self._key])
+        key = "/".join([str(raw[n]) if type(raw[n]) is int else format_value(raw[n]) for n in self._key_indexes])
         return f"{getattr(self._table, 'name', '')} {key}".strip()
 
 
-def _maker(names: Sequence[str]) -> Callable[[Sequence[Any]], Any]:
-    make: Callable[[Sequence[Any]], Any] = getattr(namedtuple("Row", names), "_make")  # noqa: B009
-    return make
+def _row_factory(names: Sequence[str]) -> Callable[[Sequence[Any]], Any]:
+    factory: Callable[[Sequence[Any]], Any] = getattr(namedtuple("Row", names), "_make")  # noqa: B009
+    return factory
 
 
-class _Cell(NamedTuple):
+class _ColumnReader(NamedTuple):
     """A reader of one column of a query."""
 
     name: str
-    kind: _Kind | None
+    kind: _ColumnKind | None
     may_be_null: bool
     is_sqlite: bool
     convert: Callable[[Any], Any] | None
@@ -173,18 +175,20 @@ class _Cell(NamedTuple):
     """True if the type of a value is not enough to validate or convert it."""
 
     @classmethod
-    def of(cls, column: Any, table: Any, dialect: Dialect) -> _Cell:
-        plain = column.type.impl_instance if isinstance(column.type, TypeDecorator) else column.type
+    def from_column(cls, column: Any, table: Any, dialect: Dialect) -> _ColumnReader:
+        base_type = column.type.impl_instance if isinstance(column.type, TypeDecorator) else column.type
         # If an expression is selected under a column's name, the column of the table says whether it may be NULL.
-        own: Any = table.c.get(column.name) if isinstance(column, Label) else column if column.table is table else None
+        table_column: Any = (
+            table.c.get(column.name) if isinstance(column, Label) else column if column.table is table else None
+        )
         return cls(
             name=column.name,
-            kind=next((kind for type_, kind in _KINDS if isinstance(plain, type_)), None),
-            may_be_null=own is None or own.nullable,
+            kind=next((kind for type_, kind in _KINDS if isinstance(base_type, type_)), None),
+            may_be_null=table_column is None or table_column.nullable,
             is_sqlite=dialect.name == "sqlite",
             convert=column.type.dialect_impl(dialect).result_processor(dialect, None),
-            is_plain=isinstance(plain, String) and not isinstance(column.type, SealedText),
-            needs_value_check=isinstance(column.type, Payload) or isinstance(plain, Boolean | String | DateTime),
+            is_plain=isinstance(base_type, String) and not isinstance(column.type, SealedText),
+            needs_value_check=isinstance(column.type, Payload) or isinstance(base_type, Boolean | String | DateTime),
         )
 
     @property
@@ -199,11 +203,11 @@ class _Cell(NamedTuple):
         """
         if value is None:
             if not self.may_be_null:
-                raise ValueError(f"its {self.name} is not {self.kind.what if self.kind else 'a value'}")
+                raise ValueError(f"its {self.name} is not {self.kind.name if self.kind else 'a value'}")
             return None
         kind = self.kind
-        if self.is_sqlite and kind is not None and not self._fits(kind, value):
-            raise ValueError(f"its {self.name} is {shown(value)}, which is not {kind.what}")
+        if self.is_sqlite and kind is not None and not self._is_valid(kind, value):
+            raise ValueError(f"its {self.name} is {format_value(value)}, which is not {kind.name}")
         try:
             return self.convert(value) if self.convert is not None else value
         except UnencryptedValue as error:
@@ -211,98 +215,101 @@ class _Cell(NamedTuple):
         except (KeyMissing, Corrupt) as error:
             raise ValueError(f"its {self.name} cannot be decrypted with its key") from error
         except Exception as error:  # a type may raise anything for a value that it did not write
-            raise ValueError(f"its {self.name} is {shown(value)}, which cannot be read") from error
+            raise ValueError(f"its {self.name} is {format_value(value)}, which cannot be read") from error
 
-    def _fits(self, kind: _Kind, value: Any) -> bool:
+    def _is_valid(self, kind: _ColumnKind, value: Any) -> bool:
         if type(value) not in kind.types:
             return False
         if isinstance(value, str):
             is_text = value.isascii() or not any("\udc80" <= c <= "\udcff" for c in value)
-            return is_text and (kind.what != "a time" or _TIME.fullmatch(value) is not None)
-        return kind.what != "a Boolean" or value in (0, 1)
+            return is_text and (kind.name != "a time" or _TIME.fullmatch(value) is not None)
+        return kind.name != "a Boolean" or value in (0, 1)
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Format a value so that any terminal can show it.
 
     Example:
-        >>> shown(7), shown("main"), shown(b"ab"), shown("a" + chr(10))
+        >>> format_value(7), format_value("main"), format_value(b"ab"), format_value("a" + chr(10))
         ('7', 'main', '6162', "'a\\\\n'")
     """
     if isinstance(value, bytes | memoryview):
-        text = bytes(value[:SHOWN]).hex() or "b''"
+        text = bytes(value[:SHOWN_CHARACTERS]).hex() or "b''"
     else:
         text = str(value)
         text = text if text.isprintable() and text.isascii() and text else ascii(value)
-    return text if len(text) <= 2 * SHOWN else text[: 2 * SHOWN] + "…"
+    return text if len(text) <= 2 * SHOWN_CHARACTERS else text[: 2 * SHOWN_CHARACTERS] + "…"
 
 
 @cache
-def suspicious(table: Table, *, is_sqlite: bool) -> Any:
+def select_suspicious(table: Table, *, is_sqlite: bool) -> Any:
     """Build a query for the rows of a `tenant` that have a suspicious cell. The database finds them quickly."""
-    found = [one for column in table.c for one in _suspicions(column, is_sqlite)]
-    mine = (table.c.tenant_id if "tenant_id" in table.c else table.c.id) == bindparam("tenant")
-    return select(*(_light(column, is_sqlite) for column in table.c)).where(mine, or_(*found))
+    conditions = [condition for column in table.c for condition in _suspicious_conditions(column, is_sqlite)]
+    tenant_condition = (table.c.tenant_id if "tenant_id" in table.c else table.c.id) == bindparam("tenant")
+    return select(*(_light_column(column, is_sqlite) for column in table.c)).where(tenant_condition, or_(*conditions))
 
 
 @cache
-def _prepared(query: Any) -> CompiledStatement:
+def _compile_query(query: Any) -> CompiledStatement:
     return CompiledStatement(query)
 
 
-def _suspicions(column: Any, is_sqlite: bool) -> list[Any]:
-    plain = column.type.impl_instance if isinstance(column.type, TypeDecorator) else column.type
+def _suspicious_conditions(column: Any, is_sqlite: bool) -> list[Any]:
+    base_type = column.type.impl_instance if isinstance(column.type, TypeDecorator) else column.type
     # SQLite trusts NOT NULL, so `IS NULL` never finds a NULL in such a column.
-    is_empty = func.typeof(column) == "null" if is_sqlite else column.is_(None)
-    found = [] if column.nullable else [is_empty]
-    bare = type_coerce(column, Text)  # compared as stored
+    is_null = func.typeof(column) == "null" if is_sqlite else column.is_(None)
+    conditions = [] if column.nullable else [is_null]
+    stored_text = type_coerce(column, Text)  # compared as stored
     if isinstance(column.type, SafeText):
-        found.append(func.instr(bare, "\\") > 0 if is_sqlite else func.strpos(bare, "\\") > 0)
+        conditions.append(func.instr(stored_text, "\\") > 0 if is_sqlite else func.strpos(stored_text, "\\") > 0)
     if not is_sqlite:
-        if isinstance(plain, DateTime):
-            found.append(not_(column.between(FIRST, LAST)))
-        return found
-    is_of = {Integer: "integer", Boolean: "integer", LargeBinary: "blob", String: "text", DateTime: "text"}
-    wanted = next((name for type_, name in is_of.items() if isinstance(plain, type_)), None)
-    if wanted is not None:
-        found.append(and_(func.typeof(column) != wanted, func.typeof(column) != "null"))
-    if isinstance(plain, Boolean):
-        found.append(not_(type_coerce(column, Integer).between(0, 1)))
-    if isinstance(plain, String):
-        found.append(bare.op("GLOB")("*[^ -~]*"))
-    if isinstance(plain, DateTime):
-        found.append(bare.op("NOT GLOB")(_DIGITS))
-        found.append(and_(column.is_not(None), func.datetime(bare).is_(None)))
-    return found
+        if isinstance(base_type, DateTime):
+            conditions.append(not_(column.between(FIRST, LAST)))
+        return conditions
+    storage_classes = {Integer: "integer", Boolean: "integer", LargeBinary: "blob", String: "text", DateTime: "text"}
+    storage_class = next((name for type_, name in storage_classes.items() if isinstance(base_type, type_)), None)
+    if storage_class is not None:
+        conditions.append(and_(func.typeof(column) != storage_class, func.typeof(column) != "null"))
+    if isinstance(base_type, Boolean):
+        conditions.append(not_(type_coerce(column, Integer).between(0, 1)))
+    if isinstance(base_type, String):
+        conditions.append(stored_text.op("GLOB")("*[^ -~]*"))
+    if isinstance(base_type, DateTime):
+        conditions.append(stored_text.op("NOT GLOB")(_TIME_GLOB))
+        conditions.append(and_(column.is_not(None), func.datetime(stored_text).is_(None)))
+    return conditions
 
 
-def _light(column: Any, is_sqlite: bool) -> Any:
+def _light_column(column: Any, is_sqlite: bool) -> Any:
     """Build the expression to select a column. Of large values it only selects whether they are bytes."""
-    plain = column.type.impl_instance if isinstance(column.type, TypeDecorator) else column.type
-    if isinstance(plain, LargeBinary) and not column.primary_key:
-        sound = func.typeof(column) == "blob" if is_sqlite else column.is_not(None)
-        other = type_coerce(column, LargeBinary) if is_sqlite else None
-        return case((sound, literal(b"", LargeBinary)), else_=other).label(column.name)
-    return readable(column, is_sqlite=is_sqlite)
+    base_type = column.type.impl_instance if isinstance(column.type, TypeDecorator) else column.type
+    if isinstance(base_type, LargeBinary) and not column.primary_key:
+        is_valid = func.typeof(column) == "blob" if is_sqlite else column.is_not(None)
+        invalid_value = type_coerce(column, LargeBinary) if is_sqlite else None
+        return case((is_valid, literal(b"", LargeBinary)), else_=invalid_value).label(column.name)
+    return readable_column(column, is_sqlite=is_sqlite)
 
 
-def readable(column: Any, *, is_sqlite: bool) -> Any:
+def readable_column(column: Any, *, is_sqlite: bool) -> Any:
     """Build the expression to select a column. On a server, times that the driver cannot read become NULL."""
-    plain = column.type.impl_instance if isinstance(column.type, TypeDecorator) else column.type
-    if is_sqlite or not isinstance(plain, DateTime):
+    base_type = column.type.impl_instance if isinstance(column.type, TypeDecorator) else column.type
+    if is_sqlite or not isinstance(base_type, DateTime):
         return column
     return case((column.between(FIRST, LAST), column)).label(column.name)
 
 
 @contextmanager
-def any_text(connection: Connection) -> Iterator[None]:
+def tolerate_invalid_text(connection: Connection) -> Iterator[None]:
     """Make SQLite return text that is not valid UTF-8, with a lone surrogate for each invalid byte."""
     if connection.dialect.name != "sqlite":
         yield
         return
-    raw: Any = connection.connection.dbapi_connection
-    before, raw.text_factory = raw.text_factory, partial(str, encoding="utf-8", errors="surrogateescape")
+    dbapi_connection: Any = connection.connection.dbapi_connection
+    previous_factory, dbapi_connection.text_factory = (
+        dbapi_connection.text_factory,
+        partial(str, encoding="utf-8", errors="surrogateescape"),
+    )
     try:
         yield
     finally:
-        raw.text_factory = before
+        dbapi_connection.text_factory = previous_factory

@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 from agentgit.errors import Corrupt
 from agentgit.sessions.events import Tip, Verified
 from agentgit.sessions.reports import Checked, Finding, OnProgress
-from agentgit.store.maintenance.fsck.cells import Cells, any_text, suspicious
+from agentgit.store.maintenance.fsck.cells import RowReader, select_suspicious, tolerate_invalid_text
 from agentgit.store.maintenance.fsck.rows import RowCheck, check_rights
 from agentgit.store.maintenance.fsck.states import check_heads, check_pending, check_states
 from agentgit.store.maintenance.fsck.trail import check_outbox, check_trail
@@ -24,7 +24,7 @@ from agentgit.store.maintenance.fsck.values import RESTORE, FsckReport, check_va
 from agentgit.store.maintenance.fsck.world import check_world
 from agentgit.store.maintenance.key_rotation import Rotation
 from agentgit.store.sql import row_codes
-from agentgit.store.sql.driver_errors import is_a
+from agentgit.store.sql.driver_errors import is_dbapi_error
 from agentgit.store.sql.tables import AUDIT_EVENT, ERASURE, METADATA
 from agentgit.store.store import Store
 
@@ -34,7 +34,7 @@ REFERENCES, HASHES, HEADS = 1, 2, 3
 MOST = 1000
 """The greatest number of findings that are listed. A damaged file could cause millions."""
 
-TABLES = [table for name, table in METADATA.tables.items() if name not in ("tenant", "user", "encryption_key")]
+COUNTED_TABLES = [table for name, table in METADATA.tables.items() if name not in ("tenant", "user", "encryption_key")]
 
 
 def fsck(store: Store, level: int, progress: OnProgress | None = None) -> Checked:
@@ -45,37 +45,39 @@ def fsck(store: Store, level: int, progress: OnProgress | None = None) -> Checke
         level: 1 to 3.
         progress: The function to call with the number of rows done and their total.
     """
-    began = time.perf_counter()
-    fresh = Store(store.database, store.tenant_id, store.compression)  # so that no cache is used
+    start = time.perf_counter()
+    uncached_store = Store(store.database, store.tenant_id, store.compression)  # so that no cache is used
     report = _FsckProgress(progress)
     try:
-        with store.database.reading(repeatable_read=True) as connection, any_text(connection):
-            _check(connection, fresh, level, report)
+        with store.database.reading(repeatable_read=True) as connection, tolerate_invalid_text(connection):
+            _run_checks(connection, uncached_store, level, report)
     except Corrupt as error:  # the database itself cannot read its file
         report.add(error.row or "the database", str(error).split(". ")[0], RESTORE)
     return Checked(
         level=level,
         objects=report.objects,
-        seconds=time.perf_counter() - began,
+        seconds=time.perf_counter() - start,
         findings=tuple(report.findings),
         more=report.more,
     )
 
 
-def _check(connection: Connection, store: Store, level: int, report: _FsckProgress) -> None:
-    report.total = _count(connection, store.tenant_id)
+def _run_checks(connection: Connection, store: Store, level: int, report: _FsckProgress) -> None:
+    report.total = _count_rows(connection, store.tenant_id)
     if level >= HASHES and store.database.is_sqlite:
-        for (said,) in connection.execute(text("PRAGMA quick_check(20)")):
-            if said != "ok":
-                report.add("the database file", f"SQLite reports: {said}", RESTORE)
+        for (message,) in connection.execute(text("PRAGMA quick_check(20)")):
+            if message != "ok":
+                report.add("the database file", f"SQLite reports: {message}", RESTORE)
     if level >= HASHES:
-        for row, what in Rotation(store.database, store.tenant_id).damaged(connection, store.database.seal):
-            report.add(row, what, RESTORE)
+        for row_name, problem in Rotation(store.database, store.tenant_id).find_damaged(
+            connection, store.database.seal
+        ):
+            report.add(row_name, problem, RESTORE)
         report.attempt("the database", lambda: _check_cells(connection, store, report))
         report.attempt("the database", lambda: _check_macs(connection, store, report))
-    for part in (_check_stored, _check_rows, _check_trail):
+    for check in (_check_stored_values, _check_rows, _check_trail):
         # An unexpected error in one part must not prevent the checks of the others.
-        report.attempt("the database", partial(part, connection, store, level, report))
+        report.attempt("the database", partial(check, connection, store, level, report))
     if level >= HEADS:
         report.attempt("the database", lambda: check_heads(connection, store, report))
 
@@ -83,11 +85,11 @@ def _check(connection: Connection, store: Store, level: int, report: _FsckProgre
 def _check_cells(connection: Connection, store: Store, report: FsckReport) -> None:
     """Check that each cell of each table holds a value that is valid for its column."""
     for table in METADATA.sorted_tables:
-        query = suspicious(table, is_sqlite=store.database.is_sqlite)
-        for page in Cells(connection, query, {"tenant": store.tenant_id}).pages():
-            for one in page:
-                for what in one.problems:
-                    report.add(one.name, what, RESTORE)
+        query = select_suspicious(table, is_sqlite=store.database.is_sqlite)
+        for page in RowReader(connection, query, {"tenant": store.tenant_id}).pages():
+            for checked_row in page:
+                for problem in checked_row.problems:
+                    report.add(checked_row.name, problem, RESTORE)
 
 
 def _check_macs(connection: Connection, store: Store, report: FsckReport) -> None:
@@ -95,52 +97,52 @@ def _check_macs(connection: Connection, store: Store, report: FsckReport) -> Non
     seal = store.database.seal
     if seal is None:
         return
-    for table in row_codes.tables():
-        for page in Cells(connection, select(table).where(table.c.tenant_id == store.tenant_id)).pages():
-            for one in page:
-                if not one.problems and not row_codes.is_authentic(seal, table, one.row):
-                    report.add(one.name, "it was modified without the key", RESTORE)
+    for table in row_codes.signed_tables():
+        for page in RowReader(connection, select(table).where(table.c.tenant_id == store.tenant_id)).pages():
+            for checked_row in page:
+                if not checked_row.problems and not row_codes.is_authentic(seal, table, checked_row.row):
+                    report.add(checked_row.name, "it was modified without the key", RESTORE)
 
 
-def _check_stored(connection: Connection, store: Store, level: int, report: FsckReport) -> None:
+def _check_stored_values(connection: Connection, store: Store, level: int, report: FsckReport) -> None:
     """Check the stored values, and the graph checkpoints and writes that refer to them."""
-    there = check_values(connection, store, report, hashes=level >= HASHES)
-    check_states(connection, store.tenant_id, there, report, hashes=level >= HASHES)
-    check_pending(connection, store.tenant_id, there, report)
+    stored_hashes = check_values(connection, store, report, with_hashes=level >= HASHES)
+    check_states(connection, store.tenant_id, stored_hashes, report, with_hashes=level >= HASHES)
+    check_pending(connection, store.tenant_id, stored_hashes, report)
 
 
 def _check_rows(connection: Connection, store: Store, level: int, report: FsckReport) -> None:
     """Check the rows of sessions, of tool calls and of access rights."""
-    check = RowCheck(connection, store, report, hashes=level >= HASHES)
-    for part in (check.check, lambda: check_world(check), lambda: check_rights(check)):
-        report.attempt("the database", part)
+    row_check = RowCheck(connection, store, report, with_hashes=level >= HASHES)
+    for run_part in (row_check.check_rows, lambda: check_world(row_check), lambda: check_rights(row_check)):
+        report.attempt("the database", run_part)
 
 
 def _check_trail(connection: Connection, store: Store, level: int, report: FsckReport) -> None:
     """Check the audit trail and the outbox."""
-    check_trail(connection, store.tenant_id, report, hashes=level >= HASHES)
+    check_trail(connection, store.tenant_id, report, with_hashes=level >= HASHES)
     check_outbox(connection, store.tenant_id, report)
 
 
-def verify_trail(store: Store, known: Collection[Tip] = (), progress: OnProgress | None = None) -> Verified:
+def verify_trail(store: Store, known_tips: Collection[Tip] = (), progress: OnProgress | None = None) -> Verified:
     """Check the audit trail alone.
 
     Args:
         store: The store of the tenant in its database.
-        known: The ends of the trails that an earlier check returned.
+        known_tips: The ends of the trails that an earlier check returned.
         progress: The function to call with the number of rows done and their total.
     """
     report = _FsckProgress(progress)
-    with store.database.reading() as connection, any_text(connection):
-        report.total = _count(connection, store.tenant_id, [AUDIT_EVENT, ERASURE])
-        ends = check_trail(connection, store.tenant_id, report, known, hashes=True)
-    more = [Finding(row="audit_event", what=f"and {report.more} more", todo=RESTORE)] if report.more else []
-    return Verified(events=report.objects, tips=ends.tips, findings=(*report.findings, *more), erased=ends.erased)
+    with store.database.reading() as connection, tolerate_invalid_text(connection):
+        report.total = _count_rows(connection, store.tenant_id, [AUDIT_EVENT, ERASURE])
+        ends = check_trail(connection, store.tenant_id, report, known_tips, with_hashes=True)
+    unlisted = [Finding(row="audit_event", what=f"and {report.more} more", todo=RESTORE)] if report.more else []
+    return Verified(events=report.objects, tips=ends.tips, findings=(*report.findings, *unlisted), erased=ends.erased)
 
 
-def _count(connection: Connection, tenant_id: int, tables: Sequence[Table] = TABLES) -> int:
-    counts = (select(func.count()).select_from(table).where(table.c.tenant_id == tenant_id) for table in tables)
-    return sum(int(connection.execute(query).scalar_one()) for query in counts)
+def _count_rows(connection: Connection, tenant_id: int, tables: Sequence[Table] = COUNTED_TABLES) -> int:
+    queries = (select(func.count()).select_from(table).where(table.c.tenant_id == tenant_id) for table in tables)
+    return sum(int(connection.execute(query).scalar_one()) for query in queries)
 
 
 class _FsckProgress(FsckReport):
@@ -153,7 +155,7 @@ class _FsckProgress(FsckReport):
         self.objects = 0
         self.total = 0
         self._progress = progress
-        self._of_callback: Exception | None = None
+        self._callback_error: Exception | None = None
 
     def add(self, row: str, what: str, todo: str) -> None:
         if (row, what) in self._reported:  # two levels may check the same cell
@@ -170,27 +172,27 @@ class _FsckProgress(FsckReport):
             try:
                 self._progress(min(self.objects, self.total), self.total)
             except Exception as error:
-                self._of_callback = error  # `attempt` must not report it as a finding
+                self._callback_error = error  # `attempt` must not report it as a finding
                 raise
 
-    def attempt(self, row: str, look: Callable[[], None]) -> None:
+    def attempt(self, row: str, check: Callable[[], None]) -> None:
         try:
-            look()
+            check()
         except Exception as error:  # a damaged row may make anything raise; the others are still checked
-            if error is self._of_callback or (_is_of_database(error) and not _is_of_driver(error)):
+            if error is self._callback_error or (_is_database_error(error) and not _is_conversion_error(error)):
                 raise  # an error of the database itself is not a finding either
-            said = str(error).split(" Run: ")[0].rstrip(".") or type(error).__name__
-            self.add(row, f"it cannot be read: {said}", RESTORE)
+            message = str(error).split(" Run: ")[0].rstrip(".") or type(error).__name__
+            self.add(row, f"it cannot be read: {message}", RESTORE)
 
 
-def _is_of_database(error: Exception) -> bool:
-    return isinstance(error, DBAPIError) or is_a(error, "DatabaseError")
+def _is_database_error(error: Exception) -> bool:
+    return isinstance(error, DBAPIError) or is_dbapi_error(error, "DatabaseError")
 
 
-def _is_of_driver(error: Exception) -> bool:
+def _is_conversion_error(error: Exception) -> bool:
     """Return whether the driver could not convert a value that the server sent, like the time `-infinity`."""
     cause = getattr(error, "orig", error)
-    return is_a(cause, "DataError") and getattr(cause, "sqlstate", None) is None
+    return is_dbapi_error(cause, "DataError") and getattr(cause, "sqlstate", None) is None
 
 
 def _printable(text: str) -> str:

@@ -10,8 +10,8 @@ from sqlalchemy import Connection, and_, func, select
 from agentgit.auth.principal import ROLES, SCOPES
 from agentgit.effects.invocation import REDO
 from agentgit.sessions.session import OPEN, PARTIAL, REPLAYING, RUNNING
-from agentgit.store.maintenance.erasure import erased_users
-from agentgit.store.maintenance.fsck.values import RESTORE, FsckReport, rows
+from agentgit.store.maintenance.erasure import list_erased_users
+from agentgit.store.maintenance.fsck.values import RESTORE, FsckReport, read_rows
 from agentgit.store.records.session_access import NO_LINK
 from agentgit.store.search.index import CALL, MESSAGE, NAMED
 from agentgit.store.sql.columns import UTCDateTime
@@ -36,7 +36,9 @@ from agentgit.store.sql.tables import (
 from agentgit.store.store import Store
 from agentgit.values import from_json
 
-LOST = "Restore the database from a backup, or delete the session: other rows that belong to this one are missing."
+RESTORE_OR_DELETE = (
+    "Restore the database from a backup, or delete the session: other rows that belong to this one are missing."
+)
 BRANCH_STATUSES = (OPEN, RUNNING, REPLAYING, PARTIAL)
 CHECKPOINT_KINDS = ("before", "after", "tools", "branch", "named")
 TEXT_KINDS = (MESSAGE, CALL, NAMED)
@@ -64,24 +66,24 @@ class RowCheck:
         connection: Any open connection.
         store: The store of the tenant.
         report: The report that receives the findings.
-        hashes: True to also compare checkpoints with their states and to parse JSON columns.
+        with_hashes: True to also compare checkpoints with their states and to parse JSON columns.
     """
 
-    def __init__(self, connection: Connection, store: Store, report: FsckReport, *, hashes: bool) -> None:
-        self.connection, self.store, self.report, self.hashes = connection, store, report, hashes
-        self.users = self.ids(USER)
-        self.authors = self.users | set(erased_users(connection, store.tenant_id))
+    def __init__(self, connection: Connection, store: Store, report: FsckReport, *, with_hashes: bool) -> None:
+        self.connection, self.store, self.report, self.with_hashes = connection, store, report, with_hashes
+        self.user_ids = self.read_ids(USER)
+        self.author_ids = self.user_ids | set(list_erased_users(connection, store.tenant_id))
         """The ids of all users that rows may name as author, including erased users."""
-        self.current: dict[int, int | None] = {}
+        self.current_branches: dict[int, int | None] = {}
         """The current branch of each session, by id."""
-        self.of_branch: dict[int, BranchTrack] = {}
+        self.branch_tracks: dict[int, BranchTrack] = {}
         columns = (CHECKPOINT.c.id, CHECKPOINT.c.internal_session_id, CHECKPOINT.c.position)
-        self.of_checkpoint = {id: CheckpointPosition(*rest) for id, *rest in self._columns(*columns)}
-        self.call_ids = self.ids(TOOL_INVOCATION)
-        self.operation_ids = self.ids(OPERATION)
-        self.snapshot_ids = self.ids(WORKSPACE_SNAPSHOT)
+        self.checkpoint_positions = {id: CheckpointPosition(*rest) for id, *rest in self._read_columns(*columns)}
+        self.call_ids = self.read_ids(TOOL_INVOCATION)
+        self.operation_ids = self.read_ids(OPERATION)
+        self.snapshot_ids = self.read_ids(WORKSPACE_SNAPSHOT)
 
-    def _columns(self, *columns: Any, where: Any = None) -> Iterator[Any]:
+    def _read_columns(self, *columns: Any, where: Any = None) -> Iterator[Any]:
         """Read some columns of a table. With `where`, group the rows by the first column."""
         query = select(*columns).where(columns[0].table.c.tenant_id == self.store.tenant_id)
         if where is not None:
@@ -89,62 +91,64 @@ class RowCheck:
         for page in CompiledStatement(query).pages(self.connection, raw=True):
             yield from page
 
-    def ids(self, table: Any) -> set[int]:
+    def read_ids(self, table: Any) -> set[int]:
         """Return the ids of all rows of a table."""
-        return {id for (id,) in self._columns(table.c.id)}
+        return {id for (id,) in self._read_columns(table.c.id)}
 
     def read(self, *columns: Any) -> Iterable[Any]:
         """Read some columns of all rows of a table, and count the rows for the progress."""
         query = select(*columns).where(columns[0].table.c.tenant_id == self.store.tenant_id)
-        return rows(self.connection, query, self.report)
+        return read_rows(self.connection, query, self.report)
 
-    def one_of(self, row: str, column: str, value: Any, known: Collection[str]) -> None:
+    def require_known(self, row: str, column: str, value: Any, known_values: Collection[str]) -> None:
         """Check that an enumerated value is known."""
-        if value not in known:
+        if value not in known_values:
             self.report.add(row, f"its {column} is {value!r}, which is unknown", RESTORE)
 
-    def require_existing(self, row: str, what: str, id: int | None, known: Collection[int], todo: str = LOST) -> None:
+    def require_existing(
+        self, row: str, relation: str, id: int | None, known_ids: Collection[int], todo: str = RESTORE_OR_DELETE
+    ) -> None:
         """Check that the row with the given id exists, if there is an id."""
-        if id is not None and id not in known:
-            self.report.add(row, f"its {what} {id} is missing", todo)
+        if id is not None and id not in known_ids:
+            self.report.add(row, f"its {relation} {id} is missing", todo)
 
-    def same_session(self, row: str, what: str, branch_id: int | None, session_id: int) -> None:
+    def require_same_session(self, row: str, relation: str, branch_id: int | None, session_id: int) -> None:
         """Check that a branch to which a row refers exists and belongs to the same session."""
-        self.require_existing(row, what, branch_id, self.of_branch)
-        owner = self.of_branch.get(branch_id or 0)
-        if owner is not None and owner.session_id != session_id:
-            self.report.add(row, f"its session {session_id} is not the session of its {what}", RESTORE)
+        self.require_existing(row, relation, branch_id, self.branch_tracks)
+        branch_track = self.branch_tracks.get(branch_id or 0)
+        if branch_track is not None and branch_track.session_id != session_id:
+            self.report.add(row, f"its session {session_id} is not the session of its {relation}", RESTORE)
 
-    def json(self, row: str, **columns: bytes | None) -> None:
+    def require_valid_json(self, row: str, **columns: bytes | None) -> None:
         """Check that JSON columns can be parsed. Does nothing at level 1."""
         for name, data in columns.items():
-            if self.hashes and data is not None:
+            if self.with_hashes and data is not None:
                 try:
                     from_json(data)
                 except ValueError:
                     self.report.add(row, f"its {name} cannot be read", RESTORE)
 
-    def check(self) -> None:
+    def check_rows(self) -> None:
         """Check the rows of sessions, without stored values, graph checkpoints and tool calls."""
-        self.sessions()
-        self.branches()
-        self.snapshots()
-        self.checkpoints()
-        self.tags()
-        self.texts()
-        if self.hashes:
-            self.times()
+        self.check_sessions()
+        self.check_branches()
+        self.check_snapshots()
+        self.check_checkpoints()
+        self.check_tags()
+        self.check_texts()
+        if self.with_hashes:
+            self.check_times()
 
     # -- sessions and branches
 
-    def sessions(self) -> None:
-        """Check the owner of each session. `branches` checks its current branch."""
+    def check_sessions(self) -> None:
+        """Check the owner of each session. `check_branches` checks its current branch."""
         for row in self.read(SESSION.c.id, SESSION.c.user_id, SESSION.c.current_branch_id, SESSION.c.meta):
-            self.current[row.id] = row.current_branch_id
-            self.require_existing(f"external_session {row.id}", "user", row.user_id, self.users)
-            self.json(f"external_session {row.id}", meta=row.meta)
+            self.current_branches[row.id] = row.current_branch_id
+            self.require_existing(f"external_session {row.id}", "user", row.user_id, self.user_ids)
+            self.require_valid_json(f"external_session {row.id}", meta=row.meta)
 
-    def branches(self) -> None:
+    def check_branches(self) -> None:
         """Check the session, parent, branch point, head and ancestors of each branch, and the current branches."""
         columns = (
             "id",
@@ -157,121 +161,134 @@ class RowCheck:
             "inherited",
             "meta",
         )
-        made = dict(
-            self._columns(TOOL_INVOCATION.c.internal_session_id, func.count(), where=TOOL_INVOCATION.c.kind != REDO)
+        call_counts = dict(
+            self._read_columns(
+                TOOL_INVOCATION.c.internal_session_id, func.count(), where=TOOL_INVOCATION.c.kind != REDO
+            )
         )
-        found_ = list(self.read(*(BRANCH.c[name] for name in columns)))
-        self.of_branch = {
-            row.id: BranchTrack(row.external_session_id, row.inherited, row.inherited + made.get(row.id, 0))
-            for row in found_
+        branch_rows = list(self.read(*(BRANCH.c[name] for name in columns)))
+        self.branch_tracks = {
+            row.id: BranchTrack(row.external_session_id, row.inherited, row.inherited + call_counts.get(row.id, 0))
+            for row in branch_rows
         }
-        parents = {row.id: row.parent_id for row in found_}
-        circles = find_cycles(parents)
-        for row in found_:
+        parents = {row.id: row.parent_id for row in branch_rows}
+        cycles = find_cycles(parents)
+        for row in branch_rows:
             name = f"internal_session {row.id}"
-            self.require_existing(name, "session", row.external_session_id, self.current)
-            self.one_of(name, "status", row.status, BRANCH_STATUSES)
+            self.require_existing(name, "session", row.external_session_id, self.current_branches)
+            self.require_known(name, "status", row.status, BRANCH_STATUSES)
             self.require_existing(name, "parent", row.parent_id, parents)
-            if row.id in circles:
+            if row.id in cycles:
                 self.report.add(name, "it is its own ancestor", RESTORE)
-            self._point(name, "head", row.head_id, row.id)
-            self._point(name, "branch point", row.branch_point_id, row.parent_id)
-            point = self.of_checkpoint.get(row.branch_point_id or 0)
+            self._require_own_checkpoint(name, "head", row.head_id, row.id)
+            self._require_own_checkpoint(name, "branch point", row.branch_point_id, row.parent_id)
+            branch_point = self.checkpoint_positions.get(row.branch_point_id or 0)
             # A branch that executed its calls again has the whole track itself and inherits nothing.
-            begins = {0, point.position} if point is not None else {0}
-            if row.inherited not in begins and (point or not row.branch_point_id):
+            valid_starts = {0, branch_point.position} if branch_point is not None else {0}
+            if row.inherited not in valid_starts and (branch_point or not row.branch_point_id):
                 self.report.add(
                     name,
                     f"it records {row.inherited} inherited calls, but its branch point has "
-                    f"{point.position if point else 0}",
+                    f"{branch_point.position if branch_point else 0}",
                     RESTORE,
                 )
-            self.json(name, meta=row.meta)
-        for session_id, branch_id in self.current.items():
-            if branch_id not in self.of_branch or self.of_branch[branch_id].session_id != session_id:
+            self.require_valid_json(name, meta=row.meta)
+        for session_id, branch_id in self.current_branches.items():
+            if branch_id not in self.branch_tracks or self.branch_tracks[branch_id].session_id != session_id:
                 todo = "Continue on another branch: agentgit switch SESSION BRANCH."
                 self.report.add(f"external_session {session_id}", f"its branch {branch_id} is missing", todo)
 
-    def _point(self, name: str, what: str, checkpoint_id: int | None, branch_id: int | None) -> None:
-        self.require_existing(name, what, checkpoint_id, self.of_checkpoint)
-        found = self.of_checkpoint.get(checkpoint_id or 0)
-        if branch_id is not None and found is not None and found.branch_id != branch_id:
-            self.report.add(name, f"its {what} {checkpoint_id} is a checkpoint of another branch", RESTORE)
+    def _require_own_checkpoint(
+        self, name: str, relation: str, checkpoint_id: int | None, branch_id: int | None
+    ) -> None:
+        self.require_existing(name, relation, checkpoint_id, self.checkpoint_positions)
+        checkpoint = self.checkpoint_positions.get(checkpoint_id or 0)
+        if branch_id is not None and checkpoint is not None and checkpoint.branch_id != branch_id:
+            self.report.add(name, f"its {relation} {checkpoint_id} is a checkpoint of another branch", RESTORE)
 
-    def snapshots(self) -> None:
+    def check_snapshots(self) -> None:
         """Check the snapshots of workspaces: their session, branch and settings."""
         c = WORKSPACE_SNAPSHOT.c
         for row in self.read(c.id, c.external_session_id, c.internal_session_id, c.settings):
             name = f"workspace_snapshot {row.id}"
-            self.require_existing(name, "session", row.external_session_id, self.current)
-            self.same_session(name, "branch", row.internal_session_id, row.external_session_id)
-            self.json(name, settings=row.settings)
+            self.require_existing(name, "session", row.external_session_id, self.current_branches)
+            self.require_same_session(name, "branch", row.internal_session_id, row.external_session_id)
+            self.require_valid_json(name, settings=row.settings)
 
-    def checkpoints(self) -> None:
+    def check_checkpoints(self) -> None:
         """Check the checkpoints: their branch, snapshot of files, position and graph checkpoint."""
-        for row in rows(self.connection, _with_state(self.store.tenant_id), self.report):
+        for row in read_rows(self.connection, _select_with_states(self.store.tenant_id), self.report):
             name = f"checkpoint {row.id}"
-            self.require_existing(name, "branch", row.internal_session_id, self.of_branch)
-            self.one_of(name, "kind", row.kind, CHECKPOINT_KINDS)
+            self.require_existing(name, "branch", row.internal_session_id, self.branch_tracks)
+            self.require_known(name, "kind", row.kind, CHECKPOINT_KINDS)
             todo = "Its files cannot be restored. Roll back with files=False to restore only its conversation."
             self.require_existing(name, "snapshot of files", row.workspace_snapshot_id, self.snapshot_ids, todo)
-            self.require_existing(name, "user", row.user_id, self.authors)
+            self.require_existing(name, "user", row.user_id, self.author_ids)
             if bool(row.is_auto) is (row.kind == "named"):
                 self.report.add(name, f"its kind is {row.kind}, but its is_auto is {bool(row.is_auto)}", RESTORE)
-            branch = self.of_branch.get(row.internal_session_id)
-            if branch is not None and not branch.inherited <= row.position <= branch.calls:
-                said = f"its position is {row.position}, but its branch has {branch.inherited} to {branch.calls} calls"
-                self.report.add(name, said, RESTORE)
+            branch_track = self.branch_tracks.get(row.internal_session_id)
+            if branch_track is not None and not branch_track.inherited <= row.position <= branch_track.calls:
+                limits = f"{branch_track.inherited} to {branch_track.calls}"
+                problem = f"its position is {row.position}, but its branch has {limits} calls"
+                self.report.add(name, problem, RESTORE)
             if row.data is not None:
-                self.json(name, data=row.data)
+                self.require_valid_json(name, data=row.data)
             if row.thread_id is None:  # its branch is missing, which is already reported
                 continue
             if row.graph_checkpoint_id is not None and row.hash_there is None:
                 todo = "Delete it with session.delete_checkpoint(id), or restore the database from a backup."
                 self.report.add(name, f"its graph checkpoint {row.graph_checkpoint_id} is missing", todo)
-            elif self.hashes and (row.state_hash, row.message_count) != (row.hash_there or b"", row.count_there or 0):
+            elif self.with_hashes and (row.state_hash, row.message_count) != (
+                row.hash_there or b"",
+                row.count_there or 0,
+            ):
                 self.report.add(name, "its state_hash or message_count does not match its graph checkpoint", RESTORE)
 
-    def tags(self) -> None:
+    def check_tags(self) -> None:
         """Check the tags: their session, user and checkpoint."""
         for row in self.read(TAG.c.name, TAG.c.external_session_id, TAG.c.checkpoint_id, TAG.c.user_id):
             name = f"tag {row.name!r}"
-            self.require_existing(name, "session", row.external_session_id, self.current)
-            self.require_existing(name, "user", row.user_id, self.authors)
+            self.require_existing(name, "session", row.external_session_id, self.current_branches)
+            self.require_existing(name, "user", row.user_id, self.author_ids)
             self.require_existing(
-                name, "checkpoint", row.checkpoint_id, self.of_checkpoint, "Remove it: session.untag(name)."
+                name, "checkpoint", row.checkpoint_id, self.checkpoint_positions, "Remove it: session.untag(name)."
             )
-            spot = self.of_checkpoint.get(row.checkpoint_id)
-            if spot is not None and row.external_session_id in self.current:
-                self.same_session(name, "checkpoint's branch", spot.branch_id, row.external_session_id)
+            checkpoint = self.checkpoint_positions.get(row.checkpoint_id)
+            if checkpoint is not None and row.external_session_id in self.current_branches:
+                self.require_same_session(name, "checkpoint's branch", checkpoint.branch_id, row.external_session_id)
 
-    def texts(self) -> None:
+    def check_texts(self) -> None:
         """Check the texts of the search index: their branch, and their call if they have one."""
         for row in self.read(
             SEARCH_TEXT.c.id, SEARCH_TEXT.c.internal_session_id, SEARCH_TEXT.c.kind, SEARCH_TEXT.c.row_id
         ):
             name = f"search_text {row.id}"
-            self.require_existing(name, "branch", row.internal_session_id, self.of_branch)
-            self.one_of(name, "kind", row.kind, TEXT_KINDS)
+            self.require_existing(name, "branch", row.internal_session_id, self.branch_tracks)
+            self.require_known(name, "kind", row.kind, TEXT_KINDS)
             if row.kind == CALL:
                 self.require_existing(name, "call", row.row_id, self.call_ids)
 
-    def times(self) -> None:
+    def check_times(self) -> None:
         """Check on SQLite, which stores times as text, that every time can be parsed."""
         tables = [table for table in METADATA.sorted_tables if "tenant_id" in table.c]
         for table in tables if self.store.database.is_sqlite else ():
-            mine = table.c.tenant_id == self.store.tenant_id
+            tenant_condition = table.c.tenant_id == self.store.tenant_id
             for column in (one for one in table.c if isinstance(one.type, UTCDateTime)):
-                torn = and_(column.is_not(None), func.datetime(column).is_(None))
-                for _, *key in self.connection.execute(select(*table.primary_key).where(mine, torn)).all():
+                is_invalid = and_(column.is_not(None), func.datetime(column).is_(None))
+                for _, *key in self.connection.execute(
+                    select(*table.primary_key).where(tenant_condition, is_invalid)
+                ).all():
                     name = f"{table.name} {'/'.join(map(str, key))}"
                     self.report.add(name, f"its {column.name} is not a time", RESTORE)
 
 
-def _with_state(tenant_id: int) -> Any:
+def _select_with_states(tenant_id: int) -> Any:
     """Build the query for checkpoints with their branch's thread and their graph checkpoint."""
-    c, of_branch = CHECKPOINT.c, and_(BRANCH.c.tenant_id == tenant_id, BRANCH.c.id == CHECKPOINT.c.internal_session_id)
-    at = and_(
+    c, branch_join = (
+        CHECKPOINT.c,
+        and_(BRANCH.c.tenant_id == tenant_id, BRANCH.c.id == CHECKPOINT.c.internal_session_id),
+    )
+    state_join = and_(
         GRAPH_CHECKPOINT.c.tenant_id == tenant_id,
         GRAPH_CHECKPOINT.c.thread_id == BRANCH.c.thread_id,
         GRAPH_CHECKPOINT.c.ns == "",
@@ -293,7 +310,7 @@ def _with_state(tenant_id: int) -> Any:
         GRAPH_CHECKPOINT.c.state_hash.label("hash_there"),
         GRAPH_CHECKPOINT.c.message_count.label("count_there"),
     )
-    joined = CHECKPOINT.outerjoin(BRANCH, of_branch).outerjoin(GRAPH_CHECKPOINT, at)
+    joined = CHECKPOINT.outerjoin(BRANCH, branch_join).outerjoin(GRAPH_CHECKPOINT, state_join)
     return select(*columns).select_from(joined).where(c.tenant_id == tenant_id)
 
 
@@ -304,52 +321,54 @@ def find_cycles(parents: Mapping[int, int | None]) -> set[int]:
         >>> sorted(find_cycles({1: None, 2: 1, 3: 4, 4: 3, 5: 3}))
         [3, 4]
     """
-    known: set[int] = set()
-    circles: set[int] = set()
+    visited: set[int] = set()
+    cycles: set[int] = set()
     for start in parents:
-        way: dict[int, None] = {}
-        at: int | None = start
-        while at is not None and at not in known and at not in way:
-            way[at] = None
-            at = parents.get(at)
-        if at in way:
-            met = list(way)
-            circles.update(met[met.index(at) :])
-        known.update(way)
-    return circles
+        path: dict[int, None] = {}
+        branch_id: int | None = start
+        while branch_id is not None and branch_id not in visited and branch_id not in path:
+            path[branch_id] = None
+            branch_id = parents.get(branch_id)
+        if branch_id in path:
+            path_ids = list(path)
+            cycles.update(path_ids[path_ids.index(branch_id) :])
+        visited.update(path)
+    return cycles
 
 
-REVOKE = "It grants no access. Delete the row."
+DELETE_ROW = "It grants no access. Delete the row."
 
 
 def check_rights(check: RowCheck) -> None:
     """Check the API keys, the webhooks, and the members and links of sessions."""
     for row in check.read(API_KEY.c.id, API_KEY.c.user_id, API_KEY.c.scope):
-        check.require_existing(f"api_key {row.id}", "user", row.user_id, check.users, REVOKE)
-        check.one_of(f"api_key {row.id}", "scope", row.scope, SCOPES)
-    _sharing(check)
+        check.require_existing(f"api_key {row.id}", "user", row.user_id, check.user_ids, DELETE_ROW)
+        check.require_known(f"api_key {row.id}", "scope", row.scope, SCOPES)
+    _check_sharing(check)
     # `check_outbox` counts the rows of webhooks.
-    hooks = select(WEBHOOK.c.id, WEBHOOK.c.user_id, WEBHOOK.c.external_session_id)
-    mine = hooks.where(WEBHOOK.c.tenant_id == check.store.tenant_id)
-    for row in rows(check.connection, mine, check.report, counted=False):
-        check.require_existing(f"webhook {row.id}", "user", row.user_id, check.users)
-        check.require_existing(f"webhook {row.id}", "session", row.external_session_id, check.current)
+    query = select(WEBHOOK.c.id, WEBHOOK.c.user_id, WEBHOOK.c.external_session_id)
+    tenant_query = query.where(WEBHOOK.c.tenant_id == check.store.tenant_id)
+    for row in read_rows(check.connection, tenant_query, check.report, counted=False):
+        check.require_existing(f"webhook {row.id}", "user", row.user_id, check.user_ids)
+        check.require_existing(f"webhook {row.id}", "session", row.external_session_id, check.current_branches)
 
 
-def _sharing(check: RowCheck) -> None:
+def _check_sharing(check: RowCheck) -> None:
     """Check the links of sessions, and that each member was added by name or by a link of the same session."""
-    links = {NO_LINK: 0}
+    sessions_by_link = {NO_LINK: 0}
     for row in check.read(SESSION_LINK.c.id, SESSION_LINK.c.external_session_id, SESSION_LINK.c.role):
-        links[row.id] = row.external_session_id
-        check.require_existing(f"session_link {row.id}", "session", row.external_session_id, check.current, REVOKE)
-        check.one_of(f"session_link {row.id}", "role", row.role, ROLES[:-1])
+        sessions_by_link[row.id] = row.external_session_id
+        check.require_existing(
+            f"session_link {row.id}", "session", row.external_session_id, check.current_branches, DELETE_ROW
+        )
+        check.require_known(f"session_link {row.id}", "role", row.role, ROLES[:-1])
     for row in check.read(
         SESSION_MEMBER.c.external_session_id, SESSION_MEMBER.c.user_id, SESSION_MEMBER.c.link_id, SESSION_MEMBER.c.role
     ):
         name = f"session_member {row.external_session_id}/{row.user_id}/{row.link_id}"
-        check.require_existing(name, "session", row.external_session_id, check.current, REVOKE)
-        check.require_existing(name, "user", row.user_id, check.users, REVOKE)
-        check.require_existing(name, "link", row.link_id, links, REVOKE)
-        check.one_of(name, "role", row.role, ROLES)
-        if links.get(row.link_id, 0) not in (0, row.external_session_id):
-            check.report.add(name, "its link is for another session", REVOKE)
+        check.require_existing(name, "session", row.external_session_id, check.current_branches, DELETE_ROW)
+        check.require_existing(name, "user", row.user_id, check.user_ids, DELETE_ROW)
+        check.require_existing(name, "link", row.link_id, sessions_by_link, DELETE_ROW)
+        check.require_known(name, "role", row.role, ROLES)
+        if sessions_by_link.get(row.link_id, 0) not in (0, row.external_session_id):
+            check.report.add(name, "its link is for another session", DELETE_ROW)

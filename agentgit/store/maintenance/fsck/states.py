@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, and_, select
 
 from agentgit.errors import Corrupt
-from agentgit.store.maintenance.fsck.cells import shown
-from agentgit.store.maintenance.fsck.values import RESTORE, FsckReport, missing_from, raw_rows, rows
+from agentgit.store.maintenance.fsck.cells import format_value
+from agentgit.store.maintenance.fsck.values import RESTORE, FsckReport, describe_missing, read_raw_rows, read_rows
 from agentgit.store.objects.blobs import RECORD, Leaf, leaf, list_hash, pack, unpack
 from agentgit.store.objects.content import Body, Part
 from agentgit.store.objects.packing import HASH_BYTES, split_hashes
@@ -24,21 +24,20 @@ from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT, GRAPH_CHECKPOINT, GRAPH_WRITE
 from agentgit.store.store import Store
 from agentgit.store.threads import pending_writes
-from agentgit.store.threads.graph_rows import KEY, conversation, hash_state, is_shown
-from agentgit.store.threads.graph_rows import GraphCheckpoint as At
+from agentgit.store.threads.graph_rows import KEY_COLUMNS, GraphCheckpoint, conversation_channel, hash_state, is_shown
 from agentgit.values import from_json
 
 
 def check_heads(connection: Connection, store: Store, report: FsckReport) -> None:
     """Rebuild the state at the end of each branch, and compare its hash with the recorded hash."""
     columns = (BRANCH.c.id, BRANCH.c.name, BRANCH.c.thread_id, BRANCH.c.head_id)
-    for branch in rows(
+    for branch in read_rows(
         connection, select(*columns).where(BRANCH.c.tenant_id == store.tenant_id), report, counted=False
     ):
-        report.attempt(f"internal_session {branch.id}", partial(_check, connection, store, branch, report))
+        report.attempt(f"internal_session {branch.id}", partial(_check_head, connection, store, branch, report))
 
 
-def _check(connection: Connection, store: Store, branch: StoredRow, report: FsckReport) -> None:
+def _check_head(connection: Connection, store: Store, branch: StoredRow, report: FsckReport) -> None:
     name = f"internal_session {branch.id}"
     newest = store.graphs.newest(connection, branch.thread_id)
     heads = store.checkpoints.find(connection, CHECKPOINT.c.id == branch.head_id) if branch.head_id is not None else []
@@ -47,176 +46,189 @@ def _check(connection: Connection, store: Store, branch: StoredRow, report: Fsck
         if head is not None and head.graph_checkpoint_id is not None:
             report.add(name, f"the thread of branch {branch.name} is empty, but its head has a state", RESTORE)
         return
-    if _made(connection, store, newest) != newest.state_hash:
+    if _compute_state_hash(connection, store, newest) != newest.state_hash:
         report.add(name, f"the state of branch {branch.name} differs from the recorded state", RESTORE)
-    store.state(connection, branch.thread_id, newest.place.checkpoint_id)
-    if head is not None and head.graph_checkpoint_id not in (None, newest.place.checkpoint_id):
-        at = store.graphs.find(connection, newest.place._replace(checkpoint_id=head.graph_checkpoint_id))
-        if at is not None and _made(connection, store, at) != head.state_hash:
+    store.read_state(connection, branch.thread_id, newest.key.checkpoint_id)
+    if head is not None and head.graph_checkpoint_id not in (None, newest.key.checkpoint_id):
+        head_state = store.graphs.find(connection, newest.key._replace(checkpoint_id=head.graph_checkpoint_id))
+        if head_state is not None and _compute_state_hash(connection, store, head_state) != head.state_hash:
             report.add(name, f"the state of the head of branch {branch.name} differs from the recorded state", RESTORE)
 
 
-def _made(connection: Connection, store: Store, at: At) -> bytes:
+def _compute_state_hash(connection: Connection, store: Store, graph_checkpoint: GraphCheckpoint) -> bytes:
     """Read the values of a graph checkpoint and compute the hash of its state."""
-    bodies = store.graphs.content.get(connection, at.values.values())
-    return hash_state({**{name: _hashed(bodies[key]) for name, key in at.values.items()}, **at.digests})
+    bodies = store.graphs.content.get(connection, graph_checkpoint.values.values())
+    return hash_state(
+        {**{name: _hash_body(bodies[key]) for name, key in graph_checkpoint.values.items()}, **graph_checkpoint.digests}
+    )
 
 
-def _hashed(body: Body) -> bytes:
+def _hash_body(body: Body) -> bytes:
     if isinstance(body, dict):
-        return leaf(RECORD, pack({name: _part(part) for name, part in body.items()})).hash
-    return _part(body)
+        return leaf(RECORD, pack({name: _hash_part(part) for name, part in body.items()})).hash
+    return _hash_part(body)
 
 
-def _part(part: Part) -> bytes:
+def _hash_part(part: Part) -> bytes:
     return leaf(part.type, part.data).hash if isinstance(part, Leaf) else list_hash(item.hash for item in part)
 
 
 _COUNT = struct.Struct(">I")
 
 
-class Shape(NamedTuple):
+class StateLayout(NamedTuple):
     """The names of a state's values, and the offsets of their hashes in the column `channels`.
 
-    `end` is the offset at which the hashes end. `shown` lists the parts of the state hash, in the order of the names.
-    Each part is the bytes that precede a value's hash, and the offset of that hash.
+    `end` is the offset at which the hashes end. `hashed_parts` lists the parts of the state hash, in the order of the
+    names. Each part is the bytes that precede a value's hash, and the offset of that hash.
     """
 
     names: frozenset[str]
     end: int
-    shown: tuple[tuple[bytes, int], ...]
+    hashed_parts: tuple[tuple[bytes, int], ...]
 
 
 @lru_cache(4096)
-def _shape(names_json: bytes) -> Shape:
+def _parse_layout(names_json: bytes) -> StateLayout:
     """Parse the names of a state. The result is cached because nearly all states of a graph have the same names."""
     names = [str(name) for name in from_json(names_json)]
-    named = {name: _COUNT.size + n * HASH_BYTES for n, name in enumerate(names)}
-    shown = sorted((name.encode(errors="surrogatepass"), at) for name, at in named.items() if is_shown(name))
+    offsets = {name: _COUNT.size + n * HASH_BYTES for n, name in enumerate(names)}
+    hashed_names = sorted((name.encode(errors="surrogatepass"), at) for name, at in offsets.items() if is_shown(name))
     end = _COUNT.size + len(names) * HASH_BYTES
-    return Shape(frozenset(named), end, tuple((name + b"\0", at) for name, at in shown))
+    return StateLayout(frozenset(offsets), end, tuple((name + b"\0", at) for name, at in hashed_names))
 
 
 def check_states(
-    connection: Connection, tenant_id: int, stored: set[bytes], report: FsckReport, *, hashes: bool
+    connection: Connection, tenant_id: int, stored_hashes: set[bytes], report: FsckReport, *, with_hashes: bool
 ) -> None:
     """Check the graph checkpoints and the pending writes.
 
     Args:
         connection: Any open connection.
         tenant_id: The tenant.
-        stored: The hashes of the values that are stored.
+        stored_hashes: The hashes of the values that are stored.
         report: The report that receives the findings.
-        hashes: True to also compare the hash of each state.
+        with_hashes: True to also compare the hash of each state.
     """
-    check = _States(stored, report)
+    check = _StateCheck(stored_hashes, report)
     c, w = GRAPH_CHECKPOINT.c, GRAPH_WRITE.c
-    light = (c.thread_id, c.ns, c.checkpoint_id, c.channels)
-    query = select(*light, *((c.message_count, c.state_hash, c.header, c.meta) if hashes else ()))
-    for place, ns, id, channels, *said in rows(connection, query.where(c.tenant_id == tenant_id), report):
-        check.state((place, ns, id), channels, said)
+    columns = (c.thread_id, c.ns, c.checkpoint_id, c.channels)
+    query = select(*columns, *((c.message_count, c.state_hash, c.header, c.meta) if with_hashes else ()))
+    for thread, ns, id, channels, *recorded in read_rows(connection, query.where(c.tenant_id == tenant_id), report):
+        check.check_state((thread, ns, id), channels, recorded)
     _check_ancestry(connection, tenant_id, report)
     query = select(w.thread_id, w.ns, w.checkpoint_id, w.task_id, w.idx, w.value).where(w.tenant_id == tenant_id)
-    for *key, value in raw_rows(connection, query, report):
-        check.write(key, value)
+    for *key, value in read_raw_rows(connection, query, report):
+        check.check_write(key, value)
 
 
-def check_pending(connection: Connection, tenant_id: int, there: set[bytes], report: FsckReport) -> None:
+def check_pending(connection: Connection, tenant_id: int, stored_hashes: set[bytes], report: FsckReport) -> None:
     """Check the pending writes that checkpoints keep: their values, and the graph checkpoints of their subgraphs.
 
     Args:
         connection: Any open connection.
         tenant_id: The tenant.
-        there: The hashes of the values that are stored.
+        stored_hashes: The hashes of the values that are stored.
         report: The report that receives the findings.
     """
-    kept = and_(CHECKPOINT.c.tenant_id == tenant_id, CHECKPOINT.c.pending != pending_writes.NO_WRITES)
-    its_branch = and_(BRANCH.c.tenant_id == CHECKPOINT.c.tenant_id, BRANCH.c.id == CHECKPOINT.c.internal_session_id)
-    query = select(CHECKPOINT.c.id, CHECKPOINT.c.pending, BRANCH.c.thread_id).join_from(CHECKPOINT, BRANCH, its_branch)
-    for id, data, thread in rows(connection, query.where(kept), report, counted=False):
+    conditions = and_(CHECKPOINT.c.tenant_id == tenant_id, CHECKPOINT.c.pending != pending_writes.NO_WRITES)
+    branch_join = and_(BRANCH.c.tenant_id == CHECKPOINT.c.tenant_id, BRANCH.c.id == CHECKPOINT.c.internal_session_id)
+    query = select(CHECKPOINT.c.id, CHECKPOINT.c.pending, BRANCH.c.thread_id).join_from(CHECKPOINT, BRANCH, branch_join)
+    for id, data, thread in read_rows(connection, query.where(conditions), report, counted=False):
         name = f"checkpoint {id}"
         try:
-            found = pending_writes.unpack(data, name) or ()
+            pending = pending_writes.unpack(data, name) or ()
         except Corrupt:
             report.add(name, "its pending writes cannot be read", RESTORE)
             continue
-        if missing := [key for key in pending_writes.hashes(data, name) if key not in there]:
+        if missing := [key for key in pending_writes.hashes(data, name) if key not in stored_hashes]:
             report.add(name, f"the value {missing[0].hex()} of a pending write is missing", RESTORE)
-        for at in found:
-            key = (tenant_id, thread, at.ns, at.checkpoint_id)
-            same = (GRAPH_CHECKPOINT.c[column] == value for column, value in zip(KEY, key, strict=True))
-            if at.ns and connection.execute(select(GRAPH_CHECKPOINT.c.seq).where(*same)).first() is None:
-                report.add(name, f"the checkpoint {at.checkpoint_id} of its pending writes is missing", RESTORE)
+        for pending_at in pending:
+            key = (tenant_id, thread, pending_at.ns, pending_at.checkpoint_id)
+            key_conditions = (
+                GRAPH_CHECKPOINT.c[column] == value for column, value in zip(KEY_COLUMNS, key, strict=True)
+            )
+            if (
+                pending_at.ns
+                and connection.execute(select(GRAPH_CHECKPOINT.c.seq).where(*key_conditions)).first() is None
+            ):
+                report.add(name, f"the checkpoint {pending_at.checkpoint_id} of its pending writes is missing", RESTORE)
 
 
-class _States:
+class _StateCheck:
     """A check of the graph checkpoints and writes of a tenant."""
 
-    def __init__(self, there: set[bytes], report: FsckReport) -> None:
-        self.there = there
+    def __init__(self, stored_hashes: set[bytes], report: FsckReport) -> None:
+        self.stored_hashes = stored_hashes
         self.report = report
 
-    def state(self, place: Sequence[str], channels: bytes, recorded: Sequence[Any]) -> None:
+    def check_state(self, key: Sequence[str], channels: bytes, recorded: Sequence[Any]) -> None:
         """Check that the values of a graph checkpoint are stored and match its hash.
 
         Args:
-            place: The thread, namespace and id, as stored.
+            key: The thread, namespace and id, as stored.
             channels: The column `channels`, as stored.
             recorded: The recorded number of messages, hash, header and metadata; empty to check only the values.
         """
         try:
             end = _COUNT.size + _COUNT.unpack_from(channels)[0] * HASH_BYTES
-            shape = _shape(channels[end:])
-            if shape.end != end:
+            layout = _parse_layout(channels[end:])
+            if layout.end != end:
                 raise ValueError
-            if not self.there.issuperset(split_hashes(channels[_COUNT.size : end])):
-                self._wrong(place, missing_from(self.there, unpack(channels)))
+            if not self.stored_hashes.issuperset(split_hashes(channels[_COUNT.size : end])):
+                self._add_finding(key, describe_missing(self.stored_hashes, unpack(channels)))
         except (ValueError, TypeError, struct.error):
-            self._wrong(place, "its channels cannot be read")
+            self._add_finding(key, "its channels cannot be read")
             return
         if recorded:
             try:
-                self._hashed(place, channels, shape, *recorded)
+                self._check_hash(key, channels, layout, *recorded)
             except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
-                self._wrong(place, "its channels, header or metadata cannot be read")
+                self._add_finding(key, "its channels, header or metadata cannot be read")
 
-    def _hashed(
+    def _check_hash(
         self,
-        place: Sequence[str],
+        key: Sequence[str],
         channels: bytes,
-        shape: Shape,
+        layout: StateLayout,
         messages: int,
         state_hash: bytes,
         header: bytes,
         meta: bytes,
     ) -> None:
         """Compare the hash and the number of messages that a graph checkpoint records with its values."""
-        told = from_json(header)
+        parsed_header = from_json(header)
         from_json(meta)
-        if not shape.names.issuperset(told.get("folded", ())):
+        if not layout.names.issuperset(parsed_header.get("folded", ())):
             raise KeyError
-        if told.get("digests"):  # the digests replace values that are not known
-            digests = {name: bytes.fromhex(digest) for name, digest in told["digests"].items()}
-            made = hash_state({**unpack(channels), **digests})
+        if parsed_header.get("digests"):  # the digests replace values that are not known
+            digests = {name: bytes.fromhex(digest) for name, digest in parsed_header["digests"].items()}
+            computed_hash = hash_state({**unpack(channels), **digests})
         else:
-            parts = [part for name, at in shape.shown for part in (name, channels[at : at + HASH_BYTES])]
-            made = sha256(b"".join(parts)).digest()
-        if made != state_hash:
-            self._wrong(place, "its state_hash does not match its values")
-        counts = told["counts"]
-        count = counts.get(conversation(counts) or "", 0)
+            parts = [
+                part for name, offset in layout.hashed_parts for part in (name, channels[offset : offset + HASH_BYTES])
+            ]
+            computed_hash = sha256(b"".join(parts)).digest()
+        if computed_hash != state_hash:
+            self._add_finding(key, "its state_hash does not match its values")
+        counts = parsed_header["counts"]
+        count = counts.get(conversation_channel(counts) or "", 0)
         if count != messages:
-            self._wrong(place, f"it records {messages} messages, but its header {count}")
+            self._add_finding(key, f"it records {messages} messages, but its header {count}")
 
-    def write(self, place: Sequence[Any], value: Any) -> None:
+    def check_write(self, key: Sequence[Any], value: Any) -> None:
         """Check that the values of a pending write are stored. Its graph checkpoint may be saved later."""
-        missing = [held for held in split_hashes(value) if held not in self.there] if isinstance(value, bytes) else []
+        missing = (
+            [value_hash for value_hash in split_hashes(value) if value_hash not in self.stored_hashes]
+            if isinstance(value, bytes)
+            else []
+        )
         if missing or not isinstance(value, bytes):
-            said = f"its value {missing[0].hex()} is missing" if missing else "its value is not bytes"
-            self.report.add(f"graph_write {'/'.join(map(shown, place))}", said, RESTORE)
+            problem = f"its value {missing[0].hex()} is missing" if missing else "its value is not bytes"
+            self.report.add(f"graph_write {'/'.join(map(format_value, key))}", problem, RESTORE)
 
-    def _wrong(self, place: Sequence[str], what: str) -> None:
-        self.report.add(f"graph_checkpoint {'/'.join(place)}", what, RESTORE)
+    def _add_finding(self, key: Sequence[str], problem: str) -> None:
+        self.report.add(f"graph_checkpoint {'/'.join(key)}", problem, RESTORE)
 
 
 def _check_ancestry(connection: Connection, tenant_id: int, report: FsckReport) -> None:
@@ -225,26 +237,26 @@ def _check_ancestry(connection: Connection, tenant_id: int, report: FsckReport) 
     Later graph checkpoints have a greater `seq`, so a cycle needs a parent whose `seq` is not smaller.
     """
     parent = GRAPH_CHECKPOINT.alias("parent")
-    same = and_(*(parent.c[name] == GRAPH_CHECKPOINT.c[name] for name in ("tenant_id", "thread_id", "ns")))
-    odd = (
+    same_thread = and_(*(parent.c[name] == GRAPH_CHECKPOINT.c[name] for name in ("tenant_id", "thread_id", "ns")))
+    query = (
         select(GRAPH_CHECKPOINT.c.thread_id, GRAPH_CHECKPOINT.c.ns, GRAPH_CHECKPOINT.c.checkpoint_id)
-        .join_from(GRAPH_CHECKPOINT, parent, and_(same, parent.c.checkpoint_id == GRAPH_CHECKPOINT.c.parent_id))
+        .join_from(GRAPH_CHECKPOINT, parent, and_(same_thread, parent.c.checkpoint_id == GRAPH_CHECKPOINT.c.parent_id))
         .where(GRAPH_CHECKPOINT.c.tenant_id == tenant_id, parent.c.seq >= GRAPH_CHECKPOINT.c.seq)
     )
-    for thread, ns, id in connection.execute(odd).all():
+    for thread, ns, id in connection.execute(query).all():
         if _is_own_ancestor(connection, tenant_id, thread, ns, id):
-            said = "it is its own ancestor"
-            report.add(f"graph_checkpoint {thread}/{ns}/{id}", said, RESTORE)
+            problem = "it is its own ancestor"
+            report.add(f"graph_checkpoint {thread}/{ns}/{id}", problem, RESTORE)
 
 
 def _is_own_ancestor(connection: Connection, tenant_id: int, thread: str, ns: str, start: str) -> bool:
     """Return whether a graph checkpoint is its own ancestor."""
     c = GRAPH_CHECKPOINT.c
-    here = select(c.checkpoint_id, c.parent_id).where(c.tenant_id == tenant_id, c.thread_id == thread, c.ns == ns)
-    parents: dict[str, str | None] = {row.checkpoint_id: row.parent_id for row in connection.execute(here)}
-    seen: set[str] = set()
-    at = parents.get(start)
-    while at is not None and at != start and at not in seen:
-        seen.add(at)
-        at = parents.get(at)
-    return at == start
+    query = select(c.checkpoint_id, c.parent_id).where(c.tenant_id == tenant_id, c.thread_id == thread, c.ns == ns)
+    parents: dict[str, str | None] = {row.checkpoint_id: row.parent_id for row in connection.execute(query)}
+    visited: set[str] = set()
+    ancestor_id = parents.get(start)
+    while ancestor_id is not None and ancestor_id != start and ancestor_id not in visited:
+        visited.add(ancestor_id)
+        ancestor_id = parents.get(ancestor_id)
+    return ancestor_id == start

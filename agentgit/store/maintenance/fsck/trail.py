@@ -9,17 +9,19 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Table, select
 
 from agentgit.errors import Corrupt
-from agentgit.sessions.events import NO_SESSION, Tip, hash_of
-from agentgit.store.maintenance.fsck.cells import Cells, Read, readable
-from agentgit.store.maintenance.fsck.values import RESTORE, FsckReport, rows
+from agentgit.sessions.events import NO_SESSION, Tip, hash_row
+from agentgit.store.maintenance.fsck.cells import CheckedRow, RowReader, readable_column
+from agentgit.store.maintenance.fsck.values import RESTORE, FsckReport, read_rows
 from agentgit.store.objects.packing import HASH_BYTES
 from agentgit.store.sql.tables import AUDIT_EVENT, ERASURE, SESSION, WEBHOOK, WEBHOOK_DELIVERY
 from agentgit.values import as_object
 
-LOST = "The trail was modified despite its triggers. Compare it with a backup of the database; it cannot be repaired."
+TRAIL_MODIFIED = (
+    "The trail was modified despite its triggers. Compare it with a backup of the database; it cannot be repaired."
+)
 
 
-class Ends(NamedTuple):
+class TrailEnds(NamedTuple):
     """The ends of a tenant's trails.
 
     Args:
@@ -32,49 +34,61 @@ class Ends(NamedTuple):
 
 
 def check_trail(
-    connection: Connection, tenant_id: int, report: FsckReport, known: Collection[Tip] = (), *, hashes: bool
-) -> Ends:
+    connection: Connection, tenant_id: int, report: FsckReport, known_tips: Collection[Tip] = (), *, with_hashes: bool
+) -> TrailEnds:
     """Check every chain of a tenant; return the ends of the chains.
 
     Args:
         connection: Any open connection.
         tenant_id: The tenant.
         report: The report that receives the findings.
-        known: Ends that earlier checks returned. The trails must still contain them.
-        hashes: False to check only the numbers of the events.
+        known_tips: Ends that earlier checks returned. The trails must still contain them.
+        with_hashes: False to check only the numbers of the events.
     """
-    rows_of = select(*_columns(ERASURE, connection)).where(ERASURE.c.tenant_id == tenant_id)
-    gone = {row.external_session_id: _end_of(row) for row in rows(connection, rows_of, report)}
-    chains = _Chains(report, gone, hashes=hashes, wanted={(tip.session_id, tip.number) for tip in known})
-    query = select(*_columns(AUDIT_EVENT, connection))
+    erasure_query = select(*_readable_columns(ERASURE, connection)).where(ERASURE.c.tenant_id == tenant_id)
+    erasures = {row.external_session_id: _tip_of_erasure(row) for row in read_rows(connection, erasure_query, report)}
+    chains = _ChainCheck(
+        report, erasures, with_hashes=with_hashes, wanted_events={(tip.session_id, tip.number) for tip in known_tips}
+    )
+    query = select(*_readable_columns(AUDIT_EVENT, connection))
     query = query.where(AUDIT_EVENT.c.tenant_id == tenant_id).order_by(
         AUDIT_EVENT.c.external_session_id, AUDIT_EVENT.c.seq
     )
-    for page in Cells(connection, query).pages():
-        for one in page:
-            report.attempt(one.name, partial(chains.check_event, one))
+    for page in RowReader(connection, query).pages():
+        for checked_row in page:
+            report.attempt(checked_row.name, partial(chains.check_event, checked_row))
         report.advance(len(page))
-    erased = {session_id: end for session_id, end in gone.items() if end in chains.recorded_erasures}
-    _check_erased(connection, tenant_id, gone, erased, report)
-    chains.found_hashes.update({(end.session_id, end.number): end.hash for end in erased.values()})
-    _check_known(known, chains.found_hashes, erased, report)
-    return Ends(list(chains.tips.values()), sorted(erased))
+    confirmed_erasures = {session_id: end for session_id, end in erasures.items() if end in chains.recorded_erasures}
+    _check_erasures(connection, tenant_id, erasures, confirmed_erasures, report)
+    chains.found_hashes.update({(end.session_id, end.number): end.hash for end in confirmed_erasures.values()})
+    _check_known_tips(known_tips, chains.found_hashes, confirmed_erasures, report)
+    return TrailEnds(list(chains.tips.values()), sorted(confirmed_erasures))
 
 
-class _Chains:
+class _ChainCheck:
     """The chains of a tenant, as far as they have been read.
 
     Args:
         report: The report that receives the findings.
-        erased: The erased sessions, whose trails must be gone.
-        hashes: False to check only the numbers of the events.
-        wanted: The session ids and event numbers whose hashes are to be collected.
+        erased_ids: The erased sessions, whose trails must be gone.
+        with_hashes: False to check only the numbers of the events.
+        wanted_events: The session ids and event numbers whose hashes are to be collected.
     """
 
     def __init__(
-        self, report: FsckReport, erased: Collection[int], *, hashes: bool, wanted: Collection[tuple[int, int]]
+        self,
+        report: FsckReport,
+        erased_ids: Collection[int],
+        *,
+        with_hashes: bool,
+        wanted_events: Collection[tuple[int, int]],
     ) -> None:
-        self.report, self.erased, self.hashes, self.wanted = report, erased, hashes, wanted
+        self.report, self.erased_ids, self.with_hashes, self.wanted_events = (
+            report,
+            erased_ids,
+            with_hashes,
+            wanted_events,
+        )
         self.recorded_erasures: set[Tip] = set()
         """The ends of the trails of erased sessions, as recorded in the trail that belongs to no session."""
         self.tips: dict[int, Tip] = {}
@@ -82,101 +96,116 @@ class _Chains:
         self.found_hashes: dict[tuple[int, int], str] = {}
         """The hashes of the wanted events that exist, by session id and event number."""
         self._last_ids: dict[int, int] = {}
-        self._unsure: set[int] = set()
+        self._unverifiable: set[int] = set()
         """The chains whose last row has no valid hash, so that the next row cannot be checked against it."""
 
-    def check_event(self, one: Read) -> None:
+    def check_event(self, checked_row: CheckedRow) -> None:
         """Check a row against the previous row of its chain, and make it the end of the chain."""
-        row, session_id = one.row, one.row.external_session_id
-        for what in one.problems:
-            self._wrong(one, what)
-        if not one.has_key:
+        row, session_id = checked_row.row, checked_row.row.external_session_id
+        for problem in checked_row.problems:
+            self._add_finding(checked_row, problem)
+        if not checked_row.has_key:
             return  # its chain is unknown
-        before = self.tips.get(session_id, Tip(session_id=session_id, number=0, hash=""))
-        if row.seq <= before.number:
-            self._wrong(one, f"its number does not follow {before.number}, the number of the previous event")
+        previous_tip = self.tips.get(session_id, Tip(session_id=session_id, number=0, hash=""))
+        if row.seq <= previous_tip.number:
+            self._add_finding(
+                checked_row, f"its number does not follow {previous_tip.number}, the number of the previous event"
+            )
             return
-        is_whole = self._is_whole(one, before)
-        if is_whole and row.id <= self._last_ids.get(session_id, 0):
-            self._wrong(one, "its id is not greater than the id of the previous event")
-        if session_id in self.erased:
-            self._wrong(one, "its session was erased, with its trail")
-        if row.kind == "session.erased" and session_id == NO_SESSION and is_whole:
-            self._take_erasure(one)
-        if is_whole:
+        is_intact = self._is_intact(checked_row, previous_tip)
+        if is_intact and row.id <= self._last_ids.get(session_id, 0):
+            self._add_finding(checked_row, "its id is not greater than the id of the previous event")
+        if session_id in self.erased_ids:
+            self._add_finding(checked_row, "its session was erased, with its trail")
+        if row.kind == "session.erased" and session_id == NO_SESSION and is_intact:
+            self._record_erasure(checked_row)
+        if is_intact:
             self._last_ids[session_id] = row.id
-        self._unsure.discard(session_id)
+        self._unverifiable.discard(session_id)
         if len(row.hash) != HASH_BYTES:
-            self._unsure.add(session_id)
+            self._unverifiable.add(session_id)
         tip = self.tips[session_id] = Tip(session_id=session_id, number=row.seq, hash=bytes(row.hash).hex())
-        if (session_id, row.seq) in self.wanted:
+        if (session_id, row.seq) in self.wanted_events:
             self.found_hashes[session_id, row.seq] = tip.hash
 
-    def _is_whole(self, one: Read, before: Tip) -> bool:
+    def _is_intact(self, checked_row: CheckedRow, previous_tip: Tip) -> bool:
         """Return whether a row is unmodified, as far as this can be checked. Report what is wrong with it."""
-        row = one.row
-        if row.seq != before.number + 1:
-            self._wrong(one, f"the events from {before.number + 1} to {row.seq - 1} before it are missing")
-            return not one.problems
-        if one.problems or not self.hashes or row.external_session_id in self._unsure:
-            return not one.problems
-        if hash_of(bytes.fromhex(before.hash), row._asdict()) != row.hash:
-            self._wrong(one, "its hash does not match its contents and the previous event")
+        row = checked_row.row
+        if row.seq != previous_tip.number + 1:
+            self._add_finding(
+                checked_row, f"the events from {previous_tip.number + 1} to {row.seq - 1} before it are missing"
+            )
+            return not checked_row.problems
+        if checked_row.problems or not self.with_hashes or row.external_session_id in self._unverifiable:
+            return not checked_row.problems
+        if hash_row(bytes.fromhex(previous_tip.hash), row._asdict()) != row.hash:
+            self._add_finding(checked_row, "its hash does not match its contents and the previous event")
             return False
         return True
 
-    def _take_erasure(self, one: Read) -> None:
+    def _record_erasure(self, checked_row: CheckedRow) -> None:
         """Store the end of an erased session's trail, as the trail records it."""
         try:
-            said = as_object(one.row.detail)
+            detail = as_object(checked_row.row.detail)
             self.recorded_erasures.add(
-                Tip(session_id=int(said["erased"]), number=int(said["events"]), hash=str(said["hash"]))
+                Tip(session_id=int(detail["erased"]), number=int(detail["events"]), hash=str(detail["hash"]))
             )
         except (Corrupt, ValueError, TypeError, LookupError):
-            self._wrong(one, "its detail cannot be read")
+            self._add_finding(checked_row, "its detail cannot be read")
 
-    def _wrong(self, one: Read, what: str) -> None:
-        self.report.add(one.name, what, LOST)
+    def _add_finding(self, checked_row: CheckedRow, problem: str) -> None:
+        self.report.add(checked_row.name, problem, TRAIL_MODIFIED)
 
 
-def _end_of(erasure: Any) -> Tip:
+def _tip_of_erasure(erasure: Any) -> Tip:
     """Return the end of an erased session's trail, as the erasure row records it."""
     return Tip(session_id=erasure.external_session_id, number=erasure.last_seq, hash=bytes(erasure.last_hash).hex())
 
 
-def _check_known(
-    known: Collection[Tip], met: Mapping[tuple[int, int], str], erased: Mapping[int, Tip], report: FsckReport
+def _check_known_tips(
+    known_tips: Collection[Tip],
+    found_hashes: Mapping[tuple[int, int], str],
+    confirmed_erasures: Mapping[int, Tip],
+    report: FsckReport,
 ) -> None:
     """Check that the trails still contain the known ends. Of an erased trail, only the last event can be compared."""
-    for tip in known:
-        name, found = f"audit_event {tip.session_id}/{tip.number}", met.get((tip.session_id, tip.number))
-        if found is None and not (tip.session_id in erased and tip.number < erased[tip.session_id].number):
-            report.add(name, "it existed when these tips were recorded, and is missing now", LOST)
-        elif found not in (None, tip.hash):
-            report.add(name, "it had another hash when these tips were recorded", LOST)
+    for tip in known_tips:
+        name, found_hash = f"audit_event {tip.session_id}/{tip.number}", found_hashes.get((tip.session_id, tip.number))
+        if found_hash is None and not (
+            tip.session_id in confirmed_erasures and tip.number < confirmed_erasures[tip.session_id].number
+        ):
+            report.add(name, "it existed when these tips were recorded, and is missing now", TRAIL_MODIFIED)
+        elif found_hash not in (None, tip.hash):
+            report.add(name, "it had another hash when these tips were recorded", TRAIL_MODIFIED)
 
 
-def _check_erased(
-    connection: Connection, tenant_id: int, gone: Collection[int], erased: Collection[int], report: FsckReport
+def _check_erasures(
+    connection: Connection,
+    tenant_id: int,
+    erasures: Collection[int],
+    confirmed_erasures: Collection[int],
+    report: FsckReport,
 ) -> None:
     """Check that the trail records each erasure, and that the erased sessions are gone."""
-    for session_id in gone:
-        if session_id not in erased:
-            report.add(f"erasure {session_id}", "the trail does not record this erasure", LOST)
+    for session_id in erasures:
+        if session_id not in confirmed_erasures:
+            report.add(f"erasure {session_id}", "the trail does not record this erasure", TRAIL_MODIFIED)
     query = select(SESSION.c.id).where(SESSION.c.tenant_id == tenant_id)
-    for (session_id,) in rows(connection, query, report, counted=False):
-        if session_id in gone:
+    for (session_id,) in read_rows(connection, query, report, counted=False):
+        if session_id in erasures:
             report.add(f"erasure {session_id}", "this session still exists", "Run session.delete() again.")
 
 
-def _columns(table: Table, connection: Connection) -> list[Any]:
-    """Return expressions for the columns of a table, so that the driver can read every time. See `readable`."""
-    return [readable(column, is_sqlite=connection.dialect.name == "sqlite") for column in table.c]
+def _readable_columns(table: Table, connection: Connection) -> list[Any]:
+    """Return expressions for the columns of a table, so that the driver can read every time. See `readable_column`."""
+    return [readable_column(column, is_sqlite=connection.dialect.name == "sqlite") for column in table.c]
 
 
 def check_outbox(connection: Connection, tenant_id: int, report: FsckReport) -> None:
     """Check that each delivery has a webhook and an event."""
-    hooks = {row.id for row in rows(connection, select(WEBHOOK.c.id).where(WEBHOOK.c.tenant_id == tenant_id), report)}
+    webhook_ids = {
+        row.id for row in read_rows(connection, select(WEBHOOK.c.id).where(WEBHOOK.c.tenant_id == tenant_id), report)
+    }
     query = (
         select(WEBHOOK_DELIVERY.c.id, WEBHOOK_DELIVERY.c.webhook_id, AUDIT_EVENT.c.seq)
         .select_from(
@@ -189,8 +218,8 @@ def check_outbox(connection: Connection, tenant_id: int, report: FsckReport) -> 
         )
         .where(WEBHOOK_DELIVERY.c.tenant_id == tenant_id)
     )
-    for row in rows(connection, query, report):
-        if row.webhook_id not in hooks:
+    for row in read_rows(connection, query, report):
+        if row.webhook_id not in webhook_ids:
             report.add(f"webhook_delivery {row.id}", f"its webhook {row.webhook_id} is missing", RESTORE)
         if row.seq is None:
-            report.add(f"webhook_delivery {row.id}", "its event is not in the trail", LOST)
+            report.add(f"webhook_delivery {row.id}", "its event is not in the trail", TRAIL_MODIFIED)

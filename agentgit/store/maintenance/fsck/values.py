@@ -11,8 +11,8 @@ from typing import Any, Protocol
 from sqlalchemy import ColumnElement, Connection, case, func, or_, select
 
 from agentgit.errors import AgentGitError, Corrupt, KeyMissing
-from agentgit.store.maintenance.fsck.cells import Cells, shown
-from agentgit.store.objects.blobs import FULL, RECORD, continued, link_of, unpack
+from agentgit.store.maintenance.fsck.cells import RowReader, format_value
+from agentgit.store.objects.blobs import FULL, RECORD, base_hash, link_of, unpack
 from agentgit.store.objects.content import verify_lists
 from agentgit.store.objects.packing import CHUNK, CHUNKED, HASH_BYTES, RAW, ZLIB, ZSTD, split_hashes, unpacked
 from agentgit.store.sql.compiled_statement import CompiledStatement
@@ -36,95 +36,102 @@ class FsckReport(Protocol):
         """Run a check, and report what it raises as a finding."""
 
 
-def rows(connection: Connection, query: Any, report: FsckReport, *, counted: bool = True) -> Iterator[Any]:
-    """Yield the rows of a query, a page at a time, report their invalid cells, and count them. See `Cells`."""
-    for page in Cells(connection, query).pages():
-        for one in page:
-            for what in one.problems:
-                report.add(one.name, what, RESTORE)
-            if one.has_key:
-                yield one.row
+def read_rows(connection: Connection, query: Any, report: FsckReport, *, counted: bool = True) -> Iterator[Any]:
+    """Yield the rows of a query, a page at a time, report their invalid cells, and count them. See `RowReader`."""
+    for page in RowReader(connection, query).pages():
+        for checked_row in page:
+            for problem in checked_row.problems:
+                report.add(checked_row.name, problem, RESTORE)
+            if checked_row.has_key:
+                yield checked_row.row
         report.advance(len(page) if counted else 0)
 
 
-def raw_rows(connection: Connection, query: Any, report: FsckReport) -> Iterator[Any]:
+def read_raw_rows(connection: Connection, query: Any, report: FsckReport) -> Iterator[Any]:
     """Yield the rows of a query as the driver returns them, and count them. See `CompiledStatement.pages`."""
     for page in CompiledStatement(query).pages(connection, raw=True):
         yield from page
         report.advance(len(page))
 
 
-def check_values(connection: Connection, store: Store, report: FsckReport, *, hashes: bool) -> set[bytes]:
+def check_values(connection: Connection, store: Store, report: FsckReport, *, with_hashes: bool) -> set[bytes]:
     """Check the stored values; return the hashes of all of them.
 
     Args:
         connection: Any open connection.
         store: The store of the tenant.
         report: The report that receives the findings.
-        hashes: True to also decompress each value and compare its hash.
+        with_hashes: True to also decompress each value and compare its hash.
     """
-    mine = BLOB.c.tenant_id == store.tenant_id
-    pages = CompiledStatement(select(BLOB.c.hash).where(mine)).pages(connection, raw=True)
-    there = {key for page in pages for (key,) in page}
-    check = _ValueCheck(connection, store, there, report, hashes=hashes)
+    tenant_condition = BLOB.c.tenant_id == store.tenant_id
+    pages = CompiledStatement(select(BLOB.c.hash).where(tenant_condition)).pages(connection, raw=True)
+    stored_hashes = {key for page in pages for (key,) in page}
+    check = _ValueCheck(connection, store, stored_hashes, report, with_hashes=with_hashes)
     data: ColumnElement[Any] = BLOB.c.data
     seal = seal_of(connection)
     # Without hashes, only values that refer to others are read; if the database is encrypted all, to decrypt them.
-    if not hashes and seal is None:
-        refers = or_(BLOB.c.type == LIST, BLOB.c.type == RECORD, BLOB.c.codec == CHUNKED)
-        data = case((refers, data), else_=func.substr(data, 1, 0))
-    query = select(BLOB.c.hash, BLOB.c.type, BLOB.c.codec, BLOB.c.size, data.label("held")).where(mine)
-    for row in raw_rows(connection, query, report):
-        key, type_, codec, size, stored = row
+    if not with_hashes and seal is None:
+        has_references = or_(BLOB.c.type == LIST, BLOB.c.type == RECORD, BLOB.c.codec == CHUNKED)
+        data = case((has_references, data), else_=func.substr(data, 1, 0))
+    query = select(BLOB.c.hash, BLOB.c.type, BLOB.c.codec, BLOB.c.size, data.label("held")).where(tenant_condition)
+    for row in read_raw_rows(connection, query, report):
+        key, type_, codec, size, stored_data = row
         if [type(cell) for cell in row] != [bytes, str, int, int, bytes]:
-            report.add(f"blob {shown(key)}", "its columns hold values of the wrong type", RESTORE)
+            report.add(f"blob {format_value(key)}", "its columns hold values of the wrong type", RESTORE)
             continue
-        with check.opening(key):
-            check.value(key, type_, codec, size, stored if type_ == LIST else decode_value(seal, "blob.data", stored))
-    if hashes:
-        check.lists()
-    return there
+        with check.reporting_errors(key):
+            check.check_value(
+                key, type_, codec, size, stored_data if type_ == LIST else decode_value(seal, "blob.data", stored_data)
+            )
+    if with_hashes:
+        check.check_lists()
+    return stored_hashes
 
 
 class _ValueCheck:
     """A check of the stored values of a tenant."""
 
     def __init__(
-        self, connection: Connection, store: Store, there: set[bytes], report: FsckReport, *, hashes: bool
+        self, connection: Connection, store: Store, stored_hashes: set[bytes], report: FsckReport, *, with_hashes: bool
     ) -> None:
-        self.connection, self.stored, self.report, self.hashes = connection, there, report, hashes
+        self.connection, self.stored_hashes, self.report, self.with_hashes = (
+            connection,
+            stored_hashes,
+            report,
+            with_hashes,
+        )
         self.blobs = store.graphs.content.blobs
         self._lists: dict[bytes, bytes] = {}
-        """The stored lists, by hash. `lists` compares their hashes after all rows were read."""
+        """The stored lists, by hash. `check_lists` compares their hashes after all rows were read."""
 
     @contextmanager
-    def opening(self, key: bytes) -> Iterator[None]:
+    def reporting_errors(self, key: bytes) -> Iterator[None]:
         """Report a value that cannot be decrypted or read, and continue with the next."""
         try:
             yield
         except (KeyMissing, Corrupt) as error:
-            self._wrong(key, str(error).split(": it was")[0].split(": somebody")[0])
+            self._add_finding(key, str(error).split(": it was")[0].split(": somebody")[0])
         except (ValueError, TypeError, LookupError, ArithmeticError, struct.error) as error:
-            self._wrong(key, f"it cannot be read ({error})")
+            self._add_finding(key, f"it cannot be read ({error})")
 
-    def value(self, key: bytes, type_: str, codec: int, size: int, data: bytes) -> None:
+    def check_value(self, key: bytes, type_: str, codec: int, size: int, data: bytes) -> None:
         """Check one row of the table `blob`."""
         if type_ == LIST:
-            self._list(key, codec, size, data)
+            self._check_list(key, codec, size, data)
         elif codec == CHUNKED and type_ != CHUNK:
-            self._refers(key, split_hashes(data), "its chunk")
-            self._hash(key, type_, codec, size, data)
+            self._check_references(key, split_hashes(data), "its chunk")
+            self._check_hash(key, type_, codec, size, data)
         elif codec not in (RAW, ZLIB, ZSTD):
-            self._wrong(
+            self._add_finding(
                 key,
                 f"it has the compression {codec}, which this release does not know",
                 "Update agentgit, or restore the database from a backup.",
             )
-        elif self.hashes or type_ == RECORD:
-            self._hash(key, type_, codec, size, data)
+        elif self.with_hashes or type_ == RECORD:
+            self._check_hash(key, type_, codec, size, data)
 
-    def _hash(self, key: bytes, type_: str, codec: int, size: int, data: bytes) -> None:
-        if not self.hashes and type_ != RECORD:
+    def _check_hash(self, key: bytes, type_: str, codec: int, size: int, data: bytes) -> None:
+        if not self.with_hashes and type_ != RECORD:
             return
         try:
             if codec == CHUNKED and type_ != CHUNK:
@@ -132,59 +139,59 @@ class _ValueCheck:
             else:
                 value = unpacked(codec, data)
         except AgentGitError as error:
-            self._wrong(key, str(error).split(" in table blob ")[-1].split(". ")[0].rstrip("."))
+            self._add_finding(key, str(error).split(" in table blob ")[-1].split(". ")[0].rstrip("."))
             return
         except ValueError as error:
-            self._wrong(key, f"cannot be unpacked ({error})")
+            self._add_finding(key, f"cannot be unpacked ({error})")
             return
         if sha256(b"%b\0%b" % (type_.encode(), value)).digest() != key:
-            self._wrong(key, "does not match its bytes")
+            self._add_finding(key, "does not match its bytes")
         elif len(value) != size:
-            self._wrong(key, f"its recorded size is {size} bytes, but it has {len(value)}")
+            self._add_finding(key, f"its recorded size is {size} bytes, but it has {len(value)}")
         if type_ == RECORD:
             try:
-                self._refers(key, unpack(value).values(), "its part")
+                self._check_references(key, unpack(value).values(), "its part")
             except ValueError as error:
-                self._wrong(key, str(error))
+                self._add_finding(key, str(error))
 
-    def _list(self, key: bytes, codec: int, size: int, data: bytes) -> None:
+    def _check_list(self, key: bytes, codec: int, size: int, data: bytes) -> None:
         link = link_of(data)
-        own = link.own if link is not None else data[1:]
-        if (link is None and data[:1] != FULL) or len(own) % HASH_BYTES or codec != RAW:
-            self._wrong(key, "it is not a list of hashes")
+        own_items = link.new_hashes if link is not None else data[1:]
+        if (link is None and data[:1] != FULL) or len(own_items) % HASH_BYTES or codec != RAW:
+            self._add_finding(key, "it is not a list of hashes")
             return
-        count = len(own) // HASH_BYTES + (link.kept if link is not None else 0)
+        count = len(own_items) // HASH_BYTES + (link.kept_count if link is not None else 0)
         if count != size:
-            self._wrong(key, f"its recorded size is {size} items, but it has {count}")
-        if self.hashes:
+            self._add_finding(key, f"its recorded size is {size} items, but it has {count}")
+        if self.with_hashes:
             self._lists[key] = data
-        if link is not None and link.base not in self.stored:
-            self._wrong(key, f"the list {link.base.hex()} that it continues is missing")
-        self._refers(key, split_hashes(own), "its item")
+        if link is not None and link.base not in self.stored_hashes:
+            self._add_finding(key, f"the list {link.base.hex()} that it continues is missing")
+        self._check_references(key, split_hashes(own_items), "its item")
 
-    def _refers(self, key: bytes, others: Collection[bytes], what: str) -> None:
-        if not self.stored.issuperset(others):
-            missing = [other for other in others if other not in self.stored]
-            self._wrong(key, f"{what} {missing[0].hex()} is missing" + _and_others(len(missing) - 1))
+    def _check_references(self, key: bytes, referenced: Collection[bytes], relation: str) -> None:
+        if not self.stored_hashes.issuperset(referenced):
+            missing = [value_hash for value_hash in referenced if value_hash not in self.stored_hashes]
+            self._add_finding(key, f"{relation} {missing[0].hex()} is missing" + _and_others(len(missing) - 1))
 
-    def _wrong(self, key: bytes, what: str, todo: str = RESTORE) -> None:
-        self.report.add(f"blob {key.hex()}", what, todo)
+    def _add_finding(self, key: bytes, problem: str, todo: str = RESTORE) -> None:
+        self.report.add(f"blob {key.hex()}", problem, todo)
 
-    def lists(self) -> None:
+    def check_lists(self) -> None:
         """Check the hash of each list."""
-        for found in verify_lists(self.connection, self.blobs, self._lists):
-            base = continued(self._lists[found.key]) if found.wrong else None
-            if found.wrong and (base is None or base in self.stored):  # otherwise already reported
-                self._wrong(found.key, found.wrong)
+        for verified_list in verify_lists(self.connection, self.blobs, self._lists):
+            base = base_hash(self._lists[verified_list.key]) if verified_list.problem else None
+            if verified_list.problem and (base is None or base in self.stored_hashes):  # otherwise already reported
+                self._add_finding(verified_list.key, verified_list.problem)
 
 
 def _and_others(count: int) -> str:
     return f", and so are {count} others" if count else ""
 
 
-def missing_from(there: set[bytes], named: Mapping[str, bytes]) -> str:
+def describe_missing(stored_hashes: set[bytes], hashes_by_name: Mapping[str, bytes]) -> str:
     """Describe which of the named values are not stored; return an empty string if all are."""
-    missing = [name for name, key in named.items() if key not in there]
+    missing = [name for name, key in hashes_by_name.items() if key not in stored_hashes]
     if not missing:
         return ""
-    return f"its value {missing[0]!r} ({named[missing[0]].hex()}) is missing" + _and_others(len(missing) - 1)
+    return f"its value {missing[0]!r} ({hashes_by_name[missing[0]].hex()}) is missing" + _and_others(len(missing) - 1)
