@@ -242,7 +242,7 @@ async def test_d5_the_saver_and_async_methods_encrypt_values(url):
 @pytest.mark.parametrize(
     ("keys", "current"),
     [({}, None), ({"a": b"short"}, None), ({"a": "no base64"}, None), ({"ä": ONE}, None), ({"": ONE}, None),
-     ({"a": ONE}, "b"), ({"a": 7}, None), ("a", None)],
+     ({"a": ONE}, "b"), ({"a": 7}, None), ({"a": 32}, None), ("a", None)],
 )  # fmt: skip
 def test_d5_an_invalid_keyring_is_refused(keys, current):
     """D5: bad input: a keyring without keys, or with invalid keys or names, is refused, and no key is shown."""
