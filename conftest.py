@@ -1,14 +1,14 @@
-"""The documents are run: README.md, docs/ and the examples in the docstrings, by Sybil.
+"""Tests of the examples in README.md, docs/ and the docstrings, which Sybil runs.
 
 In a Markdown file the blocks run in order, in an empty folder, and share their names:
 
-- ` ```python ` is run. What it prints is shown by the ` ```text ` block right after it; both must agree.
-- ` ```console ` runs each `$ agentgit …` line as the command line does; what it writes follows the line. So does
-  `$ printf '%s\\n' … | agentgit …`, which says something to it.
+- A ` ```python ` block must print the ` ```text ` block right after it, or nothing if there is none.
+- A ` ```console ` block runs each `$ agentgit …` line as the command line does; the expected output follows the line.
+  `$ printf '%s\\n' … | agentgit …` pipes lines to the command.
 
-In what is shown, `...` stands for any text, and times, ids and hashes need not be the real ones.
+In expected output, `...` stands for any text, and times, ids and hashes need not be the real ones.
 
-Also here: where tests put their files, and how `pytest -n` spreads them.
+This module also chooses the folder of temporary files, and how `pytest -n` distributes the tests.
 """
 
 import atexit
@@ -41,27 +41,27 @@ UNSTABLE = {
     re.compile(r"\b\d{14,16}\b"): "ID",
     re.compile(r"\b[0-9a-f]{64}\b"): "HASH",
 }
-"""What is never the same twice."""
+"""The patterns of values that differ from run to run, and their placeholders."""
 
 CHECKER, FLAGS = OutputChecker(), doctest.ELLIPSIS | doctest.REPORT_UDIFF
 WIDTH = "100"
 
 
 class Shown(NamedTuple):
-    """What was run, and what the document says that it writes; None if it says nothing."""
+    """A command or a block, and its expected output; None for no output."""
 
     run: str
     writes: str | None
 
 
-# -- which blocks there are
+# -- the blocks of a document
 
 
 def blocks(document: Document) -> Iterator[Region]:
-    """Find what is to be run in a Markdown file.
+    """Yield the blocks to run in a Markdown file.
 
     Args:
-        document: the file.
+        document: The file.
     """
     found = sorted(FencedCodeBlockLexer("python|console|text")(document), key=lambda region: region.start)
     for region, after in zip_longest(found, found[1:]):
@@ -80,11 +80,11 @@ def _commands(source: str) -> Iterator[Shown]:
         yield Shown(command, writes)
 
 
-# -- running them
+# -- running the blocks
 
 
 def run_python(example: Example) -> str | None:
-    """Run a block of Python; give what is wrong with what it printed, or None."""
+    """Run a Python block, and return how its output differs from the expected output, or None."""
     source, shown = example.parsed
     example.parsed = Lexeme(textwrap.dedent(source), source.offset, source.line_offset)
     with redirect_stdout(io.StringIO()) as printed:
@@ -93,7 +93,7 @@ def run_python(example: Example) -> str | None:
 
 
 def run_commands(example: Example) -> str | None:
-    """Run the commands of a block in this process; give what is wrong with the first that is wrong, or None."""
+    """Run the commands of a block in this process, and return the first failure, or None."""
     for shown in example.parsed:
         said, words = _piped(shlex.split(shown.run))
         if words[0] != "agentgit":
@@ -104,7 +104,7 @@ def run_commands(example: Example) -> str | None:
 
 
 def _piped(words: list[str]) -> tuple[list[str], list[str]]:
-    """Tell the lines that are said to a command from the command itself."""
+    """Split a command line into the lines piped to a command and the words of the command."""
     if words[:2] == ["printf", r"%s\n"] and "|" in words:
         at = words.index("|")
         return words[2:at], words[at + 1 :]
@@ -132,12 +132,12 @@ def _compare(shown: Shown, written: str) -> str | None:
     return f"{shown.run} does not write what is shown after it.\n{difference}"
 
 
-# -- where they run
+# -- the folder of a document
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Give a document an empty folder, and a terminal of a known width without colours."""
+    """Change to an empty folder, and set a fixed terminal width without colours."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("docs"))
         patch.setenv("COLUMNS", WIDTH)
@@ -147,17 +147,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield os.getcwd()
 
 
-# -- where files are put
+# -- the folder of temporary files
 
 MEMORY = Path("/dev/shm")  # noqa: S108  # Linux's file system in memory
 ROOM = 2**30
-"""So many bytes must be free in memory; the tests need a fifth of it."""
+"""The number of bytes that must be free in memory; the tests need a fifth of it."""
 
 
 def _in_memory() -> bool:
-    """Tell whether temporary files can be in memory: then no test waits for a disk, which is a third of the time.
+    """Return True if temporary files can be in memory, which saves a third of the time: no test waits for a disk.
 
-    What is killed in the tests are processes, and what those have written is as safe in memory as on a disk.
+    The tests kill processes, not the machine, so the files of a killed process are as safe in memory as on a disk.
     """
     if "TMPDIR" in os.environ or not os.access(MEMORY, os.W_OK) or shutil.disk_usage(MEMORY).free < ROOM:
         return False
@@ -165,36 +165,36 @@ def _in_memory() -> bool:
 
 
 OURS = tempfile.mkdtemp(prefix="agentgit-", dir=MEMORY) if _in_memory() else None
-"""The folder in memory that this run has made; processes that it starts find it as $TMPDIR."""
+"""The folder in memory that this run has made, or None; its child processes find it as $TMPDIR."""
 
 if OURS is not None:
     os.environ["TMPDIR"] = tempfile.tempdir = OURS
-    # Registered before all that has files there, and so done after it has ended.
+    # Registered before everything that has files in the folder, so that it runs last.
     atexit.register(lambda: shutil.rmtree(OURS, ignore_errors=True) if OURS not in FAILED else None)
 
 if "AGENTGIT_HOME" not in os.environ:
-    # What is noted of the workspaces of tests is no affair of whoever runs them.
+    # The workspaces of tests must not be recorded in the folder of the user who runs them.
     os.environ["AGENTGIT_HOME"] = HOME = tempfile.mkdtemp(prefix="agentgit-home-")
     atexit.register(shutil.rmtree, HOME, ignore_errors=True)
 
 FAILED: list[str | None] = []
-"""That folder, if somebody will want to look at what a test that failed has left there."""
+"""The folders to keep, because a test has failed."""
 
 
 def pytest_sessionfinish(exitstatus: int) -> None:
-    """Give the memory back at the end if all went well."""
+    """Keep the folder in memory if a test has failed."""
     if exitstatus != 0:
         FAILED.append(OURS)
 
 
-# -- how they are spread
+# -- the distribution of the tests
 
 TOGETHER = ("test_bench.py", "test_container.py", "test_docs.py", "test_notebooks.py", "test_wheel.py")
-"""Tests that share what takes seconds to make."""
+"""The files whose tests share resources that take seconds to create."""
 
 
 class KeepTogether(LoadScopeScheduling):
-    """Spreads tests over processes one by one, but those of a document or of `TOGETHER` all to one."""
+    """A scheduler that distributes single tests, but keeps those of a document or a `TOGETHER` file in one process."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
@@ -202,13 +202,13 @@ class KeepTogether(LoadScopeScheduling):
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes seconds to make, so that no process waits for another one's last test."""
+    """Run the files of `TOGETHER` first, so that no process waits for the last test of another."""
     items.sort(key=lambda item: not item.path.name.endswith(TOGETHER))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> KeepTogether:
-    """Say how `pytest -n` spreads the tests."""
+    """Return the scheduler for `pytest -n`."""
     return KeepTogether(config, log)
 
 

@@ -1,1 +1,1 @@
-"""Measurements of agentgit beside what it is compared with: `python -m bench`. Not part of the package."""
+"""Benchmarks of agentgit and its alternatives: `python -m bench`; not part of the package."""

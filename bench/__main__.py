@@ -1,4 +1,4 @@
-"""`python -m bench [--quick] [--only SUBJECT] [--where FOLDER] [--json FILE]`."""
+"""The command `python -m bench [--quick] [--only SUBJECT] [--where FOLDER] [--json FILE]`."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ GROUPS = {
     group: tuple(name for name in SUBJECTS if name.startswith(f"{group}-"))
     for group in ("saver", "honest", "multiuser", "workspace")
 }
-"""Several subjects by one word."""
+"""The subjects of each group, by the name of the group."""
 
 
 def main() -> None:
-    """Measure, and print what was found."""
+    """Run the benchmarks, and print the results."""
     options = _options()
     began = time.monotonic()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that gigabytes are deleted, and databases dropped, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that files and databases are deleted, too
     with tempfile.TemporaryDirectory(dir=options.where) as folder:
         where = Path(folder)
         facts = measure.machine(where)
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def _chosen(names: Iterable[str]) -> dict[str, None]:
-    """Give each subject once, in the order in which they were asked for."""
+    """Return each subject once, in the requested order."""
     return dict.fromkeys(subject for name in names for subject in GROUPS.get(name, (name,)))
 
 

@@ -1,4 +1,4 @@
-"""The time to compare and to merge two branches, by the length of what they share."""
+"""The time to compare and to merge two branches, by the length of their shared conversation."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def measure(stage: Stage) -> Subject:
 
 
 class _Pair:
-    """Two branches that share a conversation, and the times of what was done with them."""
+    """Two branches that share a conversation, and the times of their comparisons and merges."""
 
     def __init__(self, wrapped: Wrapped, messages: int) -> None:
         self.messages = messages
@@ -50,7 +50,7 @@ class _Pair:
         self.times: Times = {LOADED: [], "session.diff": [], "session.compare": [], "plan_merge": [], "merge": []}
 
     def measure(self, number: int) -> None:
-        """Do everything once; the first time only warms up."""
+        """Run every comparison and a merge once; the first round only warms up."""
         a, b = (branch.head for branch in self.ends)
         took = [
             timed(lambda: agentgit.diff(self.session.get_checkpoint(a.id), self.session.get_checkpoint(b.id)))[0],
@@ -65,7 +65,7 @@ class _Pair:
                 times.append(one)
 
     def lines(self, first: _Pair) -> list[Line]:
-        """Make the lines, compared with loading everything and with the shortest conversation."""
+        """Return the lines, with ratios to loading everything and to the shortest conversation."""
         made = lines(f"{self.messages:,} messages", self.times, [LOADED])
         if first is self:
             return made

@@ -1,4 +1,4 @@
-"""What is compared: the same graph without a checkpointer, with two savers, and wrapped by agentgit."""
+"""The contenders: the same graph without a checkpointer, with two savers, and wrapped by agentgit."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ WRAPPED = "wrapped by agentgit"
 SEALED = "wrapped, encrypted"
 
 Say = Callable[[str], list[Any]]
-"""Runs one turn; gives the messages then."""
+"""A function that runs one turn, and returns the messages after it."""
 
 
 class Contender(ABC):
     """One way to run the graph.
 
     Args:
-        folder: where it may keep its database.
-        length: characters of what the model says.
+        folder: The folder of its database.
+        length: The number of characters in a reply of the model.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Contender(ABC):
 
     @abstractmethod
     def conversation(self) -> Say:
-        """Begin a conversation."""
+        """Begin a conversation, and return a function that runs its turns."""
 
     @abstractmethod
     def close(self) -> None:
@@ -53,11 +53,11 @@ class Contender(ABC):
 
     @property
     def path(self) -> Path:
-        """The database."""
+        """The path of the database."""
         return self.folder / self.file
 
     def size(self) -> int:
-        """Tell the bytes of the database once all of it is in the one file."""
+        """Move the write-ahead log into the database file, and return the size of the file in bytes."""
         with closing(sqlite3.connect(self.path)) as connection:
             busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         if busy:
@@ -71,7 +71,7 @@ class Bare(Contender):
     name = BARE
 
     def conversation(self) -> Say:
-        """Begin a conversation."""
+        """Begin a conversation, and return a function that runs its turns."""
         graph, held = build(self.length), []
 
         def say(text: str) -> list[Any]:
@@ -81,7 +81,7 @@ class Bare(Contender):
         return say
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing, because there is no database."""
 
 
 class Saved(Contender):
@@ -92,14 +92,14 @@ class Saved(Contender):
     """The config of the newest conversation."""
 
     def conversation(self) -> Say:
-        """Begin a conversation."""
+        """Begin a conversation, and return a function that runs its turns."""
         config: Any = {"configurable": {"thread_id": f"thread-{next(self._numbers)}"}}
         self.last = config
         return lambda text: self.graph.invoke({"messages": [("user", text)]}, config)["messages"]
 
 
 class Sqlite(Saved):
-    """LangGraph's own saver for SQLite, with its own settings."""
+    """LangGraph's own saver for SQLite, with its default settings."""
 
     name, file = SQLITE, "sqlite-saver.db"
 
@@ -129,7 +129,7 @@ class Ours(Saved):
 
 
 class Wrapped(Contender):
-    """The graph as `repo.wrap` gives it: tools recorded, a checkpoint before and after each turn."""
+    """The graph as `repo.wrap` returns it: tools recorded, a checkpoint before and after each turn."""
 
     name, file = WRAPPED, "agentgit.db"
 
@@ -139,7 +139,7 @@ class Wrapped(Contender):
         self.graph = build(length)
 
     def keyring(self) -> agentgit.Keyring | None:
-        """Give what the database is encrypted with; None if it is not."""
+        """Return the keys of the database, or None if it is not encrypted."""
         return None
 
     def agent(self) -> RollbackAgent:
@@ -147,7 +147,7 @@ class Wrapped(Contender):
         return self.repo.wrap(self.graph, session=f"session-{next(self._numbers)}", effects=EFFECTS)
 
     def conversation(self) -> Say:
-        """Begin a conversation."""
+        """Begin a conversation, and return a function that runs its turns."""
         agent = self.agent()
         return lambda text: agent.invoke({"messages": [("user", text)]})["messages"]
 
@@ -157,22 +157,22 @@ class Wrapped(Contender):
 
 
 class Sealed(Wrapped):
-    """The same in an encrypted database."""
+    """The wrapped graph with an encrypted database."""
 
     name, file = SEALED, "sealed.db"
 
     def keyring(self) -> agentgit.Keyring | None:
-        """Give the key that the database is encrypted with."""
+        """Return a keyring with one new key."""
         return agentgit.Keyring({"bench": agentgit.Keyring.new_key()})
 
 
 class Talk:
-    """The same conversation with several contenders, growing in step, each turn timed.
+    """The same conversation with several contenders, which grows in step; each turn is timed.
 
     Args:
-        contenders: with whom.
-        kind: of the turns.
-        length: characters of each message.
+        contenders: The contenders.
+        kind: The kind of the turns.
+        length: The number of characters in a message.
     """
 
     def __init__(self, contenders: Iterable[Contender], kind: str, length: int) -> None:
@@ -183,7 +183,7 @@ class Talk:
         self.messages: list[Any] = []
 
     def grow(self, messages: int) -> Talk:
-        """Go on until the conversation has that many messages."""
+        """Continue the conversation until it has that many messages."""
         while self.turns * MESSAGES[self._kind] < messages:
             self._turn()
         return self
@@ -197,11 +197,11 @@ class Talk:
             check(self.messages, self.turns * MESSAGES[self._kind])
 
     def around(self, messages: int, spread: float) -> dict[str, list[float]]:
-        """Give the times of the turns that began at about that many messages.
+        """Return the times of the turns that began at about that many messages.
 
         Args:
-            messages: how many.
-            spread: how far from that a turn may be, as a part of it.
+            messages: The number of messages.
+            spread: The largest deviation, as a fraction of that number.
         """
         step = MESSAGES[self._kind]
         chosen = [n for n in range(self.turns) if abs(n * step - messages) <= max(messages * spread, step / 2)]

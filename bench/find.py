@@ -1,4 +1,4 @@
-"""The time to find a checkpoint again among many: pages of the log, and search; and what the words cost a turn."""
+"""The time to find a checkpoint among many with the log and with search, and the cost of indexing words in a turn."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from bench.measure import Line, Subject, interleaved, lines
 from bench.stage import Stage
 
 BRANCHES = 10
-"""How many branches the path goes through, each left from the end of the one before."""
+"""The number of branches on the path; each one begins at the end of the previous one."""
 
 STEP = 100
-"""How many messages are saved at once, which only makes it quicker to get there."""
+"""The number of messages that are saved at once, which only speeds up the preparation."""
 
 NAMED = 100
-"""Every so many-th checkpoint has a name."""
+"""The number of checkpoints for each one that has a name."""
 
 NOTE = (
     "Milliseconds, of one session whose path goes through ten branches, with a message for each checkpoint. A page is\n"
@@ -56,9 +56,9 @@ class _Case:
     """A database with many checkpoints, and a plain table of the same texts.
 
     Args:
-        repo: the database.
-        plain: the table.
-        count: how many there are.
+        repo: The repository.
+        plain: The database of the table.
+        count: The number of checkpoints.
     """
 
     repo: agentgit.Repository
@@ -66,7 +66,7 @@ class _Case:
     count: int
 
     def runs(self) -> dict[str, Callable[[], Any]]:
-        """Give what is measured, by name."""
+        """Return the functions that read the log, by name."""
         log, when = (
             self.repo.session("long").log(),
             self.repo.session("long").log().page(1).items[0].created_at or datetime.now(UTC),
@@ -88,7 +88,7 @@ class _Case:
         }
 
     def searches(self) -> dict[str, Callable[[], Any]]:
-        """Give what is measured of search."""
+        """Return the functions that search, by name."""
         run: dict[str, Callable[[], Any]] = {
             MESSAGES: lambda: [m for m in self.repo.session("long").get_checkpoint("HEAD").conversation_history
                                if "needle" in str(m["content"])],
@@ -115,7 +115,7 @@ def _full(log: Log) -> None:
 
 
 def measure(stage: Stage) -> Subject:
-    """Time them all."""
+    """Time the log and the searches on each database, and then turns."""
     found: list[Line] = []
     for name, where in _databases(stage):
         with where as url, closing(agentgit.open(url)) as repo:
@@ -159,7 +159,7 @@ def _plain() -> sqlite3.Connection:
 
 
 def _make(case: _Case) -> _Case:
-    """Fill a session: each branch goes on where the one before ended."""
+    """Fill a session, in which each branch continues where the previous one ended."""
     repo, store = case.repo, case.repo.context.store
     session = repo.session("long", create=True)
     began = datetime.now(UTC) - timedelta(seconds=case.count)
@@ -226,16 +226,16 @@ def _draft(held: list[Leaf], parent_id: str | None, thread: str | None) -> Draft
 
 
 def _tidy(case: _Case) -> None:
-    """Let PostgreSQL count what is in its tables, as it does by itself after a while."""
+    """Update the statistics of PostgreSQL, as autovacuum does after a while."""
     if not case.repo.context.store.database.is_sqlite:
         case.repo.context.store.database.write(lambda c: c.execute(text("ANALYZE")))
 
 
-# -- what it costs a turn
+# -- the cost of the index in a turn
 
 
 def _turns(stage: Stage) -> list[Line]:
-    """Time the turns of two conversations in step, one of which leaves the words to a search."""
+    """Time the turns of two conversations in step; one of them does not index its words."""
     (wrapped,) = stage.open(Wrapped, name="find-turn", length=1024)
     say = {name: wrapped.conversation() for name in (BARE, "wrapped by agentgit")}
     numbers = count()

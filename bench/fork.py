@@ -37,7 +37,7 @@ def measure(stage: Stage) -> Subject:
 
 
 class _Branches:
-    """A conversation with the wrapped graph and the same one with SqliteSaver, and the times of what was done there."""
+    """A conversation with the wrapped graph, the same one with SqliteSaver, and the times of forks and rollbacks."""
 
     def __init__(self, wrapped: Wrapped, sqlite: Sqlite, messages: int) -> None:
         self.messages = messages
@@ -51,7 +51,7 @@ class _Branches:
         return self.agent.invoke({"messages": [("user", text)]})["messages"]
 
     def measure(self, number: int) -> None:
-        """Do everything once; the first time only warms up."""
+        """Fork, roll back and copy once; the first round only warms up."""
         forked, fork = timed(self.agent.fork)
         start = fork.head
         fork.invoke({"messages": [("user", said(TOOL, number, LENGTH))]})
@@ -64,7 +64,7 @@ class _Branches:
                 times.append(took)
 
     def lines(self, first: _Branches) -> list[Line]:
-        """Make the lines, compared with SqliteSaver and with the shortest conversation."""
+        """Return the lines, with ratios to SqliteSaver and to the shortest conversation."""
         made = lines(f"{self.messages:,} messages", self.times, [COPY])
         if first is self:
             return made
@@ -74,7 +74,7 @@ class _Branches:
 
 
 def _grow(say: Say, messages: int) -> None:
-    """Hold a conversation of turns with a tool call; what is left over is chat."""
+    """Hold a conversation of turns with a tool call, and fill up the rest with chat."""
     left, number = messages, 0
     while left > 0:
         kind = TOOL if left >= MESSAGES[TOOL] else CHAT

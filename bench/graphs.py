@@ -1,4 +1,4 @@
-"""The graph that is measured: a chat model and one tool, both without any work of their own."""
+"""The measured graph: a chat model and one tool, both without work of their own."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from agentgit.demo import ScriptedModel
 Graph = Pregel[Any, Any, Any, Any]
 
 ORDER = "order"
-"""A user message that begins so makes the model call the tool."""
+"""The beginning of a user message that makes the model call the tool."""
 
 CHAT, TOOL = "chat", "tool"
 MESSAGES = {CHAT: 2, TOOL: 4}
-"""The kinds of turns: user and assistant; or also a tool call and its result between them. Messages of each."""
+"""The number of messages in each kind of turn: `TOOL` also has a tool call and its result."""
 
 WORDS = """
 about after again against all also always and another any around ask away back because been before begin between both
@@ -36,15 +36,15 @@ should show since small so social some stand start state still such system take 
 there these they thing think this those though through time to too try turn under up use very want way week well what
 when where which while who will with without woman word work world would write year you young your
 """.split()  # noqa: SIM905  # as a list it would be two hundred lines
-"""Words for texts that look like English to a compressor; a repeated word would flatter who compresses."""
+"""The words of texts that compress like English; a repeated word would compress too well."""
 
 
 def text(seed: int, length: int) -> str:
-    """Write a text.
+    """Return a random text.
 
     Args:
-        seed: the same one gives the same text.
-        length: its characters.
+        seed: The seed; the same seed produces the same text.
+        length: The number of characters.
     """
     words = random.Random(seed).choices(WORDS, k=length // 3)  # noqa: S311  # not a secret
     return " ".join(words)[:length]
@@ -54,8 +54,8 @@ def build(length: int, checkpointer: Any = None) -> Graph:
     """Build and compile the graph: the model, its tool, and the model again.
 
     Args:
-        length: characters of what the model says.
-        checkpointer: a saver, or None.
+        length: The number of characters in a reply of the model.
+        checkpointer: A saver, or None.
     """
     calls = count()
 
@@ -86,24 +86,24 @@ def build(length: int, checkpointer: Any = None) -> Graph:
 
 
 def cancel(args: dict[str, Any], result: Any) -> None:
-    """Undo an order, which never was."""
+    """Undo an order, which was never really made."""
 
 
 EFFECTS = {"order": agentgit.reversible(cancel)}
 
 
 def said(kind: str, number: int, length: int) -> str:
-    """Write what the user says.
+    """Return the user message of a turn.
 
     Args:
-        kind: of the turn.
-        number: of the turn.
-        length: characters.
+        kind: The kind of the turn.
+        number: The number of the turn.
+        length: The number of characters, without the `ORDER` of a turn with a tool call.
     """
     return (f"{ORDER} " if kind == TOOL else "") + text(-number, length)
 
 
 def check(messages: list[Any], expected: int) -> None:
-    """Make sure that a conversation is what the numbers will be said to be of."""
+    """Check that a conversation has the expected length and ends with a reply of the model."""
     if len(messages) != expected or isinstance(messages[-1], (ToolMessage, HumanMessage)):
         raise RuntimeError(f"a conversation has {len(messages)} messages and should have {expected}")

@@ -18,7 +18,7 @@ NOTE = (
 
 
 def measure(stage: Stage) -> Subject:
-    """Time the ways to list them."""
+    """Time the ways to list the checkpoints."""
     contenders = long(stage).contenders
     repo = cast(Wrapped, contenders[WRAPPED]).repo
     count = len(repo.session().checkpoints())

@@ -1,4 +1,4 @@
-"""Taking times side by side, and telling them as medians and ratios: an absolute time alone says nothing."""
+"""Times taken side by side, and shown as medians and ratios, because an absolute time alone means little."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PACKAGES = (
 )
 
 Times = Mapping[str, Sequence[float]]
-"""What was measured of each, in seconds, bytes or another unit; the n-th of all belong to the same round."""
+"""The measured values by name, in seconds, bytes or another unit; the n-th values of all belong to the same round."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,13 +38,13 @@ class Line:
     """One line of the table.
 
     Args:
-        case: under which conditions.
-        what: what was measured.
-        median: the median of all rounds, in `unit`.
-        least: the smallest of all rounds, which other programs on the machine disturb least.
-        unit: `ms`, `MB`, …
-        rounds: how many.
-        ratios: how many times as much as each baseline this is: the median over the rounds of the ratio in a round.
+        case: The conditions.
+        what: The measured contender or operation.
+        median: The median of all rounds, in `unit`.
+        least: The smallest value of all rounds, which other programs on the machine disturb least.
+        unit: The unit: `ms`, `MB`, …
+        rounds: The number of rounds.
+        ratios: The median of the ratios of all rounds, for each baseline.
     """
 
     case: str
@@ -58,20 +58,20 @@ class Line:
 
 @dataclass(frozen=True)
 class Subject:
-    """One table: a title, what the numbers mean, and its lines."""
+    """One table: a title, a note on the numbers, and the lines."""
 
     title: str
     note: str
     lines: list[Line]
 
     def to_dict(self) -> dict[str, Any]:
-        """Give it as JSON-like data."""
+        """Return the table as JSON-like data."""
         return {"title": self.title, "note": self.note, "lines": [asdict(line) for line in self.lines]}
 
 
 @dataclass(frozen=True)
 class Counts:
-    """One table of counts: a title, what they mean, the heads of the columns, and rows of case, name, numbers."""
+    """One table of counts: a title, a note, the column headings, and rows of a case, a name and the numbers."""
 
     title: str
     note: str
@@ -79,23 +79,23 @@ class Counts:
     rows: Sequence[Sequence[str]]
 
     def to_dict(self) -> dict[str, Any]:
-        """Give it as JSON-like data."""
+        """Return the table as JSON-like data."""
         return asdict(self)
 
 
 def timed(run: Callable[[], T]) -> tuple[float, T]:
-    """Run once; give the seconds it took, and what it gave."""
+    """Run a function once, and return its duration in seconds and its value."""
     start = time.perf_counter()
     value = run()
     return time.perf_counter() - start, value
 
 
 def interleaved(runs: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Time each of these once per round, so that what else the machine does hits all of them alike.
+    """Time each function once per round, so that the load of the machine affects all of them alike.
 
     Args:
-        runs: what to run, by name; each round begins with another one.
-        rounds: how many.
+        runs: The functions, by name; each round begins with a different one.
+        rounds: The number of rounds.
     """
     times: dict[str, list[float]] = {name: [] for name in runs}
     names = list(runs)
@@ -106,20 +106,20 @@ def interleaved(runs: Mapping[str, Callable[[], object]], rounds: int) -> dict[s
 
 
 def rotated(names: Sequence[T], number: int) -> list[T]:
-    """Give the order of a round."""
+    """Return the order of the names in a round."""
     start = number % len(names)
     return [*names[start:], *names[:start]]
 
 
 def lines(case: str, times: Times, baselines: Sequence[str], *, unit: str = "ms", scale: float = 1000.0) -> list[Line]:
-    """Make a line of each thing that was measured under one condition.
+    """Make a line for each name that was measured under the same conditions.
 
     Args:
-        case: the condition.
-        times: what was measured.
-        baselines: what the others are compared with; those that were not measured are left out.
-        unit: how the numbers are called once they are multiplied with `scale`.
-        scale: the factor.
+        case: The conditions.
+        times: The measured values.
+        baselines: The names that the others are compared with; names that were not measured are skipped.
+        unit: The unit of the numbers after they are multiplied by `scale`.
+        scale: The factor.
     """
     return [
         Line(
@@ -136,12 +136,12 @@ def lines(case: str, times: Times, baselines: Sequence[str], *, unit: str = "ms"
 
 
 def ratio(these: Sequence[float], those: Sequence[float]) -> float:
-    """Give the median over all rounds of this divided by that."""
+    """Return the median of the ratios of all rounds."""
     return median(a / b for a, b in zip(these, those, strict=True))
 
 
 def machine(where: Path) -> dict[str, str]:
-    """Tell on what the numbers were measured, without any name or path of it."""
+    """Describe the machine, without its name and without paths."""
     return {
         "cores": str(os.cpu_count()),
         "load when it began": ", ".join(f"{load:.1f}" for load in os.getloadavg()),
@@ -155,7 +155,7 @@ def machine(where: Path) -> dict[str, str]:
 
 
 def sync_ms(where: Path, rounds: int = 50) -> float:
-    """Measure what it takes to bring a page to the disk, in milliseconds."""
+    """Measure the time to bring a page of 4 KB to the disk, in milliseconds."""
     path = where / "sync"
     with path.open("wb", buffering=0) as file:
 
@@ -169,7 +169,7 @@ def sync_ms(where: Path, rounds: int = 50) -> float:
 
 
 def table(subject: Subject | Counts) -> str:
-    """Draw the lines of a subject as text."""
+    """Format a table as text."""
     if isinstance(subject, Counts):
         cases = [row[0] for row in subject.rows]
         shown = [case if cases.index(case) == n else "" for n, case in enumerate(cases)]
@@ -192,7 +192,7 @@ def table(subject: Subject | Counts) -> str:
 
 
 def facts(found: Mapping[str, str]) -> str:
-    """Draw the facts about the machine as text."""
+    """Format the facts about the machine as text."""
     return drawn(list(found.items()))
 
 
@@ -205,7 +205,7 @@ def _ratio(value: float) -> str:
 
 
 def drawn(rows: Sequence[Sequence[str]]) -> str:
-    """Draw columns: the first two to the left, numbers to the right."""
+    """Format rows as aligned columns: the first two to the left, the others to the right."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     return "\n".join(_aligned(row, widths) for row in rows)
 

@@ -1,4 +1,4 @@
-"""A PostgreSQL server to measure on, where one answers; each contender gets a database of its own there."""
+"""The PostgreSQL server for benchmarks, if one answers; each contender has a separate database on it."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import psycopg
 from sqlalchemy import URL, make_url
 
 SERVER = make_url(os.environ.get("AGENTGIT_TEST_POSTGRES_URL", "postgresql+psycopg://postgres@127.0.0.1:5432/test"))
-"""Where the tests look for one, too."""
+"""The URL of the server, which is that of the tests."""
 
 SIZE = """
 SELECT coalesce(sum(pg_total_relation_size(oid)), 0) FROM pg_class
 WHERE relkind = 'r' AND relnamespace = current_schema()::regnamespace
 """
-"""All tables with their indexes and what PostgreSQL keeps beside them (TOAST)."""
+"""The query for the size of all tables with their indexes and TOAST data."""
 
 
 @cache
 def about() -> str | None:
-    """Tell the version of the server and how it commits; None if no server answers."""
+    """Return the version and the commit setting of the server, or None if no server answers."""
     try:
         with _connect(SERVER, connect_timeout=2) as connection:
             told = [connection.execute(f"SHOW {name}").fetchone() for name in ("server_version", "synchronous_commit")]
@@ -36,7 +36,7 @@ def about() -> str | None:
 
 @contextmanager
 def scratch() -> Iterator[URL]:
-    """Make an empty database, and drop it at the end."""
+    """Create an empty database, yield its URL, and drop it at the end."""
     name = f"agentgit_bench_{uuid.uuid4().hex}"
     with _connect(SERVER) as server:
         server.execute(f'CREATE DATABASE "{name}"')
@@ -47,13 +47,13 @@ def scratch() -> Iterator[URL]:
 
 
 def size(url: URL) -> int:
-    """Tell the bytes of all tables of a database."""
+    """Return the size of all tables of a database in bytes."""
     with _connect(url) as connection:
         return sum(int(row[0]) for row in connection.execute(SIZE))
 
 
 def plain(url: URL) -> str:
-    """Write an address as psycopg and LangGraph take it."""
+    """Return a URL in the form that psycopg and LangGraph accept."""
     return url.set(drivername="postgresql").render_as_string(hide_password=False)
 
 

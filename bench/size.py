@@ -13,7 +13,7 @@ from bench.measure import Line, Subject, lines
 from bench.stage import Stage
 
 LENGTH = 1024
-"""Characters of each message: two kilobytes a turn."""
+"""The number of characters in a message, which makes two kilobytes per turn."""
 
 NOTE = (
     "Megabytes of the database file, its write-ahead log brought in, after turns of a user's and an assistant's\n"
@@ -26,7 +26,7 @@ RAW = "the messages as JSON"
 
 @dataclass(frozen=True)
 class Long:
-    """A long conversation with every contender that has a database, and the sizes by turns, from 0, in bytes."""
+    """A long conversation with each contender that has a database, and the sizes in bytes by turns, from 0."""
 
     contenders: dict[str, Contender]
     sizes: dict[int, dict[str, int]]
@@ -51,7 +51,7 @@ def measure(stage: Stage) -> Subject:
 
 
 def long(stage: Stage) -> Long:
-    """Give the long conversation, holding it if that was not done yet."""
+    """Return the long conversation, and hold it at the first call."""
     return stage.shared("long", lambda: _hold(stage))
 
 

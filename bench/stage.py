@@ -1,4 +1,4 @@
-"""Where a run takes place: its folder, how much of everything it does, and what several subjects share."""
+"""A run of the benchmarks: its folder, its scale, and the data that several subjects share."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class SaverScale:
-    """How much is measured of the savers.
+    """The scale of the measurements of the savers.
 
     Args:
-        turns: of the conversation whose size is measured, as it grows.
-        messages: of that conversation when its turns are timed; at most twice the last of `turns`.
-        fresh: how often a turn at two messages is timed, each in a conversation of its own.
-        stored: messages of the checkpoints that are put and read.
-        puts: how often that is timed.
-        forked: turns of the conversation that is forked in its middle.
-        forks: how often that is timed.
-        flat: messages of the conversations by which the time of a fork is compared.
-        listed: turns of the conversation whose checkpoints are listed.
-        lists: how often that is timed.
+        turns: The turns of the growing conversation at which its size is measured.
+        messages: The messages of that conversation at which its turns are timed; at most twice the last of `turns`.
+        fresh: The number of timed turns at two messages, each in a new conversation.
+        stored: The messages of the checkpoints that are put and read.
+        puts: The number of timed puts.
+        forked: The turns of the conversation that is forked in its middle.
+        forks: The number of timed forks.
+        flat: The messages of the conversations for which the time of a fork is compared.
+        listed: The turns of the conversation whose checkpoints are listed.
+        lists: The number of timed lists.
     """
 
     turns: tuple[int, ...]
@@ -46,13 +46,13 @@ class SaverScale:
 
 @dataclass(frozen=True, kw_only=True)
 class CrowdScale:
-    """How much is measured of many users.
+    """The scale of the measurements of many users.
 
     Args:
-        messages: of their conversations.
-        clients: how many talk at once.
-        turns: of all of them together, at least three each.
-        sessions: how many there are when one user lists his.
+        messages: The messages of their conversations.
+        clients: The numbers of concurrent clients.
+        turns: The turns of all clients together; each client has at least three.
+        sessions: The numbers of sessions among which one user lists some.
     """
 
     messages: tuple[int, ...]
@@ -63,22 +63,22 @@ class CrowdScale:
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """How much is measured.
+    """The scale of all measurements.
 
     Args:
-        messages: of the conversations of which turns are timed.
-        fresh: how often a turn at the smallest of these is timed, each in a conversation of its own.
-        turns: of the conversations whose size is measured.
-        forks: how often a fork and a rollback are timed.
-        forked: messages of the conversations that are forked.
-        starts: how often an import is timed.
-        looks: how often the log is read.
-        saver: how much of the savers.
-        rollbacks: how often an agent goes back before its payment.
-        steps: how many steps are made whose calls fail.
-        explored: choices and steps of what is explored.
-        found: checkpoints among which one is found.
-        multiuser: how much of many users.
+        messages: The messages of the conversations whose turns are timed.
+        fresh: The number of timed turns at the smallest of these, each in a new conversation.
+        turns: The turns of the conversations whose size is measured.
+        forks: The number of timed forks and rollbacks.
+        forked: The messages of the conversations that are forked.
+        starts: The number of timed imports.
+        looks: The number of timed reads of the log.
+        saver: The scale for the savers.
+        rollbacks: The number of times that an agent goes back before its payment.
+        steps: The number of steps with failing calls.
+        explored: The choices and steps of each exploration.
+        found: The number of checkpoints among which one is found.
+        multiuser: The scale for many users.
     """
 
     messages: tuple[int, ...]
@@ -120,11 +120,11 @@ QUICK = Scale(
 
 @dataclass
 class Stage:
-    """One run.
+    """One run of the benchmarks.
 
     Args:
-        where: the folder for all databases.
-        scale: how much is measured.
+        where: The folder for all databases.
+        scale: The scale of the measurements.
     """
 
     where: Path
@@ -140,7 +140,7 @@ class Stage:
 
     @contextmanager
     def briefly(self, kinds: Sequence[type[Contender]], *, name: str, length: int) -> Iterator[list[Contender]]:
-        """Make contenders as `open` does, and delete their databases at the end of the block: some are large."""
+        """Make contenders as `open` does, and delete their databases, which can be large, at the end of the block."""
         folder = self.where / name
         folder.mkdir()
         with ExitStack() as held:
@@ -152,12 +152,12 @@ class Stage:
             yield made
 
     def open(self, *kinds: type[Contender], name: str, length: int) -> list[Contender]:
-        """Make contenders in a folder of their own; they are closed when the run ends.
+        """Make contenders in a new folder; they are closed when the run ends.
 
         Args:
-            kinds: which.
-            name: of the folder.
-            length: characters of what the model says.
+            kinds: The classes of the contenders.
+            name: The name of the folder.
+            length: The number of characters in a reply of the model.
         """
         folder = self.where / name
         folder.mkdir()
@@ -167,7 +167,7 @@ class Stage:
         return made
 
     def shared(self, name: str, make: Callable[[], T]) -> T:
-        """Give what another subject has made already, or make it."""
+        """Return the value that another subject has made, or make it."""
         if name not in self._made:
             self._made[name] = make()
         made: T = self._made[name]  # type: ignore[assignment]  # the same name is always of the same type

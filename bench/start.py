@@ -29,7 +29,7 @@ def measure(stage: Stage) -> Subject:
     for number in range(stage.scale.starts + 1):
         for statement in IMPORTS:
             took = _import(statement)
-            if number > 0:  # the first time the files come from the disk
+            if number > 0:  # the first round reads the files from the disk
                 times[statement].append(took)
     return Subject("Time to import", NOTE, lines("", times, [LANGGRAPH]))
 

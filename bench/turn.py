@@ -10,10 +10,10 @@ from bench.measure import Line, Subject, lines, rotated, timed
 from bench.stage import Stage
 
 LENGTH = 200
-"""Characters of each message: short ones, which is where a fixed cost per turn shows most."""
+"""The number of characters in a message; short messages show a fixed cost per turn best."""
 
 SPREAD = 0.1
-"""A conversation of about n messages has n, or up to a tenth more or less."""
+"""The largest deviation from a length, as a fraction of it."""
 
 WARM_UP = 3
 
@@ -44,13 +44,13 @@ def _lines(kind: str, messages: int, times: dict[str, list[float]]) -> list[Line
 
 
 def fresh(contenders: list[Contender], kind: str, rounds: int, length: int) -> dict[str, list[float]]:
-    """Time the second turn of new conversations: the only way to time many turns at two messages.
+    """Time the second turn of new conversations, the only way to time many turns at two messages.
 
     Args:
-        contenders: with whom.
-        kind: of the turn.
-        rounds: how many.
-        length: characters of each message.
+        contenders: The contenders.
+        kind: The kind of the turn.
+        rounds: The number of rounds.
+        length: The number of characters in a message.
     """
     times: dict[str, list[float]] = {contender.name: [] for contender in contenders}
     for number in range(WARM_UP + rounds):

@@ -1,4 +1,4 @@
-"""How quickly a database is checked and collected, and what a retention costs a turn."""
+"""The time to check and to collect a database, and the cost of a retention in a turn."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GIT = "git fsck --full"
 
 
 def measure(stage: Stage) -> Subject:
-    """Measure all three."""
+    """Time checks, turns and collections."""
     turns, rounds = stage.scale.turns[0], stage.scale.looks
     with agentgit.open(stage.where / "upkeep.db") as repo:
         for number in range(20):
@@ -50,7 +50,7 @@ def _talk(repo: Repository, session: str, turns: int) -> None:
 
 
 def _speeds(repo: Repository, rounds: int, folder: Path) -> list[Line]:
-    """Check at each level, and with git; give CPU seconds for each object."""
+    """Time checks at each level and with git, in CPU seconds per object."""
     objects = repo.maintenance.fsck(1).objects
     git = _git(folder, objects)
     times: dict[str, list[float]] = {GIT: [], "level 1": [], "level 2": [], "level 3": []}
@@ -62,7 +62,7 @@ def _speeds(repo: Repository, rounds: int, folder: Path) -> list[Line]:
 
 
 def _cpu(run: Callable[[], object]) -> float:
-    """Measure the CPU seconds that something takes, with those of the programs that it starts."""
+    """Return the CPU seconds of a function, with those of the programs that it starts."""
     before = os.times()
     run()
     after = os.times()
@@ -70,7 +70,7 @@ def _cpu(run: Callable[[], object]) -> float:
 
 
 def _git(folder: Path, objects: int) -> int:
-    """Make a git repository with about as many objects: a blob, a tree and a commit for each text; give how many."""
+    """Make a git repository with about as many objects, three for each text, and return their number."""
     folder.mkdir()
     _run(folder, "init", "--quiet", "--bare")
     story = bytearray()

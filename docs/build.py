@@ -1,6 +1,6 @@
-"""Hooks of the MkDocs build: navigation by patterns, the reference of the command line, docstrings, a picture.
+"""Hooks of the MkDocs build: the navigation, the reference of the command line, docstrings and a picture.
 
-`python docs/build.py` draws the picture anew, after the contracts in pyproject.toml.
+`python docs/build.py` redraws the picture from the contracts in pyproject.toml.
 """
 
 import ast
@@ -18,10 +18,10 @@ PICTURE = ROOT / "docs" / "images" / "rooms.svg"
 
 
 def on_config(config: Any) -> Any:
-    """Put the files that there are in the place of the patterns in `nav`; called by MkDocs.
+    """Replace the patterns in `nav` by the files that match them; called by MkDocs.
 
     Args:
-        config: what mkdocs.yml says.
+        config: The configuration from mkdocs.yml.
     """
     placed = {place for place in _places(config.nav) if "*" not in place}
     config.nav = _expanded(config.nav, Path(config.docs_dir), placed)
@@ -29,7 +29,7 @@ def on_config(config: Any) -> Any:
 
 
 def _places(items: list[Any]) -> Iterator[str]:
-    """Visit the files and patterns that are named."""
+    """Yield the files and patterns in a part of the navigation."""
     for item in items:
         for part in item.values() if isinstance(item, dict) else [item]:
             yield from _places(part) if isinstance(part, list) else [part]
@@ -53,13 +53,13 @@ def _expanded(items: list[Any], folder: Path, placed: set[str]) -> list[Any]:
 
 
 class Examples(griffe.Extension):
-    """Our docstrings write `Example:`; griffe knows that section as `Examples:`."""
+    """A griffe extension for the `Example:` of our docstrings, a section that griffe calls `Examples:`."""
 
     def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
         """Rename the section of one docstring; called by griffe.
 
         Args:
-            obj: whose docstring it is.
+            obj: The documented object.
         """
         if obj.docstring is not None:
             obj.docstring.value = re.sub(r"^Example:$", "Examples:", obj.docstring.value, flags=re.MULTILINE)
@@ -68,7 +68,7 @@ class Examples(griffe.Extension):
 # -- the reference of the command line
 
 REFERENCE = "reference/cli.md"
-"""The page with the commands; in its file, two comments mark the places of what is generated."""
+"""The page of the commands; two comments in its file mark the places of the generated parts."""
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
@@ -98,7 +98,7 @@ def commands() -> str:
 
 
 def _prepare(command: Any) -> None:
-    """Sort the commands below one, and let lists of them show the whole first sentence of their help."""
+    """Sort the commands below a command, and make lists show the whole first line of their help."""
     command.short_help = (command.help or "").partition("\n")[0]
     below = getattr(command, "commands", {})
     for name in sorted(below):
@@ -107,7 +107,7 @@ def _prepare(command: Any) -> None:
 
 
 def _linked(section: str) -> str:
-    """Link the commands that the section of a group lists, and show arguments by their names alone."""
+    """Link the commands that the section of a group lists, and show arguments by name only."""
     heading = re.match(r"#+ `(.+)`", section)
     anchor = heading[1].replace(" ", "-") if heading else ""
     section = re.sub(r"^\* `([a-z][a-z-]*)`", rf"* [`\1`](#{anchor}-\1)", section, flags=re.MULTILINE)
@@ -125,18 +125,18 @@ def slash_commands() -> str:
 # -- the picture of the rooms
 
 LINE, WIDTH = 20, 860
-"""Pixels: how high the line of a room is, and how wide the picture."""
+"""The height of a room's line and the width of the picture, in pixels."""
 
 PURE, OTHER = "#fff8e1", "#e0f2f1"
 
 
 def rooms() -> str:
-    """Draw the rooms from top to bottom, as the contracts in pyproject.toml have them; an SVG."""
+    """Return the rooms of the contracts in pyproject.toml, from top to bottom, as an SVG."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     layers = next(one["layers"] for one in contracts if one["name"] == "rooms")
     pure = {name for one in contracts if one["name"].startswith("the pure") for name in one["source_modules"]}
     shapes, y = list[str](), 34
-    for layer in layers[1:]:  # without __main__, which is nothing but a door
+    for layer in layers[1:]:  # without __main__, which is only an entry point
         names = sorted(layer.split(" | "))
         shapes += _layer(names, y, {name for name in names if f"agentgit.{name}" in pure})
         y += LINE * len(names) + 18
@@ -156,13 +156,13 @@ def _layer(names: list[str], y: int, pure: set[str]) -> Iterator[str]:
 
 
 def _file(name: str) -> Path:
-    """Find the file of a room: the package's own, or the module."""
+    """Return the file of a room: the `__init__.py` of a package, or the module."""
     package = ROOT / "agentgit" / name / "__init__.py"
     return package if package.exists() else package.parent.with_suffix(".py")
 
 
 def _what(name: str) -> str:
-    """Say what a room is: the first sentence of its docstring."""
+    """Return the first sentence of a room's docstring, shortened if it is too long."""
     said = " ".join((ast.get_docstring(ast.parse(_file(name).read_text())) or "").split())
     first = re.split(r"\.(?:\s|$)", said.replace("`", ""), maxsplit=1)[0]
     return first if len(first) <= 86 else first[:85].rsplit(" ", 1)[0] + " …"

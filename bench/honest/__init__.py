@@ -1,1 +1,1 @@
-"""What agents leave in the world: counts, not times."""
+"""Benchmarks that count the effects that agents leave in the world."""

@@ -1,4 +1,4 @@
-"""Exploring n steps with a choices each: turns and tokens, beside running each way from its beginning."""
+"""The model calls and tokens to explore n steps with a choices each, and to run each path from its beginning."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ NOTE = (
 )
 
 COST = 10
-"""Tokens of one call."""
+"""The tokens of one call."""
 
 
 @dataclass
 class Spent:
-    """What was spent.
+    """The cost of a run.
 
     Args:
-        calls: how often the model was called.
-        tokens: what that cost.
+        calls: The number of model calls.
+        tokens: The number of tokens.
     """
 
     calls: int = 0
     tokens: int = 0
 
     def graph(self, checkpointer: InMemorySaver | None = None) -> Graph:
-        """Build a chat that counts what it costs."""
+        """Build a chat graph that counts its calls and tokens."""
 
         def rule(messages: Sequence[BaseMessage]) -> AIMessage:
             self.calls += 1
@@ -57,7 +57,7 @@ class Spent:
 
 
 def explored(choices: int, steps: int, folder: Path) -> Spent:
-    """Explore with agentgit."""
+    """Explore with agentgit, and return the cost."""
     spent = Spent()
     with agentgit.open(folder / f"explored-{choices}-{steps}.db") as repo:
         found = repo.wrap(spent.graph(), session="s").explore([f"step {n}" for n in range(steps)], choices)
@@ -67,7 +67,7 @@ def explored(choices: int, steps: int, folder: Path) -> Spent:
 
 
 def from_scratch(choices: int, steps: int) -> Spent:
-    """Run each way from its beginning, with LangGraph alone."""
+    """Run each path from its beginning with LangGraph alone, and return the cost."""
     spent = Spent()
     graph = spent.graph(InMemorySaver())
     for way in itertools.product(range(choices), repeat=steps):
@@ -77,7 +77,7 @@ def from_scratch(choices: int, steps: int) -> Spent:
 
 
 def measure(stage: Stage) -> Counts:
-    """Count calls and tokens of both."""
+    """Count the calls and tokens of both."""
     rows = []
     for choices, steps in stage.scale.explored:
         once, again = explored(choices, steps, stage.where), from_scratch(choices, steps)

@@ -1,4 +1,4 @@
-"""Steps of several calls of which some fail: what each policy leaves in the world."""
+"""The effects that each policy leaves in the world after steps with failing calls."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ NOTE = (
 WANTED = ("book", "reserve", "charge")
 
 ATTEMPTS = 60
-"""How often a policy tries a step, or a rollback, before it gives up."""
+"""The number of attempts at a step or a rollback before a policy gives up."""
 
 
 class Broken(RuntimeError):
-    """What a call raises that fails."""
+    """The error of a failing call."""
 
 
 class World:
-    """What stands, and how often calls fail.
+    """The existing orders, and the failures of calls.
 
     Args:
-        rate: of the calls, from 0 to 1.
-        seed: the same one makes the same calls fail.
+        rate: The fraction of calls that fail, from 0 to 1.
+        seed: The seed; the same seed makes the same calls fail.
     """
 
     def __init__(self, rate: float, seed: int) -> None:
@@ -57,7 +57,7 @@ class World:
         self._lock = threading.Lock()
 
     def do(self, name: str, step: int, act: Callable[[], Any]) -> Any:
-        """Act, unless it fails before; it may also fail after that."""
+        """Run an action; the call may fail before or after it."""
         with self._lock:
             self._asked[name, step] += 1
             dice = random.Random(f"{self.seed} {name} {step} {self._asked[name, step]}").random()  # noqa: S311  # a script
@@ -86,12 +86,12 @@ class World:
         return {"order": number}
 
     def cancel(self, args: Any, result: Any, invocation: ToolInvocation) -> None:
-        """Undo an order; one that is cancelled already stays so."""
+        """Undo an order; a cancelled order stays cancelled."""
         name = f"cancel {invocation.tool_name}"
         self.do(name, args["step"], lambda: self.orders.pop(result["order"], None))
 
     def look(self, invocation: ToolInvocation) -> dict[str, int] | bool:
-        """Look whether an order is there."""
+        """Return whether the order of a call exists; without a result, return the order or False."""
         if invocation.result is not None:
             return invocation.result["order"] in self.orders
         wanted = (invocation.tool_name, invocation.args["step"])
@@ -99,12 +99,12 @@ class World:
         return {"order": found[-1]} if found else False
 
     def of(self, step: int) -> Counter[str]:
-        """Count what stands of a step."""
+        """Count the existing orders of a step, by tool."""
         return Counter(name for name, of in self.orders.values() if of == step)
 
 
 def build(world: World, checkpointer: Any = None) -> Graph:
-    """Build the graph: a model that makes the three calls of the step that it is told, and tools that may raise."""
+    """Build a graph with a model that makes the three calls of a step, and tools that may raise."""
 
     def rule(messages: Sequence[BaseMessage]) -> AIMessage:
         if messages[-1].type != "human":
@@ -123,15 +123,15 @@ def build(world: World, checkpointer: Any = None) -> Graph:
 
 
 def say(step: int) -> Any:
-    """Write the input of a step."""
+    """Build the input of a step."""
     return {"messages": [("user", str(step))]}
 
 
-# -- the policies; each does one step after the other
+# -- the policies; each one runs the steps in order
 
 
 def none(world: World, steps: int, folder: Path) -> None:
-    """Leave a step that failed as it is."""
+    """Leave a failed step unchanged."""
     graph: Graph = build(world, InMemorySaver())
     for step in range(steps):
         try:
@@ -141,7 +141,7 @@ def none(world: World, steps: int, folder: Path) -> None:
 
 
 def retry(world: World, steps: int, folder: Path) -> None:
-    """Go on with a step that failed until it succeeds, as LangGraph does it."""
+    """Continue a failed step until it succeeds, as LangGraph does."""
     graph, config = build(world, InMemorySaver()), {"configurable": {"thread_id": "t"}}
     for step in range(steps):
         given = say(step)
@@ -154,12 +154,12 @@ def retry(world: World, steps: int, folder: Path) -> None:
 
 
 def blind(world: World, steps: int, folder: Path) -> None:
-    """Roll back before each new attempt, with tools that cannot look."""
+    """Roll back before each new attempt, with tools that cannot verify a call."""
     _roll_back(world, steps, folder, looks=False)
 
 
 def looking(world: World, steps: int, folder: Path) -> None:
-    """Roll back before each new attempt, with tools that can look whether a call happened."""
+    """Roll back before each new attempt, with tools that can verify whether a call happened."""
     _roll_back(world, steps, folder, looks=True)
 
 
@@ -179,7 +179,7 @@ def _roll_back(world: World, steps: int, folder: Path, *, looks: bool) -> None:
 
 
 def _whole(repo: Any, agent: Any, before: Any) -> Any:
-    """Roll back, and resume until everything is reversed."""
+    """Roll back, resume until everything is reversed, and return the agent on the new branch."""
     try:
         return agent.rollback(before)
     except RollbackIncomplete as stopped:
@@ -202,7 +202,7 @@ POLICIES: dict[str, Callable[[World, int, Path], None]] = {
 
 
 def judged(world: World, steps: int) -> tuple[int, int, int, int]:
-    """Count the steps that are whole, those of which nothing is left, the others, and the effects that are too many."""
+    """Count the complete steps, the steps without effects, the other steps, and the surplus effects."""
     found = [world.of(step) for step in range(steps)]
     whole = sum(one == Counter(WANTED) for one in found)
     nothing = sum(not one for one in found)
@@ -211,7 +211,7 @@ def judged(world: World, steps: int) -> tuple[int, int, int, int]:
 
 
 def measure(stage: Stage) -> Counts:
-    """Count what each policy leaves."""
+    """Count the effects that each policy leaves."""
     rows = []
     for name, policy in POLICIES.items():
         world, folder = World(0.3, seed=1), stage.where / f"faults-{len(rows)}"

@@ -1,4 +1,4 @@
-"""What the journal adds to one tool call, with its intent on the disk before the tool runs."""
+"""The time that the journal adds to one tool call, whose intent is on the disk before the tool runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOTE = (
 )
 
 CALLS = 50
-"""Calls of a turn."""
+"""The number of calls in a turn."""
 
 ALONE, WRAPPED, ADDED = "SQLModelSaver", "wrapped by agentgit", "added"
 
@@ -49,7 +49,7 @@ def measure(stage: Stage) -> Subject:
 
 
 def _times(stage: Stage, kind: str, effect: Effect | str) -> dict[str, list[float]]:
-    """Time calls of one kind, in seconds a call."""
+    """Time calls of one kind, in seconds per call."""
 
     @tool
     def note(n: int) -> int:
@@ -70,7 +70,7 @@ def _times(stage: Stage, kind: str, effect: Effect | str) -> dict[str, list[floa
             f"{ALONE}, no call": lambda: alone.invoke(idle, thread),
             f"{WRAPPED}, no call": lambda: agent.invoke(idle),
         }
-        interleaved(runs, 2)  # statements are built once
+        interleaved(runs, 2)  # warms up: statements are built once
         turns = interleaved(runs, stage.scale.looks * 10)
     times = {
         name: [(b - a) / CALLS for a, b in zip(turns[f"{name}, no call"], turns[name], strict=True)]

@@ -1,4 +1,4 @@
-"""Going back before a payment, again and again, with a model that invents a new reference at each decision."""
+"""Repeated rollbacks of a payment, with a model that generates a new reference at each decision."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ SAY: Any = {"messages": [("user", "pay Ann 5 euros")]}
 
 @dataclass
 class Bank:
-    """A bank, and the desk where approvals are used.
+    """A bank, and the desk that accepts approvals.
 
     Args:
-        is_idempotent: True if it makes a payment only once for each reference.
+        is_idempotent: True if the bank makes only one payment for each reference.
     """
 
     is_idempotent: bool
@@ -50,7 +50,7 @@ class Bank:
     refunded: list[str] = field(default_factory=list)
     used: list[str] = field(default_factory=list)
     most: int = 0
-    """The most payments that stood at the same time."""
+    """The highest number of payments that were not refunded at the same time."""
 
     def tools(self) -> list[BaseTool]:
         """Make the tools: use, pay."""
@@ -75,7 +75,7 @@ class Bank:
 
 
 def build(bank: Bank, checkpointer: Any = None) -> Graph:
-    """Build the graph: a model that uses the approval, pays with a new reference, and says so."""
+    """Build a graph with a model that uses the approval, pays with a new reference, and confirms it."""
     references = count(1)
 
     def rule(messages: Sequence[BaseMessage]) -> AIMessage:
@@ -103,7 +103,7 @@ def _calls(name: str, **args: Any) -> AIMessage:
 
 
 def time_travel(bank: Bank, times: int, saver: Any) -> None:
-    """Go back as LangGraph does: find the state before the model decided, and run on from there."""
+    """Go back as LangGraph does: find the state before the model's decision, and continue from there."""
     graph, config = build(bank, saver), {"configurable": {"thread_id": "t"}}
     graph.invoke(SAY, config)
     before = [state for state in graph.get_state_history(config) if state.next == ("model",)][-1]
@@ -123,7 +123,7 @@ def on_disk(bank: Bank, times: int, folder: Path) -> None:
 
 
 def roll_back(bank: Bank, times: int, folder: Path, pay: Effect) -> None:
-    """Go back with agentgit: the payment is kept, and answers for the next one; or it is refunded."""
+    """Go back with agentgit: the payment is kept and answers the next one, or it is refunded."""
     with agentgit.open(folder / "agentgit.db") as repo:
         effects = {"use": effect("irreversible", once=True), "pay": pay}
         agent = repo.wrap(build(bank), session="s", effects=effects)
@@ -135,12 +135,12 @@ def roll_back(bank: Bank, times: int, folder: Path, pay: Effect) -> None:
 
 
 def fenced(bank: Bank, times: int, folder: Path) -> None:
-    """Go back with agentgit, with a payment that cannot be taken back."""
+    """Go back with agentgit and an irreversible payment."""
     roll_back(bank, times, folder, effect("irreversible", identity_args=["to", "amount"]))
 
 
 def refunded(bank: Bank, times: int, folder: Path) -> None:
-    """Go back with agentgit, with a payment that is refunded."""
+    """Go back with agentgit and a payment that is refunded."""
     roll_back(bank, times, folder, compensable(bank.refund, identity_args=["to", "amount"]))
 
 
@@ -153,7 +153,7 @@ WAYS: dict[str, Callable[[Bank, int, Path], None]] = {
 
 
 def measure(stage: Stage) -> Counts:
-    """Count what stands in the world after going back many times."""
+    """Count the effects in the world after going back many times."""
     times, rows = stage.scale.rollbacks, []
     for is_idempotent in (False, True):
         case = f"{'a' if is_idempotent else 'no'} server that knows references"

@@ -1,1 +1,1 @@
-"""Many users on one PostgreSQL: turns at once, and lists among many sessions."""
+"""Benchmarks of many users on one PostgreSQL server: concurrent turns, and lists among many sessions."""

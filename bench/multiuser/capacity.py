@@ -1,8 +1,8 @@
-"""How large a database gets: bytes of each table for a turn on PostgreSQL, and what follows for many checkpoints.
+"""The size of a PostgreSQL database: the bytes of each table for a turn, and an estimate for many checkpoints.
 
     python -m bench.multiuser.capacity
 
-It is measured between two sizes, so that what an empty table takes is not counted with the first turns.
+The bytes are measured between two sizes, so that the size of an empty table does not count.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from bench import postgres
 from bench.graphs import ORDER, build, text
 
 FIRST, TURNS = 10, 60
-"""Turns of a session before the first look, and until the second."""
+"""The turns of a session before the first measurement, and before the second."""
 
 SESSIONS = 2
-"""So many sessions have those turns."""
+"""The number of sessions."""
 
 SIZES = "SELECT relname, pg_table_size(oid), pg_indexes_size(oid) FROM pg_class WHERE relname = ANY(%s)"
 
@@ -34,10 +34,10 @@ class Kind(NamedTuple):
     """A kind of session.
 
     Args:
-        name: how the table calls it.
-        asked: characters of what a user says in a turn.
-        answered: characters of what the model says.
-        calls: True if a tool is called in each turn.
+        name: The column heading in the table.
+        asked: The number of characters in a message of the user.
+        answered: The number of characters in a reply of the model.
+        calls: True if each turn calls a tool.
     """
 
     name: str
@@ -54,12 +54,12 @@ KINDS = (
 
 
 class Sizes(NamedTuple):
-    """What one turn takes.
+    """The sizes of one turn.
 
     Args:
-        tables: bytes of each table.
-        indexes: bytes of its indexes.
-        checkpoints: how many checkpoints it makes.
+        tables: The bytes of each table.
+        indexes: The bytes of its indexes.
+        checkpoints: The number of checkpoints.
     """
 
     tables: Mapping[str, float]
@@ -68,12 +68,12 @@ class Sizes(NamedTuple):
 
     @property
     def each(self) -> float:
-        """Bytes for each checkpoint of a branch, with all that belongs to it."""
+        """The bytes for each checkpoint of a branch, with everything that belongs to it."""
         return (sum(self.tables.values()) + sum(self.indexes.values())) / self.checkpoints
 
 
 def measure(kind: Kind) -> Sizes:
-    """Run sessions of a kind in a database of their own."""
+    """Run sessions of a kind in a new database, and return the sizes of a turn."""
     with postgres.scratch() as url:
         with closing(Database(url)) as database:
             schema.upgrade(database)
@@ -97,7 +97,7 @@ def _run(turns: Sequence[tuple[agentgit.RollbackAgent, int]], kind: Kind) -> Non
 
 
 def _sizes(url: URL) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
-    """Give the bytes of each table, of its indexes, and of the rows of checkpoints."""
+    """Return the bytes of each table, the bytes of its indexes, and the number of checkpoints."""
     with psycopg.connect(postgres.plain(url), autocommit=True) as connection:
         connection.execute("VACUUM")
         found = connection.execute(SIZES, [list(METADATA.tables)]).fetchall()
@@ -107,7 +107,7 @@ def _sizes(url: URL) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
 
 
 def page(found: Mapping[str, Sizes]) -> str:
-    """Write the tables of docs/scale.md."""
+    """Return the table of docs/scale.md as Markdown."""
     lines = ["| bytes for a turn | " + " | ".join(found) + " |", "|---|" + "---|" * len(found)]
     for name in METADATA.tables:
         if any(one.tables[name] + one.indexes[name] > 1 for one in found.values()):

@@ -1,4 +1,4 @@
-"""Listing and opening sessions on PostgreSQL, among more and more of other users."""
+"""The time to list and to open a user's sessions on PostgreSQL, among more and more sessions of other users."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOTE = (
 )
 
 EACH = 100
-"""Sessions of a user."""
+"""The number of sessions of a user."""
 
 ROUNDS = 20
 
@@ -39,7 +39,7 @@ _BRANCHES = text(
 
 
 def measure(stage: Stage) -> Subject:
-    """List and open among more and more sessions."""
+    """Time lists and openings among more and more sessions."""
     found: list[Line] = []
     if postgres.about():
         with postgres.scratch() as url:
@@ -68,7 +68,7 @@ def _measured(repo: agentgit.Repository, counts: tuple[int, ...]) -> list[Line]:
 
 
 def fill(repo: agentgit.Repository, first: int, last: int) -> None:
-    """Make sessions: the first 100 of the user, the others of others."""
+    """Create sessions: the first 100 belong to the user, the others to other users."""
     store = repo.context.store
     given = {"tenant": store.tenant_id, "user": repo.user.id, "each": EACH, "first": first, "last": last}
 
@@ -81,5 +81,5 @@ def fill(repo: agentgit.Repository, first: int, last: int) -> None:
 
 
 def _analyse(database: Database) -> None:
-    """Let the server look at its tables, as its autovacuum does in time."""
+    """Update the statistics of the server, as autovacuum does after a while."""
     database.write(lambda c: c.exec_driver_sql("ANALYZE external_session; ANALYZE internal_session"))

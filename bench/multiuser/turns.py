@@ -1,4 +1,4 @@
-"""Turns per second of many clients at once on PostgreSQL, beside LangGraph's own saver."""
+"""The turns per second of many concurrent clients on PostgreSQL, with agentgit and with LangGraph's own savers."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ NOTE = (
 PROCESSES, CONNECTIONS, LENGTH = 2, 16, 200
 
 EACH = 8
-"""Turns of a conversation; then its client begins another one, so that they keep about their length."""
+"""The turns of a conversation; then its client begins another one, so that the length stays about the same."""
 
 POSTGRES, OURS, WRAPPED = "PostgresSaver", "SQLModelSaver", "wrapped by agentgit"
 MEMORY = "InMemorySaver"
 
 Say = Callable[[list[Any]], Any]
 Talk = Callable[[str], Say]
-"""Begins the conversation of a client."""
+"""A function that begins a conversation of a client."""
 
 
 @contextmanager
 def in_memory(_: URL) -> Iterator[Talk]:
-    """Talk without a database: what is left is the turn itself."""
+    """Yield a `Talk` without a database, which costs only the turn itself."""
     yield _with(build(LENGTH, InMemorySaver()))
 
 
 @contextmanager
 def theirs(url: URL) -> Iterator[Talk]:
-    """Talk through LangGraph's saver."""
+    """Yield a `Talk` with LangGraph's saver."""
     options = {"autocommit": True, "prepare_threshold": 0, "row_factory": dict_row}
     with ConnectionPool(postgres.plain(url), kwargs=options, min_size=1, max_size=CONNECTIONS) as pool:
         saver: Any = PostgresSaver(pool)  # type: ignore[arg-type]  # the pool's rows are dicts, which its type does not say
@@ -61,14 +61,14 @@ def theirs(url: URL) -> Iterator[Talk]:
 
 @contextmanager
 def alone(url: URL) -> Iterator[Talk]:
-    """Talk through our saver."""
+    """Yield a `Talk` with our saver."""
     with agentgit.SQLModelSaver.from_conn_string(url) as saver:
         yield _with(build(LENGTH, saver))
 
 
 @contextmanager
 def wrapped(url: URL) -> Iterator[Talk]:
-    """Talk to the wrapped graph."""
+    """Yield a `Talk` with the wrapped graph."""
     graph = build(LENGTH)
     with agentgit.open(url, pool_size=CONNECTIONS) as repo:
 
@@ -87,7 +87,7 @@ CONTENDERS = {POSTGRES: theirs, OURS: alone, WRAPPED: wrapped, MEMORY: in_memory
 
 
 def measure(stage: Stage) -> Counts:
-    """Let more and more clients talk, in short and in long conversations."""
+    """Measure more and more clients, in short and in long conversations."""
     rows: list[list[str]] = []
     if postgres.about():
         scale = stage.scale.multiuser
@@ -112,7 +112,7 @@ def _p99(times: list[float]) -> float:
 
 
 def _run(name: str, messages: int, clients: int, turns: int) -> tuple[float, list[float]]:
-    """Give the turns per second of all clients together, and the time of each turn."""
+    """Return the turns per second of all clients together, and the time of each turn."""
     with postgres.scratch() as url:
         if name == POSTGRES:
             with PostgresSaver.from_conn_string(postgres.plain(url)) as saver:
@@ -136,7 +136,7 @@ def _run(name: str, messages: int, clients: int, turns: int) -> tuple[float, lis
 
 
 def _work(name: str, url: str, clients: list[int], messages: int, turns: int, start: Any, results: Any) -> None:
-    """Be one process of the server."""
+    """Run one process of the server."""
     address = make_url(url).set(drivername="postgresql+psycopg")
     with CONTENDERS[name](address) as talk, ThreadPoolExecutor(len(clients)) as pool:
         parts = range(-(-turns // EACH))
@@ -147,7 +147,7 @@ def _work(name: str, url: str, clients: list[int], messages: int, turns: int, st
 
 
 def _begun(say: Say, messages: int) -> Say:
-    """Bring a conversation to its length, by one input that has all of it but the last answer."""
+    """Extend a conversation to its length, with one input that has everything but the last answer."""
     before = [("ai" if n % 2 else "user", text(n, LENGTH)) for n in range(messages - 2)]
     say([*before, ("user", text(messages, LENGTH))])
     return say

@@ -1,4 +1,4 @@
-"""What row-level security costs: the same work as the owner of everything and as a role that the wall holds for."""
+"""The cost of row-level security: the same work as a superuser and as a role that the policies apply to."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ NOTE = (
 ROUNDS = 30
 LENGTH = 200
 TURNS = 100
-"""Of the conversation whose log is read: two checkpoints each."""
+"""The turns of the conversation whose log is read; each one makes two checkpoints."""
 
 PAST, BEHIND = "superuser", "granted role"
 
 
 def measure(stage: Stage) -> Subject:
-    """Work past the wall and behind it, in turns."""
+    """Time the same work as a superuser and as a granted role."""
     found: list[Line] = []
     if postgres.about():
         with (
@@ -51,7 +51,7 @@ def measure(stage: Stage) -> Subject:
 
 @contextmanager
 def _granted(url: URL) -> Iterator[URL]:
-    """Make the tables, and a role that owns nothing; drop it at the end."""
+    """Create the tables and a role that owns nothing, yield the URL of the role, and drop the role at the end."""
     agentgit.SQLModelSaver.from_conn_string(url).setup()
     agentgit.open(url).close()
     role = f"agentgit_bench_{uuid.uuid4().hex[:12]}"
@@ -79,9 +79,9 @@ def _measured(repos: dict[str, agentgit.Repository]) -> list[Line]:
         "a turn": turn,
         "list 50 sessions": lambda who: repos[who].sessions(limit=50),
         "find one by name": lambda who: repos[who].session("session-7"),
-        "a page of the log": lambda who: repos[who].log(f"talk of {who}").page(50),
-        "the tree": lambda who: repos[who].tree(f"talk of {who}"),
-        "search": lambda who: repos[who].search("chair", f"talk of {who}"),
+        "a page of the log": lambda who: repos[who].session(f"talk of {who}").log().page(50),
+        "the tree": lambda who: repos[who].session(f"talk of {who}").tree(),
+        "search": lambda who: repos[who].session(f"talk of {who}").search("chair"),
     }
     found = []
     for case, do in work.items():

@@ -1,1 +1,1 @@
-"""Measurements of `SQLModelSaver` beside LangGraph's own savers: `python -m bench --only saver`."""
+"""Benchmarks of `SQLModelSaver` and LangGraph's own savers: `python -m bench --only saver`."""

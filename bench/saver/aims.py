@@ -1,4 +1,4 @@
-"""What the saver is meant to reach, beside what was measured."""
+"""The aims of the saver, compared with the measured numbers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from bench.saver.contenders import COUNTERPART, OURS_FULL, OURS_PLAIN
 TITLE = "Savers: aims"
 
 MILLISECONDS = ""
-"""Instead of the name of a ratio: the median itself."""
+"""The `of` of an aim for the median itself, in place of the name of a ratio."""
 
 
 class Aim(NamedTuple):
-    """One aim: a line of a subject, which of its numbers, and the greatest that it should be."""
+    """One aim: a line of a subject, one of its numbers, and the upper limit of the number."""
 
     text: str
     subject: str
@@ -43,10 +43,10 @@ AIMS = (
 
 
 def table(subjects: Mapping[str, Subject]) -> str | None:
-    """Draw those aims whose numbers were measured; None if there are none.
+    """Format the aims whose numbers were measured as text, or return None if there are none.
 
     Args:
-        subjects: what was measured, by name.
+        subjects: The measured subjects, by name.
     """
     rows = [_row(aim, line) for aim in AIMS for line in _lines(subjects, aim)]
     return drawn([("", "", "at most", "measured"), *rows]) if rows else None

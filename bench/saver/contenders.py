@@ -1,4 +1,4 @@
-"""LangGraph's savers and ours, each on a database of its own, and which of them are alike."""
+"""LangGraph's savers and ours, each with a separate database, and the pairs that are comparable."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ COUNTERPARTS = {
     OURS_ASYNC: ASYNC,
     OURS_POSTGRES: POSTGRES,
 }
-"""Of each of ours LangGraph's saver for the same database, that waits for the disk as often."""
+"""LangGraph's saver for each of ours, with the same database and the same waits for the disk."""
 
 
 class Opened(Saved):
-    """The graph with a saver; the same database can be opened by a second one."""
+    """The graph with a saver; a second saver can open the same database."""
 
     def __init__(self, folder: Path, length: int) -> None:
         super().__init__(folder, length)
@@ -60,11 +60,11 @@ class Opened(Saved):
             self._held = held.pop_all()
 
     def _prepare(self, held: ExitStack) -> None:
-        """Make what the saver needs first; it is given back through `held`."""
+        """Create the resources that the saver needs; `held` releases them."""
 
     @abstractmethod
     def opened(self) -> AbstractContextManager[Saver]:
-        """Open the database by a new saver, which knows nothing yet."""
+        """Open the database with a new saver, which has read nothing yet."""
 
     def close(self) -> None:
         """Close the database."""
@@ -72,7 +72,7 @@ class Opened(Saved):
 
 
 class Memory(Opened):
-    """LangGraph's saver that keeps everything in memory, serialized."""
+    """LangGraph's saver that keeps everything serialized in memory."""
 
     name = MEMORY
 
@@ -81,43 +81,43 @@ class Memory(Opened):
         return InMemorySaver()
 
     def opened(self) -> AbstractContextManager[Saver]:
-        """Give the only saver there is."""
+        """Return the only saver."""
         return nullcontext(self._only)
 
     def size(self) -> int:
-        """Tell the bytes that it holds; Python's own objects around them are left out."""
+        """Return the serialized bytes, without Python's own objects around them."""
         return sum(map(_bytes, (self._only.storage, self._only.blobs, self._only.writes)))
 
 
 class SqliteFull(Opened):
-    """LangGraph's saver for SQLite as it comes: each commit waits for the disk."""
+    """LangGraph's saver for SQLite with its default settings: each commit waits for the disk."""
 
     name, file = SQLITE, "sqlite-full.db"
     synchronous: ClassVar[str] = "FULL"
 
     @contextmanager
     def opened(self) -> Iterator[Saver]:
-        """Open the database by a new saver."""
+        """Open the database with a new saver."""
         with SqliteSaver.from_conn_string(str(self.path)) as saver:
             saver.conn.execute(f"PRAGMA synchronous={self.synchronous}")
             yield saver
 
 
 class SqliteNormal(SqliteFull):
-    """LangGraph's saver for SQLite, set to leave commits to the write-ahead log as ours does."""
+    """LangGraph's saver for SQLite, whose commits do not wait for the disk, like those of ours."""
 
     name, file = SQLITE_NORMAL, "sqlite-normal.db"
     synchronous = "NORMAL"
 
 
 class Ours(Opened):
-    """Our saver as it comes: values packed with zstd, commits left to the write-ahead log."""
+    """Our saver with its default settings: values compressed with zstd, commits that do not wait for the disk."""
 
     name, file = OURS, "ours.db"
     compression: ClassVar[str] = "zstd"
 
     def opened(self) -> AbstractContextManager[SQLModelSaver]:
-        """Open the database by a new saver."""
+        """Open the database with a new saver."""
         return SQLModelSaver.from_conn_string(self.path, compression=self.compression)
 
 
@@ -128,13 +128,13 @@ class OursPlain(Ours):
 
 
 class OursFull(Opened):
-    """Our saver, made to wait for the disk at each commit, as agentgit does for intents and pointers."""
+    """Our saver with commits that wait for the disk, as agentgit does for intents and pointers."""
 
     name, file = OURS_FULL, "ours-full.db"
 
     @contextmanager
     def opened(self) -> Iterator[Saver]:
-        """Open the database by a new saver."""
+        """Open the database with a new saver."""
         with closing(_Durable(self.path)) as database:
             saver = SQLModelSaver(database)
             saver.setup()
@@ -142,9 +142,9 @@ class OursFull(Opened):
 
 
 class _Durable(Database):
-    """A database where every commit must survive a loss of power."""
+    """A database whose every commit survives a loss of power."""
 
-    def write(self, work: Callable[[Connection], T], *, durable: bool = True, carried: bool = False) -> T:
+    def write(self, work: Callable[[Connection], T], *, durable: bool = True, async_commit: bool = False) -> T:
         """Run `work` in one transaction, and wait for the disk."""
         return super().write(work, durable=True)
 
@@ -158,18 +158,18 @@ class OnServer(Opened):
         self.url = held.enter_context(postgres.scratch())
 
     def size(self) -> int:
-        """Tell the bytes of its tables and indexes."""
+        """Return the bytes of its tables and indexes."""
         return postgres.size(self.url)
 
 
 class Postgres(OnServer):
-    """LangGraph's saver for PostgreSQL, as it comes."""
+    """LangGraph's saver for PostgreSQL, with its default settings."""
 
     name = POSTGRES
 
     @contextmanager
     def opened(self) -> Iterator[Saver]:
-        """Open the database by a new saver."""
+        """Open the database with a new saver."""
         with PostgresSaver.from_conn_string(postgres.plain(self.url)) as saver:
             saver.setup()
             yield saver
@@ -182,14 +182,14 @@ class OursPostgres(OnServer):
 
     @contextmanager
     def opened(self) -> Iterator[Saver]:
-        """Open the database by a new saver."""
+        """Open the database with a new saver."""
         with SQLModelSaver.from_conn_string(self.url) as saver:
             saver.setup()
             yield saver
 
 
 class OnLoop(Saved):
-    """A saver that is used by `graph.ainvoke`, on an event loop of its own."""
+    """A saver that `graph.ainvoke` uses on a separate event loop."""
 
     def __init__(self, folder: Path, length: int) -> None:
         super().__init__(folder, length)
@@ -199,10 +199,10 @@ class OnLoop(Saved):
 
     @abstractmethod
     async def _open(self, held: AsyncExitStack) -> Saver:
-        """Open the saver; it is closed through `held`."""
+        """Open the saver; `held` closes it."""
 
     def conversation(self) -> Say:
-        """Begin a conversation."""
+        """Begin a conversation, and return a function that runs its turns."""
         super().conversation()
         config = self.last
         return lambda text: self._loop.run(self.graph.ainvoke({"messages": [("user", text)]}, config))["messages"]
@@ -214,7 +214,7 @@ class OnLoop(Saved):
 
 
 class AsyncSqlite(OnLoop):
-    """LangGraph's asynchronous saver for SQLite, set to leave commits to the write-ahead log as ours does."""
+    """LangGraph's asynchronous saver for SQLite, whose commits do not wait for the disk, like those of ours."""
 
     name, file = ASYNC, "async-sqlite.db"
 
@@ -234,12 +234,12 @@ class OursAsync(OnLoop):
 
 
 def present(*kinds: type[Contender]) -> list[type[Contender]]:
-    """Leave those out that need a server if none answers."""
+    """Return the kinds, without those that need a server if none answers."""
     return [kind for kind in kinds if postgres.about() or not issubclass(kind, OnServer)]
 
 
 def beside_counterparts(made: list[Line], times: Times) -> list[Line]:
-    """Add to each of our lines its ratio to its counterpart."""
+    """Return the lines, with the ratio to its counterpart added to each line of our savers."""
     found: list[Line] = []
     for line in made:
         other = COUNTERPARTS.get(line.what)

@@ -1,4 +1,4 @@
-"""The time of a fork: of one graph checkpoint in the middle of a thread, and by the length of the conversation."""
+"""The time to fork a graph checkpoint in the middle of a thread, and by the length of the conversation."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ KINDS = (Memory, SqliteFull, SqliteNormal, Ours, OursFull, Postgres, OursPostgre
 FORKING = (Ours, OursFull, OursPostgres)
 
 LENGTH = 200
-"""Characters of a message."""
+"""The number of characters in a message."""
 
 BATCHES = 10
-"""Checkpoints of each conversation by which the lengths are compared: as many, whatever its length."""
+"""The number of checkpoints of each conversation in the comparison of lengths, whatever its length."""
 
 COPY = "__copy__"
 
@@ -46,19 +46,19 @@ Times = dict[str, list[float]]
 Check = Callable[[], None]
 Ran = tuple[float, Check]
 Run = Callable[[int], Ran]
-"""Makes a copy; gives the seconds that it took, and what makes sure that it is one."""
+"""A function that makes a copy, and returns its time in seconds and a function that checks the copy."""
 
 
 @dataclass(frozen=True)
 class _Point:
-    """A checkpoint of a contender, and how many messages it has."""
+    """A checkpoint of a contender, and its number of messages."""
 
     contender: Opened
     config: Any
     messages: int
 
     def check(self, config: Any) -> None:
-        """Make sure that a copy has the messages."""
+        """Check that a copy has as many messages."""
         found = len(self.contender.graph.get_state(config).values["messages"])
         if found != self.messages:
             raise RuntimeError(f"{self.contender.name} made a copy with {found} messages instead of {self.messages}")
@@ -81,7 +81,7 @@ def _middle(stage: Stage) -> list[Line]:
 
 
 def _runs(point: _Point) -> Iterator[tuple[str, Run]]:
-    """Tell how a contender can copy a checkpoint."""
+    """Yield the ways in which a contender can copy a checkpoint."""
     name = point.contender.name
     if isinstance(point.contender, FORKING):
         yield f"{name}, fork", partial(_fork, point)
@@ -92,7 +92,7 @@ def _runs(point: _Point) -> Iterator[tuple[str, Run]]:
 
 
 def _flat(stage: Stage) -> list[Line]:
-    """Time forks of conversations of several lengths, each in the same round."""
+    """Time forks of conversations of several lengths, all in the same rounds."""
     lengths = stage.scale.saver.flat
     with stage.briefly(present(Ours, OursPostgres), name="saver-flat", length=LENGTH) as made:
         points = {f"{each.name} {n}": _grown(cast(Opened, each), n) for each in made for n in lengths}
@@ -108,7 +108,7 @@ def _flat(stage: Stage) -> list[Line]:
 
 
 def _grown(contender: Opened, messages: int) -> _Point:
-    """Write a conversation of that many messages in a fixed number of steps."""
+    """Write a conversation of that many messages in a fixed number of steps, and return its end."""
     contender.conversation()
     for batch in range(BATCHES):
         size = messages // BATCHES
@@ -125,14 +125,14 @@ def _point(contender: Contender, messages: int) -> _Point:
 
 
 def _interleaved(runs: dict[str, Run], rounds: int) -> Times:
-    """Run each once a round, and then look at what they made: reading long conversations would disturb what follows."""
+    """Run each function once per round, and check the copies at its end, because reading them disturbs other runs."""
     times: Times = {name: [] for name in runs}
     for number in range(rounds + 1):
         checks: list[Check] = []
         for name in rotated(list(runs), number):
             took, check = runs[name](number)
             checks.append(check)
-            if number > 0:  # the first time only warms up
+            if number > 0:  # the first round only warms up
                 times[name].append(took)
         for check in checks:
             check()

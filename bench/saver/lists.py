@@ -26,13 +26,13 @@ from bench.stage import Stage
 KINDS = (Memory, SqliteFull, Ours, Postgres, OursPostgres)
 
 LENGTH = 200
-"""Characters of a message."""
+"""The number of characters in a message."""
 
 PER_TURN = 3
-"""Checkpoints of a turn: of the input, before the model, and after it."""
+"""The number of checkpoints of a turn: of the input, before the model, and after it."""
 
 PART = 5
-"""The memory for the newest fifth of the checkpoints is what the memory for all of them is compared with."""
+"""The divisor of the smaller list: the memory for all checkpoints is compared with that for the newest fifth."""
 
 NOTE = (
     "Milliseconds of saver.list over one thread, and the peak of what Python allocates while a new saver's list is\n"
@@ -40,7 +40,7 @@ NOTE = (
 )
 
 Listed = list[tuple[int, int]]
-"""What was listed: the step and the number of messages of each checkpoint."""
+"""The step and the number of messages of each listed checkpoint."""
 
 
 def measure(stage: Stage) -> Subject:
@@ -69,7 +69,7 @@ def _times(contenders: Sequence[Opened], turns: int, rounds: int) -> list[Line]:
 
 
 def _expected(turns: int) -> Listed:
-    """Tell what a thread with so many turns has: step and messages of the input, before and after the model of each."""
+    """Return the step and the number of messages of each checkpoint in a thread with that many turns, newest first."""
     return [
         (step, 2 * ((step + 1) // PER_TURN) + (step + 1) % PER_TURN) for step in range(PER_TURN * turns - 2, -2, -1)
     ]
@@ -88,7 +88,7 @@ def _checked(contender: Opened, options: dict[str, Any], expected: Listed) -> Ca
 
 
 def _memory(contenders: Sequence[Opened], turns: int) -> list[Line]:
-    """Measure the peaks, once each: they are counts."""
+    """Measure the peaks of memory, once each, because they are counts."""
     few, many = turns * PER_TURN // PART, turns * PER_TURN
     peaks = {count: {each.name: [float(_peak(each, count))] for each in contenders} for count in (few, many)}
     found: list[Line] = []
@@ -100,7 +100,7 @@ def _memory(contenders: Sequence[Opened], turns: int) -> list[Line]:
 
 
 def _peak(contender: Opened, count: int) -> int:
-    """Tell the bytes that Python held at most while a list was consumed."""
+    """Return the most bytes that Python held while a list was consumed."""
     with contender.opened() as saver:
         saver.get_tuple({"configurable": {"thread_id": "none"}})  # connects
         gc.collect()

@@ -1,4 +1,4 @@
-"""One long conversation with every saver: the time of its turns, and the size of its database as it grows."""
+"""One long conversation with every saver: the time of its turns, and the size of its growing database."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ KINDS = (
 )  # fmt: skip
 
 SIZED = (Memory, SqliteFull, Ours, OursPlain, Postgres, OursPostgres)
-"""Those that differ in what they store."""
+"""The contenders that differ in what they store."""
 
 LENGTH = 1024
-"""Characters of each message: two kilobytes a turn."""
+"""The number of characters in a message, which makes two kilobytes per turn."""
 
 NEAR, LEAST = 0.05, 10
-"""A conversation of about n messages has n, or up to a twentieth, or up to this many messages, more or less."""
+"""The largest deviation from a length: a twentieth of it, or ten messages if that is more."""
 
 TURN_NOTE = (
     "Milliseconds of one graph.invoke, or graph.ainvoke; a user's and an assistant's message of 1 KB each. Every\n"
@@ -57,14 +57,14 @@ Times = dict[str, list[float]]
 
 @dataclass(frozen=True)
 class Long:
-    """The long conversation: the times by messages, and the sizes in bytes by turns."""
+    """The long conversation: its times by number of messages, and its sizes in bytes by number of turns."""
 
     times: dict[int, Times]
     sizes: dict[int, dict[str, int]]
 
 
 def turn(stage: Stage) -> Subject:
-    """Give the times of turns."""
+    """Return the times of turns."""
     found: list[Line] = []
     for messages, times in _long(stage).times.items():
         found += beside_counterparts(lines(f"{messages:,} messages", times, [SQLITE, BARE]), times)
@@ -72,7 +72,7 @@ def turn(stage: Stage) -> Subject:
 
 
 def size(stage: Stage) -> Subject:
-    """Give the sizes of the databases."""
+    """Return the sizes of the databases."""
     found: list[Line] = []
     for turns, sizes in _long(stage).sizes.items():
         measured = {name: [float(size)] for name, size in sizes.items()}
@@ -98,7 +98,7 @@ def _hold(stage: Stage) -> Long:
 
 
 def _later(talk: Talk, scale: SaverScale) -> dict[int, Times]:
-    """Give the times of the turns around each length, and go on a little to have as many after the last as before."""
+    """Return the times of the turns around each length, after turns beyond the last length as well."""
     spread = {messages: max(NEAR, LEAST / messages) for messages in scale.messages}
     talk.grow(max(round(messages * (1 + spread[messages])) for messages in scale.messages))
     return {messages: talk.around(messages, spread[messages]) for messages in scale.messages}

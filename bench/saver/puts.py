@@ -1,4 +1,4 @@
-"""The time of single calls: `put` and `get_tuple`, by the number of messages, and `put` of 10 KB."""
+"""The time of single calls of `put` and `get_tuple`, by the number of messages, and of a `put` of 10 KB."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from bench.stage import Stage
 KINDS = (Memory, SqliteFull, SqliteNormal, Ours, OursFull, Postgres, OursPostgres)
 
 LENGTH = 200
-"""Characters of a message."""
+"""The number of characters in a message."""
 
 VALUE = 10 * 1024
-"""Characters of the one value."""
+"""The number of characters in the single value."""
 
 WARM_UP = 3
 
@@ -67,7 +67,7 @@ def _lines(case: str, times: Times) -> list[Line]:
 
 
 def _values(contenders: Sequence[Opened], rounds: int) -> Times:
-    """Time `put` of one value of 10 KB, each time a new one in a new thread."""
+    """Time `put` of one value of 10 KB, with a new value in a new thread each time."""
     times: Times = {contender.name: [] for contender in contenders}
     for number in range(WARM_UP + rounds):
         value = text(number, VALUE)
@@ -81,7 +81,7 @@ def _values(contenders: Sequence[Opened], rounds: int) -> Times:
 
 
 def _calls(contenders: Sequence[Opened], messages: int, rounds: int) -> dict[str, Times]:
-    """Time `put` and both ways of `get_tuple` at one length, each time with a new last message in a new thread."""
+    """Time `put` and both ways of `get_tuple` at one length, with a new last message in a new thread each time."""
     calls = ("put", "get_tuple", "get_tuple, new saver")
     times: dict[str, Times] = {call: {contender.name: [] for contender in contenders} for call in calls}
     for number in range(WARM_UP + rounds):
@@ -119,13 +119,13 @@ def _put(saver: Saver, thread: str, values: dict[str, Any]) -> RunnableConfig:
 def _ready(
     saver: Saver, thread: str, values: dict[str, Any], before: RunnableConfig | None
 ) -> Callable[[], RunnableConfig]:
-    """Prepare all that `put` is given, so that the call alone can be timed.
+    """Prepare the arguments of `put`, and return a function that only makes the call, to be timed.
 
     Args:
-        saver: whose call.
-        thread: the thread.
-        values: of the channels; each is new.
-        before: the checkpoint that this one follows; None for the first.
+        saver: The saver.
+        thread: The thread.
+        values: The values of the channels, all of which are new.
+        before: The config of the parent checkpoint; None for the first checkpoint.
     """
     held = saver.get_tuple(before) if before else None
     versions = held.checkpoint["channel_versions"] if held else {}

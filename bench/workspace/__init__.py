@@ -1,1 +1,1 @@
-"""Measurements of the files: `python -m bench --only workspace`."""
+"""Benchmarks of workspaces: `python -m bench --only workspace`."""

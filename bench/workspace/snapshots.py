@@ -1,4 +1,4 @@
-"""The time to take snapshots of a directory, to go back, and to compare: beside plain git and copies."""
+"""The time to take, to restore and to compare snapshots of a directory, with workspaces, git and copies."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ GIT, DULWICH, COPIES = "git add, write-tree", "dulwich", "copies"
 OURS, DIRECTORY = "Workspace, git", "Workspace, directory"
 
 LARGE = 20_000
-"""Bytes of a file: 5,000 make 100 MB."""
+"""The bytes of a file; 5,000 files make 100 MB."""
 
 SMALL = 200
-"""Bytes of a file where there are 50,000."""
+"""The bytes of a file in the directory of 50,000 files."""
 
 EDITED = 10
-"""How many files change between two snapshots."""
+"""The number of files that change between two snapshots."""
 
 SETTLED = 0.05
-"""Seconds after which a file's times tell whether it changed; without them all contenders read it again."""
+"""The seconds after which a file's times show whether it has changed; before, all contenders read it again."""
 
 NOTE = (
     "Milliseconds for a directory of files of 20 KB (of 200 bytes where there are 50,000), a tenth of them random.\n"
@@ -43,7 +43,7 @@ NOTE = (
 
 
 class Contender(Protocol):
-    """What takes snapshots of one directory."""
+    """A tool that takes snapshots of one directory."""
 
     def save(self) -> str: ...
 
@@ -53,7 +53,7 @@ class Contender(Protocol):
 
 
 class Git:
-    """Plain git with an index of its own, as one would write it."""
+    """Plain git with a separate index, as a simple script uses it."""
 
     def __init__(self, work: Path, folder: Path) -> None:
         isolated = {"GIT_DIR": str(folder), "GIT_WORK_TREE": str(work), "GIT_CONFIG_GLOBAL": os.devnull}
@@ -78,7 +78,7 @@ class Git:
 
 
 class Dulwich:
-    """Git's own formats, written in Python, with an index of its own."""
+    """Dulwich, git's formats in Python, with a separate index."""
 
     def __init__(self, work: Path, folder: Path) -> None:
         folder.mkdir()
@@ -140,7 +140,7 @@ class Ours:
 
 
 def measure(stage: Stage) -> Subject:
-    """Time them side by side."""
+    """Time the contenders side by side."""
     found: list[Line] = []
     quick = stage.scale.saver.puts < 10
     rounds, files, many = (2, 200, 500) if quick else (7, 5_000, 50_000)
@@ -162,7 +162,7 @@ def measure(stage: Stage) -> Subject:
 
 
 def make(work: Path, count: int, size: int) -> None:
-    """Make a directory of text and random bytes, the same each time."""
+    """Make a directory of files with text or random bytes, the same each time."""
     chance = random.Random(7)  # noqa: S311 - nothing secret
     words = [bytes(chance.choices(b"abcdefghijklmnopqrstuvwxyz", k=chance.randint(2, 9))) for _ in range(3000)]
     for number in range(count):
@@ -173,7 +173,7 @@ def make(work: Path, count: int, size: int) -> None:
 
 
 def path_of(work: Path, number: int) -> Path:
-    """Where a file is."""
+    """Return the path of a file."""
     return work / f"p{number % 50}" / f"q{number % 7}" / f"{number}.txt"
 
 

@@ -1,4 +1,4 @@
-"""The time to keep known files before a call modifies them, and to undo that call."""
+"""The time to save known files before a call modifies them, and to undo that call."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from bench.measure import Line, Subject, lines, rotated, timed
 from bench.stage import Stage
 
 SIZE = 20_000
-"""Bytes of a file."""
+"""The bytes of a file."""
 
 FILES = (1, 10)
-"""How many files a call modifies."""
+"""The numbers of files that a call modifies."""
 
 COPY, GIT, OURS, UNDO = "copy, and wait for the disk", "git hash-object -w", "UndoStack.snapshot", "UndoStack.undo"
 
@@ -27,7 +27,7 @@ NOTE = (
 
 
 def measure(stage: Stage) -> Subject:
-    """Time them side by side."""
+    """Time the contenders side by side."""
     found: list[Line] = []
     for count in FILES:
         folder = stage.where / f"undo-{count}"
@@ -50,7 +50,7 @@ def _times(case: _Case, rounds: int) -> dict[str, list[float]]:
 
 
 class _Case:
-    """Some files, and what keeps them."""
+    """Some files, and the stores that save them."""
 
     def __init__(self, folder: Path, count: int) -> None:
         self._work, self._copies, self._git = folder / "work", folder / "copies", folder / "git"

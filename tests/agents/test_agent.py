@@ -1,4 +1,4 @@
-"""Wrapping graphs: every kind is recorded as it really ran, and stays as it was (rows D1, D3, A6)."""
+"""Every kind of wrapped graph is recorded as it ran, and the given graph stays unchanged (rows D1, D3, A6)."""
 
 import asyncio
 import threading
@@ -54,7 +54,7 @@ def test_d1_d3_every_kind_of_graph_is_recorded_as_it_ran(kind, repo, world):
 
 
 def world_text(world: World, track) -> str:
-    """What `look` returned: it runs beside `add`, so both orders are true."""
+    """Return the result of `look`, which runs beside `add` and may see the world before or after it."""
     assert track[1].result in ("nothing", "chair")
     return str(track[1].result)
 
@@ -98,7 +98,7 @@ def test_d3_a_wrapped_graph_streams_like_the_plain_graph(repo, world):
 
 
 def test_d3_a_graph_compiled_with_another_saver_still_runs(repo, world):
-    """D3: a graph compiled with another saver runs through ours, and the other saver stores nothing."""
+    """D3: a graph compiled with another saver runs through agentgit's, and the other saver stores nothing."""
     own = InMemorySaver()
     agent = repo.wrap(tool_node_graph(scripted("hello"), world.tools(), own), "s", effects=world.effects())
     assert agent.run("hi") == "hello"
@@ -178,17 +178,17 @@ def test_results_are_recorded_as_values_and_not_as_text(repo):
 
     @tool
     def text() -> str:
-        """Give a text."""
+        """Return a text."""
         return "123"
 
     @tool
     def thing() -> Order:
-        """Give an object."""
+        """Return an object."""
         return Order(number=7)
 
     @tool(response_format="content_and_artifact")
     def both() -> tuple[str, dict]:
-        """Give a text for the model and a value for the program."""
+        """Return a text for the model and a value for the program."""
         return "made it", {"id": 9}
 
     graph = tool_node_graph(scripted(calls(call("text"), call("thing"), call("both")), "ok"), [text, thing, both])
@@ -212,7 +212,7 @@ def test_a_tool_called_by_a_tool_is_recorded_after_its_caller(repo):
 
     @tool
     def last() -> str:
-        """Come last."""
+        """Run last."""
         return "last"
 
     graph = tool_node_graph(scripted(calls(call("outer", n=1), call("last")), "ok"), [outer, last])
@@ -227,13 +227,13 @@ def test_parallel_calls_are_recorded_in_the_order_of_the_ai_message(repo):
 
     @tool
     def slow() -> str:
-        """Wait for the other."""
+        """Wait for the other call."""
         assert slow_may_go.wait(60)
         return "slow"
 
     @tool
     def fast() -> str:
-        """Let the other go."""
+        """Release the other call."""
         slow_may_go.set()
         return "fast"
 
@@ -312,7 +312,7 @@ def test_c6_a_checkpoint_is_made_after_every_nth_tool_call(auto, positions, repo
     """C6: "tool:n" makes a checkpoint after the batch with every n-th call, counted across turns."""
     add = call("add", item="x")
     story = [calls(add), calls(add, add), "done", calls(add), calls(add), "done"]
-    for _ in range(2):  # a new agent each time, as in a program that is started again
+    for _ in range(2):  # a new agent each time, as after a restart of the program
         graph = tool_node_graph(scripted(*story), world.tools())
         agent = repo.wrap(graph, "s", effects=world.effects(), auto_checkpoint=auto)
         agent.run("go")
@@ -331,7 +331,7 @@ def test_c6_an_invalid_interval_is_refused(auto, repo):
 @pytest.mark.parametrize(("auto", "kinds"), [("off", []), (2, ["after", "after"]), (3, ["after"])])
 def test_a6_a_checkpoint_is_made_after_every_nth_turn_or_never(auto, kinds, repo):
     """A6, C6: a number makes a checkpoint after every n-th turn, also across restarts; "off" makes none."""
-    for n in range(5):  # a new agent each time, as in a program that is started again
+    for n in range(5):  # a new agent each time, as after a restart of the program
         agent = repo.wrap(tool_node_graph(scripted(*"abcde"), []), "s", auto_checkpoint=auto)
         agent.run(str(n))
     assert kinds_of(agent) == kinds
@@ -364,7 +364,7 @@ with agentgit.open(sys.argv[1]) as repo:
 
 
 def test_d1_another_process_continues_the_current_branch(tmp_path, world):
-    """D1: everything is in the database: a second process continues the current branch."""
+    """D1: the database holds everything that a second process needs to continue the current branch."""
     done = processes.run(FIRST_PROCESS, tmp_path / "x.db")
     assert done.returncode == 0, done.stderr
     with agentgit.open(tmp_path / "x.db") as repo:
@@ -397,7 +397,7 @@ def test_update_state_makes_one_checkpoint_and_no_restore_point(repo):
 
 
 async def test_agent_verbs_have_async_twins_with_equal_results(repo, world):
-    """D3: each agent verb that does IO has an `a` twin with the same result."""
+    """D3: the async twins of agent methods return the results of the sync methods."""
     agent = repo.wrap(tool_node_graph(scripted("hello", "again"), world.tools()), "s", effects=world.effects())
     assert await agent.arun("hi") == "hello"
     await agent.acheckpoint("x")
@@ -422,7 +422,7 @@ async def test_a_cancelled_tool_call_is_recorded_as_unknown(repo, world):
 
     @tool
     async def wait(item: str) -> str:
-        """Wait for ever."""
+        """Wait forever."""
         started.set()
         await asyncio.sleep(60)
         return item
@@ -526,7 +526,7 @@ def test_hostile_text_is_stored_and_returned_unchanged(repo):
 
     @tool
     def echo(text: str) -> str:
-        """Give it back."""
+        """Return the text."""
         return text
 
     agent = repo.wrap(tool_node_graph(scripted(calls(call("echo", text=nasty)), "ok"), [echo]), "s'; --\0")

@@ -1,4 +1,4 @@
-"""A person's answers go to the tool call that asked, also where one task runs all calls of a batch (D3)."""
+"""Each answer of a person reaches the tool call that asked, even if one task runs all calls of a batch (D3)."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ ITEMS = "abc"
 
 
 class Approvals:
-    """Tools that ask, what was done with a yes, and how often each call began."""
+    """Tools that ask a person, the list of their actions, and events that hold calls back."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
         self.hold: dict[str, threading.Event] = {}
 
     def tools(self) -> list[BaseTool]:
-        """Make `buy`, which asks once; `abuy`, its async twin; `move`, which asks twice; `ask`, always the same."""
+        """Create `buy` and its async twin `abuy`, `move`, which asks twice, `ask` and `add`, which asks nothing."""
 
         def buy(item: str) -> str:
             """Buy it if a person says yes."""
@@ -43,17 +43,17 @@ class Approvals:
             return self._bought(item, interrupt({"buy": item}))
 
         def move(item: str) -> str:
-            """Move it if a person says from where, and where to."""
+            """Move it between the two places that a person names."""
             places = interrupt({"from": item}), interrupt({"to": item})
             self.done.append(f"{item}: {places[0]} to {places[1]}")
             return self.done[-1]
 
         def ask(item: str) -> str:
-            """Ask what everyone asks."""
+            """Ask the same question for every item."""
             return self._bought(item, interrupt("sure?"))
 
         def add(item: str) -> str:
-            """Ask nobody."""
+            """Add it without a question."""
             self.done.append(item)
             return item
 
@@ -65,7 +65,7 @@ class Approvals:
         return f"{item}: {answer}"
 
     def graph(self, *wanted: Any):
-        """Build model → ToolNode → model, with a model that asks for these calls at once."""
+        """Build a ToolNode graph whose model requests these calls in one message."""
         return tool_node_graph(scripted(calls(*wanted), "fine"), self.tools())
 
 
@@ -74,7 +74,7 @@ EFFECTS = dict.fromkeys(("buy", "abuy", "move", "ask", "add"), "irreversible")
 
 @pytest.fixture
 def shop():
-    """Fresh tools."""
+    """Create new approval tools."""
     return Approvals()
 
 
@@ -83,7 +83,7 @@ def say(text: str = "go") -> dict[str, Any]:
 
 
 def shown(result: dict[str, Any]) -> Any:
-    """Give the question that a person sees; None if there is none."""
+    """Return the question that a person sees, or None."""
     asked = result.get("__interrupt__")
     return asked[0].value if asked else None
 
@@ -97,7 +97,7 @@ def resume(result: dict[str, Any], answer: str, *, by_id: bool) -> Command[Any]:
 
 
 def go_on(run: Any, said: dict[str, str], *, by_id: bool) -> list[str]:
-    """Answer each question about an item until there is none; give the items in the order in which they came."""
+    """Answer questions until none is left, and return the items in the order of their questions."""
     result, order = run(say()), []
     while (question := shown(result)) is not None:
         order.append(question["buy"])
@@ -105,7 +105,7 @@ def go_on(run: Any, said: dict[str, str], *, by_id: bool) -> list[str]:
     return order
 
 
-# An answer that goes astray is seen where answers differ; equal ones are tried one way.
+# Only different answers reveal one that reaches the wrong call, so equal answers are tried in one way only.
 @pytest.mark.parametrize(
     ("name", "said", "by_id"),
     [
@@ -213,7 +213,7 @@ def test_d3_graphs_run_by_tools_receive_the_answers_of_their_calls(repo, hands_o
     asking = inner.add_edge(START, "ask").compile()
 
     def run(item: str, config: RunnableConfig) -> str:
-        """Let a graph ask."""
+        """Ask through a graph."""
         return asking.invoke(say(item), config if hands_on else None)["messages"][-1].content
 
     model = scripted(calls(call("run", item="a"), call("run", item="b")), "ok")

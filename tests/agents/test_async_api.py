@@ -1,4 +1,4 @@
-"""The async twins that return iterators, and `Repository.awrap`."""
+"""The async iterators of the API, and the async twins that create agents and read logs."""
 
 import asyncio
 
@@ -50,7 +50,7 @@ async def test_w12_events_are_followed_asynchronously(repo):
 
 
 async def test_w12_a_cancelled_feed_leaves_no_thread_behind(repo):
-    """W12: cancelling a task that follows the trail ends it at once, and no thread goes on reading."""
+    """W12: cancelling a task that follows the events ends it at once, and no thread keeps reading."""
     repo.session("s", create=True)
 
     async def follow():
@@ -60,7 +60,7 @@ async def test_w12_a_cancelled_feed_leaves_no_thread_behind(repo):
     read = asyncio.Event()
     task = asyncio.ensure_future(follow())
     await asyncio.wait_for(read.wait(), 60)
-    await asyncio.sleep(0.3)  # it waits for the next poll now
+    await asyncio.sleep(0.3)  # the feed now waits for its next poll
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(task, 60)

@@ -1,4 +1,4 @@
-"""Points and branches without a graph: what another process, the command line and the MCP server do (C1, C4, D2)."""
+"""Checkpoints, forks, undo and redo through a session, without the graph (C1, C4, D2)."""
 
 import backend
 import pytest
@@ -22,7 +22,7 @@ def agent(repo, world):
 
 
 def test_c1_a_checkpoint_is_saved_without_the_graph(repo, agent):
-    """C1: `session.checkpoint` saves the state of a branch like the agent's verb, and the checkpoint can be found."""
+    """C1: `session.checkpoint` saves the state of a branch like `agent.checkpoint`, and the checkpoint can be found."""
     made = repo.session().checkpoint("before payment", description="all there", data={"ticket": 9})
     assert made.metadata["reference"] == agent.head.metadata["reference"] == "main#5"
     assert repo.session().get_checkpoint("before payment").conversation_history == agent.history()
@@ -86,7 +86,7 @@ def test_s2_redo_reverts_a_file_rewind(repo, world, tmp_path):
     assert "a.txt" in str(agent.plan_redo())
     assert agent.redo().branch.name == "main"
     assert (work / "a.txt").read_text() == "by hand"
-    assert repo.session().redo().files is not None  # asked again, it takes that back
+    assert repo.session().redo().files is not None  # a second redo reverts the first one
     assert not (work / "a.txt").exists()
     agent.run("on we go")
     with pytest.raises(NotFound, match="nothing to redo"):

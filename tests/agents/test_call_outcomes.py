@@ -1,4 +1,4 @@
-"""When what became of a call is written down: at once if it acted, with the next transaction if it only read."""
+"""The time at which an outcome is recorded: at once if the call acted, in the next transaction if it only read."""
 
 import backend
 import faults
@@ -20,7 +20,7 @@ LOOK, ADD = call("look"), call("add", item="x")
 
 
 def looking(world, times, meanwhile):
-    """Build a graph with one node that looks many times."""
+    """Build a graph whose node calls `look` this many times, and `meanwhile` after each call."""
     look = world.tool("look")
 
     def work(state):
@@ -82,7 +82,7 @@ def test_w1_only_a_few_calls_wait_to_be_written(repo, world):
 def test_w1_an_outcome_is_recorded_later_if_the_database_is_down(repo, world):
     """W1: if the database is unavailable when a tool ends, its result counts and is recorded later."""
     agent = agent_of(repo, world, calls(ADD, LOOK), "done")
-    # The first write after the tool has run is that of its outcome.
+    # The first write after the tool has run is the write of its outcome.
     with faults.write_fails_once(lambda: bool(world.items), Unavailable("out of reach")) as refused:
         agent.run("go")
     assert refused

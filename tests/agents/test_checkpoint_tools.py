@@ -1,4 +1,4 @@
-"""An agent that manages its own history (row A7)."""
+"""The checkpoint tools, with which a model manages its own history (row A7)."""
 
 import pytest
 from langgraph.types import Command

@@ -1,4 +1,4 @@
-"""Comparing stored checkpoints, branches and sessions: what is shared is folded, never loaded (W6, P3)."""
+"""Comparisons of stored checkpoints, branches and sessions, which do not load their shared history (W6, P3)."""
 
 import json
 
@@ -20,14 +20,14 @@ HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e\r\n</td>" + "日本" * 40
 
 
 class State(MessagesState):
-    """A conversation with a note and a list beside it."""
+    """A conversation, a note and a list."""
 
     note: str
     cart: list
 
 
 def noting(say="ok", **values):
-    """Make a graph whose one node answers, and writes these values."""
+    """Build a graph whose only node answers and writes these values."""
 
     def node(state: State):
         return {"messages": [AIMessage(say)], **values}
@@ -37,7 +37,7 @@ def noting(say="ok", **values):
 
 @pytest.fixture
 def agents(repo):
-    """Two branches that parted after one call: each went on with a call of its own."""
+    """Create an agent and its fork, which share one call and have each made another one since."""
     world = World()
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     agent.run("add chair")

@@ -1,4 +1,4 @@
-"""Declaring effects on a graph: what wins, what is refused, what is recorded, and calling a tool again (W3, W4)."""
+"""Precedence, validation and recording of declared effects, and repeated calls of a tool (W3, W4, W5)."""
 
 import asyncio
 import hashlib
@@ -35,11 +35,11 @@ def wrapped(repo, *tools, session="s", replies=("ok",), **more):
 
 
 def the_runner(agent, name: str):
-    """Give what calls a tool of an agent again."""
+    """Return the function that repeats a call of an agent's tool."""
     return backend.runner(agent.session, name)
 
 
-# -- what wins
+# -- precedence
 
 
 def test_w3_the_most_specific_declaration_wins(database, world):
@@ -125,7 +125,7 @@ def test_w3_a_decorated_namesake_does_not_declare_a_graphs_tool(repo):
     assert [c.effect for c in agent.tool_track()] == ["undeclared"]
 
 
-# -- what is refused
+# -- refused declarations
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_w3_two_different_tools_of_one_name_are_refused(repo):
         the_runner(agent, "send")
 
 
-# -- what is recorded
+# -- recorded fields
 
 
 def test_w4_identity_verify_and_precheck_are_recorded(repo, world):
@@ -211,7 +211,7 @@ def test_w4_identity_verify_and_precheck_are_recorded(repo, world):
     assert (add.identity, add.verify, add.precheck) == (None, None, None)
 
 
-# -- calling a tool again
+# -- repeated calls
 
 
 def test_w5_a_recorded_call_can_be_repeated(repo, world):
@@ -291,7 +291,7 @@ def test_w5_a_tool_that_needs_graph_state_cannot_be_repeated(repo):
 
     @tool
     def with_id(x: int, call_id: Annotated[str, InjectedToolCallId]) -> str:
-        """Give the id of the call."""
+        """Return the id of the call."""
         return call_id
 
     agent = wrapped(repo, with_state, with_id)
@@ -305,7 +305,7 @@ def test_w5_a_tool_that_needs_graph_state_cannot_be_repeated(repo):
 
 
 def test_w3_mcp_annotations_make_effects_stricter(repo, world):
-    """W3: annotations in a tool's metadata refute `read_only`, and never loosen anything."""
+    """W3: annotations in a tool's metadata override `read_only`, and never make an effect less strict."""
     note, look, send = (world.tool(name) for name in ("note", "look", "send"))
     note.metadata, look.metadata = {"destructiveHint": True}, {"readOnlyHint": False}
     send.metadata = {"annotations": {"readOnlyHint": True}}
@@ -363,7 +363,7 @@ async def test_w3_tools_of_a_real_mcp_server_are_recorded_and_repeated(repo):
     await agent.arun("read and wipe")
     read, wipe = agent.tool_track()
     assert (read.effect, wipe.effect, wipe.status) == ("read_only", "irreversible", "done")
-    content, _ = await the_runner(agent, "wipe")(wipe.args)  # a server of its own, which has the file again
+    content, _ = await the_runner(agent, "wipe")(wipe.args)  # a new server process, which has the file again
     assert "wiped" in content[0]["text"]
     with pytest.raises(RollbackBlocked, match="cannot be undone"):
         await agent.arollback("main#1")

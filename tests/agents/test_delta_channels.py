@@ -1,4 +1,4 @@
-"""Graphs with a DeltaChannel: their checkpoints are those of the same graph without one."""
+"""Graphs with a DeltaChannel have the same checkpoints as the same graphs without one."""
 
 import itertools
 from typing import Annotated, TypedDict
@@ -26,7 +26,7 @@ DURABILITIES = ("sync", "async", "exit")
 
 
 def expect_true(agent):
-    """Compare what is shown at the head with what LangGraph itself makes of the writes."""
+    """Assert that the head shows the values that LangGraph computes from the writes."""
     state = agent.state
     assert agent.history() == agent.head.conversation_history
     assert [message.id for message in state["messages"]] == [message["id"] for message in agent.history()]
@@ -63,7 +63,7 @@ CHANGE = st.one_of(
 
 
 def change(state, what, number):
-    """Make one change to a conversation, the same for every kind of channel."""
+    """Return the update for one change of a conversation, which is the same for every kind of channel."""
     ids = [message.id for message in state["messages"]]
     if what == "remove":
         return {"messages": [RemoveMessage(id=ids[number % len(ids)])]}
@@ -193,11 +193,11 @@ def test_a_subgraph_and_its_graph_keep_separate_delta_channels(repo):
     assert agent.rollback("HEAD~2").history() == agent.checkpoints()[-3].conversation_history
 
 
-# -- values that are no messages
+# -- values other than messages
 
 
 class Things(TypedDict):
-    """Numbers and files, each spread over the steps."""
+    """A state of numbers, files and names, each in a DeltaChannel."""
 
     numbers: delta(7, lambda state, writes: sorted({*state, *itertools.chain(*writes)}))
     files: Annotated[dict, DeltaChannel(joined, snapshot_frequency=5)]
@@ -273,7 +273,7 @@ def test_a_failing_reducer_does_not_break_the_run(repo):
     assert len(set(hashes)) == 2
 
 
-# -- threads that come from elsewhere
+# -- imported threads
 
 
 @pytest.mark.parametrize("known", [False, True])

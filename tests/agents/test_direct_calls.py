@@ -1,4 +1,4 @@
-"""Tools that a graph's own code calls: each call is recorded, guarded and answered as in a ToolNode (T1)."""
+"""Calls of tools from a graph's own code, which are recorded, fenced and answered as in a ToolNode (T1)."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ PAY = effect("irreversible", identity_args=["to", "amount"])
 
 
 def say(text: str = "go") -> dict[str, Any]:
-    """What the user says."""
+    """Return an input with one user message."""
     return {"messages": [("user", text)]}
 
 
 class Bank:
-    """What was paid, and with which idempotency keys; and what goes wrong next."""
+    """A bank with a ledger, the idempotency keys of its payments and the errors that it raises next."""
 
     def __init__(self) -> None:
         self.ledger: list[tuple[str, int]] = []
@@ -42,12 +42,12 @@ class Bank:
         self.faults: list[BaseException] = []
 
     def fail(self) -> None:
-        """Raise what goes wrong next, if anything does."""
+        """Raise the next error, if there is one."""
         if self.faults:
             raise self.faults.pop()
 
     def tool(self) -> BaseTool:
-        """Make the tool."""
+        """Create the payment tool."""
 
         @tool
         def pay(to: str, amount: int = 5, reference: str = "") -> int:
@@ -61,18 +61,18 @@ class Bank:
 
     @property
     def paid(self) -> list[str]:
-        """Who was paid, in order."""
+        """The names of the people paid, sorted."""
         return sorted(to for to, _ in self.ledger)
 
 
 @pytest.fixture
 def bank():
-    """A bank where nothing was paid."""
+    """Create a bank without payments."""
     return Bank()
 
 
 def node_graph(act: Any, **options: Any) -> Any:
-    """Build a graph of one node."""
+    """Build a graph with one node."""
     graph = StateGraph(MessagesState)
     graph.add_node("act", act, **options)
     graph.add_edge(START, "act")
@@ -80,15 +80,15 @@ def node_graph(act: Any, **options: Any) -> Any:
 
 
 def wrapped(repo, graph, effects=None, **options):
-    """Wrap a graph whose tools nobody can see."""
+    """Wrap a graph that does not expose its tools."""
     return repo.wrap(graph, "s", effects=effects or {"pay": PAY}, check_effects=False, **options)
 
 
-# -- the shapes: each pays Ann twice and Bob, then something goes wrong, and gives what it got
+# -- the shapes: each pays Ann twice and Bob once, then fails if the bank has an error, and returns the results
 
 
 def by_node(bank: Bank) -> Any:
-    """A node."""
+    """Build a graph whose node calls the tool."""
     pay = bank.tool()
 
     def act(state: MessagesState) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def by_node(bank: Bank) -> Any:
 
 
 def by_async_node(bank: Bank) -> Any:
-    """An async node that calls one tool without awaiting it."""
+    """Build a graph whose async node makes two async calls and one sync call."""
     pay = bank.tool()
 
     async def act(state: MessagesState) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def by_async_node(bank: Bank) -> Any:
 
 
 def by_new_ids(bank: Bank) -> Any:
-    """A node that makes tool calls with new ids each time."""
+    """Build a graph whose node makes tool calls with new ids at each attempt."""
     pay = bank.tool()
 
     def act(state: MessagesState) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def by_new_ids(bank: Bank) -> Any:
 
 
 def by_run(bank: Bank) -> Any:
-    """A node that calls `run`, and gives the call callbacks of its own."""
+    """Build a graph whose node calls `run`, and passes callbacks to some of its calls."""
     pay = bank.tool()
 
     def act(state: MessagesState) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def by_run(bank: Bank) -> Any:
 
 
 def by_subgraph(bank: Bank) -> Any:
-    """A subgraph as a node, whose second step fails."""
+    """Build a graph whose node is a subgraph that fails in its second step."""
     pay = bank.tool()
 
     def one(state: MessagesState) -> dict[str, Any]:
@@ -156,7 +156,7 @@ def by_subgraph(bank: Bank) -> Any:
 
 
 def by_called_graph(bank: Bank) -> Any:
-    """A graph that a node calls twice, saved or not."""
+    """Build a graph whose node calls an inner graph with and without a checkpointer."""
     pay = bank.tool()
 
     def one(state: MessagesState) -> dict[str, Any]:
@@ -180,7 +180,7 @@ SHAPES = {made.__name__: made for made in (by_node, by_async_node, by_new_ids, b
 
 
 def run(agent: Any, shape: str, given: Any) -> Any:
-    """Run a turn, on an event loop where the shape needs one."""
+    """Run a turn, on an event loop if the shape needs one."""
     return asyncio.run(agent.ainvoke(given)) if shape == "by_async_node" else agent.invoke(given)
 
 
@@ -235,7 +235,7 @@ def test_t1_a_restarted_functional_graph_repeats_no_payment(repo, bank, is_async
 
 
 class Sent(TypedDict):
-    """What the workers give."""
+    """The results of the workers."""
 
     got: Annotated[list[int], operator.add]
 
@@ -403,7 +403,7 @@ def test_t1_a_payment_waits_until_its_step_is_saved(repo, bank, is_async, how):
 
     @tool
     def pay(to: str) -> str:
-        """Look from another program where the turn stands, and pay."""
+        """Read the turn's next node through another repository, and pay."""
         with agentgit.open(backend.url(repo)) as other:
             found.append(wrapped(other, graph).get_state().next)
         bank.ledger.append((to, 5))
@@ -425,7 +425,7 @@ def test_t1_an_idempotent_call_waits_until_its_step_is_saved_and_keeps_its_key(r
 
     @tool
     def pay(to: str) -> str:
-        """Look from another program where the turn stands, and pay; the first time the turn is interrupted."""
+        """Read the turn's next node through another repository, and pay; interrupt the first attempt."""
         with agentgit.open(backend.url(repo)) as other:
             found.append(wrapped(other, graph, effects).get_state().next)
         keys.append(idempotency_key())
@@ -449,7 +449,7 @@ def test_t1_a_call_is_not_made_if_its_step_cannot_be_saved(repo, bank):
     pay = bank.tool()
 
     class Odd(MessagesState):
-        """With something that cannot be stored."""
+        """A state with a value that cannot be stored."""
 
         odd: Any
 
@@ -484,11 +484,11 @@ def test_t1_a_polling_loop_runs_every_call(repo, bank):
     assert len(set(bank.keys)) == 3
 
 
-# -- who is not concerned
+# -- other graphs and tools
 
 
 class Heard(BaseCallbackHandler):
-    """Everything that LangChain tells of tools, without ids."""
+    """A handler that collects LangChain's tool events, without ids."""
 
     def __init__(self) -> None:
         self.all: list[Any] = []
@@ -510,7 +510,7 @@ def test_t1_unwrapped_graphs_are_not_affected(repo, bank):
 
     @tool(response_format="content_and_artifact")
     def both(number: int) -> tuple[str, int]:
-        """Give both."""
+        """Return both."""
         if number > 1:
             raise ValueError("too much")
         return str(number), number
@@ -534,7 +534,7 @@ def test_t1_a_tool_that_overrides_run_is_refused_instead_of_repeated(repo, bank)
     """T1: a finished call of a class that overrides `run` is refused instead of repeated."""
 
     class Own(StructuredTool):
-        """Runs itself."""
+        """A tool that overrides `run`."""
 
         def run(self, tool_input: Any, *args: Any, **kwargs: Any) -> Any:
             from langchain_core.callbacks import CallbackManager
@@ -575,7 +575,7 @@ def test_t1_a_wrapped_agent_inside_another_agents_turn_is_refused(repo, bank, wh
 
         @tool
         def delegate(what: str) -> str:
-            """Let somebody do it."""
+            """Delegate to another agent."""
             return str(called.invoke(say())["messages"][-1].content)
 
         return tool_node_graph(scripted(call("delegate", what="x"), "done"), [delegate], handle_tool_errors=True)

@@ -1,4 +1,4 @@
-"""The fence: after a rollback nothing is done a second time that could not be taken back (W4)."""
+"""The fence: after a rollback, an effect that was not reversed does not happen a second time (W4)."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from agentgit import Fenced, InvalidInput, WorldDiverged, compensable, effect, r
 
 @pytest.fixture
 def bank():
-    """A bank where nothing was paid."""
+    """Create a bank without payments."""
     return Bank()
 
 
 def wrapped(repo, bank, *replies, **options):
-    """Wrap a graph with the bank's tools, whose model says these things."""
+    """Wrap a graph with the bank's tools and a model that gives these replies."""
     graph = tool_node_graph(says(*replies), bank.tools())
     return repo.wrap(graph, "s", **{"effects": bank.effects(), **options})
 
 
 def paid_and_back(repo, bank, *later, **options):
-    """Pay Ann 5 on main, and go back to before that; the new branch says `later`."""
+    """Pay Ann 5 on main, and roll back to before the payment; the model then replies with `later`."""
     agent = wrapped(repo, bank, pay(), "paid", *later, **options)
     agent.run("pay Ann")
     return agent.rollback("main#1", force=True)
@@ -214,7 +214,7 @@ def test_w4_a_call_declared_once_runs_again_after_its_undo(repo, bank):
 
     @tool
     def grant(to: str) -> str:
-        """Give an approval."""
+        """Grant an approval."""
         made.append(to)
         return "granted"
 
@@ -241,7 +241,7 @@ def test_w4_a_running_payment_is_not_made_concurrently(repo, bank):
     paying = tools[0].func
 
     def slow(to: str, amount: int, reference: str) -> dict:
-        """Pay somebody, slowly."""
+        """Pay after a delay."""
         started.set()
         assert go.wait(60)
         return paying(to, amount, reference)
@@ -316,7 +316,7 @@ def test_w4_only_one_of_several_concurrent_processes_pays(repo, bank, tmp_path):
     ready, gate = tmp_path / "ready", tmp_path / "gate"
     os.mkfifo(ready)
     with gate.open("w") as shut, open(os.open(ready, os.O_RDWR), "rb", buffering=0) as waiting:
-        fcntl.flock(shut, fcntl.LOCK_EX)  # each process waits for it when it is about to pay
+        fcntl.flock(shut, fcntl.LOCK_EX)  # each process waits for this lock before it pays
         started = [processes.Started(PAYING, backend.address(repo), name, ready, gate) for name in names]
         assert [waiting.read(1) for _ in started] == [b"x"] * 4
     ended = [one.wait() for one in started]
@@ -331,7 +331,7 @@ def test_w4_verify_decides_about_an_interrupted_payment(repo, bank, seen, paid):
     paying, broken = tools[0].func, [True]
 
     def breaking(to: str, amount: int, reference: str) -> dict:
-        """Pay somebody, and break off the first time."""
+        """Pay, and interrupt the first attempt."""
         result = paying(to, amount, reference)
         if broken.pop() if broken else False:
             raise KeyboardInterrupt
@@ -351,7 +351,7 @@ def test_w4_verify_decides_about_an_interrupted_payment(repo, bank, seen, paid):
     assert len(bank.ledger) == paid
 
 
-# -- answers of every form
+# -- forms of answers
 
 
 def test_w4_content_and_artifact_are_answered_from_the_record(repo):
@@ -425,7 +425,7 @@ def test_w4_nested_calls_are_replayed_with_their_caller(repo, bank):
 
     @tool
     def order(item: str) -> str:
-        """Order an item, and pay it."""
+        """Order an item, and pay for it."""
         paying.invoke({"to": "shop", "amount": 7, "reference": item})
         return f"ordered {item}"
 
@@ -469,7 +469,7 @@ OTHERS = [({"to": "Ann"}, {"to": "Ann", "euros": 6}), ({"to": "Ann"}, {"to": "An
 
 
 class Address(BaseModel):
-    """Where somebody lives."""
+    """A postal address."""
 
     city: str = "Paris"
     country: str = "FR"
@@ -490,7 +490,7 @@ def test_w4_default_and_converted_arguments_do_not_bypass_the_fence(repo, first,
 
     @tool(args_schema=Payment)
     def give(to: str, **more: object) -> str:
-        """Give somebody money."""
+        """Pay somebody."""
         paid.append(to)
         return "given"
 

@@ -1,4 +1,4 @@
-"""Exploration: the same steps in several ways, from shared beginnings, over one world (row W10)."""
+"""Exploration of the same steps with several choices, from shared prefixes and in one world (row W10)."""
 
 import asyncio
 import json
@@ -33,12 +33,12 @@ from agentgit.demo import ScriptedModel
 
 
 def said(messages) -> list[str]:
-    """List what the user has said."""
+    """Return the texts of the user's messages."""
     return [str(m.content) for m in messages if isinstance(m, HumanMessage)]
 
 
 class Counting:
-    """A model that counts its calls; it calls a tool where the user names one, like `add chair`."""
+    """A model that records its calls, and calls a tool if the user names one, as in `add chair`."""
 
     def __init__(self, usage: int | None = None) -> None:
         self.asked: list[str] = []
@@ -61,7 +61,7 @@ class Counting:
 
 
 def agent_on(repo, world: World, counting: Counting, *, build=tool_node_graph, effects=None, **how):
-    """Wrap an agent that does what the user says with the tools of a world."""
+    """Wrap a graph whose model calls the tools of a world as the user asks."""
     graph = build(counting.model(), world.tools())
     return repo.wrap(graph, session="s", effects=world.effects() if effects is None else effects, **how)
 
@@ -70,13 +70,13 @@ def turns(choices: int, steps: int) -> int:
     return sum(choices**i for i in range(1, steps + 1))
 
 
-# -- how many calls
+# -- number of calls
 
 
 SIZES = [(1, 1), (1, 3), (2, 1), (2, 3), (3, 2), (3, 3)]
 
 
-# How a graph is built changes what a turn is, and not how many there are: two sizes tell.
+# The kind of graph changes what a turn is but not the number of turns, so two sizes are enough for agent_graph.
 @pytest.mark.parametrize(
     ("build", "choices", "steps"),
     [*((tool_node_graph, *size) for size in SIZES), (agent_graph, 1, 3), (agent_graph, 2, 2)],
@@ -99,15 +99,16 @@ def test_w10_model_calls_equal_the_sum_of_the_choices(repo, build, choices, step
     steps=st.lists(st.sampled_from(["hi", "add a", "add b", "note c", "look"]), min_size=1, max_size=3), data=st.data()
 )
 def test_w10_each_leaf_is_scored_in_its_world_and_the_world_is_restored(steps, data):
-    """W10: whatever the steps do, each is called Σαⁱ times, each leaf is judged in the world of its own way, and the
-    world is as before at the end."""
+    """W10: each step runs once on each branch of its level, each leaf is scored in the world of its own path, and the
+    world is restored at the end.
+    """
     choices = data.draw(st.integers(1, 3))
     world, counting = World(), Counting()
     with agentgit.open(":memory:") as repo:
         agent = agent_on(repo, world, counting)
         agent.run("add first")
         before = list(world.items)
-        seen: list[list[str]] = []  # in no order: of two that are alike the first is taken back
+        seen: list[list[str]] = []  # sorted, because the undo of one of two equal items removes the first one
         found = agent.explore(steps, choices, score=lambda leaf: seen.append(sorted(world.items)) or 0)
         own = [step.removeprefix("add ") for step in steps if step.startswith("add ")]
         assert seen == [sorted([*before, *own])] * choices ** len(steps)
@@ -127,8 +128,9 @@ def test_w10_each_leaf_is_scored_in_its_world_and_the_world_is_restored(steps, d
 
 
 def test_w10_sibling_effects_are_reversed_before_the_next_branch_runs(repo):
-    """W10: what a sibling did is taken back before the next way, exactly once; then branch, session and world are as
-    before."""
+    """W10: effects of a sibling are reversed once before the next branch runs, and at the end branch, session and
+    world are restored.
+    """
     world, counting = World(), Counting()
     agent = agent_on(repo, world, counting)
     agent.run("add table")
@@ -174,8 +176,9 @@ def test_w10_promote_continues_on_a_leaf_and_redoes_its_effects(repo):
 
 
 def test_w10_an_irreversible_call_stops_the_exploration_without_loss(repo):
-    """W10: an irreversible call in the way is said, nothing runs in a wrong world, what was explored can be read, and
-    the same call goes on when a person has accepted it."""
+    """W10: an irreversible call stops the exploration before the next branch runs, its finished part can be read, and
+    the same call continues it after a forced switch.
+    """
     world, counting = World(), Counting()
     agent = agent_on(repo, world, counting)
     ways = ["send mail", "hello"]
@@ -232,7 +235,7 @@ def test_w10_a_read_only_graph_explores_a_diverged_world(repo):
     assert world.items == ["chair"]
 
 
-# -- at the same time
+# -- concurrent branches
 
 
 def test_w10_branches_run_concurrently_if_no_tool_changes_the_world(repo):
@@ -241,7 +244,7 @@ def test_w10_branches_run_concurrently_if_no_tool_changes_the_world(repo):
 
     @tool
     def note(text: str) -> str:
-        """Wait until the other branch is here too."""
+        """Wait for the other branch."""
         meet.wait()
         return text
 
@@ -292,7 +295,7 @@ async def test_w10_aexplore_runs_branches_concurrently(repo):
 
     @tool
     async def note(text: str) -> str:
-        """Wait until the other branch is here too."""
+        """Wait for the other branch."""
         here.append(text)
         if len(here) == 2:
             both.set()
@@ -304,7 +307,7 @@ async def test_w10_aexplore_runs_branches_concurrently(repo):
     assert [leaf.status for leaf in found.leaves] == ["done", "done"]
 
 
-# -- broken off
+# -- interrupted explorations
 
 
 def test_w10_a_failed_turn_is_a_leaf_and_is_retried(repo):
@@ -370,7 +373,7 @@ def take(args, result):
 
 
 def shelf_agent(repo, path, counting):
-    """Wrap an agent whose world is a file."""
+    """Wrap a graph whose tool writes to a file."""
     shelf = Path(path)
 
     @tool
@@ -428,7 +431,7 @@ def test_w10_an_interrupt_is_a_leaf_and_its_answers_are_choices(repo):
     assert [(leaf.name, leaf.status, leaf.answer) for leaf in found.leaves] == [("explore/1/1", "done", "bye")]
 
 
-# -- what steps and choices can be
+# -- forms of steps and choices
 
 
 def test_w10_choices_can_be_configs(repo):
@@ -557,7 +560,7 @@ def test_w10_a_running_agent_cannot_explore(repo):
 
     @tool
     def note(text: str) -> str:
-        """Try it."""
+        """Try to explore."""
         with pytest.raises(Conflict, match="is running") as error:
             agent.explore(["a"])
         refused.append(error)
@@ -568,7 +571,7 @@ def test_w10_a_running_agent_cannot_explore(repo):
     assert len(refused) == 1
 
 
-# -- what came of it
+# -- results
 
 
 def test_w10_leaves_are_compared_best_first(repo):

@@ -1,4 +1,4 @@
-"""Files roll back with the conversation: one rollback for conversation, tool effects and files, or any mix of them."""
+"""Rollbacks of conversation, tool effects and files, together or in any combination."""
 
 import asyncio
 import errno
@@ -36,7 +36,7 @@ __all__ = ["desk", "home"]  # the fixtures
 
 
 class Counter:
-    """An environment that can do no more than it must."""
+    """An environment with only the required methods."""
 
     def __init__(self):
         self.value, self.kept = 0, []
@@ -56,7 +56,7 @@ def wrapped(repo, desk, session="s", **more):
 
 @pytest.fixture
 def agent(repo, desk):
-    """An agent that has written two files and put a chair into the world, with a checkpoint before the second half."""
+    """Create an agent that has changed files and the world before and after its checkpoint `before`."""
     agent = wrapped(repo, desk)
     agent.run("write a.txt one; add chair")
     agent.checkpoint("before")
@@ -581,7 +581,7 @@ def test_c5_branches_with_an_incomparable_environment_report_divergence(repo, de
 
 
 def asking_once(agent_tool, **args):
-    """Build a graph that calls a tool once in each turn."""
+    """Build a graph whose model calls a tool once in each turn."""
 
     def rule(messages):
         return calls(call(agent_tool.name, **args)) if messages[-1].type == "human" else AIMessage("done")

@@ -1,4 +1,4 @@
-"""Cases that broke other systems, or an earlier state of this one: order, pauses, cancellation, graphs in graphs."""
+"""Regression tests for order, pauses, cancellation, nested graphs and concurrent rollbacks."""
 
 import asyncio
 import threading
@@ -94,7 +94,7 @@ def test_w1_an_edited_call_is_undone_with_the_arguments_it_ran_with(repo, world)
     assert world.undone == [("remove", {"item": "sofa"}, {"item": "sofa", "number": 1})]
 
 
-# -- graphs in graphs
+# -- nested graphs
 
 
 @pytest.mark.parametrize("caller", ["node", "tool", "whole node"])
@@ -219,7 +219,7 @@ async def test_d3_a_cancelled_turn_releases_the_branch(after, repo, world):
 
 @pytest.fixture
 def slow_to_begin():
-    """Let turns take long to take their branch; give what is set when one begins, and what lets it go on."""
+    """Delay the start of turns; yield an event that is set when one starts and an event that releases it."""
     begins, go = threading.Event(), threading.Event()
 
     def wait():
@@ -276,7 +276,7 @@ def test_d3_a_stopped_loop_releases_the_branch(repo, slow_to_begin):
     with asyncio.Runner() as runner:
         with pytest.raises(asyncio.CancelledError):
             runner.run(broken_off())
-        assert agent.branch.status == "open"  # it is not taken yet
+        assert agent.branch.status == "open"  # the turn has not acquired it yet
         go.set()
         until = time.monotonic() + 60
         while (ended := [e.kind for e in repo.events.list(session="s", kinds="turn.*")]) != ["turn.failed"]:
@@ -315,7 +315,7 @@ def test_d3_a_config_of_the_current_state_is_accepted(repo):
     assert agent.get_state(agent.get_state().config).values == agent.state
 
 
-# -- rollbacks that meet each other
+# -- concurrent rollbacks
 
 
 def test_only_one_rollback_of_a_session_runs_at_a_time(repo, world):
@@ -449,7 +449,7 @@ def test_a7_a_rollback_blocked_after_its_request_keeps_the_answer(repo, world):
     agent = repo.wrap(graph, "s", effects=world.effects())
     agent.run("hi")
     assert agent.run("send and go back") == "done"
-    if agent.rollback_error is not None:  # the mail went out after the plan was made; else the model was told at once
+    if agent.rollback_error is not None:  # the mail was sent after the plan was made; else the tool refused it
         assert "cannot be undone" in str(agent.rollback_error)
     assert (agent.branch.name, world.sent) == ("main", ["x"])
 

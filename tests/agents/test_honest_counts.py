@@ -1,4 +1,4 @@
-"""The counts of `bench/honest`, in small: what stands in the world after going back, and after calls that failed."""
+"""The counts of `bench/honest` at small sizes: effects in the world after rollbacks and after failed calls."""
 
 from __future__ import annotations
 

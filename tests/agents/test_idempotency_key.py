@@ -1,4 +1,4 @@
-"""Each call has a stable idempotency key that its tool can ask for (DESIGN 4.5)."""
+"""Each call has a stable idempotency key that its tool can read (DESIGN 4.5)."""
 
 import asyncio
 
@@ -34,7 +34,7 @@ def test_a_tool_can_read_its_idempotency_key(repo, kind, way):
 
 
 def test_a_retry_after_a_failure_has_the_same_key(repo):
-    """A call that failed and is retried by the next turn keeps its key."""
+    """A call that failed and is retried by `invoke(None)` keeps its key."""
     asked = []
 
     @tool

@@ -1,4 +1,4 @@
-"""`wrap` on a graph that was compiled with another saver: one of its threads goes on here."""
+"""Import by `wrap(thread_id=...)`: a thread of the graph's own saver continues in a session."""
 
 import pytest
 from foreign_threads import on, postgres_origin, said, shop, sqlite_origin

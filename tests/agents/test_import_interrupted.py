@@ -1,4 +1,4 @@
-"""Moving in a thread that waits at a question: the calls of its unfinished batch that were done come along."""
+"""Import of a thread that waits for an answer, with the finished calls of its unfinished batch (T9)."""
 
 import pytest
 from foreign_threads import AsyncOrigin, postgres_origin, sqlite_origin
@@ -11,7 +11,7 @@ from agentgit.demo import ScriptedModel
 
 
 def rule(messages):
-    """Order three things at once, of which a person is asked about the second; then say so."""
+    """Request three calls at once, the first of which asks a person, and then finish."""
     if isinstance(messages[-1], ToolMessage):
         return AIMessage("done")
     ask, add = call("add_if_approved", "c-ask", item="table"), call("add", "c-add", item="chair")
@@ -19,24 +19,24 @@ def rule(messages):
 
 
 def one_task_each(world, saver=None):
-    """An agent that runs each call in a task of its own."""
+    """Build an agent that runs each call in a separate task."""
     return agent_graph(ScriptedModel(rule=rule), world.tools(), saver)
 
 
 def as_subgraph(world, saver=None):
-    """The same as a node of another graph, to which its messages come when it has ended."""
+    """Build a graph with that agent as a node, which receives its messages only when the agent has ended."""
     builder = StateGraph(MessagesState).add_node("agent", one_task_each(world)).add_edge(START, "agent")
     return builder.compile(checkpointer=saver)
 
 
 def one_task(world, saver=None):
-    """A graph whose ToolNode runs all calls in one task, of which LangGraph keeps nothing until all are done."""
+    """Build a graph whose ToolNode runs all calls in one task, which LangGraph stores only when all are done."""
     return tool_node_graph(ScriptedModel(rule=rule), world.tools(), saver)
 
 
 @pytest.fixture(params=["SqliteSaver", "AsyncSqliteSaver", "PostgresSaver"])
 def origin(request, tmp_path):
-    """A database of each of LangGraph's own savers."""
+    """Yield a source database of one of LangGraph's savers."""
     if request.param == "PostgresSaver":
         with postgres_origin(request.getfixturevalue("postgres_url")) as made:
             yield made
@@ -47,7 +47,7 @@ def origin(request, tmp_path):
 
 
 def track(agent):
-    """The calls on the track, with what became of them."""
+    """Return the name, id and status of each call on the track."""
     return [(one.tool_name, one.tool_call_id, one.status) for one in agent.tool_track()]
 
 

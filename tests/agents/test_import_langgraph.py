@@ -1,4 +1,4 @@
-"""Moving in: threads of LangGraph's own savers become sessions."""
+"""Import of threads from LangGraph's savers into sessions."""
 
 import dataclasses
 import hashlib
@@ -19,19 +19,19 @@ from agentgit import Conflict
 
 @pytest.fixture
 def world():
-    """A world of its own for each test."""
+    """Create a world for the test."""
     return World()
 
 
 @pytest.fixture
 def origin(tmp_path):
-    """A SQLite file of SqliteSaver."""
+    """Create a SQLite source database of SqliteSaver."""
     return sqlite_origin(tmp_path)
 
 
 @pytest.fixture(params=["SqliteSaver", "AsyncSqliteSaver", "PostgresSaver"])
 def any_origin(request, tmp_path):
-    """A database of each of LangGraph's own savers."""
+    """Yield a source database of one of LangGraph's savers."""
     if request.param == "PostgresSaver":
         with postgres_origin(request.getfixturevalue("postgres_url")) as made:
             yield made
@@ -41,12 +41,12 @@ def any_origin(request, tmp_path):
 
 
 def tuples(repo, session):
-    """Read a session's graph checkpoints through our saver, newest first."""
+    """Read a session's graph checkpoints through agentgit's saver, newest first."""
     return list(backend.saver(repo).list(on(repo.session(session).branch("main").langgraph_session_id)))
 
 
 def parts(found):
-    """What of a graph checkpoint must be the same on both sides."""
+    """Return the parts of a graph checkpoint that must be equal in the source and in the session."""
     where, above = found.config["configurable"], (found.parent_config or {}).get("configurable", {})
     head = (where["checkpoint_ns"], where["checkpoint_id"], above.get("checkpoint_id"))
     writes = sorted((task, channel, repr(value)) for task, channel, value in found.pending_writes)
@@ -55,7 +55,7 @@ def parts(found):
 
 
 def same(ours, theirs):
-    """Tell whether both sides have the same graph checkpoints, whatever their order."""
+    """Return whether both sides have the same graph checkpoints, in any order."""
     key = lambda found: found[0]  # noqa: E731  # two uses, one line each
     return sorted(map(parts, ours), key=key) == sorted(map(parts, theirs), key=key)
 
@@ -139,7 +139,7 @@ def test_an_interrupted_import_can_be_finished(repo, origin, world):
     assert repo.sessions() == []
     steps = []
     repo.import_langgraph(origin.url, progress=steps.append)
-    assert steps[-1].total == 25 - 16 + 1  # the newest of those may have got new pending writes
+    assert steps[-1].total == 25 - 16 + 1  # the newest is read again for new pending writes
     assert same(tuples(repo, "t"), origin.tuples("t"))
     assert len(backend.threads(repo)) == 1
 
@@ -296,7 +296,7 @@ def test_a_pruned_thread_begins_at_its_oldest_checkpoint(repo, origin, world):
 
 @dataclasses.dataclass
 class Cart:
-    """Something of the user's own in the state."""
+    """A custom class of the user in the state."""
 
     items: list[str]
 
@@ -305,11 +305,11 @@ class Cart:
 
 
 BUILT: list[list[str]] = []
-"""The carts that were built."""
+"""The items of each cart that was built."""
 
 
 class WithCart(MessagesState):
-    """A conversation and a cart."""
+    """A conversation, a cart and a counter of visits."""
 
     cart: Any
     visits: Annotated[int, operator.add]
@@ -348,7 +348,7 @@ def test_a_long_thread_is_imported_completely_and_compactly(repo, origin, world)
 
 
 def test_the_source_is_not_changed(repo, origin, world):
-    """The bytes of the file are the same afterwards."""
+    """An import does not change the bytes of the source file."""
     origin.talk(shop(world), "t", "order a chair")
     before = hashlib.sha256(Path(origin.url).read_bytes()).digest()
     repo.import_langgraph(origin.url)
@@ -356,12 +356,12 @@ def test_the_source_is_not_changed(repo, origin, world):
 
 
 def total(before, writes):
-    """Join what steps wrote; the reducer of a DeltaChannel."""
+    """Append the items that steps wrote, as the reducer of a DeltaChannel."""
     return [*before, *(item for write in writes for item in write)]
 
 
 class WithLog(MessagesState):
-    """A conversation and a log that is spread over the writes of earlier steps."""
+    """A conversation, and a log in a DeltaChannel."""
 
     log: Annotated[list, DeltaChannel(total, snapshot_frequency=4)]
 

@@ -1,4 +1,4 @@
-"""What is refused when threads are imported: each with its failure, and nothing half visible."""
+"""Refused, hostile and concurrent imports, which raise typed errors and leave no thread partly visible."""
 
 import os
 import re
@@ -23,7 +23,7 @@ from agentgit import Conflict, Corrupt, InvalidInput, NotFound, SchemaMismatch, 
 
 @pytest.fixture
 def origin(tmp_path):
-    """A SQLite file of SqliteSaver with the threads `a`, `b` and `c`."""
+    """Create a SQLite source database with the threads `a`, `b` and `c`."""
     made = sqlite_origin(tmp_path)
     for thread in ("a", "b", "c"):
         made.talk(shop(World()), thread, "order a chair", "hello")
@@ -32,7 +32,7 @@ def origin(tmp_path):
 
 @pytest.fixture
 def repo(tmp_path):
-    """A repository in a file."""
+    """Open a repository in a file."""
     with agentgit.open(tmp_path / "agentgit.db") as repo:
         yield repo
 
@@ -58,12 +58,12 @@ OLDEST = "checkpoint_id = (SELECT min(checkpoint_id) FROM checkpoints WHERE thre
 def test_a_damaged_thread_is_named_and_not_imported(repo, origin, damage, where):
     """The error names the thread, nothing of it is stored, and the other threads are imported."""
     if damage == "broken write":
-        where = OLDEST  # the newest graph checkpoint of a thread at rest has none
+        where = OLDEST  # the newest graph checkpoint of a finished thread has no writes
     origin.execute(DAMAGE[damage].format(where))
     report = repo.import_langgraph(origin.url, on_error="continue")
     assert [one.status for one in report.threads if one.thread_id != "b"] == ["imported"] * 2
     if damage == "another id" and where == OLDEST:
-        return  # then its beginning is missing, as if it had been pruned
+        return  # the thread then looks like one whose beginning was pruned
     (failed,) = report.failed
     assert type(failed.error) is Corrupt
     assert "'b'" in str(failed.error)
@@ -107,7 +107,7 @@ def test_secrets_are_not_imported(repo, tmp_path):
 
 
 class Reversed(JsonPlusSerializer):
-    """A serializer of the program's own."""
+    """A custom serializer that reverses the bytes."""
 
     def dumps_typed(self, obj):
         kind, data = super().dumps_typed(obj)
@@ -130,7 +130,7 @@ def test_values_of_a_custom_serializer_need_the_programs_saver(repo, tmp_path):
 
 
 class Fickle(InMemorySaver):
-    """A saver that gives another state each time."""
+    """A saver that returns a different state at each read."""
 
     reads = 0
 
@@ -153,7 +153,7 @@ def test_a_thread_that_reads_differently_after_storing_is_refused(repo):
 
 
 def test_an_unsuitable_source_is_refused_with_a_description(repo, tmp_path):
-    """A source that is no LangGraph database is refused with what it is, and a missing one with a typed error."""
+    """A source that is no LangGraph database is refused with a description, and a missing one with a typed error."""
     (tmp_path / "text").write_text("hello, this is no database at all")
     (tmp_path / "empty").touch()
     for name, statement in {
@@ -184,7 +184,7 @@ def test_an_unsuitable_source_is_refused_with_a_description(repo, tmp_path):
 
 
 def test_an_unsuitable_postgresql_database_is_refused(repo, postgres_url):
-    """A PostgreSQL database that is empty, or belongs to agentgit, is refused with what it is."""
+    """A PostgreSQL database that is empty, or belongs to agentgit, is refused with a description."""
     with pytest.raises(SchemaMismatch, match="of agentgit:"):
         repo.import_langgraph(postgres_url.render_as_string(hide_password=False))
     with postgres_origin(postgres_url) as empty, pytest.raises(SchemaMismatch, match="with no tables"):
@@ -292,7 +292,7 @@ def test_an_import_whose_rows_were_removed_raises_a_conflict(repo, origin, step)
     def emptied(plain, *args, **kwargs):
         if not taken:
             taken.extend(backend.threads(repo))
-            inside = args[1] if point == points.LAND_IMPORTED_ROWS else None  # it has a transaction
+            inside = args[1] if point == points.LAND_IMPORTED_ROWS else None  # this step runs in a transaction
             faults.delete_thread(repo, taken[0], inside)
         found = plain(*args, **kwargs)
         return found if point != points.COMPARE_IMPORTED else ["channel 'messages'"]

@@ -1,4 +1,4 @@
-"""The log: checkpoints by filter and page, from columns (rows B1, B2, B3)."""
+"""The log finds checkpoints by filter and page, from columns alone (rows B1, B2, B3)."""
 
 import sqlite3
 import threading
@@ -19,7 +19,7 @@ AND (created_at, id) < ('2026', 1) ORDER BY created_at DESC, id DESC LIMIT 5
 
 
 def chat(repo, session="s"):
-    """Wrap a graph that only talks."""
+    """Wrap a graph whose model answers and calls no tool."""
     return repo.wrap(tool_node_graph(scripted(*(f"answer {n}" for n in range(50))), []), session)
 
 
@@ -29,7 +29,7 @@ def ids(points):
 
 @pytest.fixture
 def agent(repo):
-    """A branch that left another one, with names that repeat."""
+    """Create an agent on a branch made by a rollback, with repeated checkpoint names."""
     first = chat(repo)
     first.run("one")
     first.checkpoint("payment", data={"cart": ["chair"]})
@@ -235,7 +235,7 @@ def test_bad_arguments_are_refused(repo, agent):
         {"auto": "yes"},
         {"which": "some"},
         {"name": 7},
-    ):  # that is what is wrong with it
+    ):  # a naive datetime, and values of the wrong kind
         with pytest.raises(InvalidInput):
             repo.session("s").log(**how)
     for how in ({"author": "nobody"}, {"author": 7}):

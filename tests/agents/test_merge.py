@@ -1,4 +1,4 @@
-"""Merging branches and picking from them: history comes, the world does not change (W7)."""
+"""Merges and cherry-picks add history to a branch and leave the world unchanged (W7)."""
 
 import operator
 import random
@@ -27,7 +27,7 @@ from agentgit import Conflict, InvalidInput, MergeConflict, NotFound, WorldDiver
 
 @pytest.fixture
 def pair(repo):
-    """Two branches of a session that parted after one turn."""
+    """Return agents on two branches that diverge after one turn."""
     agent = repo.wrap(state_graph(), "s")
     told(agent, "start", note="a", total=1, cart=["chair"], plan=[1])
     return agent, agent.fork(name="retry")
@@ -37,7 +37,7 @@ def pair(repo):
 
 
 def test_w7_values_changed_only_by_theirs_are_taken(pair):
-    """W7: values and messages that only the other branch changed are taken as they are, past the reducer."""
+    """W7: values and messages that only the other branch changed are copied without the reducer."""
     agent, retry = pair
     told(retry, "theirs", note="b", total=5, cart=["sofa"], plan=[2])
     made = agent.merge("retry", name="merged")
@@ -81,12 +81,12 @@ def test_w7_items_added_to_a_list_by_both_branches_are_kept(pair):
 
 
 def capped(before, more):
-    """Add to a list, and keep its newest three."""
+    """Append to a list, and keep its last three items."""
     return [*before, *more][-3:]
 
 
 def refusing(before, more):
-    """Take nothing but the first list."""
+    """Accept the first list, and raise TypeError for a later one."""
     if before:
         raise TypeError(more)
     return more
@@ -355,7 +355,7 @@ def test_w7_equal_edits_on_both_branches_do_not_conflict(pair):
 
 @pytest.fixture
 def shop(repo):
-    """A world, and two branches that each did something in it after they parted."""
+    """Return a world, an agent that added a chair, and a fork of it that added a sofa and looked."""
     world = World()
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     agent.run("add chair")
@@ -464,7 +464,7 @@ def test_w7_a_single_tool_call_is_picked_without_its_batch(shop):
     assert len(retry.history()[5]["tool_calls"]) == 2
     alone = agent.tool_track()[0]
     retry.cherry_pick(alone)
-    assert retry.history()[-1]["role"] == "assistant"  # it was there already
+    assert retry.history()[-1]["role"] == "assistant"  # nothing was added, because the batch already has it
 
 
 def test_w7_a_merge_adds_the_rest_of_a_partly_picked_batch(shop):
@@ -507,7 +507,7 @@ def test_w7_invalid_picks_are_refused_with_a_reason(repo, shop):
         agent.cherry_pick([third.history()[-1]["id"], retry.history()[-1]["id"]])
 
 
-# -- all of it
+# -- merge and cherry-pick
 
 
 def test_w7_merging_into_a_moved_or_running_branch_is_refused(repo, pair):

@@ -1,4 +1,4 @@
-"""Edited conversations: whatever is done to messages, every checkpoint has the state that InMemorySaver has for it."""
+"""After any edit of a conversation, every checkpoint has the same state as with InMemorySaver."""
 
 from itertools import count
 
@@ -20,14 +20,14 @@ edits = st.lists(st.tuples(st.sampled_from(VERBS), st.integers(0, 7), st.sampled
 
 
 class Edited(MessagesState):
-    """A conversation, something beside it, and what is to be done to it next."""
+    """A conversation, notes, and the edit to make next."""
 
     notes: list[str]
     todo: list[tuple[str, int, int]]
 
 
 def edited(messages, verb, where, number):
-    """Give what a node returns that edits a conversation; one that edits in place has done so already."""
+    """Return the state update of an edit, and make the change at once if the edit is in place."""
     new = HumanMessage(f"text {number}" * (20_000 if verb == "say long" else 1), id=f"m{number}")
     if verb.startswith("say") or not messages:
         return {"messages": [new]}
@@ -45,7 +45,7 @@ def edited(messages, verb, where, number):
 
 
 def editor(saver):
-    """A graph whose node does to the conversation what it is told."""
+    """Compile a graph whose node makes the edit in `todo`."""
 
     def edit(state):
         ((verb, where, number),) = state["todo"]
@@ -57,7 +57,7 @@ def editor(saver):
 def apply(graph, config, verb, where, way, number):
     """Edit the newest state of a thread, or an earlier one."""
     if way == "node":
-        # At once, because a node that edits in place would race with a saver in the background.
+        # Saved synchronously, because a node that edits in place would race with a save in the background.
         graph.invoke({"todo": [(verb, where, number)]}, config, durability="sync")
         return
     history = list(graph.get_state_history(config))
@@ -67,7 +67,7 @@ def apply(graph, config, verb, where, way, number):
 
 
 def states(graph, config):
-    """The values at every checkpoint of a thread, newest first, with the type of each message."""
+    """Return the values at every checkpoint of a thread, newest first, with the type of each message."""
     found = [state.values for state in graph.get_state_history(config)]
     return [(values, [type(message) for message in values.get("messages", [])]) for values in found]
 
@@ -81,7 +81,7 @@ numbers = count()
 def test_every_edit_produces_the_states_of_inmemorysaver(database, edits):
     """After in-place edits, removals, reorderings and replacements each checkpoint equals InMemorySaver's."""
     ours, theirs = editor(SQLModelSaver(database)), editor(InMemorySaver())
-    config = on(f"example {next(numbers)}")  # the examples share the database, and so what is stored by content
+    config = on(f"example {next(numbers)}")  # the examples share the database and the values stored by content
     for number, (verb, where, way) in enumerate(edits):
         for graph in (ours, theirs):
             apply(graph, config, verb, where, way, number)

@@ -1,4 +1,4 @@
-"""Message ids are references, and a message can be edited (U2); an agent whose session has moved on says so."""
+"""Message ids work as references, messages can be edited (U2), and agents warn when their session has moved (D2)."""
 
 import warnings
 
@@ -13,13 +13,13 @@ from agentgit.errors import BranchMoved, InvalidInput, NotFound
 
 @pytest.fixture
 def world():
-    """What the tools change."""
+    """Return the world that the tools change."""
     return World()
 
 
 @pytest.fixture
 def agent(repo, world):
-    """An agent that has added a chair and a table."""
+    """Create an agent that has added a chair and a table."""
     made = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     made.run("add chair")
     made.run("add table")
@@ -27,7 +27,7 @@ def agent(repo, world):
 
 
 def ids(agent):
-    """The ids of the user's messages, oldest first."""
+    """Return the ids of the user's messages, oldest first."""
     return [message["id"] for message in agent.history() if message["role"] == "user"]
 
 

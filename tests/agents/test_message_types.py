@@ -1,4 +1,4 @@
-"""`messages()` keeps the types of what messages hold, as `state` does; merged messages are found in order."""
+"""`messages()` returns values with the same types as `state`, and search orders merged messages."""
 
 import datetime as dt
 from decimal import Decimal
@@ -11,7 +11,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 
 import agentgit
 
-LONG = st.integers(-(2**63), 2**63 - 1)  # what LangGraph's serializer writes beside values that are not plain
+LONG = st.integers(-(2**63), 2**63 - 1)  # what LangGraph's serializer can write beside values that are not plain
 PLAIN = st.none() | st.booleans() | LONG | st.floats(allow_nan=False) | st.text(max_size=5)
 TIMES = st.datetimes() | st.dates() | st.times() | st.timedeltas() | st.datetimes(timezones=st.just(dt.UTC))
 KEYS = st.text(max_size=3) | st.integers(-9, 9) | st.booleans() | st.binary(max_size=3)
@@ -25,13 +25,13 @@ NAMED = st.dictionaries(st.text(max_size=3), VALUES, max_size=3)
 
 
 def handing(*messages):
-    """A graph whose only node says these messages."""
+    """Compile a graph whose only node returns these messages."""
     builder = StateGraph(MessagesState).add_node("say", lambda state: {"messages": list(messages)})
     return builder.add_edge(START, "say").compile()
 
 
 def shape(value):
-    """A value with the types of all its parts."""
+    """Return a comparable form of a value that includes the types of all its parts."""
     if isinstance(value, dict):
         return dict, sorted(((shape(k), shape(v)) for k, v in value.items()), key=repr)
     if isinstance(value, (list, tuple)):
@@ -42,7 +42,7 @@ def shape(value):
 
 
 def shapes(messages):
-    """All that messages hold, with its types."""
+    """Return the types and fields of messages, with the types of all values."""
     return [(type(one), shape(dict(one.__dict__))) for one in messages]
 
 

@@ -1,4 +1,4 @@
-"""Middleware around tools, and tools far inside: what plain LangGraph gives, and what the tool returned (T5, T6)."""
+"""Middleware runs calls as in plain LangGraph (T5), and tools at any depth keep their return values (T6)."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from agentgit import Fenced, effect, reversible
 
 
 def say(text: str = "go") -> dict[str, Any]:
-    """What the user says."""
+    """Return the input of a turn."""
     return {"messages": [("user", text)]}
 
 
 def turn(agent: Any, is_async: bool, given: Any = None) -> list[str]:
-    """Run a turn; give what tools said to the model."""
+    """Run a turn, and return the contents of the tool messages."""
     given = say() if given is None else given
     state = asyncio.run(agent.ainvoke(given)) if is_async else agent.invoke(given)
     return [str(message.content) for message in state["messages"] if isinstance(message, ToolMessage)]
 
 
 class Around(AgentMiddleware):
-    """Middleware with one way to make a call, sync and async.
+    """Middleware that repeats a call, sync or async, until `again` returns None.
 
     Args:
-        again: gets the request and what came of it; gives the next request, or None.
+        again: A function of the request and its result or error, which returns the next request or None.
     """
 
     def __init__(self, again: Any) -> None:
@@ -62,19 +62,19 @@ class Around(AgentMiddleware):
 
 
 def until_ready(request: Any, result: Any) -> Any:
-    """Poll."""
+    """Repeat the request while the result is `pending`."""
     return request if getattr(result, "content", "") == "pending" else None
 
 
 def corrected(request: Any, result: Any) -> Any:
-    """Call once more with other arguments after an error."""
+    """Correct the arguments of the request after an error."""
     if not isinstance(result, Exception) and result.status != "error":
         return None
     return request.override(tool_call={**request.tool_call, "args": {"amount": 5}})
 
 
 def once_more(request: Any, result: Any) -> Any:
-    """Call once more after an error."""
+    """Repeat the request after an error."""
     return request if isinstance(result, Exception) else None
 
 
@@ -82,7 +82,7 @@ DECLARED = ["undeclared", "read_only", "idempotent", "irreversible", "reversible
 
 
 def declaring(kind: str, name: str) -> dict[str, Any]:
-    """Declare a tool."""
+    """Return the declaration of a tool with this effect."""
     if kind == "undeclared":
         return {}
     return {name: reversible(lambda args, result: None) if kind == "reversible" else kind}
@@ -97,7 +97,7 @@ def test_t5_polling_middleware_runs_every_call(repo, kind, is_async, fence):
 
     @tool
     def job(name: str) -> str:
-        """Look after a job."""
+        """Report the status of a job."""
         return said.pop()
 
     graph = agent_graph(scripted(call("job", name="x"), "done"), [job], middleware=[Around(until_ready)])
@@ -123,7 +123,7 @@ def test_t5_middleware_may_correct_the_arguments(repo, kind, is_async, fence):
 
     graph = agent_graph(scripted(call("pay", amount="much"), "done"), [pay], middleware=[Around(corrected)])
     declared = declaring(kind, "pay")
-    if kind == "irreversible":  # an error is no proof that nothing happened: this tool can look
+    if kind == "irreversible":  # an error does not prove that nothing happened, but `verify` does
         declared = {"pay": effect("irreversible", verify=lambda made: False)}
     agent = repo.wrap(graph, "s", effects=declared, fence=fence)
     assert turn(agent, is_async) == ["paid 5"]
@@ -188,7 +188,7 @@ def test_t5_concurrent_calls_by_middleware_all_run(repo):
         return f"{name} {len(made)}"
 
     class Twice(AgentMiddleware):
-        """Hedges."""
+        """Middleware that calls its handler twice concurrently."""
 
         async def awrap_tool_call(self, request: Any, handler: Any) -> Any:
             return (await asyncio.gather(handler(request), handler(request)))[0]
@@ -200,7 +200,7 @@ def test_t5_concurrent_calls_by_middleware_all_run(repo):
     assert len(agent.tool_track()) == 2
 
 
-# -- T6: what the tool returned
+# -- T6: return values
 
 VALUES = {"number": 3, "nothing": None, "text": "3", "flag": True, "list": [1, None], "dict": {"id": 7}, "null": "null"}
 
@@ -217,7 +217,7 @@ def returning(value: Any) -> BaseTool:
 
 
 def in_a_node(order: BaseTool) -> Any:
-    """A node calls it."""
+    """Compile a graph whose node calls the tool."""
     graph = StateGraph(MessagesState)
     graph.add_node("act", lambda state: {"messages": [("ai", str(order.invoke(call("order", "c0", item="x"))))]})
     graph.add_edge(START, "act")
@@ -225,11 +225,11 @@ def in_a_node(order: BaseTool) -> Any:
 
 
 def in_an_agent_in_a_tool(order: BaseTool) -> Any:
-    """An agent inside of a tool calls it, inside of a tool."""
+    """Compile a graph with a tool whose inner agent calls the tool, directly and through another tool."""
 
     @tool
     def outer(item: str) -> str:
-        """Have it ordered."""
+        """Order through an inner agent."""
 
         @tool
         def middle(item: str) -> str:
@@ -243,7 +243,7 @@ def in_an_agent_in_a_tool(order: BaseTool) -> Any:
 
 
 def by_middleware(order: BaseTool) -> Any:
-    """Middleware supplies it."""
+    """Compile a graph whose middleware replaces a stand-in with the tool."""
 
     @tool("order")
     def stand_in(item: str) -> str:
@@ -260,9 +260,7 @@ def by_middleware(order: BaseTool) -> Any:
 @pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
 @pytest.mark.parametrize("shape", [in_a_node, in_an_agent_in_a_tool, by_middleware])
 def test_t6_undo_receives_the_tools_return_value_at_every_depth(repo, shape, value):
-    """T6: undo receives `3` and not `'3'`, None and not `'null'`, also in nested agents and with tools of
-    middleware.
-    """
+    """T6: undo receives `3`, not `'3'`, and None, not `'null'`, also in nested agents and from middleware."""
     got: list[Any] = []
     undo = reversible(lambda args, result: got.append(result))
     agent = repo.wrap(shape(returning(value)), "s", effects={"order": undo}, check_effects=False)
@@ -298,7 +296,7 @@ def test_t6_content_and_artifact_are_recorded_and_returned(repo, is_async):
     declared = {"order": reversible(lambda args, result: got.append(result))}
     agent = repo.wrap(graph.compile(), "s", effects=declared, check_effects=False)
     start = agent.checkpoint("start")
-    with pytest.raises(ValueError):  # noqa: PT011  # it says nothing
+    with pytest.raises(ValueError):  # noqa: PT011  # the error has no text
         turn(agent, is_async)
     assert agent.invoke(None)["messages"][-1].content == "ordered {'id': 7}"
     assert made == ["x"]
@@ -306,7 +304,7 @@ def test_t6_content_and_artifact_are_recorded_and_returned(repo, is_async):
     assert got == [["ordered", {"id": 7}]]
 
 
-# -- what LangGraph's users report at these places
+# -- issues reported to LangGraph
 
 
 @pytest.mark.parametrize("is_called", [False, True])
@@ -378,7 +376,7 @@ def test_t1_a_second_answer_to_a_question_has_no_effect(repo):
 
     @tool
     def order(item: str) -> str:
-        """Ask, and order what was said."""
+        """Ask, and order the answer."""
         said = str(interrupt("what?"))
         done.append(said)
         return said

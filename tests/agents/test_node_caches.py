@@ -1,4 +1,4 @@
-"""Caches of nodes and tasks answer for work only where its effects stand."""
+"""Caches of nodes and tasks answer only while the effects of the cached work are in place (T8)."""
 
 import operator
 from typing import Annotated, TypedDict
@@ -19,7 +19,7 @@ from agentgit import reversible
 
 
 class State(TypedDict, total=False):
-    """What is wanted, and what came of it."""
+    """The state of the test graphs: the wanted item, and a log of results."""
 
     wanted: str
     asked: str
@@ -27,7 +27,7 @@ class State(TypedDict, total=False):
 
 
 class Shop:
-    """Orders as they stand, and how often each node ran."""
+    """A shop with its current orders and a record of the nodes that ran."""
 
     def __init__(self):
         self.orders, self.made, self.ran = [], 0, []
@@ -47,27 +47,27 @@ class Shop:
 
     @property
     def effects(self):
-        """What the tools do."""
+        """The declared effects of the tools."""
         return {"order": reversible(self.cancel)}
 
     def buy(self, state):
-        """Order what is wanted."""
+        """Order the wanted item."""
         self.ran.append("buy")
         return {"log": [self.order.invoke({"item": state["wanted"]})]}
 
     def think(self, state):
-        """Do nothing to the world."""
+        """Return a result without changing the world."""
         self.ran.append("think")
         return {"log": [f"thought of {state['wanted']}"]}
 
 
 def by_wanted(state):
-    """A cache key."""
+    """Return the wanted item as the cache key."""
     return state["wanted"]
 
 
 def two_nodes(shop, cache):
-    """A cached node that acts after a cached one that does not."""
+    """Compile a graph with a cached node without effects, followed by a cached node that orders."""
     builder = StateGraph(State)
     builder.add_node("think", shop.think, cache_policy=CachePolicy(key_func=by_wanted))
     builder.add_node("buy", shop.buy, cache_policy=CachePolicy(key_func=by_wanted))
@@ -76,13 +76,13 @@ def two_nodes(shop, cache):
 
 
 def subgraph(shop, cache):
-    """The same as a subgraph with the cache of its own."""
+    """Compile a graph with the two nodes in a subgraph that has its own cache."""
     inner = two_nodes(shop, cache)
     return StateGraph(State).add_node("inner", inner).add_edge(START, "inner").add_edge("inner", END).compile()
 
 
 def called(shop, cache):
-    """The same, called by a node."""
+    """Compile a graph whose node calls the graph of the two nodes."""
     inner = two_nodes(shop, cache)
 
     def node(state):
@@ -92,7 +92,7 @@ def called(shop, cache):
 
 
 def functional(shop, cache):
-    """The same with two cached tasks."""
+    """Build an entrypoint with two cached tasks that do the work of the two nodes."""
 
     @task(cache_policy=CachePolicy())
     def think(wanted):
@@ -114,30 +114,28 @@ KINDS = {"nodes": two_nodes, "subgraph": subgraph, "called": called, "tasks": fu
 
 @pytest.fixture(params=KINDS)
 def kind(request):
-    """Each kind of graph with cached work."""
+    """Return the builder of each kind of graph with cached work."""
     return KINDS[request.param]
 
 
 @pytest.fixture
 def shop():
-    """A shop without orders."""
+    """Return a shop without orders."""
     return Shop()
 
 
 def want(agent, what="chair"):
-    """Run one turn; give what came last."""
+    """Run one turn, and return the last item of the log."""
     return agent.invoke({"wanted": what, "log": []})["log"][-1]
 
 
 def tracked(agent):
-    """What the calls on the track returned."""
+    """Return the results of the calls on the track."""
     return [call.result for call in agent.tool_track()]
 
 
 def test_t8_a_cached_order_is_made_again_after_a_rollback(repo, shop, kind):
-    """T8: after a rollback cached work with a reversed order runs again, and cached work without effects stays
-    cached.
-    """
+    """T8: after a rollback, cached work with a reversed order runs again, and work without effects stays cached."""
     agent = repo.wrap(kind(shop, InMemoryCache()), "s", effects=shop.effects, check_effects=False)
     assert want(agent) == "chair-1"
     assert (shop.ran, shop.orders) == (["think", "buy"], ["chair-1"])
@@ -180,7 +178,7 @@ def test_t8_an_order_reversed_in_place_is_not_answered_from_the_cache(repo, shop
 
 
 def cached_tools(world):
-    """A ToolNode that is cached by what is asked for, whatever the ids."""
+    """Compile a graph whose ToolNode is cached by the names and arguments of its calls, without their ids."""
     asked = lambda state: repr([(c["name"], c["args"]) for c in state["messages"][-1].tool_calls])  # noqa: E731
     builder = StateGraph(MessagesState)
     builder.add_node("tools", ToolNode(world.tools()), cache_policy=CachePolicy(key_func=asked))
@@ -188,7 +186,7 @@ def cached_tools(world):
 
 
 def asked_for(*names):
-    """An input in which a model asks for tool calls."""
+    """Return an input in which a model asks for tool calls."""
     return {"messages": [calls(*(call(name, f"c-{n}", item="chair") for n, name in enumerate(names)))]}
 
 
@@ -210,9 +208,7 @@ def test_t8_the_cache_answers_again_after_an_order_is_redone(repo):
 
 
 def test_t8_a_call_of_an_earlier_turn_counts_for_the_cache(repo):
-    """T8: a node that acted before a question and ended in the next turn does not answer once its effects are
-    reversed.
-    """
+    """T8: a cached node that acted before a question does not answer once its effects are reversed."""
     world = World()
     agent = repo.wrap(cached_tools(world), "s", effects=world.effects())
     agent.invoke(asked_for("add", "add_if_approved"))
@@ -225,7 +221,7 @@ def test_t8_a_call_of_an_earlier_turn_counts_for_the_cache(repo):
 
 
 def ask_in_a_subgraph(shop, cache):
-    """A cached node whose subgraph buys something, and then asks a person."""
+    """Compile a graph whose cached node runs a subgraph that buys something and then asks a person."""
     inner = StateGraph(State).add_node("buy", shop.buy).add_node("ask", lambda _: {"log": [interrupt("fine?")]})
     graph = inner.add_edge(START, "buy").add_edge("buy", "ask").compile()
 
@@ -237,7 +233,7 @@ def ask_in_a_subgraph(shop, cache):
 
 
 def ask_in_a_task(shop, cache):
-    """A cached task that buys something in a task of its own, and then asks a person."""
+    """Build an entrypoint whose cached task buys something in an inner task and then asks a person."""
     buy = task(shop.buy)
 
     @task(cache_policy=CachePolicy(key_func=lambda given: given["wanted"]))
@@ -267,7 +263,7 @@ def test_t8_work_not_rerun_by_langgraph_counts_for_the_cache(repo, shop, shape):
 
 
 def want_and_answer(agent, answer):
-    """Run a turn that asks a person, and the next one with the answer."""
+    """Run a turn that asks a person, and a second turn with the answer."""
     agent.invoke({"wanted": "chair", "log": []})
     agent.invoke(Command(resume=answer))
 
@@ -318,7 +314,7 @@ def test_t8_a_sqlite_cache_file_serves_several_processes(repo, shop, tmp_path):
 def test_t8_a_sqlite_cache_file_serves_several_agents(repo, shop, tmp_path):
     """T8: the branch that asks decides about entries in a SQLite file, whichever agent wrote them."""
     path = str(tmp_path / "cache.db")
-    make = lambda: two_nodes(shop, SqliteCache(path=path))  # noqa: E731  # a graph and a cache of its own each time
+    make = lambda: two_nodes(shop, SqliteCache(path=path))  # noqa: E731  # a new graph and a new cache for each agent
     agent = repo.wrap(make(), "s", effects=shop.effects, check_effects=False)
     want(agent)
     same = repo.wrap(make(), "s", effects=shop.effects, check_effects=False)

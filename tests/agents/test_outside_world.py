@@ -1,4 +1,4 @@
-"""One world, many branches: a branch says when another has changed its world, and can bring it back (W5, W8)."""
+"""A branch detects that another branch has changed its world, and a switch can restore it (W5, W8)."""
 
 import asyncio
 
@@ -26,7 +26,7 @@ def wrapped(repo, world, **effects):
 
 @pytest.fixture
 def left(repo, world):
-    """A branch whose table was taken back by a rollback, and the branch that the rollback made."""
+    """Return agents on a branch whose table was reversed by a rollback, and on the branch that the rollback made."""
     agent = wrapped(repo, world)
     agent.run("add chair")
     before = agent.checkpoint("before")
@@ -35,9 +35,7 @@ def left(repo, world):
 
 
 def test_w5_a_branch_with_reversed_effects_raises_before_it_runs(left, world):
-    """W5: a branch whose effects were reversed raises WorldDiverged before it runs, with a plan to restore its
-    world.
-    """
+    """W5: a branch whose effects were reversed raises WorldDiverged before it runs, with a plan to redo them."""
     agent, _ = left
     said = len(world.log)
     with pytest.raises(WorldDiverged, match="sync='world'") as caught:
@@ -66,7 +64,7 @@ def test_w5_switch_with_sync_world_restores_the_world_of_the_branch(left, world)
 
 
 def test_w5_a_redone_call_is_not_added_to_the_track(left, world):
-    """W5: a redo represents the call that it repeats; track and positions stay as they were."""
+    """W5: a redo adds no call to the track, and later calls continue its positions."""
     agent, _ = left
     track = [(c.position, c.tool_name, c.args) for c in agent.tool_track()]
     agent = agent.switch("main", sync="world")
@@ -131,7 +129,7 @@ def test_w5_sync_note_informs_the_model_of_the_change(left, world):
 
 
 def heard(agent):
-    """Give what agentgit has told the model of an agent."""
+    """Return the notes from agentgit in an agent's conversation."""
     return [m.content for m in agent.messages() if m.name == "agentgit"]
 
 
@@ -168,7 +166,7 @@ def test_w5_the_model_is_informed_once_of_the_result_of_a_redone_call(left, worl
         again = retry.redo()
     elif back == "switch":
         again = agent.switch("main", sync="world")
-        agent = agent.switch("main", sync="world")  # nothing to do, and nothing is forgotten
+        agent = agent.switch("main", sync="world")  # changes nothing, and keeps the pending note
     else:
         again = retry.rollback("main#5", replay="redo", on_drift="continue")
     again.run("look")
@@ -179,7 +177,7 @@ def test_w5_the_model_is_informed_once_of_the_result_of_a_redone_call(left, worl
 
 
 def test_w5_sync_ignore_is_recorded_as_a_switch(left, repo, world):
-    """W5: with sync='ignore' the branch continues in the world as it is, and the switch is recorded."""
+    """W5: with sync='ignore' the branch continues in the current world, and the switch is recorded."""
     agent, _ = left
     agent = agent.switch("main", sync="ignore")
     agent.run("add sofa")
@@ -198,7 +196,7 @@ def test_w5_read_only_and_undeclared_tools_cause_no_divergence(repo, world):
         agent.run("look; note on")
         other.run("look; note on")
     assert len(world.notes) == 5
-    assert len(agent.plan_switch("main").kept) == 2  # listed, and left alone
+    assert len(agent.plan_switch("main").kept) == 2  # listed and kept
 
 
 def test_w5_an_effect_that_its_branch_reversed_causes_no_divergence(repo, world):
@@ -470,7 +468,7 @@ def test_a_turn_whose_branch_was_recovered_stops(repo, world):
 
 
 def test_async_switch_redoes_and_reverses_effects(repo, world):
-    """The async verbs plan a switch, redo effects and reverse them, and undo and redo turns, like the synchronous."""
+    """The async verbs plan a switch, redo and reverse effects, and undo and redo turns, like the sync verbs."""
 
     async def scenario():
         agent = wrapped(repo, world)

@@ -1,4 +1,4 @@
-"""What somebody else had written, and a forced rollback replaced: the report says where it is, and so does a redo."""
+"""A forced rollback and its redo report which files of other writers they overwrote and where these are kept (F4)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from file_tools import desk, home
 
 from agentgit import Workspace, WorkspaceChanged
 
-__all__ = ["desk", "home"]  # the fixtures
+__all__ = ["desk", "home"]  # fixtures that the tests use
 
 
 @pytest.fixture
 def agent(repo, desk):
-    """An agent that wrote files, with a checkpoint on the way; then a person edited one, made one and deleted one."""
+    """Create an agent that wrote files around a checkpoint, then edit, create and delete one file as a person."""
     agent = repo.wrap(desk.graph(), "s", effects=desk.world.effects(), check_effects=False, workspace=desk.root)
     agent.run("write a.txt one; write b.txt one; write d.txt one")
     agent.checkpoint("before")

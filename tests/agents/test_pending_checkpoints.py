@@ -1,4 +1,4 @@
-"""Moments: a checkpoint keeps the questions and answers that there were when it was made, whatever came later."""
+"""A checkpoint keeps the questions and answers that existed when it was made, whatever happens later (T7)."""
 
 import operator
 import os
@@ -18,7 +18,7 @@ from agentgit.checkpoints.retention import Retention
 
 
 class Log(TypedDict):
-    """A state that only grows."""
+    """A state with a log that only grows."""
 
     log: Annotated[list, operator.add]
 
@@ -27,7 +27,10 @@ NAMES = ("a", "b", "c")
 
 
 def parallel(ran, *, dies=""):
-    """Three nodes that ask at once; each writes down that it ran to its end. The process of `dies` dies when it has."""
+    """Compile a graph of three parallel nodes that ask and record their completion in `ran`.
+
+    The node named `dies` then kills its process.
+    """
 
     def asking(name):
         def node(state):
@@ -46,7 +49,7 @@ def parallel(ran, *, dies=""):
 
 
 def sent(ran):
-    """The same with one node that is sent to three times."""
+    """Compile the same graph with one node that receives three Sends."""
 
     def ask(given):
         answer = interrupt(given["name"])
@@ -59,7 +62,7 @@ def sent(ran):
 
 
 def below(ran):
-    """The same with each node in a subgraph of its own, after a step that is done before the question."""
+    """Compile the same graph with each node in its own subgraph, after a step that completes before the question."""
 
     def inner(name):
         def before(state):
@@ -81,7 +84,7 @@ def below(ran):
 
 
 def functional(ran):
-    """The same with three tasks of an entrypoint."""
+    """Build the same graph as an entrypoint with three tasks."""
 
     @task
     def ask(name):
@@ -101,7 +104,7 @@ GRAPHS = {"nodes": parallel, "Send": sent, "subgraphs": below}
 
 
 def waiting(agent):
-    """The questions that wait, by what they ask."""
+    """Return the ids of the open questions, by their values."""
     live = {}
     for one in agent.get_state().tasks:
         if one.result is None or not one.result:
@@ -110,19 +113,19 @@ def waiting(agent):
 
 
 def answer(agent, **answers):
-    """Answer questions by what they ask."""
+    """Answer open questions, which are named by their values."""
     asked = waiting(agent)
     return agent.invoke(Command(resume={asked[name]: value for name, value in answers.items()}))
 
 
 @pytest.fixture(params=GRAPHS)
 def kind(request):
-    """Each way to ask three questions at once."""
+    """Return the builder of each graph that asks three questions at once."""
     return GRAPHS[request.param]
 
 
 def begun(repo, kind, session="s"):
-    """A session in which three questions wait, one of them answered; gives the agent, its checkpoint, and what ran."""
+    """Ask three questions, answer one, and return the agent, the checkpoint and the record of completed nodes."""
     ran = []
     agent = repo.wrap(kind(ran), session)
     agent.invoke({"log": []})
@@ -164,7 +167,7 @@ def test_t7_each_checkpoint_within_a_step_is_restored_exactly(repo, kind, parts)
     for name in reversed(views):
         back = agent.rollback(name)
         assert seen(back) == views[name]
-        again = back.rollback("HEAD")  # a branch from a branch, before it has gone on
+        again = back.rollback("HEAD")  # a branch of the new branch, before that has run
         assert seen(again) == views[name]
         rest = waiting(again)
         if rest:
@@ -176,13 +179,13 @@ def test_t7_each_checkpoint_within_a_step_is_restored_exactly(repo, kind, parts)
 
 
 def seen(agent):
-    """LangGraph's view of where an agent stands, without what names the thread."""
+    """Return LangGraph's view of an agent's current state, without the thread id."""
     state = agent.get_state(subgraphs=True)
     return plain(state)
 
 
 def plain(state):
-    """A state with those of its subgraphs, without configs."""
+    """Return a state and the states of its subgraphs, without configs."""
     tasks = [
         (t.id, t.name, t.path, t.error, t.interrupts, plain(t.state) if hasattr(t.state, "values") else None, t.result)
         for t in state.tasks

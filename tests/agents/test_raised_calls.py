@@ -1,4 +1,7 @@
-"""Calls that raised: an error is no proof that nothing happened. A till with a ledger is the truth (T4)."""
+"""An error does not prove that nothing happened, so a call that raised is unknown until it is settled (T4).
+
+The ledger of a till shows which charges were made.
+"""
 
 from __future__ import annotations
 
@@ -38,20 +41,20 @@ from agentgit import (
 from agentgit.web import app as site
 
 LOST = ConnectionError("no answer")
-"""What a tool raises whose answer was lost."""
+"""The error of a tool that lost the answer to its request."""
 
 BLOCKING = ("irreversible", "compensable")
 
 
 class Declined(ToolException):
-    """What the bank answers if it does not pay."""
+    """The error of a bank that declines a payment."""
 
 
 class Till:
-    """Charges cards: `ledger` has each charge that was really made.
+    """A till that charges cards; `ledger` has each charge that was made.
 
     Args:
-        moods: of each call in turn, what it raises, and whether `before` or `after` it charged; None is well.
+        moods: For each call in turn, the error to raise and whether `before` or `after` the charge, or None.
     """
 
     def __init__(self, *moods: tuple[str, BaseException] | None) -> None:
@@ -59,7 +62,7 @@ class Till:
         self.moods = list(moods)
 
     def charge(self, euros: int) -> dict[str, int]:
-        """Charge, and raise before or after that if the mood is so."""
+        """Charge a card, and raise the error of the call's mood before or after that."""
         when, error = (self.moods.pop(0) if self.moods else None) or ("", None)
         if error is not None and when == "before":
             raise error
@@ -73,7 +76,7 @@ class Till:
         self.ledger.remove(args["euros"])
 
     def look(self, invocation: Any) -> Any:
-        """Tell whether a charge is in the ledger."""
+        """Return the result of a charge that is in the ledger, or False."""
         return {"charged": args["euros"]} if (args := invocation.args)["euros"] in self.ledger else False
 
     def effects(self, kind: str, **more: Any) -> dict[str, Any]:
@@ -96,7 +99,7 @@ class Till:
 
 @pytest.fixture
 def here() -> Any:
-    """A repository in memory: how a call has ended is decided before anything is written."""
+    """Open a repository in memory, because the outcome of a call does not depend on the database."""
     with agentgit.open(":memory:") as repo:
         yield repo
 
@@ -111,7 +114,7 @@ def charging(*euros: int, then: str = "ok") -> Any:
 
 
 def wrapped(repo: Any, till: Till, kind: str, *euros: int, **declared: Any) -> Any:
-    """Wrap a graph that tells its model about errors, with a checkpoint before anything."""
+    """Wrap a graph that passes tool errors to its model, and make the checkpoint `before`."""
     graph = tool_node_graph(charging(*(euros or (5,))), [till.tool()], handle_tool_errors=True)
     agent = repo.wrap(graph, "s", effects=till.effects(kind, **declared))
     agent.checkpoint("before")
@@ -123,7 +126,7 @@ def statuses(agent: Any) -> list[str]:
 
 
 def retrying(till: Till, made: BaseTool | None = None) -> Any:
-    """Build a graph whose node of tools is retried by LangGraph."""
+    """Build a graph whose ToolNode has a RetryPolicy."""
     model, graph = charging(5), StateGraph(MessagesState)
     graph.add_node("model", lambda state: {"messages": [model.invoke(state["messages"])]})
     policy = RetryPolicy(initial_interval=0.001, retry_on=(ConnectionError, ToolException))
@@ -134,7 +137,7 @@ def retrying(till: Till, made: BaseTool | None = None) -> Any:
     return graph.compile()
 
 
-# -- what blocks, and how it is settled
+# -- blocked rollbacks, and how to settle them
 
 
 @pytest.mark.parametrize("effect_kind", BLOCKING)
@@ -239,7 +242,7 @@ def test_t4_verify_settles_a_raised_call(repo, when):
     assert till.ledger == [5]
 
 
-# -- the same call once more
+# -- repeated calls
 
 
 @pytest.mark.parametrize("effect_kind", BLOCKING)
@@ -312,7 +315,7 @@ def test_t4_a_once_tool_is_not_repeated_after_an_error(here, effect_kind):
     assert till.ledger == [5]
 
 
-# -- what proves that nothing happened
+# -- proof that nothing happened
 
 
 @pytest.mark.parametrize("effect_kind", ["irreversible", "compensable", "reversible"])
@@ -482,7 +485,7 @@ def test_t4_not_done_counts_only_for_the_tool_that_raises_it(here, says):
     )
 
 
-# -- what does not block
+# -- calls that do not block
 
 
 @pytest.mark.parametrize("told", [None, "happened", "did_not_happen"])
@@ -536,7 +539,7 @@ def test_t4_raised_calls_with_other_effects_are_failed(here, effect_kind):
     assert agent.plan_rollback("before").is_admissible
 
 
-# -- what breaks a call off
+# -- interrupted calls
 
 
 def test_t4_an_interrupted_reversible_call_blocks_a_rollback(repo):
@@ -579,11 +582,11 @@ async def test_t4_cancelled_and_timed_out_calls_are_unknown(repo, way):
     assert [(step.action, step.invocation.status) for step in plan.steps] == [("block", "unknown")]
 
 
-# -- a call that runs again
+# -- redone calls
 
 
 def gone(repo: Any, till: Till, kind: str, **declared: Any) -> Any:
-    """Make a charge, take it back by a rollback, and give the agent on the new branch."""
+    """Make a charge, reverse it by a rollback, and return the agent on the new branch."""
     agent = wrapped(repo, till, kind, 5, **declared)
     agent.run("five")
     back = agent.rollback("before")
@@ -629,7 +632,7 @@ def test_t4_a_resumed_redo_retries_a_call_that_is_safe_to_repeat(repo, kind, err
     assert repo.maintenance.fsck().is_sound
 
 
-# -- the declaration
+# -- declarations
 
 
 @pytest.mark.parametrize("given", [ToolException, "text", (ToolException("no"),), (KeyboardInterrupt,), (5,), None])
@@ -652,7 +655,7 @@ def test_t4_every_declaration_accepts_failed_on():
     assert [one.failed_on for one in made] == [(ToolException,)] * 3
 
 
-# -- every face
+# -- all interfaces
 
 
 @pytest.mark.long

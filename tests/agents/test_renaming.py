@@ -1,4 +1,4 @@
-"""Sessions and branches can be renamed; what they are stays (D2)."""
+"""Renamed sessions and branches keep their identity, and invalid names are refused (D2)."""
 
 import pytest
 from scripted import World, obedient, tool_node_graph
@@ -8,7 +8,7 @@ from agentgit import Conflict, InvalidInput, NotAllowed, NotFound
 
 @pytest.fixture
 def agent(repo):
-    """An agent that has added a chair."""
+    """Create an agent that has added a chair."""
     world = World()
     made = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     made.run("add chair")

@@ -1,6 +1,6 @@
-"""`replay="execute"`: what stands is reversed first, then the tools of the path run again, here or in a fresh world.
+"""`replay="execute"` reverses existing effects and then runs the calls of a path again, also in a new session (T2).
 
-The world is a shop that outlives its customers and numbers its orders: an order that is made again is another order.
+The world is a shop that outlives its processes and numbers its orders, so a repeated order has a new number.
 """
 
 import json
@@ -18,7 +18,7 @@ from agentgit import Conflict, InvalidInput, RollbackBlocked, RollbackIncomplete
 
 @pytest.fixture
 def shop(tmp_path):
-    """The shop."""
+    """Return an empty shop."""
     return Shop(tmp_path / "shop.db")
 
 
@@ -28,7 +28,7 @@ def wrapped(repo, shop, session="s", **how):
 
 @pytest.fixture
 def agent(repo, shop):
-    """A branch with an order and a payment before the checkpoint `here`, and an order after it."""
+    """Create a branch with an order and a payment before the checkpoint `here`, and an order after it."""
     made = wrapped(repo, shop)
     made.invoke(wish([("order", "a")], [("pay", "b")]))
     made.checkpoint("here")
@@ -186,7 +186,7 @@ def test_t2_an_export_of_a_replayed_branch_is_complete(repo, shop, agent, tmp_pa
         assert other.maintenance.fsck().is_sound
 
 
-# -- what blocks
+# -- blocked replays
 
 
 def test_t2_unknown_tools_of_a_functional_graph_block_a_replay(repo):
@@ -204,7 +204,7 @@ def test_t2_unknown_tools_of_a_functional_graph_block_a_replay(repo):
 
 
 def blocked(repo, graph, effects, *, said=("do it",)):
-    """Do something, and try to run it again; give the agent and what was said."""
+    """Run turns, check that their replay is blocked, and return the agent and the plan."""
     agent = repo.wrap(graph, "s", effects=effects)
     for text in said:
         agent.run(text)
@@ -245,7 +245,7 @@ def test_t2_a_call_that_must_not_run_twice_blocks_a_replay(repo, kind):
 
 
 def test_t2_an_unknown_call_blocks_a_replay_until_its_outcome_is_recorded(repo):
-    """T2: a call that was interrupted blocks the plan and does not run again until a person tells what happened."""
+    """T2: an interrupted call blocks a replay until a person resolves it, and is then reversed."""
     done = []
 
     @tool
@@ -290,18 +290,18 @@ def test_t2_a_forced_replay_keeps_an_unknown_call_unknown(repo):
 
 @pytest.mark.parametrize("why", ["the shop is closed", "declare the recorded one again"])
 def test_t2_a_call_that_cannot_be_reversed_blocks_a_replay(repo, database, shop, agent, why):
-    """T2: a call whose precheck says no, or whose undo is not here, does not run twice; force uses the record."""
+    """T2: a call whose precheck refuses or whose undo is not declared does not run twice; force uses the record."""
     closed_shop = reversible(shop.cancel, precheck=lambda call: why)
     orders = closed_shop if "closed" in why else reversible(lambda args, result: None)
     with agentgit.open(database.url) as other:
-        later = repo if "closed" in why else other  # in another program the function that was recorded is missing
+        later = repo if "closed" in why else other  # another program lacks the recorded function
         closed = later.wrap(shop.graph(), "s", effects=shop.effects() | {"order": orders})
         check_blocked(closed, shop, why)
     assert repo.maintenance.fsck().is_sound
 
 
 def check_blocked(closed, shop, why):
-    """Check that a replay of orders that cannot be reversed is refused, and that force answers them."""
+    """Check that a replay of orders that cannot be reversed is refused, and that force answers them from the record."""
     with pytest.raises(RollbackBlocked, match=why):
         closed.rollback("here", replay="execute")
     assert shop.standing == {"a": 1, "b": 1, "c": 1}
@@ -331,7 +331,7 @@ def test_t2_a_call_whose_undo_raised_does_not_run_again(repo, shop, agent):
 
 
 def test_t2_a_replayed_tool_that_raises_is_retried_on_resume(repo, shop, agent):
-    """T2: the rollback stops at the error, the session stays on the old branch, and resume runs what is missing."""
+    """T2: the rollback stops at the error, the session stays on the old branch, and resume runs the missing calls."""
     shop.faults["a"] = "before"
     with pytest.raises(RollbackIncomplete, match="Broken") as caught:
         agent.rollback("here", replay="execute", on_drift="continue")
@@ -398,7 +398,7 @@ def test_t2_a_tool_that_calls_recorded_tools_blocks_a_replay(repo):
 
 
 def test_t2_a_batch_that_waits_for_a_person_blocks_a_replay(repo):
-    """T2: with force the calls beside the question are answered from the record, and the question can be answered."""
+    """T2: an open question blocks; with force the record answers the other calls, and the question stays open."""
     world = World()
     replies = (calls(call("add", item="a"), call("add_if_approved", item="b")), "done")
     agent = repo.wrap(tool_node_graph(scripted(*replies), world.tools()), "s", effects=world.effects())
@@ -457,7 +457,7 @@ def test_t2_a_replay_updates_the_artifact_of_a_tool_message(repo):
 
     @tool
     def add(item: str) -> ToolMessage:
-        """Add an item, and say so in words of its own."""
+        """Add an item, and return a message about it."""
         world.items.append(item)
         return ToolMessage(f"{item} is number {len(world.items)}", tool_call_id="", artifact=len(world.items))
 
@@ -481,11 +481,11 @@ def test_t2_a_replay_updates_the_artifact_of_a_tool_message(repo):
     assert "ran again" in "".join(str(m["content"]) for m in fresh.history())
 
 
-# -- a fresh world
+# -- replays in a new session
 
 
 def test_t2_replay_from_a_template_leaves_the_old_session_untouched(repo, shop, agent, tmp_path):
-    """T2: the calls run in the new session's world; nothing is reversed, and the old session stays as it is."""
+    """T2: the calls run in the new session's world; nothing is reversed, and the old session is unchanged."""
     other = Shop(tmp_path / "test-system.db")
     other.act("order", "of somebody else")
     before = shop.standing, agent.history(), [one.to_dict() for one in agent.tool_track()]

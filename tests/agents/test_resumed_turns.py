@@ -1,4 +1,4 @@
-"""A turn that goes on with calls that were begun before: what is done is not done again (W1)."""
+"""A resumed turn continues with the calls of its interrupted batch and repeats no done call (W1)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from agentgit import Fenced, InvalidInput, effect, reversible
 
 @pytest.fixture
 def world():
-    """A fresh world."""
+    """Return a fresh world."""
     return World()
 
 
@@ -33,18 +33,18 @@ def say(text: str) -> dict[str, Any]:
 
 
 class Rounds(TypedDict):
-    """A conversation whose messages are only put one after the other, and a count."""
+    """A conversation that only appends messages, and a count of rounds."""
 
     messages: Annotated[list[AnyMessage], operator.add]
     round: int
 
 
 def shaky(world: World, error: type[BaseException] = RuntimeError) -> BaseTool:
-    """Make a tool that does its work, and raises the first time."""
+    """Make a tool that does its work, and raises after that the first time."""
     left = [error]
 
     def work(what: str) -> str:
-        """Do it."""
+        """Do the work."""
         world.log.append(("work", {"what": what}))
         if left:
             raise left.pop()
@@ -54,7 +54,7 @@ def shaky(world: World, error: type[BaseException] = RuntimeError) -> BaseTool:
 
 
 def batch() -> AIMessage:
-    """Ask for a call that succeeds, and one of the shaky tool."""
+    """Return a message that asks for a call that succeeds and a call of the shaky tool."""
     return calls(call("add", item="x"), call("work", what="y"))
 
 
@@ -78,7 +78,7 @@ def test_w1_a_resumed_batch_does_not_repeat_a_done_call(repo, world):
 
 
 def retrying_graph(tools: list[BaseTool], model: Any, **settings: Any) -> Any:
-    """Build a graph whose ToolNode LangGraph runs again when one of its tools fails."""
+    """Build a graph whose ToolNode has a RetryPolicy."""
 
     async def ask(state: MessagesState) -> dict[str, Any]:
         return {"messages": [await model.ainvoke(state["messages"])]}
@@ -111,7 +111,7 @@ def test_w1_a_running_call_is_awaited_when_its_sibling_fails(repo, world):
 
     @tool
     async def add(item: str) -> str:
-        """Add an item, and go on when the other call has failed."""
+        """Add an item, and return after the other call has failed."""
         world.items.append(item)
         await failed.wait()
         await asyncio.sleep(0.05)
@@ -292,7 +292,7 @@ def test_w1_a_resolved_call_lets_its_turn_continue(repo, world, outcome, runs, a
 
 
 def own_code(world: World) -> Any:
-    """Build a graph whose node calls the tools by itself."""
+    """Build a graph whose node calls the tools directly."""
     named = {made.name: made for made in [*world.tools(), shaky(world)]}
     model = says(calls(call("note", text="n"), call("add", item="x"), call("work", what="y")), "ok")
 
@@ -370,7 +370,7 @@ agent.invoke({{"messages": [("user", "go")]}}, durability="sync")
 
 
 def killed_batch() -> AIMessage:
-    """Ask for the two calls of which one kills the process."""
+    """Return a message that asks for two calls, one of which kills the process."""
     return calls(call("add", "c1", item="x"), call("work", "c2", what="y"))
 
 

@@ -1,4 +1,4 @@
-"""Rollback: a new branch, the later effects reversed exactly once, newest first, and an honest report (D2, W1, W2)."""
+"""A rollback makes a branch, reverses later effects once, newest first, and reports what it did (D2, W1, W2)."""
 
 import asyncio
 from pathlib import Path
@@ -30,7 +30,7 @@ def world():
 
 
 def ready(repo, world, *replies, session="s", **more):
-    """Wrap the usual graph, and order a chair; `before` is the checkpoint after that."""
+    """Wrap the usual graph, order a chair, and return the agent and the checkpoint `before`."""
     graph = tool_node_graph(scripted(*(replies or STORY)), world.tools())
     agent = repo.wrap(graph, session, effects=world.effects(**more))
     agent.run("order a chair")
@@ -38,13 +38,13 @@ def ready(repo, world, *replies, session="s", **more):
 
 
 def facts(agent) -> tuple:
-    """Everything that must not change on a branch that was left."""
+    """Return everything that must not change on a branch that a rollback leaves."""
     return agent.history(), [c.to_dict()["args"] for c in agent.tool_track()], [p.id for p in agent.checkpoints()]
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
 def test_d2_a_rollback_makes_a_branch_and_reverses_later_effects(kind, repo, world):
-    """D2, W1: with any graph the old branch stays, and the new branch and the world are as at the checkpoint."""
+    """D2, W1: with any graph the old branch is unchanged, and the new branch and the world match the checkpoint."""
     agent = repo.wrap(GRAPHS[kind](scripted(*STORY), world.tools()), "s", effects=world.effects())
     agent.invoke(say("order a chair"))
     before = agent.checkpoint("before")
@@ -92,9 +92,7 @@ def test_d2_the_old_branch_stays_readable_and_runnable(repo, world):
     agent, before = ready(repo, world)
     agent.run("and a table")
     retry = agent.rollback(before)
-    agent = agent.switch(
-        "main", sync="ignore"
-    )  # the table was taken back, and the branch that ordered it is told so first
+    agent = agent.switch("main", sync="ignore")  # accepts that the table was reversed
     assert agent.run("on with the old one") == "a sofa"
     retry = retry.switch("main-2", sync="ignore")
     assert retry.run("on with the new one") == "a table"
@@ -296,7 +294,7 @@ async def test_w1_an_async_undo_works_inside_a_running_loop(repo, world):
     assert world.items == []
 
 
-# -- when a reversal fails
+# -- failed reversals
 
 
 def test_w1_a_failing_undo_stops_the_rollback_until_it_is_resumed(repo, world):
@@ -329,7 +327,7 @@ def test_w1_a_failing_undo_stops_the_rollback_until_it_is_resumed(repo, world):
     assert [args.get("item") for name, args, _ in world.undone if name == "remove"] == ["sofa", "table"]
     assert repo.session().operations()[0].status == "done"
     assert repo.session().branch().name == "retry"
-    assert repo.resume(operation).status == "done"  # again does nothing
+    assert repo.resume(operation).status == "done"  # a second resume does nothing
 
 
 def test_w1_on_error_continue_tries_the_remaining_reversals(repo, world):
@@ -359,7 +357,7 @@ def test_a_failed_reversal_can_be_resolved_as_happened(repo, world):
     with pytest.raises(InvalidInput, match="nothing to resolve"):
         repo.resolve(failed, "happened")
     assert repo.resume(caught.value.operation).status == "done"
-    assert world.charges == [5]  # it was said to be done by hand, so nothing was done twice
+    assert world.charges == [5]  # resolved as reversed by a person, so the undo did not run again
 
 
 @pytest.mark.long
@@ -451,16 +449,16 @@ def test_a_running_branch_cannot_be_rolled_back(repo, world):
     assert len(agent.session.branches()) == 1
 
 
-# -- after a restart, and after a crash
+# -- restarts and crashes
 
 
 def undo_file(args, result):
-    """Undo of `touch` below."""
+    """Undo the tool `touch` of the child process."""
     Path(result["path"]).unlink()
 
 
 TOUCHING = {"touch": reversible(undo_file)}
-"""What who trusts this module knows of it."""
+"""The declarations that a process gets by trusting this module."""
 
 
 CHILD = """
@@ -533,7 +531,7 @@ def test_w1_a_call_whose_process_was_killed_is_unknown_and_blocks(repo, database
     assert repo.session("s").branch().status == "open"
     with pytest.raises(RollbackBlocked, match="unknown"):
         agent.rollback("main#2")
-    # A person looks, sees the file, and says so; its result was never recorded, so the undo cannot use it.
+    # No result was recorded that the undo could use, so the person resolves the call as one that did not happen.
     seen = repo.resolve(agent.tool_track()[1], "did_not_happen")
     assert seen.status == "failed"
     assert agent.rollback("main#2").branch.name == "main-2"
@@ -572,7 +570,7 @@ def test_w1_resume_finishes_a_rollback_that_was_killed_halfway(die, repo, databa
     assert repo.session("s").branch().name == "main"
     (operation,) = repo.session("s").operations()
     assert operation.status == "running"
-    if die == "inside":  # nobody knows whether the undo of the table had its effect
+    if die == "inside":  # it is unknown whether the undo of the table took effect
         with pytest.raises(RollbackIncomplete, match="unknown"):
             repo.resume(operation)
         repo.resolve(agent.tool_track()[-2], "happened")

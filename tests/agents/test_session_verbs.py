@@ -1,4 +1,4 @@
-"""The verbs of a repository that move the world, without a graph at hand (W1, W2, W5, W8)."""
+"""Rollback, switch and resume work through a session, without a wrapped graph (W1, W2, W5, W8)."""
 
 import backend
 import pytest
@@ -11,24 +11,24 @@ WORLD = World()
 
 
 def remove(args, result):
-    """Undo `add` in another process, or what plays one here: that trusts this module."""
+    """Undo `add`, also in a second repository that trusts this module as another process would."""
     WORLD.remove(args, result)
 
 
 DECLARED = {"add": reversible(remove)}
-"""What who trusts this module knows of it."""
+"""The declarations that a process gets by trusting this module."""
 
 
 @pytest.fixture
 def world():
-    """An empty world."""
+    """Empty the world of this module, and return it."""
     WORLD.__init__()
     return WORLD
 
 
 @pytest.fixture
 def agent(repo, world):
-    """An agent that has put a chair and then a table into the world."""
+    """Create an agent that has added a chair and then a table."""
     graph = tool_node_graph(scripted(call("add", item="chair"), "ok", call("add", item="table"), "ok"), world.tools())
     made = repo.wrap(graph, "s", effects=world.effects(add=reversible(remove)))
     made.run("one")
@@ -39,7 +39,7 @@ def agent(repo, world):
 
 @pytest.fixture
 def later(repo, agent):
-    """The repository as another process opens it: no graph was wrapped there."""
+    """Open the repository as another process does, without a wrapped graph."""
     with agentgit.open(backend.url(repo), trust=[__name__]) as later:
         yield later
 

@@ -1,4 +1,4 @@
-"""`session.stats`: figures of sessions, branches and users, and what models used, without a manual call (B6, W12)."""
+"""Statistics of sessions, branches and users, with token use and storage (B6, W12, W13)."""
 
 import json
 import operator
@@ -20,18 +20,18 @@ from agentgit.sessions.stats import UsedTokens
 
 
 def said(text="ok", into=10, out=5, model="m", **more):
-    """An answer that says what it used."""
+    """Return an answer with its token usage."""
     used = {"input_tokens": into, "output_tokens": out, "total_tokens": into + out}
     return AIMessage(text, usage_metadata=used, response_metadata={"model_name": model}, **more)
 
 
 def talking(**how):
-    """A model whose answers say what they used: ten tokens in for each message, five out."""
+    """Make a model whose answers report ten input tokens for each message and five output tokens."""
     return ScriptedModel(rule=lambda messages: said(into=10 * len(messages), **how))
 
 
 def wrap(repo, session="s", model=None, kind="tool_node", **how):
-    """An agent whose model says what it used."""
+    """Wrap a graph whose model reports its token usage."""
     world = World()
     return repo.wrap(GRAPHS[kind](model or talking(), world.tools()), session, effects=world.effects(), **how)
 
@@ -189,7 +189,7 @@ def test_w12_tokens_are_counted_without_a_model_callback(repo):
 
 
 def test_w12_a_graph_without_messages_counts_no_tokens(repo):
-    """W12: a graph whose state is a number has no tokens, and its stats can be read."""
+    """W12: a graph that adds no messages uses no tokens, and its stats can be read."""
 
     class Numbers(MessagesState):
         n: Annotated[int, operator.add]
@@ -267,14 +267,14 @@ def test_w13_call_arguments_results_and_checkpoint_data_count_as_storage(repo):
     agent.run("hm")
     before = repo.session("s").stats(storage=True).storage.own
     agent.checkpoint("big", data="x" * 10_000)
-    assert repo.session("s").stats(storage=True).storage.own - before == 10_002 + len("[]")  # no writes wait there
+    assert repo.session("s").stats(storage=True).storage.own - before == 10_002 + len("[]")  # no pending writes
     agent.run("add " + "ü" * 10_000)
     (call,) = agent.tool_track()
     recorded = json.dumps(call.args, ensure_ascii=False, separators=(",", ":")).encode()
     assert repo.session("s").stats(storage=True).storage.own - before > 10_002 + 2 * len(recorded)
 
 
-# -- nothing twice
+# -- answers that are counted once
 
 
 def test_w12_merged_answers_are_counted_on_their_original_branch(repo):

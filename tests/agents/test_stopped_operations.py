@@ -1,4 +1,4 @@
-"""Operations that stopped: taken back from the dead, taken up again, given up; and what other branches learn of it."""
+"""Stopped operations are recovered, resumed or abandoned, and other branches detect what they changed (W1, W5)."""
 
 import threading
 from dataclasses import dataclass, field
@@ -15,11 +15,12 @@ from agentgit import Conflict, RollbackBlocked, RollbackIncomplete, WorldDiverge
 
 @dataclass
 class Hands:
-    """What undoes `add`, and what goes wrong with it.
+    """An undo function of `add` that can raise, and its `verify` function.
 
     Args:
-        world: where.
-        errors: what an undo raises, by item: before it acted, or `after` that.
+        world: The world that it changes.
+        errors: The error that the undo of each item raises.
+        after: Whether it raises after it has acted.
     """
 
     world: World
@@ -34,7 +35,7 @@ class Hands:
             raise error
 
     def look(self, invocation):
-        """Tell whether an item is there."""
+        """Return whether an item is in the world."""
         return invocation.args["item"] in self.world.items
 
 
@@ -57,7 +58,7 @@ def wrapped(repo, world, hands, *, branch=None, verify=False, **more):
 
 @pytest.fixture
 def agent(repo, world, hands):
-    """A branch with a chair before the checkpoint `before`, and a table and a sofa after it."""
+    """Create a branch with a chair before the checkpoint `before`, and a table and a sofa after it."""
     agent = wrapped(repo, world, hands)
     agent.run("add chair")
     agent.checkpoint("before")
@@ -67,7 +68,7 @@ def agent(repo, world, hands):
 
 
 def killed(verb, hands, item):
-    """Let an undo end as if its process had died there, before it acted."""
+    """Run a verb whose undo of an item ends before it acts, as if its process had died."""
     hands.errors[item] = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
         verb()
@@ -108,7 +109,7 @@ def test_w5_an_interrupted_call_of_a_dead_turn_stops_other_branches(repo, world,
     agent = wrapped(repo, world, hands)
     agent.run("add chair")
     other = agent.fork(name="other")
-    world.items.append("table")  # the call acted, and its process died before it could say so
+    world.items.append("table")  # the call acted, and its process died before it recorded that
     backend.leave_running(repo, agent.branch, item="table")
     with pytest.raises(WorldDiverged, match="unknown whether it happened"):
         other.run("look")
@@ -127,7 +128,7 @@ def test_w1_recover_releases_a_rollback_of_another_machine(agent, hands, repo, w
     assert world.items == ["chair"]
 
 
-# -- going on with it
+# -- resumed operations
 
 
 def test_w1_resume_is_refused_while_a_turn_runs(agent, hands, repo, world):
@@ -196,7 +197,7 @@ def test_w5_a_forced_resume_abandons_a_switch_that_always_fails(repo, world, han
 
 
 def _refusing(tool):
-    """Make a tool raise."""
+    """Return a tool that raises in place of `add`, and any other tool unchanged."""
 
     def refuse(**_):
         raise RuntimeError("sold out")
@@ -256,7 +257,7 @@ def test_w1_a_resumed_rollback_reverses_effects_redone_in_between(agent, hands, 
     assert sorted(item.invocation.args["item"] for item in report.reversed) == ["sofa", "sofa", "table"]
 
 
-# -- what other branches learn
+# -- other branches
 
 
 def test_w5_a_redone_effect_that_is_reversed_again_causes_divergence(repo, world, hands):
@@ -286,7 +287,7 @@ def test_w5_a_fork_inherits_the_divergence_of_its_branch(repo, world, hands):
     assert agent.fork("before").run("look") == "done"
 
 
-# -- tools that can look
+# -- tools with `verify`
 
 
 def test_w1_verify_detects_an_undo_that_raised_after_it_acted(agent, hands, repo, world):
@@ -321,7 +322,7 @@ def test_w1_a_call_that_is_verified_late_keeps_its_reversal_order(repo, world, h
     assert [args["item"] for _, args, _ in world.undone] == ["second", "first"]
 
 
-# -- at the same time
+# -- concurrent operations
 
 
 @pytest.mark.long

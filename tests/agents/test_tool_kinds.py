@@ -1,4 +1,4 @@
-"""Every kind of tool and of trouble: whatever it is, a rollback leaves the world as it was before the turn (W1)."""
+"""Effects of every kind of tool are recorded, reversed and redone, also after errors and cancellation (W1, W2, W5)."""
 
 import asyncio
 from typing import Annotated, Any
@@ -16,17 +16,21 @@ from scripted import GRAPHS, World, call, calls, scripted, tool_node_graph
 from agentgit import RollbackBlocked, RollbackIncomplete, compensable, reversible
 
 DIRECT = ("tool_node", "create_agent", "nested")
-"""The kinds of graphs that call tools by a ToolNode."""
+"""The kinds of graphs that call tools through a ToolNode."""
 
 
 class Moody:
-    """A tool of every kind around one world; `moods` says what happens at each call: None is well."""
+    """A world whose calls may raise.
+
+    Args:
+        moods: For each call in turn, whether it raises `before` or `after` it acts, or None.
+    """
 
     def __init__(self, *moods: Any) -> None:
         self.world, self.moods = World(), list(moods)
 
     def put(self, item: str) -> str:
-        """Add an item, and raise before or after that if the mood is so."""
+        """Add an item, and raise before or after that if the call's mood says so."""
         mood = self.moods.pop(0) if self.moods else None
         if mood == "before":
             raise ConnectionError("not reached")
@@ -36,11 +40,11 @@ class Moody:
         return item
 
     def undo(self, args: dict[str, Any], result: Any) -> None:
-        """Take an item out."""
+        """Remove an item."""
         self.world.items.remove(args["item"])
 
     def look(self, invocation: Any) -> Any:
-        """Tell whether an item is there."""
+        """Return an item that is in the world, or False."""
         return args["item"] if (args := invocation.args)["item"] in self.world.items else False
 
     def effects(self, *names: str, looks: bool = False) -> dict[str, Any]:
@@ -64,7 +68,7 @@ def say(text: str = "go") -> dict[str, Any]:
 
 
 def begun(repo, graph, effects, **more):
-    """Wrap a graph, with a checkpoint before anything."""
+    """Wrap a graph, and make the checkpoint `before`."""
     agent = repo.wrap(graph, "s", effects=effects, **more)
     agent.checkpoint("before")
     return agent
@@ -178,7 +182,7 @@ async def test_w1_a_tool_that_ends_with_a_parent_command_acts_once(retried, is_a
 
     @tool
     def order(item: str) -> str:
-        """Order, and let somebody else go on."""
+        """Order, and end with a Command of an inner graph."""
         moody.put(item)
         delegate_to.invoke({"messages": []})
         return "never said"
@@ -221,7 +225,7 @@ def test_w1_an_outer_tool_call_is_reversed_before_its_inner_call(inner_fails, re
 
     @tool
     def outer(item: str) -> str:
-        """Order a whole, of a part."""
+        """Order an item and a part of it."""
         moody.put(item)
         try:
             return item + inner.invoke({"item": f"part of {item}"})
@@ -250,7 +254,7 @@ def test_w1_an_effect_before_an_interrupt_in_a_tool_is_not_reversed(kind, repo):
 
     @tool
     def order(item: str) -> str:
-        """Order, ask whether that was right, and order what was answered."""
+        """Order, and then ask whether that was right."""
         world.items.append(item)
         return str(interrupt("right?"))
 
@@ -263,7 +267,7 @@ def test_w1_an_effect_before_an_interrupt_in_a_tool_is_not_reversed(kind, repo):
     agent.invoke(Command(resume="yes"))
     assert [c.status for c in agent.tool_track()] == ["done"]
     agent.rollback("before")
-    # What a tool did before it asked is not known to anybody: the documentation says to ask first.
+    # An effect before the question is not recorded; the documentation says to ask first.
     assert world.items == ["a"]
 
 
@@ -382,7 +386,7 @@ def test_w1_rollbacks_and_redo_match_the_world_to_the_path(repo):
 
 
 def test_w5_sync_world_restores_the_world_of_each_nested_fork(repo):
-    """W5: each of four branches, three deep, finds its own path's effects when the world is brought to it."""
+    """W5: a switch with sync='world' to any of four nested branches restores the effects of its path."""
     world = World()
     replies = [reply for n in range(4) for reply in (call("add", item=str(n)), "ok")]
     agent = repo.wrap(tool_node_graph(scripted(*replies), world.tools()), "s", effects=world.effects())
@@ -456,7 +460,7 @@ def test_w5_a_nested_tool_call_is_not_made_twice_by_a_replay(replay, declared, r
 
 @pytest.mark.parametrize("replay", ["redo", "execute"])
 def test_w2_a_plan_blocks_the_replay_of_a_tool_that_asked_a_person(replay, repo):
-    """W2: nobody can answer outside of a turn, so a call that asked blocks redo and execute before anything."""
+    """W2: a call that asked a person blocks redo and execute, because nobody can answer outside a turn."""
     world = World()
     replies = (call("add", item="a"), call("add_if_approved", item="b"), "done")
     agent = repo.wrap(tool_node_graph(scripted(*replies), world.tools()), "s", effects=world.effects())
@@ -479,7 +483,7 @@ def test_a_redo_of_a_tool_that_asks_a_person_fails_with_the_reason(repo):
 
     @tool
     def add(item: str) -> str:
-        """Add an item; ask first if that is not trusted any more."""
+        """Add an item, and ask a person first unless it is trusted."""
         if trusted.pop() if trusted else interrupt("may I?"):
             world.items.append(item)
         return item

@@ -1,4 +1,4 @@
-"""OpenTelemetry: spans of turns, calls, checkpoints and rollbacks, and nothing without it (W12)."""
+"""Turns, calls, checkpoints and rollbacks have OpenTelemetry spans, and nothing is traced without it (W12)."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ from scripted import World, call, calls, obedient, scripted, tool_node_graph
 
 from agentgit import RollbackIncomplete
 
-SECRET = "nobody-may-read-this"  # noqa: S105  # what people say, in this test
+SECRET = "nobody-may-read-this"  # noqa: S105  # the content that spans must not have
 
 
 @pytest.fixture(scope="module")
@@ -22,18 +22,18 @@ def exporter():
     provider.add_span_processor(SimpleSpanProcessor(found))
     trace.set_tracer_provider(provider)
     yield found
-    provider.shutdown()  # it cannot be taken away, but keeps nothing of what other tests do
+    provider.shutdown()  # it cannot be replaced, but records nothing of other tests after this
 
 
 @pytest.fixture
 def told(exporter):
-    """Gives the spans that ended, by their names, in the order in which they began."""
+    """Return a function that returns the ended spans in the order in which they began."""
     exporter.clear()
     return lambda: sorted(exporter.get_finished_spans(), key=lambda span: span.start_time)
 
 
 def tree(found):
-    """Each span's name with that of the one it is a part of."""
+    """Return the name of each span with the name of its parent."""
     names = {span.context.span_id: span.name for span in found}
     return [(span.name, names.get(span.parent.span_id) if span.parent else None) for span in found]
 

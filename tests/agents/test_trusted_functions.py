@@ -1,4 +1,4 @@
-"""Which functions run: those that this process declares, and never what a row says (T3, DESIGN 4.10)."""
+"""Only functions that this process declares are run, and never those that a row names (T3)."""
 
 import functools
 import importlib
@@ -23,10 +23,10 @@ from agentgit import Conflict, InvalidInput, NotFound, RollbackBlocked, Rollback
 from agentgit.web import app
 
 LEDGER: list[str] = []
-"""The world that the scripts and notebooks here act on: what was ordered and not cancelled."""
+"""The world of the scripts and notebooks: the items that were ordered and not cancelled."""
 
 RAN: list[str] = []
-"""What ran that nobody declared."""
+"""The record of imported modules and of functions that ran."""
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,7 @@ def _nothing_yet():
 
 
 def ordering(undo, **more):
-    """Make a graph that orders a chair, and what is declared of its tool; both are fresh, as after a restart."""
+    """Return a new graph that orders a chair and a new declaration of its tool, as after a restart."""
 
     def order(item: str) -> dict:
         """Order something."""
@@ -48,12 +48,12 @@ def ordering(undo, **more):
 
 
 def reopened(repo, **how):
-    """Open the database as another process does, in which nothing is declared."""
+    """Open the database as another process does, without declarations."""
     return agentgit.open(backend.url(repo), **how)
 
 
 def write_rows(repo, **values) -> None:
-    """Change all recorded calls, as somebody does who can write to the database."""
+    """Change all recorded calls, as an attacker with write access to the database does."""
     backend.change(repo, "tool_invocation", **values)
 
 
@@ -61,7 +61,7 @@ def write_rows(repo, **values) -> None:
 
 
 def run_script(path, repo, body: str, then) -> object:
-    """Run a file as a program runs; it has the function `undo`, and does `then(repo, graph, effects)`."""
+    """Run a script that defines the function `undo`, and return the answer of its `then(repo, graph, effects)`."""
     path.write_text(
         f"def undo(args, result):\n    {body}\n\ngraph, effects = ordering(undo)\nwith reopened(repo) as own:\n"
         "    answer = then(own, graph, effects)\n"
@@ -139,7 +139,7 @@ def test_t3_a_changed_undo_function_of_a_notebook_is_reported(repo, monkeypatch)
     order_a_chair(repo, first.main.graph, first.main.effects)
     with pytest.raises(RollbackIncomplete, match="WRONG"):
         repo.session("s").rollback("main#1")
-    first.run(CELL)  # the cell is mended and run again, in the same kernel
+    first.run(CELL)  # the cell is corrected and run again in the same kernel
     agent = repo.wrap(first.main.graph, "s", effects=first.main.effects)
     changed = "the source of __main__:undo has changed since the call"
     (step,) = agent.plan_rollback("main#1").steps
@@ -162,7 +162,7 @@ def test_t3_a_main_function_recorded_without_a_hash_is_reported(repo, monkeypatc
 
 
 class Shop:
-    """Things of a module that can be an undo function."""
+    """A class whose methods and instances serve as undo functions."""
 
     def cancel(self, args, result): ...
 
@@ -175,7 +175,7 @@ class Shop:
 def cancel(args, result, log=None): ...
 
 
-LAMBDA = lambda args, result: None  # noqa: E731  # what has no name is what this is about
+LAMBDA = lambda args, result: None  # noqa: E731  # the tests need a function without a name
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_t3_a_closure_can_undo_after_its_graph_is_wrapped_again(repo):
 
 
 def shop_of(ledger, kind=reversible):
-    """Make a graph whose node calls a decorated tool of a shop; only the node knows the tool."""
+    """Build a graph whose node calls a decorated tool that only the node refers to."""
 
     def cancel(args, result):
         ledger.remove(args["item"])
@@ -262,7 +262,7 @@ def test_t3_a_tool_called_by_a_node_has_the_effect_of_its_decorator(repo):
 
 
 def by_task(order):
-    """The functional API: a task that calls the tool by a helper."""
+    """Return an entrypoint whose task calls the tool through a helper, and its input."""
 
     def help_out(item):
         return order.invoke({"item": item})
@@ -279,7 +279,7 @@ def by_task(order):
 
 
 def by_node(order):
-    """A node that calls the tool in a comprehension."""
+    """Return a graph whose node calls the tool in a comprehension, and its input."""
 
     def act(state):
         return {"messages": [("ai", str([order.invoke({"item": item}) for item in ["chair"]]))]}
@@ -289,13 +289,13 @@ def by_node(order):
 
 
 def by_subgraph(order):
-    """A node of a subgraph."""
+    """Return a graph whose subgraph has a node that calls the tool, and its input."""
     inner, given = by_node(order)
     return StateGraph(MessagesState).add_node("inner", inner).add_edge(START, "inner").compile(), given
 
 
 def by_method(order):
-    """A method of an object that has the tool."""
+    """Return a graph whose node is a method of an object that has the tool, and its input."""
 
     class Desk:
         def __init__(self):
@@ -330,7 +330,7 @@ def test_t3_a_tool_called_by_a_node_can_be_undone_after_a_restart(repo, shape):
     assert LEDGER == []
 
 
-# -- rows that somebody else has written
+# -- rows that an attacker has written
 
 EVIL = """
 import sys, pathlib
@@ -355,7 +355,7 @@ HOSTILE = [
 
 @pytest.fixture
 def evil(tmp_path, monkeypatch):
-    """A module that could be imported, and tells if it was."""
+    """Create the importable module `evil`, which records that it was imported."""
     (tmp_path / "evil.py").write_text(EVIL)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -366,14 +366,14 @@ def evil(tmp_path, monkeypatch):
 
 @pytest.fixture
 def attacked(repo, evil):
-    """Another process on a session with a call that has ordered a chair; nothing is declared there."""
+    """Order a chair in session `s`, and open the database as another process does, without declarations."""
     order_a_chair(repo, *ordering(cancel))
     with reopened(repo) as later:
         yield later
 
 
 def attempts(repo):
-    """Everything that may look for a function of the calls on branch `main` of session `s`."""
+    """Return the verbs that look for functions of the calls on branch `main` of session `s`."""
     session, how = repo.session("s"), {"branch": "main"}
     return [
         lambda: session.plan_rollback("main#1", **how),
@@ -458,7 +458,7 @@ def test_t3_the_command_line_imports_nothing_named_by_a_row(attacked):
 
 
 def command(*line: str) -> tuple[int, str]:
-    """Run a command in this process; give its exit code and what it wrote."""
+    """Run a command in this process, and return its exit code and its output."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", "300")
         done = command_line.run(*line)
@@ -524,7 +524,7 @@ def test_t3_a_tool_with_another_undo_function_is_not_redone(attacked):
     assert LEDGER == ["chair"]
 
 
-# -- modules that the operator trusts
+# -- trusted modules
 
 TRUSTED = """
 import agentgit
@@ -543,7 +543,7 @@ def cancelling(args, result):
 
 @pytest.fixture
 def shop(repo, tmp_path, monkeypatch):
-    """The module `shop_of_trust`, which declares the undo of what session `s` has ordered."""
+    """Create the module `shop_of_trust`, which declares the undo of the order in session `s`."""
     (tmp_path / "shop_of_trust.py").write_text(TRUSTED)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -591,7 +591,7 @@ def test_t3_commands_that_undo_nothing_import_no_trusted_module(repo, shop, monk
     assert (LEDGER, RAN) == ([], ["imported shop_of_trust"])
 
 
-# IPython's history keeps a thread and a file that the collector finds.
+# IPython's history leaves a thread and an open file to the garbage collector.
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
 @pytest.mark.usefixtures("shop")
 def test_t3_a_notebook_can_trust_a_module(repo, ipython):
@@ -663,7 +663,7 @@ def test_t3_functions_declared_by_path_are_imported_at_open(repo, shop):
 
 
 def test_t3_two_trusted_modules_may_declare_the_same_tool_name(repo, shop):
-    """T3: the recorded undo function selects between two modules with the same tool; which would run again blocks."""
+    """T3: the recorded undo selects one of two tools with the same name, and an ambiguous redo is blocked."""
     ordering = "@tool\n@reversible(cancel)\ndef order(item: str) -> str:\n    'Order.'\n    {}\n    return item\n"
     (shop / "other_shop.py").write_text(
         "from langchain_core.tools import tool\nfrom agentgit import reversible\n"
@@ -680,7 +680,7 @@ def test_t3_two_trusted_modules_may_declare_the_same_tool_name(repo, shop):
     sys.modules.pop("other_shop")
 
 
-# -- functions of the user that raise
+# -- user functions that raise
 
 
 def blind(invocation):
@@ -707,7 +707,7 @@ def test_t3_an_error_of_verify_is_shown_in_plan_track_and_log(repo, caplog):
     (record,) = (one for one in caplog.records if "verify" in one.getMessage())
     assert ("'order'" in record.getMessage(), record.exc_info[0]) == (True, KeyError)
     assert agent.tool_track()[0].error_message == "its verify raised KeyError: 'id'"
-    assert agent.plan_rollback("main#1").steps == [step]  # said once, however often it is asked
+    assert agent.plan_rollback("main#1").steps == [step]  # the error is not repeated with each plan
     again = repo.wrap(graph, "s", effects={"order": effect("irreversible", verify=unsure)})
     write_rows(repo, verify=f"{__name__}:unsure")
     assert "raised" not in again.plan_rollback("main#1").steps[0].why

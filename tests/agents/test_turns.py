@@ -1,4 +1,4 @@
-"""Turns one after the other, streams that are left, callbacks inside of transactions, and what comes after `close`."""
+"""Batches run in order, abandoned streams and callbacks leave no half-done work, and closed repositories raise."""
 
 import asyncio
 import io
@@ -15,7 +15,7 @@ SAID = ["add chair", "add table", "add lamp"]
 
 
 def wrapped(repo, world, **how):
-    """An agent that does what it is told."""
+    """Wrap a graph whose model obeys the user's messages."""
     return repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects(), **how)
 
 
@@ -24,11 +24,11 @@ def inputs(*texts):
 
 
 def asked(agent):
-    """What the user said, in the order of the conversation."""
+    """Return the texts of the user's messages, in the order of the conversation."""
     return [message.content for message in agent.messages() if message.type == "human"]
 
 
-# -- one turn after the other
+# -- batches
 
 
 def test_t_batch_as_completed_runs_its_inputs_one_after_another(repo):
@@ -69,12 +69,12 @@ def test_t_a_batch_with_too_few_configs_runs_no_turn(repo):
     assert asked(agent) == []
 
 
-# -- streams that are left
+# -- abandoned streams
 
 
 @pytest.fixture
 def work(tmp_path):
-    """A workspace's directory with a file."""
+    """Create a workspace directory with one file."""
     made = tmp_path / "work"
     made.mkdir()
     (made / "a.txt").write_text("first")
@@ -82,7 +82,7 @@ def work(tmp_path):
 
 
 def writing(work):
-    """A world whose tool `note` writes a file."""
+    """Create a world whose tool `note` writes a file."""
 
     class Files(World):
         def _functions(self):
@@ -97,12 +97,12 @@ def writing(work):
 
 
 def first_point(repo):
-    """The first restore point of the session."""
+    """Return the first restore point of the session."""
     return next(point for point in repo.session("s").checkpoints() if point.metadata["reference"] == "main#1")
 
 
 def until_written(work):
-    """Tell whether the tool of the stream has written, all of it."""
+    """Return whether the tool of the stream has written the whole file."""
     return (work / "a.txt").read_text() == "x"
 
 
@@ -168,7 +168,7 @@ async def test_t_a_rewind_is_refused_until_a_referenced_stream_is_closed(repo, w
     assert (work / "a.txt").read_text() == "first"
 
 
-# -- callbacks inside of transactions
+# -- callbacks inside transactions
 
 
 def exported(repo):

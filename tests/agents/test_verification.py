@@ -1,4 +1,4 @@
-"""What looks before the world is moved: prechecks of an undo, and verify where nobody knows what happened (W1, W3)."""
+"""Prechecks run before any effect is reversed, and verify settles calls of unknown outcome (W1, W2)."""
 
 import backend
 import pytest
@@ -75,7 +75,7 @@ def test_w1_a_precheck_may_read_the_repository(repo, world):
 
 
 def _unknown(repo, agent):
-    """Make the newest call one that was broken off, as `Store.recover` leaves it."""
+    """Turn the newest call into one of unknown outcome, as a recovery does after an interruption, and return it."""
     call = agent.tool_track()[-1]
     backend.change(repo, "tool_invocation", call.id, status="unknown", result=None, ended_at=None)
     return call

@@ -1,4 +1,4 @@
-"""Killed in the middle of a payment that a graph makes by its own code, and continued: nobody is paid twice (T1)."""
+"""A graph that calls its payment tool directly pays nobody twice when it is killed during a payment (T1)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LIVES = "import sys, payment_graphs; payment_graphs.main(*sys.argv[1:])"
 
 
 def lived(tmp_path, shape, kills):
-    """Live lives in another process; give how many moments one has, and how many kills there were."""
+    """Run killed and resumed turns in another process, and return its counts of moments and kills."""
     done = processes.run(LIVES, tmp_path, shape, kills, timeout=840)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

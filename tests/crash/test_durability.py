@@ -1,4 +1,4 @@
-"""Every way to run a graph, in every durability mode: reopened, the state is right, and one can leave from anywhere."""
+"""Turns, interrupts, forks and rollbacks survive a restart with every way to run a graph and every durability mode."""
 
 import asyncio
 
@@ -20,18 +20,18 @@ DURABILITIES = ("sync", "async", "exit")
 
 
 def run_stream(graph, given, config, **how):
-    """Run a turn by its stream."""
+    """Run a turn with `stream`."""
     for _ in graph.stream(given, config, stream_mode="updates", **how):
         pass
 
 
 def run_ainvoke(graph, given, config, **how):
-    """Run a turn on an event loop of its own."""
+    """Run a turn with `ainvoke` on a new event loop."""
     asyncio.run(graph.ainvoke(given, config, **how))
 
 
 def run_invoke(graph, given, config, **how):
-    """Run a turn."""
+    """Run a turn with `invoke`."""
     graph.invoke(given, config, **how)
 
 
@@ -39,12 +39,12 @@ WAYS = {"invoke": run_invoke, "stream": run_stream, "ainvoke": run_ainvoke}
 
 
 def say(text):
-    """What the user says."""
+    """Return the input of a turn."""
     return {"messages": [("user", text)]}
 
 
 def texts(values) -> list[str]:
-    """The texts of a conversation; what a tool gave counts as its name."""
+    """Return the texts of a conversation, with the name of the tool for each tool message."""
     messages: list[BaseMessage] = values["messages"]
     return [message.name or str(message.content) for message in messages]
 
@@ -99,11 +99,11 @@ def test_forks_and_rollbacks_work_after_a_restart(database, way, durability):
         run(agent, Command(resume="yes"), None, durability=durability)
         assert texts(agent.get_state().values) == YES
         before = len(world.happened("add"))
-        other = other.switch("other", sync="ignore")  # the other branch has put a table there meanwhile
+        other = other.switch("other", sync="ignore")  # the other branch has added a table
         run(other, Command(resume="no"), None, durability=durability)
         assert texts(other.get_state().values) == YES
         assert other.get_state().values["messages"][-2].content == "not approved"
-        assert len(world.happened("add")) == before  # a ToolNode is one task, and what it had done is not done again
+        assert len(world.happened("add")) == before  # the ToolNode is one task, and its done call is not repeated
     with agentgit.open(database.url) as repo:
         back = reopened(repo).rollback(chair)
         assert back.report.status == "done"

@@ -1,4 +1,4 @@
-"""What others do between two steps of a verb: it is seen, or it waits; nothing is lost, doubled or half done."""
+"""Concurrent work between two steps of a verb is seen or waits; nothing is lost, duplicated or half done."""
 
 import threading
 import uuid
@@ -19,17 +19,17 @@ from agentgit import Conflict, NotAllowed, NotFound, SchemaMismatch, Workspace
 from agentgit.checkpoints.retention import Retention
 
 PATIENCE = 0.5
-"""How long, in seconds, the other one has to get in between; who is kept out waits longer than that."""
+"""The seconds that a step waits for concurrent work; blocked work continues after that."""
 
 on_postgresql = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 
 
 class Other:
-    """Somebody else, who works in a thread of their own when they are let in, once.
+    """Concurrent work, which runs once in its own thread.
 
     Args:
-        work: what they do.
-        patience: how long they have to get it done at once; one that is not kept out has long.
+        work: The function to run.
+        patience: The seconds to wait for its end before the caller continues; long for work that nothing blocks.
     """
 
     def __init__(self, work, patience=PATIENCE):
@@ -37,7 +37,7 @@ class Other:
         self._work, self._thread, self.raised, self.given = work, None, None, None
 
     def comes(self):
-        """Begin, and wait until it is done, or until it is plain that somebody keeps them out."""
+        """Start the work once, and wait until it ends or the patience is over, which means that it is blocked."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._do)
             self._thread.start()
@@ -46,11 +46,11 @@ class Other:
     def _do(self):
         try:
             self.given = self._work()
-        except Exception as error:  # noqa: BLE001  # whatever it is, the test looks at it
+        except Exception as error:  # noqa: BLE001  # the test checks the error
             self.raised = error
 
     def ends(self):
-        """Wait until it is done; give what was raised."""
+        """Wait for the end of the work, and return what it raised."""
         assert self._thread is not None, "nobody let them in"
         self._thread.join(60)
         assert not self._thread.is_alive()
@@ -59,7 +59,7 @@ class Other:
 
 @pytest.fixture
 def before():
-    """Lets somebody in before a point, in this thread only."""
+    """Return a function that starts concurrent work when this thread reaches a point."""
     with ExitStack() as till_the_end:
 
         def put(point, other):
@@ -106,7 +106,7 @@ def test_a_merge_whose_copy_is_garbage_collected_changes_nothing(repo, before, w
     on_a_server = nullcontext()
     if when == "before it is written on":
         before(points.RUN_MERGED_NODE, Other(lambda: repo.maintenance.gc(imports=True), patience=60))
-    else:  # on a server a collection may come until the first row is moved
+    else:  # on a server a collection may run until the first row is moved
         on_a_server = faults.around(points.MOVE_STAGED_ROWS, emptied)
     with on_a_server, pytest.raises(Conflict, match="Nothing was changed"):
         agent.merge(other.branch.name)
@@ -201,7 +201,7 @@ def test_d4_a_dead_turn_is_recovered_once(repo, before, step):
 
 
 READS = {"branches": points.READ_BRANCHES, "lineage": points.READ_LINEAGE}
-"""What all readers of a session look at."""
+"""The points at which readers of a session read its branches and its lineage."""
 
 READERS = {
     "branch": lambda repo: repo.session("s").branch(),
@@ -298,7 +298,7 @@ def test_d5_the_name_of_a_template_erased_during_its_use_is_not_stored(repo, bef
 
 @pytest.fixture
 def workspace(tmp_path):
-    """A workspace with one file."""
+    """Create a workspace with one file."""
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "a.txt").write_text("one")
     with Workspace(tmp_path / "files", tmp_path / "store") as workspace:

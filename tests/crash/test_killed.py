@@ -1,7 +1,7 @@
-"""kill -9 at every named point: after reopening, each effect has one true status, and what was begun can be finished.
+"""After kill -9 at any named point, each effect has one true status, and the interrupted work can be finished.
 
-Real processes are killed, and the world is a shop that outlives them. Without `verify` a person looks and tells with
-`repo.resolve`; with it nobody has to.
+Real processes are killed, and the world is a shop that outlives them. Without `verify` a person checks the shop and
+calls `repo.resolve`; with it nobody has to.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ HAPPENED, NOT = "happened", "did_not_happen"
 UNCLEAR = {"unknown", "reverse_unknown"}
 
 SOLD = {"order", "pay", "mail", "note"}
-"""The tools of the shop; a tool that has another agent use them is none of its own."""
+"""The tools of the shop, without tools that run another agent."""
 
 
 @pytest.fixture
 def shop(tmp_path, monkeypatch):
-    """The shop, which every process finds by its path."""
+    """Create the shop, whose path every process finds in the environment."""
     monkeypatch.setenv("SHOP", str(tmp_path / "shop.db"))
     return Shop(tmp_path / "shop.db")
 
 
 @pytest.fixture(params=[False, True], ids=["told", "verified"])
 def verify(request):
-    """Whether the tools can look what became of a call."""
+    """Return whether the tools have a `verify` function."""
     return request.param
 
 
 def live(repo, *, verify):
-    """Make a branch with an order before the checkpoint `start`, and two after it, the last at `end`."""
+    """Make a branch with an order before the checkpoint `start`, and an order and a payment between it and `end`."""
     agent = wrapped(repo, verify=verify)
     agent.invoke(wish([("order", "a")]))
     agent.checkpoint("start")
@@ -54,12 +54,12 @@ def live(repo, *, verify):
 
 LIVES = {verify: functools.partial(live, verify=verify) for verify in (False, True)}
 ORDERS = {}
-"""What the file of the shop holds after that."""
+"""The content of the shop's file after `live`, by the value of `verify`."""
 
 
 @pytest.fixture
 def repo(lived_through, shop, verify):
-    """A repository with that branch, whose orders are in the shop."""
+    """Return a repository with the branch of `live`, whose orders are in the shop."""
     repo = lived_through(LIVES[verify])
     file = Path(shop.path)
     if shop.standing:
@@ -72,13 +72,13 @@ def repo(lived_through, shop, verify):
 
 @pytest.fixture
 def agent(repo, verify):
-    """That branch."""
+    """Return an agent on the branch of `live`."""
     return wrapped(repo, verify=verify)
 
 
 @pytest.fixture
 def kill(repo, verify):
-    """Lets another process do something and be killed on the way."""
+    """Return a function that runs a verb in another process, which is killed at a point."""
     url = backend.address(repo)
 
     def kill(shop, verb, point):
@@ -91,12 +91,12 @@ def kill(repo, verify):
 
 
 def journal(repo):
-    """Every call of a tool of the shop that was ever recorded."""
+    """Return every recorded call of a tool of the shop."""
     return [call for call in backend.journal(repo) if call.tool_name in SOLD]
 
 
 def told(repo, shop):
-    """Look and tell, as a person does; give how many calls that was needed for."""
+    """Resolve unclear calls from the shop, as a person does, and return their number."""
     unclear = [call for call in journal(repo) if call.status in UNCLEAR]
     for call in unclear:
         there = bool(shop.look_for(call))
@@ -105,7 +105,7 @@ def told(repo, shop):
 
 
 def is_true(repo, shop):
-    """Hold the journal beside the shop: nothing is missing, and what is claimed is so."""
+    """Check the journal against the shop: nothing is missing, and each status is true."""
     calls = journal(repo)
     for call in calls:
         if call.status in ("done", "reverse_failed"):
@@ -119,13 +119,13 @@ def is_true(repo, shop):
 
 
 def known(agent, shop):
-    """Give what each call of a track must have returned; None where a person told that it happened, and not what."""
+    """Return the expected result of each call of a track, or None for a call that was resolved without a result."""
     results = [{"order": shop.orders(item)[0], "item": item} for item in "abc"]
     return [None if call.result is None else result for call, result in zip(agent.tool_track(), results, strict=True)]
 
 
 def finished(repo, shop, operation, verify):
-    """Go on with an operation, telling what is true where it asks for that; give its report."""
+    """Resume an operation, resolve unclear calls if it stops at them, and return its report."""
     with suppress(RollbackIncomplete):
         repo.resume(operation)
     if operation.id in {one.id for one in repo.session("s").operations() if one.status != "done"}:
@@ -139,14 +139,14 @@ def finished(repo, shop, operation, verify):
 
 
 def reopened(repo, verify):
-    """Open the database anew, as after a restart."""
+    """Reopen the database, as after a restart, and return it with an agent."""
     again = agentgit.open(backend.url(repo))
     return again, wrapped(again, verify=verify)
 
 
 @pytest.mark.parametrize("point", POINTS["run"])
 def test_w1_a_turn_killed_at_any_point_can_be_rolled_back(point, repo, shop, agent, verify, kill):
-    """W1: the calls of a killed turn are reported or verified, and a rollback restores what was there before it."""
+    """W1: the calls of a killed turn are reported or verified, and a rollback restores the world from before it."""
     kill(shop, "run", point)
     repo, agent = reopened(repo, verify)
     with repo:
@@ -226,7 +226,7 @@ def test_t2_an_executed_replay_killed_at_any_point_is_finished_once(point, repo,
         assert fresh.branch.name == report.branch == "main-2"
         assert [call.result for call in fresh.tool_track()] == known(fresh, shop)
         answers = [json.loads(m["content"])["order"] for m in fresh.history() if m["role"] == "tool"]
-        then = [1, 2, 3]  # what is said of a call of which nobody knows what it returned
+        then = [1, 2, 3]  # the old answers, which stay if the new result is unknown
         now = [call.result["order"] if call.result else old for call, old in zip(fresh.tool_track(), then, strict=True)]
         assert answers == now
         asked = shop.asked("order")

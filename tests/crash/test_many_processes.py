@@ -1,4 +1,4 @@
-"""Eight processes on one database, on shared and own sessions and branches: no turn is lost and none is there twice."""
+"""Eight processes on shared and separate sessions of one database lose and duplicate no turn (D5)."""
 
 import concurrent_sessions
 import processes
@@ -13,7 +13,7 @@ SCRIPT = (
 
 
 def run(database, turns, kill):
-    """Let them talk, and look at what is there then."""
+    """Run turns in eight processes, and check the sessions after that."""
     done = processes.run(
         SCRIPT, database.url.render_as_string(hide_password=False), turns, kill, timeout=300 + 10 * turns
     )

@@ -1,4 +1,4 @@
-"""Many writers at once, in threads, on an event loop and in processes: nothing is lost, mixed up, or "locked"."""
+"""Concurrent writers in threads, on an event loop and in processes lose and mix up no data, and see no lock errors."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +13,7 @@ from agentgit import SQLModelSaver
 
 
 def ids(states):
-    """The ids of the checkpoints of a history."""
+    """Return the ids of the checkpoints of a history."""
     return [state.config["configurable"]["checkpoint_id"] for state in states]
 
 
@@ -84,7 +84,7 @@ async def test_readers_see_only_stored_states_during_writes(database):
 
 
 def conversation(url, how, name):
-    """Read the texts of a conversation anew."""
+    """Open the database, and return the texts of a conversation."""
     if how == "wrap":
         with agentgit.open(url) as repo:
             return texts(repo.wrap(echoing(), session=name).get_state().values)
@@ -93,7 +93,7 @@ def conversation(url, how, name):
 
 
 def full(url):
-    """Write a URL with its password."""
+    """Return a URL with its password."""
     return url.render_as_string(hide_password=False)
 
 
@@ -107,7 +107,7 @@ def test_eight_threads_with_separate_connections_lose_no_turn(database, how):
 
 
 def run_processes(url, turns):
-    """Run eight processes that talk at once, and look that no turn was lost."""
+    """Run turns in eight processes at once, and check that no turn was lost."""
     done = processes.run(
         "import sys; from echo_graph import main; sys.exit(main(sys.argv[1], 8, int(sys.argv[2])))", url, turns
     )

@@ -1,4 +1,4 @@
-"""Two writers on one thread, and writers that come too late."""
+"""Concurrent and late writers of a thread raise Conflict, and stored data is neither lost nor revived."""
 
 import threading
 import time
@@ -12,7 +12,7 @@ from agentgit import Conflict, SQLModelSaver
 
 
 class Gate:
-    """Holds a node until it is opened, and tells when the node has come."""
+    """A gate that holds a node until it is opened, and signals when the node has arrived."""
 
     def __init__(self):
         self.arrived, self.opened = threading.Event(), threading.Event()
@@ -23,7 +23,7 @@ class Gate:
 
 
 def gated(saver, gate):
-    """A graph of two nodes, of which the first waits."""
+    """Compile a graph of two nodes, the first of which waits at the gate."""
 
     def first(state):
         if gate is not None:
@@ -35,13 +35,13 @@ def gated(saver, gate):
 
 
 def run_beside(graph, gate, meanwhile, config=None, **how):
-    """Start a turn, do something while its first node waits, let it end; give what it raised."""
+    """Run a turn, call `meanwhile` while its first node waits, and return what the turn raised."""
     raised = []
 
     def turn():
         try:
             graph.invoke({"messages": [("user", "slow")]}, config or on("t"), **how)
-        except Exception as error:  # noqa: BLE001  # whatever it is, the test looks at it
+        except Exception as error:  # noqa: BLE001  # the test checks the error
             raised.append(error)
 
     thread = threading.Thread(target=turn)
@@ -58,7 +58,7 @@ def run_beside(graph, gate, meanwhile, config=None, **how):
 
 @pytest.fixture
 def saver(database):
-    """A saver on a ready, empty database."""
+    """Return a saver on an empty database."""
     return SQLModelSaver(database)
 
 
@@ -135,7 +135,7 @@ def test_a_deleted_thread_stays_deleted(saver, durability):
     assert {type(error) for error in raised} == {Conflict}
     assert saver.get_tuple(on("t")) is None
     assert count(saver.database, backend.table("graph_checkpoint")) == 0
-    if durability == "sync":  # else writes may come whose checkpoint never does; `gc` takes them
+    if durability == "sync":  # else writes without a checkpoint may be stored, which `gc` removes
         assert count(saver.database, backend.table("graph_write")) == 0
 
 
@@ -165,7 +165,7 @@ def test_a_write_stored_before_its_checkpoint_is_kept(saver):
 
 
 def test_a_write_during_the_transaction_of_its_checkpoint_is_kept(saver):
-    """A write that arrives during the transaction of its checkpoint is kept (seen on PostgreSQL)."""
+    """A write that arrives during the transaction of its checkpoint is kept."""
     late = []
 
     def inside(id, is_there):
@@ -173,7 +173,7 @@ def test_a_write_during_the_transaction_of_its_checkpoint_is_kept(saver):
         where = on("t", checkpoint_ns="", checkpoint_id=id)
         writer = threading.Thread(target=lambda: late.append(saver.put_writes(where, [("a", 1)], "task")))
         writer.start()
-        if not saver.database.is_sqlite:  # where the writer would wait for this transaction
+        if not saver.database.is_sqlite:  # on SQLite the writer waits for this transaction
             writer.join(60)
         waiting.append(writer)
 

@@ -1,8 +1,8 @@
-"""Reported state = true state, always: a state machine over random lives of a session, beside a model of the world.
+"""In random sessions, the reported state always matches a model of the world.
 
-A life is made of turns, rollbacks, switches, forks, redos, failing tools, failing undo functions, deaths before any
-write to the database, restarts, resumes, and a person who looks and tells. After every step the journal is held beside
-the shop, and what a plan, a report or `WorldDiverged` says beside what the model knows of each branch.
+A state machine runs turns, rollbacks, switches, forks, redos, failing tools, failing undo functions, deaths before any
+write to the database, restarts, resumes, and a person who resolves calls. After every step it checks the journal
+against the shop, and each plan, report and `WorldDiverged` against its model of the branch.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ import agentgit
 from agentgit import Conflict, Fenced, RollbackBlocked, RollbackIncomplete, ToolInvocation, WorldDiverged
 
 BROKEN_OFF = {"unknown", "intended", "reversing", "reverse_unknown"}
-"""Of an item with such a call the journal does not claim to know whether it stands; it may not be silent about it."""
+"""Statuses of calls whose effect is recorded as unknown; such calls must still be in the journal."""
 
 RAISED = {"reverse_failed"}
-"""Such an undo may have acted before it raised; only a tool that can look knows."""
+"""The status of a call whose undo raised, perhaps after it acted; only `verify` can find out."""
 
 
 ACTIONS = ("reverse", "redo", "keep", "block", "gone")
 
 ONE_BY_ONE: dict[str, Any] = {"config": {"max_concurrency": 1}, "durability": "sync"}
-"""How turns run, so that a life can be lived again to the letter."""
+"""Options that make a turn run its calls one after another, so that a session can be repeated exactly."""
 
 T = TypeVar("T")
 
 
 class Died(BaseException):
-    """The process was killed here: it writes nothing any more."""
+    """The simulated death of the process, which writes nothing after it."""
 
     made = 0
-    """How many writes it had made."""
+    """The number of writes before the death."""
 
 
 class Mortal:
-    """Stands before every write to the database, and lets this process die before one of them."""
+    """A hook before every write to the database, which can simulate the death of the process before one of them."""
 
     def __init__(self) -> None:
         self.left: int | None = None
@@ -61,7 +61,7 @@ class Mortal:
         self._stand.enter_context(before(points.EVERY_WRITE, self.before_write))
 
     def before_write(self) -> None:
-        """Count a write, or die."""
+        """Count a write, or raise `Died`."""
         if self.left is not None:
             if self.left <= 0:
                 raise Died
@@ -69,22 +69,22 @@ class Mortal:
         self.made += 1
 
     def go(self) -> None:
-        """Stand there no longer."""
+        """Remove the hook."""
         self._stand.close()
 
 
 @dataclass
 class Line:
-    """What the model knows of one branch.
+    """The model of one branch.
 
     Args:
-        path: the items that were ordered on its way.
-        then: the declared items in the world when it last looked at it.
-        points: checkpoints on it, each with the path there.
-        kept: what its rollbacks have kept: it lives with that.
-        loose: what turns that died had still to order, perhaps in the middle of a batch.
-        died: what turns that died have ordered; the branch had no time to look at the world with it.
-        unseen: what the branch that this one left had so ordered, and what is not on its path: it may be told of it.
+        path: The items that were ordered on its path.
+        then: The declared items in the world when the branch last checked it.
+        points: Its checkpoints, each with the path to it.
+        kept: The items that its rollbacks have kept, and that it accepts.
+        loose: The items of turns that died and can be resumed.
+        died: The items ordered by turns that died before the branch checked the world again.
+        unseen: The parent's `died` and `unseen` items that are not on its path, which may make it diverge.
     """
 
     path: list[str] = field(default_factory=list)
@@ -106,16 +106,16 @@ some = st.integers(0, 10**6)
 
 @functools.cache
 def template() -> Path:
-    """Make a database with its tables, to be copied."""
+    """Create a database with its tables, as a template for copies."""
     path = Path(tempfile.mkdtemp()) / "agentgit.db"
     agentgit.open(path).close()
     return path
 
 
 class TrueWorld(RuleBasedStateMachine):
-    """Lives of one session, with its database in a file and its world in a shop.
+    """Random runs of one session, with its database in a file and a shop as its world.
 
-    In these a person looks and tells; see `VerifiedWorld`.
+    A person resolves unclear calls here; see `VerifiedWorld` for tools with `verify`.
     """
 
     verify = False
@@ -132,13 +132,13 @@ class TrueWorld(RuleBasedStateMachine):
         self.doubted: set[str] = set()
         self.settled: set[int] = set()
         self.aloof: dict[int, set[str]] = {}
-        """Switches that leave the world as it is, each with the declared items in it at that time."""
+        """The switches that leave the world unchanged, each with the declared items in it at that time."""
         self.mortal = Mortal()
         self.start()
         self.agent("main")
 
     def start(self) -> None:
-        """Begin a process."""
+        """Open the repository, as a new process does."""
         self.mortal.left = None
         self.repo = agentgit.open(self.folder / "agentgit.db")
 
@@ -148,7 +148,7 @@ class TrueWorld(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
 
     def attempt(self, death: int | None, work: Callable[[], Any]) -> Any:
-        """Do something that may be the last of its process; give what came of it, or what it raised."""
+        """Do work in which the process may die, and return its result or the error that it raised."""
         self.mortal.left, self.mortal.made = death, 0
         self.before = self.shop.standing
         try:
@@ -164,10 +164,10 @@ class TrueWorld(RuleBasedStateMachine):
             self.mortal.left = None
 
     def agent(self, name: str) -> Any:
-        """Wrap the graph anew, as a process does that was just started."""
+        """Wrap the graph again, as a new process does."""
         return self.repo.wrap(self.graph, "s", effects=self.shop.effects(verify=self.verify), branch=name)
 
-    # -- what is true, and what is said of it
+    # -- the world and the records
 
     @property
     def now(self) -> set[str]:
@@ -175,41 +175,41 @@ class TrueWorld(RuleBasedStateMachine):
         return self.declared(self.shop.standing)
 
     def declared(self, items: Iterable[str]) -> set[str]:
-        """Leave out the notes, about whose tool nobody said anything."""
+        """Return the items whose tool is declared, which excludes notes."""
         return {item for item in items if self.tool_of[item] in DECLARED}
 
     def changed(self, line: Line, standing: Iterable[str]) -> set[str]:
-        """Tell what others have changed in the world since a branch last looked at it."""
+        """Return the items that others have added or removed since a branch last checked the world."""
         now, path = self.declared(standing), set(line.path)
         return (now - line.then - path) | ((path & line.then) - now)
 
     def journal(self) -> list[ToolInvocation]:
-        """Every call that was ever recorded."""
+        """Return every recorded call."""
         return backend.journal(self.repo)
 
     def unclear(self) -> set[str]:
-        """Items with a call of which the journal does not claim to know."""
+        """Return the items with a call of unknown effect."""
         return {call.args["item"] for call in self.journal() if self.is_vague(call)}
 
     def is_vague(self, call: ToolInvocation) -> bool:
-        """Tell whether the journal claims nothing of a call; that a declared one failed says that it did nothing."""
+        """Return whether the effect of a call is unknown; a declared call that failed did nothing."""
         is_open = call.status == "failed" and call.tool_name not in DECLARED and not self.verify
         return is_open or call.status in self.vague
 
     def usable(self) -> list[str]:
-        """Branches whose rollback is not half done."""
+        """Return the branches whose rollback is not half done."""
         return [branch.name for branch in self.repo.session("s").branches() if branch.status in ("open", "running")]
 
     def stopped(self) -> list[Any]:
-        """Operations that are not done."""
+        """Return the operations that are not done."""
         return [operation for operation in self.repo.session("s").operations() if operation.status != "done"]
 
-    # -- the steps of a life
+    # -- the steps of a session
 
     @precondition(lambda self: self.usable())
     @rule(which=some, wanted=batches, death=deaths)
     def run(self, which: int, wanted: list[list[tuple[str, str | None, str | None]]], death: int | None) -> None:
-        """A turn finds the world that its branch left, or says that it does not and runs nothing."""
+        """Run a turn, which finds the world of its branch or raises `WorldDiverged` and runs nothing."""
         name = pick(self.usable(), which)
         script = [[(tool, self.ordered(tool, fault, stuck)) for tool, fault, stuck in batch] for batch in wanted]
         agent = self.agent(name)
@@ -219,21 +219,21 @@ class TrueWorld(RuleBasedStateMachine):
     @precondition(lambda self: self.tool_of and self.usable())
     @rule(which=some, death=deaths)
     def go_on(self, which: int, death: int | None) -> None:
-        """A turn that died goes on: what it has done is not done again, and what nobody knows is not risked."""
+        """Resume a turn that died, which repeats no done call and no call of unknown outcome."""
         name = pick(self.usable(), which)
         line, agent = self.lines[name].loose, self.agent(name)
-        if line and agent.get_state().values:  # else it died before anything was saved, and there is nothing to go on
+        if line and agent.get_state().values:  # else the turn died before anything was saved
             self.turned(name, self.attempt(death, lambda: agent.invoke(None, **ONE_BY_ONE)), set(line))
 
     def turned(self, name: str, came: Any, wanted: set[str]) -> None:
-        """Take over what a turn made of its branch and of the world."""
+        """Check the outcome of a turn, and update the model of its branch."""
         line, before, path = self.lines[name], self.before, set(self.lines[name].path)
         changed = self.changed(line, before)
         if isinstance(came, Conflict):
             assert line.loose
             assert self.unclear() & line.loose, f"it is known what to do, and it says: {came}"
             assert not self.verify
-            begun = isinstance(came, Fenced)  # other calls of the batch may have run beside the one that is refused
+            begun = isinstance(came, Fenced)  # other calls of the batch may have run beside the refused one
             came = Died()
             came.made = int(begun)
         if isinstance(came, WorldDiverged):
@@ -248,7 +248,7 @@ class TrueWorld(RuleBasedStateMachine):
         assert not sure, f"{name} ran on, though others had changed {sure}"
         made = [item for item in sorted(wanted) if item in self.shop.standing and item not in path]
         line.path += made
-        line.kept -= set(made)  # what was kept was another call
+        line.kept -= set(made)  # the kept effect belongs to another call
         line.then = self.now
         line.died = line.died | set(made) if isinstance(came, Died) else set()
         line.unseen -= self.now
@@ -257,7 +257,7 @@ class TrueWorld(RuleBasedStateMachine):
             line.points.append((self.agent(name).head.id, tuple(line.path)))
 
     def ordered(self, tool: str, fault: str | None, stuck: str | None) -> str:
-        """Name an item that will be ordered."""
+        """Return the name of a new item, and register its failures with the shop."""
         item = f"{tool}{len(self.tool_of)}"
         self.tool_of[item] = tool
         if fault is not None:
@@ -274,7 +274,7 @@ class TrueWorld(RuleBasedStateMachine):
         on_error=st.sampled_from(["stop", "continue"]), on_drift=st.sampled_from(["continue", "stop"]),
     )  # fmt: skip
     def roll_back(self, which: int, to: int, death: int | None, **how: Any) -> None:
-        """A rollback plans what is true, does what it planned, and reports what it did."""
+        """Roll back, and check the plan, the world and the report."""
         points = [point for line in self.lines.values() for point in line.points]
         if not points or (not how["conversation"] and how["tools"] == "keep"):
             return
@@ -298,7 +298,7 @@ class TrueWorld(RuleBasedStateMachine):
     @rule(which=some, other=some, sync=st.sampled_from(["world", "world", "note", "ignore"]), force=st.booleans(),
           death=deaths)  # fmt: skip
     def switch(self, which: int, other: int, sync: str, force: bool, death: int | None) -> None:
-        """A switch brings the world to the branch, or leaves it alone and has that accepted."""
+        """Switch to a branch, and check that the world changes only with sync='world'."""
         agent, to = self.agent(pick(self.usable(), which)), pick(self.usable(), other)
         self.compare(agent.plan_switch(to).steps, set(self.lines[to].path), self.lines[to].kept)
         before, known = self.shop.standing, {operation.id for operation in self.repo.session("s").operations()}
@@ -312,7 +312,7 @@ class TrueWorld(RuleBasedStateMachine):
     @precondition(lambda self: self.tool_of and self.usable())
     @rule(which=some, death=deaths)
     def redo(self, which: int, death: int | None) -> None:
-        """Redo takes a rollback back: the branch it left goes on in the world it had."""
+        """Revert a rollback, which restores the world of the branch that it left."""
         branches = {branch.id: branch.name for branch in self.repo.session("s").branches()}
         made = {operation.internal_session_id: operation for operation in self.repo.session("s").operations()}
         ways = [
@@ -327,7 +327,7 @@ class TrueWorld(RuleBasedStateMachine):
     @precondition(lambda self: self.tool_of and self.usable())
     @rule(which=some, to=some, death=deaths)
     def fork(self, which: int, to: int, death: int | None) -> None:
-        """A fork leaves the world alone."""
+        """Fork a branch, and check that the world does not change."""
         name, before = pick(self.usable(), which), self.shop.standing
         left, agent, checkpoint, path = self.lines[name], self.agent(name), None, tuple(self.lines[name].path)
         points = [(line, point) for line in self.lines.values() for point in line.points]
@@ -345,14 +345,14 @@ class TrueWorld(RuleBasedStateMachine):
     @precondition(lambda self: self.stopped())
     @rule(which=some, force=st.booleans(), death=deaths)
     def resume(self, which: int, force: bool, death: int | None) -> None:
-        """What stopped half way can be finished, and what was done is not done again."""
+        """Resume an operation that is not done, and check its report."""
         operation = pick(self.stopped(), which)
         self.settle(self.attempt(death, lambda: self.repo.resume(operation, force=force)))
 
     @precondition(lambda self: self.tool_of)
     @rule()
     def mend(self) -> None:
-        """A person mends the shop, looks at it, and tells what is true."""
+        """Repair the shop and resolve every unclear call, as a person does."""
         self.shop.stuck.clear()
         self.shop.faults.clear()
         for one in self.journal():
@@ -361,15 +361,15 @@ class TrueWorld(RuleBasedStateMachine):
             elif one.status in ("reverse_unknown", "reverse_failed"):
                 self.repo.resolve(one, "did_not_happen" if self.there(one) else "happened")
 
-    # -- what must be true
+    # -- invariants and checks
 
     @invariant()
     def the_journal_is_true(self) -> None:
-        """Each effect has one true status, and nothing in the world is missing from the journal."""
+        """Check that each effect has a true status and that nothing in the world is missing from the journal."""
         calls = self.journal()
         self.doubted |= self.unclear()
         for one in calls:
-            if one.kind == "replay":  # the record answered: what it tells of is in the row of the call itself
+            if one.kind == "replay":  # answered from the record; the row of the original call has the status
                 continue
             if one.status == "done" or (self.verify and one.status == "reverse_failed"):
                 assert self.there(one), f"{one} is said to be done"
@@ -380,23 +380,23 @@ class TrueWorld(RuleBasedStateMachine):
             assert self.unclaimed(item) <= len(vague), f"nobody knows of {item}"
 
     def may_have(self, call: ToolInvocation) -> bool:
-        """Tell whether an order that no call has the result of may be that of this call."""
+        """Return whether an order that is no call's result may belong to this call."""
         is_nothing = call.status == "failed" and call.tool_name in DECLARED
         return self.is_vague(call) or (call.result is None and not is_nothing)
 
     def there(self, call: ToolInvocation) -> bool:
-        """Tell whether what a call made is in the world; without its result, whether there is an order of nobody."""
+        """Return whether the order of a call is in the world, or any unclaimed one if the call has no result."""
         if call.result is None:
             return self.unclaimed(call.args["item"]) > 0
         return call.result["order"] in self.shop.orders(call.args["item"])
 
     def unclaimed(self, item: str) -> int:
-        """Count the orders of an item in the world of which no call has the result."""
+        """Count the orders of an item in the world that are no call's result."""
         known = {call.result["order"] for call in self.journal() if call.args["item"] == item and call.result}
         return len(set(self.shop.orders(item)) - known)
 
     def compare(self, steps: list[Any], path: set[str], kept: set[str]) -> None:
-        """Hold a plan beside the world: what differs from a path, all of it and nothing else."""
+        """Check that a plan contains all differences between the world and a path, and nothing else."""
         vague, declared = self.unclear(), self.now
         said = {action: {s.invocation.args["item"] for s in steps if s.action == action} for action in ACTIONS}
         more = said["reverse"] | said["keep"] | said["block"]
@@ -408,10 +408,10 @@ class TrueWorld(RuleBasedStateMachine):
         assert said["reverse"] - vague <= declared - kept, "it would reverse what a rollback has kept"
 
     def settle(self, came: Any) -> None:
-        """Take over what operations made of the branches, and hold what they say beside the world.
+        """Update the model after operations, and check their reports against the world.
 
         Args:
-            came: what came of the last one.
+            came: The result of the last operation, or the error that it raised.
         """
         if isinstance(came, RollbackIncomplete):
             self.agrees(came.report)
@@ -429,7 +429,7 @@ class TrueWorld(RuleBasedStateMachine):
                 self.finished(self.lines[name], self.repo.resume(operation), set(path), self.aloof.get(operation.id))
 
     def finished(self, line: Line, report: Any, path: set[str], aloof: set[str] | None) -> None:
-        """Hold the world beside the path that it was just brought to, or left as it was when somebody switched."""
+        """Check the report of a done operation, and the world against `path` unless `aloof` is given."""
         self.agrees(report)
         vague, kept = self.unclear(), {item.invocation.args["item"] for item in report.kept}
         gone = {item.invocation.args["item"] for item in report.gone}
@@ -440,7 +440,7 @@ class TrueWorld(RuleBasedStateMachine):
             assert self.declared(path) - self.now - vague <= gone, "something is gone that nobody was told of"
 
     def agrees(self, report: Any) -> None:
-        """Hold each line of a report beside the world."""
+        """Check each line of a report against the world."""
         lost = Counter(call.args["item"] for call in self.journal() if call.result is None)
         vague = self.unclear() | {item for item, calls in lost.items() if calls > 1}
         for group, there in {"reversed": False, "gone": False, "redone": True, "kept": True}.items():
@@ -448,27 +448,27 @@ class TrueWorld(RuleBasedStateMachine):
                 call = item.invocation
                 if call.args["item"] in vague or call.status == "failed":
                     continue
-                # What ran again is told by the call that it repeats, and that one's own order is gone.
+                # A redone effect is reported under the original call, whose own order is gone.
                 stands = self.there(call) if group == "reversed" else bool(self.shop.orders(call.args["item"]))
                 assert stands == there, f"{call} is said to be {group}"
 
 
 def pick(many: Sequence[T], which: int) -> T:
-    """Take one of several."""
+    """Return one of several elements."""
     return many[which % len(many)]
 
 
 class VerifiedWorld(TrueWorld):
-    """The same lives, with tools that can look: nobody has to be asked, and a call that raised is known too."""
+    """The same runs with tools that have `verify`, which also settles calls that raised."""
 
     verify = True
     vague = BROKEN_OFF
 
 
 class ExecutedWorld(TrueWorld):
-    """Lives in which paths are made again: one item may then be several orders, so each call is held by its own order.
+    """Runs with replay='execute', where an item may have several orders, so each call is checked by its own order.
 
-    What a plan says of items the other lives look at; here it is what reports say, and the world after each operation.
+    The other classes check the items of plans; this one checks reports, and the world after each operation.
     """
 
     @precondition(lambda self: self.tool_of and self.usable())
@@ -477,7 +477,7 @@ class ExecutedWorld(TrueWorld):
         on_error=st.sampled_from(["stop", "continue"]), on_drift=st.sampled_from(["continue", "continue", "stop"]),
     )  # fmt: skip
     def execute(self, which: int, to: int, death: int | None, **how: Any) -> None:
-        """What stands is reversed, then the path is made again; what must not run twice blocks before anything."""
+        """Roll back with replay='execute', and check that calls that must not run twice block it."""
         points = [point for line in self.lines.values() for point in line.points]
         if not points:
             return
@@ -495,10 +495,10 @@ class ExecutedWorld(TrueWorld):
         self.settle(came)
 
     def compare(self, steps: list[Any], path: set[str], kept: set[str]) -> None:
-        """Leave plans to the other lives."""
+        """Skip the check of plans, which the other classes make."""
 
     def turned(self, name: str, came: Any, wanted: set[str]) -> None:
-        """Take over what a turn made of its branch."""
+        """Update the model of a branch after a turn."""
         if isinstance(came, WorldDiverged):
             assert self.shop.standing == self.before, "nothing was run"
             return
@@ -509,7 +509,7 @@ class ExecutedWorld(TrueWorld):
             line.points.append((self.agent(name).head.id, tuple(line.path)))
 
     def finished(self, line: Line, report: Any, path: set[str], aloof: set[str] | None) -> None:
-        """Hold the world beside the path that it was just brought to."""
+        """Check a report and, if the operation moved the world, the world against its path."""
         self.agrees(report)
         if aloof is not None:
             return
@@ -521,7 +521,7 @@ class ExecutedWorld(TrueWorld):
         assert twice - vague <= kept, "something stands twice, and nobody was told of it"
 
     def agrees(self, report: Any) -> None:
-        """Hold each line of a report beside the world."""
+        """Check each line of a report against the world."""
         vague = self.unclear() | {call.args["item"] for call in self.journal() if call.result is None}
         for group, there in {"reversed": False, "gone": False, "kept": True, "answered": True, "redone": True}.items():
             for item in getattr(report, group):

@@ -1,4 +1,4 @@
-"""Random lives of workspaces: hard links, special, oversized and closed files, changing excludes and limits."""
+"""Restore plans and reports match the disk in random workspaces with links, special files and changing limits (F1)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ AS_NOBODY = """
 
 
 def lived(place, kind, seeds, rounds):
-    """Live some lives as a user whom modes bind."""
+    """Run random workspaces as a user whom file modes restrict."""
     place.mkdir()
     for folder in (place.parent, *place.parent.parents):
         if folder.stat().st_uid == os.getuid() and str(folder).startswith(("/dev/shm/", "/tmp/")):  # noqa: S108

@@ -1,6 +1,6 @@
-"""T1: a process that is killed anywhere in a turn pays nothing twice, however the graph calls its tools.
+"""A turn whose process is killed anywhere pays nothing twice, however the graph calls its tools (T1).
 
-Real processes are killed, the world is a shop that outlives them, and the journal is held beside it after each kill.
+Real processes are killed, the world is a shop that outlives them, and each kill is followed by a check of the journal.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ import agentgit
 ONCE = dict.fromkeys(shop_graphs.ITEMS.values(), 1)
 
 SHORT, LONG = 3, 20
-"""How many lives of each kind are lived; nearly each has two kills."""
+"""The numbers of turns for each kind of graph; most turns are killed twice."""
 
 
 @pytest.fixture(params=[False, True], ids=["told", "verified"])
 def verify(request):
-    """Whether the tools can look what became of a call."""
+    """Return whether the tools have a `verify` function."""
     return request.param
 
 
 class Life:
-    """A session in which one turn is run until it ends, by processes that die.
+    """A session with one turn, which processes run and resume until it ends.
 
     Args:
-        folder: for its files.
-        kind: which graph.
-        verify: True if the tools can look what became of a call.
+        folder: The folder for its files.
+        kind: The kind of graph.
+        verify: Whether the tools have a `verify` function.
     """
 
     def __init__(self, folder, kind, verify):
@@ -45,7 +45,7 @@ class Life:
         self.shop = Shop(self.path)
 
     def process(self, dies_at=None):
-        """Run the turn in another process, or go on with it; tell whether it lived."""
+        """Run or resume the turn in another process, and return whether the process survived."""
         given = (self.url, self.path, self.kind, self.verify, dies_at, str(self.told))
         process = processes.forking().Process(target=shop_graphs.main, args=given)
         process.start()
@@ -54,7 +54,7 @@ class Life:
         return process.exitcode == 0
 
     def looks(self):
-        """Hold the journal beside the shop, and tell as a person does what nobody knows."""
+        """Check the journal against the shop, and resolve unclear calls as a person does if there is no `verify`."""
         with agentgit.open(self.url) as repo:
             if not repo.sessions():
                 return
@@ -65,7 +65,7 @@ class Life:
                 told(repo, self.shop)
 
     def ends(self):
-        """Hold what the turn has left: everything once, and all that can be taken back is taken back."""
+        """Check that the shop has each item once and that each payment is one done call on the track."""
         assert self.shop.standing == ONCE
         with agentgit.open(self.url) as repo:
             is_true(repo, self.shop)
@@ -75,12 +75,12 @@ class Life:
 
 @pytest.fixture(scope="session")
 def lengths():
-    """How many calls of functions a turn takes, by kind of graph."""
+    """Return a dict for the number of function calls in a turn, by kind of graph."""
     return {}
 
 
 def killed(kind, verify, folder, lengths, chance):
-    """Live one life, which is killed once in its turn and perhaps once more when it goes on."""
+    """Run a turn with up to two kills, check its result, and return the number of kills."""
     life = Life(folder, kind, verify)
     if kind not in lengths:
         probe = Life(folder / "probe", kind, verify)
@@ -116,4 +116,4 @@ def test_t1_a_payment_is_made_once_despite_hundreds_of_kills(kind, part, verify,
     chance = random.Random(f"{kind} {verify} {part}")  # noqa: S311  # the same kills each time
     lives = LONG // 4
     kills = sum(killed(kind, verify, tmp_path / str(n), lengths, chance) for n in range(lives))
-    assert 2 * kills > lives  # 16 kinds and ways × 4 parts × 5 lives, some of which end before their kill
+    assert 2 * kills > lives  # some turns end before their kill

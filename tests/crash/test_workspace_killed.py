@@ -1,4 +1,4 @@
-"""A workspace whose process is killed, or that several use at once; and what the user's own git may not do."""
+"""Workspaces survive kills, concurrent use and failures, and the user's git configuration has no influence (P2, P5)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from agentgit import Unavailable, Workspace
 
 @pytest.fixture
 def work(tmp_path):
-    """A workspace's directory with some of everything."""
+    """Create a workspace directory with files, a link and an empty folder."""
     made = tmp_path / "work"
     made.mkdir()
     BEFORE(made)
@@ -60,7 +60,7 @@ POINTS = {
     "at a directory": ("MAKE_FOLDER", 14),
     "before the end": ("END_RESTORE", 1),
 }
-"""What the process is about to do, and for the how manieth time, when it is killed."""
+"""The points at which the process is killed, each with the number of the occurrence."""
 
 DYING = """
     import sys
@@ -127,11 +127,11 @@ KILLED_AT = """
         workspace.restore(ref)
     print(calls)
 """
-"""Restores, and dies before the given one of all calls that change the disk."""
+"""A script that restores, and dies before the disk change with the given number."""
 
 
 def linked(work, outside):
-    """Make files with several names, in the workspace and outside; give what makes them otherwise."""
+    """Make hard links in the workspace and outside, and return a function that changes them."""
     for name, bits in (("a", 0o600), ("b", 0o644), ("c", 0o644)):
         write(name, b"same", bits)(work)
     os.link(work / "a", outside / "a")
@@ -139,7 +139,7 @@ def linked(work, outside):
 
     def change():
         gone("b")(work)
-        os.link(work / "a", work / "b")  # now with the mode of a
+        os.link(work / "a", work / "b")  # b now has the mode of a
         os.link(work / "d", outside / "d")
         (work / "d").chmod(0o640)
         (work / "c").write_bytes(b"through both names")
@@ -151,7 +151,7 @@ def linked(work, outside):
 
 
 def kill_once(place, number):
-    """Kill a restore at its so manieth change of the disk, finish it, and go both ways; True if it was killed."""
+    """Kill a restore before a disk change, finish it, restore both states, and return whether it was killed."""
     work, outside = place / "work", place / "outside"
     work.mkdir(parents=True)
     outside.mkdir()
@@ -269,7 +269,7 @@ WRITING = """
 
 
 def test_processes_that_save_at_once_lose_no_snapshot(work, tmp_path):
-    """P5: processes that save at once lose no snapshot, and each snapshot has the file of its process."""
+    """P5: processes that save at once lose no snapshot, and sampled snapshots have the file of their process."""
     workspace = Workspace(work, tmp_path / "store")
     started = [
         processes.Started(textwrap.dedent(WRITING), work, tmp_path / "store", who) for who in ("one", "two", "three")
@@ -285,7 +285,7 @@ def test_processes_that_save_at_once_lose_no_snapshot(work, tmp_path):
 
 @pytest.fixture
 def trapped(tmp_path, monkeypatch):
-    """A home whose git configuration runs things and changes bytes; gives the file that they would leave."""
+    """Create a home whose git configuration runs commands and changes bytes, and return the file that these leave."""
     trap = tmp_path / "ran"
     home = tmp_path / "home"
     hooks = home / "hooks"
@@ -354,7 +354,7 @@ EDITS = st.one_of(
 
 
 def edit(root, kind, name, data, mode):
-    """Do one edit; what stands in the way goes."""
+    """Make one edit, and remove whatever is in its way."""
     for part in [*reversed([str(p) for p in PurePath(name).parents][:-1]), name]:
         at = root / part
         if at.is_symlink() or (at.exists() and (not at.is_dir() or (part == name and kind != "folder"))):

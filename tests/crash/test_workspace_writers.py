@@ -1,4 +1,4 @@
-"""Writers beside a restore or an undo: what they wrote last is in the workspace, in a snapshot, or named and kept."""
+"""The last write beside a restore or an undo is in the workspace, in a snapshot or at a reported path (F4)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = [f"{number:02}" for number in range(12)]
 
 @pytest.fixture(params=["exchange", "ENOSYS", "EINVAL"])
 def system(request):
-    """This system; and one that has no exchanging rename, or whose file system has none."""
+    """Run a test with the exchanging rename, and without it as on a kernel or a file system that lacks it."""
     has_it = request.param == "exchange"
     with nullcontext() if has_it else faults.no_exchange(getattr(errno, request.param)):
         yield request.param
@@ -36,7 +36,7 @@ def work(tmp_path):
 
 
 class Writer(threading.Thread):
-    """Renames new contents over files as fast as it can; `ledger` has what each file got last."""
+    """A thread that renames new contents over files continuously; `ledger` has the last content of each file."""
 
     def __init__(self, work, aside, prefix):
         super().__init__()
@@ -55,7 +55,7 @@ class Writer(threading.Thread):
 
 @contextmanager
 def writing(work, aside, prefix):
-    """A thread that writes while the block runs."""
+    """Run a writer while the block runs."""
     writer = Writer(work, aside, prefix)
     writer.start()
     try:
@@ -70,7 +70,7 @@ def texts(folder):
 
 
 def held(workspace, id, into):
-    """Give the contents of all files of a snapshot."""
+    """Return the contents of all files of a snapshot."""
     into.mkdir()
     with Workspace(into, into.with_name(f"{into.name}-store"), max_checkpoints=None) as copy:
         copy.adopt(workspace, id)
@@ -92,7 +92,7 @@ def test_f4_no_acknowledged_write_is_lost_during_150_restores(work, tmp_path, wa
 
 
 def assert_nothing_lost(work, tmp_path, wanted, rounds):
-    """Restore beside a writer, and look for what it wrote last."""
+    """Restore beside a writer, and check that its last writes are kept."""
     (tmp_path / "aside").mkdir()
     workspace = Workspace(work, tmp_path / "store", max_checkpoints=None)
     ids = [workspace.save("with files").id]

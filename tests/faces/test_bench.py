@@ -1,4 +1,4 @@
-"""The measurements of `bench/`: they run through, and what they print is medians and ratios. No time is asserted."""
+"""The benchmarks of `bench/` run to the end, and print medians and ratios; no test asserts a time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def bench(*options: str | Path, **environment: str) -> str:
-    """Run `python -m bench` as `make bench` does, and give what it printed."""
+    """Run `python -m bench` as `make bench` does, and return its output."""
     command, env = [sys.executable, "-m", "bench", *map(str, options)], os.environ | environment
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=800, check=False)  # noqa: S603  # written here
     assert done.returncode == 0, done.stderr
@@ -30,7 +30,7 @@ def bench(*options: str | Path, **environment: str) -> str:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any], Path]:
-    """What a quick run of the sizes printed, what it wrote as JSON, and the folder it was told to use."""
+    """Measure the sizes in a quick run, and return its output, its JSON data and its folder."""
     where = tmp_path_factory.mktemp("bench")
     told = bench("--only", "size", "--quick", "--where", where, "--json", where / "found.json")
     return told, json.loads((where / "found.json").read_text()), where
@@ -94,6 +94,28 @@ def test_a_quick_run_measures_the_savers(tmp_path: Path):
     assert not list(where.iterdir())
 
 
+OTHER_SUBJECTS = [
+    "turn",
+    "fork",
+    "log",
+    "compare",
+    "find",
+    "import",
+    "upkeep",
+    "honest",
+    "multiuser",
+    "workspace-snapshots",
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("subject", OTHER_SUBJECTS)
+def test_a_quick_run_measures_every_other_subject(tmp_path: Path, subject: str):
+    """A quick run of each subject that has no other test ends without an error."""
+    printed = bench("--only", subject, "--quick", "--where", tmp_path)
+    assert "All of this took" in printed
+
+
 @pytest.mark.long
 def test_c8_a_quick_run_measures_the_undo_stack(tmp_path: Path):
     """C8: a snapshot of known paths is measured beside a copy and git, and docs/benchmarks.md has its title."""
@@ -116,7 +138,7 @@ def test_a_run_without_a_server_omits_its_contenders_and_says_so(tmp_path: Path)
 
 @pytest.mark.long
 def test_a_scratch_database_is_dropped(postgres_url: object):
-    """A measurement on a server leaves no database behind there."""
+    """A measurement on a server leaves no database behind."""
     with postgres.scratch() as url:
         assert postgres.size(url) == 0
     with pytest.raises(psycopg.OperationalError, match="does not exist"):
@@ -136,7 +158,7 @@ def test_an_aim_is_reached_or_missed_by_its_measured_number():
 
 
 def test_a_ratio_is_the_median_of_the_rounds():
-    """A round in which the machine was busy counts no more than another."""
+    """A ratio is the median of the ratios of all rounds, so a round on a busy machine counts no more than another."""
     assert ratio([2, 20, 3], [1, 10, 1]) == 2
 
 

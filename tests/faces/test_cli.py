@@ -1,4 +1,4 @@
-"""The command line: what is written to standard output and standard error, and the exit code."""
+"""The standard output, the standard error and the exit codes of the command line."""
 
 import json
 import os
@@ -26,7 +26,7 @@ HOSTILE = "\x1b[31mred[bold]x[/bold]\r\n\u202e日本"
 
 @pytest.fixture
 def agentgit(monkeypatch, tmp_path):
-    """Run commands in an empty folder, in this process."""
+    """Change to an empty folder, and return a function that runs commands in this process."""
     monkeypatch.chdir(tmp_path)
     for name in ("AGENTGIT_DATABASE_URL", "NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
@@ -37,7 +37,7 @@ def agentgit(monkeypatch, tmp_path):
 
 
 def rule(messages: list[BaseMessage]) -> AIMessage:
-    """Order what the user asks for, then say so."""
+    """Call the tool with the user's item, then confirm the order."""
     last = messages[-1]
     if isinstance(last, ToolMessage):
         return AIMessage(f"It is ordered ({len(messages)} messages).")
@@ -46,7 +46,7 @@ def rule(messages: list[BaseMessage]) -> AIMessage:
 
 @pytest.fixture(scope="module")
 def story(tmp_path_factory) -> Path:
-    """A database with two sessions; in one, a rollback went to a named checkpoint, and one line is hostile."""
+    """Create a database with two sessions, a rollback to a named checkpoint and a hostile message."""
     path = tmp_path_factory.mktemp("story") / "agentgit.db"
     with open_repository(path) as repo:
         other = World()
@@ -64,12 +64,12 @@ def story(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def at(agentgit, story):
-    """Run commands on the database of the story."""
+    """Return a function that runs commands on the database of the story."""
     return lambda *words: agentgit("--db", str(story), *words)
 
 
 def plainly(text: str) -> str:
-    """Replace what differs from run to run: ids, hashes, times."""
+    """Replace the ids, hashes and times, which differ from run to run."""
     text = re.sub(r"\b[0-9a-f]{64}\b", "<hash>", text)
     text = re.sub(r"\b[0-9a-f]{32}\b", "<key>", text)
     text = re.sub(r"\b\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d(\.\d+)?(Z|\+00:00)?)?", "<time>", text)
@@ -82,7 +82,7 @@ def golden(name: str) -> str:
     return (GOLDEN / name).read_text(encoding="utf-8")
 
 
-# -- looking at sessions
+# -- reading sessions
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_commands_match_their_recorded_output(at, name, words):
 
 
 def test_log_follows_a_branch_to_the_root(at):
-    """D2: the log of a rolled-back branch starts with that branch and continues with its parent's checkpoints."""
+    """D2: the log of a branch that a rollback made starts with that branch and continues with its parent."""
     references = [entry["reference"] for entry in json.loads(at("log", "--json").out)]
     assert references[0].startswith("retry#")
     assert references[-1] == "main#1"
@@ -293,7 +293,7 @@ def test_the_demo_creates_sessions_that_other_commands_show(agentgit, tmp_path):
 
 
 def python(*words: str, code: str | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run Python in a process of its own, in a neutral locale."""
+    """Run Python in a separate process, without the environment variables of agentgit and of colours."""
     command = [sys.executable, "-c", code] if code else [sys.executable, "-m", "agentgit", *words]
     known: dict[str, Any] = {k: v for k, v in os.environ.items() if not k.startswith(("AGENTGIT", "NO_COLOR", "FORCE"))}
     return subprocess.run(command, capture_output=True, text=True, env=known | environment, timeout=300, check=False)  # noqa: S603  # our own program
@@ -345,7 +345,7 @@ def test_a_read_only_command_does_not_import_langgraph(story):
     assert (found.stderr, found.returncode) == ("", 0)
 
 
-# -- finding
+# -- search, filters, tags and completion
 
 
 @pytest.mark.parametrize(

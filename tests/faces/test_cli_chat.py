@@ -1,4 +1,4 @@
-"""`agentgit chat`: whole conversations through a pipe, and what a terminal adds (C7, S3)."""
+"""`agentgit chat`: conversations through a pipe and at a terminal (C7, S3)."""
 
 import codecs
 import importlib
@@ -77,10 +77,10 @@ def slow():
 
 
 class Folder:
-    """A folder with a module that has graphs, their world in this process, and a database of agentgit.
+    """A folder with a module of graphs, their world in this process, and a database of agentgit.
 
     Args:
-        path: the folder.
+        path: The path of the folder.
     """
 
     def __init__(self, path: Path) -> None:
@@ -91,7 +91,7 @@ class Folder:
         self.world: World = self.clerk.WORLD
 
     def chat(self, *lines: str, graph: str = "clerk:GRAPH", words: tuple[str, ...] = ("--yes",)) -> Ran:
-        """Say some lines through a pipe, in this process."""
+        """Pipe lines to a chat in this process."""
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(self.path)
             patch.setenv("COLUMNS", "100")
@@ -99,20 +99,20 @@ class Folder:
             return run("chat", graph, "--effects", "clerk:EFFECTS", *words, stdin=said)
 
     def environment(self) -> dict[str, str]:
-        """Give the environment of a process of its own."""
+        """Return the environment of a separate process."""
         paths = os.pathsep.join(processes.PATHS)
         return {**os.environ, "COLUMNS": "100", "NO_COLOR": "1", "PYTHONPATH": paths, "XDG_STATE_HOME": str(self.path)}
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder whose module can be imported here."""
+    """Create a folder whose module this process can import."""
     monkeypatch.syspath_prepend(tmp_path)
     return Folder(tmp_path)
 
 
 def plainly(text: str) -> str:
-    """Replace what differs from run to run: times and ids."""
+    """Replace the times and ids, which differ from run to run."""
     return re.sub(r"\b\d{15,16}\b", "<id>", re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d", "<time>", text))
 
 
@@ -358,7 +358,7 @@ def test_the_only_graph_of_a_module_needs_no_name(folder):
 
 
 async def heard(pieces):
-    """List the pieces of a turn."""
+    """Return the pieces of a turn as a list."""
     return [piece async for piece in pieces]
 
 
@@ -429,16 +429,16 @@ def test_a_rollback_by_the_model_is_reported_in_the_chat():
 
 
 class Terminal:
-    """A chat in a process of its own, at a terminal.
+    """A chat in a separate process, at a pseudo-terminal.
 
     Args:
-        folder: where.
-        graph: with which.
+        folder: The folder of the chat.
+        graph: The graph, as `module:NAME`.
     """
 
     def __init__(self, folder: Folder, graph: str) -> None:
         self.ours, theirs = pty.openpty()
-        # What runs the tests may ignore Ctrl-C, and its children with it.
+        # The process that runs the tests may ignore SIGINT, which its children would inherit.
         listens = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
         chat = f"{listens}; from agentgit.cli import main; main()"
         command = [sys.executable, "-c", chat, "chat", graph, "--effects", "clerk:EFFECTS"]
@@ -451,7 +451,7 @@ class Terminal:
         self._decoder = codecs.getincrementaldecoder("utf-8")()  # a read may end in the middle of a character
 
     def until(self, text: str, again: Callable[[], None] = lambda: None) -> None:
-        """Wait until a text is shown, after what was waited for before; do something again every few seconds."""
+        """Wait for a text after the previous one, and call `again` after every four seconds without output."""
         deadline = time.monotonic() + 180
         while text not in self.shown:
             ready, _, _ = select.select([self.ours], [], [], 4)
@@ -463,16 +463,16 @@ class Terminal:
         self.shown = self.shown.partition(text)[2]
 
     def type(self, text: str) -> None:
-        """Write to it."""
+        """Type a text at the terminal."""
         os.write(self.ours, text.encode())
 
     def interrupt(self, text: str) -> None:
-        """Press Ctrl-C at the prompt until a text is shown; Python may miss one that comes before it waits for keys."""
+        """Send Ctrl-C at the prompt until a text is shown; Python may miss a signal before it waits for keys."""
         self.process.send_signal(signal.SIGINT)
         self.until(text, lambda: self.process.send_signal(signal.SIGINT))
 
     def end(self) -> int:
-        """Press Ctrl-D, and give the exit code."""
+        """Press Ctrl-D, and return the exit code."""
         self.type("\x04")
         code = self.process.wait(180)
         os.close(self.ours)
@@ -487,7 +487,7 @@ class Terminal:
 
 
 def until(is_so: Callable[[], bool]) -> None:
-    """Wait until something is so."""
+    """Wait until a condition is true."""
     deadline = time.monotonic() + 180
     while not is_so():
         assert time.monotonic() < deadline, "it was never so"
@@ -515,7 +515,7 @@ def test_c7_a_terminal_chat_prompts_asks_completes_and_keeps_history(folder):
         there.type("/nothing\n")
         there.until("error: There is no command /nothing.")
         there.until("main-2> ")
-        there.type("/tre\t\n")  # Tab completes it
+        there.type("/tre\t\n")  # Tab completes the command
         there.until("HEAD -> main-2")
         there.until("main-2> ")
         assert there.end() == 0
@@ -535,8 +535,8 @@ def test_c7_ctrl_c_interrupts_the_turn_but_not_the_chat(folder):
         there.interrupt("main> ")
         there.type("slow\n")
         there.until("slow")
-        until(folder.path.joinpath("waits").exists)  # else what is broken off may be the line
-        there.process.send_signal(signal.SIGINT)  # once: what a second one breaks off is the answer to the first
+        until(folder.path.joinpath("waits").exists)  # otherwise the signal may interrupt the line
+        there.process.send_signal(signal.SIGINT)  # once: a second signal would interrupt the response to the first
         there.until("Interrupted.")
         there.until("/undo rolls it back.")
         there.until("main> ")
@@ -545,7 +545,7 @@ def test_c7_ctrl_c_interrupts_the_turn_but_not_the_chat(folder):
         there.type("fast\n")
         there.until("quick")
         there.until("main-2> ")
-        (folder.path / "go").touch()  # only now the node may end that was broken off
+        (folder.path / "go").touch()  # only now may the interrupted node end
         assert there.end() == 0
 
 
@@ -602,7 +602,7 @@ def test_w11_a_chat_starts_from_a_template(folder):
 
 
 def test_w9_a_chat_searches_and_tags(folder):
-    """W9: /search finds words here or on all branches, a tag is a place at once, and each failure says why."""
+    """W9: /search finds words on this or all branches, a new tag can be used as a place, and each failure says why."""
     out, err, code = folder.chat(
         "add chair", "/tag good", "/tag main#1 'the beginning'", "/branch retry", "note a sofa", "/switch main",
         "/search a  sofa", "/search a sofa --all-branches", "/tags", "/rollback good", "/untag good", "/tags",
@@ -624,7 +624,7 @@ def test_w9_a_chat_searches_and_tags(folder):
 
 @pytest.mark.long
 def test_w9_a_chat_pages_through_search_results(folder):
-    """W9: where there are more hits the chat shows how to continue, and the next page continues there."""
+    """W9: if there are more hits, the chat shows how to continue, and the next page continues there."""
     turns = [f"note needle {n}" for n in range(12)]
     first = folder.chat(*turns, "/search needle").out.splitlines()
     more = first[-1].removeprefix("more: ")

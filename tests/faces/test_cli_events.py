@@ -1,4 +1,4 @@
-"""The commands that tell: what they write, and how they end (W12)."""
+"""The output and exit codes of the commands for events, the audit trail and webhooks (W12)."""
 
 import json
 import os
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("webhooks_allowed")
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory):
-    """The database of `agentgit demo`."""
+    """Run `agentgit demo` in a new folder, and return the folder."""
     folder = tmp_path_factory.mktemp("demo")
     _run(folder, "demo")
     return folder
@@ -30,7 +30,7 @@ def played(tmp_path_factory):
 
 @pytest.fixture
 def at(played, tmp_path, monkeypatch):
-    """Run commands on a copy of it; gives the exit code, and what was written to both outputs."""
+    """Return a function that runs a command on a copy of the demo, and returns its exit code and both outputs."""
     shutil.copy(played / "agentgit.db", tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("AGENTGIT_DATABASE_URL", raising=False)

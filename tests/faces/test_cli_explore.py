@@ -1,4 +1,4 @@
-"""Several futures from the command line: explore goes them, promote continues on one (W10)."""
+"""`agentgit explore` runs several futures, and `agentgit promote` continues on one of them (W10)."""
 
 import json
 
@@ -19,7 +19,7 @@ NUMBER = 7
 
 @pytest.fixture
 def run(tmp_path):
-    """Run commands in a folder with a module that judges; gives the exit code, and what was written to both outputs."""
+    """Return a function that runs a command next to a scoring module, and returns its exit code and both outputs."""
     (tmp_path / "judge.py").write_text(JUDGE)
 
     def run(*words: str) -> tuple[int, str, str]:
@@ -30,13 +30,13 @@ def run(tmp_path):
 
 
 def open_orders(folder) -> list[str]:
-    """What is really ordered in the shop."""
+    """Return the items of the open orders in the shop."""
     return [order.item for order in orders(folder / "shop.db") if order.status == "open"]
 
 
 @pytest.mark.long
 def test_w10_branches_are_explored_scored_and_promoted(run, tmp_path):
-    """W10: each choice is a branch, the best is first, the world is as before; a promoted branch is applied to the
+    """W10: each choice is a branch, the best is first and the world is unchanged; a promoted branch is applied to the
     world.
     """
     ways = ("--choice", "order a sofa", "--choice", "order a lamp", "--score", "judge:cheap")

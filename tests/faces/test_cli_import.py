@@ -1,4 +1,4 @@
-"""`agentgit import-langgraph`: what it writes, where, and its exit code."""
+"""`agentgit import-langgraph`: its standard output, its standard error and its exit codes."""
 
 import json
 import os
@@ -18,7 +18,7 @@ GOLDEN = ROOT / "tests" / "golden"
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder with a SQLite file of SqliteSaver that has three threads, one of them damaged, one with a wild name."""
+    """Create a SQLite file of SqliteSaver with three threads, one of them damaged and one with a hostile name."""
     origin = sqlite_origin(tmp_path)
     for thread in ("one", "damaged", "wild \x1b[31m[b]name"):
         origin.talk(shop(World()), thread, "order a chair", "hello")
@@ -27,7 +27,7 @@ def folder(tmp_path):
 
 
 def run(folder, *words):
-    """Run a command in a process of its own."""
+    """Run an import in a separate process."""
     return processes.agentgit("import-langgraph", *words, cwd=folder, COLUMNS="100", NO_COLOR="1")
 
 

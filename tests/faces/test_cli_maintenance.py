@@ -1,4 +1,4 @@
-"""The commands that keep a database in order: what they write, and how they end (B4, B6, W12, W13)."""
+"""The output and exit codes of the maintenance commands (B4, B6, W12, W13)."""
 
 import json
 import shutil
@@ -10,7 +10,7 @@ from sqlalchemy import create_engine, text
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory):
-    """The database of `agentgit demo`."""
+    """Run `agentgit demo` in a new folder, and return the folder."""
     folder = tmp_path_factory.mktemp("demo")
     _run(folder, "demo")
     return folder
@@ -18,7 +18,7 @@ def told(tmp_path_factory):
 
 @pytest.fixture
 def at(told, tmp_path):
-    """Run commands on a copy of it; gives the exit code, and what was written to both outputs."""
+    """Return a function that runs a command on a copy of the demo, and returns its exit code and both outputs."""
     shutil.copy(told / "agentgit.db", tmp_path)
     return lambda *words: _run(tmp_path, *words)
 

@@ -1,4 +1,4 @@
-"""`agentgit merge` and `agentgit cherry-pick`: carrying from the command line, with the graph of a module (W7)."""
+"""`agentgit merge` and `agentgit cherry-pick`, with the graph of a module (W7)."""
 
 import json
 import sys
@@ -26,7 +26,7 @@ def make():
 
 @pytest.fixture
 def run(repo, tmp_path, monkeypatch):
-    """Run a command on the database, in a folder with a module that has the graphs."""
+    """Return a function that runs a command on the database, in a folder with a module of graphs."""
     (tmp_path / "clerk.py").write_text(CLERK)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -39,7 +39,7 @@ def run(repo, tmp_path, monkeypatch):
 
 @pytest.fixture
 def pair(repo):
-    """Two branches that parted, and both changed the note."""
+    """Create two diverged branches that have both changed the note."""
     agent = repo.wrap(state_graph(), "s")
     told(agent, "start", note="a", total=1)
     retry = agent.fork(name="retry")
@@ -83,7 +83,7 @@ def test_w7_a_merge_can_target_a_branch_that_is_not_current(repo, pair, run):
 
 @pytest.fixture
 def shop(repo):
-    """Two branches, of which one has called two tools in one message."""
+    """Create two branches, one of which has called two tools in one message."""
     agent = repo.wrap(tool_node_graph(obedient(), World().tools()), "s")
     agent.run("add chair")
     retry = agent.fork(name="retry")

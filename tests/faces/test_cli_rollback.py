@@ -1,4 +1,4 @@
-"""The commands that move the world, where nothing is left but what was recorded (W1, W2, W5)."""
+"""Rollbacks, switches and undos from the command line, with only the record and trusted modules (W1, W2, W5)."""
 
 import importlib
 import json
@@ -62,7 +62,7 @@ class Folder:
     """A folder with a module of tools, their world in a file, and a database of agentgit.
 
     Args:
-        path: the folder.
+        path: The path of the folder.
     """
 
     def __init__(self, path: Path) -> None:
@@ -72,11 +72,11 @@ class Folder:
 
     @property
     def items(self) -> list[str]:
-        """What is on the shelf."""
+        """The items on the shelf."""
         return self.shelf.items()
 
     def play(self, *wanted) -> None:
-        """Make the calls, one a turn, in session `s`."""
+        """Make the calls in session `s`, one in each turn."""
         replies = [reply for one in wanted for reply in (one, "ok")]
         with agentgit.open(self.path / "agentgit.db") as repo:
             tools = [self.shelf.put, self.shelf.shout, self.shelf.drop]
@@ -85,7 +85,7 @@ class Folder:
                 agent.run(str(one["args"]))
 
     def run(self, *words: str, trust: str = "shelf") -> Ran:
-        """Run a command in this process, in which a module is trusted, and say nothing to what it asks."""
+        """Run a command in this process with a trusted module and an empty standard input."""
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(self.path)
             patch.setenv("COLUMNS", "100")
@@ -93,21 +93,21 @@ class Folder:
             return run(*words)
 
     def process(self, *words: str, say: str = "") -> str:
-        """Run a command in a process of its own; give the command, what it wrote, and its exit code."""
+        """Run a command in a separate process, and return the command, its output and its exit code as text."""
         done = processes.agentgit(*words, cwd=self.path, say=say, COLUMNS="100", NO_COLOR="1")
         return f"$ {' '.join(words)}\n{done.stdout}{done.stderr}[{done.returncode}]\n"
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder whose module of tools can be imported here while it is filled."""
+    """Create a folder whose module of tools this process can import."""
     monkeypatch.syspath_prepend(tmp_path)
     yield Folder(tmp_path)
     sys.modules.pop("shelf", None)
 
 
 def plainly(text: str) -> str:
-    """Replace what differs from run to run: ids and times."""
+    """Replace the ids and times, which differ from run to run."""
     return re.sub(r"\b\d{13,16}\b", "<id>", re.sub(r"\b\d{4}-\d\d-\d\d \d\d:\d\d\b", "<time>", text))
 
 
@@ -142,7 +142,7 @@ def test_a_blocked_rollback_shows_its_plan_and_does_nothing(folder):
     blocked = folder.run("rollback", "main#1")
     assert blocked.code == RollbackBlocked.exit_code
     assert "block    shout(text='hello')" in blocked.out
-    assert "main#4" in blocked.err  # the nearest place that can be gone back to
+    assert "main#4" in blocked.err  # the nearest place that a rollback can reach
     assert blocked.err.count("\n") == 1
     assert folder.items == ["a book"]
     plan = json.loads(folder.run("rollback", "main#1", "--yes", "--json").out)
@@ -258,7 +258,7 @@ def test_trust_finds_every_tool_of_a_module(folder, path):
 
 
 def test_w5_tools_of_trusted_modules_serve_every_handle(folder):
-    """W5: the tools that a server trusts can be run again by any handle of it."""
+    """W5: every handle of a repository can run its trusted tools again, and a module without tools is refused."""
     folder.play(call("put", item="a book"))
     for wrong, said in (("nowhere", "nowhere cannot be imported"), ("json", "json has no tools")):
         with pytest.raises(NotFound, match=said):
@@ -270,7 +270,7 @@ def test_w5_tools_of_trusted_modules_serve_every_handle(folder):
 
 
 def test_a_decorated_function_is_a_tool(folder):
-    """W3: a function that a graph would turn into a tool counts as a tool here as well."""
+    """W3: a decorated function of a trusted module is a tool."""
     (folder.path / "plain.py").write_text(
         'from agentgit import effect\n\n\n@effect("irreversible")\n'
         'def ring(bell: str) -> str:\n    """Ring a bell."""\n    return bell\n'
@@ -283,7 +283,7 @@ def test_a_decorated_function_is_a_tool(folder):
 
 @pytest.mark.long
 def test_c4_undo_and_checkpoints_need_no_graph_on_the_command_line(folder):
-    """C1, C4: checkpoints, branches, undo and redo need no graph; JSON asks nobody, and a refusal does nothing."""
+    """C1, C4: checkpoints, branches, undo and redo need no graph; --json asks nothing, and a refusal does nothing."""
     folder.play(call("put", item="cup"), call("put", item="jug"))
     assert json.loads(folder.run("checkpoint", "create", "two", "--json").out)["reference"] == "main#5"
     assert folder.run("undo").code == 1

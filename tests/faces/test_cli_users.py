@@ -1,4 +1,4 @@
-"""The commands of who may: two people on one database, as a shell uses them (D5, W9)."""
+"""The commands for users, keys, sharing and tenants, with several users on one database (D5, W9)."""
 
 import json
 from datetime import datetime, timedelta
@@ -11,7 +11,7 @@ from agentgit.demo import story
 
 @pytest.fixture
 def agentgit(tmp_path, monkeypatch):
-    """Run the command line in an empty folder, after the demo; give its exit code and what it wrote."""
+    """Run the demo in an empty folder, and return a function that returns a command's exit code and output."""
     monkeypatch.chdir(tmp_path)
     for name in ("AGENTGIT_USER", "AGENTGIT_TENANT", "AGENTGIT_DATABASE_URL"):
         monkeypatch.delenv(name, raising=False)
@@ -117,7 +117,7 @@ def test_d5_a_user_is_deleted_on_the_command_line(agentgit):
     """D5: after confirmation a user is deleted, the output says what was erased, and the audit trail has the event."""
     agentgit("users", "add", "ada")
     assert agentgit("users", "delete", "ada", said="n\n")[0] == 1
-    assert agentgit("users", "delete", "ada", "--json", said="y\n")[0] == 2  # a program is not asked: it says --yes
+    assert agentgit("users", "delete", "ada", "--json", said="y\n")[0] == 2  # --json asks nothing and needs --yes
     code, said = agentgit("users", "delete", "ada", said="y\n")
     assert (code, "erased user ada: " in said) == (0, True)
     assert agentgit("users", "delete", "ada", "--yes")[0] == 3

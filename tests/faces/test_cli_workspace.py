@@ -1,4 +1,4 @@
-"""`agentgit workspace`: what it writes, its exit codes, and that nothing is touched unasked (P1-P7, C8)."""
+"""`agentgit workspace`: its output, its exit codes and its confirmations (P1-P8, C8)."""
 
 import io
 import json
@@ -20,10 +20,10 @@ GOLDEN = ROOT / "tests" / "golden"
 
 
 class Folder:
-    """A folder of files, and where its snapshots are.
+    """A folder of files, and the folder of its snapshots.
 
     Args:
-        path: what holds both.
+        path: The parent of both folders.
     """
 
     def __init__(self, path: Path) -> None:
@@ -31,17 +31,17 @@ class Folder:
         self.work.mkdir()
 
     def write(self, **texts: str) -> None:
-        """Write files by their names."""
+        """Write files by name."""
         for name, text in texts.items():
             (self.work / name).write_text(text)
 
     @property
     def texts(self) -> dict[str, str]:
-        """The files."""
+        """The texts of the files, by name."""
         return {path.name: path.read_text() for path in sorted(self.work.iterdir())}
 
     def words(self, *words: str) -> list[str]:
-        """Give the words of a command."""
+        """Return the words of a command."""
         return ["workspace", *words, "--dir", str(self.work), "--store", str(self.store)]
 
     def run(self, *words: str, say: str | io.TextIOBase = "") -> Ran:
@@ -53,12 +53,12 @@ class Folder:
 
 @pytest.fixture
 def folder(tmp_path):
-    """An empty folder."""
+    """Create an empty folder."""
     return Folder(tmp_path)
 
 
 def plainly(text: str) -> str:
-    """Replace what differs from run to run: times and ids."""
+    """Replace the times and ids, which differ from run to run."""
     text = re.sub(r"\b[0-9a-f]{16}\b", "<id>", re.sub(r"\b[0-9a-f]{10}\b", "<short id>", text))
     return re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d(:\d\d)?", "<time>", text)
 
@@ -145,7 +145,7 @@ def test_p8_wrong_names_and_paths_have_their_exit_codes(folder, tmp_path):
     code.
     """
     folder.write(a="one")
-    for number in range(17):  # two of them begin alike
+    for number in range(17):  # at least two ids begin with the same hex digit
         folder.run("save", "--name", f"draft-{number}")
     firsts = [one["id"][0] for one in json.loads(folder.run("list", "--json").out)]
     twice = next(first for first in firsts if firsts.count(first) > 1)

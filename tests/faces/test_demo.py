@@ -1,4 +1,4 @@
-"""The demo: the scripted model, the shop whose orders are real, and the story."""
+"""The scripted model, the shop and the story of the demo, and the graphs that other tests use."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ THREAD = {"configurable": {"thread_id": "1"}}
 
 
 def ask(graph: Any, text: str) -> str:
-    """Say something to a graph and give its answer."""
+    """Send a message to a graph, and return its answer."""
     result = graph.invoke({"messages": [("user", text)]}, THREAD)
     return str(result["messages"][-1].content)
 
 
 def read(shop: str | Path, query: str) -> list[tuple[Any, ...]]:
-    """Ask the shop's database, past all code of the demo."""
+    """Query the shop's database without the code of the demo."""
     with closing(sqlite3.connect(shop)) as connection:
         return connection.execute(query).fetchall()
 
 
 @pytest.fixture
 def shop(tmp_path: Path) -> str:
-    """A new shop."""
+    """Create a shop."""
     return demo.open_shop(tmp_path / "shop.db")
 
 
 @pytest.fixture
 def clerk(shop: str) -> Any:
-    """The demo's agent with a memory of its own."""
+    """Build the demo's agent with a checkpointer in memory."""
     return demo.build(shop).copy({"checkpointer": InMemorySaver()})
 
 
@@ -57,7 +57,7 @@ def test_the_model_answers_by_the_conversation_and_not_by_a_counter():
 
 
 def test_every_answer_and_every_tool_call_has_a_unique_id():
-    """A message never replaces an earlier one, although the script is the same."""
+    """Each answer and each tool call has a new id, and an id in the script is kept."""
     model = scripted(calls(call("add", item="a"), call("add", "mine", item="b")))
     first, second = model.invoke("x"), model.invoke("x")
     assert first.id != second.id
@@ -150,7 +150,7 @@ def test_a_file_that_is_not_a_shop_is_left_unchanged(tmp_path: Path):
 
 
 class Told:
-    """A story that was told, and the files that it left."""
+    """A run of the story: its files and its lines."""
 
     def __init__(self, folder: Path) -> None:
         self.database, self.shop = folder / "agentgit.db", folder / "shop.db"
@@ -158,7 +158,7 @@ class Told:
         self.again()
 
     def again(self) -> str:
-        """Tell it once more on the same files, and give what was said."""
+        """Run the story once more on the same files, and return its text."""
         said: list[str] = []
         demo.story(self.database, self.shop, said.append)
         self.lines += said
@@ -167,12 +167,12 @@ class Told:
 
 @pytest.fixture
 def told(tmp_path: Path) -> Told:
-    """The story, told in an empty folder."""
+    """Run the story in an empty folder."""
     return Told(tmp_path)
 
 
 def steady(text: str, folder: Path) -> str:
-    """Take out of a story what may differ between two runs: the folder, and which of two parallel calls was first."""
+    """Remove the differences between two runs from a story: the folder, and the order of parallel calls."""
     text = text.replace(str(folder), "FOLDER")
     runs = re.split(r"((?:^ {4}(?:reverse|reversed|block) .*\n)+)", text, flags=re.MULTILINE)
     runs[1::2] = ["".join(sorted(run.splitlines(keepends=True))) for run in runs[1::2]]
@@ -282,7 +282,7 @@ def test_every_kind_of_graph_runs_tools_and_remembers(kind: str):
 
 @pytest.mark.parametrize("kind", ["tool_node", "create_agent", "nested"])
 async def test_async_tools_run_in_async_graphs(kind: str):
-    """The same graph builders work with ainvoke."""
+    """A graph that is called with ainvoke runs async tools."""
     world = World()
     graph = GRAPHS[kind](scripted(call("add_later", item="a"), "done"), world.tools(), InMemorySaver())
     result = await graph.ainvoke({"messages": [("user", "x")]}, THREAD)
@@ -291,7 +291,7 @@ async def test_async_tools_run_in_async_graphs(kind: str):
 
 @pytest.mark.parametrize("kind", GRAPHS)
 def test_a_tool_can_ask_a_person(kind: str):
-    """The world changes only after the answer."""
+    """A tool that asks a person changes the world only after the answer."""
     world = World()
     graph = GRAPHS[kind](scripted(call("add_if_approved", item="a"), "done"), world.tools(), InMemorySaver())
     graph.invoke({"messages": [("user", "x")]}, THREAD)
@@ -316,6 +316,6 @@ def test_a_tool_and_its_undo_can_be_made_to_fail():
 
 
 def test_every_tool_of_the_test_world_except_note_is_declared():
-    """`note` stays undeclared, for the tests of W3."""
+    """Every tool of the test world except `note` has a declared effect."""
     world = World()
     assert {made.name for made in world.tools()} - set(world.effects()) == {"note"}

@@ -1,4 +1,4 @@
-"""The documents: they are complete, their links resolve, and what they show is what happens."""
+"""The documents are complete, their links resolve, their examples are run, and the site shows them in full."""
 
 import os
 import re
@@ -26,7 +26,7 @@ DOCS = ROOT / "docs"
 
 
 def commands(command: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Visit a command and those below it, each with the words that call it."""
+    """Yield a command and all commands below it, each with the words that call it."""
     yield path, command
     for name, below in getattr(command, "commands", {}).items():
         yield from commands(below, f"{path} {name}")
@@ -37,7 +37,7 @@ COMMANDS = list(commands(get_command(app), "agentgit"))
 
 @pytest.fixture(scope="module")
 def reference() -> dict[str, str]:
-    """The sections of docs/reference/cli.md by their commands, as docs/build.py generates them."""
+    """Return the sections of docs/reference/cli.md by command, as docs/build.py generates them."""
     text = runpy.run_path(str(DOCS / "build.py"))["commands"]()
     parts = re.split(r"^#{2,4} `(.+)`\n", text, flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
@@ -63,7 +63,7 @@ def test_commands_have_a_json_option_unless_they_converse_or_write_sql(path, com
     """All commands take --json except those that converse or write SQL, so that a script can read them."""
     talk = {"agentgit chat", "agentgit mcp", "agentgit serve"}
     talk |= {"agentgit db sql", "agentgit db grant", "agentgit db partition"}  # these write SQL
-    talk |= {"agentgit audit tips"}  # it writes nothing else
+    talk |= {"agentgit audit tips"}  # it writes only JSON
     assert path in talk or hasattr(command, "commands") or "--json" in {o for p in command.params for o in p.opts}
 
 
@@ -178,14 +178,14 @@ def test_d6_notebooks_and_magics_are_documented():
 
 
 def test_d6_every_subject_of_the_benchmarks_is_documented():
-    """D6: docs/benchmarks.md lists every subject that --only takes."""
+    """D6: docs/benchmarks.md lists every subject or group of subjects that --only takes."""
     page = (DOCS / "benchmarks.md").read_text()
     assert {name.split("-")[0] for name in SUBJECTS if f"`{name.split('-')[0]}`" not in page} == set()
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The site, as `make docs` builds it."""
+    """Build the site as `make docs` does, and return its folder."""
     folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(  # noqa: S603  # our own command
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder],
@@ -204,7 +204,7 @@ def test_d6_the_site_builds_and_its_links_resolve(site):
     """D6: MkDocs finds every linked page, heading and name, and every page is part of the site."""
     assert {page.stem for page in DOCS.glob("*.md")} <= {page.stem for page in site.glob("*.html")}
     after = 'href="benchmarks.html" class="md-footer__link md-footer__link--next"'
-    assert after in (site / "comparison.html").read_text()  # where it belongs, not among what operators read
+    assert after in (site / "comparison.html").read_text()  # and not among the pages for operators
     assert 'id="agentgit.RollbackPlan"' in (site / "reference/rollback.html").read_text()
     page = (site / "reference/cli.html").read_text()
     assert [path for path, _ in COMMANDS if f'id="{path.replace(" ", "-")}"' not in page] == []

@@ -1,8 +1,8 @@
-"""Every door of the house × every kind of principal: HTTP routes, pages, MCP tools and commands (D5, Q1–Q8).
+"""Every entry point × every kind of principal: HTTP routes, pages, MCP tools and commands (D5, Q1–Q8).
 
-Each list below names every door with the role that it takes. A door that is not listed fails the test, so that nobody
-adds one without saying who may use it; so does one that is listed and not there. The verbs of the library have such a
-list in `test_access.py`.
+Each table below lists every entry point with its required role. A test fails if an entry point is missing from its
+table, so nobody can add one without declaring who may use it, or if a listed one does not exist. The verbs of the
+library have such a table in `test_access.py`.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from agentgit.web import OwnerLink, app
 VIEWER, FORKER, EDITOR, OWNER = "viewer", "forker", "editor", "owner"
 ADMIN = "admin"
 SELF = "self"
-"""It shows or changes only what is one's own."""
+"""The requirement of entry points that show or change only the caller's own data."""
 OPEN = "open"
-"""Anybody may knock: it is how one comes in."""
+"""The requirement of entry points that need no login."""
 
 RANK = {"stranger": 0, VIEWER: 1, FORKER: 2, EDITOR: 3, OWNER: 4}
 PEOPLE = {"eve": "stranger", "vic": VIEWER, "fay": FORKER, "ed": EDITOR, "olga": OWNER, "ada": OWNER}
-"""Who of the tenant has which role in ada's session; none of them is an admin."""
+"""The users of the tenant with their roles in ada's session; none of them is an admin."""
 SCOPED = {"read": VIEWER, "fork": FORKER, "write": EDITOR}
-"""Keys of ada's own that reach less far than she."""
+"""The scopes of ada's narrow keys, with the highest role that each one allows."""
 
 S = "/sessions/{session_id}"
 C = S + "/checkpoints/{checkpoint_id}"
@@ -87,7 +87,7 @@ ROUTES = {
     "POST /operations/{operation_id}/resume": (EDITOR, {"json": {}}),
     "POST /invocations/{invocation_id}/resolve": (EDITOR, {"json": {"outcome": "happened"}}),
     "GET /events": (SELF, {}),
-    "GET /events/live": (SELF, None),  # it never ends: who comes in is tested with the feeds
+    "GET /events/live": (SELF, None),  # it never ends; the tests of feeds cover its access
     f"GET {S}/members": (VIEWER, {}),
     f"POST {S}/members": (OWNER, {"json": {"user": "gus", "role": "viewer"}}),
     f"DELETE {S}/members": (OWNER, {"params": {"user": "olga"}}),
@@ -104,12 +104,12 @@ ROUTES = {
     "POST /keys": (SELF, {"json": {"name": "another"}}),
     "DELETE /keys/{key_id}": (SELF, {}),
 }
-"""Each route of the API: who may, and what is sent; ids are of what is ada's, or of somebody else's account."""
+"""Each route of the API with its required role and its request; the ids are of ada's data or of another account."""
 
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
-    """A database with ada's shared session, everybody's keys, and those that hold no more."""
+    """Create a database with ada's shared session, a key for each user, and keys that are no longer valid."""
     folder = tmp_path_factory.mktemp("doors")
     keys = {}
     with agentgit.open(folder / "agentgit.db") as operator:
@@ -150,7 +150,7 @@ def prepared(tmp_path_factory):
 
 @pytest.fixture
 def house(prepared, tmp_path, monkeypatch):
-    """A copy of it, served."""
+    """Open a copy of the prepared database, and build its application."""
     for file in ("agentgit.db", "shop.db"):
         shutil.copy(prepared.folder / file, tmp_path)
     monkeypatch.setenv("AGENTGIT_DEMO_SHOP", str(tmp_path / "shop.db"))
@@ -161,11 +161,11 @@ def house(prepared, tmp_path, monkeypatch):
 
 
 NOTED = {"audit_event", "login_failure", "api_key"}
-"""What is written of a refusal: the trail, the failures, and when a key was used."""
+"""The tables that a refusal may change: the audit trail, the failed logins, and the last use of a key."""
 
 
 def stored(path):
-    """All that is stored, without what is noted of refusals."""
+    """Return all stored rows, without the records of refusals."""
     with closing(sqlite3.connect(path)) as raw:
         tables = [name for (name,) in raw.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         return {
@@ -184,7 +184,7 @@ def asked(house, route, key):
 
 
 def is_enough(role, needs):
-    """Whether somebody with a role, or a key that reaches so far, may use a door."""
+    """Return True if a role is enough for a requirement."""
     return needs == SELF or (needs in RANK and RANK[role] >= RANK[needs])
 
 
@@ -227,7 +227,7 @@ def test_d5_the_required_role_is_enough_for_each_route(house, route):
     needs = ROUTES[route][0]
     who = {ADMIN: "root", SELF: "eve", OPEN: "eve"}.get(needs) or next(n for n, r in PEOPLE.items() if r == needs)
     answer = asked(house, route, house.keys[who])
-    # What is not one's own is not there, nor is a link or a file that nobody has made.
+    # These name another user's key, or a link, an account or a snapshot that does not exist.
     foreign = {"DELETE /keys/{key_id}", "POST /links/accept", "POST /login", f"POST {S}/rewinds"}
     assert answer.status_code < 500
     assert answer.status_code not in (401, 403, 404) or route in foreign, answer.text
@@ -283,10 +283,10 @@ PAGES = {
     f"POST {S}/members": OWNER,
     f"POST {S}/members/delete": OWNER,
 }
-"""Each page and each form: who may."""
+"""Each page and each form with its required role."""
 
 OTHERS = ["BEFORE /* (Guard)", "ANY /static/* (StaticFolder)"]
-"""What stands before all of them, and the files of style and script, which anybody may have."""
+"""The middleware before all routes, and the static files, which need no login."""
 
 FORM = {
     "to": "main#2",
@@ -314,16 +314,16 @@ FORM = {
 
 
 def page(house, client, method, path, **form):
-    """Ask for a page, with a form that has a value for all that any form asks."""
+    """Request a page, with a value for every field of any form."""
     target = path.format(**{**house.ids, "user": "gus", "name": "v1"})
-    scope = {"scope": "all"} if path.endswith("/rollback") else {}  # which is of a key elsewhere
+    scope = {"scope": "all"} if path.endswith("/rollback") else {}  # elsewhere it is the scope of a key
     form = {**FORM, **scope, "user": house.ids["user_id"], **form}
     with_form = {"data": form, "headers": {"origin": "https://git.example"}} if method == "POST" else {"params": form}
     return client.request(method, target, **with_form)
 
 
 def visitor(house, key):
-    """A browser with a cookie."""
+    """Create a browser, with the cookie of a key if there is one."""
     client = TestClient(
         house.app, base_url="https://git.example", follow_redirects=False, raise_server_exceptions=False
     )
@@ -333,7 +333,7 @@ def visitor(house, key):
 
 
 def known():
-    """Each door that the tables name."""
+    """Count the entry points that the tables list."""
     below = (route.partition(" ") for route in ROUTES)
     return Counter([*(f"{method} /api/v1{path}" for method, _, path in below), *PAGES, *OTHERS])
 
@@ -354,7 +354,7 @@ def test_d5_every_route_and_page_declares_its_required_role(prepared, tmp_path, 
 
 
 async def evil(*_):
-    """Answer whoever asks."""
+    """Accept any request."""
 
 
 PLAIN = Starlette(routes=[Route("/evil", evil)])
@@ -403,7 +403,7 @@ ADDED = {
         ["ELSE /far/x/* (_FrontendRoute)", "ELSE /api/x/* (_FrontendRoute)"],
     ),
 }
-"""Ways to add a door to an application, or to a router that is included in it and in what is mounted in it."""
+"""The ways to add a route to an application or to its included and mounted router, and the entry points to find."""
 
 
 @pytest.mark.parametrize("way", ADDED)
@@ -508,7 +508,7 @@ TOOLS = {
     "switch_branch": (EDITOR, {**AT, "branch": "main"}),
     "resume_operation": (EDITOR, {**AT, "operation": None}),
 }
-"""Each tool of the MCP server: who may, and its arguments."""
+"""Each tool of the MCP server with its required role and its arguments."""
 
 
 async def test_d5_every_mcp_tool_declares_its_required_role(house):
@@ -529,7 +529,7 @@ async def test_d5_every_mcp_tool_refuses_a_role_that_is_too_low(house, who):
             answer = await client.call_tool(name, arguments)
         said = answer.content[0].text
         kind = answer.structuredContent["error"] if answer.isError else None
-        # Who may look may also plan, and is told that a code is none of a plan before anything else.
+        # A viewer can plan, so an invalid confirm code is reported before the missing role.
         refusals = {"NotFound"} if role == "stranger" else {"NotAllowed", *(["Conflict"] if "confirm" in given else [])}
         if not is_enough(role, needs) and (kind not in refusals or (role == "stranger" and "chair" in said)):
             wrong[name] = (kind, said[:200])
@@ -542,7 +542,7 @@ async def test_d5_every_mcp_tool_refuses_a_role_that_is_too_low(house, who):
 # -- commands
 
 ELSEWHERE = "elsewhere"
-"""It acts on no session: on files of the caller, on the schema as its operator, or it starts something."""
+"""The requirement of commands that act on no session: they use own files, act on the schema or start something."""
 AT_S = "ada/support-42"
 COMMANDS = {
     "accept": (SELF, ["no-link"]),
@@ -631,11 +631,11 @@ COMMANDS = {
         f"workspace {name}": (ELSEWHERE, None) for name in ("delete", "diff", "list", "restore", "save", "show", "undo")
     },
 }
-"""Each command: who may, and its words; None where it needs a graph, or is its caller's own affair."""
+"""Each command with its required role and its arguments; None if it needs a graph or concerns only its caller."""
 
 
 def commands(group, above=()):
-    """All commands, by their words."""
+    """Yield the words of each command."""
     for name, one in group.commands.items():
         if isinstance(one, click.Group) or hasattr(one, "commands"):
             yield from commands(one, (*above, name))

@@ -1,4 +1,4 @@
-"""The magics of the notebook: %agentgit, %%branch, completion and the live tree (D4)."""
+"""The notebook magics %agentgit and %%branch, their completion and the live tree (D4)."""
 
 import pytest
 from notebook_shells import magic, restart
@@ -7,7 +7,7 @@ from scripted import World, obedient, tool_node_graph
 from agentgit import InvalidInput, WorldDiverged
 from agentgit.notebook import live
 
-# IPython's history keeps a thread and a file that the collector finds.
+# IPython's history leaves a thread and a file open, for which the garbage collector warns.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
 
 
@@ -18,7 +18,7 @@ def world():
 
 @pytest.fixture
 def shell(ipython, repo, world):
-    """A shell with a repository and an agent that has said two things."""
+    """Create a shell with a repository and an agent that has run two turns."""
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "my session", effects=world.effects())
     agent.run("add chair")
     agent.checkpoint("before the table")
@@ -259,7 +259,7 @@ def kernel(tmp_path_factory):
 
 
 def run(kernel, code):
-    """Run a cell in the kernel; give the reply, and what it showed."""
+    """Run a cell in the kernel, and return the reply and the shown messages."""
     messages = []
     reply = kernel.execute_interactive(code, output_hook=messages.append, timeout=120)
     return reply["content"], [(message["msg_type"], message["content"]) for message in messages]

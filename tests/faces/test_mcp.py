@@ -50,7 +50,7 @@ def put(item: str) -> str:
 
 @pytest.fixture
 def repo(sqlite_template, tmp_path):
-    """A repository on SQLite: what is asked of the database is the same as everywhere."""
+    """Open a repository on SQLite; one database is enough, because the tools add no statements of their own."""
     path = shutil.copy(sqlite_template, tmp_path / "agentgit.db")
     with agentgit.open(path) as repo:
         yield repo
@@ -71,7 +71,7 @@ def agent(repo, world):
 
 @asynccontextmanager
 async def client(repo, session=None, **how):
-    """Connect a real client to a server in this process; gives what calls a tool."""
+    """Connect a client to a server in this process, and yield a function that calls a tool."""
     async with connected(repo, session, **how) as made:
 
         async def ask(tool: str, **arguments):
@@ -88,7 +88,7 @@ def said(result) -> str:
 
 
 def parameters(folder: Path, *words: str) -> StdioServerParameters:
-    """How a client starts the server, as its configuration says it."""
+    """Return the command with which a client starts the server."""
     environment = {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     return StdioServerParameters(
         command=sys.executable, args=["-m", "agentgit", "mcp", *words], cwd=folder, env=environment
@@ -148,7 +148,7 @@ def test_agentgit_mcp_without_the_mcp_package_names_the_pip_command(monkeypatch)
 
 
 async def test_mcp_annotations_mark_read_only_and_destructive_tools(repo):
-    """W3: MCP annotations mark the read-only and the destructive tools, and every public method is a tool."""
+    """W3: MCP annotations mark the read-only and the destructive tools, and a read-only server has only the former."""
     tools = await offered(repo)
     known = {name: tool.annotations for name, tool in tools.items()}
     looks = {name for name, said in known.items() if said.readOnlyHint}

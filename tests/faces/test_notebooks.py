@@ -1,4 +1,4 @@
-"""The notebooks: they run from top to bottom in an empty folder, tell the truth, and hold no outputs (D6, D4)."""
+"""The notebooks run from top to bottom, show the expected output, and are stored without outputs (D6, D4)."""
 
 import re
 import shutil
@@ -20,7 +20,7 @@ from agentgit.sessions.tree import Branch, Point, Tree
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 CHROMIUM = shutil.which("chromium")
 
-# Jupyter's client leaves its sockets to the collector.
+# Jupyter's client leaves its sockets open, for which the garbage collector warns.
 pytestmark = pytest.mark.filterwarnings(
     "ignore::ResourceWarning", "ignore::DeprecationWarning", "default::pytest.PytestUnraisableExceptionWarning"
 )
@@ -36,7 +36,7 @@ get_ipython().extension_manager.loaded.discard("agentgit")
 
 @pytest.fixture(scope="module")
 def kernel():
-    """One kernel for all of them, because it takes seconds until one has imported LangGraph."""
+    """Start one kernel for all notebooks, because a kernel takes seconds to import LangGraph."""
     manager = KernelManager(kernel_name="python3")
     manager.start_kernel()
     yield manager
@@ -44,7 +44,7 @@ def kernel():
 
 
 def run(kernel: KernelManager, path: Path, folder: Path, *, times: int = 1) -> nbformat.NotebookNode:
-    """Run a notebook in a folder, without the names of others; give it with what its cells print and show."""
+    """Run a notebook in a folder with an empty namespace, and return it with its outputs."""
     notebook = nbformat.read(path, as_version=4)
     notebook.cells = [deepcopy(cell) for cell in notebook.cells for _ in range(times)]
     fresh = nbformat.v4.new_code_cell(FRESH.format(folder=str(folder)))
@@ -59,7 +59,7 @@ def run(kernel: KernelManager, path: Path, folder: Path, *, times: int = 1) -> n
 
 
 def shown(notebook: nbformat.NotebookNode) -> list[str]:
-    """Give what each code cell printed and showed, as text."""
+    """Return the output of each code cell as text."""
     return [
         "\n".join(out.get("text") or out.get("data", {}).get("text/plain", "") for out in cell.outputs).rstrip()
         for cell in notebook.cells
@@ -132,7 +132,7 @@ SHOWN = {
         "",
     ],
 }
-"""What each cell shows, or a part of it; an empty text is nothing at all."""
+"""The output of each cell, or a part of it; an empty text means no output."""
 
 
 @pytest.mark.long
@@ -162,7 +162,7 @@ def test_d4_each_cell_can_be_run_twice(kernel, path, tmp_path):
 
 
 def _is_drawn_in_a_browser(notebook: nbformat.NotebookNode, folder: Path) -> None:
-    """D4: as a page in a real browser the pictures are drawn, and nothing is fetched from anywhere."""
+    """Check that a browser draws the pictures of the notebook and loads nothing from elsewhere (D4)."""
     if CHROMIUM is None:
         pytest.skip("The notebook ran; there is no Chromium to look at its page with.")
     from nbconvert import HTMLExporter

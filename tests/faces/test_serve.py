@@ -1,4 +1,4 @@
-"""`agentgit serve`, as a process of its own; and the application inside another one."""
+"""`agentgit serve` as a process, its failures at start, and the application mounted in another one (D5)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_d5_serve_prints_a_login_link_and_shuts_down_cleanly(tmp_path):
                     lines = feed.iter_lines()
                     assert next(lines).startswith("retry:")
                     server.send_signal(signal.SIGTERM)
-                    assert [line for line in lines if line] == []  # it ends, and not by a cut
+                    assert [line for line in lines if line] == []  # the feed ends cleanly
             assert server.wait(120) == 0
             assert "Traceback" not in server.stderr.read()
         finally:

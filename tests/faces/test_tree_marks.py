@@ -1,4 +1,4 @@
-"""What a tree says of the calls of each checkpoint, from a real database (D4)."""
+"""The marks of calls at the checkpoints of a tree, from a real database (D4)."""
 
 import xml.etree.ElementTree as ElementTree
 

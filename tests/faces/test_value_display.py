@@ -1,4 +1,4 @@
-"""What values look like where they are shown: in notebooks as HTML, in terminals as text (D4)."""
+"""The values as HTML in notebooks and as text in terminals (D4)."""
 
 import subprocess
 import sys

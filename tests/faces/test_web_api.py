@@ -1,4 +1,4 @@
-"""The HTTP API: each thing by its path, each failure as problem details, and nothing of what is not shared."""
+"""The HTTP API: its answers, its failures as problem details, and its access checks."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["quick_passwords", "repo", "told"]  # the fixtures
 
 
 class Program:
-    """A program that asks the API with a key.
+    """A program that calls the API with a key.
 
     Args:
-        repo: of its user.
-        scopes: how much the key may do.
+        repo: The repository, as the user of the program.
+        scopes: The scopes of the key; `admin` if there are none.
     """
 
     def __init__(self, repo: agentgit.Repository, *scopes: str) -> None:
@@ -31,7 +31,7 @@ class Program:
         )
 
     def __call__(self, method: str, path: str, expect: int = 200, **body: object):
-        """Ask; give the answer's JSON, and its status with it if it is a problem."""
+        """Send a request, check its status and content type, and return its JSON, or None for an empty answer."""
         answer = self.client.request(method, f"https://git.example/api/v1{path}", **({"json": body} if body else {}))
         assert answer.status_code == expect, answer.text
         kind = answer.headers.get("content-type", "")
@@ -41,7 +41,7 @@ class Program:
 
 @pytest.fixture
 def ask(repo: agentgit.Repository) -> Program:
-    """A program of ada's."""
+    """Create a program with a key of ada."""
     return Program(repo)
 
 
@@ -187,7 +187,7 @@ def test_d5_a_session_that_is_not_shared_is_a_404_on_every_path(repo):
             tried += 1
     assert tried >= 30
     assert bob("GET", "/sessions")["items"] == []
-    assert {event["session_id"] for event in bob("GET", "/events")["items"]} == {None}  # that he made a key
+    assert {event["session_id"] for event in bob("GET", "/events")["items"]} == {None}  # of the creation of his key
 
 
 def test_d5_a_viewer_can_read_and_cannot_write(repo):
@@ -275,7 +275,7 @@ def test_d5_password_guessing_is_throttled(repo):
 
 
 def test_d5_failures_are_problem_details_with_a_next_step(ask, repo):
-    """D5: each failure is problem details with a type, a title, a status and what to do next."""
+    """D5: each failure is problem details with a type, a title, a status and a next step."""
     at = f"/sessions/{repo.session('support-42').id}"
     near = ask("GET", f"{at}/checkpoint?ref=before%20the%20tabel", 404)
     assert "before the table" in near["near"]

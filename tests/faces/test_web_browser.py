@@ -1,4 +1,4 @@
-"""The pages in a real browser: the main story by keyboard, what a screen reader finds, live changes, hostile text."""
+"""The pages in a real browser: the keyboard, accessibility, live changes, hostile text and no JavaScript."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from agentgit.web import OwnerLink, app
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 MILLISECONDS = 60_000
-"""How long a page may take to come to what is expected of it; a machine that does much else is slow."""
+"""The time limit for an expected change of a page; a busy machine is slow."""
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="left out: there is no Chromium to look at the pages with")
 
@@ -78,17 +78,17 @@ FINDINGS = """() => {
     if (innerWidth > 1000 && e.scrollWidth > e.clientWidth) wrong.push("a table is cut: " + e.ariaLabel);
   return wrong;
 }"""
-"""Looks for what people would trip over who see little, or nothing, or have no mouse."""
+"""The script that returns the accessibility problems of a page."""
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
-    """A served repository with a friendly and a hostile session, and a way in."""
+    """Serve a repository with a friendly and a hostile session, and create a login credential."""
     folder = tmp_path_factory.mktemp("site")
     with story(folder) as repo:
         hostile(repo, folder)
         repo.users.add("x" * 120)
-        repo.wrap(build(folder / "shop.db"), "support-42", effects=EFFECTS)  # the one that moved last stays the hostile
+        repo.wrap(build(folder / "shop.db"), "support-42", effects=EFFECTS)  # no turn: the hostile one stays newest
         link = OwnerLink(repo)
         made = app(repo, link=link, hosts=["127.0.0.1"])
         with served(made) as address:
@@ -98,7 +98,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Chromium, without anything to see."""
+    """Start Chromium without a window."""
     with sync_playwright() as playwright:
         found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         expect.set_options(timeout=MILLISECONDS)
@@ -108,7 +108,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def pages(site: SimpleNamespace, browser: Browser):
-    """Makes pages of somebody who is in; at the end nothing may have gone wrong in them, or gone elsewhere."""
+    """Yield a function that opens a logged-in page; at the end no page may have had an error or a foreign request."""
     contexts, wrong = [], []
 
     def make(**options: object) -> Page:
@@ -132,7 +132,7 @@ def pages(site: SimpleNamespace, browser: Browser):
 
 @pytest.fixture(scope="module")
 def shots(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where screenshots are kept: in $AGENTGIT_SCREENSHOTS, else among the tests' own files."""
+    """Return the folder for screenshots: $AGENTGIT_SCREENSHOTS, or else a temporary folder."""
     given = os.environ.get("AGENTGIT_SCREENSHOTS")
     folder = Path(given) if given else tmp_path_factory.mktemp("screenshots")
     folder.mkdir(parents=True, exist_ok=True)
@@ -141,7 +141,7 @@ def shots(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def paths(repo: agentgit.Repository, name: str) -> dict[str, str]:
-    """Give the pages of a session that people look at, by a short name."""
+    """Return the paths of a session's pages, by a short name."""
     session = next(one for one in repo.sessions() if one.session_name.startswith(name))
     at = f"/sessions/{session.id}"
     head = repo.session(session).checkpoints()[-1]
@@ -156,7 +156,7 @@ def paths(repo: agentgit.Repository, name: str) -> dict[str, str]:
 
 
 def reach(page: Page, name: str) -> None:
-    """Press Tab until the link or button of that name has the focus."""
+    """Press Tab until the link or button of that name has the focus, which must be visible."""
     for _ in range(150):
         page.keyboard.press("Tab")
         if page.evaluate("document.activeElement.textContent.trim()") == name:
@@ -167,7 +167,7 @@ def reach(page: Page, name: str) -> None:
 
 
 def hit(page: Page, key: str) -> None:
-    """Press a key that the script hears, as soon as it is there."""
+    """Press a key after the page has loaded, so that its script handles the key."""
     page.wait_for_load_state()
     page.keyboard.press(key)
 
@@ -257,7 +257,7 @@ def test_d5_hostile_text_is_shown_as_plain_text(pages, site):
         assert page.evaluate("window.pwned") is None, name
         assert page.locator("main img, main script, a[href^=javascript]").count() == 0, name
     expect(page.locator(".messages")).to_contain_text("<script>window.pwned = 1</script>")
-    expect(page.locator(".messages").first).to_contain_text("\\u202eevil")  # written out: it would turn the line round
+    expect(page.locator(".messages").first).to_contain_text("\\u202eevil")  # escaped: it would reverse the line
 
 
 @pytest.mark.long

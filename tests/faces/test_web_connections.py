@@ -1,4 +1,4 @@
-"""Connections that hold a server up, and what its operator sees of it: health, metrics, the access log."""
+"""The limits of connections and of request sizes, the health checks, the metrics and the access log (Q5)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TOKEN = "of prometheus"  # noqa: S105  # of a test
 
 @pytest.fixture
 def repo(tmp_path: Path):
-    """A repository with an admin and another account."""
+    """Open a repository with an admin and another account."""
     with agentgit.open(tmp_path / "agentgit.db") as repo:
         repo.users.add("ada", PASSWORD, is_admin=True)
         repo.users.add("bob", PASSWORD)
@@ -37,7 +37,7 @@ def repo(tmp_path: Path):
 
 @pytest.fixture
 def many_files() -> Iterator[None]:
-    """Let this process have many sockets open."""
+    """Raise the limit of open files of this process to 4,000."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < 4_000:
         resource.setrlimit(
@@ -48,23 +48,23 @@ def many_files() -> Iterator[None]:
 
 
 def connect(address: str, source: str = "127.0.0.1") -> socket.socket:
-    """Open a connection from an address of this machine."""
+    """Open a connection to a server from an address of this machine."""
     return socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), 60, (source, 0))
 
 
 @contextmanager
 def half_requests(address: str, sources: list[str], each: int) -> Iterator[list[socket.socket]]:
-    """Send half the head of a request from each address, often."""
+    """Send half the head of a request on `each` connections from each address."""
     with ExitStack() as stack:
         made = [stack.enter_context(connect(address, source)) for source in sources for _ in range(each)]
         for one in made:
-            with suppress(OSError):  # it was refused already
+            with suppress(OSError):  # the server has already refused it
                 one.sendall(HALF)
         yield made
 
 
 def is_open(one: socket.socket, seconds: float = 0.0) -> bool:
-    """Tell whether the other side has left a connection open for so long."""
+    """Return True if the other side keeps a connection open for this time."""
     one.settimeout(seconds or 0.000_001)
     try:
         return one.recv(1_000_000) != b""
@@ -75,7 +75,7 @@ def is_open(one: socket.socket, seconds: float = 0.0) -> bool:
 
 
 def counted(address: str, name: str) -> int:
-    """Read one number of the metrics."""
+    """Return one number of the metrics."""
     answer = httpx.get(f"{address}/metrics", headers={"authorization": f"Bearer {TOKEN}"}, timeout=60)
     return int(re.search(rf"^{re.escape(name)} (\d+)$", answer.text, re.MULTILINE)[1])
 
@@ -107,7 +107,7 @@ def test_q5_the_oldest_unfinished_body_is_dropped_for_new_requests(repo):
     with served(made) as address, ExitStack() as stack:
         sockets = [stack.enter_context(connect(address, f"127.0.0.{2 + n % 4}")) for n in range(20)]
         for n, one in enumerate(sockets):
-            with suppress(OSError):  # it was cut already, for one that came later
+            with suppress(OSError):  # the server has already closed it for a later one
                 one.sendall(half + bodies[n % 2])
                 time.sleep(0.02)
         answered = [httpx.get(f"{address}/healthz", timeout=60).status_code for _ in range(10)]
@@ -124,7 +124,7 @@ def test_q5_a_get_request_with_a_body_is_answered_in_full(repo, caplog, head):
     with served(app(repo)) as address:
         for path in ("/static/agentgit.css", "/login", "/healthz"):
             size = len(httpx.get(f"{address}{path}").content)
-            with connect(address) as sent, suppress(OSError):  # the server closes when it has answered
+            with connect(address) as sent, suppress(OSError):  # the server closes after the answer
                 sent.settimeout(20)
                 sent.sendall(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n{head}\r\n\r\n".encode())
                 got = b""
@@ -159,7 +159,7 @@ def test_q5_a_kept_connection_is_closed_after_a_deadline(repo):
                 if first:
                     one.sendall(first)
                     assert one.recv(100_000).startswith(b"HTTP/1.1 ")
-                while is_open(one, 0.2):  # a byte now and then does not help
+                while is_open(one, 0.2):  # an occasional byte extends no deadline
                     assert time.monotonic() - begun < 30
                     try:
                         one.sendall(then)
@@ -197,7 +197,7 @@ def test_q5_a_client_that_does_not_read_is_disconnected(repo):
     made = app(repo, limits=Limits(seconds=1), metrics_token=TOKEN)
     with served(made) as address, connect(address, "127.0.0.2") as one:
         one.settimeout(1)
-        with suppress(OSError):  # a timeout or a reset: it does not take all
+        with suppress(OSError):  # a timeout or a reset: the server does not read everything
             while True:
                 one.sendall(asked)
         until = time.monotonic() + 60
@@ -223,13 +223,13 @@ def test_q5_oversized_request_heads_are_refused(repo):
                         for at in range(0, len(head), size):
                             one.sendall(head[at : at + size])
                     except OSError:
-                        continue  # it was cut before all had come
+                        continue  # the server closed it before it received everything
                     assert re.match(rb"HTTP/1\.1 4(00|31|14) ", one.recv(100))
         fitting = {"x-big": "x" * 10_000}
         assert httpx.get(f"{address}/healthz", headers=fitting, timeout=60).status_code == 200
 
 
-# -- what an operator sees
+# -- health checks, metrics and the access log
 
 
 def test_q5_healthz_and_readyz_report_the_process_and_the_schema(repo, caplog):
@@ -243,7 +243,7 @@ def test_q5_healthz_and_readyz_report_the_process_and_the_schema(repo, caplog):
     backend.write(repo, lambda c: c.execute(text("UPDATE agentgit_version SET version_num = '9999'")))
     answer = client.get("/readyz")
     assert (answer.status_code, answer.text) == (503, "not ready\n")
-    assert "9999" in caplog.text  # the reason is in the log, and not told to strangers
+    assert "9999" in caplog.text  # only the log has the reason
     assert client.get("/healthz").status_code == 200
 
 
@@ -270,7 +270,7 @@ def test_q5_readyz_is_503_during_shutdown_and_database_outage(postgres_url):
 
 
 def test_q5_metrics_need_the_token_or_an_admin_key(repo):
-    """Q5: /metrics answers only to the metrics token and to an admin's key, also on this machine."""
+    """Q5: /metrics answers only to the metrics token and to an admin's key, also for requests from this machine."""
     made = app(repo, metrics_token=TOKEN)
     client = TestClient(made, base_url="http://localhost", client=("127.0.0.1", 1))
 

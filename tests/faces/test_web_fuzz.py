@@ -1,4 +1,4 @@
-"""Schemathesis asks the whole API what its own description allows, and what it does not."""
+"""Generated requests to the whole API, valid and invalid by its description, and generated headers."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ CONFIGURED = {
     },
     "for some names, not behind a proxy": {"hosts": ["git.example", "[::1]"]},
 }
-"""Ways to run the application that change what it does with the headers of a request."""
+"""The configurations of the application that change how it treats request headers."""
 
 EXAMPLES = 4
-"""So many requests to each operation."""
+"""The number of requests to each operation."""
 
 
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory: pytest.TempPathFactory):
-    """The API on a repository with a friendly and a hostile session, and the key of an admin's program."""
+    """Build applications on a repository with a friendly and a hostile session, and create an admin's key."""
     folder = tmp_path_factory.mktemp("fuzz")
     with agentgit.open(folder / "agentgit.db") as operator:
         ada = operator.as_user(operator.users.add("ada", is_admin=True))
@@ -70,7 +70,7 @@ def asked(tmp_path_factory: pytest.TempPathFactory):
 
 
 def _ids(repo: agentgit.Repository) -> dict[str, int]:
-    """Give ids that exist, so that requests come further than to a 404."""
+    """Return ids that exist, so that requests get past a 404."""
     return {
         "session_id": repo.session("support-42").id,
         "checkpoint_id": repo.session("support-42").get_checkpoint("HEAD").id or 0,
@@ -80,7 +80,7 @@ def _ids(repo: agentgit.Repository) -> dict[str, int]:
 
 
 def described() -> dict[str, Any]:
-    """Give the description of the API, as it is served; the requests name its address themselves."""
+    """Return the served description of the API without its servers, because the requests contain the address."""
     with agentgit.open(":memory:") as empty:
         answer = TestClient(app(empty), base_url="http://localhost").get("/api/v1/openapi.json")
     return {name: part for name, part in answer.json().items() if name != "servers"}
@@ -90,14 +90,14 @@ SCHEMA = schemathesis.openapi.from_dict(described())
 OPERATIONS = [
     one for one in (found.ok() for found in SCHEMA.get_all_operations()) if not one.path.endswith("/events/live")
 ]
-"""What is described, without the live feed, which never ends."""
+"""All described operations except the live feed, which never ends."""
 
 
 ASKED = [
     pytest.param(one, mode, id=f"{one.label}, {mode.value}")
     for one in OPERATIONS
     for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
-    if mode is GenerationMode.POSITIVE or one.query or one.body  # what has no parameters cannot be asked wrongly
+    if mode is GenerationMode.POSITIVE or one.query or one.body  # without parameters no request is invalid
 ]
 
 
@@ -115,10 +115,10 @@ def test_q5_every_answer_conforms_to_the_description_in_a_long_run(asked, operat
 
 
 def expect_described(asked, operation, mode, examples):
-    """Send so many requests to an operation, and check each answer."""
+    """Send generated requests to an operation, and check each answer."""
     ids = {name: id for name, id in asked.ids.items() if "{" + name + "}" in operation.path}
     if operation.label == "DELETE /sessions/{session_id}":
-        ids = {}  # the others need it
+        ids = {}  # the other operations need the session
 
     @given(case=operation.as_strategy(mode, path_parameters=ids or None))
     @settings(max_examples=examples, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
@@ -223,16 +223,16 @@ PATHS = [
 
 
 FORWARDED = ["x-forwarded-for", "x-forwarded-host", "x-forwarded-proto"]
-"""What a trusted proxy says; half of all headers are of these."""
+"""The headers of a trusted proxy; about half of all generated headers are of these."""
 
 PEERS = ["10.0.0.1", "2001:db8::7", "::ffff:10.0.0.1", "192.0.2.1", "::1", "testclient", ""]
-"""Who connects: three proxies that are trusted where any are, strangers, and what is no address."""
+"""The peer addresses: three proxies, trusted if the application trusts any, then strangers and non-addresses."""
 
 TRUSTED = PEERS[:3]
 
 
 def knock(made, peer, method, path, headers):
-    """Send a request as it comes from an address."""
+    """Send a request from a peer address."""
     client = TestClient(made, base_url="https://git.example", client=(peer, 50_000), follow_redirects=False)
     return client.request(method, path, headers=[(name, value.encode("latin-1")) for name, value in headers])
 
@@ -247,8 +247,9 @@ def knock(made, peer, method, path, headers):
     headers=st.lists(st.tuples(st.sampled_from(FORWARDED) | st.sampled_from(HEADERS), VALUES), max_size=6),
 )
 def test_q5_no_header_causes_a_server_error_or_grants_access(asked, way, peer, method, path, headers):
-    """Q5: whatever headers come, nobody without a credential is let in, nothing is a failure of ours, and no text of
-    theirs becomes a header, a redirect or markup of the answer; what a stranger says of proxies changes nothing."""
+    """Q5: no header causes a server error, grants access or redirects to another site, and the forwarded headers of an
+    untrusted peer change nothing.
+    """
     answer = knock(asked.apps[way], peer, method, path, headers)
     assert answer.status_code < 500
     assert "chair" not in answer.text
@@ -256,6 +257,6 @@ def test_q5_no_header_causes_a_server_error_or_grants_access(asked, way, peer, m
     assert location.startswith(("/", "https://git.example/"))
     assert not location.startswith("//")
     assert answer.status_code != 200 or path in OPEN or method in ("OPTIONS", "HEAD")
-    if peer not in TRUSTED and answer.status_code != 431:  # that they are too large holds for all headers
+    if peer not in TRUSTED and answer.status_code != 431:  # a 431 depends on the size of all headers
         plain = knock(asked.apps[way], peer, method, path, [one for one in headers if one[0] not in FORWARDED])
         assert (plain.status_code, plain.headers.get("location", "/")) == (answer.status_code, location)

@@ -1,4 +1,4 @@
-"""The pages as forms and links: what is confirmed is what was looked at, and large sessions stay small pages."""
+"""The forms and links of the pages: confirmed plans, large sessions, colours, sharing, users and roles."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ __all__ = ["quick_passwords", "repo", "told"]  # the fixtures
 
 
 class Visitor:
-    """Somebody who is in, and fills in forms.
+    """A logged-in browser that fills in forms.
 
     Args:
-        repo: theirs.
+        repo: The repository, as the user of the browser.
     """
 
     def __init__(self, repo: agentgit.Repository) -> None:
@@ -36,13 +36,13 @@ class Visitor:
         )  # fmt: skip
 
     def get(self, path: str, expect: int = 200) -> httpx.Response:
-        """Look at a page."""
+        """Request a page."""
         answer = self.client.get(path)
         assert answer.status_code == expect, answer.text
         return answer
 
     def post(self, page: httpx.Response, action: str, expect: int = 200, **fields: str) -> httpx.Response:
-        """Send the form of a page that leads there, as it stands but for some fields; follow where it leads."""
+        """Submit the form of a page with its hidden fields and other fields, and follow the redirect."""
         forms = re.findall(
             rf'<form[^>]*method="post"[^>]*action="{re.escape(action)}"[^>]*>(.*?)</form>', page.text, re.S
         )
@@ -54,7 +54,7 @@ class Visitor:
 
 @pytest.fixture
 def ada(repo: agentgit.Repository) -> Visitor:
-    """The owner of the session."""
+    """Log in as the owner of the session."""
     return Visitor(repo)
 
 
@@ -124,7 +124,7 @@ def test_d5_tree_colours_are_readable_as_text_in_light_and_dark(ada):
 
 
 def colours() -> set[str]:
-    """Return the colours of a picture that has every mark, a tag, and more branches than colours; but for the greys."""
+    """Return the colours, except greys, of a picture with every mark, a tag, and more branches than colours."""
     effects = ("running", "done", "irreversible", "reversed", "failed", "unknown")
     points = [Point(id=n, number=n, tags=("v1",), effects={effect: 1}) for n, effect in enumerate(effects, start=1)]
     main = Branch(id=1, name="main", points=points)
@@ -137,7 +137,7 @@ def colours() -> set[str]:
 
 
 def luminance(colour: str, factor: float = 1.0) -> float:
-    """Tell how light a colour is (WCAG 2.2), made brighter by a factor."""
+    """Return the luminance (WCAG 2.2) of a colour that is brightened by a factor."""
     parts = [min(1.0, int(colour[i : i + 2], 16) / 255 * factor) for i in (1, 3, 5)]
     linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
     return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))

@@ -1,4 +1,4 @@
-"""Behind proxies: whose word is taken, what the public URL decides, and that guesses are counted by who made them."""
+"""Servers behind proxies: the trusted headers, the public URL, and the counting of wrong passwords (Q4)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WRONG = "wrong horse"
 
 @pytest.fixture
 def repo(tmp_path: Path, long_login_pauses):
-    """A repository with two accounts; pauses are longer than the tests."""
+    """Open a repository with two accounts, and make login pauses longer than the tests."""
     with agentgit.open(tmp_path / "agentgit.db") as repo:
         repo.users.add("ada", PASSWORD)
         repo.users.add("bob", PASSWORD)
@@ -46,13 +46,13 @@ def repo(tmp_path: Path, long_login_pauses):
 
 
 def asks(repo: agentgit.Repository, peer: str = PROXY, base: str = "http://backend:8700", **options) -> TestClient:
-    """Give a browser, or a proxy, that connects from an address."""
+    """Create a browser or a proxy that connects from an address."""
     options = {"trusted_proxies": ["10.0.0.0/24"]} | options
     return TestClient(app(repo, **options), base_url=base, client=(peer, 50_000), follow_redirects=False)
 
 
 def said(address: str = "192.0.2.1", host: str = "git.example", scheme: str = "https") -> dict[str, str]:
-    """Give the headers that a proxy sets, with what a stranger had written before."""
+    """Return the headers that a proxy sets for a request with a forged X-Forwarded-For."""
     return {
         "x-forwarded-for": f"6.6.6.6, {address}", "x-forwarded-host": host, "x-forwarded-proto": scheme,
         "origin": f"{scheme}://{host}",
@@ -60,7 +60,7 @@ def said(address: str = "192.0.2.1", host: str = "git.example", scheme: str = "h
 
 
 def guess(client: httpx.Client, headers: dict[str, str], name: str = "ada", password: str = WRONG) -> int:
-    """Log in as a program; give the status."""
+    """Log in through the API, and return the status."""
     answer = client.post("/api/v1/login", json={"name": name, "password": password}, headers=headers)
     return answer.status_code
 
@@ -94,7 +94,7 @@ def test_q4_forwarded_headers_of_an_untrusted_peer_are_ignored(repo):
     assert "Secure" not in cookie
     assert client.get("/login", headers=said() | {"host": "evil.example"}).status_code == 400
     far = asks(repo, "192.0.2.1", "http://git.example")
-    assert far.get("/login", headers=said()).status_code == 403  # it came by plain http
+    assert far.get("/login", headers=said()).status_code == 403  # plain http
     assert asks(repo, PROXY, "http://git.example").get("/login", headers=said()).status_code == 200
 
 
@@ -126,11 +126,11 @@ def test_q4_guesses_by_others_do_not_lock_out_a_known_browser(repo):
     assert set(guesses[101:]) == {429}
     del mine.cookies["__Host-agentgit"]
     assert log_in(mine, said("192.0.2.1")).status_code == 303
-    assert log_in(new, said("192.0.2.7")).status_code == 429  # a browser that nobody knows has to wait
+    assert log_in(new, said("192.0.2.7")).status_code == 429  # an unknown browser has to wait
     assert guess(client, said("192.0.2.7"), "bob", PASSWORD) == 201
     mine.cookies.delete("__Host-agentgit")
     found = [log_in(mine, said("192.0.2.1"), "wrong horse").status_code for _ in range(12)]
-    assert found == [401] * 11 + [429]  # whoever sits at that browser cannot guess on either
+    assert found == [401] * 11 + [429]  # a known browser has a limit, too
 
 
 def test_q4_a_device_cookie_is_valid_for_one_user_and_one_password(repo):
@@ -145,7 +145,7 @@ def test_q4_a_device_cookie_is_valid_for_one_user_and_one_password(repo):
         with pytest.raises(agentgit.TooManyAttempts):
             repo.login("ada", PASSWORD, source="192.0.2.1", device=other)
     assert repo.login("ada", PASSWORD, source="192.0.2.1", device=cookie).user == ada.user
-    repo.users.set_password("ada", PASSWORD)  # the same one, and yet set anew
+    repo.users.set_password("ada", PASSWORD)  # the same one, set again
     with pytest.raises(agentgit.TooManyAttempts):
         repo.login("ada", PASSWORD, source="192.0.2.1", device=cookie)
     with pytest.raises(InvalidInput):
@@ -160,7 +160,7 @@ def test_q4_only_a_password_login_creates_a_device(repo):
         repo.context, jwt=JWT(algorithms=["HS256"], key="0123456789abcdef" * 4, audience="agentgit"), is_borrowed=True
     )
     said = {"sub": "ada", "aud": "agentgit", "iat": int(time.time()) + 1, "exp": int(time.time()) + 60}
-    time.sleep(1.5)  # a token of the second in which its user was made is none
+    time.sleep(1.5)  # a token of the second in which its user was created is invalid
     token = jwt.encode(said, "0123456789abcdef" * 4, algorithm="HS256")
     for handle in (repo.authenticate(key.secret), repo.authenticate(token)):
         with pytest.raises(agentgit.NotAllowed, match=r"repo\.login"):
@@ -210,9 +210,9 @@ def test_q4_links_cookies_forms_and_hosts_follow_the_public_url(repo, keeps_path
     assert client.get(f"{path}/api/v1/openapi.json", headers=headers).json()["servers"] == [{"url": "/below/it/api/v1"}]
     assert client.get(f"{path}/login", headers=headers | {"x-forwarded-host": "evil.example"}).status_code == 400
     direct = asks(repo, "192.0.2.1", "http://git.example:8443", public_url=public)
-    assert direct.get("/login", headers=headers).status_code == 403  # not by the proxy, so not by https
+    assert direct.get("/login", headers=headers).status_code == 403  # not from the proxy, so not over https
     del headers["x-forwarded-proto"]
-    assert client.get(f"{path}/login", headers=headers).status_code == 403  # nobody says that it came by https
+    assert client.get(f"{path}/login", headers=headers).status_code == 403  # no header says https
 
 
 def test_q4_the_log_says_why_a_form_was_refused(repo, caplog):
@@ -243,7 +243,7 @@ FILES = {"nginx": SAMPLES / "nginx.conf", "caddy": SAMPLES / "Caddyfile"}
 
 
 def options(text: str) -> list[str]:
-    """Give the options of `agentgit serve` in a text."""
+    """Return the options of `agentgit serve` in a text."""
     [found] = re.findall(r"agentgit\b.* serve ((?:\\\n|[^`\n])*)", text)
     return found.replace("\\\n", " ").split()
 
@@ -257,7 +257,7 @@ def test_q4_the_docs_and_the_proxy_samples_use_the_same_options():
 
 @contextmanager
 def serving_as_documented(program: str, folder: Path, *before: str) -> Iterator[str]:
-    """Run `agentgit serve` with the options at the head of a sample, on any free port; give where it listens."""
+    """Run `agentgit serve` with the options in a sample, on any free port, and yield its URL."""
     command = [sys.executable, "-m", "agentgit", *before, *options(FILES[program].read_text()), "--port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=folder) as server:  # noqa: S603  # our own
         try:
@@ -268,7 +268,7 @@ def serving_as_documented(program: str, folder: Path, *before: str) -> Iterator[
 
 
 def free_port() -> int:
-    """Find a port that no outgoing connection takes meanwhile: below those that the system gives to them."""
+    """Return a free port below the range from which the system takes ports for outgoing connections."""
     for port in random.sample(range(20_000, 30_000), 100):
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
@@ -277,7 +277,7 @@ def free_port() -> int:
 
 @contextmanager
 def running(program: str, folder: Path, backend: str) -> Iterator[int]:
-    """Run a proxy with its sample of the docs, in which only ports and paths are others; give its port."""
+    """Run a proxy with its sample from the docs, in which only ports and paths differ, and yield its port."""
     if (found := shutil.which(program)) is None:
         pytest.skip(f"{program} is not installed: apt-get install {program}")
     port = free_port()
@@ -317,12 +317,12 @@ def running(program: str, folder: Path, backend: str) -> Iterator[int]:
 
 
 class Led(httpx.HTTPTransport):
-    """Leads to a port of this machine whatever is asked for, as a name server and a router do.
+    """A transport that sends every request to one port of this machine, as a name server and a router do.
 
     Args:
-        port: where the proxy listens.
-        source: the address of who asks.
-        trust: what its certificate is checked against.
+        port: The port of the proxy.
+        source: The source address of the requests.
+        trust: The context that checks the certificate of the proxy.
     """
 
     def __init__(self, port: int, source: str, trust: ssl.SSLContext) -> None:
@@ -330,7 +330,7 @@ class Led(httpx.HTTPTransport):
         self._port = port
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request, for the name that it is for."""
+        """Send a request to the port, with the server name of its URL."""
         url = request.url.copy_with(host="127.0.0.1", port=self._port)
         more = {**request.extensions, "sni_hostname": request.url.host}
         return super().handle_request(
@@ -339,13 +339,13 @@ class Led(httpx.HTTPTransport):
 
 
 def browser(folder: Path, port: int, source: str, address: str = f"https://{NAME}") -> httpx.Client:
-    """Give what asks for an address as a browser does, and comes to the proxy."""
+    """Create a client that requests an address as a browser does, and reaches the proxy."""
     led = Led(port, source, ssl.create_default_context(cafile=str(folder / "cert.pem")))
     return httpx.Client(base_url=address, transport=led, headers={"origin": address}, timeout=60)
 
 
 def certify(folder: Path) -> tuple[Path, Path]:
-    """Make a certificate for the name of the samples."""
+    """Make a certificate for the name in the samples, and return its path and the path of its key."""
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, NAME)])
     made = (
@@ -392,7 +392,7 @@ def test_q4_logins_work_through_a_proxy_set_up_as_documented(request, tmp_path, 
                 assert me["name"] == "bob"
                 spoofed = [guess(other, {"x-forwarded-for": f"198.51.100.{n}"}, "bob") for n in range(14)]
                 assert (spoofed[:11], set(spoofed)) == ([401] * 11, {401, 429})  # the first pause is of 2 seconds
-                assert guess(one, {}, "bob", PASSWORD) == 201  # from another address, so it arrives
+                assert guess(one, {}, "bob", PASSWORD) == 201  # another real address is not throttled
 
 
 @pytest.mark.parametrize("program", FILES)

@@ -1,4 +1,4 @@
-"""The guard before the web face: who comes in, where forms come from, what every answer says, how much one may ask."""
+"""The guard of the web application: logins, forms, security headers, limits and errors (D5, Q6)."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ PASSWORD = "correct horse battery staple"  # noqa: S105  # of accounts that the 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the repository of this file is."""
+    """Create the folder of the repository."""
     return tmp_path_factory.mktemp("security")
 
 
 @pytest.fixture(scope="module")
 def repo(folder: Path):
-    """A repository with a story and an account."""
+    """Create a repository with the demo story and an account."""
     with story(folder) as repo:
         repo.users.add("ada", PASSWORD)
         yield repo
 
 
 def visitor(repo: agentgit.Repository, host: str = "https://git.example", **options: object) -> TestClient:
-    """Give a browser that is not in; pages ask for accounts."""
+    """Create a browser that is not logged in; the pages require an account."""
     return TestClient(app(repo, **options), base_url=host, headers={"origin": host}, follow_redirects=False)
 
 
 def at_home(repo: agentgit.Repository, **options: object) -> TestClient:
-    """Give a browser that is in by the link."""
+    """Create a browser that has logged in with a link."""
     link = OwnerLink(repo)
     client = visitor(repo, "http://localhost:8700", link=link, hosts=["localhost"], **options)
     assert client.get(f"/enter?token={link.token}").status_code == 303
@@ -50,7 +50,7 @@ def at_home(repo: agentgit.Repository, **options: object) -> TestClient:
 
 
 def mark(page: httpx.Response) -> str:
-    """Give what the forms of a page bring back."""
+    """Return the CSRF token in the forms of a page."""
     return re.search(r'name="csrf" value="([0-9a-f]{64})"', page.text).group(1)
 
 
@@ -60,7 +60,7 @@ def log_in(client: TestClient, name: str = "ada", password: str = PASSWORD, **mo
     return client.post("/login", data=form)
 
 
-# -- coming in
+# -- logins
 
 
 def test_q6_the_login_link_works_repeatedly_until_it_expires(repo, monkeypatch):
@@ -73,7 +73,7 @@ def test_q6_the_login_link_works_repeatedly_until_it_expires(repo, monkeypatch):
     for client in (preview, one, one, other):
         assert client.get(f"/enter?token={link.token}").headers["location"] == "/"
     assert [client.get("/sessions").status_code for client in (one, other)] == [200, 200]
-    assert len({client.cookies.get("agentgit-8700") for client in (preview, one, other)}) == 3  # each has its own
+    assert len({client.cookies.get("agentgit-8700") for client in (preview, one, other)}) == 3  # one for each browser
     one.post("/logout", data={"csrf": mark(one.get("/sessions"))}, headers={"origin": "http://localhost:8700"})
     assert other.get("/sessions").status_code == 200
     ends = time.monotonic() + 12 * 3600
@@ -91,7 +91,7 @@ def test_d5_the_login_cookie_is_protected_and_needs_https(repo):
     assert {"HttpOnly", "Secure", "SameSite=lax", "Path=/", f"Max-Age={12 * 3600}"} <= set(cookie.split("; "))
     open_line = visitor(repo, "http://git.example")
     for refused in (
-        open_line.get("/login"),  # it is not even asked for
+        open_line.get("/login"),  # not even the form is shown
         open_line.post("/login", data={"name": "ada", "password": PASSWORD}),
         open_line.post("/api/v1/login", json={"name": "ada", "password": PASSWORD}),
     ):
@@ -198,7 +198,7 @@ def test_d5_a_cookie_alone_cannot_write_through_the_api(repo):
     assert "sneaked in" not in {one.session_name for one in repo.sessions()}
 
 
-# -- every answer
+# -- the headers of every answer
 
 
 def test_d5_every_answer_has_security_headers(repo):
@@ -228,7 +228,7 @@ def test_d5_a_head_request_matches_get_without_a_body(repo):
         assert (head.status_code, head.content) == (whole.status_code, b""), path
         assert head.headers.get("content-type") == whole.headers.get("content-type")
         assert whole.content
-    assert client.head("/api/v1/events/live").status_code == 405  # it has no end
+    assert client.head("/api/v1/events/live").status_code == 405  # it never ends
 
 
 def test_d5_a_page_has_no_inline_style_or_script(repo):
@@ -250,7 +250,7 @@ def test_d5_a_request_with_an_unknown_host_name_is_refused(repo, host):
     assert answer.headers["content-security-policy"]
 
 
-# -- how much
+# -- limits
 
 
 def test_d5_an_oversized_request_is_refused(repo):
@@ -269,7 +269,7 @@ def test_d5_an_oversized_request_is_refused(repo):
 
 
 def test_d5_an_unfinished_request_times_out_and_delays_no_other(repo):
-    """D5: a client that stops inside a body gets a 408, and other requests are answered in the same time."""
+    """D5: a client that stops inside a body gets a 408, and other requests are answered meanwhile."""
     import socket
 
     with served(app(repo, limits=Limits(seconds=0.2))) as address:
@@ -333,7 +333,7 @@ def test_d5_the_live_feeds_of_a_user_are_limited(repo):
                 refused = client.get(url)
                 assert (refused.status_code, refused.headers["retry-after"]) == (429, "5")
             until = time.monotonic() + 60
-            while True:  # the server learns in its own time that the other side went away
+            while True:  # the server notices a closed connection only after a while
                 with client.stream("GET", url) as again:
                     if again.status_code == 200 or time.monotonic() > until:
                         break
@@ -341,7 +341,7 @@ def test_d5_the_live_feeds_of_a_user_are_limited(repo):
             assert again.status_code == 200
 
 
-# -- what is not told
+# -- errors
 
 
 def test_d5_an_unexpected_error_reveals_nothing_to_the_client(repo, monkeypatch, caplog):

@@ -1,4 +1,4 @@
-"""What a user installs: the built wheel, in an environment of its own, away from the checkout."""
+"""The built wheel in a new environment, away from the checkout."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.long
 
 
 def run(*command: str | Path, cwd: Path) -> str:
-    """Run a command without anything of this checkout in its environment, and give what it printed."""
+    """Run a command without the environment of this checkout, and return its output."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "AGENTGIT_", "VIRTUAL_ENV"))}
     done = subprocess.run(  # noqa: S603  # the commands are written in this file
         [str(part) for part in command],
@@ -33,7 +33,7 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from the checkout."""
+    """Build the wheel from the checkout, and return its path."""
     out = tmp_path_factory.mktemp("dist")
     run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, cwd=ROOT)
     return next(out.glob("agentgit-*.whl"))
@@ -41,7 +41,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the programs of an environment that has the wheel, its `cli` extra and nothing else."""
+    """Install the wheel and its `cli` extra in a new environment, and return the folder of its programs."""
     home = tmp_path_factory.mktemp("user")
     run(sys.executable, "-m", "venv", "--without-pip", home / "venv", cwd=home)
     programs = home / "venv" / ("Scripts" if os.name == "nt" else "bin")
@@ -51,7 +51,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_d6_the_wheel_contains_only_the_package_and_its_migrations(wheel: Path):
-    """D6: the wheel ships every migration and the type marker, and no tests."""
+    """D6: the wheel has every migration, the type marker and the web files, and nothing but the package."""
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     in_checkout = {file.name for file in (ROOT / "alembic" / "versions").glob("*.py")}

@@ -1,4 +1,4 @@
-"""Who may do what (D5): every public verb, tried by a stranger, by who is one role short, and by who may."""
+"""Access control (D5): each public verb works with exactly the role that it needs, and is refused without it."""
 
 import asyncio
 import inspect
@@ -27,15 +27,15 @@ from agentgit.repository.webhooks import Webhooks
 S = "ada/s"
 ADMIN = "admin"
 OWN = "own"
-"""What concerns only what is one's own, or nothing that is stored."""
+"""The entry of verbs that need no role, since they concern only the user's own data or no stored data."""
 
 SHORT = {VIEWER: "eve", FORKER: "vic", EDITOR: "fay", OWNER: "ed", ADMIN: "olga"}
-"""Who is one role short of each, and who has it."""
+"""For each role, a user whose role is one lower; `ENOUGH` has a user with exactly that role."""
 ENOUGH = {VIEWER: "vic", FORKER: "fay", EDITOR: "ed", OWNER: "olga", ADMIN: "local"}
 
 
 def at(handle, world):
-    """A handle on ada's session that nobody has checked: each verb must check by itself."""
+    """Return an unchecked handle on ada's session, so that each verb must check the role itself."""
     return Session(handle.context, world.session_id)
 
 
@@ -156,9 +156,9 @@ VERBS = {
     "Webhooks.list": (OWN, None),
     "Webhooks.remove": (OWN, None),
     "Webhooks.retry": (OWN, None),
-    "Session.delete": (OWNER, lambda r, w: at(r, w).delete()),  # last: nothing is left of it
+    "Session.delete": (OWNER, lambda r, w: at(r, w).delete()),  # last, because it deletes the session
 }
-"""Each verb of a repository, its namespaces and a session: the role that it takes, and how it is asked of ada's."""
+"""Each verb of a repository, its namespaces and a session, with its role and a call on ada's session."""
 
 TEXT = {"messages": [("user", "hello")]}
 
@@ -212,11 +212,11 @@ AGENT = {
     "undo": (EDITOR, ()),
     "update_state": (EDITOR, (None, {})),
 }
-"""Each verb of an agent: the role that it takes, and its arguments; None for what is no method. Twins are as they."""
+"""Each verb of an agent, with its role and its arguments (None for a property). Async twins need the same."""
 
 
 def refused(kind, match, ask):
-    """Ask for what those who may are refused for another reason."""
+    """Assert that a call fails for a reason other than the role, as it does for a user who has the role."""
     with pytest.raises(kind, match=match):
         ask()
 
@@ -228,10 +228,10 @@ no_keys = partial(refused, InvalidInput, "no keys")
 
 
 def passed(ask):
-    """Run a check that expects a failure of those who may; give the failure of those who may not."""
+    """Run a check, and raise the exception behind a failed `pytest.raises` match instead of its AssertionError."""
     try:
         ask()
-    except AssertionError as error:  # another failure than the one that those who may get
+    except AssertionError as error:  # another failure than that of a user who has the role
         raise error.__context__ or error from None
 
 
@@ -241,7 +241,7 @@ def public(kind, base=object):
 
 @pytest.fixture
 def world(database):
-    """A session of ada's with two branches more, shared with vic, fay, ed and olga; and handles of all."""
+    """Create ada's session with three branches, share it with a user of each role, and yield the handles of all."""
     things, repo = World(), agentgit.open(database.url)
     model = scripted(call("add", item="chair"), *["done"] * 40)
 
@@ -277,13 +277,13 @@ def test_d5_every_verb_declares_the_role_it_needs():
     }
     twins = {f"a{name}" for name in AGENT}
     assert (
-        public(RollbackAgent, Runnable) - twins - {"batch_as_completed", "abatch_as_completed"}  # as `batch`
+        public(RollbackAgent, Runnable) - twins - {"batch_as_completed", "abatch_as_completed"}  # like `batch`
         == set(AGENT) - {"abatch"} | {"apromote"} - twins | {"abatch"} - twins
     )
 
 
 def outcome(ask):
-    """The class of what a call raises, and its text; None if it works."""
+    """Return the class name and text of the exception that a call raises, or None."""
     try:
         passed(ask)
     except Exception as error:  # noqa: BLE001  # the test looks at it
@@ -365,14 +365,14 @@ def test_d5_an_agent_checks_the_role_at_each_verb(world):
 
 
 def refusal(found):
-    """What of a failure is a refusal: there may also be nothing to redo."""
+    """Return the class name of a refusal; None for success and for a NotFound of anything but the session."""
     if found is None or (found[0] == "NotFound" and "There is no session" not in found[1]):
         return None
     return found[0]
 
 
 def use(agent, name, args):
-    """Use a verb to its end: what it gives is gone through."""
+    """Call a verb or read a property, and consume what it returns."""
     made = getattr(agent, name)
     made = made if args is None else made(*args)
 

@@ -1,4 +1,4 @@
-"""The audit trail: what happened, in the transaction in which it happened, and never otherwise (rows W12, B7)."""
+"""The audit trail records each event in the transaction of its change, and detects tampering (rows W12, B7)."""
 
 import subprocess
 import sys
@@ -36,12 +36,12 @@ def agent(repo, world):
 
 
 def kinds(repo, of=None, **how):
-    """The kinds of the events, without their checkpoints."""
+    """Return the kinds of the events, except created checkpoints."""
     return [event.kind for event in repo.events.list(session=of, **how) if event.kind != "checkpoint.created"]
 
 
 def tamper(repo, *statements):
-    """Change the trail as somebody can who owns the database."""
+    """Change the trail past its triggers, as the owner of the database can."""
 
     def work(connection):
         if connection.dialect.name == "sqlite":
@@ -151,7 +151,7 @@ def test_w12_the_database_refuses_changes_to_the_trail(repo, agent):
     refused += [text("DELETE FROM audit_event")] if backend.is_sqlite(repo) else [text("TRUNCATE audit_event")]
     if backend.is_sqlite(repo):
         replacing = insert(AUDIT_EVENT).prefix_with("OR REPLACE")
-        elsewhere = {**row, "external_session_id": 7, "kind": "tag.created"}  # the same event by its other key
+        elsewhere = {**row, "external_session_id": 7, "kind": "tag.created"}  # another key, but the same unique id
         for values in ({**row, "kind": "tag.created"}, elsewhere):
             with pytest.raises(AgentGitError, match="UNIQUE"):
                 backend.write(repo, lambda c, v=values: c.execute(replacing.values(v)))
@@ -249,7 +249,7 @@ def test_w12_an_event_feed_continues_after_a_given_event(repo, agent):
     assert [event.session_name for event in repo.events.list(kinds="session.*")] == ["s", "other"]
     assert list(repo.events.list(since=datetime.now(UTC) + timedelta(hours=1))) == []
     assert repo.events.newest(limit=1) == [rest[-1]]
-    for wrong in ({"kinds": "chekpoint.created"}, {"since": datetime.now()}, {"after": "x"}):  # the mistake
+    for wrong in ({"kinds": "chekpoint.created"}, {"since": datetime.now()}, {"after": "x"}):  # misspelled on purpose
         with pytest.raises(InvalidInput):
             repo.events.list(**wrong)
     with pytest.raises(InvalidInput, match=r"checkpoint\.created"):

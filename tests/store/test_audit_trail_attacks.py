@@ -1,4 +1,4 @@
-"""Q7: the audit trail against who writes SQL, with the rights of agentgit's own role and as the owner."""
+"""Q7: the audit trail withstands SQL of agentgit's own role, and saved tips detect changes by the database owner."""
 
 # ruff: noqa: S608  # what is built here are attacks
 
@@ -25,18 +25,18 @@ REFUSED = "audit trail cannot be changed"
 
 
 class Attacker:
-    """Somebody with a driver and the rights that `agentgit db grant` gives; a SQLite file has no rights.
+    """An attacker with a driver and the rights that `agentgit db grant` grants; a SQLite file has none to grant.
 
     Args:
-        url: the database, as the role.
-        tenant_id: whose trail is attacked.
+        url: the URL of the database with the attacker's role.
+        tenant_id: the tenant whose trail is attacked.
     """
 
     def __init__(self, url, tenant_id):
         self.url, self.tenant_id, self.is_sqlite = url, tenant_id, url.drivername.startswith("sqlite")
 
     def run(self, *statements):
-        """Run statements in one transaction, and give the rows of the last one."""
+        """Run statements in one transaction, and return the rows of the last one."""
         if self.is_sqlite:
             with closing(sqlite3.connect(self.url.database, isolation_level=None)) as connection:
                 connection.execute("BEGIN IMMEDIATE")
@@ -46,13 +46,13 @@ class Attacker:
         name = self.url.set(drivername="postgresql").render_as_string(hide_password=False)
         with psycopg.connect(name) as connection:
             connection.execute(f"SET agentgit.tenant_id = {self.tenant_id}")
-            connection.execute("SET agentgit.user_id = 'all'")  # who can send any statement can set any setting
+            connection.execute("SET agentgit.user_id = 'all'")  # an attacker can also change settings
             for one in statements:
                 cursor = connection.execute(one)
             return cursor.fetchall() if cursor.description else []
 
     def refused(self, *statements):
-        """Run statements that the trail's triggers have to refuse."""
+        """Assert that the trail's triggers refuse the statements."""
         with pytest.raises((sqlite3.IntegrityError, psycopg.errors.RaiseException), match=REFUSED):
             self.run(*statements)
 
@@ -60,7 +60,7 @@ class Attacker:
         return f"x'{value.hex()}'" if self.is_sqlite else f"'\\x{value.hex()}'::bytea"
 
     def end_of(self, session_id):
-        """Give number, id and hash of the last event of a session; of none there is nothing."""
+        """Return the number, id and hash of a session's last event; zeros and an empty hash without events."""
         found = self.run(
             f"SELECT seq, id, hash FROM audit_event WHERE tenant_id = {self.tenant_id} "
             f"AND external_session_id = {session_id} ORDER BY seq DESC LIMIT 1"
@@ -68,14 +68,14 @@ class Attacker:
         return found[0] if found else (0, 0, b"")
 
     def erasure(self, session_id, seq, digest, *, verb="INSERT"):
-        """The statement that says that a session was erased."""
+        """Return the statement that records a session as erased."""
         return (
             f"{verb} INTO erasure (tenant_id, external_session_id, user_id, last_seq, last_hash, created_at) VALUES "
             f"({self.tenant_id}, {session_id}, NULL, {seq}, {self.literal(digest)}, '2026-11-22 00:00:00.000000')"
         )
 
     def told(self, session_id, seq, digest, *, chain=0):
-        """The statement that adds an event to a chain, hashed as it must be, that says so, too."""
+        """Return the statement that appends a correctly hashed `session.erased` event to a chain."""
         number, last, before = self.end_of(chain)
         detail = to_json({"erased": session_id, "rows": 1, "events": seq, "hash": digest.hex()})
         row = {
@@ -94,7 +94,7 @@ class Attacker:
         return f"DELETE FROM audit_event WHERE external_session_id = {session_id} {more}"
 
     def rows_of(self, session_id):
-        """Statements that delete what belongs to a session as it was made here, but its trail."""
+        """Return the statements that delete the rows of the fixture's session, except its trail."""
         branches = f"(SELECT id FROM internal_session WHERE external_session_id = {session_id})"
         return [
             f"DELETE FROM search_text WHERE internal_session_id IN {branches}",
@@ -108,7 +108,7 @@ class Attacker:
 
 
 def past_triggers(repo, *statements):
-    """Run statements as the owner of the database, who has dropped the triggers."""
+    """Run statements past the triggers, as the owner of the database can."""
     database = backend.database(repo)
     with database.engine.begin() as connection:
         if database.is_sqlite:
@@ -123,7 +123,7 @@ def past_triggers(repo, *statements):
 
 @pytest.fixture
 def attack(repo):
-    """A repository with the session `s`, which has five events, and who attacks it."""
+    """Create the session `s` with five events, and yield an attacker of its database."""
     agent = repo.wrap(tool_node_graph(scripted("x"), []), "s")
     for n in range(4):
         agent.checkpoint(f"c{n}")
@@ -155,7 +155,7 @@ def test_q7_temporary_tables_cannot_replace_the_trail_tables(repo, attack):
         "external_session": "SELECT 0::bigint tenant_id, 0::bigint id",
         "audit_event": "SELECT * FROM audit_event",
     }.items():
-        if attack.is_sqlite:  # whose triggers see the tables of their own file only
+        if attack.is_sqlite:  # triggers of SQLite see only the tables of their own file
             shadow = [f"CREATE TEMP TABLE {name} AS {values.replace('::bigint', '')}"]
             shadow = [shadow[0].replace("FROM audit", "FROM main.audit")]
         else:
@@ -173,14 +173,14 @@ def test_q7_an_erasure_event_must_be_true(repo, attack):
     session = repo.session("s").id
     seq, _, digest = attack.end_of(session)
     gone, erasure = attack.rows_of(session), attack.erasure(session, seq, digest)
-    attack.refused(attack.told(session, seq, digest), erasure)  # it is still there
+    attack.refused(attack.told(session, seq, digest), erasure)  # the session still exists
     attack.refused(*gone, attack.told(session, 2, digest), attack.erasure(session, 2, digest))
     attack.refused(*gone, attack.told(session, seq, b"\1" * 32), attack.erasure(session, seq, b"\1" * 32))
     attack.refused(*gone, attack.told(session, seq, digest), attack.erasure(session, seq - 1, digest))
     attack.refused(*gone, attack.told(session, seq, digest).replace("session.erased", "session.ended"), erasure)
     attack.refused(*gone, attack.told(session, seq, digest, chain=5), erasure)
     attack.refused(*gone, attack.told(session, 0, b""), attack.erasure(session, 0, b""))
-    if not attack.is_sqlite:  # a setting hides the session and the end of its trail from its statements
+    if not attack.is_sqlite:  # the setting hides the session and its trail from the attacker's statements
         nobody = "SET agentgit.user_id = '77'"
         attack.refused(attack.told(session, 0, b""), nobody, attack.erasure(session, 0, b""))
         attack.refused(*gone, attack.told(session, 0, b""), nobody, attack.erasure(session, 0, b""))
@@ -207,7 +207,7 @@ def test_q7_an_erasure_made_past_the_triggers_is_reported(repo, attack):
     """Q7: a row of `erasure` without an event in the tenant's chain, or of an existing session, is reported."""
     session, other = repo.session("s").id, repo.session("other", create=True).id
     seq, _, digest = attack.end_of(session)
-    attack.run(attack.told(session, seq, digest, chain=other))  # which is no place for it
+    attack.run(attack.told(session, seq, digest, chain=other))  # the wrong chain
     past_triggers(repo, attack.erasure(session, seq, digest), attack.delete(session))
     found = repo.events.verify()
     assert [(one.row, one.what) for one in found.findings] == [
@@ -237,13 +237,13 @@ def test_q7_saved_tips_detect_events_cut_by_the_database_owner(repo, attack, tmp
     assert [tip.number for tip in tips_of(kept.read_text()) if tip.session_id == session] == [5, 5]
     assert verified().exit_code == 0
     past_triggers(repo, attack.delete(session, "AND seq = 5"))
-    assert repo.events.verify().is_sound  # nothing inside of the database tells
+    assert repo.events.verify().is_sound  # the database itself has no trace of the cut
     done = verified()
     assert (done.exit_code, f"audit_event {session}/5" in done.stdout) == (12, True)
-    attack.run(attack.told(3, 1, b"", chain=session))  # another end in its place
+    attack.run(attack.told(3, 1, b"", chain=session))  # another last event in its place
     done = verified()
     assert (done.exit_code, "had another hash" in done.stdout) == (12, True)
-    keep()  # what was written down later does not make up for what was written down before
+    keep()  # tips saved later do not replace the earlier ones
     assert verified().exit_code == 12
     past_triggers(repo, attack.delete(session))
     done = verified()

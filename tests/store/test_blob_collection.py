@@ -1,4 +1,4 @@
-"""Space back: what nobody needs goes, what anybody needs stays, also beside writers (W13)."""
+"""Garbage collection of stored values deletes unused values and keeps used ones, also beside writers (W13)."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,12 +14,12 @@ from agentgit.store.sql.tables import GRAPH_WRITE
 
 @pytest.fixture
 def saver(database):
-    """A saver on a ready, empty database."""
+    """Create a saver on an empty database."""
     return SQLModelSaver(database)
 
 
 def talk(saver, thread, turns, *, start=()):
-    """A conversation of so many messages, one checkpoint each; give the last config and the messages."""
+    """Store a conversation with one checkpoint for each message, and return the last config and the messages."""
     messages, config = list(start), None
     for n in range(len(messages), turns):
         messages = [*messages, HumanMessage(f"{n} in {thread} " * 20, id=str(n))]
@@ -91,7 +91,7 @@ def test_gc_removes_writes_without_a_checkpoint_only_when_old(saver):
 
 @pytest.mark.long
 def test_gc_beside_concurrent_writers_removes_nothing_they_need(saver):
-    """While many workers write, prune and delete threads, their collections break none of them."""
+    """Collections while several workers write, prune and delete threads remove nothing that they need."""
 
     def work(n):
         mine = SQLModelSaver(saver.database)

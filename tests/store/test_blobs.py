@@ -1,4 +1,4 @@
-"""Content-addressed storage: nothing is stored twice, appending costs what is appended, damage is found."""
+"""Content-addressed storage stores equal values once and lists as chains, and detects damage."""
 
 import os
 import shutil
@@ -23,7 +23,7 @@ TENANT = 7
 
 @pytest.fixture(scope="module")
 def shared(sqlite_template, tmp_path_factory):
-    """One SQLite database for all examples of a property."""
+    """Open one SQLite database for all examples of a property."""
     path = tmp_path_factory.mktemp("blobs") / "agentgit.db"
     shutil.copy(sqlite_template, path)
     database = Database(path)
@@ -32,17 +32,17 @@ def shared(sqlite_template, tmp_path_factory):
 
 
 def leaves(values):
-    """One leaf for each text."""
+    """Return one leaf for each text."""
     return [leaf("json", value.encode()) for value in values]
 
 
 def put_list(database, items, base=None):
-    """Store a list of leaves that continues another one; give its hash."""
+    """Store a list of leaves that continues `base`, and return its hash."""
     return database.write(lambda connection: Content(TENANT).put(connection, [(items, base)]))[0]
 
 
 def stored_bytes(database):
-    """How many bytes the values take."""
+    """Return the total size of the stored values in bytes."""
     with database.reading() as connection:
         return connection.execute(select(func.sum(func.length(BLOB.c.data)))).scalar() or 0
 
@@ -85,7 +85,7 @@ edits = st.lists(
 
 
 def edited(items, edit):
-    """A list after one edit."""
+    """Return a list after one edit."""
     verb, *rest = edit
     if verb == "append":
         return items + rest[0]
@@ -134,7 +134,7 @@ def test_a_list_with_an_invalid_base_is_written_in_full(database):
 
 
 def damage(database, key, **values):
-    """Change a stored row behind the library's back, or delete it."""
+    """Change or delete a stored row directly in its table."""
     change = update(BLOB).values(**values) if values else delete(BLOB)
     database.write(lambda connection: connection.execute(change.where(BLOB.c.hash == key)))
 

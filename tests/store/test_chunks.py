@@ -1,4 +1,4 @@
-"""Large values: stored in chunks, read whole, shared where they are equal, and named where they are damaged (W13)."""
+"""Large values are stored in chunks, share equal ones, and are read back whole or named as damaged (W13)."""
 
 import os
 import shutil
@@ -27,7 +27,7 @@ HUGE = 20 * 2**20
 
 @pytest.fixture(scope="module")
 def shared(sqlite_template, tmp_path_factory):
-    """One SQLite database for all examples of a property."""
+    """Open one SQLite database for all examples of a property."""
     path = tmp_path_factory.mktemp("chunks") / "agentgit.db"
     shutil.copy(sqlite_template, path)
     database = Database(path)
@@ -36,7 +36,7 @@ def shared(sqlite_template, tmp_path_factory):
 
 
 def chunks(database):
-    """The hashes of all chunks that are stored, in no order."""
+    """Return the hashes of all stored chunks in any order."""
     with database.reading() as connection:
         return list(connection.execute(select(BLOB.c.hash).where(BLOB.c.type == CHUNK)).scalars())
 
@@ -86,7 +86,7 @@ def test_a_growing_value_stores_only_its_new_chunks(saver):
 
 @pytest.fixture
 def saver(database):
-    """A saver on a ready, empty database."""
+    """Create a saver without compression on an empty database."""
     return SQLModelSaver(database, compression="none")
 
 

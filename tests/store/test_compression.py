@@ -1,4 +1,4 @@
-"""Values packed in different ways live in one database."""
+"""Compression: values compressed in different ways share a database, take less space, and are checked."""
 
 import pytest
 from saver_checkpoints import BLOB, blob_bytes, on, put, values

@@ -1,4 +1,4 @@
-"""The kit that checks a database: ours keep every rule, and a broken one is found out by the rule that it breaks."""
+"""The conformance kit: SQLite and PostgreSQL keep every rule, and a broken backend fails the rule that it breaks."""
 
 import sqlite3
 import sys
@@ -68,7 +68,7 @@ def test_d5_every_rule_is_a_distinct_sentence():
 
 
 def commits_always(monkeypatch, path):
-    """Transactions that fail are committed."""
+    """Commit transactions that fail."""
     plain = SQLiteConnections.transaction
 
     @contextmanager
@@ -86,7 +86,7 @@ def commits_always(monkeypatch, path):
 
 
 def swallows(monkeypatch, path):
-    """What a transaction raises is lost."""
+    """Swallow the exceptions of transactions."""
     plain = database.Database.write
 
     def write(self, work, **how):
@@ -99,24 +99,24 @@ def swallows(monkeypatch, path):
 
 
 def never_again(monkeypatch, path):
-    """A transaction that another one was in the way of is given up."""
+    """Fail a transaction at its first conflict with another one."""
     monkeypatch.setattr(database, "ATTEMPTS", 1)
 
 
 def everybody_takes(monkeypatch, path):
-    """A branch is given to whoever asks."""
+    """Hand a branch to every caller, even while another one holds it."""
     always = update(BRANCH).where(BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.id == bindparam("branch"))
     always = always.values(status="running", owner=bindparam("by"), epoch=BRANCH.c.epoch + 1).returning(BRANCH)
     monkeypatch.setattr(sessions, "_ACQUIRE", dict.fromkeys((False, True), CompiledStatement(always)))
 
 
 def no_epochs(monkeypatch, path):
-    """Runs are not told apart."""
+    """Accept writes of runs that no longer hold their branch."""
     monkeypatch.setattr(SessionStore, "require_held", lambda *a: None)
 
 
 def reads_then_writes(monkeypatch, path):
-    """Metadata are read in a transaction of their own, before the one that writes them."""
+    """Write metadata over a stale copy, as if they had been read in an earlier transaction."""
     plain = SessionStore.merge_metadata
 
     def note(self, connection, branch_id, facts):
@@ -129,7 +129,7 @@ def reads_then_writes(monkeypatch, path):
 
 
 def any_status(monkeypatch, path):
-    """Any status may follow any other."""
+    """Allow any status to follow any other."""
 
     def moving(status, columns):
         new = {name: bindparam(f"new_{name}") for name in columns}
@@ -140,18 +140,18 @@ def any_status(monkeypatch, path):
 
 
 def local_times(monkeypatch, path):
-    """Times lose their zone and their fractions."""
+    """Store times without time zone and microseconds."""
 
     def bound(self, value, dialect):
         return value.replace(tzinfo=None, microsecond=0) if value is not None else None
 
     monkeypatch.setattr(UTCDateTime, "process_bind_param", bound)
-    for statement in (journal._ADD, checkpoints._ADD):  # compiled with the right one, if they ran before
+    for statement in (journal._ADD, checkpoints._ADD):  # drop what was compiled with the correct type
         monkeypatch.setattr(statement, "_compiled", {})
 
 
 def plain_text(monkeypatch, path):
-    """Text is cut at U+0000, as C does it."""
+    """Cut text at U+0000, as C does, and replace a surrogate."""
     monkeypatch.setattr(
         SafeText,
         "process_bind_param",
@@ -160,14 +160,14 @@ def plain_text(monkeypatch, path):
 
 
 def unchecked(monkeypatch, path):
-    """Values are given without a look at their hash."""
+    """Return values without checking their hash."""
     monkeypatch.setattr(
         Blobs, "checked", lambda self, connection, key, type_, codec, data: Leaf(key, type_, bytes(data))
     )
 
 
 def no_foreign_keys(monkeypatch, path):
-    """Rows may refer to what is not there."""
+    """Allow rows to refer to missing rows."""
     plain = SQLiteConnections.transaction
 
     @contextmanager
@@ -182,20 +182,20 @@ def no_foreign_keys(monkeypatch, path):
 
 
 def no_trail(monkeypatch, path):
-    """The audit trail can be changed."""
+    """Drop the triggers that protect the audit trail."""
     with sqlite3.connect(path) as connection:
         for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
             connection.execute(f"DROP TRIGGER {name}")
 
 
 def lost_column(monkeypatch, path):
-    """A column is not there."""
+    """Drop a column."""
     with sqlite3.connect(path) as connection:
         connection.execute("ALTER TABLE tool_invocation DROP COLUMN answers")
 
 
 def any_role(monkeypatch, path):
-    """Whoever sees a session may do anything with it."""
+    """Allow every user who can see a session to do anything with it."""
     monkeypatch.setattr(Lookup, "_expect", lambda self, role, needs, session_id: None)
 
 

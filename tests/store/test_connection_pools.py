@@ -1,4 +1,4 @@
-"""Connections to a server: broken ones, exhausted pools, poolers, forks; and what a failure says to do next."""
+"""Connections: retries after failures, exhausted pools, forks and poolers lose no work, and errors name the cause."""
 
 import asyncio
 import os
@@ -30,12 +30,12 @@ POOLER = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin"
 
 
 def full(url):
-    """Write a URL with its password."""
+    """Return a URL as text with its password."""
     return url.render_as_string(hide_password=False)
 
 
 def cut(url, *, but):
-    """Let the server end all connections to a database but this one and its own."""
+    """Terminate all server connections to a database except `but` and this function's own."""
     engine = create_engine(url)
     query = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = current_database()"
     with engine.begin() as connection:
@@ -49,7 +49,7 @@ def process(connection):
 
 @pytest.fixture
 def server(postgres_url):
-    """An open PostgreSQL database, with a table of its own to count in."""
+    """Open a PostgreSQL database with an additional table `counted`, and drop the table afterwards."""
     with closing(Database(postgres_url)) as database:
         database.write(lambda c: c.exec_driver_sql("CREATE TABLE counted (n int)"))
         yield database
@@ -66,7 +66,7 @@ def count(connection):
 
 
 def test_d5_work_is_retried_if_its_connection_breaks_before_the_commit(server):
-    """D5: nothing was stored yet, so the work runs again on another connection and is stored once."""
+    """D5: work whose connection breaks before the commit runs again on another one and is stored once."""
     runs = []
 
     def work(connection):
@@ -96,11 +96,11 @@ def test_d5_a_second_broken_connection_raises_unavailable(server):
 
 
 class Between:
-    """What passes bytes between a client and a server, and once it is deaf swallows what the server answers.
+    """A proxy between a client and a server that discards the server's answers once it is deaf.
 
     Args:
-        server: its host and port.
-        stored: tells whether a commit has arrived, so that the connection can break then.
+        server: the server's host and port.
+        stored: a function that returns whether the commit is stored; the connection breaks then.
     """
 
     def __init__(self, server, stored):
@@ -111,9 +111,9 @@ class Between:
         self._start(self._accept)
 
     def close(self):
-        """Take no more connections, and wait for those that are."""
-        self.listening.shutdown(socket.SHUT_RDWR)  # closing alone does not wake who accepts
-        for thread in self.threads:  # the first is who accepts, and no other is added once it has ended
+        """Accept no more connections, and wait until the open ones end."""
+        self.listening.shutdown(socket.SHUT_RDWR)  # closing alone does not wake the accepting thread
+        for thread in self.threads:  # the first one accepts, and adds no other once it has ended
             thread.join(TIME)
             assert not thread.is_alive()
         self.listening.close()
@@ -125,7 +125,7 @@ class Between:
         return thread
 
     def _accept(self):
-        with suppress(OSError):  # it is shut down at the end
+        with suppress(OSError):  # `close` shuts the socket down
             while True:
                 self._start(self._join, self.listening.accept()[0])
 
@@ -153,7 +153,7 @@ class Between:
 
 
 def test_d5_a_commit_with_a_lost_answer_is_not_retried(server):
-    """D5: Unavailable says that the work may or may not be stored, and the work runs only once."""
+    """D5: if a commit's answer is lost, Unavailable says that the work may be stored, and it runs only once."""
     way = Between((server.url.host or "127.0.0.1", server.url.port or 5432), lambda: counted(server) == 1)
     runs = []
 
@@ -199,7 +199,7 @@ def test_d5_a_conflicting_transaction_fails_after_24_attempts(server, monkeypatc
 
 
 def test_d5_a_statement_timeout_is_named_in_the_error(server):
-    """D5: a statement_timeout is not reported as an unreachable server."""
+    """D5: the error of a statement that exceeds statement_timeout names that setting."""
 
     def work(connection):
         connection.exec_driver_sql("SET LOCAL statement_timeout = 1")
@@ -226,7 +226,7 @@ def test_d5_no_connection_is_held_during_a_model_or_tool_call(postgres_url):
     with agentgit.open(postgres_url, pool_size=1) as repo:
 
         def look(*_) -> None:
-            used.append(repo.sessions()[0].session_name)  # no connection would come if the turn held the only one
+            used.append(repo.sessions()[0].session_name)  # fails if the turn holds the only connection
 
         def add(item: str) -> str:
             """Add an item."""
@@ -268,7 +268,7 @@ async def test_d5_an_exhausted_pool_on_an_event_loop_raises_unavailable(postgres
 
 @pytest.mark.parametrize("size", [0, -1])
 def test_d5_a_pool_size_below_one_is_refused(postgres_url, size):
-    """D5: a pool that never has a connection would only ever time out, so its size is refused."""
+    """D5: a pool size below one is refused, since such a pool could only time out."""
     with pytest.raises(InvalidInput, match="pool_size"):
         Database(postgres_url, pool_size=size)
 
@@ -309,7 +309,7 @@ def test_d5_a_process_may_fork_after_it_opened_the_database(database):
             assert texts(repo.wrap(echoing(), session=name).get_state().values) == whole(name, turns)
 
 
-# -- a pooler in between
+# -- behind a pooler
 
 
 SETTINGS = """
@@ -328,13 +328,13 @@ max_client_conn = 200
 
 @pytest.fixture
 def pooled(postgres_url):
-    """The database behind PgBouncer in transaction mode, with fewer connections than there are clients."""
+    """Start PgBouncer in transaction mode with fewer connections than clients, and yield the URL behind it."""
     if POOLER is None:
         pytest.skip("left out: pgbouncer is not installed")
     for _ in range(5):
         bouncer, behind = started(postgres_url)
         if bouncer is not None:
-            break  # else somebody has taken the port before it did
+            break  # otherwise another process has taken the port
     assert bouncer is not None, "pgbouncer did not start"
     yield behind
     bouncer.terminate()
@@ -342,7 +342,7 @@ def pooled(postgres_url):
 
 
 def started(url):
-    """Start PgBouncer on a port that was free a moment ago; give the process, None if it has ended, and the way in."""
+    """Start PgBouncer on a free port, and return its process (None if it has ended) and the URL behind it."""
     with socket.create_server(("127.0.0.1", 0)) as found:
         free = found.getsockname()[1]
     as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.getuid() == 0 else []
@@ -354,7 +354,7 @@ def started(url):
             )
         )  # fmt: skip
         said.flush()
-        os.fchmod(said.fileno(), 0o644)  # it refuses to run as root, and nobody may look into our folders
+        os.fchmod(said.fileno(), 0o644)  # PgBouncer refuses root, and nobody cannot read our directories
         command = [*as_nobody, POOLER, f"/proc/self/fd/{said.fileno()}"]
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "pass_fds": [said.fileno()]}
         bouncer = subprocess.Popen(command, **quiet)  # noqa: S603  # our own
@@ -393,7 +393,7 @@ async def test_d5_concurrent_async_turns_work_through_pgbouncer(pooled):
 
 
 def prepares(url):
-    """Tell after how many runs a statement is prepared on a connection of a database."""
+    """Return after how many runs a connection of a database prepares a statement; None is never."""
     with closing(Database(url)) as database, database.reading() as connection:
         return connection.connection.driver_connection.prepare_threshold
 

@@ -1,4 +1,4 @@
-"""Container snapshots, with a real engine: run, commit, change, restore."""
+"""Container snapshots: snapshots and restores with a real engine, and errors of failing or missing engines (C5)."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ HARDENED = (
     *("--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1000:1000"),
     *("--security-opt=seccomp=unconfined", "--stop-signal=KILL"),
 )
-"""Settings that a container of an agent may have, and that it needs where the tests run as root in a container."""
+"""Settings that an agent's container may have, and that it needs where the tests run as root in a container."""
 
 BASE = "agentgit-test-base:1"
 
 
 class Engine:
-    """A container engine, called as a person calls it."""
+    """A container engine, called on its command line."""
 
     def __init__(self, words):
         self.words = tuple(words)
@@ -62,7 +62,7 @@ class Engine:
 
 
 def busybox_tree():
-    """Give the smallest tree that has a shell, as a tar file."""
+    """Return the smallest file system with a shell as the bytes of a tar file."""
     binary = shutil.which("busybox")
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tree:
@@ -75,7 +75,7 @@ def busybox_tree():
 
 
 def candidates(folder):
-    """Visit the engines that may work here, each with a storage of its own where it can have one."""
+    """Yield the command lines of the installed engines; that of podman stores everything in `folder`."""
     if shutil.which("podman"):
         places = (f"--root={folder}/root", f"--runroot={folder}/run", f"--tmpdir={folder}/state")
         yield ("podman", *places, "--storage-driver=vfs", "--runtime=runc", "--cgroup-manager=cgroupfs")
@@ -85,30 +85,30 @@ def candidates(folder):
 
 @pytest.fixture(scope="session")
 def monkeypatch_session():
-    """A monkeypatch for the whole run."""
+    """Yield a monkeypatch for the whole run."""
     with pytest.MonkeyPatch.context() as patch:
         yield patch
 
 
 @pytest.fixture(scope="session")
 def short_folder():
-    """A directory with a short path: podman takes no storage whose path is longer than fifty characters."""
+    """Create a directory with a short path, since podman accepts no storage path of more than 50 characters."""
     with TemporaryDirectory() as folder:
         yield Path(folder)
 
 
 @pytest.fixture(scope="session")
 def shared_engine(short_folder, monkeypatch_session):
-    """An engine that runs containers here, with a base image.
+    """Find an engine that can run containers, and import the base image.
 
-    Where there is none the test is left out, and the summary says so; with $AGENTGIT_REQUIRE_CONTAINERS it fails.
+    Without an engine the test is skipped, or fails if $AGENTGIT_REQUIRE_CONTAINERS is set.
     """
     missing = pytest.fail if os.environ.get("AGENTGIT_REQUIRE_CONTAINERS") else pytest.skip
     if not shutil.which("busybox"):
         missing("left out with real containers: install busybox-static, of which the base image is made")
     said = ["neither podman nor docker is on PATH"]
     settings = short_folder / "containers.conf"
-    settings.write_text('[engine]\nlock_type = "file"\n')  # else all storages share their locks
+    settings.write_text('[engine]\nlock_type = "file"\n')  # otherwise all storages share their locks
     monkeypatch_session.setenv("CONTAINERS_CONF", str(settings))
     for words in candidates(short_folder):
         engine = Engine(words)
@@ -127,14 +127,14 @@ def shared_engine(short_folder, monkeypatch_session):
 
 @pytest.fixture
 def engine(shared_engine):
-    """The engine, with no container and no snapshot of another test."""
+    """Yield the engine, and remove the test's containers and snapshots afterwards."""
     yield shared_engine
     shared_engine.clear()
 
 
 @pytest.fixture
 def box(engine):
-    """A running container, and its environment."""
+    """Start the container `box`, and return its environment."""
     engine.run("box")
     return ContainerEnvironment("box", engine=engine.words)
 
@@ -191,7 +191,7 @@ def test_a_workspace_restore_takes_one_safety_image(engine, box, tmp_path):
 
 @pytest.mark.long
 def test_a_restored_container_keeps_its_settings(engine, tmp_path):
-    """C5: environment, network, limits, security, command, folder, user and labels are those of the old one."""
+    """C5: a restored container keeps its environment, network, limits, security, command, folder, user and labels."""
     (tmp_path / "shared").mkdir()
     engine.run(
         "box",
@@ -310,7 +310,7 @@ def test_an_image_committed_from_a_restored_container_is_no_snapshot(engine, box
 
 
 def fail_at(environment, verb):
-    """Let one command of the engine fail, the first time."""
+    """Make the first call of one engine command fail."""
     plain, failed = environment._run, []
 
     def run(*words):
@@ -341,7 +341,7 @@ def test_a_failed_restore_leaves_the_old_container(engine, settings, verb):
 
 
 class Killed(BaseException):
-    """What a process that is killed does not handle."""
+    """An exception that stands for the death of a process; no code handles it."""
 
 
 @pytest.mark.long
@@ -369,7 +369,7 @@ def test_a_killed_restore_is_repaired_at_the_next_use(engine, settings, point):
 
 
 def die_before(environment, verb, again=""):
-    """Let the process be killed before it gives the engine a command, the first or the second time."""
+    """Raise Killed before the first call of an engine command, or before the second one with `again`."""
     plain, met = environment._run, []
 
     def run(*words):
@@ -419,7 +419,7 @@ BROKEN = {
     "an empty list": ("echo '[]'", "not a list of JSON objects"),
     "a list of something else": ("echo '[7]'", "not a list of JSON objects"),
 }
-"""Engines that fail: what each does, and what the error says."""
+"""Engines that fail, each with its script and the message of the error."""
 
 
 @pytest.mark.parametrize("failure", BROKEN)
@@ -506,7 +506,7 @@ DOCKER = {
         {"Type": "volume", "Name": "f00", "Destination": "/data", "RW": False},
     ],
 }
-"""A container as docker tells it, which has some settings in another form than podman."""
+"""The output of `docker inspect` for a container; some settings have another form than with podman."""
 
 
 def test_container_settings_are_read_in_the_form_of_docker():

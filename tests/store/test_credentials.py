@@ -1,4 +1,4 @@
-"""Credentials (D5): passwords, API keys and tokens; what they reach, and that their end holds at once."""
+"""Credentials (D5): the limits of passwords, API keys and tokens, and their immediate revocation."""
 
 import json
 import logging
@@ -38,7 +38,7 @@ REFUSED = "Wrong name or password, or an invalid key. Check them, or ask an admi
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """Argon2 with little work; the real one takes a tenth of a second each time, which is its point."""
+    """Make Argon2 cheap, since a real hash takes a tenth of a second on purpose."""
     hasher = PasswordHash((Argon2Hasher(time_cost=1, memory_cost=8, parallelism=1),))
     monkeypatch.setattr(*points.PASSWORD_HASHER.place, lambda: hasher)
     credentials._dummy_hash.cache_clear()
@@ -48,7 +48,7 @@ def quick(monkeypatch):
 
 @pytest.fixture
 def ada(repo):
-    """A user with a password and a session."""
+    """Create the user ada with a password and a session."""
     user = repo.users.add("ada", PASSWORD)
     repo.as_user(user).session("s", create=True)
     return user
@@ -219,7 +219,7 @@ def test_q6_a_new_password_or_revocation_ends_browser_logins(repo, ada):
 
 
 def test_q6_guesses_of_the_current_password_are_limited(repo, ada):
-    """Q6: wrong current passwords are counted and the user must wait; a login elsewhere still works."""
+    """Q6: after too many wrong current passwords the user must wait, but can still log in."""
     inside = repo.login("ada", PASSWORD, source="192.0.2.1")
     for _ in range(11):
         with pytest.raises(NotAllowed):
@@ -247,7 +247,7 @@ def test_q6_a_token_of_an_erased_user_is_refused_for_a_namesake(repo, ada, makes
     repo.users.delete("ada")
     for one in early:
         with pytest.raises(NotAllowed):
-            repo.authenticate(one)  # also where tokens make users: the erased one does not come back by it
+            repo.authenticate(one)  # also with create_users: the token does not bring the erased user back
     new = repo.users.add("ada")
     for one in early:
         with pytest.raises(NotAllowed):
@@ -317,7 +317,7 @@ def test_d5_a_revoked_key_ends_open_handles_and_hides_its_secret(repo, ada):
 
 
 def everything(repo):
-    """Give all rows of all tables as text."""
+    """Return all rows of all tables as text."""
     with backend.reading(repo) as connection:
         return repr([sorted(map(repr, connection.execute(select(table)))) for table in METADATA.sorted_tables])
 
@@ -412,7 +412,7 @@ def test_d5_a_user_cannot_revoke_another_users_key(repo, ada):
         repo.users.add("ada")
 
 
-# -- how often
+# -- limits on failed logins
 
 
 @pytest.mark.usefixtures("long_login_pauses")
@@ -429,7 +429,7 @@ def test_d5_repeated_failures_delay_only_that_user_at_that_address(repo, ada):
     assert repo.login("bob", PASSWORD, source="10.0.0.1").user.name == "bob"
     backend.write(repo, lambda c: c.execute(LOGIN_FAILURE.update().values(blocked_until=datetime.now(UTC))))
     assert repo.login("ada", PASSWORD, source="10.0.0.1").user.name == "ada"
-    for _ in range(10):  # which has forgotten the failures
+    for _ in range(10):  # the successful login has reset the count
         with pytest.raises(NotAllowed) as again:
             repo.login("ada", "wrong horse", source="10.0.0.1")
         assert not isinstance(again.value, TooManyAttempts)
@@ -474,7 +474,7 @@ def unsigned():
 
 
 def confused():
-    """Sign with the public key as if it were a shared secret, by hand: PyJWT itself refuses to."""
+    """Return a token signed with the public key as a shared secret, by hand, since PyJWT refuses to."""
     import base64
     import hmac
 

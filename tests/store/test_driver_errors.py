@@ -1,4 +1,4 @@
-"""What a driver's failure is called: only a real conflict is a conflict, and what fails each time surfaces at once."""
+"""Driver errors raise the right exception: only conflicts are retried, and permanent errors surface at once."""
 
 import threading
 from contextlib import closing
@@ -18,7 +18,7 @@ TIME = 60
 
 
 def row(connection):
-    """A session's row, as it is stored."""
+    """Return the stored row of a session."""
     return dict(connection.execute(SESSION.select()).mappings().first())
 
 
@@ -48,7 +48,7 @@ def syntax(connection):
 
 @pytest.fixture
 def session(repo):
-    """A repository with a session."""
+    """Create a session, and return its repository."""
     repo.session("s", create=True)
     return repo
 
@@ -67,7 +67,7 @@ def test_t_a_permanent_database_error_is_not_a_conflict(session, work):
     assert not isinstance(raised.value, Unavailable | Conflict | NotFound)
     assert "interfered" not in str(raised.value)
     assert type(raised.value.__cause__).__module__.startswith(("sqlalchemy", "sqlite3", "psycopg"))
-    # Another transaction may have come before a key: that is looked at once more, and no oftener.
+    # A concurrent transaction may cause such a violation, so the work is tried exactly once more.
     may_race = work is unique or (work is foreign_key and not backend.is_sqlite(session))
     assert len(runs) == (2 if may_race else 1)
 
@@ -170,7 +170,7 @@ def test_t_each_sqlstate_maps_to_an_exception(postgres_url, state, kind, said):
 
 
 def gone(repo, *tables):
-    """Delete rows past all constraints."""
+    """Delete all rows of the tables past all constraints."""
     database = backend.database(repo)
     if database.is_sqlite:
         with database.engine.connect() as connection:

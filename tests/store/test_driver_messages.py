@@ -1,4 +1,4 @@
-"""What a database says of a failure is for its operator: neither SQL nor rows nor parameters reach a user (Q8)."""
+"""Database error messages are for the operator: no SQL, row or parameter reaches a user (Q8)."""
 
 import logging
 import re
@@ -21,7 +21,7 @@ from agentgit.values import describe_error
 from agentgit.web import app
 
 HUSH = "hush-7f3a"
-"""What only another user's rows have."""
+"""A secret text in rows and parameters."""
 
 WORDS = (HUSH, "INSERT", "SELECT", "UPDATE", "DETAIL", "Key (", "Failing row", "VALUES", "parameters", "[SQL")
 
@@ -51,7 +51,7 @@ AFTERWARDS = {
 
 @pytest.fixture(params=["unique", "trigger", "check"])
 def bob(request, database):
-    """A user whose tag `v1` the database refuses by a rule that is not agentgit's; ada has one of that name."""
+    """Yield bob's repository, where a foreign rule of the database refuses the tag `v1`; ada has such a tag."""
     rules = ON_SQLITE if database.is_sqlite else ON_POSTGRESQL
     with agentgit.open(database.url, user="ada") as ada, agentgit.open(database.url, user="bob") as bob:
         for repo in (ada, bob):
@@ -60,12 +60,12 @@ def bob(request, database):
         ada.session("s").tag("HEAD", "v1", description=HUSH)
         backend.write(bob, lambda c: c.execute(text(rules[request.param])))
         yield bob
-        if not database.is_sqlite:  # whose file is of this test alone
+        if not database.is_sqlite:  # a SQLite file belongs to this test alone
             backend.write(bob, lambda c: c.execute(text(AFTERWARDS[request.param])))
 
 
 def expect_silent(said):
-    """Make sure that nothing of a statement or of a row is in what a user is told."""
+    """Assert that a text for a user contains no part of a statement or of a row."""
     assert [word for word in WORDS if word in said] == []
 
 
@@ -177,13 +177,13 @@ def test_q8_psycopg_errors_are_cut_before_they_quote_rows(postgres_url):
 
 
 INSIDE = ("postgres", "127.0.0.1", "5432", "agentgit_test", ".db", "relation", "table", "constraint", "psycopg")
-"""What names a database, where it is, or what is in it."""
+"""Words that name a database, its address or its contents."""
 
 REACHED = "connection to server at 127.0.0.1, port 5432 failed"
 
 
 def failures(url, driver):
-    """Give what a database that fails makes of it, each with what its driver said, if that is where it is from."""
+    """Return the errors of a failing database, each with the driver's error that caused it, or None."""
     kept = OperationalError("SELECT 1 FROM user", {}, driver.OperationalError(REACHED))
     return {
         "gone": (Unavailable(f"{url} cannot be reached: {REACHED}"), kept),

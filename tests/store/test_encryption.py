@@ -1,4 +1,4 @@
-"""D5: encryption at rest: what lies in an encrypted database, who can read it, and how its keys change."""
+"""D5: encryption at rest: contents are readable only with the right keys, and keys can be rotated."""
 
 import base64
 import json
@@ -30,7 +30,7 @@ def url(database):
 
 
 def story(repo, tmp_path):
-    """Leave the mark everywhere that contents can be: messages, calls, errors, data, plans and reports."""
+    """Run a session with the mark in messages, calls, a checkpoint's data and a webhook, and roll it back."""
     agent = repo.wrap(build(str(tmp_path / "shop.db")), session="s", effects=EFFECTS)
     agent.run(f"note {MARK}, order two chairs")
     place = agent.checkpoint("the place", description=f"{MARK} told", data={MARK: [1]})
@@ -40,7 +40,7 @@ def story(repo, tmp_path):
 
 
 def as_stored(repo):
-    """Give everything that all tables hold as it lies there, as one text."""
+    """Return the raw contents of all tables as one text."""
     found = []
     with backend.reading(repo) as connection:
         for table in METADATA.sorted_tables:
@@ -50,7 +50,7 @@ def as_stored(repo):
 
 
 def shown(repo):
-    """Give what a user sees of the story."""
+    """Return what a user can read of the session."""
     return [branch.conversation_history for branch in repo.session("s").branches()], repo.session("s").get_checkpoint(
         "the place"
     ).to_dict()
@@ -114,7 +114,7 @@ def test_d5_a_database_is_encrypted_rotated_and_decrypted(url, tmp_path):
             assert MARK.encode() not in (tmp_path / "agentgit.db").read_bytes()
     with agentgit.open(url, keyring=Keyring({"b": TWO, "a": ONE})) as repo:
         assert set(repo.maintenance.rotate_keys().keys) == {"b"}
-    with agentgit.open(url, keyring=Keyring({"b": TWO})) as repo:  # the old one is needed no more
+    with agentgit.open(url, keyring=Keyring({"b": TWO})) as repo:  # the old key is no longer needed
         assert (shown(repo), repo.maintenance.fsck(3).findings) == (before, ())
         assert repo.maintenance.rotate_keys(off=True).keys == plain | {
             "": sum(repo.maintenance.encryption_keys().values())
@@ -173,7 +173,7 @@ def read(repo, connection, name, column, this, row):
 
 
 def flipped(value):
-    """Change one bit near the end."""
+    """Return a value with one bit, or one character of a text, changed near the end."""
     if isinstance(value, str):
         return value[:-6] + ("A" if value[-6] != "A" else "B") + value[-5:]
     return value[:-1] + bytes([value[-1] ^ 1])
@@ -275,11 +275,11 @@ def test_d5_the_command_line_manages_keys_and_erases_sessions(tmp_path, monkeypa
     run = lambda *words: CliRunner().invoke(app, words)  # noqa: E731  # a short name for one line
     key = run("db", "keys", "--new").stdout.strip()
     assert len(base64.b64decode(key)) == 32
-    assert "plaintext  5 values" in run("db", "keys").stdout  # two values, and three rows without a code
+    assert "plaintext  5 values" in run("db", "keys").stdout  # two values, and three rows without a MAC
     monkeypatch.setenv(ENVIRONMENT, f"2026-11:{key}")
     assert "5 values rewritten" in run("db", "rotate").stdout
     assert json.loads(run("db", "keys", "--json").stdout) == {"2026-11": 5}
-    assert run("delete", "s").exit_code == 1  # nobody said yes
+    assert run("delete", "s").exit_code == 1  # not confirmed
     gone = json.loads(run("delete", "s", "--yes", "--json").stdout)
     assert (gone["sessions"], gone["rows"]["external_session"], gone["left"]) == (1, 1, [])
     assert "1 session erased" in run("audit", "verify").stdout

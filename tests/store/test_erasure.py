@@ -1,4 +1,4 @@
-"""D5: erasure: nothing of a session or a user stays, and what others share is whole."""
+"""D5: erasure removes all data of a session or a user, and leaves shared data of others intact."""
 
 from datetime import UTC, datetime
 
@@ -17,7 +17,7 @@ MARK = "zebrafish"
 
 
 def files_hold(repo, words):
-    """Tell whether the files of a SQLite database have these bytes anywhere."""
+    """Return whether the files of a SQLite database contain a text."""
     found = b""
     for path in backend.database(repo).files:
         try:
@@ -30,7 +30,7 @@ def files_hold(repo, words):
 
 @pytest.fixture
 def two(repo, tmp_path):
-    """Two sessions that share a message and a template; the first one has a mark everywhere that it can be."""
+    """Create two sessions that share a message; the first one has the mark in its names, contents and files."""
     repo = agentgit.open(backend.url(repo), compression="none")
     shop = str(tmp_path / "shop.db")
     (tmp_path / "files").mkdir()
@@ -46,7 +46,7 @@ def two(repo, tmp_path):
     assert len(list(repo.session(MARK).search("chairs"))) > 0
     assert len(list(repo.session("other").search("chairs"))) > 0
     repo.webhooks.add(f"https://{MARK}.example/hook", "*", session=MARK)
-    first.checkpoint("one more")  # which waits to be sent
+    first.checkpoint("one more")  # its webhook delivery stays pending
     yield repo
     repo.close()
 

@@ -1,4 +1,4 @@
-"""Callbacks: told after the commit, in order, and never in the way of the agent (rows B7, W12)."""
+"""Event callbacks run after the commit and in order, and never block the agent (rows B7, W12)."""
 
 import asyncio
 import logging
@@ -82,7 +82,7 @@ def test_b7_a_blocking_callback_delays_nothing_else(repo, agent, monkeypatch):
         assert blocks.wait(TIME)
     assert (slow.missed, slow.wait(0)) == (1, False)
     slow.close(0.01)
-    assert (slow.handled, slow.failed) == (0, 0)  # it blocks still: nobody has waited for it
+    assert (slow.handled, slow.failed) == (0, 0)  # `close` has not waited for the blocked callback
     assert [event.detail["name"] for event in got] == list("abcd")
     assert slow.missed == 3
     free.set()
@@ -129,7 +129,7 @@ def test_b7_events_of_a_failed_transaction_are_not_delivered(repo):
 def test_b7_subscriptions_filter_by_kind_session_and_user(database):
     """B7, W12: a subscription filters by kind and session, and never receives another user's events."""
     with agentgit.open(database.url, user="ann") as ann, agentgit.open(database.url, user="bob") as bob:
-        backend.database(bob).bus = backend.database(ann).bus  # as if both had one handle
+        backend.database(bob).bus = backend.database(ann).bus  # as if both shared one handle
         got, his = [], []
         one, two = ann.session("one", create=True), ann.session("two", create=True)
         with (
@@ -182,7 +182,7 @@ async def test_b7_closing_a_repository_on_the_loop_does_not_deadlock(repo, agent
     began = time.monotonic()
     repo.close()
     assert time.monotonic() - began < TIME / 2
-    assert got in (["turn.done"], [])  # it ran here, or goes on on this loop
+    assert got in (["turn.done"], [])  # it has run, or continues on this loop
     while not got:
         await asyncio.sleep(0.01)
     assert got == ["turn.done"]
@@ -213,7 +213,7 @@ def test_b7_an_event_of_a_closed_loop_is_delivered_or_counted(repo, agent):
     with repo.events.on("turn.done", callback) as subscription:
         asyncio.run(agent.arun("hello"))
         assert subscription.wait(TIME)
-    assert got == ["turn.done"] or subscription.failed == 1  # or the loop broke it off, which is counted
+    assert got == ["turn.done"] or subscription.failed == 1  # or the loop cancelled it, which is counted
 
 
 def test_b7_events_can_be_limited_to_one_session(repo, agent):

@@ -1,4 +1,4 @@
-"""Paths that a snapshot leaves out: it records them, no restore touches them, and every plan and report names them."""
+"""Paths that a snapshot excludes are recorded, named in every plan and report, and lost in no restore (F1)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LIMIT = 1000
 
 @pytest.fixture
 def opened(work, tmp_path, kind):
-    """A function that opens the workspace with some options."""
+    """Return a function that opens the workspace with some options."""
     return lambda **options: Workspace(
         work, tmp_path / "store", environment=kind, **{"max_file_size": LIMIT, **options}
     )
@@ -29,7 +29,7 @@ def opened(work, tmp_path, kind):
 
 @pytest.fixture
 def workspace(opened):
-    """A workspace with a small limit."""
+    """Open the workspace with a small size limit."""
     return opened()
 
 
@@ -40,7 +40,7 @@ def large(path: Path, fill: bytes = b"1", size: int = LIMIT + 1) -> None:
 
 
 def pipe(path: Path) -> None:
-    """Make a named pipe."""
+    """Create a named pipe."""
     os.mkfifo(path)
 
 
@@ -53,7 +53,7 @@ MAKE = {
 
 
 def put(work: Path, why: str) -> str:
-    """Make something that is left out for a reason; give its name."""
+    """Create a path that a snapshot excludes for the given reason, and return its name."""
     if why == "excluded":
         (work / ".gitignore").write_text("left\n")
     MAKE[why](work / "left")
@@ -170,7 +170,7 @@ def test_f1_a_changed_size_limit_loses_no_file(opened, work):
     first = opened().save()
     raised = opened(max_file_size=10 * LIMIT)
     second = raised.save()
-    assert raised.diff(first.id, second.id).modified_files == ("data",)  # only one of them holds it
+    assert raised.diff(first.id, second.id).modified_files == ("data",)  # only the second snapshot contains it
     done = raised.restore(first.id)
     assert (done.deleted, done.missing, done.left) == ((), (), ())
     assert (work / "data").read_bytes() == b"1" * (LIMIT + 1)
@@ -183,7 +183,7 @@ def test_f1_a_changed_size_limit_loses_no_file(opened, work):
 
 
 def test_f1_changed_exclude_patterns_lose_no_file(opened, work):
-    """F1: a restore keeps files that patterns excluded then; an excluded directory is one path of the record."""
+    """F1: a restore keeps files that the snapshot excluded, and the record names an excluded directory as one path."""
     for name in ("node_modules/a/b", "node_modules/c", "x.log", "kept"):
         (work / name).parent.mkdir(parents=True, exist_ok=True)
         (work / name).write_text("1")
@@ -237,7 +237,7 @@ def test_f1_an_excluded_file_in_the_way_is_moved_aside(workspace, work):
 
 
 def test_f1_keep_takes_a_snapshot_when_only_excluded_files_changed(workspace, work):
-    """F1: `keep` takes a snapshot when only excluded files changed, and none when nothing changed."""
+    """F1: `ensure_snapshot` takes a snapshot when only excluded files changed, and none when nothing changed."""
     (work / "a").write_text("1")
     large(work / "left")
     first = workspace.ensure_snapshot()
@@ -306,7 +306,7 @@ TYPES = {
 @pytest.mark.parametrize("after", TYPES)
 @pytest.mark.parametrize("before", TYPES)
 def test_a_changed_file_type_is_detected_and_restored(workspace, work, before, after):
-    """Types: `changed()`, plan and diff name a path whose type changed, and the restore reverts the type."""
+    """Types: `changed()` and diff report a path whose type changed, and a restore reverts it unless it was a pipe."""
     if before == after:
         return
     TYPES[before](work / "it")

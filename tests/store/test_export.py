@@ -1,4 +1,4 @@
-"""Sessions, branches and checkpoints are carried from one database to another, whole (B8, W4)."""
+"""Exports carry sessions, branches and checkpoints completely from one database to another (B8, W4)."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from agentgit.store.maintenance.gc import collect
 
 @pytest.fixture
 def other():
-    """Another repository, in memory."""
+    """Open another repository in memory."""
     with agentgit.open(":memory:") as repo:
         yield repo
 
 
 def lived(repo, shop=None, name="s"):
-    """Make a session with a rollback, a named checkpoint with data, and two branches."""
+    """Create a session with a named checkpoint, a rollback and two branches, and return the second branch's agent."""
     shop = shop or World()
     agent = repo.wrap(tool_node_graph(obedient(), shop.tools()), name, effects=shop.effects())
     agent.run("add chair; charge 5")
@@ -74,7 +74,7 @@ def test_b8_an_export_of_an_import_has_the_same_records(repo, other):
 
 
 def without_ids(data):
-    """Give the records of an export with ids by their order, and without what each export has anew."""
+    """Return the records of an export with ids replaced by their order, and without the fields that always differ."""
     records = [json.loads(line) for line in data.splitlines()]
     order = {record["id"]: f"id {n}" for n, record in enumerate(records) if isinstance(record.get("id"), int)}
 
@@ -214,7 +214,7 @@ def test_b8_every_kind_of_graph_continues_after_an_import(repo, other, kind):
         assert agent.undo().history() == history
 
 
-# -- what was done elsewhere
+# -- calls made elsewhere
 
 
 def test_w4_a_rollback_does_not_reverse_imported_calls(repo, other):
@@ -292,7 +292,7 @@ def test_w4_a_consumed_ticket_is_not_used_again_after_an_import(repo, other):
         assert agent.run("use it") == "used again"
         assert [(c.kind, c.result) for c in agent.tool_track()] == [("replay", "used A")]
         assert (bank.used, here.used) == (["A"], [])
-    # And once more, out of the import.
+    # Nor is it used after an export of the import.
     carried(other, "point", repo, "again")
     here = Bank()
     agent = repo.wrap(
@@ -325,11 +325,11 @@ def test_w4_a_payment_is_not_made_twice_after_an_import(repo, other):
         assert agent.tool_track()[-1].kind == "replay"
 
 
-# -- runs that wait
+# -- interrupts, explorations and subgraphs
 
 
 def asking(shop):
-    """A graph that puts a chair, and asks a person about a lamp, in one message."""
+    """Return a graph that adds a chair and asks a person about a lamp in one message."""
     both = calls(ask("add", "call-1", item="chair"), ask("add_if_approved", "call-2", item="lamp"))
     return tool_node_graph(scripted(both, "there"), shop.tools())
 
@@ -523,7 +523,7 @@ def test_b8_concurrent_imports_create_separate_sessions(repo):
     assert all(everything(repo, name) == everything(repo, "s") for name in made)
 
 
-# -- random lives
+# -- random sessions
 
 
 orders = st.sampled_from(["add a", "add b; charge 3", "send x", "look", "note n", "hi"])

@@ -1,4 +1,4 @@
-"""Files go along in an export, and are whole and harmless where it is imported (B8, P3, P4)."""
+"""Exported files are complete after an import, and no hostile export writes outside the workspace (B8, P3, P4)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = ["desk", "home"]  # the fixtures
 
 @pytest.fixture
 def other():
-    """Another repository, in memory."""
+    """Open another repository in memory."""
     with agentgit.open(":memory:") as repo:
         yield repo
 
@@ -45,7 +45,7 @@ def wrapped(repo, desk, session="s", **more):
 
 @pytest.fixture
 def agent(repo, desk):
-    """An agent that wrote files of several kinds, with a checkpoint before the second half, and another branch."""
+    """Create an agent that wrote files of several kinds, with the checkpoint `before` in the middle."""
     agent = wrapped(repo, desk)
     (desk.root / "raw.bin").write_bytes(bytes(range(256)) * 2048)
     (desk.root / "tool.sh").write_text("#!/bin/sh\n")
@@ -60,7 +60,7 @@ def agent(repo, desk):
 
 
 def looks(root):
-    """Tell all that stands in a directory: kinds, modes, contents, links."""
+    """Return the type, mode, and contents or link target of each path in a directory."""
     found = {}
     for path in sorted(root.rglob("*")):
         mode = path.lstat().st_mode
@@ -70,7 +70,7 @@ def looks(root):
 
 
 def moved(repo, other, place, ref="s", **how):
-    """Export with files, and import into another repository and another directory."""
+    """Export a session with files, and import it into another repository and directory."""
     return other.import_(BytesIO(written(repo, ref, files=True)), workspace=place, **how)
 
 
@@ -270,7 +270,7 @@ ODD = {
     "out": "is a link that may lead out of the workspace",
     "s": "has a setuid, setgid or sticky bit",
 }
-"""Paths that not every system can have beside `a.txt`, and why."""
+"""Paths that some systems cannot have beside `a.txt`, each with the reason."""
 
 
 @pytest.mark.parametrize("name", ODD)
@@ -347,7 +347,7 @@ def test_f5_an_export_of_an_import_names_the_same_omitted_paths(repo, desk, othe
 
 
 def run(*words):
-    """Run a command; give what it says."""
+    """Run a command that must succeed, and return its output."""
     done = command_line.run(*words)
     assert done.code == 0
     return done.out
@@ -374,7 +374,7 @@ def test_f5_names_of_omitted_paths_are_escaped_on_the_command_line(desk, tmp_pat
 
 @pytest.fixture(scope="module")
 def export(tmp_path_factory):
-    """An export with files of several kinds."""
+    """Return an export with files of several kinds."""
     folder = tmp_path_factory.mktemp("hostile")
     with pytest.MonkeyPatch.context() as patch, agentgit.open(":memory:") as repo:
         patch.setenv("AGENTGIT_HOME", str(folder / "home"))
@@ -388,31 +388,31 @@ def export(tmp_path_factory):
 
 
 def put(path, **item):
-    """Put something at a path of the last tree."""
+    """Return a change that adds a path to the last tree."""
     return lambda found: found.insert(
         found.index(of(found, "path")[-1]) + 1, {"record": "path", "path": path, **at(found, **item)}
     )
 
 
 def at(found, mode=0o644, link=None, file=True):
-    """Make what stands at a path: a file that the export has, or a link."""
+    """Return the fields of a path: the first file of the export, another file, or a link."""
     if file is True:
         file = of(found, "file")[0]["id"] if link is None else None
     return {"mode": mode, "file": file, "link": link}
 
 
 def change(kind, which=0, /, **fields):
-    """Change one record of a kind."""
+    """Return a change of one record of a kind."""
     return lambda found: of(found, kind)[which].update(fields)
 
 
 def drop(kind, which=0):
-    """Leave one record of a kind out."""
+    """Return a change that removes one record of a kind."""
     return lambda found: found.remove(of(found, kind)[which])
 
 
 def left(path, why="x", after="tree"):
-    """Say that the first tree leaves out a path."""
+    """Return a change that adds a record of an omitted path after the first record of the kind `after`."""
     return lambda found: found.insert(
         found.index(of(found, after)[0]) + 1, {"record": "left", "path": path, "why": why}
     )
@@ -496,7 +496,7 @@ LIES = {
 
 @pytest.fixture
 def target(tmp_path):
-    """Where it is imported, with a workspace that has something."""
+    """Yield an empty repository, and a workspace with a file and a snapshot, to import into."""
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "a.txt").write_text("mine")
     with agentgit.open(":memory:") as repo, Workspace(tmp_path / "mine") as workspace:
@@ -505,7 +505,7 @@ def target(tmp_path):
 
 
 def refused(target, data, *said, error=Corrupt):
-    """Make sure that a file is refused, and leaves nothing behind: not in the database, the folder or the storage."""
+    """Assert that an import fails and changes neither database, directory nor storage, and return the error."""
     repo, workspace = target
 
     def seen():
@@ -756,7 +756,7 @@ def test_b8_two_concurrent_imports_into_one_workspace_both_work(export, database
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_b8_an_export_with_files_changed_at_any_byte_is_refused(export, data):
-    """B8: bytes cut off, removed, inserted, flipped or doubled anywhere are found."""
+    """B8: an export with bytes cut off, removed, inserted, flipped or doubled anywhere is refused."""
     at = data.draw(st.integers(0, len(export) - 1))
     how = data.draw(st.sampled_from(["cut", "drop", "put", "flip", "double"]))
     some = data.draw(st.binary(min_size=1, max_size=9))

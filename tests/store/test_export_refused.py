@@ -1,4 +1,4 @@
-"""A damaged, truncated, forged or hostile export changes nothing, and says where it is wrong (B8)."""
+"""The import of a damaged, truncated, forged or hostile export stores nothing and names the wrong line (B8)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from agentgit.store.transfer.lines import LineWriter
 
 @pytest.fixture(scope="module")
 def source():
-    """A session with a rollback, an exploration, a question that waits, and data of a person."""
+    """Create a session with a rollback, an exploration, a pending interrupt and a checkpoint with data."""
     with agentgit.open(":memory:") as repo:
         shop = World()
         agent = repo.wrap(tool_node_graph(obedient(), shop.tools()), "s", effects=shop.effects())
@@ -50,19 +50,19 @@ def source():
 
 @pytest.fixture(scope="module")
 def export(source):
-    """That session as a file."""
+    """Return the export of that session."""
     return written(source, "s")
 
 
 @pytest.fixture
 def target():
-    """Where it is imported."""
+    """Open an empty repository to import into."""
     with agentgit.open(":memory:") as repo:
         yield repo
 
 
 def refused(target, data, *said, error=(Corrupt, InvalidInput)):
-    """Make sure that a file is refused and leaves nothing behind; give what was said."""
+    """Assert that an import fails and stores nothing, and return the error."""
     before = rows(target)
     with pytest.raises(error) as found:
         target.import_(data if isinstance(data, BytesIO) else BytesIO(data))
@@ -138,7 +138,7 @@ ODD = [
 
 
 def places(value, way=()):
-    """List the ways to all that is in a record, of a list only to its first item."""
+    """Yield the paths to all fields of a record except hashes, and of a list only to its first item."""
     inside = value.items() if isinstance(value, dict) else list(enumerate(value))[:1] if isinstance(value, list) else ()
     for name, item in inside:
         if name != "hash":
@@ -147,7 +147,7 @@ def places(value, way=()):
 
 
 def records_of_each_kind(export):
-    """Give the line of the richest record of each kind, and the ways into it."""
+    """Return the paths into the largest record of each kind, each with the number of its line."""
     richest: dict[str, int] = {}
     whole = [json.loads(line) for line in export.splitlines()]
     for n, record in enumerate(whole):
@@ -158,7 +158,7 @@ def records_of_each_kind(export):
 
 
 def put(found, line, way, odd):
-    """Put something odd somewhere."""
+    """Replace the field at a path of one record."""
     at = found[line]
     for name in way[:-1]:
         at = at[name]
@@ -180,7 +180,7 @@ def test_b8_a_forged_field_is_refused_or_harmless(export):
 
 
 NOISE = shake_256(b"long").hexdigest(5000)
-"""A text that PostgreSQL cannot pack, so that it is too long for any index."""
+"""A text that PostgreSQL cannot compress, so that it is too long for any index."""
 
 
 @pytest.mark.long
@@ -198,7 +198,7 @@ def test_b8_unusual_text_causes_no_database_error_in_an_import(repo, export, odd
 
 
 def looked_at(repo, session):
-    """Look at all that people can look at; of the plans, at those to both ends of each branch and to named points."""
+    """Read all of a session that users can read, with plans to the ends and the named checkpoints of each branch."""
     seen = everything(repo, session)
     str(repo.session(session).tree())
     for operation in repo.session(session).operations():
@@ -211,33 +211,33 @@ def looked_at(repo, session):
     return seen
 
 
-# -- what contradicts itself
+# -- inconsistent records
 
 
 def change(kind, /, at=0, **fields):
-    """Change one record of a kind."""
+    """Return a change of one record of a kind."""
     return lambda found: of(found, kind)[at].update(fields)
 
 
 def drop(kind, at=0):
-    """Leave one record of a kind out."""
+    """Return a change that removes one record of a kind."""
     return lambda found: found.remove(of(found, kind)[at])
 
 
 def double(kind, at=0):
-    """Have one record of a kind twice."""
+    """Return a change that duplicates one record of a kind."""
     return lambda found: found.insert(found.index(of(found, kind)[at]) + 1, dict(of(found, kind)[at]))
 
 
 def nested(found):
-    """Put a record before the first value; make one that has it."""
+    """Insert an empty record value before the first value, and return a record value that refers to it."""
     inner = value("record", pack({}))
     found.insert(found.index(of(found, "value")[0]), inner)
     return value("record", pack({"x": bytes.fromhex(inner["id"])}))
 
 
 def pending(**fields):
-    """Change the place of the first pending writes that a checkpoint keeps."""
+    """Return a change of the first pending writes of a checkpoint."""
     return lambda found: next(one for one in of(found, "checkpoint") if one["pending"])["pending"][0].update(fields)
 
 
@@ -349,7 +349,7 @@ def test_b8_an_inconsistent_export_with_valid_line_hashes_is_refused(export, tar
 
 
 def value(kind, data):
-    """Make the record of a value whose hash is right."""
+    """Return the record of a value with the correct hash."""
     return {
         "record": "value", "id": leaf(kind, data).hash.hex(), "type": kind, "text": None,
         "data": base64.b64encode(data).decode(), "parts": None,
@@ -524,7 +524,7 @@ def test_b8_a_value_referenced_too_often_is_refused(export, target, monkeypatch,
 
 
 class Cipher:
-    """A cipher that is good enough to tell what it has sealed from what it has not."""
+    """A cipher that only reverses the bytes, which is enough to distinguish sealed values."""
 
     def encrypt(self, plaintext):
         return "swap", plaintext[::-1]
@@ -537,7 +537,7 @@ CALLED: list[str] = []
 
 
 def called(text):
-    """What a hostile value names."""
+    """Record that a hostile value called this function."""
     CALLED.append(text)
     return text
 

@@ -1,4 +1,4 @@
-"""Forks: a graph goes on in a new thread as it would have in its own, and neither thread touches the other."""
+"""Forks: a graph continues in a new thread as it would in its own, and neither thread changes the other."""
 
 import operator
 import time
@@ -17,30 +17,30 @@ from agentgit import Conflict, NotFound, SQLModelSaver
 
 
 class Log(TypedDict):
-    """A state that only grows."""
+    """A state with a list that only grows."""
 
     log: Annotated[list, operator.add]
 
 
 @pytest.fixture
 def saver(database):
-    """A saver on a ready, empty database."""
+    """Create a saver on an empty database."""
     return SQLModelSaver(database)
 
 
 def fork(saver, source, checkpoint_id, target):
-    """Fork in one transaction."""
+    """Fork a thread in one transaction."""
     return saver.database.write(lambda connection: saver.store.fork(connection, source, checkpoint_id, target))
 
 
 def head(saver, thread):
-    """The newest graph checkpoint of a thread."""
+    """Return the newest graph checkpoint of a thread."""
     with saver.database.reading() as connection:
         return saver.store.head(connection, thread)
 
 
 def rows_of(saver, thread):
-    """Everything a thread has in the database."""
+    """Return the stored checkpoints and writes of a thread."""
     with saver.database.reading() as connection:
         return [
             sorted(map(tuple, connection.execute(select(table).where(table.c.thread_id == thread))), key=repr)
@@ -49,12 +49,12 @@ def rows_of(saver, thread):
 
 
 def questions(graph, config):
-    """The values of the interrupts that wait for an answer."""
+    """Return the values of the pending interrupts."""
     return sorted(str(i.value) for task in graph.get_state(config).tasks for i in task.interrupts)
 
 
 def asking(saver, *, first="A?", second=None):
-    """A graph whose second node asks one or two questions."""
+    """Return a graph whose second node asks one or two questions, and the list of its node calls."""
     calls = []
 
     def before(state):
@@ -145,7 +145,7 @@ def test_answers_before_a_second_question_are_kept_in_a_fork(saver, finished):
 
 
 def until_saved(saver, thread, task):
-    """Wait until what a parallel task wrote is saved: LangGraph drops it if another one fails before."""
+    """Wait until a parallel task's write is saved, since LangGraph drops it if another task fails first."""
     for _ in range(1000):
         found = saver.get_tuple(on(thread))  # LangGraph may not have saved the step itself yet
         # The input wrote an empty value to the same channel, in the step before.
@@ -156,7 +156,7 @@ def until_saved(saver, thread, task):
 
 
 def parallel(saver, *, fails=()):
-    """A graph with two nodes in one step: one works, one asks or fails."""
+    """Return a graph with two parallel nodes, one of which asks or fails, and the list of its node calls."""
     calls = []
 
     def work(state):
@@ -276,7 +276,7 @@ def test_an_update_sent_with_an_answer_is_not_in_a_fork_from_the_pause(saver):
 
 
 def nested(saver, *, memory):
-    """A graph with a subgraph that counts its turns and asks in its second node."""
+    """Return a graph with a subgraph that counts turns and asks a question, and the list of its node calls."""
     calls = []
 
     def count(state):

@@ -1,4 +1,4 @@
-"""Forks, copies, deletions, prunings and collections in any order: what is left reads as it did."""
+"""Forks, copies, deletions, prunings and collections in any order leave the remaining threads unchanged."""
 
 from itertools import count
 from typing import Annotated, Any, TypedDict
@@ -21,12 +21,12 @@ acts = st.lists(st.tuples(st.sampled_from(VERBS), st.integers(0, 9), st.integers
 
 
 def joined(state: list[str], writes: list[list[str]]) -> list[str]:
-    """The reducer of a DeltaChannel."""
+    """Append all writes to the state, as the reducer of a DeltaChannel."""
     return [*state, *(item for write in writes for item in write)]
 
 
 class Talk(TypedDict):
-    """A conversation, a value that is spread over the steps, and one that is written anew each time."""
+    """The state: a conversation, a delta channel, and a value that each turn replaces."""
 
     messages: Annotated[list[Any], add_messages]
     log: Annotated[list[str], DeltaChannel(joined, snapshot_frequency=4)]
@@ -34,13 +34,13 @@ class Talk(TypedDict):
 
 
 class Told(TypedDict):
-    """A conversation of a subgraph."""
+    """The state of the subgraph: a conversation."""
 
     messages: Annotated[list[Any], add_messages]
 
 
 def talking(saver):
-    """A graph that logs what it hears, asks back twice in a subgraph with memory, and answers."""
+    """Return a graph that logs each message, asks back twice in a subgraph with memory, and answers."""
 
     def hear(state):
         text = state["messages"][-1].content
@@ -58,7 +58,7 @@ def talking(saver):
 
 
 def history(graph, thread):
-    """What a thread reads as, newest first: id, values, what is next, and the questions that wait."""
+    """Return the ids, values, next nodes and pending interrupts of a thread's states, newest first."""
     return [
         (state.config["configurable"]["checkpoint_id"], state.values, state.next, sorted(map(str, state.interrupts)))
         for state in graph.get_state_history(on(thread))
@@ -66,7 +66,7 @@ def history(graph, thread):
 
 
 class Threads:
-    """The threads of one example, each with what it read as when it was changed last."""
+    """The threads of one example, each with its history after its last change."""
 
     def __init__(self, saver, name):
         self.saver, self.graph, self.name = saver, talking(saver), name
@@ -134,7 +134,7 @@ examples = count()
 
 
 def goes_on(graph, thread, past):
-    """Answer the questions of a thread, then say more."""
+    """Answer the pending questions of a thread, and assert that another turn continues it."""
     while graph.get_state(on(thread)).interrupts:
         graph.invoke(Command(resume="yes"), on(thread))
     before = graph.get_state(on(thread)).values
@@ -144,7 +144,7 @@ def goes_on(graph, thread, past):
 
 
 def check(database, acts):
-    """Do it all, and look at every thread that is left: as it was, here and in a new program, and able to go on."""
+    """Do all acts, and assert that each remaining thread is unchanged, also for a new saver, and can continue."""
     threads = Threads(SQLModelSaver(database), f"example {next(examples)}")
     for act in acts:
         threads.act(*act)
@@ -162,11 +162,11 @@ def check(database, acts):
 
 
 def options(examples):
-    """The examples share a database, which is empty after each."""
+    """Return the settings of a property; its examples share a database, which is empty after each."""
     return settings(max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-# What a question remembers of the answers before it outlives the rows of those answers.
+# Earlier answers that a pending question needs must outlive the rows of those answers.
 @pytest.mark.long
 @example(
     [
@@ -185,5 +185,5 @@ def test_remaining_threads_are_unchanged(database, acts):
 @options(25)
 @given(acts)
 def test_remaining_threads_are_unchanged_over_more_examples(database, acts):
-    """The same with more random examples."""
+    """Remaining threads are also unchanged in a larger number of random examples."""
     check(database, acts)

@@ -1,4 +1,4 @@
-"""`maintenance.fsck`: each kind of damage that a hand or a disk can do is found, at its level, and named (W13)."""
+"""`maintenance.fsck` finds each kind of damage to the database at its level, and names the row (W13)."""
 
 import os
 import threading
@@ -20,7 +20,7 @@ MESSAGE = "type = 'message' AND size > 100"
 
 
 def live(repo):
-    """Make a session with two branches, calls, a rollback, a name, values of every kind."""
+    """Create a session with two branches, calls, a rollback, a named checkpoint, a tag and values of every kind."""
     world = World()
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     for n in range(4):
@@ -36,12 +36,12 @@ def live(repo):
 
 @pytest.fixture
 def lived(lived_through):
-    """A database where somebody lived."""
+    """Return a repository with the session that `live` creates."""
     return lived_through(live)
 
 
 def damage(repo, *statements):
-    """Do what no program of ours does: without any check of the database, as a disk or a hand would."""
+    """Run statements with the foreign keys off, and assert that each one changes a row."""
 
     def work(connection):
         if not backend.is_sqlite(repo):
@@ -62,7 +62,7 @@ def damage(repo, *statements):
 
 
 def all_rows(repo):
-    """Everything in all tables, as it is stored."""
+    """Return the stored rows of all tables."""
     with backend.reading(repo) as connection:
         return {
             name: sorted(map(repr, connection.execute(select(literal_column("*")).select_from(table(name)))))
@@ -71,7 +71,7 @@ def all_rows(repo):
 
 
 def of(repo, level):
-    """What is found up to a level."""
+    """Return the findings up to a level."""
     return repo.maintenance.fsck(level=level).findings
 
 
@@ -170,7 +170,7 @@ DAMAGES = {
         B, "is empty",
     ),
 }  # fmt: skip
-"""What is done, with the level that finds it, the table that is named, and what is said."""
+"""Each damage, with the level that finds it, the statement, and the row and text of the finding."""
 
 
 @pytest.mark.parametrize("name", DAMAGES)
@@ -324,7 +324,7 @@ def test_w13_operation_steps_that_refer_to_a_missing_call_are_found(lived):
         "UPDATE checkpoint SET created_at = '2026-01-01'", "UPDATE tag SET created_at = '2026-01-01 00:00:00'",
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("database", ["sqlite"], indirect=True)  # PostgreSQL lets nothing in that is no time
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)  # PostgreSQL refuses text that is no time
 def test_w13_an_invalid_time_is_found(lived, statement):
     """W13: fsck finds a text that is not a time in the time columns of SQLite tables."""
     damage(lived, statement)
@@ -352,11 +352,11 @@ CHECKED = {
     L: ("invocation_id", "action", "operation_id"),
     DOING: ("external_session_id", "user_id", "kind", "status", "source_id", "target_id", "internal_session_id"),
 }
-"""The columns of which something else tells, too."""
+"""The columns of each table that other stored data confirms."""
 
 
 @pytest.mark.parametrize("name", CHECKED)
-@pytest.mark.parametrize("database", ["sqlite"], indirect=True)  # the rows are the same, and it takes as long again
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)  # PostgreSQL has the same rows
 def test_w13_a_flipped_bit_in_a_redundant_column_is_found(lived, name):
     """W13: one flipped bit in a hash, a word, a count or a reference is found, in the newest row of each table."""
     table = METADATA.tables[name]
@@ -378,7 +378,7 @@ def test_w13_a_flipped_bit_in_a_redundant_column_is_found(lived, name):
 
 
 def flipped(value):
-    """The value with one bit otherwise."""
+    """Return the value with one bit flipped."""
     if isinstance(value, bytes):
         return value[:-1] + bytes([value[-1] ^ 1])
     return value ^ 1 if isinstance(value, int) else value[:-1] + chr(ord(value[-1]) ^ 1)

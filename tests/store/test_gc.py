@@ -1,4 +1,4 @@
-"""`repo.maintenance.gc`: what nothing needs goes and its space comes back; what anything needs stays (W13, P7)."""
+"""`repo.maintenance.gc` deletes unneeded data and frees its space, and keeps everything else (W13, P7)."""
 
 import os
 import threading
@@ -23,19 +23,19 @@ from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
 
 
 def wrap(repo, world=None, kind="tool_node", session="s", model=None, **how):
-    """An agent that does what it is told."""
+    """Return an agent on a session; by default its model obeys the messages."""
     world = world or World()
     return repo.wrap(GRAPHS[kind](model or obedient(), world.tools()), session, effects=world.effects(), **how)
 
 
 def same(found, would):
-    """Whether a dry run told what was done then."""
+    """Return whether a dry run predicted the result, apart from disk sizes."""
     sizes = ("dry_run", "disk_before", "disk_after", "problem")
     return all(value == getattr(would, name) for name, value in vars(found).items() if name not in sizes)
 
 
 def contents(repo, session="s"):
-    """Everything that the checkpoints of a session hold, and the conversations of its branches."""
+    """Return the checkpoints of a session, and the states and conversations of its branches."""
     found = {}
     for branch in repo.session(session).branches():
         found[branch.name] = (branch.session_state, branch.conversation_history)
@@ -44,7 +44,7 @@ def contents(repo, session="s"):
     return found
 
 
-# -- what goes and what stays
+# -- deleted and kept data
 
 
 @pytest.mark.long
@@ -315,7 +315,7 @@ def test_w13_unused_file_snapshots_are_released(repo, tmp_path):
     workspace.close()
 
 
-# -- the rule, alone
+# -- the rule for needed steps
 
 
 STEPS = st.lists(st.tuples(st.sampled_from(["", "", "sub", "task:1"]), st.integers(0, 30)), max_size=40)

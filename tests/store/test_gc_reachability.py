@@ -1,4 +1,4 @@
-"""Whatever branches a session grows: a collection keeps what can be reached, all of it and nothing else (W13)."""
+"""After any operations on a session, a collection keeps exactly what can be reached (W13)."""
 
 import shutil
 from contextlib import suppress
@@ -27,13 +27,13 @@ DEEDS = st.lists(
 
 
 def chat():
-    """A graph that answers in one step."""
+    """Return a graph that answers in one step."""
     graph = StateGraph(MessagesState).add_node("answer", lambda state: {"messages": [AIMessage(f"{len(state)} ok")]})
     return graph.set_entry_point("answer").compile()
 
 
 def do(repo, agent, deed, number):
-    """Do one thing at one of the places that there are; give the agent that goes on."""
+    """Do one operation, at an existing checkpoint if it needs one, and return the agent to continue with."""
     places = sorted(
         {
             point.id
@@ -43,7 +43,7 @@ def do(repo, agent, deed, number):
     )
     place = places[number % len(places)]
     branches = [branch.name for branch in repo.session("s").branches()]
-    with suppress(agentgit.Conflict, agentgit.NotFound, agentgit.InvalidInput):  # what is refused is left out
+    with suppress(agentgit.Conflict, agentgit.NotFound, agentgit.InvalidInput):  # refused operations are skipped
         if deed == "say":
             agent.run(f"say {number}")
         elif deed == "name":
@@ -68,13 +68,13 @@ def do(repo, agent, deed, number):
 
 
 def held(repo):
-    """What each checkpoint and each branch holds."""
+    """Return the contents of each checkpoint and the conversation of each branch."""
     points = [p for branch in repo.session("s").branches() for p in repo.session("s").checkpoints(branch=branch.name)]
     return {p.id: p.to_dict() for p in points} | {b.name: b.conversation_history for b in repo.session("s").branches()}
 
 
 def reachable(repo):
-    """The hashes of all values that something leads to, one by one and by the reader's own road."""
+    """Return the hashes of all reachable values, found one by one with the functions that read them."""
     blobs, way = repo.context.store.graphs.content.blobs, set()
     with backend.reading(repo) as connection:
         for row in connection.execute(select(GRAPH_CHECKPOINT)):
@@ -88,7 +88,7 @@ def reachable(repo):
 
 
 def stored(repo):
-    """The hashes of all values that are stored."""
+    """Return the hashes of all stored values."""
     return set(repo.context.read(lambda c: c.execute(select(BLOB.c.hash)).scalars().all()))
 
 

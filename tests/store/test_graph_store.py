@@ -1,4 +1,4 @@
-"""Graph checkpoints in the database: what is stored, what it costs, what is read back and what is refused."""
+"""Graph checkpoints in the database: what is stored, its size, what is read back, and damaged rows."""
 
 import gc
 
@@ -18,7 +18,7 @@ from agentgit.store.threads.graph_store import GraphKey
 
 @pytest.fixture
 def saver(database):
-    """A saver on a ready, empty database."""
+    """Create a saver on an empty database."""
     return SQLModelSaver(database)
 
 
@@ -117,7 +117,7 @@ def test_hostile_names_are_stored_as_plain_text(saver, name):
     assert found.config["configurable"]["thread_id"] == name
     assert found.checkpoint["channel_values"] == {name: name}
     assert found.pending_writes == [("task", name, name)]
-    if name != "\x00":  # LangGraph takes U+0000 out of metadata
+    if name != "\x00":  # LangGraph removes U+0000 from metadata
         assert [each.config for each in saver.list(None, filter={name: 1})] == [found.config]
     saver.copy_thread(name, name + "2")
     saver.prune([name])
@@ -160,7 +160,7 @@ def test_the_saver_can_write_during_an_unfinished_list(saver):
     gc.collect()
 
 
-# -- what it costs
+# -- storage size
 
 
 def test_storage_grows_linearly_with_the_conversation(saver):

@@ -1,4 +1,4 @@
-"""Files with several names: a restore and an undo change the name that they mean, and no other one."""
+"""Hard links: a restore or an undo of a file leaves other links to it unchanged (F2)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["kind", "work", "workspace"]  # the fixtures
 
 
 def look(path):
-    """Tell the contents, the mode and the number of names of a file."""
+    """Return the contents, the mode and the inode number of a file."""
     found = path.stat()
     return path.read_text(), found.st_mode & 0o7777, found.st_ino
 

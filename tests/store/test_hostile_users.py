@@ -1,4 +1,4 @@
-"""Hostile users (D5): names that mislead, numbers that no database takes, credentials that reach too far."""
+"""Hostile users (D5): misleading names, out-of-range numbers and overreaching credentials gain nothing."""
 
 from datetime import UTC, datetime, timedelta
 from itertools import product
@@ -23,7 +23,7 @@ HUGE = 2**70
 
 @pytest.fixture
 def people(repo):
-    """Handles of three users; ada has a session."""
+    """Return handles of three users, of whom ada has a session."""
     made = {name: repo.as_user(repo.users.add(name)) for name in ("ada", "bob", "cy")}
     made["ada"].session("s", create=True)
     return made
@@ -32,7 +32,7 @@ def people(repo):
 def test_d5_a_qualified_name_finds_only_that_users_session(repo, people):
     """D5: `eve/plan` is eve's session plan, never a session that another user named so, even if it is shared."""
     _, bob, cy = people.values()
-    cy.session("eve/plan", create=True)  # before there is an eve
+    cy.session("eve/plan", create=True)  # before the user eve exists
     eve = repo.as_user(repo.users.add("eve"))
     eve.session("plan", create=True)
     cy.session("eve/plan").sharing.share("bob")
@@ -122,7 +122,7 @@ def test_an_invalid_limit_is_refused(repo, people):
 
 @pytest.fixture
 def statements(repo):
-    """What is said to the database from now on."""
+    """Yield a list of the first words of all statements that follow."""
     said = []
 
     def tell(connection, cursor, statement, parameters, context, many):
@@ -136,7 +136,7 @@ def statements(repo):
 def test_d5_authenticating_with_a_valid_key_only_reads(repo, people, statements):
     """D5: after the first use, authenticating with a valid key and a source address writes nothing."""
     made = repo.keys.create("k", user="bob")
-    repo.authenticate(made.secret, source="10.0.0.1")  # its first use is written down
+    repo.authenticate(made.secret, source="10.0.0.1")  # the first use is recorded
     del statements[:]
     repo.authenticate(made.secret, source="10.0.0.1")
     assert set(statements) <= {"SELECT", "BEGIN", "COMMIT", "ROLLBACK"}
@@ -144,10 +144,10 @@ def test_d5_authenticating_with_a_valid_key_only_reads(repo, people, statements)
 
 
 def test_d5_a_clock_set_back_does_not_extend_a_login_pause(repo, people, monkeypatch):
-    """D5: a login pause longer than any that is ever set was set by another clock, and is ignored."""
+    """D5: a login pause longer than the maximum, as after the clock was set back, is ignored."""
     monkeypatch.setattr(
         login_attempts, "FIRST_PAUSE", timedelta(minutes=2)
-    )  # the test may take longer than the true one
+    )  # the test may take longer than the real pause
     for _ in range(31):
         with pytest.raises(NotAllowed):
             repo.authenticate("x", source="a")
@@ -190,7 +190,7 @@ def test_d5_a_login_upgrades_a_weak_password_hash_once(repo, people, monkeypatch
     assert "t=2" in once
     repo.login("bob", "correct horse")
     assert stored() == once
-    assert first.sessions() == []  # which is let in as before
+    assert first.sessions() == []  # the handle stays valid
     credentials._dummy_hash.cache_clear()
 
 

@@ -1,4 +1,4 @@
-"""Connections that the server closed while nobody used them."""
+"""Closed connections: an idle one is replaced, and a recently used one fails once with Unavailable."""
 
 import points
 import pytest
@@ -11,7 +11,7 @@ from agentgit.store.database import Database
 
 
 def close_others(url):
-    """Let the server close every other connection to this database."""
+    """Terminate every other server connection to a database."""
     engine = create_engine(url)
     with engine.begin() as connection:
         query = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
@@ -21,7 +21,7 @@ def close_others(url):
 
 @pytest.fixture
 def saver(postgres_url):
-    """A saver with a connection in its pool."""
+    """Create a saver with a connection in its pool."""
     database = Database(postgres_url)
     saver = SQLModelSaver(database)
     put(saver, "idle", {"a": 1})
@@ -41,7 +41,7 @@ async def test_a_closed_idle_connection_is_replaced(saver, monkeypatch):
 
 def test_a_recently_used_broken_connection_is_not_reused(saver, monkeypatch):
     """A call on a recently used connection that was closed raises Unavailable, and the next call works."""
-    monkeypatch.setattr(*points.IDLE_SECONDS.place, 3600.0)  # whatever "just" is on this machine
+    monkeypatch.setattr(*points.IDLE_SECONDS.place, 3600.0)  # however slow this machine is
     close_others(saver.database.url)
     with pytest.raises(Unavailable):
         values(saver, on("idle"))

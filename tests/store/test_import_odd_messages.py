@@ -1,4 +1,4 @@
-"""Messages and values of odd shape are refused with their line, or everybody can read them afterwards (B8)."""
+"""Imported messages and values of odd shape are refused with their line, or readable everywhere (B8)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from agentgit.web import app
 
 
 class State(TypedDict, total=False):
-    """What a conversation has besides its messages."""
+    """A conversation with two additional channels."""
 
     messages: Annotated[list[AnyMessage], add_messages]
     notes: list[Any]
@@ -45,7 +45,7 @@ TALK = [
 
 
 def graph():
-    """Say what the test wants, and ask somebody about the second turn."""
+    """Return a graph that answers the first turn with `TALK` and the second with an interrupt."""
 
     def say(state: State) -> Any:
         if len(state["messages"]) > 1:
@@ -57,7 +57,7 @@ def graph():
 
 @pytest.fixture(scope="module")
 def export():
-    """A session with every kind of value, and a question that waits."""
+    """Return the export of a session with every kind of value and a pending interrupt."""
     with agentgit.open(":memory:") as repo:
         agent = repo.wrap(graph(), "s")
         agent.invoke({"messages": [("user", "hello")]})
@@ -66,16 +66,16 @@ def export():
 
 
 def kind_and_data(record):
-    """Give the type and the bytes of a value."""
+    """Return the type and the bytes of a value."""
     return record["type"], record["text"].encode() if record["text"] is not None else base64.b64decode(record["data"])
 
 
 def reforged(export, changes):
-    """Change values, and put new hashes wherever the old ones stood, as if the session had been stored so.
+    """Replace values of an export, and update every hash that depends on them.
 
     Args:
-        export: the bytes.
-        changes: for each place among the values, the type and bytes that stand there now.
+        export: the original export.
+        changes: the new type and bytes of each replaced value, by its position among the values.
     """
     names: dict[str, str] = {}
 
@@ -115,13 +115,13 @@ def reforged(export, changes):
 
 
 def values_of(export):
-    """List the values of an export with their places."""
+    """Return the values of an export with their positions."""
     records = [json.loads(line) for line in export.splitlines()]
     return list(enumerate(map(kind_and_data, of(records, "value"))))
 
 
 def read_everywhere(repo, name):
-    """Read a session in every way that there is; whatever raises fails the test."""
+    """Read a session in every possible way; an exception fails the test."""
     session = repo.session(name)
     try:
         agent = repo.wrap(graph(), name)
@@ -161,7 +161,7 @@ def read_everywhere(repo, name):
 
 
 def taken(repo, file, name):
-    """Import a file and read it everywhere; or make sure that it was refused with its line, and left nothing."""
+    """Import and read a file, or assert that its refusal names a line and stores nothing; return if it is accepted."""
     before, refusal = rows(repo), None
     try:
         repo.import_(file, session=name)
@@ -176,7 +176,7 @@ def taken(repo, file, name):
 
 
 def places(value, way=()):
-    """List the ways to all that is in a value."""
+    """Yield the paths to everything in a value."""
     inside = value.items() if isinstance(value, dict) else list(enumerate(value)) if isinstance(value, list) else ()
     for name, item in inside:
         yield (*way, name)
@@ -184,7 +184,7 @@ def places(value, way=()):
 
 
 def changed(value, way, odd):
-    """Give a copy of a value with something else in one place; with nothing there if `odd` is `...`."""
+    """Return a copy of a value with `odd` at a path, or without that path if `odd` is `...`."""
     made = at = json.loads(json.dumps(value))
     for name in way[:-1]:
         at = at[name]
@@ -196,7 +196,7 @@ def changed(value, way, odd):
 
 
 def deep(levels):
-    """Make a nest of lists."""
+    """Return lists nested to a depth."""
     made: list[Any] = []
     for _ in range(levels):
         made = [made]
@@ -211,16 +211,16 @@ ODD = [
 ]  # fmt: skip
 
 EXTRAS = ("_fields_set", "cls", "self", "model_dump", "pretty_print", "tool_calls", "usage_metadata", "name")
-"""Fields that a message may be given though its kind has none of them."""
+"""Fields that are added to each message, although most kinds have none of them."""
 
 
 def as_leaf(value):
-    """Write a message as bytes, as somebody may who does not ask agentgit."""
+    """Return the type and bytes of a message, without the checks of agentgit."""
     return "message+py", json.dumps(value).encode()
 
 
 def mutants(export):
-    """Give changes of the messages of an export: each field and what is in it, with what it never is."""
+    """Yield changes of the messages of an export, each with an odd value in one field."""
     for n, (kind, data) in values_of(export):
         if kind in ("message", "message+py"):
             message = json.loads(data)
@@ -234,7 +234,7 @@ def mutants(export):
 
 
 def sent(value):
-    """Write msgpack."""
+    """Encode a value as msgpack."""
     return ormsgpack.packb(value, option=ormsgpack.OPT_NON_STR_KEYS)
 
 
@@ -265,7 +265,7 @@ LEAVES = [
 
 @pytest.fixture
 def target():
-    """Where it is imported."""
+    """Open an empty repository to import into."""
     with agentgit.open(":memory:", user="ada") as repo:
         yield repo
 
@@ -309,7 +309,7 @@ def test_b8_the_error_for_an_invalid_message_names_line_and_field(export, target
 
 
 def all_taken(export, all_changes):
-    """Count those that were taken and all; a hundred in one repository, so that what lies there slows nothing down."""
+    """Return the number of accepted changes and of all; each hundred has a new repository, to stay fast."""
     count, all_changes = [], iter(all_changes)
     while hundred := list(itertools.islice(all_changes, 100)):
         with agentgit.open(":memory:", user="ada") as target:
@@ -318,7 +318,7 @@ def all_taken(export, all_changes):
 
 
 def odd_values(export):
-    """Give changes of all values of an export: something of another type in its place."""
+    """Return changes that replace each value of an export, except records, by each of `LEAVES`."""
     places_ = [n for n, (kind, _) in values_of(export) if kind != "record"]
     return ({place: odd} for place, odd in itertools.product(places_, LEAVES))
 
@@ -332,7 +332,7 @@ def test_b8_forged_messages_are_refused_or_readable(export):
 
 @pytest.mark.long
 def test_b8_many_forged_messages_are_refused_or_readable(export):
-    """B8: the same with one of 14 changes (all of them take a quarter of an hour)."""
+    """B8: a message with an odd value in any field is refused or readable; one of 14 changes is tried, for time."""
     count, n = all_taken(export, itertools.islice(mutants(export), 0, None, 14))
     assert 0 < count < n
 
@@ -346,6 +346,6 @@ def test_b8_forged_values_are_refused_or_readable(export):
 
 @pytest.mark.long
 def test_b8_all_forged_values_are_refused_or_readable(export):
-    """B8: the same, with every odd value in every place."""
+    """B8: a value replaced by one of another type is refused or readable; every replacement is tried."""
     count, n = all_taken(export, odd_values(export))
     assert 0 < count < n

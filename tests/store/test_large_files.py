@@ -1,4 +1,4 @@
-"""Large files: hashed, stored, restored and compared part by part, in little memory."""
+"""Large files are hashed, stored, compared and restored in parts, with little memory."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from agentgit.workspace.disk.atomic_file import IN_MEMORY
 
 SIZE = 100_000_000
 LITTLE = 40_000_000
-"""What Python may take for all of it, in bytes."""
+"""The limit for the memory that Python allocates during the whole test, in bytes."""
 
 
 def sparse(path, ends: bytes, size: int = SIZE) -> None:
-    """Write a large file that takes little space."""
+    """Write a large sparse file that starts and ends with the given bytes."""
     with open(path, "wb") as file:
         file.write(ends)
         file.seek(size - len(ends))
@@ -28,7 +28,7 @@ def sparse(path, ends: bytes, size: int = SIZE) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["git", "directory"])
 def test_a_large_file_needs_little_memory(tmp_path, kind):
-    """Large files: save, diff, plan, restore and copy of a file of 100 MB take less than 40 MB of memory."""
+    """Large files: save, diff, plan, restore and copy of a file of 100 MB need less than 40 MB of Python memory."""
     work = tmp_path / "work"
     work.mkdir()
     (tmp_path / "other").mkdir()

@@ -1,6 +1,6 @@
-"""Leases: on a server a run that nobody heard of for long is taken back, and can do no harm if it lives all the same.
+"""Leases: on a server, a run whose lease has ended is taken over, and does no harm if it is still alive.
 
-SQLite has none: a file is on one machine, where a process is seen to be dead.
+SQLite has no leases: its file is on one machine, where the death of a process can be detected.
 """
 
 import threading
@@ -27,11 +27,7 @@ on_postgresql = pytest.mark.parametrize("database", ["postgresql"], indirect=Tru
 
 
 class Meanwhile(World):
-    """A world in which something else happens once, while a tool or an undo is on its way.
-
-    Args:
-        then: what.
-    """
+    """A world that calls the function in `then` once, during the next `add` or its undo."""
 
     def __init__(self):
         super().__init__()
@@ -53,7 +49,7 @@ class Meanwhile(World):
 
 @pytest.fixture(autouse=True)
 def nothing_is_renewed(monkeypatch):
-    """Let nothing be renewed that a test has let end, however long it takes."""
+    """Make the pause between renewals longer than any test, so that an ended lease stays ended."""
     monkeypatch.setattr(*points.SECONDS_PER_LEASE.place, 0.01)
 
 
@@ -69,13 +65,13 @@ def wrapped(repo, world):
 
 
 def let_end(repo, table=BRANCH):
-    """Let all leases end, as if their time had passed; give how many there were."""
+    """End all leases, as if their time had passed, and return their number."""
     ending = update(table).where(table.c.lease_until.is_not(None)).values(lease_until=LONG_AGO)
     return backend.write(repo, lambda c: c.execute(ending).rowcount)
 
 
 def ends(repo, table=BRANCH):
-    """Read when the leases of what is at work end."""
+    """Return the ends of the leases of all rows that have an owner."""
     with backend.reading(repo) as connection:
         return list(connection.execute(select(table.c.lease_until).where(table.c.owner.is_not(None))).scalars())
 
@@ -111,12 +107,12 @@ def test_d5_a_turn_with_an_expired_lease_saves_no_more_steps(repo, world):
 
     def take_over():
         assert let_end(repo) == 1
-        other = threading.Thread(target=run)  # it is in no turn, as another process
+        other = threading.Thread(target=run)  # a new thread is in no turn, like another process
         other.start()
         other.join()
 
     world.then = take_over
-    with pytest.raises(Conflict, match="taken over"):  # sync: no step is saved late, while the other one looks
+    with pytest.raises(Conflict, match="taken over"):  # sync, so that no step is saved during the other turn
         agent.invoke({"messages": [("user", "add table")]}, durability="sync")
     late = wrapped(repo, world)
     assert [m["content"] for m in late.history() if m["role"] == "user"] == ["add chair", "add table", "look"]
@@ -229,6 +225,6 @@ def test_d5_a_lease_is_renewed_until_its_work_ends_despite_failures(monkeypatch)
 
 @pytest.mark.parametrize("seconds", [0, 2.9, -1, float("nan")])
 def test_d5_a_lease_too_short_to_be_renewed_is_refused(seconds):
-    """D5: a lease shorter than an ordinary pause is refused, as living runs would be taken over."""
+    """D5: a lease shorter than an ordinary pause is refused, because live runs would be taken over."""
     with pytest.raises(InvalidInput, match="lease_seconds"):
         process.Leases(lambda tenant_id, work: None, seconds)

@@ -1,4 +1,4 @@
-"""How much memory reading takes: one conversation at a time, however many checkpoints there are."""
+"""Reading checkpoints needs memory for a few conversations only, however many checkpoints there are."""
 
 import tracemalloc
 
@@ -13,19 +13,19 @@ MESSAGES, CHECKPOINTS = 40, 1000
 
 @pytest.fixture
 def saver(database):
-    """A saver on a thread of many checkpoints that all have the same long conversation."""
+    """Create a saver with a thread of many checkpoints that all have the same long conversation."""
     saver, parent = SQLModelSaver(database), None
     talk = [HumanMessage(f"message {n} " * 20, id=str(n)) for n in range(MESSAGES)]
     for n in range(CHECKPOINTS):
         changed = ["messages", "n"] if parent is None else ["n"]
         config = put(saver, "t", {"messages": talk, "n": n}, parent=parent, changed=changed)
         parent = config["configurable"]["checkpoint_id"]
-    assert len(saver.get_tuple(on("t")).checkpoint["channel_values"]["messages"]) == MESSAGES  # caches are warm
+    assert len(saver.get_tuple(on("t")).checkpoint["channel_values"]["messages"]) == MESSAGES  # warms the caches
     return saver
 
 
 class Peak:
-    """The greatest amount of memory that Python had at once inside of a block, in bytes."""
+    """A context manager that measures the peak of Python's memory during its block, in bytes."""
 
     def __enter__(self):
         tracemalloc.start()
@@ -49,5 +49,5 @@ async def test_listing_needs_memory_for_only_a_few_conversations(saver):
         with Peak() as peak:
             assert sum([1 async for _ in saver.alist(on("t"), limit=limit)]) == (limit or CHECKPOINTS)
         peaks.append(peak.bytes)
-    assert max(peaks[2:]) < 3 * min(peaks[:2])  # five times as many checkpoints
+    assert max(peaks[2:]) < 3 * min(peaks[:2])  # for five times as many checkpoints
     assert max(peaks) < 8 * one.bytes

@@ -1,4 +1,4 @@
-"""Messages that were encoded already are not encoded again, and never wrongly taken for known."""
+"""A message that was encoded before is not encoded again, and is never mistaken for another one."""
 
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
@@ -10,7 +10,7 @@ from agentgit.store.objects.lru import LRUCache
 
 @pytest.fixture
 def codec():
-    """A codec that counts how often a message was encoded."""
+    """Create a codec that counts how often it encodes a message."""
 
     class Counting(Codec):
         encoded = 0
@@ -68,7 +68,7 @@ def test_message_classes_with_equal_fields_are_distinguished(codec):
     """Messages of different classes with the same fields are encoded differently."""
 
     class Mine(HumanMessage):
-        """A subclass, which plain JSON could not give back."""
+        """A subclass that plain JSON cannot restore."""
 
     same = [HumanMessage("x", id="1"), SystemMessage("x", id="1")]
     found = codec.encode(same).body
@@ -77,7 +77,7 @@ def test_message_classes_with_equal_fields_are_distinguished(codec):
 
 
 def test_messages_with_non_json_values_are_encoded_every_time(codec):
-    """A message with values that JSON cannot hold is never cached: marshal writes bytes and bytearray alike."""
+    """A message with non-JSON values is never cached, because marshal writes bytes and bytearray alike."""
     one, other = (ToolMessage("x", tool_call_id="c", id="1", artifact=kind(b"ab")) for kind in (bytes, bytearray))
     for message in (one, other, one):
         assert codec.encode([message]).body == Codec(codec.serde).encode([message]).body

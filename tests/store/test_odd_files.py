@@ -1,4 +1,4 @@
-"""One odd file stops neither a save nor a restore nor an undo of the others, and a failure names the path and why."""
+"""An odd file stops no save, restore or undo of other files, and the error names its path and the reason."""
 
 from __future__ import annotations
 
@@ -22,7 +22,14 @@ __all__ = ["kind", "work", "workspace"]  # the fixtures
 
 
 def refusing(plain, name, number=errno.EIO, *, beneath=False):
-    """Do what the system does, but refuse one name; or only in a directory that is open."""
+    """Return a function that raises an OSError for one file name, and otherwise calls the original function.
+
+    Args:
+        plain: The original function.
+        name: The file name.
+        number: The error number.
+        beneath: True to raise only for calls relative to an open directory.
+    """
 
     def call(*arguments, **named):
         if (not beneath or "dir_fd" in named) and any(
@@ -36,7 +43,7 @@ def refusing(plain, name, number=errno.EIO, *, beneath=False):
 
 @pytest.fixture
 def other_file_system(monkeypatch):
-    """The storage is on another file system than the workspace: nothing can be renamed from one to the other."""
+    """Make renames from the workspace to the storage fail, as if they were on different file systems."""
     plain = os.rename
 
     def rename(source, target, *, src_dir_fd=None, dst_dir_fd=None):
@@ -48,7 +55,7 @@ def other_file_system(monkeypatch):
 
 
 def in_the_way(work):
-    """Make a directory in which nothing is captured, where a file was."""
+    """Write files, and return a function that replaces one by a directory of ignored files and changes another."""
     (work / "a").write_text("file")
     (work / ".gitignore").write_text("inner\n")
     (work / "b").write_text("b")
@@ -66,7 +73,7 @@ def in_the_way(work):
 
 
 def test_f3_a_named_pipe_is_moved_aside_to_another_file_system(workspace, work, other_file_system):
-    """F3: a directory with a named pipe is moved aside, the pipe is recreated and never read; the restore is done."""
+    """F3: a directory with a named pipe is moved aside, and the pipe is recreated without being read."""
     change = in_the_way(work)
     first, was = workspace.save(), picture(work)
     change()
@@ -177,7 +184,7 @@ def test_f3_a_file_with_damaged_contents_does_not_stop_other_files(work, tmp_pat
 
 @pytest.mark.parametrize("call", ["open", "lstat"])
 def test_f3_a_save_leaves_out_and_names_an_unreadable_file(workspace, work, monkeypatch, call):
-    """F3: a save captures all other files and names the unreadable one with the reason of the system."""
+    """F3: a save captures all other files and names the unreadable one with the system's reason."""
     for name in ("a", "odd", "z"):
         (work / name).write_text("one")
     with monkeypatch.context() as patch:
@@ -214,7 +221,7 @@ def test_f3_a_failing_file_does_not_stop_an_undo_of_other_files(work, tmp_path):
 
 
 def test_f3_a_mount_point_does_not_stop_a_restore(workspace, work, monkeypatch):
-    """F3: a directory that is a mount point is kept, and the restore is done."""
+    """F3: a restore keeps a directory that is a mount point, and completes."""
     first = workspace.save()
     (work / "m").mkdir(0o700)
     (work / "m" / "a").write_text("a")
@@ -226,7 +233,7 @@ def test_f3_a_mount_point_does_not_stop_a_restore(workspace, work, monkeypatch):
 
 
 def test_f3_a_save_that_git_cannot_write_reports_the_reason(work, tmp_path, monkeypatch):
-    """F3: a save that git cannot write reports the error of git."""
+    """F3: a save that git cannot write raises Unavailable with git's error."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "git").write_text(
         f"""#!/bin/sh

@@ -1,4 +1,4 @@
-"""The variant of PostgreSQL whose tables are divided by tenant: the same store, keys, walls and trigger (D5)."""
+"""PostgreSQL tables partitioned by tenant keep their rows, keys, policies and triggers, and work as before (D5)."""
 
 from contextlib import closing
 
@@ -18,7 +18,7 @@ PARTS = "SELECT count(*) FROM pg_inherits"
 
 @pytest.fixture
 def divided(empty_server):
-    """A database that was divided with a session of each of three tenants in it, and its rows as they were."""
+    """Partition a database that has a session in each of three tenants; yield it and its rows from before."""
     with closing(Database(empty_server)) as database:
         schema.upgrade(database)
         for tenant in ("local", "one", "two"):

@@ -1,4 +1,4 @@
-"""Directories and files that their owner has closed to himself, as a user whom modes bind: not the superuser."""
+"""Files that their owner cannot read or write are saved, restored or reported, for a user without privileges."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ BEGIN = f"""
 
 @pytest.fixture
 def place(tmp_path):
-    """A folder that belongs to nobody, with an empty workspace's directory."""
+    """Create a directory with an empty workspace, owned by `nobody` if the tests run as root."""
     above = Path(tempfile.gettempdir())
     for folder in (above, *(one for one in (tmp_path, *tmp_path.parents) if one.is_relative_to(above))):
         if folder.stat().st_uid == os.getuid():
@@ -49,7 +49,7 @@ def place(tmp_path):
 
 @pytest.fixture(params=["git", "directory"])
 def kind(request):
-    """Which environment."""
+    """Return the environment of the workspace."""
     return request.param
 
 

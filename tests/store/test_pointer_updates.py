@@ -1,4 +1,4 @@
-"""Pointers and metadata that two transactions change at once, where each statement sees what the other committed."""
+"""Concurrent transactions that update the same pointer or metadata lose no update."""
 
 import threading
 import time
@@ -47,7 +47,10 @@ def until_somebody_waits(url):
 
 @pytest.fixture
 def meet(repo):
-    """Runs work in two transactions, the second while the first is not committed yet and the second waits for it."""
+    """Return a function that runs two functions in concurrent transactions, and returns the result of the second.
+
+    The second transaction waits for the first one, which has not committed yet.
+    """
 
     def meet(first, second):
         with ThreadPoolExecutor(1) as pool:
@@ -55,9 +58,9 @@ def meet(repo):
 
             def both(connection):
                 first(connection)
-                flush_batch(connection)  # with what would else go with the commit
+                flush_batch(connection)  # would otherwise be sent with the commit
                 others.append(pool.submit(backend.database(repo).write, second))
-                if not backend.is_sqlite(repo):  # there is only one writer anyway
+                if not backend.is_sqlite(repo):  # SQLite has only one writer at a time
                     until_somebody_waits(backend.url(repo))
 
             backend.write(repo, both)

@@ -1,4 +1,4 @@
-"""The repository: references, sessions, users, and what it refuses (rows D1, D5's first part)."""
+"""References, sessions, users and databases of a repository, and the errors for invalid ones (rows D1 and D5)."""
 
 import os
 import sqlite3
@@ -22,7 +22,7 @@ from agentgit.store.database import Database
 
 
 def chat(repo, session="s", **options):
-    """Wrap a graph that only talks."""
+    """Wrap a graph without tools that gives numbered answers."""
     return repo.wrap(tool_node_graph(scripted(*(f"answer {n}" for n in range(20))), []), session, **options)
 
 
@@ -306,7 +306,7 @@ folder.chmod(0o700)
 
 
 def test_a_read_only_file_can_be_read_and_a_run_names_the_missing_permission(tmp_path):
-    """Bad input: a read-only file can be read, a run names the missing permission, and so does a read-only folder."""
+    """Bad input: a read-only file can be read, and a run in it or a read-only folder names the missing permission."""
     folder, above = tmp_path / "folder", Path(tempfile.gettempdir())
     folder.mkdir()
     for one in (tmp_path, *tmp_path.parents):

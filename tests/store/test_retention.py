@@ -1,4 +1,4 @@
-"""Retention: what a session keeps of its checkpoints, and that what something needs is never touched (B4, B5, P7)."""
+"""Retention: which checkpoints of a session are deleted, and that needed ones always stay (B4, B5, P7)."""
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -53,12 +53,12 @@ RETENTIONS = st.builds(
 
 
 def ten_each(points):
-    """A measure: each checkpoint takes ten bytes, and what there is besides takes five."""
+    """Return a measure in which each remaining checkpoint takes ten bytes, and everything else takes five."""
     return lambda gone: 5 + 10 * (len(points) - len(set(gone)))
 
 
 def kept(points, retention):
-    """The points that stay."""
+    """Return the checkpoints that stay."""
     return [one.point for one in judge(points, retention, NOW, ten_each(points)) if not one.is_removed]
 
 
@@ -171,7 +171,7 @@ def test_bad_input_an_invalid_limit_is_refused(bad):
     "bad", [{"max": 3}, {"max_age": "long"}, {"max_age": 1e300}, {"max_age": float("nan")}], ids=str
 )
 def test_bad_input_an_invalid_stored_retention_is_refused(bad):
-    """Bad input: a dict that `to_dict` did not write is refused, and no other error is raised."""
+    """Bad input: a dict that `to_dict` did not write raises InvalidInput or ValueError, and no other error."""
     with pytest.raises((InvalidInput, ValueError)):
         Retention.from_dict(bad)
 
@@ -180,13 +180,13 @@ def test_bad_input_an_invalid_stored_retention_is_refused(bad):
 
 
 def wrap(repo, world=None, **how):
-    """An agent in session s that does what it is told."""
+    """Wrap a graph with an obedient model as session s."""
     world = world or World()
     return repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects(), **how)
 
 
 def forgetful():
-    """A graph whose state is the last text only, so that older checkpoints are all that older texts are kept for."""
+    """Build a graph whose state is only the last text, so that only older checkpoints need older texts."""
 
     class State(TypedDict):
         text: str
@@ -195,12 +195,12 @@ def forgetful():
 
 
 def noise(n, size):
-    """A text of so many bytes in hexadecimal form that does not become much shorter by packing."""
+    """Return `size` pseudorandom bytes as hexadecimal text, which is hard to compress."""
     return shake_256(str(n).encode()).hexdigest(size)
 
 
 def references(repo):
-    """The checkpoints that are there, over all branches."""
+    """Return the references of all checkpoints of session s, over all branches."""
     with backend.reading(repo) as connection:
         return [point.reference for point in retention.points(connection, repo.context.store, repo.session("s").id)]
 
@@ -410,7 +410,7 @@ def test_b4_gc_enforces_the_size_limit_and_turns_do_not(repo):
 
 
 def test_bad_input_thinning_without_a_retention_is_refused(repo):
-    """Bad input: thinning without a retention says that everything is kept, and changes nothing."""
+    """Bad input: thinning without a retention is refused because everything is kept, and changes nothing."""
     wrap(repo).run("hm")
     with pytest.raises(InvalidInput, match="keeps everything"):
         repo.session("s").retention.apply()
@@ -431,7 +431,7 @@ def test_a_rollback_to_a_deleted_checkpoint_is_refused(repo, monkeypatch):
     repo.session("s").retention.set(Retention(compress_after=1, keep_last=1))
     repo.session("s").retention.apply()
     monkeypatch.setattr(Rollbacks, "_find_target", lambda *_: held)
-    # A fork looks in the transaction that makes the branch, so nothing can go between.
+    # A fork finds its checkpoint in the transaction that creates the branch, so nothing can delete it in between.
     for verb, said in ((agent.rollback, "has been deleted"), (agent.fork, "does not exist")):
         with pytest.raises(agentgit.NotFound, match=said):
             verb("main#3")

@@ -1,4 +1,4 @@
-"""What thinning, deleting and collecting leave: all that merges, explorations and exports go back to (B4)."""
+"""Thinning, deleting and collecting keep all that merges, explorations, templates and exports need (B4)."""
 
 import io
 import operator
@@ -22,31 +22,31 @@ FEW = Retention(compress_after=1, keep_last=1, max_checkpoints=1)
 
 
 class Shopping(MessagesState):
-    """A conversation and a list whose reducer adds."""
+    """A conversation, and a list whose reducer concatenates."""
 
     cart: Annotated[list[str], operator.add]
 
 
 def shopping():
-    """A graph that answers, and keeps what is put into the cart."""
+    """Build a graph that answers, and keeps what is put into the cart."""
     graph = StateGraph(Shopping).add_node("answer", lambda state: {"messages": [AIMessage("noted")]})
     return graph.set_entry_point("answer").compile()
 
 
 def say(agent, *cart):
-    """One turn."""
+    """Run one turn that puts items into the cart."""
     agent.invoke({"messages": [("user", "hi")], "cart": list(cart)})
 
 
 def working(repo, session="s"):
-    """An agent that does what it is told."""
+    """Wrap a graph with an obedient model."""
     world = World()
     return repo.wrap(tool_node_graph(obedient(), world.tools()), session, effects=world.effects())
 
 
 @pytest.fixture
 def merged(repo):
-    """A branch that was merged into main, after which both went on."""
+    """Return an agent on main after a merge of another branch, and after both branches continued."""
     ours = repo.wrap(shopping(), "s")
     say(ours, "chair")
     theirs = ours.fork(name="theirs")

@@ -1,4 +1,4 @@
-"""How often a turn asks the server: pinned, so that it does not creep up."""
+"""A turn needs only a fixed number of round trips to the server, and pipelined statements are reliable."""
 
 import asyncio
 from contextlib import closing
@@ -18,7 +18,7 @@ from agentgit.store.sql.tables import TENANT
 
 @pytest.fixture
 def sent(monkeypatch):
-    """What goes to the server: the statements of each way there."""
+    """Return a list that collects the statements of each round trip to the server."""
     ways, plain = [], batch._send
 
     def send(driver, statements):
@@ -30,7 +30,7 @@ def sent(monkeypatch):
 
 
 def of_last_turn(postgres_url, sent, said):
-    """Run two turns, and give what the second one sent."""
+    """Run two turns, and return what the second one sent."""
     world = World()
     with agentgit.SQLModelSaver.from_conn_string(postgres_url) as saver:
         saver.setup()
@@ -46,8 +46,8 @@ def of_last_turn(postgres_url, sent, said):
 def test_d5_a_turn_needs_few_round_trips_to_the_server(postgres_url, sent, said, most, statements):
     """D5: a turn needs few round trips and few statements, and a turn with a tool call some more."""
     ways = of_last_turn(postgres_url, sent, said)
-    # LangGraph saves a task's writes in another thread than their checkpoint. Those that come before it cost one way
-    # and three statements more.
+    # LangGraph saves a task's writes and their checkpoint in different threads. Writes that come before the checkpoint
+    # cost one more round trip and three more statements.
     early = sum(any("INSERT INTO graph_write" in sql for sql in way) for way in ways)
     assert 0 < len(ways) <= most + early
     assert 0 < sum(map(len, ways)) <= statements + 3 * early
@@ -55,7 +55,7 @@ def test_d5_a_turn_needs_few_round_trips_to_the_server(postgres_url, sent, said,
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_d5_a_failed_pipeline_reports_its_error_and_logs_nothing(postgres_url, caplog, is_async):
-    """D5: a failed pipeline reports the error of its statement, stores nothing, and the next pipeline works."""
+    """D5: a failed pipeline reports its statement's error, stores and logs nothing, and the next pipeline works."""
     taken, count = CompiledStatement(insert(TENANT)), select(func.count()).select_from(TENANT)
 
     def add(connection, *ids):

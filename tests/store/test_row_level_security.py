@@ -1,4 +1,4 @@
-"""The second wall (D5): row-level security holds where a query forgets to ask whose rows it may see."""
+"""Row-level security protects rows from queries that do not filter by tenant or user (D5)."""
 
 import json
 import re
@@ -33,12 +33,12 @@ OF_SESSIONS = {
     "external_session", "internal_session", "tool_invocation", "world_log", "operation", "workspace_snapshot", "tag",
     "checkpoint", "search_text",
 }  # fmt: skip
-"""The tables whose rows a user sees of own and shared sessions only; the trail is one more, which has others' too."""
+"""The tables in which users see rows of own and shared sessions only; the trail has other rows, too."""
 
 
 @contextmanager
 def as_role(url):
-    """Give the place of a database for a role that owns nothing and was granted the work."""
+    """Create a role that owns nothing, grant it the rights to work, and yield a URL for it."""
     role = f"agentgit_{uuid.uuid4().hex}"
     with closing(Database(url)) as owner:
         owner.write(lambda c: c.exec_driver_sql(f"CREATE ROLE {role} LOGIN"))
@@ -51,20 +51,20 @@ def as_role(url):
 
 @pytest.fixture
 def database(postgres_url):
-    """A ready, empty PostgreSQL database, as a role that owns nothing."""
+    """Open an empty PostgreSQL database with all tables, as a role that owns nothing."""
     with as_role(postgres_url) as url, closing(Database(url)) as database:
         yield database
 
 
 @pytest.fixture
 def owner(postgres_url):
-    """The same database as a superuser, for whom there are no walls."""
+    """Open the same database as a superuser, who bypasses row-level security."""
     with closing(Database(postgres_url)) as database:
         yield database
 
 
 def seen(database):
-    """Count the rows of each table that a query finds which asks for nobody's."""
+    """Count the rows of each table that an unfiltered query finds."""
     with database.reading() as connection:
         counts = (select(func.count()).select_from(table).scalar_subquery() for table in TABLES)
         found = connection.execute(select(*counts)).one()
@@ -72,7 +72,7 @@ def seen(database):
 
 
 def works(repo, session):
-    """Order something in a new session, take it back, and go on with the branch that this makes."""
+    """Run a turn in a new session, undo it, continue on the new branch, and tag and search it."""
     things, model = World(), scripted(call("add", item="chair"), *["done"] * 9)
     agent = repo.wrap(tool_node_graph(model, things.tools()), session, effects=things.effects())
     agent.run("a chair")
@@ -127,7 +127,7 @@ def test_d5_the_policies_match_the_security_page(owner):
 
 @pytest.fixture
 def others(world, owner):
-    """Row counts of a full tenant by table, beside one with sessions of its own; and the database of that tenant."""
+    """Yield the row counts of a filled tenant by table, and a repository of another tenant of its database."""
     filled(world)
     before = seen(owner)
     assert {name for name, count in before.items() if not count} <= {
@@ -157,7 +157,7 @@ def test_d5_an_unfiltered_statement_never_changes_another_tenant(others, owner, 
     """D5: an unfiltered delete spares another tenant, and no row can be inserted or moved into it."""
     before, there = others
     database, theirs = backend.database(there), world.repo.context.store.tenant_id
-    mine, trail = seen(database), {"audit_event", "erasure"}  # which can only grow, whoever asks
+    mine, trail = seen(database), {"audit_event", "erasure"}  # tables whose rows nobody can change
     for table in TABLES:
         row = {}
         with owner.reading() as connection:
@@ -166,7 +166,7 @@ def test_d5_an_unfiltered_statement_never_changes_another_tenant(others, owner, 
         statements = [] if row is None else [insert(table).values(dict(row))]
         if mine[table.name] and table.name not in trail:
             statements.append(update(table).values({of.name: theirs}))
-        # Where a trigger looks first, it finds nothing there that tells of the erasure.
+        # For an erasure a trigger runs first, and finds no event of the erasure that it can read.
         said = "cannot be changed" if table.name == "erasure" else "row-level security"
         for statement in statements:
             with pytest.raises(NotAllowed, match=said):
@@ -229,7 +229,7 @@ def test_d5_a_running_turn_finishes_after_its_user_loses_access(database, ends):
         past = update(members).values(expires_at=datetime.now(UTC) - timedelta(hours=1))
 
         def lose(item: str) -> str:
-            """Lose the right in the middle of a call."""
+            """Remove the user's access during a call."""
             if ends == "taken":
                 ada.session("s").sharing.unshare("bob")
             else:
@@ -275,7 +275,7 @@ def test_d5_a_running_rollback_finishes_after_its_user_loses_access(database):
         graph = tool_node_graph(scripted(call("add", item="chair"), call("add", item="table"), "done"), [add])
         agent = bob.wrap(graph, "ada/s", effects={"add": agentgit.reversible(undo)})
         agent.run("a chair and a table")
-        with pytest.raises(NotFound):  # the report is not for who may not look any more
+        with pytest.raises(NotFound):  # a user without access receives no report
             agent.rollback("main#1")
         assert undone == ["table", "chair"]
         assert [one.status for one in ada.session("s").tool_track(branch="main")] == ["reversed", "reversed"]
@@ -380,7 +380,7 @@ def test_d5_erasing_keeps_snapshots_that_another_user_has(database, tmp_path):
 
 @pytest.fixture
 def apart(empty_server):
-    """A database of its own: as its owner, and as a role that owns nothing."""
+    """Create a database, and yield it as opened by its owner and by a role that owns nothing."""
     with closing(Database(empty_server)) as owner:
         schema.upgrade(owner)
         with as_role(empty_server) as url, closing(Database(url)) as database:
@@ -402,7 +402,7 @@ def test_d5_errors_of_an_unprivileged_role_name_the_owners_command(second, apart
         with pytest.raises(NotAllowed) as refused:
             change()
         assert f"agentgit db {verb} {theirs}" in str(refused.value).replace("'", "")
-    schema.upgrade(database)  # there is nothing to do
+    schema.upgrade(database)  # the schema is up to date
     schema.downgrade(owner, "0001")
     with pytest.raises(NotAllowed, match="does not own the tables"):
         schema.upgrade(database)
@@ -465,7 +465,7 @@ def test_bad_roles_are_refused(owner, database, repo_on_sqlite):
         roles.grant(owner, owner.url.username)
     role = database.url.username
     owner.write(lambda c: c.exec_driver_sql(f"GRANT {owner.url.username} TO {role}"))
-    with pytest.raises(NotAllowed, match="membership"):  # SET ROLE makes them the superuser
+    with pytest.raises(NotAllowed, match="membership"):  # a member can become the superuser by SET ROLE
         roles.grant(owner, role)
     owner.write(lambda c: c.exec_driver_sql(f"REVOKE {owner.url.username} FROM {role}"))
     owner.write(
@@ -478,6 +478,6 @@ def test_bad_roles_are_refused(owner, database, repo_on_sqlite):
 
 @pytest.fixture
 def repo_on_sqlite():
-    """A database without roles."""
+    """Open a SQLite database, which has no roles."""
     with closing(Database(":memory:")) as database:
         yield database

@@ -1,4 +1,4 @@
-"""The saver under real graphs: what LangGraph promises of a checkpointer, and what agentgit promises on top (W14)."""
+"""The saver under real graphs keeps the promises of a LangGraph checkpointer and those of agentgit (W14)."""
 
 import asyncio
 import operator
@@ -37,7 +37,7 @@ from agentgit.store.threads import graph_store
 
 @pytest.fixture
 def saver(database):
-    """A saver on a ready, empty database."""
+    """Create a saver on an empty database with all tables."""
     return SQLModelSaver(database)
 
 
@@ -48,7 +48,7 @@ def add(a: int, b: int) -> int:
 
 
 def tool_agent(saver):
-    """A model that asks for one tool call, then answers; the model is scripted by the conversation."""
+    """Build a graph whose model calls a tool once after each user message, then answers."""
 
     def model(state):
         last = state["messages"][-1]
@@ -63,7 +63,7 @@ def tool_agent(saver):
 
 
 def texts(result):
-    """The texts of a conversation."""
+    """Return the texts of a conversation."""
     return [message.content for message in result["messages"]]
 
 
@@ -129,9 +129,7 @@ def test_w14_a_run_from_an_earlier_checkpoint_becomes_the_newest(saver):
 
 
 def test_w14_update_state_stores_a_checkpoint(saver):
-    """W14: `update_state` stores a checkpoint that the graph reads as the newest state, and the next turn continues
-    from it.
-    """
+    """W14: `update_state` stores a checkpoint that is the newest state, and the next turn continues from it."""
     graph = tool_agent(saver)
     graph.invoke({"messages": [("user", "one")]}, on("t"))
     graph.update_state(on("t"), {"messages": [("ai", "edited")]})
@@ -241,7 +239,7 @@ def test_w14_types_of_the_graph_survive_a_restart(saver):
 
 
 def total(state, writes):
-    """Add lists, for a channel that keeps only what each step wrote."""
+    """Append the lists of all writes to the state."""
     return [*state, *(item for write in writes for item in write)]
 
 
@@ -365,7 +363,7 @@ def test_a_copy_over_an_existing_thread_is_refused(saver):
     assert values(saver, on("b")) == {"name": "b"}
 
 
-# -- the object
+# -- the saver object
 
 
 def test_the_turn_callback_runs_in_the_transaction_of_a_put(saver):

@@ -1,4 +1,4 @@
-"""A saver alone on a database that has sessions, too: their threads are none of its business (Q3)."""
+"""A plain saver on a database with sessions neither lists nor touches the threads of sessions (Q3)."""
 
 import asyncio
 
@@ -13,19 +13,19 @@ from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
 
 
 def own_graph(saver):
-    """A graph of somebody who uses the saver alone."""
+    """Build a graph that uses the saver directly, without a session."""
     builder = StateGraph(MessagesState).add_node("answer", lambda state: {"messages": [("ai", "mine")]})
     return builder.add_edge(START, "answer").compile(checkpointer=saver)
 
 
 def on(thread, **more):
-    """The config that names a thread."""
+    """Return the config of a thread."""
     return {"configurable": {"thread_id": thread, **more}}
 
 
 @pytest.fixture
 def repo(lived_through):
-    """A repository with a session of two branches."""
+    """Open a repository with a session of two branches."""
 
     def live(repo):
         world = World()
@@ -38,14 +38,14 @@ def repo(lived_through):
 
 @pytest.fixture
 def saver(repo):
-    """A saver alone on the same database, with a thread of its own."""
+    """Create a plain saver on the same database, with a thread of its own."""
     saver = SQLModelSaver(backend.database(repo), tenant_id=repo.context.store.tenant_id)
     own_graph(saver).invoke({"messages": [("user", "hi")]}, on("own", run_id="own-run"))
     return saver
 
 
 def stored(repo):
-    """All rows of threads."""
+    """Return all rows of graph checkpoints and of graph writes."""
     with backend.reading(repo) as connection:
         return [
             connection.execute(select(table).order_by(*table.primary_key)).all()
@@ -54,7 +54,7 @@ def stored(repo):
 
 
 def threads(repo):
-    """The threads of the session's branches."""
+    """Return the threads of the session's branches."""
     return [branch.langgraph_session_id for branch in repo.session("secret").branches()]
 
 

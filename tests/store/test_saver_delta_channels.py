@@ -1,4 +1,4 @@
-"""Graphs with a DeltaChannel on a saver alone, without sessions: what is stored of them, and what is shown."""
+"""Graphs with a DeltaChannel on a saver without sessions: the values that are stored and shown."""
 
 import backend
 import faults
@@ -14,12 +14,12 @@ DURABILITIES = ("sync", "async", "exit")
 
 @pytest.fixture
 def saver(database):
-    """A saver on each kind of database."""
+    """Create a saver, once per kind of database."""
     return SQLModelSaver(database)
 
 
 def shown(saver, thread):
-    """What is shown of the newest graph checkpoint of a thread."""
+    """Return the message count, state hash, message ids and state of a thread's newest graph checkpoint."""
     with saver.database.reading() as connection:
         head = saver.store.head(connection, thread)
         state, messages = saver.store.read_state(connection, thread, head.checkpoint_id)

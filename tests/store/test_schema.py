@@ -1,4 +1,4 @@
-"""The schema: one road for new and old databases, and clear refusals."""
+"""The schema: new and old databases get it by the same migrations, and others are refused with clear errors."""
 
 import sqlite3
 import threading
@@ -27,7 +27,7 @@ from agentgit.store.sql.url import parse_url
 
 
 def _is_plain(name, kind, _parents):
-    """Tell whether a table is one of ours: FTS5 keeps its index in tables of its own, which have no class."""
+    """Return False for the tables of an FTS5 index, which have no model."""
     return kind != "table" or not name.startswith("search_words")
 
 
@@ -59,7 +59,7 @@ ACROSS = {
     "ix_checkpoint_log": "with the tenant first, SQLite would read all of an index to find a few ids",
     "ix_search_text_words": "a GIN index of words; its queries also say whose",
 }
-"""Indexes that do not lead with the tenant, and why."""
+"""The indexes that do not start with the tenant, each with the reason."""
 
 CATALOG = {
     "keys": "SELECT c.conrelid::regclass::text, c.conname, a.attname FROM pg_constraint c JOIN pg_attribute a "
@@ -167,7 +167,7 @@ def test_an_invalid_database_url_is_refused(where):
 
 
 def test_bad_input_an_upgrade_to_base_is_refused(tmp_path):
-    """Bad input: `base` is no schema to upgrade to, neither of an empty database nor of one with tables."""
+    """Bad input: an upgrade to `base` is refused, both for an empty database and for one with tables."""
     with closing(Database(tmp_path / "agentgit.db")) as database:
         with pytest.raises(InvalidInput, match="no schema to remove"):
             schema.upgrade(database, "base")
@@ -215,7 +215,7 @@ engine.dispose()
 
 @pytest.fixture
 def host(tmp_path):
-    """An application with an Alembic of its own, and one table."""
+    """Return a function that configures the Alembic of an application that has one table."""
 
     def configured(url):
         config = Config()

@@ -1,4 +1,4 @@
-"""Q1: an encrypted database against who can write rows and has no key: what is in clear there is read nowhere."""
+"""Q1: in an encrypted database, no verb reads values or rows that somebody without the key has written."""
 
 import ast
 import json
@@ -35,31 +35,31 @@ def url(database):
 
 
 def write(repo, *statements):
-    """Write rows as somebody who has no key: nothing is sealed on the way."""
+    """Run statements without encryption, as somebody who has no key."""
     for one in statements:
         backend.write(repo, lambda c, s=one: c.execute(s))
 
 
 def proofs(repo):
-    """Give what says which keys there are, as it lies there."""
+    """Return the rows that prove which keys the database has, as they are stored."""
     with backend.reading(repo) as connection:
         return [dict(row) for row in connection.execute(select(ENCRYPTION_KEY)).mappings()]
 
 
 def put_back(repo, rows):
-    """Put rows in the place of those that say which keys there are."""
+    """Replace the rows of the encryption keys by the given ones."""
     write(repo, delete(ENCRYPTION_KEY), *(insert(ENCRYPTION_KEY).values(row) for row in rows))
 
 
 def forged(repo):
-    """Put arguments of somebody's own into a call, in clear."""
+    """Replace the arguments of all calls by unencrypted ones."""
     table = raw_table("tool_invocation")
     write(repo, update(table).values(args=b'{"item": "bomb"}'))
 
 
 @pytest.mark.parametrize("name", [name for name in sealed_columns() if name != "webhook_delivery"])
 def test_q1_fsck_names_the_row_of_an_unencrypted_value(sqlite_template, tmp_path, name):
-    """Q1: in a fully encrypted database, fsck names the row of an unencrypted value in each sealed column."""
+    """Q1: in a fully encrypted database, fsck reports an unencrypted value in each sealed column that has values."""
     path = tmp_path / "x.db"
     path.write_bytes(sqlite_template.read_bytes())
     with agentgit.open(path, keyring=RINGS[0]) as repo:
@@ -72,7 +72,7 @@ def test_q1_fsck_names_the_row_of_an_unencrypted_value(sqlite_template, tmp_path
         for column in sealed_columns()[name]:
             this = table.c[column]
             with backend.reading(repo) as connection:
-                whole = table.c.type != LIST if name == "blob" else true()  # lists of hashes lie in clear
+                whole = table.c.type != LIST if name == "blob" else true()  # lists of hashes are not encrypted
                 rows = connection.execute(select(this, *table.primary_key).where(whole)).all()
             value = next((row[0] for row in rows if row[0] is not None), None)
             if value is None:
@@ -126,17 +126,17 @@ def test_q1_an_unencrypted_message_with_a_valid_hash_is_refused(url, tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize("begins", ["sealed", "plain"])
 def test_q1_full_encryption_cannot_be_revoked_without_the_key(url, tmp_path, begins):
-    """Q1: without the key, no change makes a fully encrypted database accept unencrypted values."""
+    """Q1: without the key, no change of the key rows makes a fully encrypted database accept unencrypted values."""
     with agentgit.open(url, keyring=RINGS[0] if begins == "sealed" else None) as repo:
         story(repo, tmp_path)
     if begins == "plain":
         with agentgit.open(url, keyring=RINGS[0]) as repo:
             assert not backend.database(repo).seal.is_fully_encrypted
             early = proofs(repo)
-            assert len(shown(repo)[0]) > 0  # which still is in clear
+            assert len(shown(repo)[0]) > 0  # still unencrypted, and readable
             repo.maintenance.rotate_keys()
             assert backend.database(repo).seal.is_fully_encrypted
-        with agentgit.open(url, keyring=RINGS[1]) as repo:  # another key, so that nothing from before helps
+        with agentgit.open(url, keyring=RINGS[1]) as repo:  # another key, so that no earlier row is of use
             repo.maintenance.rotate_keys()
         ring = RINGS[1]
     else:
@@ -193,7 +193,7 @@ def test_q1_a_rotation_does_not_encrypt_forged_plain_values(url, tmp_path):
         assert {one.what for one in repo.maintenance.fsck(2).findings} >= {
             "its args is not encrypted, although this database is"
         }
-        repo.maintenance.rotate_keys(off=True)  # who has the key may
+        repo.maintenance.rotate_keys(off=True)  # allowed with the key
         assert not backend.database(repo).seal.is_fully_encrypted
     with agentgit.open(url) as repo:
         assert {call.args["item"] for call in repo.session("s").tool_track()} == {"bomb"}
@@ -228,7 +228,7 @@ def test_q1_an_interrupted_rotation_can_be_completed(url, tmp_path):
 
 
 def covered():
-    """Give each table whose rows have a code, with each column that it covers."""
+    """Return the name of each table whose rows have codes, with each column that the codes cover."""
     return [
         (table.name, name)
         for table in row_codes.signed_tables()
@@ -237,12 +237,12 @@ def covered():
 
 
 OTHER = {int: 7**12, bool: True, str: "done", bytes: b"\1" * 32, datetime: datetime(2001, 1, 1, tzinfo=UTC)}
-"""What somebody puts into a column of a type."""
+"""A forged value for each type of column."""
 
 
 @pytest.fixture(scope="module")
 def eventful(tmp_path_factory):
-    """An encrypted database in which each table whose rows have a code has some."""
+    """Return the bytes of an encrypted database that has rows in each table whose rows have codes."""
     place = tmp_path_factory.mktemp("eventful")
     with agentgit.open(place / "x.db", keyring=RINGS[0]) as repo:
         story(repo, place)
@@ -262,7 +262,7 @@ def eventful(tmp_path_factory):
 @pytest.mark.long
 @pytest.mark.parametrize("table", [table.name for table in row_codes.signed_tables()])
 def test_q1_a_row_changed_without_the_key_is_refused_and_named(eventful, tmp_path, table):
-    """Q1: a row with a changed, emptied or swapped value in a covered column is Corrupt, and fsck names it."""
+    """Q1: a row with a changed, emptied or swapped value in a covered column is Corrupt, and fsck names such a row."""
     path, this = tmp_path / "x.db", METADATA.tables[table]
     path.write_bytes(eventful)
     engine = create_engine(f"sqlite:///{path}")
@@ -287,7 +287,7 @@ def test_q1_a_row_changed_without_the_key_is_refused_and_named(eventful, tmp_pat
                     with engine.begin() as connection:
                         connection.execute(text("PRAGMA foreign_keys = OFF"))
                         connection.execute(update(stored).where(key).values({name: value}))
-                except IntegrityError:  # two rows would be called the same
+                except IntegrityError:  # a unique index refuses the value
                     continue
                 with backend.reading(repo) as connection, pytest.raises(Corrupt):
                     row_codes.verify_rows(connection, this, connection.execute(select(this)))
@@ -350,7 +350,7 @@ def test_q1_an_invalid_row_code_is_refused(eventful, tmp_path, mac):
 
 
 def forge(repo, name, like, **values):
-    """Add a row that is like another one but for some values, as somebody who has no key."""
+    """Insert a copy of a row with some other values, as somebody who has no key."""
     table = raw_table(name)
     with backend.reading(repo) as connection:
         row = dict(connection.execute(select(table).where(like(table.c))).mappings().first())
@@ -390,7 +390,7 @@ def test_q1_forged_search_index_rows_are_not_found(eventful, tmp_path):
 
 
 def secret_of(repo):
-    """Store a message of somebody else's with a secret, and one of mallory's own."""
+    """Create and return two users, bob and mallory, each with a session; bob's session has a secret."""
     bob, mallory = repo.users.add("bob"), repo.users.add("mallory")
     for user, said in ((bob, "the vault opens with 4711"), (mallory, "mine")):
         agent = repo.as_user(user).wrap(build("shop.db"), session=user.name, effects=EFFECTS)
@@ -399,7 +399,7 @@ def secret_of(repo):
 
 
 def heads(repo, *users):
-    """Give the newest graph checkpoint of a session of each, as it lies there."""
+    """Return the newest graph checkpoint of each user's session, as it is stored."""
     table, found = raw_table("graph_checkpoint"), []
     for user in users:
         thread = f"agentgit-{repo.as_user(user).session(user.name).branch().id}"
@@ -583,19 +583,19 @@ def test_q1_no_statement_writes_a_signed_table_without_a_code():
             if not isinstance(node, ast.Call):
                 continue
             verb = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            if verb == "SignedWrite":  # it gives each row its code
+            if verb == "SignedWrite":  # adds the code to each row
                 signed.update(ast.walk(node))
             of = getattr(module, getattr(node.args[0], "id", ""), None) if node.args else None
             if verb in ("insert", "update") and getattr(of, "name", None) in tables and node not in signed:
                 found.add((path.relative_to(package).as_posix(), verb, of.name))
     assert found == {
         ("store/records/journal.py", "update", "tool_invocation"),  # signed
-        ("store/threads/graph_rows.py", "insert", "graph_checkpoint"),  # what SignedWrite is given
+        ("store/threads/graph_rows.py", "insert", "graph_checkpoint"),  # passed to SignedWrite
         ("store/threads/graph_rows.py", "insert", "graph_write"),  # as above
-        ("store/records/users.py", "update", "api_key"),  # when it was last used
+        ("store/records/users.py", "update", "api_key"),  # the time of its last use
         ("store/records/operations.py", "update", "operation"),  # its owner and lease
-        ("store/records/sessions.py", "update", "internal_session"),  # who holds it, its metadata
-        ("store/records/sessions.py", "update", "external_session"),  # when it moved
-        ("store/search/index.py", "update", "internal_session"),  # up to where it can be searched
+        ("store/records/sessions.py", "update", "internal_session"),  # its owner and metadata
+        ("store/records/sessions.py", "update", "external_session"),  # the time of its last change
+        ("store/search/index.py", "update", "internal_session"),  # how far it is indexed
         ("store/maintenance/retention.py", "update", "external_session"),  # its metadata
     }

@@ -1,4 +1,4 @@
-"""Search: messages, calls and named checkpoints by their words, on both databases (row W9)."""
+"""Search finds messages, calls and named checkpoints by their words, on both databases (row W9)."""
 
 import shutil
 import signal
@@ -29,7 +29,7 @@ from agentgit.store.sql.tables import BRANCH, SEARCH_TEXT
 
 
 def chat(repo, *replies, session="s"):
-    """Wrap a graph that only talks."""
+    """Wrap a graph without tools that gives the replies."""
     return repo.wrap(tool_node_graph(scripted(*(replies or [f"answer {n}" for n in range(50)])), []), session)
 
 
@@ -38,13 +38,13 @@ def places(hits):
 
 
 def texts(repo):
-    """How many texts are known."""
+    """Count the indexed texts."""
     with backend.reading(repo) as connection:
         return connection.execute(select(func.count()).select_from(SEARCH_TEXT)).scalar()
 
 
 def forget(repo):
-    """Make a database in which nothing is known yet."""
+    """Empty the search index, as if nothing were indexed yet."""
 
     def clear(connection):
         connection.execute(text("UPDATE internal_session SET searched = 0"))
@@ -56,7 +56,7 @@ def forget(repo):
 
 
 def live(repo):
-    """Make a branch with a call and a named checkpoint, that left another one; give it."""
+    """Run a turn with a call, name a checkpoint, roll back to it later, and return the agent of the new branch."""
     world = World()
     replies = (
         call("add", "c1", item="a Windsor chair"),
@@ -76,14 +76,12 @@ def live(repo):
 
 @pytest.fixture
 def agent(repo):
-    """That branch."""
+    """Return the agent of the new branch that `live` makes."""
     return live(repo)
 
 
 def test_w9_search_finds_messages_calls_and_names_with_their_checkpoint(repo, agent):
-    """W9: search finds messages of all roles, calls, names and descriptions, each at the first checkpoint that has
-    it.
-    """
+    """W9: messages of each role, calls, names and descriptions are found at the first checkpoint that has them."""
     assert places(repo.session().search("sofa")) == [("message", "main-2#3")]
     found = {(hit.kind, hit.role): hit for hit in repo.session().search("chair")}
     assert set(found) == {("message", r) for r in ("user", "assistant", "tool")} | {("call", None)}
@@ -121,9 +119,7 @@ def test_w9_a_message_at_the_branch_point_is_found_from_the_branch(repo):
 
 
 def test_w9_a_text_matches_only_if_it_has_every_query_word(repo, agent):
-    """W9: a text matches if it has every whole query word in any order and case; words joined by punctuation must be
-    adjacent.
-    """
+    """W9: a text matches if it has all query words whole, in any order and case; joined words must be adjacent."""
     for wanted, count in [
         ("CHAIR Ordered", 1),
         ("ordered chair", 1),
@@ -178,9 +174,7 @@ def test_w9_a_text_matches_only_if_it_has_every_query_word(repo, agent):
     ],
 )
 def test_w9_hostile_queries_are_searched_literally(lived_through, hostile):
-    """W9: quotes, operators, NUL and surrogates in a query raise no error, and a query with words finds a text that
-    contains it.
-    """
+    """W9: quotes, operators, NUL and surrogates raise no error, and a query with words finds a text that has it."""
     repo = lived_through(live)
     agent = chat(repo)
     before = len(repo.session().search(hostile, all_branches=True))
@@ -250,7 +244,7 @@ def test_w9_search_covers_a_parent_branch_only_up_to_the_branch_point(repo, monk
     assert [hit.snippet for hit in retry.search("needle")] == expected[retry]
 
 
-@pytest.mark.parametrize("database", ["postgresql"], indirect=True)  # SQLite has no plans for any word
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)  # SQLite has no generic plans
 def test_w9_postgresql_never_uses_a_generic_plan_for_a_search(repo, agent):
     """W9: PostgreSQL plans each search for its words and never uses a generic plan, which would read every text."""
     counts = text("SELECT statement, generic_plans FROM pg_prepared_statements WHERE statement LIKE '%search_text%@@%'")
@@ -342,9 +336,7 @@ def test_w9_turns_and_named_checkpoints_index_their_texts(repo, agent):
 
 
 def test_w9_deleted_texts_are_not_found(repo):
-    """W9: the name of a deleted checkpoint is not found, and a message is found until its last checkpoint is
-    deleted.
-    """
+    """W9: a deleted checkpoint's name is not found, and a message is found until its last checkpoint is deleted."""
     agent = chat(repo, "one", "two", "three")
     agent.run("a needle")
     agent.checkpoint("alpha")
@@ -368,9 +360,7 @@ def test_w9_deleted_texts_are_not_found(repo):
 
 
 def test_w9_no_text_is_indexed_twice_after_its_checkpoint_is_deleted(repo):
-    """W9: after the last indexed checkpoint is deleted, later ones are indexed without the texts that are already
-    indexed.
-    """
+    """W9: after the last indexed checkpoint is deleted, later ones are indexed without texts that already are."""
     agent = chat(repo)
     agent.run("a needle")
     agent.checkpoint("x")
@@ -431,7 +421,7 @@ def test_w9_messages_of_all_shapes_are_found(repo):
 
 
 def test_w9_a_second_list_of_messages_hides_no_message_of_the_conversation(repo):
-    """W9: the conversation is searched as ever if the state has a second list of messages, which is kept."""
+    """W9: a second list of messages in the state is kept, and hides no message of the conversation from search."""
 
     class Two(MessagesState):
         notes: Annotated[list[AnyMessage], add_messages]
@@ -498,7 +488,7 @@ def test_w9_a_search_over_unreadable_texts_reports_incomplete_results(repo, agen
 
 
 def damage(repo):
-    """Spoil all messages."""
+    """Damage all stored messages."""
     spoil = text("UPDATE blob SET data = :junk WHERE type = 'message'")
     backend.write(repo, lambda c: c.execute(spoil, {"junk": b"\0"}))
 
@@ -662,9 +652,7 @@ def test_w9_a_search_without_any_session_raises_not_found(database):
 
 
 def test_w9_merged_messages_rank_by_the_time_of_the_merge(repo):
-    """W9: merged messages count as new as the merge: newer than the branch's earlier messages, older than its later
-    ones.
-    """
+    """W9: merged messages rank by the merge: above the branch's earlier messages and below its later ones."""
     agent = chat(repo)
     agent.run("needle one")
     theirs = agent.fork(name="theirs")

@@ -1,4 +1,4 @@
-"""What must not be readable in a database: encrypted payloads, and secrets of the configuration."""
+"""Encrypted payloads and secrets in the configuration are not readable in a database."""
 
 import hashlib
 import os
@@ -29,7 +29,7 @@ HUSH = "hush-hush"
 
 
 def everything(database) -> bytes:
-    """All values of all columns of all tables, blobs unpacked too, and on SQLite also the bytes of the files."""
+    """Return all values of all tables, with blobs also unpacked, and on SQLite also the bytes of the files."""
     with database.reading() as connection:
         found = [
             value if isinstance(value, bytes) else str(value).encode(errors="surrogatepass")
@@ -49,18 +49,18 @@ def everything(database) -> bytes:
 
 
 class Stream:
-    """A cipher for LangGraph's `EncryptedSerializer`: SHA-256 as a key stream, another one each time."""
+    """A cipher for LangGraph's `EncryptedSerializer`: SHA-256 as a key stream, with a new nonce each time."""
 
     def __init__(self, key: bytes) -> None:
         self.key = key
 
     def encrypt(self, plaintext: bytes) -> tuple[str, bytes]:
-        """Encrypt."""
+        """Return the name of the cipher, and the encrypted bytes."""
         nonce = os.urandom(16)
         return "stream", nonce + self._mix(nonce, plaintext)
 
     def decrypt(self, ciphername: str, ciphertext: bytes) -> bytes:
-        """Decrypt."""
+        """Return the decrypted bytes."""
         assert ciphername == "stream"
         return self._mix(ciphertext[:16], ciphertext[16:])
 
@@ -71,12 +71,12 @@ class Stream:
 
 
 def encrypted() -> EncryptedSerializer:
-    """LangGraph's encrypting serializer, as a program that starts anew makes it."""
+    """Create LangGraph's encrypting serializer, as a new process does."""
     return EncryptedSerializer(Stream(b"key"), JsonPlusSerializer(allowed_msgpack_modules=None))
 
 
 def joined(state: list[str], writes: list[list[str]]) -> list[str]:
-    """The reducer of a DeltaChannel."""
+    """Append the lists of all writes to the state, as the reducer of a DeltaChannel."""
     return [*state, *(item for write in writes for item in write)]
 
 
@@ -91,14 +91,14 @@ class Full(TypedDict):
 
 @tool
 def whisper(text: str) -> str:
-    """Say it back, or fail."""
+    """Ask a question and return its answer, or fail."""
     if text.startswith("fail"):
         raise RuntimeError(f"{HUSH} failure")
     return f"{HUSH} {interrupt(f'{HUSH} question')}"
 
 
 def secretive(saver):
-    """A graph that puts a secret into every place that is stored: values, writes, questions, answers, failures."""
+    """Build a graph with a secret in each place that is stored: values, writes, questions, answers and failures."""
     model = scripted(call("whisper", text=f"{HUSH} 1"), f"{HUSH} answer", call("whisper", text=f"fail {HUSH}"))
 
     def ask(state):
@@ -111,7 +111,7 @@ def secretive(saver):
 
 
 def talk(saver):
-    """Run everything that stores something; give the state at each checkpoint of each thread."""
+    """Run graphs that store the secret in every way, and return the stored states."""
     graph, said = secretive(saver), {"messages": [("user", f"{HUSH} please")]}
     graph.invoke(said, on("t"))
     assert [asked.value for asked in graph.get_state(on("t")).interrupts] == [f"{HUSH} question"]
@@ -134,9 +134,7 @@ def talk(saver):
 
 
 def test_an_encrypted_payload_is_stored_nowhere_in_clear_text(database):
-    """Values, writes, questions, answers and failures are stored nowhere in clear text, and a new saver reads them
-    all.
-    """
+    """Encrypted values, writes, questions, answers and failures are never in clear text, and a new saver reads them."""
     states = talk(SQLModelSaver(database, serde=encrypted(), compression="none"))
     stored = everything(database)
     assert b"stream" in stored
@@ -174,7 +172,7 @@ def use_runtime(item: str, runtime: ToolRuntime[Access, Any]) -> str:
 
 
 def using(checkpointer=None):
-    """A graph whose tools are given the secrets of its caller, with a subgraph that gets them too."""
+    """Build a graph whose tools use secrets of the caller, with a subgraph."""
 
     def rule(messages):
         asks = isinstance(messages[-1], HumanMessage)

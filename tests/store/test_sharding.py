@@ -1,4 +1,4 @@
-"""The SQL for servers that spread a database: it covers every table, and PostgreSQL reads it."""
+"""The SQL scripts for distributed servers create every table, and PostgreSQL can run them."""
 
 from contextlib import closing
 
@@ -21,7 +21,7 @@ CREATE FUNCTION create_reference_table(regclass) RETURNS void LANGUAGE sql AS
 CREATE FUNCTION create_distributed_table(regclass, text, colocate_with text) RETURNS void LANGUAGE sql AS
   $$ SELECT colocate_with::regclass WHERE colocate_with <> 'none'; INSERT INTO spread VALUES (trim($1::text, '"')) $$;
 """
-"""Functions with the names of Citus' own, which note what they are asked for."""
+"""Functions with the names of those of Citus, which record the tables that they receive."""
 
 
 @pytest.mark.long

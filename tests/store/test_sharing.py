@@ -1,4 +1,4 @@
-"""Sharing (D5): by name and by link, with an end; names, forks, pages, events; and what the owner pays for it."""
+"""Sessions are shared by name and by link (D5): roles, expiry, names, forks, pages, events and the owner's cost."""
 
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -17,7 +17,7 @@ from agentgit.store.sql.tables import SESSION_LINK, SESSION_MEMBER
 
 @pytest.fixture
 def people(repo):
-    """Handles of three users; ada has a session with a turn."""
+    """Return handles of the users ada, bob and cy; ada has a session with a turn."""
     made = {name: repo.as_user(repo.users.add(name)) for name in ("ada", "bob", "cy")}
     wrap(made["ada"], "s").run("add chair")
     return made
@@ -84,9 +84,7 @@ def test_d5_a_fork_of_a_shared_session_belongs_to_the_forker(people):
 
 
 def test_d5_a_share_link_admits_users_until_it_is_revoked(repo, people):
-    """D5: anyone with the token joins until the link is revoked, which removes all who joined by it; the database and
-    the events do not have the token.
-    """
+    """D5: a link admits users until it is revoked, which removes them, and its token is stored nowhere."""
     ada, bob, cy = people.values()
     link = ada.session("s").sharing.create_link("forker")
     assert link.token not in repr(link)
@@ -147,9 +145,7 @@ def test_d5_a_removed_member_cannot_rejoin_by_the_same_link(repo, people):
 
 
 def test_bad_sharing_arguments_are_refused(people):
-    """Bad input: an unknown role or user, oneself, an invalid expiry, a link for ownership and a bad cursor are
-    refused.
-    """
+    """Bad input: invalid roles, users, expiries, links, names and cursors, and sharing with oneself, are refused."""
     ada, _, _ = people.values()
     for bad in (
         lambda: ada.session("s").sharing.share("bob", "king"),

@@ -1,4 +1,4 @@
-"""What keeps snapshots, by git and by copies: whole, apart from each other, and sharing what did not change."""
+"""Snapshots, in git and as copies, are complete and independent of each other, and share unchanged contents."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from agentgit.workspace.trees import TreeChange, TreeEntry, Trees, TreeWrite, di
 
 
 def file(path, data, mode=0o644):
-    """A file on its way into a snapshot."""
+    """Return the write of a file into a snapshot."""
     return TreeWrite(path, TreeEntry(stat.S_IFREG | mode, digest(data)), data)
 
 
@@ -43,18 +43,18 @@ KINDS = {"git": GitTrees, "copies": DirectoryTrees}
 
 @pytest.fixture(params=KINDS)
 def trees(request, tmp_path) -> Trees:
-    """A place for snapshots of each kind."""
+    """Create a storage for snapshots, once per kind."""
     return KINDS[request.param](str(tmp_path / "store"))
 
 
 @pytest.fixture
 def copied(tmp_path):
-    """A place for snapshots as directories."""
+    """Create a storage that keeps snapshots as directories."""
     return DirectoryTrees(tmp_path / "store")
 
 
 def whole(trees, key):
-    """Everything in a snapshot, with contents."""
+    """Return everything in a snapshot by path, with contents."""
     tree = trees.tree(key)
     read = [(path, entry) for path, entry in tree.items() if not entry.is_directory]
     return {path: (entry, None) for path, entry in tree.items() if entry.is_directory} | {
@@ -116,9 +116,7 @@ def test_a_snapshot_applies_changes_without_altering_its_base(trees):
 
 
 def test_unchanged_files_are_hard_links_to_the_earlier_snapshot(copied, tmp_path):
-    """C5: an unchanged or renamed file, or one with another mode, is a hard link to its copy in the earlier
-    snapshot.
-    """
+    """C5: an unchanged or renamed file, or one with another mode, is a hard link to its earlier copy."""
     copied.write("a1", None, [file(name, os.urandom(1000)) for name in (b"same", b"mode", b"changed")])
     (_, entry, data), *_ = copied.contents("a1", [(b"same", copied.tree("a1")[b"same"])])
     (_, before, text), *_ = copied.contents("a1", [(b"mode", copied.tree("a1")[b"mode"])])
@@ -233,7 +231,7 @@ def test_files_are_copied_where_hard_links_fail(copied, tmp_path, monkeypatch, c
 
 
 def die_in(place, verb):
-    """Run in another process: be killed half way."""
+    """Start a write or a collection in a child process, and kill the process in the middle."""
     trees, seen = DirectoryTrees(place), []
 
     def die(*args):
@@ -251,9 +249,7 @@ def die_in(place, verb):
 
 @pytest.mark.parametrize("verb", ["write", "collect"])
 def test_kill_9_leaves_each_snapshot_whole_or_absent(copied, tmp_path, verb):
-    """C5: after a kill during a write or removal a snapshot is whole or absent, and the next collection removes the
-    rest.
-    """
+    """C5: after a kill each snapshot is whole or absent, and the next collection removes the rest."""
     copied.write("a1", None, AWKWARD)
     process = processes.forking().Process(target=die_in, args=(tmp_path / "store", verb))
     process.start()
@@ -309,7 +305,7 @@ def test_a_half_initialized_repository_is_completed_on_use(tmp_path):
 
 
 def test_a_missing_git_storage_raises_unavailable(tmp_path):
-    """P8: git cannot start when its folder is gone, and the error names the folder."""
+    """P8: each use of a git storage whose folder is missing raises Unavailable."""
     trees = GitTrees(str(tmp_path / "git"))
     (tmp_path / "git").rename(tmp_path / "elsewhere")
     for use in (lambda: trees.write("one", None, []), lambda: trees.tree("one"), lambda: trees.collect([])):

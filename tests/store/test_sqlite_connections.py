@@ -1,4 +1,4 @@
-"""SQLite's connections: kept between transactions, one for each that runs, and clean whatever happened before."""
+"""SQLite connections are kept between transactions, separate for concurrent ones, and clean after failures."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +13,7 @@ from agentgit.store.sql.sqlite import MAX_IDLE
 
 @pytest.fixture(params=["file", ":memory:"])
 def database(request, tmp_path):
-    """A database with one table."""
+    """Open a database with one table."""
     with closing(Database(tmp_path / "x.db" if request.param == "file" else ":memory:")) as database:
         database.write(lambda connection: connection.execute(text("CREATE TABLE t (n INTEGER)")))
         yield database

@@ -1,4 +1,4 @@
-"""Tags: names that people give to checkpoints, as places and as pins (row W9)."""
+"""Tags are names for checkpoints, which are accepted as places and prevent deletion (row W9)."""
 
 import subprocess
 import sys
@@ -22,9 +22,7 @@ def agent(repo):
 
 
 def test_w9_a_tag_names_its_checkpoint_wherever_a_place_is_accepted(repo, agent):
-    """W9: a tag names its checkpoint wherever a place is accepted, from any branch, and the checkpoint lists its
-    tags.
-    """
+    """W9: a tag names its checkpoint wherever a place is accepted, from any branch, and its checkpoint lists it."""
     made = agent.tag("main#2", "v1", description="the first one")
     assert (made.name, made.reference, made.description) == ("v1", "main#2", "the first one")
     assert repo.session("s").get_checkpoint("v1").metadata["tags"] == ["v1"]
@@ -39,9 +37,7 @@ def test_w9_a_tag_names_its_checkpoint_wherever_a_place_is_accepted(repo, agent)
 
 
 def test_w9_tags_are_listed_newest_first_and_can_be_deleted(repo, agent):
-    """W9: a checkpoint can have several tags, listed newest first; a deleted tag names nothing and its checkpoint
-    stays.
-    """
+    """W9: the tags are listed newest first, and a deleted tag names nothing while its checkpoint stays."""
     repo.session().tag("main#2", "b")
     repo.session().tag("main#2", "a")
     repo.session().tag("HEAD", "c")
@@ -81,9 +77,7 @@ def test_w9_a_tag_precedes_a_name_and_cannot_equal_a_branch(repo, agent):
 
 
 def test_w9_a_tag_is_unique_in_its_session(repo, agent):
-    """W9: the same tag on the same checkpoint changes nothing, on another one it is refused, and sessions are
-    independent.
-    """
+    """W9: a tag can be set again only on its own checkpoint, and each session has its own tags."""
     first = repo.session().tag("main#1", "v1")
     assert repo.session().tag("main#1", "v1") == first
     with pytest.raises(Conflict, match="main#1 already has the tag"):
@@ -135,9 +129,7 @@ def test_w9_a_refused_tag_changes_nothing(repo, agent):
 
 
 def test_w9_one_checkpoint_wins_a_contested_tag(repo, agent):
-    """W9: when threads give one tag to two checkpoints, one checkpoint wins and the threads of the other raise
-    Conflict.
-    """
+    """W9: if threads give one tag to two checkpoints, one wins and the threads of the other raise Conflict."""
     outcomes = []
 
     def give(place):

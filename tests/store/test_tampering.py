@@ -1,5 +1,5 @@
 # ruff: noqa: S608  # the names in the statements are our own
-"""`audit verify` and `fsck` beside a hand that writes anything into any column, past triggers and constraints (Q7)."""
+"""`audit verify` and `fsck` after edits of any column with any value, past triggers and constraints (Q7)."""
 
 import io
 import json
@@ -27,7 +27,7 @@ SQLITE = [
     "'a' || char(0)", "'\\u12'", "'\\'", "zeroblob(31)", "zeroblob(33)", "CAST(zeroblob(100000) AS TEXT)",
     f"x'{NESTED.hex()}'",
 ]  # fmt: skip
-"""What SQLite lets anybody write into any column."""
+"""The literals to write into a column of SQLite, which accepts any of them."""
 SERVER = {
     Integer: ["NULL", "0", "-1", "7", "2147483647", "-2147483648"],
     LargeBinary: ["NULL", "''", "'\\xff'", "'{}'", "'[]'", "'null'", "'\\x00'", f"'{NESTED.decode()}'"],
@@ -39,12 +39,12 @@ WORDS = ["NULL", "''", "'abc'", "'\\u12'", "'\\'", "'\\uzzzz'"]
 TABLES = [table for table in METADATA.sorted_tables if "tenant_id" in table.c and table.name != "encryption_key"]
 OPTIONS = settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    phases=[Phase.explicit, Phase.generate],  # an example says by itself what it wrote where: nothing to shrink
+    phases=[Phase.explicit, Phase.generate],  # an example is one edit, so there is nothing to shrink
 )  # fmt: skip
 
 
 def live(repo):
-    """Make sessions with branches, calls, a rollback, names, people, webhooks and an erasure."""
+    """Create sessions with branches, calls, a rollback, tags, users, webhooks and an erasure."""
     world = World()
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     for n in range(3):
@@ -64,7 +64,7 @@ def live(repo):
 
 @pytest.fixture
 def lived(lived_through):
-    """A database where somebody lived, without what keeps a hand from writing."""
+    """Open a database filled by `live`, without NOT NULL constraints, and on SQLite without triggers."""
     repo = lived_through(live)
     database = backend.database(repo)
     if database.is_sqlite:
@@ -87,7 +87,7 @@ def _quoted(name):
 
 
 def _owner(database, *statements):
-    """Run statements as the owner of a PostgreSQL database, past its triggers; give what the last one returned."""
+    """Run statements as the owner of a PostgreSQL database, past its triggers, and return the rows of the last one."""
     with database.engine.begin() as connection:
         connection.exec_driver_sql("SET LOCAL session_replication_role = replica")
         for statement in statements:
@@ -96,7 +96,7 @@ def _owner(database, *statements):
 
 
 class Hand:
-    """Writes into cells, and puts back what was there."""
+    """A writer into single cells, which restores the old values at the end of its block."""
 
     def __init__(self, repo):
         self.database = backend.database(repo)
@@ -111,16 +111,16 @@ class Hand:
             self._set(table, row, column, before)
 
     def rows(self, table, order="1"):
-        """The places of all rows of a table."""
+        """Return the places of all rows of a table."""
         return [row[0] for row in self._run(f'SELECT {self.place} FROM "{table.name}" ORDER BY {order}')]
 
     def key(self, table, row):
-        """The name that a row has in findings."""
+        """Return the key that names a row in findings."""
         keys = [c.name for c in table.primary_key if c.name != "tenant_id"]
         return self._run(f'SELECT {", ".join(keys)} FROM "{table.name}" WHERE {self.place} = {self._at(row)}')[0]
 
     def write(self, table, row, column, value):
-        """Write a literal into a cell; tell where the row is now, or None if an index refuses it."""
+        """Write a literal into a cell, and return the new place of the row, or None if the database refuses it."""
         if self.database.is_sqlite:
             quoted = f'SELECT typeof("{column}"), quote("{column}") FROM "{table.name}" WHERE rowid = {row}'
             kind, before = self._run(quoted)[0]
@@ -137,7 +137,7 @@ class Hand:
         statement = f'UPDATE "{table.name}" SET "{column}" = {value} WHERE {self.place} = {self._at(row)}'
         try:
             found = self._run(statement + f" RETURNING {self.place}")
-        except (DBAPIError, sqlite3.IntegrityError):  # its index or its type refuses it
+        except (DBAPIError, sqlite3.IntegrityError):  # an index or the type of the column refuses the value
             return None
         return found[0][0]
 
@@ -155,7 +155,7 @@ class Hand:
 
 
 def values_for(column, database):
-    """The literals that can be written into a column."""
+    """Return the literals to write into a column."""
     if database.is_sqlite:
         return SQLITE
     plain = column.type.impl_instance if isinstance(column.type, TypeDecorator) else column.type
@@ -229,7 +229,7 @@ def test_q7_listing_an_unreadable_event_raises_corrupt_with_its_row(lived, value
 
 
 def expect_named(repo, hand, table, column, value, row):
-    """Edit one cell, look at every level, and expect the row to be named where its column cannot hold the value."""
+    """Edit one cell, run each level of fsck, and assert that it reports a value that the column cannot hold."""
     at = hand.write(table, row, column.name, value)
     if at is None:
         return
@@ -240,7 +240,7 @@ def expect_named(repo, hand, table, column, value, row):
 
 
 def is_misfit(database, hand, table, column, at):
-    """Tell whether a cell holds what is not of its column's type."""
+    """Return whether a cell holds a value that its column cannot hold."""
     if not database.is_sqlite:
         query = f'SELECT "{column.name}" IS NULL FROM "{table.name}" WHERE ctid = {hand._at(at)}'
         return hand._run(query)[0][0] and not column.nullable
@@ -254,9 +254,7 @@ def is_misfit(database, hand, table, column, at):
 @OPTIONS
 @given(data=st.data())
 def test_q7_fsck_completes_after_any_edit_of_any_table(lived, data):
-    """Q7: after any edit of any column of any table every level of fsck completes and names a value that does not
-    fit.
-    """
+    """Q7: after any edit of any table each level of fsck completes, and the last reports a value that does not fit."""
     with Hand(lived) as hand:
         table = data.draw(st.sampled_from([table for table in TABLES if hand.rows(table)]))
         column = data.draw(st.sampled_from(list(table.c)))
@@ -265,9 +263,7 @@ def test_q7_fsck_completes_after_any_edit_of_any_table(lived, data):
 
 
 def test_q7_fsck_reports_an_unreadable_time_at_every_checkpoint(lived):
-    """Q7: fsck reports a time that no driver can read at every checkpoint, including those that heads are checked
-    by.
-    """
+    """Q7: fsck reports an unreadable time at each checkpoint, also at those that heads are compared with."""
     table = METADATA.tables["checkpoint"]
     value = "'2026-13-45'" if backend.is_sqlite(lived) else "'-infinity'"
     with Hand(lived) as hand:
@@ -279,7 +275,7 @@ def test_q7_fsck_reports_an_unreadable_time_at_every_checkpoint(lived):
 @pytest.mark.long
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
 def test_q7_fsck_completes_after_sampled_edits_of_each_table(lived, table):
-    """Q7: fsck completes for a sixth of all values in every column, in the first and the last row by turns."""
+    """Q7: fsck completes for every sixth pair of a column and a value, in the first or the last row."""
     pairs = [(column, value) for column in table.c for value in values_for(column, backend.database(lived))]
     for number, (column, value) in enumerate(pairs[::6]):
         with Hand(lived) as hand:
@@ -334,7 +330,7 @@ def test_q7_reading_unreadable_json_raises_corrupt(lived, name, value):
     """Q7: if stored JSON was edited and cannot be read, each verb works without it or raises Corrupt."""
     table, _, column = name.partition(".")
     literal = f"x'{value}'" if backend.is_sqlite(lived) else f"'\\x{value}'"
-    hand = Hand(lived)  # writes nothing back: the verbs change and delete rows
+    hand = Hand(lived)  # restores nothing, because the verbs change and delete rows
     for row in hand.rows(METADATA.tables[table]):
         hand.write(METADATA.tables[table], row, column, literal)
     for read in READERS.values():

@@ -19,7 +19,7 @@ def world():
 
 @pytest.fixture
 def agent(repo, world):
-    """A session in which something was done, with a checkpoint before the last of it."""
+    """Return an agent with two turns and a checkpoint between them."""
     made = repo.wrap(tool_node_graph(obedient(), world.tools()), "old", effects=world.effects())
     made.run("add chair; send mail")
     made.checkpoint("before")
@@ -33,9 +33,7 @@ def wrapped(repo, world, session="new", **more):
 
 @pytest.mark.parametrize("how", ["checkpoint", "id", "text", "session"])
 def test_w11_a_session_starts_from_a_template_checkpoint(repo, agent, world, how):
-    """W11: a session takes the conversation and state of its template, named by value, id or text; the old one is
-    unchanged.
-    """
+    """W11: a session starts with the conversation and state of its template, which stays unchanged."""
     before = repo.session("old").get_checkpoint("before")
     template = {"checkpoint": before, "id": before.id, "text": "old@before", "session": "old"}[how]
     point = agent.head if how == "session" else before
@@ -63,9 +61,7 @@ def test_w11_effects_of_the_template_are_never_reversed(repo, agent, world):
 
 
 def test_w11_wrapping_again_continues_the_session(repo, agent, world):
-    """W11: the same template, or none, continues the session; another one, or one for a session that began without
-    a template, is refused.
-    """
+    """W11: wrapping again with the same template or none continues the session, and any other template is refused."""
     wrapped(repo, world, template="old@before").run("note hello")
     assert len(wrapped(repo, world, template="old@before").history()) == 9
     assert len(wrapped(repo, world).history()) == 9
@@ -126,9 +122,7 @@ def test_w11_a_graph_with_subgraphs_continues_in_the_new_session(repo, world):
 
 
 def test_w11_an_imported_session_remembers_its_template(repo, agent, world, tmp_path):
-    """W11, B8: an imported session continues when it is wrapped with the same template by name, and refuses another
-    one.
-    """
+    """W11, B8: an imported session continues with the same template by name, and refuses another one."""
     wrapped(repo, world, template="old@before").run("note hello")
     repo.session("new").export(tmp_path / "new.jsonl")
     repo.import_(tmp_path / "new.jsonl", session="again")
@@ -171,7 +165,7 @@ def test_w11_a_new_workspace_receives_the_files_of_the_template(repo, tmp_path):
     bare.run("add chair")
     late = Desk(tmp_path / "late")
     desked(repo, late, "bare", template="old@before")
-    assert late.files == {}  # that session has gone on without files
+    assert late.files == {}  # the session had already continued without files
 
 
 def test_w11_existing_files_in_the_workspace_are_not_overwritten(repo, tmp_path):

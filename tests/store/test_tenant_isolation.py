@@ -1,4 +1,4 @@
-"""Walls (D5): every verb, from another tenant and with keys of every scope, changes no row that is not theirs."""
+"""Tenant isolation and key scopes (D5): no verb changes a row of another tenant or beyond the scope of its key."""
 
 import io
 
@@ -19,7 +19,7 @@ TABLES = [table for table in METADATA.sorted_tables if "tenant_id" in table.c]
 
 
 def rows(repo, *without):
-    """Give all rows of a tenant, by their tables; on SQLite without the words, which are forgotten for all at once."""
+    """Return all rows of a tenant by table; on SQLite without search texts, which are deleted for all tenants."""
     found, words = {}, {"search_text"} if backend.is_sqlite(repo) else set()
     with backend.reading(repo) as connection:
         for table in TABLES:
@@ -33,7 +33,7 @@ def rows(repo, *without):
 
 
 def filled(world):
-    """Fill the tables of a tenant that a session alone leaves empty; give what names something there."""
+    """Fill the tables that a session alone leaves empty, and return the created key, webhook and link."""
     repo, ada = world.repo, world.ada
     key, hook = repo.keys.create("k", user="ada"), ada.webhooks.add("https://example.com/", "*")
     ada.session("s").tag("main#1", "more")

@@ -1,4 +1,4 @@
-"""Trajectories (W15), and the commands that carry sessions (B8)."""
+"""Trajectories (W15), and the commands that export and import sessions (B8)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agentgit import NotFound, cli
 
 @pytest.fixture
 def agent(repo):
-    """An agent with a turn that was good, and one that was taken back."""
+    """Return an agent with a good turn, a bad turn that was rolled back, and another turn instead of it."""
     shop = World()
     agent = repo.wrap(tool_node_graph(obedient(), shop.tools()), "s", effects=shop.effects())
     agent.run("add chair; charge 5")
@@ -59,9 +59,7 @@ def test_w15_rewards_and_labels_are_read_from_checkpoints(agent, repo):
 
 
 def test_w15_checkpoints_before_a_summary_reward_no_later_step(repo):
-    """W15: after a conversation is summarized, checkpoints of the earlier messages reward none of the remaining
-    steps.
-    """
+    """W15: after a conversation is summarized, checkpoints from before reward none of the remaining steps."""
     shop = World()
     agent = repo.wrap(tool_node_graph(obedient(), shop.tools()), "s", effects=shop.effects())
     agent.run("one")
@@ -110,7 +108,7 @@ def test_w15_a_trajectory_is_the_same_after_an_import(agent, repo):
 
 
 def run(monkeypatch, *words):
-    """Run the command line."""
+    """Run the command line, and return its exit code."""
     monkeypatch.setattr(sys, "argv", ["agentgit", *map(str, words)])
     with pytest.raises(SystemExit) as ended:
         cli.main()
@@ -118,9 +116,7 @@ def run(monkeypatch, *words):
 
 
 def test_w15_the_command_line_writes_trajectories_as_json(tmp_path, monkeypatch, capsys):
-    """W15: `trajectory` writes one line of JSON per step, or one list with --json, and escapes text that UTF-8
-    refuses.
-    """
+    """W15: `trajectory` writes a line of JSON per step, or a list with --json, and escapes text that UTF-8 refuses."""
     place = tmp_path / "a.db"
     with agentgit.open(place) as repo:
         agent = repo.wrap(tool_node_graph(obedient(), World().tools()), "s")
@@ -133,9 +129,7 @@ def test_w15_the_command_line_writes_trajectories_as_json(tmp_path, monkeypatch,
 
 
 def test_b8_the_command_line_exports_and_imports(tmp_path, monkeypatch, capsys):
-    """B8: a session or a place is exported and imported, with counts as text or JSON and an exit code for each
-    failure.
-    """
+    """B8: `export` and `import` report counts as text or JSON, and have an exit code for each failure."""
     monkeypatch.chdir(tmp_path)
     with agentgit.open("a.db") as repo:
         agent = repo.wrap(tool_node_graph(obedient(), World().tools()), "s")

@@ -1,4 +1,4 @@
-"""Transactions that the server breaks off once and that run again: the first run changed nothing but the database."""
+"""A transaction that the server aborts and that runs again has the same result as one that runs once."""
 
 import io
 import sqlite3
@@ -22,12 +22,12 @@ CREATE FUNCTION break_off() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
     RETURN NULL;
 END $$
 """
-"""Breaks off every other transaction that changes a row, when it commits; a sequence does not go back with it."""
+"""A trigger function that aborts every other transaction at its commit; no rollback resets its sequence."""
 
 
 @pytest.fixture
 def breaking(postgres_url):
-    """A function that lets a server break off each transaction that writes once, from then on."""
+    """Yield a function that makes the server abort each later write transaction once."""
 
     def begin():
         with closing(Database(postgres_url)) as database:
@@ -45,13 +45,13 @@ def breaking(postgres_url):
 
 
 def broken_off(url):
-    """How often a transaction was broken off."""
+    """Return how many transactions were aborted."""
     with closing(Database(url)) as database, database.reading() as connection:
         return connection.exec_driver_sql("SELECT last_value / 2 FROM broken_off").scalar_one()
 
 
 def live(repo, threads):
-    """Do all that writes: turns, rollbacks, switches, merges, explorations, imports, upkeep; give what came of it."""
+    """Run turns, rollbacks, switches, merges, explorations, imports and maintenance, and return the results."""
     world, progress = World(), []
     graph = tool_node_graph(obedient(), world.tools())
     agent = repo.wrap(graph, "s", effects=world.effects())
@@ -89,7 +89,7 @@ def live(repo, threads):
 
 
 def shape(agent):
-    """What is the same of two lives: no ids and no times."""
+    """Return the parts of a session that are equal in two runs, without ids and times."""
     return [
         [(message.type, message.content, message.name) for message in agent.messages()],
         [(call.tool_name, call.args, call.result, call.status, call.kind) for call in agent.tool_track()],
@@ -100,7 +100,7 @@ def shape(agent):
 
 @pytest.fixture
 def threads(tmp_path):
-    """A database of LangGraph's own with a thread to import."""
+    """Create a database of LangGraph's own saver with a thread to import, and return its path."""
     path = tmp_path / "threads.db"
     with closing(sqlite3.connect(path, check_same_thread=False)) as raw:
         saver = SqliteSaver(raw)
@@ -124,9 +124,7 @@ def test_t_retried_transactions_leave_the_same_result(postgres_url, breaking, th
 
 
 def test_t_a_note_is_added_once_if_the_start_of_a_turn_is_retried(postgres_url, breaking):
-    """The note that a switch leaves for the model is in the conversation once, though the start of the turn ran
-    twice.
-    """
+    """The note of a switch is in the conversation once, although the start of the turn runs twice."""
     world = World()
     with agentgit.open(postgres_url) as repo:
         agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())

@@ -1,4 +1,4 @@
-"""The undo stack: what files were before each call that modified them comes back, byte for byte."""
+"""The undo stack restores files as they were before each call that changed them, byte for byte."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from agentgit.workspace.values import Undone
 
 @pytest.fixture
 def work(tmp_path):
-    """An empty workspace."""
+    """Create an empty workspace."""
     (tmp_path / "work").mkdir()
     return tmp_path / "work"
 
 
 @pytest.fixture
 def stack(work, tmp_path):
-    """Its undo stack."""
+    """Open the undo stack of the workspace."""
     with closing(UndoStack(work, tmp_path / "store")) as stack:
         yield stack
 
 
 def tree(folder):
-    """Everything in a directory: contents, modes, where links lead."""
+    """Return everything in a directory by path: contents, modes and link targets."""
     found = {}
     for path in sorted(Path(os.fsencode(folder).decode()).rglob("*")):
         name = os.fsencode(path.relative_to(folder))
@@ -126,9 +126,7 @@ def test_undo_deletes_files_and_directories_that_a_call_created(work, stack):
 
 
 def test_the_stack_lists_its_entries(work, stack):
-    """C8: peek, depth and history (oldest first) describe the entries, clear removes them, and an empty stack undoes
-    nothing.
-    """
+    """C8: peek, depth and history describe the entries, clear removes them, and an empty stack undoes nothing."""
     assert (stack.peek(), stack.depth, stack.history) == (None, 0, ())
     assert not stack.undo()
     assert str(stack.undo()) == "nothing to undo"
@@ -214,9 +212,7 @@ def test_a_path_outside_the_workspace_is_refused(work, stack, path):
 
 
 def test_every_spelling_of_a_path_in_the_workspace_is_accepted(work, stack):
-    """C8: an absolute path inside, `./`, a link inside and bytes that are not UTF-8 all name a file of the
-    workspace.
-    """
+    """C8: absolute paths, `./`, links and names that are not UTF-8 are accepted inside the workspace."""
     (work / "folder").mkdir()
     (work / "folder/real").write_text("before")
     (work / "way").symlink_to("folder")
@@ -272,7 +268,7 @@ def test_undo_leaves_a_path_that_is_no_longer_a_file(work, stack):
 
 
 class Snapshots:
-    """Whole snapshots, as an environment takes them, of one file."""
+    """An environment that takes whole snapshots of a single file."""
 
     def __init__(self, work):
         self.work, self.taken = work, []
@@ -351,7 +347,7 @@ def test_an_interrupted_whole_undo_waits_if_files_changed(work, tmp_path):
 
 
 def failing(error):
-    """What always fails."""
+    """Return a function that always raises the error."""
 
     def fail(*_):
         raise error
@@ -411,7 +407,7 @@ def broken_off(*_):
 
 
 def die_in(work, store, where, point):
-    """Run in another process: be killed when something is about to be done for the given time."""
+    """Start an undo in a child process, and kill the process before a function runs for the given time."""
     stack, seen = UndoStack(work, store), []
     owner, name = {
         "put": (SingleFiles, "put"),
@@ -437,9 +433,7 @@ RENAMES = [("rename", number) for number in range(1, 7)]
 
 @pytest.mark.parametrize(("where", "point"), [("put", 1), ("put", 3), *RENAMES, ("evict", 1)])
 def test_kill_9_leaves_the_stack_consistent(work, tmp_path, where, point):
-    """C8: after a kill during an undo the next use completes it; after a kill during a snapshot the stack is as
-    before.
-    """
+    """C8: after a kill, the next use completes an undo, and an incomplete snapshot leaves the stack unchanged."""
     for name in "012":
         (work / name).write_text("before")
     with closing(UndoStack(work, tmp_path / "store")) as stack:
@@ -485,9 +479,7 @@ def test_parallel_snapshots_lose_no_entry(work, tmp_path):
 
 
 def test_waiting_for_a_locked_stack_times_out(work, stack, tmp_path, monkeypatch):
-    """C8: a call waits while the stack is in use elsewhere, then raises a typed error; the end of that use frees the
-    stack.
-    """
+    """C8: a call waits for a stack that is in use and then raises Unavailable, and works once the stack is free."""
     monkeypatch.setattr(storage, "PATIENCE", 0.01)
     held, over = threading.Event(), threading.Event()
 
@@ -496,7 +488,7 @@ def test_waiting_for_a_locked_stack_times_out(work, stack, tmp_path, monkeypatch
             held.set()
             over.wait(60)
 
-    other = threading.Thread(target=hold)  # of whose locks this thread knows as little as of another process's
+    other = threading.Thread(target=hold)  # its lock excludes this thread like one of another process
     other.start()
     assert held.wait(60)
     with pytest.raises(Unavailable, match="Another process is using the undo stack"):
@@ -552,7 +544,7 @@ def test_any_sequence_of_calls_can_be_undone_and_redone(steps):
 
 
 def act(path, verb, *how):
-    """What a tool does to a file."""
+    """Change a file as a tool does."""
     if verb == "write":
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(*how)
@@ -594,7 +586,7 @@ def test_a_retried_undo_undoes_no_second_entry(work, stack):
 
 
 def test_a_pipe_in_place_of_a_file_does_not_block(work):
-    """C8, P2: a pipe that replaces a file between two looks at it is not read as a file and does not block."""
+    """C8, P2: a pipe in place of a file is not opened as a file and does not block."""
     os.mkfifo(work / "pipe")
     parent = os.open(work, os.O_RDONLY)
     try:
@@ -605,9 +597,7 @@ def test_a_pipe_in_place_of_a_file_does_not_block(work):
 
 
 def test_a_snapshot_of_a_missing_workspace_says_to_fix_the_cause(work, stack):
-    """C8, S6: the error of a snapshot that fails because the workspace is missing says to fix the cause and try
-    again.
-    """
+    """C8, S6: a snapshot of a missing workspace raises an error that says to fix the cause and try again."""
     work.rename(work.with_name("elsewhere"))
     with pytest.raises(Unavailable, match="Fix the cause, then try again"):
         stack.snapshot("write", ["a"])

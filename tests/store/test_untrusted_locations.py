@@ -1,4 +1,4 @@
-"""What a row says of where files are: no git, no hook and no directory that a program of this user has not opened."""
+"""A storage or directory that only a row names is not opened, and git runs no hook of a storage."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EFFECTS = {"create_order": "idempotent"}
 
 
 class Place:
-    """A session with files, and a storage of somebody else that its rows are made to name."""
+    """A session with files, and a foreign storage that its rows are made to name."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.work, self.victim = folder, folder / "work", folder / "victim"
@@ -36,7 +36,7 @@ class Place:
                 agent.run("order two chairs")
 
     def _prepare(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Let somebody else, with a home of their own, make a snapshot and a hook."""
+        """Create a snapshot and a hook as another user, who has a separate home."""
         monkeypatch.setenv("AGENTGIT_HOME", str(self.folder / "their-home"))
         theirs = self.folder / "theirs"
         for folder in (theirs, self.victim):
@@ -53,7 +53,7 @@ class Place:
             catalog.execute("DELETE FROM state WHERE name = 'place'")
 
     def name(self, **settings: Any) -> None:
-        """Have all rows name their storage."""
+        """Make all snapshot rows name the foreign storage, with some settings changed."""
         said = {
             "workspace": str(self.victim), "storage": str(self.evil), "environment": "git", "max_checkpoints": 100,
             "exclude_patterns": [], "max_file_size": 10**8, "holder": "1", **settings,
@@ -63,7 +63,7 @@ class Place:
             assert db.execute("UPDATE workspace_snapshot SET snapshot = ?, settings = ?", written).rowcount == 2
 
     def expect_untouched(self) -> None:
-        """Make sure that nothing was run, written or made."""
+        """Assert that no hook ran and that the foreign directory is unchanged."""
         assert not self.ran.exists()
         assert (self.victim / ".profile").read_text() == "good"
         assert sorted(os.listdir(self.victim)) == [".profile"]

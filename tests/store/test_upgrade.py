@@ -1,4 +1,4 @@
-"""From one schema to another: up with all that is in a database, back again, by hand, and by many at once."""
+"""Migrations upgrade a database with all its rows, downgrade it, run as SQL by hand, and run concurrently."""
 
 import sqlite3
 import subprocess
@@ -19,12 +19,12 @@ from agentgit.store.schema.introspection import FTS_TABLE, build_shape, list_dif
 
 
 def plain(url):
-    """The URL as PostgreSQL's own programs want it."""
+    """Return the URL in the form that PostgreSQL's own programs take."""
     return url.set(drivername="postgresql").render_as_string(hide_password=False)
 
 
 def rows_of(database, columns=None):
-    """Read all rows of all tables; `columns` are those to read, by table."""
+    """Return all rows of all tables; `columns` limits the columns by table."""
     tables = MetaData()
     with database.reading() as connection:
         tables.reflect(connection)
@@ -69,7 +69,7 @@ def test_d6_a_postgresql_database_is_upgraded_only_on_command(empty_server, seco
 
 
 def filled(database, revision):
-    """Make the tables of a schema, and put a session and all that belongs to it there; give the rows."""
+    """Create the tables of a schema, insert a session and all that belongs to it, and return the rows."""
     with agentgit.open(":memory:") as repo:
         repo.session("here", create=True)
         found = rows_of(backend.database(repo))
@@ -85,7 +85,7 @@ def filled(database, revision):
 
 
 def assert_kept(database, before):
-    """Every value of every row is there as it was, and the second schema's migration has seen every session."""
+    """Assert that every value is unchanged, and that the second schema's migration has changed every session."""
     columns = {name: set(rows[0]) for name, rows in before.items() if rows}
     after = rows_of(database, columns)
     found = {name: sorted(map(repr, rows)) for name, rows in after.items()}
@@ -125,7 +125,7 @@ def test_d5_a_downgrade_to_base_leaves_only_the_version_table(empty_server):
 
 
 def tables_of(connection):
-    """List the tables in an order in which rows can be put into them."""
+    """Return the tables in an order in which rows can be inserted."""
     tables = MetaData()
     tables.reflect(connection)
     return [one for one in tables.sorted_tables if not one.name.startswith((FTS_TABLE, migrations.VERSION_TABLE))]
@@ -133,13 +133,11 @@ def tables_of(connection):
 
 @pytest.mark.long
 def test_d5_a_downgrade_needs_consent_only_if_data_is_lost(empty, second):
-    """D5: a downgrade names the data that would be lost and needs no consent without it; an impossible target is
-    refused.
-    """
+    """D5: a downgrade needs consent only if data is lost, which it names, and an impossible target is refused."""
     with closing(Database(empty)) as database:
         filled(database, "0001")
         schema.upgrade(database)
-        # The weight is what it was from the start.
+        # The weights have their default value, so only the colors are lost.
         with pytest.raises(NotAllowed, match=r"loses 1 row with a color in external_session\. Back"):
             schema.downgrade(database, "0001")
         database.write(lambda c: c.exec_driver_sql("UPDATE external_session SET color = NULL"))
@@ -247,7 +245,7 @@ def test_d5_the_upgrade_sql_can_be_run_by_an_administrator(empty, second):
 
 
 def by_hand(where, script):
-    """Run SQL as an administrator does, with the database's own program."""
+    """Run SQL without agentgit, as an administrator does."""
     if isinstance(where, Path):
         with closing(sqlite3.connect(where)) as connection:
             connection.executescript(script)

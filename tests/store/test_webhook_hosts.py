@@ -1,4 +1,4 @@
-"""Where webhooks may be sent, and with whose secrets (Q8)."""
+"""The hosts that webhooks may be sent to, and the secrets that they may use (Q8)."""
 
 import socket
 import ssl
@@ -47,9 +47,7 @@ PUBLIC = ["8.8.8.8", "93.184.216.34", "2606:4700::1111", "::ffff:8.8.8.8", "64:f
 
 @pytest.mark.parametrize(("kind", "address"), [(kind, one) for kind, all_ in BLOCKED.items() for one in all_])
 def test_q8_non_public_addresses_are_recognized(kind, address):
-    """Q8: each kind of address that only the host, its network or its cloud can reach is recognized in each
-    notation.
-    """
+    """Q8: each kind of address that is not public is recognized in each notation."""
     found = non_public_kind(ip_address(address))
     assert found == kind or (kind == "a reserved address" and found is not None)
 
@@ -62,7 +60,7 @@ def test_q8_public_addresses_are_accepted(address):
 
 @contextmanager
 def listening(*answers, host="127.0.0.1", port=0, context=None):
-    """Run a receiver, also on another address of this machine, or with TLS."""
+    """Run a webhook receiver, optionally on another address of this machine or with TLS."""
     with Receiver((host, port)) as server:
         server.answers.extend(answers)
         if context is not None:
@@ -77,7 +75,7 @@ def listening(*answers, host="127.0.0.1", port=0, context=None):
 
 
 class Names:
-    """A name server: gives each name the answers that a test wrote, one after the other, the last one for ever."""
+    """A name server that gives each name its answers in order, and then repeats the last one."""
 
     def __init__(self, plain):
         self.answers, self.asked, self._plain = {}, [], plain
@@ -101,14 +99,14 @@ def names(monkeypatch):
 
 @pytest.fixture
 def opened(tmp_path):
-    """Open a database whose operator allows some hosts; a session is made, so that something is to be sent."""
+    """Return a function that opens a database whose operator allows some hosts, with a webhook and an event to send."""
     handles = []
 
     def open_it(url, *hosts):
         repo = agentgit.open(tmp_path / "a.db", webhook_hosts=hosts)
         handles.append(repo)
         repo.webhooks.add("https://example.com/", "session.*", SECRET)
-        backend.write(repo, lambda c: c.execute(update(WEBHOOK).values(url=url)))  # as somebody else's code may
+        backend.write(repo, lambda c: c.execute(update(WEBHOOK).values(url=url)))  # `add` would refuse the URL
         repo.session("s", create=True)
         return repo
 
@@ -118,7 +116,7 @@ def opened(tmp_path):
 
 
 def refusal(repo):
-    """Deliver what is refused, and give what the user is told."""
+    """Deliver an event that is refused, and return the error that the user sees."""
     assert repo.webhooks.deliver().to_dict() == {"sent": 0, "failed": 1, "dead": 0, "waiting": 1}
     return repo.webhooks.list()[0].last_error
 
@@ -173,9 +171,7 @@ def test_q8_a_name_with_one_non_public_address_is_refused(opened, names):
 
 
 def test_q8_delivery_connects_to_the_address_that_was_checked(opened, names):
-    """Q8: a name server that changes its answer after the check moves no connection, and the next delivery checks
-    again.
-    """
+    """Q8: a name server that changes its answer moves no checked connection, and the next delivery checks again."""
     with listening(host="127.0.0.2") as good, listening(port=good.server_port) as inside:
         names.answers["rebind.test"] = [["127.0.0.2"], ["127.0.0.1"]]
         repo = opened(f"http://rebind.test:{good.server_port}/hook", "127.0.0.2")
@@ -244,7 +240,7 @@ def test_q8_an_invalid_allow_list_is_refused(tmp_path, hosts):
 
 
 def certificate(folder, name):
-    """Make a certificate of a name, which is its own authority."""
+    """Create a self-signed certificate for a name, and return a TLS context that uses it."""
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     made = (
@@ -290,7 +286,7 @@ def test_q8_the_answer_of_a_non_http_service_is_not_shown(opened):
             with connection:
                 connection.sendall(b"SSH-2.0-hush_9.6\r\n")
                 connection.shutdown(socket.SHUT_WR)
-                while connection.recv(65536):  # closed with something unread, it would be a reset
+                while connection.recv(65536):  # closing it with unread data would reset it
                     pass
 
         thread = threading.Thread(target=greet)

@@ -1,4 +1,4 @@
-"""Webhooks: written with the event, signed, sent at least once, by one at a time, and never for somebody else (W12)."""
+"""Webhooks are stored with the event, signed, sent at least once by one worker at a time, and private (W12)."""
 
 import base64
 import hashlib
@@ -66,9 +66,7 @@ def test_w12_a_wrong_or_old_signature_is_refused():
 
 
 def test_w12_a_failed_delivery_is_retried_with_the_same_id(repo, receiver, monkeypatch):
-    """W12: a failed delivery is retried after growing pauses with the same id and body until the receiver accepts
-    it.
-    """
+    """W12: a failed delivery is retried after growing pauses, with the same id and body, until it is accepted."""
     repo.webhooks.add(receiver.url, "session.*", SECRET)
     repo.session("s", create=True)
     receiver.answers.extend([500, 302, 429])
@@ -113,7 +111,7 @@ def test_w12_an_unreachable_receiver_is_a_failure(repo, monkeypatch):
     assert repo.webhooks.deliver().failed == 1
     assert "Connect" in repo.webhooks.list()[0].last_error
     monkeypatch.setattr(*points.SECONDS_OF_WEBHOOKS.place, 0.2)
-    with Receiver() as deaf:  # it listens, and nobody accepts
+    with Receiver() as deaf:  # it listens, but accepts no connection
         repo.webhooks.add(deaf.url, "session.*", SECRET)
         repo.session("t", create=True)
         assert repo.webhooks.deliver().failed == 2
@@ -139,9 +137,7 @@ def test_w12_concurrent_workers_send_each_event_once(repo, receiver, monkeypatch
 
 
 def test_w12_events_taken_by_a_dead_worker_are_tried_by_another(repo, receiver):
-    """W12: an event that a dead worker took is tried by another after its time is over, and a late result is
-    ignored.
-    """
+    """W12: an event that a dead worker took is later tried by another one, and a late result is ignored."""
     repo.webhooks.add(receiver.url, "session.*", SECRET)
     repo.session("s", create=True)
     (taken,) = backend.write(repo, lambda c: repo.context.store.outbox.claim(c, 5))
@@ -182,7 +178,7 @@ def test_w12_a_rolled_back_transaction_leaves_no_event_to_send(repo, receiver):
 
     with pytest.raises(NotFound):
         backend.write(repo, work)
-    assert repo.webhooks.list()[0].pending == before == 1  # that it was added
+    assert repo.webhooks.list()[0].pending == before == 1  # the event `webhook.added`
 
 
 def test_w12_users_see_only_the_webhooks_they_added(database, receiver):
@@ -226,9 +222,7 @@ def test_w12_webhook_secrets_are_shown_only_once(repo, receiver):
      "http://x/\r\nhost: y", "http://ex\u00e4mple/", "javascript:alert(1)", "", None],
 )  # fmt: skip
 def test_w12_invalid_webhook_urls_are_refused(repo, url):
-    """W12: only http and https URLs are accepted, without user and password, and without text that could become a
-    header.
-    """
+    """W12: only http and https URLs are accepted, without a user, password or text that could become a header."""
     with pytest.raises(InvalidInput):
         repo.webhooks.add(url, "*", SECRET)
     assert repo.webhooks.list() == []
@@ -269,9 +263,7 @@ def test_w12_fsck_accepts_webhooks_with_pending_events(repo):
 
 
 def test_w12_logs_and_errors_contain_no_webhook_secret(repo, receiver, caplog):
-    """W12: neither the log of a delivery nor a failed statement shows the query of a URL, and no error shows a
-    secret.
-    """
+    """W12: logs and errors do not show the query of a URL, and errors do not show a secret."""
     caplog.set_level("DEBUG")
     repo.webhooks.add(f"{receiver.url}?token=hush", "session.*", SECRET)
     repo.session("s", create=True)

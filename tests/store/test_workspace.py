@@ -1,4 +1,4 @@
-"""Snapshots of a workspace: going back gives the same bytes, and loses nothing."""
+"""Snapshots of a workspace: a restore returns the same bytes and loses nothing."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ __all__ = ["kind", "work", "workspace"]  # the fixtures
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_restore_returns_every_path_to_its_saved_state(workspace, work, case):
-    """P2: a restore returns every path to the snapshot byte for byte, and its safety snapshot returns the later
-    state.
-    """
+    """P2: a restore returns every path byte for byte, and its safety snapshot returns the later state."""
     before, change = CASES[case]
     before(work)
     first = workspace.save("before")
@@ -57,9 +55,7 @@ def test_a_second_workspace_object_restores_the_saved_files(workspace, work, cas
 
 
 def test_snapshots_can_be_saved_compared_restored_listed_read_and_deleted(workspace, work):
-    """P5, P6: a snapshot has its message, metadata, time and number of changed files, and can be compared, restored,
-    listed, read and deleted.
-    """
+    """P5, P6: a snapshot has a message, metadata and time, and can be compared, restored, listed, read and deleted."""
     assert workspace.initialize()
     (work / "a").write_text("1")
     first = workspace.save("one", metadata={"turn": 1})
@@ -134,9 +130,7 @@ def test_a_restore_keeps_the_later_snapshots(workspace, work):
 
 
 def test_a_diff_lists_added_modified_and_deleted_files(workspace, work):
-    """P3: a diff of two snapshots, or to the current files, has the added, modified and deleted files and a unified
-    diff.
-    """
+    """P3: a diff between snapshots or to the current files has the changed files by kind and a unified diff."""
     (work / "é").write_text("1\n2\n")
     (work / "gone").write_text("x")
     first = workspace.save()
@@ -179,7 +173,7 @@ def test_a_restore_of_some_paths_leaves_the_others(workspace, work):
         (work / name).write_text("2")
     workspace.restore(first.id, paths=["a", work / "d"])
     assert [(work / name).read_text() for name in ("a", "b", "d/c")] == ["1", "2", "1"]
-    assert workspace.changed() == ()  # a restore is no unsaved change
+    assert workspace.changed() == ()  # a restore leaves no unsaved change
     for path in ("../outside", "/etc/passwd"):
         with pytest.raises(InvalidInput, match="outside"):
             workspace.restore(first.id, paths=[path])
@@ -254,9 +248,7 @@ def test_a_restore_does_not_follow_a_link_out_of_the_workspace(workspace, work, 
 
 
 def test_an_unexpected_change_stops_a_restore_unless_forced(workspace, work):
-    """S6: a file that differs from what the caller expects stops the restore before anything is touched, unless
-    forced.
-    """
+    """S6: an unexpected change of a file stops a restore before anything is touched, unless it is forced."""
     (work / "a").write_text("1")
     first = workspace.save()
     (work / "a").write_text("2")
@@ -273,9 +265,7 @@ def test_an_unexpected_change_stops_a_restore_unless_forced(workspace, work):
 
 
 def test_ignored_files_are_left_out_unless_captured_before(work, tmp_path, kind):
-    """P7: `.gitignore` files, also nested ones, and exclude_patterns leave files out, but a captured file stays
-    captured.
-    """
+    """P7: nested `.gitignore` files and exclude_patterns leave files out, but a captured file stays captured."""
     (work / "sub").mkdir()
     (work / "sub" / ".gitignore").write_text("!keep.log\n/only\n")
     (work / ".gitignore").write_text("*.log\nnode_modules/\n")
@@ -383,7 +373,7 @@ def test_the_oldest_snapshots_are_deleted_and_their_space_is_freed(work, tmp_pat
 
 
 def used(folder):
-    """How many bytes the files in a directory have."""
+    """Return the total size of the files in a directory, in bytes."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
@@ -438,7 +428,7 @@ async def test_the_async_methods_match_the_sync_methods(workspace, work):
 
 
 class Counter:
-    """An environment of a user's own."""
+    """A custom environment whose state is a number."""
 
     def __init__(self):
         self.value, self.kept = 0, {}
@@ -504,9 +494,7 @@ def test_a_snapshot_that_the_undo_stack_needs_is_not_pruned(work, tmp_path, kind
 
 
 def test_a_snapshot_kept_by_a_checkpoint_outlives_the_undo_stack(workspace, work):
-    """C8, P2: after a shell call without changes, the snapshot of the next checkpoint outlives the entry of the
-    stack.
-    """
+    """C8, P2: after a shell call without changes, a checkpoint's snapshot outlives the entry of the undo stack."""
     (work / "a").write_text("1")
     workspace.undo_stack.snapshot("bash: ls")
     kept = workspace.ensure_snapshot("a checkpoint", holder="a session")
@@ -551,9 +539,7 @@ def test_safety_snapshots_count_toward_the_limit(work, tmp_path, kind):
 
 
 def test_a_snapshot_that_cannot_be_deleted_stops_nothing(work, tmp_path):
-    """P7, C5: a snapshot that an environment cannot delete is reported, the others are deleted, and it is tried again
-    later.
-    """
+    """P7, C5: a snapshot that cannot be deleted is reported and tried again later, and the others are deleted."""
     counter = Counter()
     in_use = {"0"}
 
@@ -736,7 +722,7 @@ def test_p5_a_snapshot_is_flushed_before_it_is_listed(workspace, work, tmp_path,
     assert len(workspace.list()) == 1
     assert {count for _, count in flushed} == {0}
     names = {name for name, _ in flushed}
-    # The pack itself is flushed by git, which is told to.
+    # Git flushes the pack itself, because its `core.fsync` is set.
     assert ({"a.txt", "tree.json", "files", "directory"} if kind == "directory" else {"pack", "agentgit"}) <= names
 
 

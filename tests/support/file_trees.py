@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 Act = Callable[[Path], object]
+"""A function that changes a file tree; the functions below return one."""
 
 
 def picture(root: Path) -> dict[bytes, tuple[int, bytes | None]]:

@@ -34,7 +34,7 @@ ACT, CANCEL = ShopPoint(Shop, "act"), ShopPoint(Shop, "cancel")
 
 
 def before(point: Point | ShopPoint, when: Callable[..., bool] = lambda *a, **k: True) -> Hook:
-    """Kill this process before a method runs."""
+    """Return a hook that kills this process before a method runs."""
 
     def do(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if when(*args, **kwargs):
@@ -45,7 +45,7 @@ def before(point: Point | ShopPoint, when: Callable[..., bool] = lambda *a, **k:
 
 
 def after(point: Point | ShopPoint) -> Hook:
-    """Kill this process after a method has run."""
+    """Return a hook that kills this process after a method has run."""
     return lambda: faults.after(point, die)
 
 

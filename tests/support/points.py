@@ -62,7 +62,7 @@ RECORD_CALL = Point("agents.turn.recorder", "Recorder._end")
 WRITE_INTENT = Point("store.records.journal", "Journal.intend")
 WRITE_OUTCOME = Point("store.records.journal", "Journal.end")
 MOVE_CALL = Point("store.records.journal", "Journal.move")
-"""A recorded call gets another status."""
+"""The change of a recorded call's status."""
 RECOVER_DEAD_TURN = Point("store.store", "Store.recover")
 
 # -- rollbacks and switches

@@ -1,4 +1,4 @@
-"""Common test helpers: a world made of lists, tools that change it, and all kinds of graphs with a scripted model.
+"""Common helpers: a world made of lists, tools that change it, and all kinds of graphs with a scripted model.
 
 Example: `world = World(); graph = tool_node_graph(scripted(call("add", item="chair"), "done"), world.tools())`.
 """

@@ -52,14 +52,14 @@ def _chain(*steps: tuple[str, Callable[[Any], Any]]) -> Graph:
 
 
 def hand_written(tools: Tools) -> Graph:
-    """Call the tools in two nodes, with plain arguments."""
+    """Build a graph that calls the tools in two nodes, with plain arguments."""
     return _chain(
         ("first", lambda state: _invoke(tools, "order")), ("second", lambda state: _invoke(tools, "pay", "mail"))
     )
 
 
 def hand_written_tool_calls(tools: Tools) -> Graph:
-    """Call the tools in two nodes with tool calls that have new ids each time."""
+    """Build a graph that calls the tools in two nodes, with tool calls that have new ids each time."""
 
     def ask(*names: str) -> dict[str, Any]:
         return {
@@ -70,7 +70,7 @@ def hand_written_tool_calls(tools: Tools) -> Graph:
 
 
 def tasks(tools: Tools) -> Graph:
-    """Call each tool in a task of the functional API, two of them at once."""
+    """Build a graph that calls each tool in a task of the functional API, two of them at once."""
 
     @task
     def act(name: str) -> str:
@@ -91,7 +91,7 @@ class _Fan(TypedDict):
 
 
 def workers(tools: Tools) -> Graph:
-    """Send each tool to a separate worker, all at once."""
+    """Build a graph that sends each tool to a separate worker, all at once."""
     graph = StateGraph(_Fan)
     graph.add_node("plan", lambda state: {})
     graph.add_node("work", lambda state: _invoke(tools, state["name"]))  # type: ignore[type-var]  # Send's own input
@@ -101,7 +101,7 @@ def workers(tools: Tools) -> Graph:
 
 
 def subgraph(tools: Tools) -> Graph:
-    """Call the tools in the nodes of a subgraph."""
+    """Build a graph that calls the tools in the nodes of a subgraph."""
     return _chain(("before", lambda state: {}), ("inside", hand_written(tools)))
 
 
@@ -118,12 +118,12 @@ def _model(*batches: tuple[str, ...]) -> ScriptedModel:
 
 
 def tool_node(tools: Tools) -> Graph:
-    """Call the tools in a ToolNode after a model."""
+    """Build a graph that calls the tools in a ToolNode after a model."""
     return tool_node_graph(_model(("order",), ("pay", "mail")), list(tools.values()))
 
 
 def subagent(tools: Tools) -> Graph:
-    """Call the tools in the ToolNode of an agent that another tool runs."""
+    """Build a graph that calls the tools in the ToolNode of an agent that another tool runs."""
     inner = tool_node_graph(_model(("order",), ("pay",), ("mail",)), list(tools.values()))
 
     @tool
@@ -135,7 +135,7 @@ def subagent(tools: Tools) -> Graph:
 
 
 def middleware(tools: Tools) -> Graph:
-    """Call the tools in LangChain's agent with a middleware that retries after any error."""
+    """Build LangChain's agent that calls the tools, with a middleware that retries after any error."""
     from langchain.agents.middleware import ToolRetryMiddleware
 
     retry = ToolRetryMiddleware(max_retries=2, initial_delay=0.0, jitter=False)

@@ -1,4 +1,4 @@
-"""Tests in this folder open no database and no connection."""
+"""Hooks that fail each unit test that opens a database or a network connection."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The Checkpoint class, rows A1 to A5 to the letter."""
+"""The Checkpoint class (rows A1 to A5)."""
 
 import copy
 import pickle
@@ -58,7 +58,7 @@ def test_a1_a_checkpoint_takes_only_keyword_arguments():
 
 
 def test_a2_to_dict_has_exactly_ten_keys():
-    """A2: to_dict gives the ten keys, in the order of the table."""
+    """A2: to_dict returns the ten keys in the order of the table."""
     assert list(Checkpoint().to_dict()) == KEYS
 
 
@@ -69,7 +69,7 @@ def test_a2_created_at_is_iso_text():
 
 
 def test_a2_to_dict_is_a_deep_copy():
-    """A2: changing the dict does not reach the checkpoint."""
+    """A2: changes to the dict do not change the checkpoint."""
     checkpoint = Checkpoint(session_state={"cart": ["chair"]})
     checkpoint.to_dict()["session_state"]["cart"].append("table")
     assert checkpoint.session_state == {"cart": ["chair"]}
@@ -114,7 +114,7 @@ def test_a2_from_dict_refuses_unknown_fields_and_broken_times(data):
 
 
 def test_a3_a_checkpoint_is_a_deep_copy_of_the_session():
-    """A3: later changes of the session do not reach the checkpoint."""
+    """A3: later changes of the session do not change the checkpoint."""
     session = Session(session_state={"cart": ["chair"]}, conversation_history=[{"role": "user", "content": "hi"}])
     calls = [{"tool_name": "order", "args": {"n": 1}}]
     checkpoint = Checkpoint.from_internal_session(session, "start", True, 5, calls)
@@ -175,6 +175,6 @@ def test_copies_of_a_deferred_checkpoint_are_complete():
         assert "_load" not in twin.__dict__
     calls: list[int] = []
     assert "2 tool calls" in repr(deferred(calls))
-    assert calls == []  # showing one fetches nothing
+    assert calls == []  # the repr fetches nothing
     with pytest.raises(AttributeError, match="nothing_like_that"):
         _ = checkpoint.nothing_like_that

@@ -1,4 +1,4 @@
-"""Values come back exactly as they were put in, whatever they are, and stored bytes never decide what is called."""
+"""Values of every kind round-trip exactly through the codec, and hostile bytes run no code."""
 
 import dataclasses
 import datetime
@@ -42,7 +42,7 @@ class Colour(enum.Enum):
 
 
 class Text(str, enum.Enum):  # noqa: UP042  # the old way is what JSON takes for plain text
-    """An enum that is also a text."""
+    """An enum whose members are strings."""
 
     A = "a"
 
@@ -70,17 +70,17 @@ class Point(NamedTuple):
 
 
 def strict():
-    """The codec of a saver without an own serializer."""
+    """Return the codec of a saver without a custom serializer."""
     return make_codec(JsonPlusSerializer(allowed_msgpack_modules=None), is_default=True)
 
 
 def back(value, codec=None):
-    """A value after it was stored, and read by a program that has just started."""
+    """Return a value that was encoded, and decoded with a new codec."""
     return strict().decode((codec or strict()).encode(value).body)
 
 
 def same(one, other):
-    """Equal, of equal types all the way down, where NaN is NaN."""
+    """Return whether two values are equal and of equal types at every level; NaN equals NaN."""
     if type(one) is not type(other):
         return False
     if isinstance(one, dict):
@@ -258,7 +258,7 @@ def test_a_recursive_or_very_deep_value_is_refused():
 
 
 class Loud:
-    """A class that is no data type; building one would be heard."""
+    """A class that is no data type, and raises an error if an instance is built."""
 
     def __init__(self, *args, **kwargs):
         raise AssertionError("called by stored bytes")
@@ -272,7 +272,7 @@ class Quiet:
 
 
 def named(module, name, argument):
-    """A leaf that asks to call something, as LangGraph's msgpack can."""
+    """Return a leaf that asks for a call, in the format of LangGraph's msgpack."""
     payload = ormsgpack.packb((module, name, argument))
     return leaf("msgpack", ormsgpack.packb(ormsgpack.Ext(EXT_CONSTRUCTOR_SINGLE_ARG, payload)))
 
@@ -299,7 +299,7 @@ def test_strict_mode_rebuilds_only_allowed_types(monkeypatch):
 
 
 class Reversing:
-    """A serializer of a user: it writes bytes backwards, and differently each time."""
+    """A custom serializer that reverses the bytes and never writes the same bytes twice."""
 
     def __init__(self):
         self.inner = JsonPlusSerializer(allowed_msgpack_modules=True)
@@ -335,7 +335,7 @@ def test_a_custom_serializer_keeps_the_leaves_of_a_list():
 
 
 def test_values_stored_before_a_custom_serializer_are_still_read():
-    """A database keeps its old values when it gets a serializer; without it, sealed values raise InvalidInput."""
+    """A codec with a custom serializer reads older values; without it, sealed values raise InvalidInput."""
     codec = make_codec(Reversing(), is_default=False)
     assert codec.decode(strict().encode([HumanMessage("hi"), {1}]).body) == [HumanMessage("hi"), {1}]
     with pytest.raises(InvalidInput, match="serde"):

@@ -1,4 +1,4 @@
-"""The difference of two checkpoints, decided from values alone (rows W6 and P3)."""
+"""The difference of two checkpoints, computed from their values alone (rows W6 and P3)."""
 
 import json
 import time
@@ -208,7 +208,7 @@ def test_w6_a_reversed_diff_swaps_added_and_removed(a, b):
 
 @given(st.lists(st.integers(0, 4), max_size=8), st.lists(st.integers(0, 4), max_size=8))
 def test_w6_every_message_is_counted_once(a, b):
-    """W6: common and one-sided messages add up to each conversation, whatever repeats in it."""
+    """W6: common and one-sided messages add up to each conversation, also with repeated messages."""
     found = diff(talk(*(said("user", n) for n in a)), talk(*(said("user", n) for n in b)))
     assert found.common_messages + len(found.removed_messages) == len(a)
     assert found.common_messages + len(found.added_messages) == len(b)
@@ -242,7 +242,7 @@ def test_w6_repetitive_conversations_are_compared_quickly():
     """W6: thousands of equal messages without ids are aligned in less than a second."""
     same = [said("user", "ok", None) for _ in range(3_000)]
     other = [one for n in range(1_500) for one in (said("user", "ok", None), said("user", str(n), None))]
-    began = time.thread_time()  # of this thread alone: what else the machine does is not its fault
+    began = time.thread_time()  # CPU time of this thread, which other load on the machine does not change
     assert diff(talk(*same), talk(said("user", "hi", None), *same)).common_messages == 3_000
     assert diff(talk(*same), talk(*other)).common_messages == 1_500
     assert time.thread_time() - began < 1

@@ -1,4 +1,4 @@
-"""A difference and a comparison as pages: nothing in them is markup, and lines of files stay as they are (W6)."""
+"""HTML of differences and comparisons: no data becomes markup, and file lines keep their spaces (W6)."""
 
 import pytest
 

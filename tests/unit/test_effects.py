@@ -1,4 +1,4 @@
-"""What can be declared of a tool, and what wins over what: pure, without a database (rows W3, W4)."""
+"""Declared effects of tools and their precedence, without a database (rows W3, W4)."""
 
 import itertools
 
@@ -25,7 +25,7 @@ def look(invocation): ...
 
 
 def named(name: str):
-    """Make a function of that name."""
+    """Create a function with this name."""
 
     def function(): ...
 
@@ -86,7 +86,7 @@ def test_w3_functions_are_recorded_by_their_names():
     ],
 )
 def test_w3_a_meaningless_declaration_is_refused_at_once(make, says):
-    """W3: a declaration that cannot work, or says nothing, fails where it is written and not in a rollback."""
+    """W3: an invalid or redundant declaration fails where it is written, and not in a rollback."""
     with pytest.raises(InvalidInput, match=says):
         make()
 
@@ -140,7 +140,7 @@ def test_w3_two_tools_of_one_function_have_separate_effects():
 
 
 def test_w3_a_tool_made_of_a_method_carries_its_effect():
-    """W3: a method takes no attributes, so the tool carries it; a bare method is refused."""
+    """W3: a tool made of a method carries the effect; a bare method, which takes no attributes, is refused."""
     from langchain_core.tools import StructuredTool
 
     from agentgit.effects.effects import declared_on
@@ -157,7 +157,7 @@ def test_w3_a_tool_made_of_a_method_carries_its_effect():
 
 
 def test_w4_an_identity_is_recorded_only_for_calls_that_need_one():
-    """W4: the identity is recorded only for calls that leave a trace or may happen once."""
+    """W4: the identity is recorded only for compensable and irreversible calls and for those declared `once`."""
     args = {"to": "Ann"}
     has = [reversible(undo, once=True), compensable(undo), effect("irreversible"), effect("idempotent", once=True)]
     has_not = [reversible(undo), effect("idempotent"), effect("read_only")]
@@ -205,13 +205,13 @@ DECLARED = {kind: Effect(kind, undo) if kind in UNDOABLE else Effect(kind) for k
     ],
 )
 def test_w3_mcp_annotations_change_effects_as_documented(kind, read_only, destructive, then):
-    """W3: MCP annotations change a declared effect as the table in docs/effects.md says."""
+    """W3: MCP annotations change a declared effect as documented in the table of docs/effects.md."""
     found = stricter(DECLARED[kind], Hints(read_only, destructive))
     assert (found.kind if found else "undeclared") == then
 
 
 MINDED = ("read_only", "idempotent", "undeclared", "reversible", "compensable", "irreversible")
-"""The kinds, from what a rollback minds least to what it minds most."""
+"""The effects, from the least strict to the strictest."""
 
 
 def strictness(declared: Effect | None) -> int:
@@ -261,11 +261,11 @@ def test_w3_a_stricter_effect_keeps_verify_and_identity_args():
     assert found == Effect("irreversible", identity_args=["id"], verify=look)
 
 
-# -- where it is said
+# -- precedence
 
 
 def test_w3_the_effect_of_a_hidden_tool_is_its_decorator_or_the_default():
-    """W3: for a tool that the graph does not show, its decorator wins over the repository, and a name over `*`."""
+    """W3: for a tool not exposed by the graph, its decorator overrides the repository's entry, which overrides `*`."""
     defaults = {"decorated": effect("irreversible"), "named": effect("read_only"), "*": reversible(undo)}
     found = ToolEffects({"seen": None}, defaults)
     said = {"decorated": effect("idempotent")}
@@ -295,7 +295,7 @@ def test_t3_a_recorded_name_finds_only_declared_functions():
     registry.declare(1, "pay", reversible(other, precheck=look))
     assert registry.undo(1, call) is undo
     assert registry.undo(1, invoked(undo=f"{__name__}:other")) is other
-    assert registry.verify(1, call) is look  # what a later declaration leaves out stays
+    assert registry.verify(1, call) is look  # a later declaration keeps what it leaves out
     assert registry.precheck(1, call) is look
     assert "is not declared here" in registry.undo_obstacle(2, call)
 
@@ -303,7 +303,7 @@ def test_t3_a_recorded_name_finds_only_declared_functions():
 def test_t3_a_function_other_than_the_recorded_one_is_refused():
     """T3: where the recorded and the declared name differ, no function is used, and the reason has both names."""
     registry = Registry({"pay_by_name": reversible(other), "*": reversible(undo, verify=look)})
-    assert registry.undo(1, invoked("pay_by_name")) is other  # nothing was recorded that says otherwise
+    assert registry.undo(1, invoked("pay_by_name")) is other  # the record names no other function
     why = registry.undo_obstacle(1, invoked("pay_by_name", undo="shop:cancel"))
     assert "shop:cancel" in why
     assert f"{__name__}:other" in why

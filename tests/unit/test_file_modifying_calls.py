@@ -1,4 +1,4 @@
-"""Which tool calls modify files, and which files."""
+"""Detection of the tool calls that modify files, and of the files that they modify (C8)."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_decorator_without_arguments_declares_any_file_modified():
 
 
 def test_a_tool_declared_read_only_modifies_nothing():
-    """C8: the declared effect of a tool counts more than its name."""
+    """C8: the declared effect of a tool overrides its name."""
 
     @effect("read_only")
     def execute(query: str) -> str: ...

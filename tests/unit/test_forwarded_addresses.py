@@ -1,4 +1,4 @@
-"""Whose address a request has behind proxies: pure (Q4)."""
+"""The client address of a request behind proxies (Q4)."""
 
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
@@ -20,6 +20,6 @@ def test_q4_the_client_address_is_the_one_that_the_proxies_saw(written, client, 
     """Q4: for any X-Forwarded-For and any number of trusted proxies, the client address is the real one."""
     proxies, inner = Proxies(["10.0.0.0/24"]), [f"10.0.0.{n}" for n in hops]
     assume(not proxies.is_trusted(client))
-    seen = ",".join([*written, client, *inner])  # each proxy appends whom it saw
+    seen = ",".join([*written, client, *inner])  # each proxy appends the address that it saw
     assert read_ip(proxies.client(PROXY, seen)) == read_ip(client)
     assert proxies.client(client, seen) == client

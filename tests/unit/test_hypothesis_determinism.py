@@ -1,4 +1,4 @@
-"""What a random test tries depends on that test, and on nothing that ran before it."""
+"""The examples of a property test depend only on that test, and not on what ran before it."""
 
 import importlib
 import os
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 
 def tried() -> list[tuple[str, int]]:
-    """Run a random test; give what it tried."""
+    """Run a property test and return its examples."""
     seen = []
 
     @given(st.text(), st.integers())

@@ -1,4 +1,4 @@
-"""The rooms: a file imports only from rooms below its own, and importing agentgit is quick."""
+"""Import rules: modules and tests import only what they may, and `import agentgit` is fast (D6)."""
 
 import ast
 import importlib
@@ -51,13 +51,13 @@ PACKAGES = (
     "agentgit", "agentgit.auth", "agentgit.conformance", "agentgit.demo", "agentgit.effects", "agentgit.notebook",
     "agentgit.web",
 )  # fmt: skip
-"""Packages whose `__all__` programs may use."""
+"""The packages whose `__all__` is public."""
 
 ENTRANCES = {"agentgit.cli.app.app", "agentgit.cli.main", *(f"agentgit.{name}" for name in ("cli", "demo", "errors"))}
 
 
 def imported(path: Path) -> Iterator[str]:
-    """Name what a file imports from agentgit."""
+    """Yield the names that a file imports from agentgit."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (one.name for one in node.names if one.name.split(".")[0] == "agentgit")
@@ -66,7 +66,7 @@ def imported(path: Path) -> Iterator[str]:
 
 
 def test_tests_of_agents_faces_and_crashes_import_public_names():
-    """D6: a refactoring breaks no test of these rooms: they import what is documented; tests/support has the rest."""
+    """D6: tests of agents, faces and crashes import only public names, so a refactoring does not break them."""
     pages = "\n".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs/reference").glob("*.md"))
     public = {"agentgit", *ENTRANCES, *re.findall(r"^::: (\S+)", pages, flags=re.MULTILINE)}
     public |= {f"agentgit.errors.{name}" for name in vars(errors)}

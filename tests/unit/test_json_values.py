@@ -1,4 +1,4 @@
-"""What tools get and give, as JSON: it is written whatever it is, and comes back equal where JSON has it."""
+"""Recording of arguments and results as JSON: any value can be written, and JSON values round-trip."""
 
 import io
 import itertools
@@ -52,5 +52,5 @@ json_values = st.recursive(
 
 @given(json_values)
 def test_json_values_are_recorded_unchanged(value):
-    """D1: JSON values are equal after a round trip, whatever their text."""
+    """D1: JSON values are equal after a round trip, with any text."""
     assert from_json(to_json(value)) == value

@@ -1,7 +1,6 @@
-"""What agentgit takes from LangGraph's private modules is there, and does what agentgit relies on.
+"""The private names of LangGraph that agentgit uses exist and behave as agentgit expects.
 
-When LangGraph moves something, the test that fails names it, with the version that is installed and the one that was
-read last.
+If LangGraph moves a name, the failing test shows it with the installed version and the last checked version.
 """
 
 import inspect

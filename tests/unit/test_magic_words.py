@@ -1,4 +1,4 @@
-"""The words of the magic %agentgit: what can be written, its help and its completion, without a notebook (D4)."""
+"""Commands, help and completion of the magic %agentgit, without a notebook (D4)."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What `make test` leaves out: no row of the acceptance table loses its last test."""
+"""Coverage of `make test`, which skips long tests: every row of the acceptance table keeps a test."""
 
 import ast
 import re
@@ -19,7 +19,7 @@ def test_every_row_keeps_a_test_that_make_test_runs():
 
 
 def _proofs() -> Iterator[tuple[str, bool]]:
-    """Yield the row that each test names, and whether the test is marked `long`."""
+    """Yield each row that a test names, and whether the test is marked `long`."""
     for path in ROOT.glob("*/test_*.py"):
         module = ast.parse(path.read_text())
         is_long = any("pytestmark" in ast.unparse(line) and "mark.long" in ast.unparse(line) for line in module.body)

@@ -1,4 +1,4 @@
-"""The tools of the MCP server: no method is left out (W3)."""
+"""The tools of the MCP server cover every public method (W3)."""
 
 from agentgit.mcp.server import READ_TOOLS, WRITE_TOOLS, tool_schemas
 from agentgit.mcp.write_tools import WriteTools

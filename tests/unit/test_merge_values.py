@@ -1,4 +1,4 @@
-"""Which values and messages of one branch come into another: decided from values alone (W7)."""
+"""The values and messages that a merge takes from another branch, decided from values alone (W7)."""
 
 import pytest
 from hypothesis import given
@@ -34,7 +34,7 @@ def says(role="user"):
 
 @given(VALUES, VALUES, VALUES)
 def test_w7_a_merge_loses_no_value(base, ours, theirs):
-    """W7: one-sided changes are kept or taken, equal changes stay, and all other changes are conflicts."""
+    """W7: a change of theirs is taken if ours is unchanged, a removal is ignored, and different changes conflict."""
     verdict = decide(base, ours, theirs)
     if verdict == "clash":
         assert len({base, ours, theirs}) == 3
@@ -70,7 +70,7 @@ def test_w7_values_that_were_not_only_extended_have_no_additions():
 
 @given(st.lists(st.integers(0, 3), max_size=6), st.lists(st.integers(0, 3), max_size=8))
 def test_w7_added_items_are_exactly_the_rest_of_the_later_list(base, later):
-    """W7: without its added items the later list has the items of the earlier one, else there is no answer."""
+    """W7: without its added items the later list has the items of the earlier one, else the result is None."""
     new = added_positions(base, later)
     rest = [item for place, item in enumerate(later) if place not in (new or ())]
     assert (sorted(rest) == sorted(base)) is (new is not None)

@@ -1,4 +1,4 @@
-"""Figures of the server for a monitor: pure (Q5)."""
+"""The metrics of the server (Q5)."""
 
 import re
 

@@ -66,7 +66,7 @@ def test_w2_plans_and_reports_match_the_expected_text(name, value):
 
 
 def test_w2_reasons_are_never_cut():
-    """W2: at any terminal width every word of every reason is there, and no line is too wide."""
+    """W2: at each tested terminal width every reason is complete, and no line is too wide."""
     for width in (70, 100, 200):
         shown = rollback.lines(FULL, width=width)[1:-1]
         assert max(sum(cells(span.text) for span in line) for line in shown) <= width
@@ -155,7 +155,7 @@ def test_w2_a_plan_in_a_notebook_is_a_table():
     assert page.attributes == {"style"}
     for step in FULL.steps:
         assert step.why in page.text
-    assert "thank you. " * 20 in page.text  # unfolded, the whole of what is shortened
+    assert "thank you. " * 20 in page.text  # the folded details hold the full argument
 
 
 def test_hostile_text_is_only_text_on_a_page():
@@ -225,7 +225,7 @@ def test_w2_plans_and_reports_round_trip_through_json(value):
 
 
 def test_the_data_of_a_plan_says_whether_it_is_admissible():
-    """W2: `to_dict` of a plan has `is_admissible`, so a program need not know what blocks."""
+    """W2: `to_dict` of a plan has `is_admissible`, so a program need not know which steps block."""
     assert FULL.to_dict()["is_admissible"] is False
     assert plan().to_dict()["is_admissible"] is True
     assert [group for group in PARTIAL.to_dict() if group in GROUPS] == list(GROUPS)
@@ -248,7 +248,7 @@ def test_data_that_is_no_tool_invocation_is_refused():
 
 
 def test_every_style_in_a_plan_is_a_known_style():
-    """Every style that plans and reports use is in STYLES, so a face has a colour for it."""
+    """Every style that plans and reports use is in STYLES, so each interface has a colour for it."""
     for value in (FULL, PARTIAL):
         assert {span.style for line in rollback.lines(value) for span in line} <= set(STYLES)
     assert plain(rollback.lines(FULL)) == re.sub(r" +$", "", str(FULL), flags=re.M)

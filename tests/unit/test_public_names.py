@@ -1,4 +1,4 @@
-"""What `import agentgit` promises."""
+"""The public names, errors and async twins of agentgit."""
 
 import inspect
 
@@ -39,7 +39,7 @@ NO_TWIN = {
 
 @pytest.mark.parametrize("owner", [Repository, Session, RollbackAgent, Events, Keys, Maintenance, Users, Webhooks])
 def test_d3_every_public_method_has_an_async_twin_with_the_same_parameters(owner):
-    """D3: each public method has an async twin with the same parameters, except those that do no IO."""
+    """D3: each public method has an async twin with the same parameters, except the methods in NO_TWIN."""
     methods = {
         name: method
         for name, method in inspect.getmembers(owner, callable)

@@ -1,4 +1,4 @@
-"""Values as text: the tree, the log, one checkpoint, lists, a diff. No database, no terminal."""
+"""Rendering of trees, logs, checkpoints, lists and diffs as text, without a database or a terminal."""
 
 import json
 from datetime import timedelta, timezone
@@ -94,7 +94,7 @@ def test_hostile_names_in_a_tree_are_escaped():
 
 
 def assert_harmless(text: str, *, lines: int, width: int | None) -> None:
-    """Fail if a terminal could obey any of it."""
+    """Assert that a text has no control characters, and has this number of lines and at most this width."""
     assert len(text.split("\n")) == lines
     assert all(c.isprintable() or c in "\n\u200c\u200d" for c in text)
     text.encode("utf-8")

@@ -1,4 +1,4 @@
-"""Snapshots of files, their differences, plans and restores as text (P3, S6)."""
+"""Rendering of file snapshots, differences, restore plans and restores as text (P3, S6)."""
 
 from datetime import UTC, datetime
 
@@ -11,7 +11,7 @@ NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 
 
 def styles(lines):
-    """Give the style of the first span of each line."""
+    """Return the style of the first span of each line."""
     return [line[0].style for line in lines]
 
 

@@ -1,4 +1,4 @@
-"""The plan of a rollback: pure, decided from records alone (row W2, W3)."""
+"""The plan of a rollback, computed from records alone (rows W2, W3)."""
 
 from datetime import UTC, datetime
 
@@ -134,7 +134,7 @@ def test_a_meaningless_effect_declaration_is_refused(make):
 
 
 def test_a_missing_undo_module_raises_not_found():
-    """Bad input: the error for a path to nothing names the path."""
+    """Bad input: the error for a path that does not exist names the path."""
     with pytest.raises(NotFound, match=r"no\.such:thing"):
         import_function("no.such:thing")
 
@@ -165,5 +165,5 @@ def test_an_undo_function_may_take_the_invocation():
     assert takes_invocation(lambda args, result, invocation: None)
     assert takes_invocation(lambda args, result, invocation=None: None)
     assert not takes_invocation(lambda args, result, dry_run=False: None)
-    assert not takes_invocation(lambda *everything: None)  # most often a decorator around a function of two
+    assert not takes_invocation(lambda *everything: None)  # usually a decorator around a function of two parameters
     assert not takes_invocation(undo_in_module)

@@ -1,4 +1,4 @@
-"""Words and snippets: the pure part of search (row W9)."""
+"""Words, queries and snippets of the search, without a database (row W9)."""
 
 import unicodedata
 
@@ -13,7 +13,7 @@ from agentgit.store.search.index import ts_vector
 from agentgit.store.search.query import fts_query, ts_query
 
 TEXTS = st.text(alphabet=st.characters(codec=None), max_size=60)
-"""Any code points, lone surrogates and NUL among them."""
+"""Texts of any code points, including lone surrogates and NUL."""
 
 
 def found(text):
@@ -71,7 +71,7 @@ def test_w9_a_text_is_found_by_any_part_between_spaces(before, text, after):
 
 @given(TEXTS)
 def test_w9_a_query_contains_only_quoted_words(text):
-    """W9: no part of a query becomes an operator; outside the quotes there are only our operators."""
+    """W9: no part of a query becomes an operator; outside the quotes there are only agentgit's operators."""
     if not text.strip():
         return
     wanted = parse_query(text)

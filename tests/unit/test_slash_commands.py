@@ -1,4 +1,4 @@
-"""The slash commands of the chat: what a line means, and what is said of a wrong one (C7)."""
+"""Parsing of the chat's slash commands, and the errors for wrong ones (C7)."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The picture of a tree: an SVG that is made of columns alone: pure (D4)."""
+"""The SVG picture of a tree (D4)."""
 
 import base64
 import re
@@ -19,7 +19,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def marked() -> Tree:
-    """The tree of the other goldens, with tags and with calls of every mark."""
+    """Return the tree of the other golden files, with tags and with calls of every mark."""
     tree = support()
     branches = {branch.name: branch for branch in tree.walk()}
 

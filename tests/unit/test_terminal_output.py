@@ -1,4 +1,4 @@
-"""What the command line writes to a terminal: colours where they are wanted, and characters that it can show."""
+"""Terminal output of the command line: colours only if wanted, and characters that the encoding has."""
 
 import io
 import re
@@ -11,7 +11,7 @@ from agentgit.render.text import Span
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
+    """A text stream whose `isatty` returns True."""
 
     def __init__(self, encoding: str) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Terminal(io.StringIO):
 
 
 def on_terminal(monkeypatch: pytest.MonkeyPatch, encoding: str = "utf-8", **environment: str) -> str:
-    """Write one line in a style to a terminal of that kind."""
+    """Write one styled line to a terminal of this kind, and return the output."""
     for name in ("NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
     for name, value in ({"TERM": "xterm-256color"} | environment).items():

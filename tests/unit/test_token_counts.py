@@ -1,4 +1,4 @@
-"""What models used, added up and read from headers: pure (W12)."""
+"""Token usage of models: sums, differences and counts read from headers (W12)."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Conversations, calls and checkpoints as pages: nothing in them is markup, and large ones stay small (D4)."""
+"""HTML of conversations, calls and checkpoints: no data becomes markup, and large values stay small (D4)."""
 
 from markup import HOSTILE, TABLE_TAGS, Page, call
 
