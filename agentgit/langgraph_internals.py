@@ -33,8 +33,10 @@ __all__ = [
     "PregelScratchpad",
     "channels_from_checkpoint",
     "get_function_nonlocals",
+    "is_internal_key",
     "messages_delta_reducer",
     "recast_checkpoint_ns",
+    "set_task_path_column",
     "tool_node_functions",
     "wrap_each_call",
 ]
@@ -80,6 +82,21 @@ except (ImportError, AttributeError) as error:
         f"{CHECKED_VERSION}. "
         f'Run: pip install --upgrade agentgit, or pip install "langgraph=={CHECKED_VERSION}"'
     ) from error
+
+
+def is_internal_key(key: object) -> bool:
+    """Return whether a key of config["configurable"] belongs to a running graph."""
+    return isinstance(key, str) and key.startswith("__pregel_")
+
+
+def set_task_path_column(saver: Any, *, exists: bool) -> None:
+    """Set whether a `SqliteSaver` that has not run its `setup` finds the column `task_path` in its table of writes.
+
+    Args:
+        saver: The saver.
+        exists: True if the column exists.
+    """
+    saver._has_task_path = exists
 
 
 def tool_node_functions(node: ToolNode) -> tuple[Callable[..., Any], Callable[..., Any]]:

@@ -136,7 +136,7 @@ def rooms() -> str:
     layers = next(one["layers"] for one in contracts if one["name"] == "rooms")
     pure = {name for one in contracts if one["name"].startswith("the pure") for name in one["source_modules"]}
     shapes, y = list[str](), 34
-    for layer in layers[1:]:  # without __main__, which is only an entry point
+    for layer in layers:
         names = sorted(layer.split(" | "))
         shapes += _layer(names, y, {name for name in names if f"agentgit.{name}" in pure})
         y += LINE * len(names) + 18

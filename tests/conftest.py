@@ -29,7 +29,7 @@ LITTLE = 4 * 2**20
 """The largest size in bytes of tables, indexes and dead rows that `_empty` deletes row by row."""
 
 QUIET_SECONDS = 60
-"""How long the end of a test waits for other connections that are active in its database."""
+"""The time that the end of a test waits for other connections that are active in its database."""
 
 AT_WORK = """
 SELECT pg_stat_clear_snapshot(), pid, query FROM pg_stat_activity
@@ -53,7 +53,7 @@ if not EXPLORING:
 
 
 MOST_VARIANTS = 3
-"""How many variants of a parametrized test `make test` runs; `make test-all` runs all variants."""
+"""The number of variants of a parametrized test that `make test` runs; `make test-all` runs all variants."""
 
 ONE_DATABASE = {"agents", "faces", "crash"}
 """Test folders that `make test` runs on SQLite only; the tests of the store run on both databases."""

@@ -84,7 +84,9 @@ class RollbackAgent(BranchReader):
         """
         return self._on_branch(self.session.branch(branch).id)
 
-    def checkpoint(self, name: str | None = None, *, description: str | None = None, data: Any = None) -> Checkpoint:
+    def checkpoint(
+        self, name: str | None = None, *, description: str | None = None, data: Any = None, files: bool = True
+    ) -> Checkpoint:
         """Save the current point of the branch as a checkpoint.
 
         If the last turn stopped inside a batch of tool calls, the checkpoint is placed before that batch, because a
@@ -94,14 +96,16 @@ class RollbackAgent(BranchReader):
             name: The name of the checkpoint; names may repeat.
             description: A sentence about it.
             data: Any JSON-like data to keep with it.
+            files: False to save it without the files of the workspace.
 
         Raises:
             Conflict: The branch is running.
             InvalidInput: The name is empty or too long.
+            Unavailable: The workspace is not available here, or its files cannot be saved.
         """
         label = named_label(self._branch.settings.user_id, name, description, data)
-        files = self._branch.take_snapshot(f"checkpoint {name}" if name else "checkpoint")
-        return self._branching.save(self.branch_id, label, files)
+        snapshot = self._branch.take_snapshot(f"checkpoint {name}" if name else "checkpoint") if files else None
+        return self._branching.save(self.branch_id, label, snapshot)
 
     def tag(self, ref: CheckpointRef, name: str, *, description: str | None = None) -> Tag:
         """Tag a checkpoint with a name that is unique in the session, as `Session.tag`.
@@ -243,20 +247,22 @@ class RollbackAgent(BranchReader):
         result = self._rollbacks.switch(branch, self.branch_id, sync=sync, force=force, on_error=on_error)
         return self._on_branch(result[0])
 
-    def fork(self, to: CheckpointRef | None = None, name: str | None = None) -> RollbackAgent:
+    def fork(self, to: CheckpointRef | None = None, *, name: str | None = None, files: bool = True) -> RollbackAgent:
         """Create a branch without changing the world.
 
         Args:
             to: The point at which the branch starts: a Checkpoint or any reference that `rollback` accepts; None is
                 the current point of this branch.
             name: The name of the new branch; None for the next free name, like `main-2`.
+            files: False to fork without a snapshot of the workspace's current files.
 
         Raises:
             NotFound, Ambiguous, InvalidInput: As `plan_rollback`.
             Conflict: A branch of that name exists.
+            Unavailable: The workspace is not available here, or its files cannot be saved.
         """
-        files = self._branch.take_snapshot("fork") if to is None and self._turn is None else None
-        return self._on_branch(self._branching.fork(self.branch_id, to, name, files))
+        snapshot = self._branch.take_snapshot("fork") if files and to is None and self._turn is None else None
+        return self._on_branch(self._branching.fork(self.branch_id, to, name, snapshot))
 
     def rewind_files(self, restore_point: CheckpointRef, *, force: bool = False) -> FileChanges:
         """Restore the files to their state when the user sent a message; the conversation does not change.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 from langchain_core.messages import BaseMessage
@@ -24,6 +25,7 @@ from agentgit.handles.rollbacks import RollbackOptions, Rollbacks
 from agentgit.handles.session import Session
 from agentgit.sessions import InternalSession, Tree
 from agentgit.sessions.messages import History, from_stored
+from agentgit.sessions.reports import OnProgress
 from agentgit.sessions.tree import Exploration
 from agentgit.store.queries.explorations import Explorations
 from agentgit.store.queries.lookup import CheckpointRef
@@ -131,18 +133,45 @@ class BranchReader(BranchRunner):
         """
         return self.session.get_checkpoint(ref, branch=self.branch_id)
 
-    def log(self, /, **which: Any) -> Log:
-        """List the checkpoints of the branch page by page, newest first.
+    def log(
+        self,
+        *,
+        which: str = "path",
+        name: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        tag: str | None = None,
+        author: str | None = None,
+        auto: bool | None = None,
+    ) -> Log:
+        """List checkpoints by page, newest first, as `Session.log` for this branch.
 
         Args:
-            which: `name`, `since`, `until`, `tag`, `author`, `auto` and `which`, as `Session.log` takes them.
+            which: `path` (from the head of the branch to the root of the session), `branch` (only checkpoints created
+                on the branch) or `all` (checkpoints of all branches of the session).
+            name: Only checkpoints to which a person gave exactly this name.
+            since: Only checkpoints created at this time or later; must have a time zone.
+            until: Only checkpoints created at this time or earlier; must have a time zone.
+            tag: Only the checkpoint with this tag.
+            author: Only checkpoints created by this user.
+            auto: True for automatic checkpoints only, False for those that someone requested.
 
         Raises:
             InvalidInput, NotFound: As `Session.log`.
         """
-        return self.session.log(branch=self.branch_id, **which)
+        return self.session.log(
+            branch=self.branch_id, which=which, name=name, since=since, until=until, tag=tag, author=author, auto=auto
+        )
 
-    def search(self, text: str, *, all_branches: bool = False, limit: int = 20, after: str | None = None) -> Hits:
+    def search(
+        self,
+        text: str,
+        *,
+        all_branches: bool = False,
+        limit: int = 20,
+        after: str | None = None,
+        progress: OnProgress | None = None,
+    ) -> Hits:
         """Search the messages, tool calls and named checkpoints of the branch, as `Session.search`.
 
         Args:
@@ -150,11 +179,14 @@ class BranchReader(BranchRunner):
             all_branches: True to search all branches of the session.
             limit: The maximum number of results.
             after: The `next` of the page before; None for the first page.
+            progress: Called with the number of checkpoints indexed so far and the total, if some are not indexed yet.
 
         Raises:
             InvalidInput, Corrupt: As `Session.search`.
         """
-        return self.session.search(text, branch=self.branch_id, all_branches=all_branches, limit=limit, after=after)
+        return self.session.search(
+            text, branch=self.branch_id, all_branches=all_branches, limit=limit, after=after, progress=progress
+        )
 
     def plan_rollback(
         self,

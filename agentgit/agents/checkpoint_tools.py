@@ -117,10 +117,10 @@ def checkpoint_tools(default_session: Session, branch_id: int) -> list[BaseTool]
         session, branch = target(config)
         return f"Deleted {session.delete_checkpoint(checkpoint, branch=branch).metadata['reference']}."
 
-    def cleanup_auto_checkpoints(config: RunnableConfig, keep_latest: int = 5) -> str:
+    def cleanup_auto_checkpoints(config: RunnableConfig, keep: int = 5) -> str:
         """Delete all automatic saved points except the newest. Keeps named points and points that are still needed."""
         session, branch = target(config)
-        count = session.cleanup_auto_checkpoints(branch=branch, keep=keep_latest)
+        count = session.cleanup_auto_checkpoints(branch=branch, keep=keep)
         return f"Deleted {count} automatic checkpoints."
 
     functions: list[Callable[..., str]] = [

@@ -12,6 +12,7 @@ from langchain_core.runnables.config import var_child_runnable_config
 from agentgit.agents.turn.fence_errors import as_bubble_up
 from agentgit.agents.turn.recorder import Recorder
 from agentgit.errors import InvalidInput
+from agentgit.langgraph_internals import is_internal_key
 
 RUN_KEYS = frozenset({"thread_id", "checkpoint_id", "checkpoint_ns", "checkpoint_map"})
 """The keys with which LangGraph describes the run that a config belongs to."""
@@ -51,8 +52,8 @@ def detached_config(config: RunnableConfig | None) -> RunnableConfig:
     if result.get("callbacks") is None and outer_config.get("callbacks") is not None:
         result["callbacks"] = outer_config["callbacks"]
     configurable = result.get("configurable", {})
-    if any(key.startswith("__pregel_") for key in configurable):
-        configurable = {k: v for k, v in configurable.items() if not k.startswith("__pregel_") and k not in RUN_KEYS}
+    if any(map(is_internal_key, configurable)):
+        configurable = {k: v for k, v in configurable.items() if not is_internal_key(k) and k not in RUN_KEYS}
     result["configurable"] = dict(configurable)
     return result
 

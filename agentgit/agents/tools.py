@@ -23,6 +23,7 @@ from agentgit.effects.declarations import ALL, default_effect, hints_in, stricte
 from agentgit.effects.effects import Effect, declared_on, import_function, require_function
 from agentgit.effects.registry import ToolRunner
 from agentgit.errors import InvalidInput, NotFound
+from agentgit.langgraph_internals import is_internal_key
 from agentgit.values import describe_error
 
 Args = Mapping[str, Any]
@@ -294,7 +295,7 @@ def _forbid_questions() -> Iterator[None]:
     try:
         yield
     except KeyError as error:
-        if not str(error).startswith("'__pregel_"):
+        if not error.args or not is_internal_key(error.args[0]):
             raise
         raise InvalidInput(
             "the tool asks a person (interrupt), and outside a turn there is nobody to answer"

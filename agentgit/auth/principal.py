@@ -40,7 +40,8 @@ def require_role(role: object) -> Role:
         InvalidInput: It is not a role.
     """
     if role not in ROLES:
-        raise InvalidInput(f"There is no role {role!r}; give {', '.join(ROLES)}.")
+        *others, last = map(repr, ROLES)
+        raise InvalidInput(f"role must be {', '.join(others)} or {last}, not {role!r}.")
     return str(role)
 
 

@@ -388,12 +388,12 @@ def _format_call(call: Mapping[str, Any]) -> str:
 
 def _format_task(task: Mapping[str, Any]) -> str:
     """Format a task of an unfinished step on one line."""
-    questions = ", ".join(map(repr, task.get("questions") or [])) or f"task {task.get('task')}"
+    interrupts = ", ".join(map(repr, task.get("questions") or [])) or f"task {task.get('task')}"
     answers = ", ".join(map(repr, task.get("answers") or []))
     results = ", ".join(f"{name}={value!r}" for name, value in task.get("results") or [])
     errors = ", ".join(map(str, task.get("errors") or []))
     outcome = {"waiting": "waits for an answer", "failed": f"failed: {errors}"}.get(str(task.get("status")), "done")
-    phrases = [questions, outcome, answers and f"answered {answers}", results and f"wrote {results}"]
+    phrases = [interrupts, outcome, answers and f"answered {answers}", results and f"wrote {results}"]
     return _truncate(escape_unprintable("; ".join(phrase for phrase in phrases if phrase)))
 
 

@@ -101,7 +101,7 @@ def parse_query(text: str) -> Query:
         (('create', 'order'), ('and',), ('chair',))
     """
     if not isinstance(text, str) or not text.strip():
-        raise InvalidInput(f"{text!r} has nothing to search for; give one or more words.")
+        raise InvalidInput(f"{text!r} contains no word to search for. Give one or more words.")
     if len(text) > MAX_QUERY_LENGTH:
         raise InvalidInput(f"A search takes up to {MAX_QUERY_LENGTH:,} characters, not {len(text):,}.")
     terms = (tuple(word.text for word in words(part)) for part in normalize_nfc(text).split())

@@ -138,22 +138,22 @@ def sessions(db: DatabaseOption = None, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def status(session: OfBranch = None, db: DatabaseOption = None, as_json: AsJson = False) -> None:
+def status(session_ref: OfBranch = None, db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """Show a session's branch, head and unfinished operations."""
     with repository(db) as repo:
-        handle, branch_name = references.parse_session(repo, session)
-        branch = handle.branch(branch_name)
-        head = handle.get_checkpoint("HEAD", branch=branch) if branch.checkpoint_count else None
-        unfinished = [operation for operation in handle.operations() if operation.status != DONE]
+        session, branch_name = references.parse_session(repo, session_ref)
+        branch = session.branch(branch_name)
+        head = session.get_checkpoint("HEAD", branch=branch) if branch.checkpoint_count else None
+        unfinished = [operation for operation in session.operations() if operation.status != DONE]
         output.emit(
             as_json,
             lambda: {
-                "session": records.of_session(handle.info),
+                "session": records.of_session(session.info),
                 "branch": records.of_branch(branch),
                 "head": records.of_checkpoint(head) if head is not None else None,
                 "stopped": [records.of_operation(operation) for operation in unfinished],
             },
-            lambda _: [*standing.status_lines(handle.info, branch, head), *map(standing.unfinished_line, unfinished)],
+            lambda _: [*standing.status_lines(session.info, branch, head), *map(standing.unfinished_line, unfinished)],
         )
 
 
@@ -188,11 +188,13 @@ def tree(
 
 
 @app.command()
-def track(session: OfBranch = None, limit: Limit = None, db: DatabaseOption = None, as_json: AsJson = False) -> None:
+def tool_track(
+    session_ref: OfBranch = None, limit: Limit = None, db: DatabaseOption = None, as_json: AsJson = False
+) -> None:
     """List the tool calls of a branch, oldest first, with their effects and statuses."""
     with repository(db) as repo:
-        handle, branch = references.parse_session(repo, session)
-        invocations = handle.tool_track(branch=branch)[-(limit or 0) :]
+        session, branch = references.parse_session(repo, session_ref)
+        invocations = session.tool_track(branch=branch)[-(limit or 0) :]
         output.emit(
             as_json,
             lambda: [call.to_dict() for call in invocations],

@@ -42,17 +42,17 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-KeepFiles = Annotated[bool, typer.Option("--keep-files", help="Leave out the files of the workspace.")]
+NoFiles = Annotated[bool, typer.Option("--no-files", help="Leave out the files of the workspace.")]
 
 
 def add_to(parent: typer.Typer) -> None:
     """Add the commands to the command line."""
     app.command(cls=usage("[SESSION[@BRANCH]]", "NAME"))(create)
-    app.command(cls=usage("[SESSION[@BRANCH]]", "PLACE"))(delete)
+    app.command(cls=usage("[SESSION[@BRANCH]]", "REF"))(delete)
     app.command()(cleanup)
     app.command()(clear)
     parent.add_typer(app)
-    parent.command(cls=usage("[SESSION[@BRANCH]]", "[PLACE]"))(fork)
+    parent.command(cls=usage("[SESSION[@BRANCH]]", "[REF]"))(fork)
     parent.command(cls=usage("[SESSION[@BRANCH]]", "NAME"))(rename)
     parent.command()(undo)
     parent.command()(redo)
@@ -70,14 +70,14 @@ def create(
         typer.Argument(metavar="[SESSION[@BRANCH]] NAME", help="The name of the checkpoint; names may repeat."),
     ],
     description: Annotated[str | None, typer.Option(metavar="TEXT", help="A description of the checkpoint.")] = None,
-    keep_files: KeepFiles = False,
+    no_files: NoFiles = False,
     db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Create a checkpoint with a name at the head of a branch."""
     with repository(db) as repo:
         session, branch, name = references.parse_required(repo, words)
-        checkpoint = session.checkpoint(name, branch=branch, description=description, files=not keep_files)
+        checkpoint = session.checkpoint(name, branch=branch, description=description, files=not no_files)
         output.emit(
             as_json,
             lambda: records.of_checkpoint(checkpoint),
@@ -98,7 +98,7 @@ def delete(target: Target, yes: Yes = False, db: DatabaseOption = None, as_json:
 
 
 def cleanup(
-    session: OfBranch = None,
+    session_ref: OfBranch = None,
     keep: Annotated[
         int, typer.Option("--keep", metavar="N", min=0, help="The number of automatic checkpoints to keep.")
     ] = 5,
@@ -107,17 +107,17 @@ def cleanup(
 ) -> None:
     """Delete older automatic checkpoints of a branch, if nothing needs them."""
     with repository(db) as repo:
-        handle, branch = references.parse_session(repo, session)
-        _print_deleted_count(as_json, handle.cleanup_auto_checkpoints(branch=branch, keep=keep))
+        session, branch = references.parse_session(repo, session_ref)
+        _print_deleted_count(as_json, session.cleanup_auto_checkpoints(branch=branch, keep=keep))
 
 
-def clear(session: OfBranch = None, yes: Yes = False, db: DatabaseOption = None, as_json: AsJson = False) -> None:
+def clear(session_ref: OfBranch = None, yes: Yes = False, db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """Delete all checkpoints of a session or branch that nothing needs, named ones included."""
     with repository(db) as repo:
-        handle, branch = references.parse_session(repo, session)
+        session, branch = references.parse_session(repo, session_ref)
         if not yes:
-            output.confirm(f"Delete all checkpoints of {handle.name} that nothing needs?", as_json)
-        _print_deleted_count(as_json, handle.retention.clear(branch=branch))
+            output.confirm(f"Delete all checkpoints of {session.name} that nothing needs?", as_json)
+        _print_deleted_count(as_json, session.retention.clear(branch=branch))
 
 
 def _print_deleted_count(as_json: bool, count: int) -> None:
@@ -132,20 +132,20 @@ def fork(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[SESSION[@BRANCH]] [PLACE]",
+            metavar="[SESSION[@BRANCH]] [REF]",
             autocompletion=complete_checkpoint,
             help="The checkpoint to fork from; by default the head of the branch.",
         ),
     ] = None,
     name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="The name of the new branch.")] = None,
-    keep_files: KeepFiles = False,
+    no_files: NoFiles = False,
     db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Create a branch without touching the world; the session stays on its current branch."""
     with repository(db) as repo:
         session, branch, ref = references.parse_optional(repo, list(words or ()))
-        report = session.fork(ref, branch=branch, name=name, files=not keep_files)
+        report = session.fork(ref, branch=branch, name=name, files=not no_files)
         _print_branch(session, session.branch(report.branch), as_json)
 
 
@@ -180,7 +180,7 @@ def _print_branch(session: Session, branch: InternalSession, as_json: bool) -> N
 
 
 def undo(
-    session: OfBranch = None,
+    session_ref: OfBranch = None,
     steps: Annotated[
         int, typer.Option("--steps", "-n", metavar="N", min=1, help="The number of turns to go back.")
     ] = 1,
@@ -192,14 +192,14 @@ def undo(
 ) -> None:
     """Go back one turn or several, on a new branch: show the plan, ask, then reverse later effects."""
     with repository(db, trust=trust) as repo, show_plan_on_error(as_json):
-        handle, branch = references.parse_session(repo, session)
+        session, branch = references.parse_session(repo, session_ref)
         if not yes:
-            confirm_plan(handle.plan_undo(steps, branch=branch), "Undo?", as_json, force=force)
-        print_rollback(as_json, handle.undo(steps, branch=branch, force=force))
+            confirm_plan(session.plan_undo(steps, branch=branch), "Undo?", as_json, force=force)
+        print_rollback(as_json, session.undo(steps, branch=branch, force=force))
 
 
 def redo(
-    session: OfBranch = None,
+    session_ref: OfBranch = None,
     force: Force = False,
     yes: Yes = False,
     trust: Trust = None,
@@ -208,21 +208,22 @@ def redo(
 ) -> None:
     """Take back the rollback that created a branch: run again what it reversed."""
     with repository(db, trust=trust) as repo, show_plan_on_error(as_json):
-        handle, branch = references.parse_session(repo, session)
+        session, branch = references.parse_session(repo, session_ref)
         if not yes:
-            confirm_plan(handle.plan_redo(branch=branch), "Redo?", as_json, force=force)
-        print_rollback(as_json, handle.redo(branch=branch, force=force))
+            confirm_plan(session.plan_redo(branch=branch), "Redo?", as_json, force=force)
+        print_rollback(as_json, session.redo(branch=branch, force=force))
 
 
 # -- recovery and exploration
 
 
 def recover(
-    session: OfBranch = None,
+    session_ref: OfBranch = None,
     force: Annotated[
         bool,
         typer.Option(
-            "--force", help="Recover it from a process that still runs on this machine, such as one that hangs."
+            "--force",
+            help="Recover the branch even if its process still runs on this machine, for example because it hangs.",
         ),
     ] = False,
     db: DatabaseOption = None,
@@ -230,8 +231,8 @@ def recover(
 ) -> None:
     """Recover a branch whose process died on another machine."""
     with repository(db) as repo:
-        handle, branch = references.parse_session(repo, session)
-        _print_branch(handle, handle.recover(branch=branch, force=force), as_json)
+        session, branch = references.parse_session(repo, session_ref)
+        _print_branch(session, session.recover(branch=branch, force=force), as_json)
 
 
 DEFAULT_CHOICES = 2
@@ -264,7 +265,10 @@ def explore(
     parallel: Annotated[
         int,
         typer.Option(
-            "--parallel", metavar="N", min=0, help="The number of turns at once, if no tool changes the world."
+            "--parallel",
+            metavar="N",
+            min=0,
+            help="The number of turns that run at the same time, if no tool changes the world.",
         ),
     ] = 0,
     branch: chat.OnBranch = None,

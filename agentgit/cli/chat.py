@@ -25,7 +25,9 @@ Graph = Annotated[
 ]
 Continued = Annotated[
     str | None,
-    typer.Argument(metavar="SESSION", help="Created if it does not exist; by default the most recently updated one."),
+    typer.Argument(
+        metavar="SESSION", help="The session, created if it does not exist; by default the most recently updated one."
+    ),
 ]
 OnBranch = Annotated[
     str | None, typer.Option("--branch", metavar="NAME", help="The branch to continue on; by default the current one.")
@@ -35,7 +37,7 @@ Effects = Annotated[
     typer.Option("--effects", metavar="MODULE:NAME", help="The effects of the tools, as `repo.wrap` takes them."),
 ]
 Folder = Annotated[
-    Path | None, typer.Option("--workspace", metavar="DIR", help="The folder whose files roll back too.")
+    Path | None, typer.Option("--workspace", metavar="DIR", help="The folder whose files are rolled back too.")
 ]
 
 
@@ -81,7 +83,7 @@ def wrap_graph(
         session: The name of the session; None is the most recently updated one, or a new one called `chat`.
         branch: The branch, as `repo.wrap` takes it.
         effects: The effects, as `module:name`.
-        workspace: The folder whose files roll back too.
+        workspace: The folder whose files are rolled back too.
         template: The template, as `repo.wrap` takes it.
     """
     from agentgit.agents import user_modules

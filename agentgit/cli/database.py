@@ -44,7 +44,7 @@ def check(
     deep: Annotated[bool, typer.Option("--deep", help="Compare each table with what the migrations create.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check the schema; fail and print what to do if it does not fit."""
+    """Check the schema; if it does not fit, fail and print what to do."""
     from agentgit.store.schema import schema
 
     with database(db) as target_db:

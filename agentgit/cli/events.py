@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 Kinds = Annotated[
     list[str] | None,
     typer.Option(
-        "--kind", "-k", metavar="KIND", help="Only this kind, like checkpoint.created or rollback.*; repeatable."
+        "--kind",
+        "-k",
+        metavar="KIND",
+        help="Only events of this kind, like checkpoint.created or rollback.*; repeatable.",
     ),
 ]
 WebhookId = Annotated[int, typer.Argument(metavar="ID", help="The id that `agentgit webhooks list` shows.")]
@@ -70,9 +73,9 @@ def events(
     since: Annotated[
         str | None, typer.Option(metavar="TIME", help="Only events at or after this time, like 2026-11-21.")
     ] = None,
-    after: Annotated[int | None, typer.Option(metavar="ID", help="All events after the one with this id.")] = None,
+    after: Annotated[int | None, typer.Option(metavar="ID", help="Only events after the one with this id.")] = None,
     limit: Annotated[
-        int, typer.Option("--limit", "-n", min=1, help="The number of newest events; not with --after.")
+        int, typer.Option("--limit", "-n", min=1, help="The number of newest events to show; not with --after.")
     ] = 50,
     follow: Follow = False,
     db: DatabaseOption = None,
@@ -136,14 +139,14 @@ def _print_result(as_json: bool, data: Callable[[], Any], lines: Callable[[int],
 @audit.command("show")
 def audit_show(
     kind: Kinds = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="The number of newest events.")] = 50,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="The number of newest events to show.")] = 50,
     db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """List events that belong to no session: logins, users, keys, refusals; for admins."""
     with repository(db) as repo:
         matches = repo.events.audit(kinds=kind or "*", limit=limit)
-        user_names = {user.id: user.name for user in repo.users.all()}
+        user_names = {user.id: user.name for user in repo.users.list()}
         output.emit(
             as_json,
             lambda: [event.to_dict() for event in matches],
@@ -193,7 +196,9 @@ def add(
     kind: Kinds = None,
     session: Annotated[
         str | None,
-        typer.Option("--session", metavar="SESSION", help="Only events of this session; by default of all yours."),
+        typer.Option(
+            "--session", metavar="SESSION", help="Only events of this session; by default those of all your sessions."
+        ),
     ] = None,
     secret_env: Annotated[
         str | None, typer.Option("--secret-env", metavar="NAME", help="The environment variable with the secret.")
@@ -268,7 +273,7 @@ def retry(webhook: WebhookId, db: DatabaseOption = None, as_json: AsJson = False
 
 @webhooks.command("deliver")
 def deliver(follow: Follow = False, db: DatabaseOption = None, as_json: AsJson = False) -> None:
-    """Send the due events of all users; several processes may do so at once."""
+    """Send the due events of all users; several processes can do this at the same time."""
     with repository(db) as repo, _until_stopped() if follow else nullcontext():
         delivered = repo.webhooks.deliver()
         if not follow:

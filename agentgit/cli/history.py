@@ -26,10 +26,12 @@ if TYPE_CHECKING:
 
 After = Annotated[
     str | None,
-    typer.Option("--after", metavar="CURSOR", help="Go on behind the page before, or in a log behind a place."),
+    typer.Option("--after", metavar="CURSOR", help="Continue after this cursor or reference."),
 ]
-Own = Annotated[bool, typer.Option("--branch-only", help="Only those made on the branch, not of its whole path.")]
-Every = Annotated[bool, typer.Option("--all-branches", help="Of all branches of the session, not of the path.")]
+Own = Annotated[
+    bool, typer.Option("--branch-only", help="Only checkpoints made on this branch, not on its whole path.")
+]
+Every = Annotated[bool, typer.Option("--all-branches", help="Checkpoints of all branches of the session.")]
 TIME_HELP = "like 2026-11-21 or '2026-11-21 14:30', in this machine's zone."
 
 
@@ -37,35 +39,42 @@ def add_to(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     app.command()(log)
     app.command(cls=usage("[SESSION[@BRANCH]]", "TEXT"))(search)
-    app.command(cls=usage("[SESSION]", "[PLACE NAME]"))(tag)
+    app.command(cls=usage("[SESSION]", "[REF NAME]"))(tag)
 
 
 def log(
-    session: OfBranch = None,
+    session_ref: OfBranch = None,
     limit: Limit = None,
     after: After = None,
-    name: Annotated[str | None, typer.Option(metavar="NAME", help="Only those called exactly so.")] = None,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Only checkpoints with exactly this name.")] = None,
     since: Annotated[
-        str | None, typer.Option(metavar="TIME", help=f"Only those made then or later, {TIME_HELP}")
+        str | None, typer.Option(metavar="TIME", help=f"Only checkpoints made at this time or later, {TIME_HELP}")
     ] = None,
-    until: Annotated[str | None, typer.Option(metavar="TIME", help="Only those made then or earlier.")] = None,
-    tagged: Annotated[str | None, typer.Option("--tag", metavar="TAG", help="Only the one with this tag.")] = None,
-    author: Annotated[str | None, typer.Option(metavar="USER", help="Only those that this user made.")] = None,
+    until: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Only checkpoints made at this time or earlier.")
+    ] = None,
+    tagged: Annotated[
+        str | None, typer.Option("--tag", metavar="TAG", help="Only the checkpoint with this tag.")
+    ] = None,
+    author: Annotated[str | None, typer.Option(metavar="USER", help="Only checkpoints that this user created.")] = None,
     auto: Annotated[
-        bool | None, typer.Option("--auto/--named", help="Only automatic ones; or only those somebody asked for.")
+        bool | None,
+        typer.Option(
+            "--auto/--named", help="Only automatic checkpoints, or only checkpoints that were created on request."
+        ),
     ] = None,
     branch_only: Own = False,
     all_branches: Every = False,
-    count: Annotated[bool, typer.Option("--count", help="Write only how many there are.")] = False,
+    count: Annotated[bool, typer.Option("--count", help="Print only the number.")] = False,
     db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the checkpoints of a branch, the newest first."""
+    """List the checkpoints of a branch, newest first."""
     if branch_only and all_branches:
         raise InvalidInput("Write --branch-only or --all-branches, not both.")
     with repository(db) as repo:
-        handle, branch = references.parse_session(repo, session)
-        query = handle.log(
+        session, branch = references.parse_session(repo, session_ref)
+        query = session.log(
             branch=branch,
             which="all" if all_branches else "branch" if branch_only else "path",
             name=name,
@@ -79,7 +88,7 @@ def log(
             total = len(query)
             output.line(as_json, lambda: {"count": total}, str(total))
             return
-        checkpoints = _read_checkpoints(query, limit, _parse_cursor(repo, handle, branch, after))
+        checkpoints = _read_checkpoints(query, limit, _parse_cursor(repo, session, branch, after))
         output.emit(
             as_json,
             lambda: [records.of_checkpoint(checkpoint) for checkpoint in checkpoints],
@@ -127,15 +136,16 @@ def parse_time(text: str | None) -> datetime | None:
 
 def search(
     words: Annotated[
-        list[str], typer.Argument(metavar="[SESSION[@BRANCH]] TEXT", help="What to look for; quote several words.")
+        list[str],
+        typer.Argument(metavar="[SESSION[@BRANCH]] TEXT", help="The words to find; put quotes around several."),
     ],
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="How many at most.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="The maximum number of results.")] = 20,
     after: After = None,
     all_branches: Every = False,
     db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find messages, tool calls and named checkpoints by words: names first, then the newest."""
+    """Find messages, tool calls and named checkpoints by words: names first, then newest first."""
     with repository(db) as repo:
         session, branch, text = references.parse_required(repo, words)
         with bar("reading", as_json) as progress:
@@ -149,21 +159,21 @@ def tag(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[SESSION] [PLACE NAME]",
+            metavar="[SESSION] [REF NAME]",
             autocompletion=complete_checkpoint,
-            help="The place and its new name; else the tags are listed.",
+            help="A checkpoint and its new tag; without them, the tags are listed.",
         ),
     ] = None,
     description: Annotated[str | None, typer.Option(metavar="TEXT", help="A description of the checkpoint.")] = None,
-    delete: Annotated[str | None, typer.Option("--delete", "-d", metavar="NAME", help="Take this tag away.")] = None,
+    delete: Annotated[str | None, typer.Option("--delete", "-d", metavar="NAME", help="Remove this tag.")] = None,
     db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tag a checkpoint, which is kept as long as it has the tag; or list the tags."""
+    """Tag a checkpoint, so that it is kept; or list the tags."""
     parts = list(words or [])
     if len(parts) > (1 if delete else 3):
-        raise InvalidInput(f"{' '.join(parts)}: write a session, a place and a name; put quotes around each.")
-    # Two words are a place and a name; with one or three the first is a session.
+        raise InvalidInput(f"{' '.join(parts)}: write a session, a reference and a name; put quotes around each.")
+    # Two words are a reference and a name; with one or three the first is a session.
     session = parts[0] if len(parts) in (1, 3) else None
     with repository(db) as repo:
         if delete is not None:
@@ -174,7 +184,7 @@ def tag(
             output.emit(as_json, new_tag.to_dict, lambda width: logs.tag_lines([new_tag], width=width, zone=None))
         else:
             all_tags = repo.session(session).tags()
-            placeholder: list[Line] = [(Span("no tags yet; add one with: agentgit tag PLACE NAME"),)]
+            placeholder: list[Line] = [(Span("no tags yet; add one with: agentgit tag REF NAME"),)]
             output.emit(
                 as_json,
                 lambda: [one.to_dict() for one in all_tags],
@@ -185,7 +195,7 @@ def tag(
 def _parse_pair(words: list[str]) -> tuple[str | None, str, str]:
     """Parse `[SESSION] A B`."""
     if len(words) not in (2, 3):
-        raise typer.BadParameter("give two places, and before them a session if it is not the most recent one")
+        raise typer.BadParameter("give two references, and the session before them if it is not the most recent one")
     (*session, a, b) = words
     return session[0] if session else None, a, b
 
@@ -252,7 +262,7 @@ def compare(
 
 
 def start(
-    session: Annotated[str, typer.Argument(metavar="NEW", help="The name of the new session.")],
+    name: Annotated[str, typer.Argument(metavar="NEW", help="The name of the new session.")],
     template: Annotated[
         str,
         typer.Argument(
@@ -264,9 +274,9 @@ def start(
 ) -> None:
     """Create a session from a checkpoint of another one, with a world of its own."""
     with repository(db) as repo:
-        handle = repo.session(session, create=True, template=template)
+        session = repo.session(name, create=True, template=template)
         output.emit(
             as_json,
-            lambda: records.of_session(handle.info),
-            lambda width: session_lines([handle.info], width=width, zone=None),
+            lambda: records.of_session(session.info),
+            lambda width: session_lines([session.info], width=width, zone=None),
         )

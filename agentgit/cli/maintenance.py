@@ -22,32 +22,41 @@ if TYPE_CHECKING:
 
 DAY = timedelta(days=1)
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be deleted, and delete nothing.")]
-Most = Annotated[int | None, typer.Option("--max", metavar="N", min=0, help="The most to keep; 0 is no limit.")]
+Most = Annotated[
+    int | None,
+    typer.Option("--max", metavar="N", min=0, help="The maximum number of checkpoints to keep; 0 means no limit."),
+]
 After = Annotated[
     int | None,
     typer.Option(
         "--compress-after",
         metavar="N",
         min=0,
-        help="Above this number, keep only the first, the newest and the newest of each name; 0 is never.",
+        help="Above this number, keep only the first, the newest, and the newest of each name; 0 means never.",
     ),
 ]
 Last = Annotated[
-    int | None, typer.Option("--keep-last", metavar="N", min=1, help="The number of newest ones to keep anyway.")
+    int | None,
+    typer.Option("--keep-last", metavar="N", min=1, help="The number of newest checkpoints that are always kept."),
 ]
 Age = Annotated[
-    float | None, typer.Option("--max-age", metavar="DAYS", min=0, help="Delete older ones; 0 is no limit.")
+    float | None,
+    typer.Option(
+        "--max-age", metavar="DAYS", min=0, help="Delete checkpoints that are older than this; 0 means no limit."
+    ),
 ]
 Size = Annotated[
     str | None,
-    typer.Option("--max-size", metavar="SIZE", help="The most space to take, like 20MB; 0 is no limit."),
+    typer.Option(
+        "--max-size", metavar="SIZE", help="The maximum space that the session takes, like 20MB; 0 means no limit."
+    ),
 ]
 Price = Annotated[
     list[str] | None,
     typer.Option(
         "--price",
         metavar="MODEL=IN,OUT",
-        help="The price of a million tokens, or IN,OUT,CACHED,INTO_CACHE; repeatable.",
+        help="The price of a million tokens, as IN,OUT or IN,OUT,CACHED,INTO_CACHE; repeatable.",
     ),
 ]
 
@@ -62,7 +71,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def retention(
-    session: Session = None,
+    session_ref: Session = None,
     on: Annotated[bool, typer.Option("--on", help="Use the default limits.")] = False,
     off: Annotated[bool, typer.Option("--off", help="Keep everything from now on.")] = False,
     most: Most = None,
@@ -70,7 +79,7 @@ def retention(
     last: Last = None,
     age: Age = None,
     size: Size = None,
-    now: Annotated[bool, typer.Option("--now", help="Also delete what exceeds the limits now.")] = False,
+    now: Annotated[bool, typer.Option("--now", help="Also delete the checkpoints that exceed the limits now.")] = False,
     dry_run: DryRun = False,
     db: DatabaseOption = None,
     as_json: AsJson = False,
@@ -79,20 +88,20 @@ def retention(
     if off and (now or dry_run):
         raise InvalidInput("--off keeps everything, so there is nothing to delete. Leave out --now and --dry-run.")
     with repository(db) as repo:
-        handle = repo.session(session)
-        current = handle.retention.get()
+        session = repo.session(session_ref)
+        current = session.retention.get()
         has_changes = on or off or any(option is not None for option in (most, after, last, age, size))
         limits = _apply_options(current, on, off, most, after, last, age, size) if has_changes else current
         if has_changes and not dry_run:
-            handle.retention.set(limits)
+            session.retention.set(limits)
         if now or dry_run:
-            result = handle.retention.apply(limits, dry_run=dry_run)
+            result = session.retention.apply(limits, dry_run=dry_run)
             output.emit(as_json, result.to_dict, lambda width: drawn.thinned_lines(result, width=width, zone=None))
             return
         output.emit(
             as_json,
-            lambda: {"session_name": handle.name, "retention": limits.to_dict() if limits else None},
-            lambda _: drawn.retention_lines(handle.reference, limits),
+            lambda: {"session_name": session.name, "retention": limits.to_dict() if limits else None},
+            lambda _: drawn.retention_lines(session.reference, limits),
         )
 
 
@@ -144,10 +153,12 @@ def _parse_age(days: float) -> timedelta | None:
 def gc(
     dry_run: DryRun = False,
     keep_steps: Annotated[
-        bool, typer.Option("--keep-steps", help="Keep what LangGraph saved between checkpoints.")
+        bool, typer.Option("--keep-steps", help="Keep the steps that LangGraph saved between checkpoints.")
     ] = False,
     no_shrink: Annotated[bool, typer.Option("--no-shrink", help="Do not shrink the database.")] = False,
-    imports: Annotated[bool, typer.Option("--imports", help="Also delete what interrupted imports left.")] = False,
+    imports: Annotated[
+        bool, typer.Option("--imports", help="Also delete what interrupted imports left behind.")
+    ] = False,
     db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
@@ -178,7 +189,7 @@ def fsck(
 
 
 def delete(
-    session: Annotated[
+    session_ref: Annotated[
         str, typer.Argument(metavar="SESSION", autocompletion=complete_session, help="The name or id of a session.")
     ],
     yes: Yes = False,
@@ -187,34 +198,32 @@ def delete(
 ) -> None:
     """Erase a session and its trail permanently."""
     with repository(db) as repo:
-        handle = repo.session(session)
-        name = handle.name
+        session = repo.session(session_ref)
+        name = session.name
         if not yes:
             output.confirm(f"Permanently delete {clean(name)}?", as_json)
-        erased = handle.delete()
+        erased = session.delete()
     output.emit(as_json, erased.to_dict, lambda _: erased_lines(name, erased))
 
 
 def stats(
-    session: OfBranch = None,
+    session_ref: OfBranch = None,
     every: Annotated[bool, typer.Option("--all", help="Count all your sessions.")] = False,
     price: Price = None,
-    storage: Annotated[
-        bool, typer.Option("--storage", help="Also measure the space it takes in the database.")
-    ] = False,
+    storage: Annotated[bool, typer.Option("--storage", help="Also measure the space used in the database.")] = False,
     db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Count checkpoints, calls, rollbacks, reversals and tokens."""
     prices = dict(map(_parse_price, price)) if price else None
     with repository(db) as repo:
-        if every and session is not None:
+        if every and session_ref is not None:
             raise InvalidInput("--all counts all sessions. Leave out the session.")
         if every:
             result = repo.maintenance.stats(prices=prices, storage=storage)
         else:
-            handle, branch = references.parse_session(repo, session)
-            result = handle.stats(branch=branch, prices=prices, storage=storage)
+            session, branch = references.parse_session(repo, session_ref)
+            result = session.stats(branch=branch, prices=prices, storage=storage)
         output.emit(as_json, result.to_dict, lambda width: drawn.stats_lines(result, width=width, zone=None))
 
 

@@ -29,20 +29,22 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan, and chan
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    app.command(cls=usage("MODULE:GRAPH", "[SESSION[@BRANCH]]", "PLACE"))(merge)
-    app.command("cherry-pick", cls=usage("MODULE:GRAPH", "[SESSION[@BRANCH]]", "[PLACE]"))(cherry_pick)
+    app.command(cls=usage("MODULE:GRAPH", "[SESSION[@BRANCH]]", "REF"))(merge)
+    app.command("cherry-pick", cls=usage("MODULE:GRAPH", "[SESSION[@BRANCH]]", "[REF]"))(cherry_pick)
 
 
 def merge(
     graph: Graph,
     words: Annotated[
         list[str],
-        typer.Argument(metavar="[SESSION[@BRANCH]] PLACE", help="The target branch, and the branch to merge."),
+        typer.Argument(metavar="[SESSION[@BRANCH]] REF", help="The target branch, and the branch to merge."),
     ],
     resolve: Annotated[
         list[str] | None,
         typer.Option(
-            "--resolve", metavar="[KEY=]SIDE", help="ours or theirs, for all conflicts or for one key; repeatable."
+            "--resolve",
+            metavar="[KEY=]SIDE",
+            help="The side to take, ours or theirs, for all conflicts or for one key; repeatable.",
         ),
     ] = None,
     name: Name = None,
@@ -79,7 +81,7 @@ def cherry_pick(
     graph: Graph,
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[SESSION[@BRANCH]] [PLACE]", help="The target branch, and the checkpoint to pick."),
+        typer.Argument(metavar="[SESSION[@BRANCH]] [REF]", help="The target branch, and the checkpoint to pick."),
     ] = None,
     messages: Annotated[
         list[str] | None,
@@ -93,7 +95,7 @@ def cherry_pick(
     db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Copy chosen messages to a branch: those that a checkpoint added, by id, or of a tool call; no tool runs."""
+    """Copy messages to a branch: those of a checkpoint, of a tool call, or with given ids; no tool runs."""
     arguments = list(words or ())
     with repository(db) as repo:
         session, branch, load_source = _parse_target(repo, arguments, messages, call)
@@ -113,10 +115,10 @@ def _parse_target(
         InvalidInput: The command names nothing to pick, or several things.
     """
     if sum((bool(messages), call is not None)) + (len(words) > 1) > 1:
-        raise InvalidInput("Pick one thing: a place, or --message, or --call.")
+        raise InvalidInput("Pick one thing: a reference, or --message, or --call.")
     if not messages and call is None:
         if not words:
-            raise InvalidInput("Name what to pick: a place like retry#3, or --message ID, or --call INVOCATION.")
+            raise InvalidInput("Name what to pick: a reference like retry#3, or --message ID, or --call INVOCATION.")
         session, branch, ref = references.parse_required(repo, words)
         return session, branch, lambda: ref
     session, branch = references.parse_session(repo, words[0] if words else None)
@@ -130,7 +132,7 @@ def _find_call(repo: Repository, session: Session, invocation: int) -> Any:
         for call in session.tool_track(branch=branch):
             if call.id == invocation:
                 return call
-    raise NotFound(f"Session {session.name} has no tool call {invocation}. See: agentgit track --json")
+    raise NotFound(f"Session {session.name} has no tool call {invocation}. See: agentgit tool-track --json")
 
 
 def _wrap_graph(repo: Repository, graph: str, session: Session) -> None:

@@ -31,7 +31,7 @@ GROUPS = {
         "tree",
         "log",
         "show",
-        "track",
+        "tool-track",
         "branches",
         "diff",
         "compare",
@@ -45,7 +45,7 @@ GROUPS = {
         "rollback",
         "undo",
         "redo",
-        "rewind",
+        "rewind-files",
         "switch",
         "fork",
         "rename",
@@ -57,7 +57,7 @@ GROUPS = {
         "promote",
     ),
     "Finish what stopped": ("resume", "resolve", "recover"),
-    "Exchange and connect": ("export", "import", "import-langgraph", "trajectory", "mcp", "serve", "webhooks"),
+    "Exchange and connect": ("export", "import", "import-langgraph", "trajectories", "mcp", "serve", "webhooks"),
     "Share": ("share", "unshare", "members", "link", "accept", "users", "keys", "whoami"),
     "Operate": ("workspace", "retention", "gc", "fsck", "delete", "audit", "db"),
 }
@@ -232,7 +232,7 @@ OfBranch = Annotated[
 Target = Annotated[
     list[str],
     typer.Argument(
-        metavar="[SESSION[@BRANCH]] PLACE",
+        metavar="[SESSION[@BRANCH]] REF",
         autocompletion=complete_checkpoint,
         help="A checkpoint, like main#3, HEAD~1 or a name.",
     ),
@@ -240,7 +240,9 @@ Target = Annotated[
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation; required with --json.")]
 
-Limit = Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Show only this many, the newest.")]
+Limit = Annotated[
+    int | None, typer.Option("--limit", "-n", min=1, help="The number of newest results to show; by default all.")
+]
 
 
 def usage(*pieces: str) -> type[TyperCommand]:

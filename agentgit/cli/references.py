@@ -47,24 +47,24 @@ def parse_required(repo: Repository, words: list[str]) -> tuple[Session, str | N
         NotFound: There is no such session.
     """
     if len(words) > 2:
-        raise InvalidInput(f"{' '.join(words)}: write at most a session and a place; put quotes around a name.")
+        raise InvalidInput(f"{' '.join(words)}: write at most a session and a reference; put quotes around a name.")
     *session, word = words
     return *parse_session(repo, session[0] if session else None), word
 
 
 def parse_optional(repo: Repository, words: list[str]) -> tuple[Session, str | None, str | None]:
-    """Parse `[SESSION[@BRANCH]] [PLACE]`: one word is a place in the most recent session, else a session.
+    """Parse `[SESSION[@BRANCH]] [REF]`: one word is a reference in the most recent session, else a session.
 
     Args:
         repo: The repository to look in.
         words: The words of the command.
 
     Returns:
-        The session, the branch that was named with it, and the place if there is one.
+        The session, the branch that was named with it, and the reference if there is one.
 
     Raises:
         InvalidInput: There are too many words.
-        NotFound: There is no such place.
+        NotFound: There is no such session or checkpoint.
     """
     if len(words) != 1:
         return parse_required(repo, words) if words else (*parse_session(repo, None), None)
@@ -87,7 +87,7 @@ def checkpoint(repo: Repository, first: str | None, second: str | None) -> Check
         second: The reference.
 
     Raises:
-        NotFound: There is no such place.
+        NotFound: There is no such session or checkpoint.
     """
     if second is not None:
         return repo.session(first).get_checkpoint(second)

@@ -40,25 +40,32 @@ Replay = Annotated[
     typer.Option(
         "--replay",
         metavar="HOW",
-        help="How to replay earlier calls: from the record, redo those that were reversed, or execute all again.",
+        help="How to replay earlier calls: record (use their results), redo (run reversed ones) or execute (run all).",
     ),
 ]
-KeepFiles = Annotated[bool, typer.Option("--keep-files", help="Do not restore the files of the workspace.")]
-WorldOnly = Annotated[bool, typer.Option("--world-only", help="Keep the conversation, and create no branch.")]
+NoFiles = Annotated[bool, typer.Option("--no-files", help="Do not restore the files of the workspace.")]
+NoConversation = Annotated[
+    bool, typer.Option("--no-conversation", help="Do not roll back the conversation, and create no branch.")
+]
 Force = Annotated[
-    bool, typer.Option("--force", help="Keep what cannot be reversed or run again; restore files that others changed.")
+    bool,
+    typer.Option(
+        "--force", help="Keep effects that cannot be reversed or run again; restore files that others changed."
+    ),
 ]
 OnError = Annotated[
     str,
-    typer.Option("--on-error", metavar="WHAT", help="When an undo or a tool fails: stop, or continue with the others."),
+    typer.Option(
+        "--on-error", metavar="WHAT", help="What to do when an undo or a tool fails: stop, or continue with the others."
+    ),
 ]
 
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    app.command(cls=usage("[SESSION[@BRANCH]]", "PLACE"))(plan)
-    app.command(cls=usage("[SESSION[@BRANCH]]", "PLACE"))(rollback)
-    app.command(cls=usage("[SESSION[@BRANCH]]", "RESTORE_POINT"))(rewind)
+    app.command(cls=usage("[SESSION[@BRANCH]]", "REF"))(plan)
+    app.command(cls=usage("[SESSION[@BRANCH]]", "REF"))(rollback)
+    app.command(cls=usage("[SESSION[@BRANCH]]", "RESTORE_POINT"))(rewind_files)
     app.command(cls=usage("[SESSION]", "BRANCH"))(switch)
     app.command()(operations)
     app.command()(resume)
@@ -71,9 +78,9 @@ def add_to(app: typer.Typer) -> None:
 def plan(
     target: Target,
     tools: Tools = "reverse",
-    keep_files: KeepFiles = False,
+    no_files: NoFiles = False,
     replay: Replay = "record",
-    world_only: WorldOnly = False,
+    no_conversation: NoConversation = False,
     trust: Trust = None,
     db: DatabaseOption = None,
     as_json: AsJson = False,
@@ -81,7 +88,7 @@ def plan(
     """Show what a rollback would do; nothing is changed."""
     with repository(db, trust=trust) as repo:
         session, branch, ref = references.parse_required(repo, target)
-        options = _rollback_options(tools, replay, files=not keep_files, conversation=not world_only)
+        options = _rollback_options(tools, replay, files=not no_files, conversation=not no_conversation)
         print_rollback(as_json, session.plan_rollback(ref, branch=branch, **options))
 
 
@@ -92,9 +99,9 @@ def _rollback_options(tools: str, replay: str, **which: bool) -> dict[str, Any]:
 def rollback(
     target: Target,
     tools: Tools = "reverse",
-    keep_files: KeepFiles = False,
+    no_files: NoFiles = False,
     replay: Replay = "record",
-    world_only: WorldOnly = False,
+    no_conversation: NoConversation = False,
     name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="The name of the new branch.")] = None,
     force: Force = False,
     yes: Yes = False,
@@ -102,13 +109,17 @@ def rollback(
     on_drift: Annotated[
         str,
         typer.Option(
-            "--on-drift", metavar="WHAT", help="When a call that runs again returns something else: stop or continue."
+            "--on-drift",
+            metavar="WHAT",
+            help="What to do when a call that runs again returns another result: stop or continue.",
         ),
     ] = "stop",
     request_id: Annotated[
         str | None,
         typer.Option(
-            "--request-id", metavar="ID", help="Your id for this rollback; used again, it returns the same branch."
+            "--request-id",
+            metavar="ID",
+            help="Your id for this rollback; another rollback with the same id returns the same branch.",
         ),
     ] = None,
     trust: Trust = None,
@@ -118,7 +129,7 @@ def rollback(
     """Roll back to a checkpoint, on a new branch: show the plan, ask, then reverse later effects."""
     with repository(db, trust=trust) as repo, show_plan_on_error(as_json):
         session, branch, ref = references.parse_required(repo, target)
-        options = _rollback_options(tools, replay, files=not keep_files, conversation=not world_only)
+        options = _rollback_options(tools, replay, files=not no_files, conversation=not no_conversation)
         if not yes:
             confirm_plan(session.plan_rollback(ref, branch=branch, **options), "Roll back?", as_json, force=force)
         report = session.rollback(
@@ -134,7 +145,7 @@ def rollback(
         print_rollback(as_json, report)
 
 
-def rewind(
+def rewind_files(
     target: Annotated[
         list[str],
         typer.Argument(
@@ -169,7 +180,7 @@ def switch(
         typer.Option(
             "--sync",
             metavar="HOW",
-            help="What to do about the world: world (bring it to the branch), note (tell the model) or ignore.",
+            help="What to do about the world: world (change it to match the branch), note (tell the model) or ignore.",
         ),
     ] = None,
     force: Force = False,
@@ -179,7 +190,7 @@ def switch(
     db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Continue a session on another branch; with --sync world, bring the world to it."""
+    """Continue a session on another branch; with --sync world, change the world to match it."""
     with repository(db, trust=trust) as repo, show_plan_on_error(as_json):
         session, _, branch = references.parse_required(repo, target)
         if sync == "world" and not yes:
@@ -196,11 +207,11 @@ def switch(
 # -- interrupted operations
 
 
-def operations(session: Session = None, db: DatabaseOption = None, as_json: AsJson = False) -> None:
+def operations(session_ref: Session = None, db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """List the rollbacks, switches and forks of a session, newest first."""
     with repository(db) as repo:
-        handle = repo.session(session)
-        history, branches = handle.operations(), {branch.id: branch.name for branch in handle.branches()}
+        session = repo.session(session_ref)
+        history, branches = session.operations(), {branch.id: branch.name for branch in session.branches()}
         output.emit(
             as_json,
             lambda: [records.of_operation(operation) for operation in history],
@@ -224,10 +235,11 @@ def resume(
 
 
 def resolve(
-    invocation: Annotated[int, typer.Argument(metavar="INVOCATION", help="The id that `agentgit track` shows.")],
-    outcome: Annotated[str, typer.Argument(metavar="happened|did-not-happen", help="What you found out.")],
+    invocation: Annotated[int, typer.Argument(metavar="INVOCATION", help="The id that `agentgit tool-track` shows.")],
+    outcome: Annotated[str, typer.Argument(metavar="happened|did-not-happen", help="Whether the call happened.")],
     result: Annotated[
-        str | None, typer.Option("--result", metavar="JSON", help="What the call returned, for its undo function.")
+        str | None,
+        typer.Option("--result", metavar="JSON", help="The return value of the call, for its undo function."),
     ] = None,
     db: DatabaseOption = None,
     as_json: AsJson = False,

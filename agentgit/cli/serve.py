@@ -19,7 +19,7 @@ SERVER_PACKAGES = ("fastapi", "jinja2", "python_multipart", "uvicorn")
 def serve(
     host: Annotated[str, typer.Option(metavar="HOST", help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option(metavar="PORT", min=0, max=65535, help="The port to listen on; 0 is any free one.")
+        int, typer.Option(metavar="PORT", min=0, max=65535, help="The port to listen on; 0 means any free port.")
     ] = 8700,
     open_: Annotated[bool, typer.Option("--open", help="Open the pages in a browser.")] = False,
     accounts: Annotated[
@@ -40,7 +40,7 @@ def serve(
         typer.Option(
             metavar="TOKEN",
             envvar="AGENTGIT_METRICS_TOKEN",
-            help="Let a program with this token read /metrics, not only admins.",
+            help="Let programs with this token read /metrics, in addition to admins.",
         ),
     ] = None,
     access_log: Annotated[bool, typer.Option("--access-log", help="Log each request.")] = False,
@@ -76,7 +76,7 @@ def serve(
 
 
 def mcp(
-    session: Session = None,
+    session_ref: Session = None,
     read_only: Annotated[bool, typer.Option("--read-only", help="Offer only tools that change nothing.")] = False,
     allow_force: Annotated[
         bool, typer.Option("--allow-force", help="Let clients roll back past effects that cannot be undone.")
@@ -84,12 +84,12 @@ def mcp(
     trust: Trust = None,
     db: DatabaseOption = None,
 ) -> None:
-    """Serve the checkpoints of one session or all as MCP tools, over standard input and output."""
+    """Serve the checkpoints of one session or of all sessions as MCP tools, over standard input and output."""
     server_module = _import_mcp_server()
     modules = trusted_modules(trust)
     with repository(db) as repo:
-        handle = repo.session(session) if session is not None else None
-        server_module.serve(repo, handle, read_only=read_only, may_force=allow_force, trust=modules)
+        session = repo.session(session_ref) if session_ref is not None else None
+        server_module.serve(repo, session, read_only=read_only, may_force=allow_force, trust=modules)
 
 
 def _import_mcp_server() -> ModuleType:

@@ -55,17 +55,17 @@ _ROLLBACK_OPTIONS = {FORCE: "", **_YES_OPTION}
 
 COMMANDS = (
     SlashCommandSpec("checkpoint create", ("[NAME]", "[DESCRIPTION]"), help="Create a checkpoint here."),
-    SlashCommandSpec("checkpoint list", help="List the checkpoints that somebody created."),
+    SlashCommandSpec("checkpoint list", help="List the checkpoints that were created on request."),
     SlashCommandSpec(
-        "checkpoint restore", ("PLACE",), _ROLLBACK_OPTIONS, "Roll back to a checkpoint; the same as /rollback."
+        "checkpoint restore", ("REF",), _ROLLBACK_OPTIONS, "Roll back to a checkpoint; the same as /rollback."
     ),
     SlashCommandSpec(
-        "checkpoint undo", (), _ROLLBACK_OPTIONS, "Roll back to the newest checkpoint that somebody created."
+        "checkpoint undo", (), _ROLLBACK_OPTIONS, "Roll back to the newest checkpoint created on request."
     ),
-    SlashCommandSpec("undo", ("[N]",), _ROLLBACK_OPTIONS, "Go back one turn, or N of them, on a new branch."),
+    SlashCommandSpec("undo", ("[N]",), _ROLLBACK_OPTIONS, "Go back one turn, or N turns, on a new branch."),
     SlashCommandSpec("redo", (), _ROLLBACK_OPTIONS, "Take back the last undo or rollback."),
-    SlashCommandSpec("rollback", ("PLACE",), _ROLLBACK_OPTIONS, "Roll back to a checkpoint, on a new branch."),
-    SlashCommandSpec("plan", ("PLACE",), help="Show what a rollback would do; nothing is changed."),
+    SlashCommandSpec("rollback", ("REF",), _ROLLBACK_OPTIONS, "Roll back to a checkpoint, on a new branch."),
+    SlashCommandSpec("plan", ("REF",), help="Show what a rollback would do; nothing is changed."),
     SlashCommandSpec(
         "rewind", ("RESTORE_POINT",), _ROLLBACK_OPTIONS, "Restore only the files, to before a user's message."
     ),
@@ -78,19 +78,19 @@ COMMANDS = (
     ),
     SlashCommandSpec("tree", help="Draw the branches."),
     SlashCommandSpec("log", ("[N]",), help="List the checkpoints, or the newest N."),
-    SlashCommandSpec("track", ("[N]",), help="List the tool calls, or the last N."),
+    SlashCommandSpec("tool-track", ("[N]",), help="List the tool calls, or the last N."),
     SlashCommandSpec(
         "search", ("TEXT...",), {EVERYWHERE: "", AFTER: "CURSOR"}, "Find messages, tool calls and named checkpoints."
     ),
-    SlashCommandSpec("tag", ("[PLACE]", "NAME"), help="Tag a checkpoint, by default the current one."),
+    SlashCommandSpec("tag", ("[REF]", "NAME"), help="Tag a checkpoint, by default the current one."),
     SlashCommandSpec("untag", ("NAME",), help="Remove a tag; the checkpoint stays."),
     SlashCommandSpec("tags", help="List the tags of the session."),
     SlashCommandSpec("diff", ("[A]", "[B]"), help="Compare checkpoints, or show what the last turn changed."),
-    SlashCommandSpec("compare", ("PLACE",), help="Show what this branch and PLACE did since they diverged."),
-    SlashCommandSpec("merge", ("PLACE",), {RESOLVE: "SIDE"}, "Merge a branch into this one; --resolve ours or theirs."),
-    SlashCommandSpec("pick", ("PLACE",), help="Copy the messages that a checkpoint added."),
+    SlashCommandSpec("compare", ("REF",), help="Show what this branch and REF did since they diverged."),
+    SlashCommandSpec("merge", ("REF",), {RESOLVE: "SIDE"}, "Merge a branch into this one; --resolve ours or theirs."),
+    SlashCommandSpec("cherry-pick", ("REF",), help="Copy the messages that a checkpoint added."),
     SlashCommandSpec("branches", help="List the branches."),
-    SlashCommandSpec("branch", ("[NAME]",), help="Continue from here on a new branch; the world stays."),
+    SlashCommandSpec("fork", ("[NAME]",), help="Continue on a new branch; the world does not change."),
     SlashCommandSpec(
         "switch",
         ("NAME",),
@@ -98,22 +98,13 @@ COMMANDS = (
         "Continue on another branch; --sync world, note or ignore.",
     ),
     SlashCommandSpec("continue", help="Continue an interrupted turn."),
-    SlashCommandSpec("help", help="Show this."),
+    SlashCommandSpec("help", help="Show this help."),
     SlashCommandSpec("quit", help="Leave; Ctrl-D does the same."),
 )
 
-ALIASES = {
-    "checkpoint": "checkpoint list",
-    "checkpoint save": "checkpoint create",
-    "checkpoints": "checkpoint list",
-    "fork": "branch",
-    "exit": "quit",
-}
-"""Other names of commands."""
-
 HELP_NOTES = (
     "Anything else is a message to the agent; // starts a message with a slash. Quote names that contain spaces.",
-    "PLACE is a checkpoint, like main#3, HEAD~1, a name or an id. --yes: do not ask.",
+    "REF is a checkpoint, like main#3, HEAD~1, a name or an id. --yes: do not ask.",
     "--force: keep what cannot be reversed, and restore files that others changed.",
 )
 """The lines that the help shows below the commands."""
@@ -136,7 +127,7 @@ class SlashCommand:
     options: Mapping[str, str]
 
     def word(self, index: int) -> str | None:
-        """Return a word; None if there is none at that place."""
+        """Return a word; None if there is none at that index."""
         return self.words[index] if index < len(self.words) else None
 
     def number(self) -> int | None:
@@ -181,8 +172,8 @@ def _find_form(tokens: Sequence[str]) -> tuple[SlashCommandSpec, Sequence[str]]:
     """Find the command that the first two words, or the first, name; return it with the remaining words."""
     for count in (2, 1):
         name = " ".join(tokens[:count]).lower()
-        form = _FORMS.get(ALIASES.get(name, name))
-        if form is not None and (" " not in form.name or len(tokens[:2]) == count):
+        form = _FORMS.get(name)
+        if form is not None:
             return form, tokens[count:]
     typed_name = " ".join(tokens[:2])
     similar = references.similar_names(typed_name, _FORMS) or references.similar_names(" ".join(tokens[:1]), _FORMS)
@@ -219,10 +210,10 @@ def complete(prefix: str, word: str) -> list[str]:
         word: The typed part of the word.
 
     Example:
-        >>> complete("", "/tr"), complete("/checkpoint ", "re"), complete("/switch main ", "--s")
-        (['/tree', '/track'], ['restore'], ['--sync'])
+        >>> complete("", "/ta"), complete("/checkpoint ", "re"), complete("/switch main ", "--s")
+        (['/tag', '/tags'], ['restore'], ['--sync'])
     """
-    names, typed_words = [*_FORMS, *ALIASES], prefix.removeprefix("/").split()
+    names, typed_words = list(_FORMS), prefix.removeprefix("/").split()
     if not prefix:
         candidates = [f"/{name.split()[0]}" for name in names]
     elif not prefix.startswith("/"):

@@ -146,9 +146,9 @@ def _checkpoint_ids_on_path(agent: RollbackAgent) -> set[int | None]:
 # -- branches
 
 
-def _branch(chat: Chat, command: SlashCommand) -> None:
-    fork = chat.agent.fork(name=command.word(0))
-    chat.agent = fork.switch(fork.branch)
+def _fork(chat: Chat, command: SlashCommand) -> None:
+    forked = chat.agent.fork(name=command.word(0))
+    chat.agent = forked.switch(forked.branch)
     _show_current_branch(chat)
 
 
@@ -180,7 +180,7 @@ def _log(chat: Chat, command: SlashCommand) -> None:
     output.show(logs.lines(checkpoints[::-1], width=output.width(), zone=None) or _NO_CHECKPOINTS)
 
 
-def _track(chat: Chat, command: SlashCommand) -> None:
+def _tool_track(chat: Chat, command: SlashCommand) -> None:
     calls = chat.agent.tool_track()[-(command.number() or 0) :]
     output.show(conversation.call_lines(calls, width=output.width()) or [(Span("no tool calls yet"),)])
 
@@ -206,7 +206,7 @@ def _merge(chat: Chat, command: SlashCommand) -> None:
     _run_merge(agent.plan_merge(ref, resolve=resolve), lambda: agent.merge(ref, resolve=resolve))
 
 
-def _pick(chat: Chat, command: SlashCommand) -> None:
+def _cherry_pick(chat: Chat, command: SlashCommand) -> None:
     agent, (ref,) = chat.agent, command.words
     _run_merge(agent.plan_cherry_pick(ref), lambda: agent.cherry_pick(ref))
 
@@ -231,8 +231,8 @@ def _search(chat: Chat, command: SlashCommand) -> None:
 
 
 def _tag(chat: Chat, command: SlashCommand) -> None:
-    *place, name = command.words
-    _show_tags([chat.agent.tag(place[0] if place else "HEAD", name)])
+    *ref, name = command.words
+    _show_tags([chat.agent.tag(ref[0] if ref else "HEAD", name)])
 
 
 def _untag(chat: Chat, command: SlashCommand) -> None:
@@ -245,7 +245,7 @@ def _tags(chat: Chat, command: SlashCommand) -> None:
 
 
 def _show_tags(tags: list[Tag]) -> None:
-    placeholder = [(Span("no tags yet; /tag [PLACE] NAME adds one"),)]
+    placeholder = [(Span("no tags yet; /tag [REF] NAME adds one"),)]
     output.show(logs.tag_lines(tags, width=output.width(), zone=None) or placeholder)
 
 
@@ -269,17 +269,17 @@ _HANDLERS: dict[str, Callable[[Chat, SlashCommand], None]] = {
     "resolve": _resolve,
     "tree": _tree,
     "log": _log,
-    "track": _track,
+    "tool-track": _tool_track,
     "diff": _diff,
     "compare": _compare,
     "merge": _merge,
-    "pick": _pick,
+    "cherry-pick": _cherry_pick,
     "search": _search,
     "tag": _tag,
     "untag": _untag,
     "tags": _tags,
     "branches": _branches,
-    "branch": _branch,
+    "fork": _fork,
     "switch": _switch,
     "continue": lambda chat, order: chat.turn(None),
     "help": _help,

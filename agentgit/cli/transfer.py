@@ -1,4 +1,4 @@
-"""The commands that move sessions between databases: export, import, trajectory and import-langgraph."""
+"""The commands that move sessions between databases: export, import, trajectories and import-langgraph."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ PIPE = "-"
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    app.command(cls=usage("[SESSION[@BRANCH] [PLACE]]", "FILE"))(export)
+    app.command(cls=usage("[SESSION[@BRANCH] [REF]]", "FILE"))(export)
     app.command("import")(import_)
-    app.command()(trajectory)
+    app.command()(trajectories)
 
 
 def export(
     words: Annotated[
         list[str],
         typer.Argument(
-            metavar="[SESSION[@BRANCH] [PLACE]] FILE", help="What to export, and the file; - is standard output."
+            metavar="[SESSION[@BRANCH] [REF]] FILE", help="What to export, and the file; - is standard output."
         ),
     ],
     files: Annotated[bool, typer.Option("--files", help="Include the files of the workspace.")] = False,
@@ -62,7 +62,7 @@ Folder = Annotated[
     typer.Option(
         "--workspace",
         metavar="FOLDER",
-        help="The folder that the exported files belong to; by default they are left out.",
+        help="The folder for the exported files; without it, they are left out.",
     ),
 ]
 
@@ -86,11 +86,11 @@ def import_(
     _print_summary("imported", summary, as_json=as_json)
 
 
-def trajectory(session: OfBranch = None, db: DatabaseOption = None, as_json: AsJson = False) -> None:
+def trajectories(session_ref: OfBranch = None, db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """Print trajectories for training: one line of JSON for each AI message."""
     with repository(db) as repo:
-        handle, branch = references.parse_session(repo, session)
-        steps = handle.trajectories(branch=branch)
+        session, branch = references.parse_session(repo, session_ref)
+        steps = session.trajectories(branch=branch)
         if as_json:
             output.emit(True, lambda: list(steps), lambda _: [])
             return
@@ -107,9 +107,11 @@ def _is_session(repo: Repository, word: str) -> bool:
 
 
 def _parse_target(repo: Repository, words: list[str]) -> tuple[Session, str | None, Checkpoint | None]:
-    """Parse `[SESSION[@BRANCH] [PLACE]]`."""
+    """Parse `[SESSION[@BRANCH] [REF]]`."""
     if len(words) > 2:
-        raise InvalidInput(f"{' '.join(words)}: write at most a session, a place and a file; put quotes around a name.")
+        raise InvalidInput(
+            f"{' '.join(words)}: write at most a session, a reference and a file; put quotes around a name."
+        )
     session, branch = references.parse_session(repo, words[0] if words else None)
     if len(words) < 2:
         return session, branch, None

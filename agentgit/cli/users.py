@@ -45,7 +45,7 @@ users = typer.Typer(
 keys = typer.Typer(name="keys", help="Manage API keys.", **GROUP_OPTIONS)
 link = typer.Typer(
     name="link",
-    help="Manage links by which others join a session.",
+    help="Manage links that let others join a session.",
     no_args_is_help=True,
     cls=CommandGroup,
     rich_markup_mode=None,
@@ -134,7 +134,7 @@ def accept(
     db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Join a session by a link."""
+    """Join a session with a link."""
     with repository(db) as repo:
         session = repo.accept(token).info
         _print_value(as_json, session, f"you are {session.role} of {session.reference}")
@@ -172,7 +172,7 @@ def link_list(session: SessionArgument, db: DatabaseOption = None, as_json: AsJs
 
 @link.command("revoke")
 def link_revoke(id: Id, db: DatabaseOption = None, as_json: AsJson = False) -> None:
-    """Revoke a link, and the roles of all who joined by it."""
+    """Revoke a link, and the roles of all who joined with it."""
     with repository(db) as repo:
         _print_value(as_json, repo.revoke_link(id), f"link {id} is revoked")
 
@@ -198,7 +198,7 @@ def users_add(
 def users_list(db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """List the users."""
     with repository(db) as repo:
-        _print_list(as_json, repo.users.all(), drawn.user_lines, "no users")
+        _print_list(as_json, repo.users.list(), drawn.user_lines, "no users")
 
 
 @users.command("password")
@@ -267,7 +267,7 @@ def keys_create(
 def keys_list(of: OwnerOption = None, db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """List API keys."""
     with repository(db) as repo:
-        _print_list(as_json, repo.keys.all(of), drawn.key_lines, "no keys")
+        _print_list(as_json, repo.keys.list(of), drawn.key_lines, "no keys")
 
 
 @keys.command("revoke")

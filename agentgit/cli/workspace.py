@@ -73,7 +73,7 @@ def list_(limit: Limit = None, folder: Dir = CURRENT_FOLDER, store: Store = None
 
 @app.command()
 def show(ref: Ref, folder: Dir = CURRENT_FOLDER, store: Store = None, as_json: AsJson = False) -> None:
-    """Show a snapshot, and which files have changed since."""
+    """Show a snapshot, and the files that have changed since then."""
     with _workspace(folder, store) as workspace:
         snapshot = _require_snapshot(workspace, ref)
         changes = workspace.diff(snapshot.id)
@@ -89,7 +89,7 @@ def restore(
     ref: Ref,
     paths: Paths = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Restore files that changed since the last snapshot too.")
+        bool, typer.Option("--force", help="Also restore files that changed since the last snapshot.")
     ] = False,
     yes: Yes = False,
     folder: Dir = CURRENT_FOLDER,
@@ -139,7 +139,9 @@ def delete(
 
 @app.command()
 def undo(
-    steps: Annotated[int, typer.Argument(metavar="N", min=1, help="The number of tool calls.", show_default=False)] = 1,
+    steps: Annotated[
+        int, typer.Argument(metavar="N", min=1, help="The number of tool calls to undo.", show_default=False)
+    ] = 1,
     last: Annotated[bool, typer.Option("--last", help="Restore the newest snapshot instead.")] = False,
     folder: Dir = CURRENT_FOLDER,
     store: Store = None,

@@ -10,7 +10,7 @@ from threading import Barrier
 
 from sqlalchemy import Connection
 
-from agentgit.conformance.rules import CheckContext, Rule, expect, expect_error
+from agentgit.conformance.rules import CheckContext, Rule, expect, require_error
 from agentgit.conformance.storage import EMPTY_SNAPSHOT
 from agentgit.effects import invocation
 from agentgit.errors import Conflict
@@ -34,7 +34,7 @@ def leave_nothing_if_they_fail(trial: CheckContext) -> None:
         store.sessions.create(connection, trial.repo.user.id, f"{trial.name}-2")
         raise _Stop
 
-    expect_error(lambda: store.database.write(fail), _Stop, "An exception raised in a transaction was swallowed.")
+    require_error(lambda: store.database.write(fail), _Stop, "An exception raised in a transaction was swallowed.")
     expect("a" not in _read_branch_metadata(trial, branch_id), "A change of a failed transaction was stored.")
     names = [session.session_name for session in trial.repo.sessions()]
     expect(f"{trial.name}-2" not in names, "A row of a failed transaction was stored.")
@@ -161,7 +161,7 @@ def late_ones_are_fenced(trial: CheckContext) -> None:
     first = write(lambda c: sessions.acquire(c, branch_id, "conformance|1|0|0"))
     write(lambda c: sessions.release(c, branch_id, "conformance|1|0|0"))
     second = write(lambda c: sessions.acquire(c, branch_id, "conformance|2|0|0"))
-    expect_error(lambda: write(lambda c: sessions.require_held(c, first)), Conflict, "An earlier run still holds it.")
+    require_error(lambda: write(lambda c: sessions.require_held(c, first)), Conflict, "An earlier run still holds it.")
     write(lambda c: sessions.require_held(c, second))
     write(lambda c: sessions.release(c, branch_id, "conformance|2|0|0"))
 
@@ -184,7 +184,7 @@ def one_reverses_a_call(trial: CheckContext) -> None:
         started_at=datetime.now(UTC),
     )
     call_id = store.database.write(lambda c: store.journal.intend(c, intent))
-    expect_error(
+    require_error(
         lambda: store.database.write(lambda c: store.journal.move(c, call_id, invocation.REVERSED)),
         Conflict,
         "A call that has not ended was reversed.",

@@ -157,7 +157,7 @@ def breach(why: str) -> NoReturn:
     raise Breach(why)
 
 
-def expect_error(operation: Callable[[], object], expected: type[Exception], why: str) -> None:
+def require_error(operation: Callable[[], object], expected: type[Exception], why: str) -> None:
     """Check that an operation is refused.
 
     Args:

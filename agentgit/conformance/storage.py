@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, UniqueConstraint, func, insert, inspect, select, update
 
-from agentgit.conformance.rules import CheckContext, Rule, expect, expect_error
+from agentgit.conformance.rules import CheckContext, Rule, expect, require_error
 from agentgit.errors import AgentGitError, Corrupt, NotAllowed
 from agentgit.store.objects.blobs import leaf
 from agentgit.store.records.checkpoints import CheckpointState, Label
@@ -54,7 +54,7 @@ def refuses_doubles(trial: CheckContext) -> None:
     """A second row with the same unique key is refused, and its transaction stores nothing."""
     trial.branch()
     store, user = trial.repo.context.store, trial.repo.user.id
-    expect_error(
+    require_error(
         lambda: store.database.write(lambda c: store.sessions.create(c, user, trial.name)),
         AgentGitError,
         "Two sessions of one user have the same name.",
@@ -65,7 +65,7 @@ def refuses_doubles(trial: CheckContext) -> None:
 def refuses_orphans(trial: CheckContext) -> None:
     """A row cannot refer to a row that does not exist."""
     store = trial.repo.context.store
-    expect_error(
+    require_error(
         lambda: store.database.write(lambda c: store.sessions.create_branch(c, new_id(), "main")),
         AgentGitError,
         "A branch belongs to a session that does not exist.",
@@ -109,7 +109,7 @@ def keeps_the_trail(trial: CheckContext) -> None:
     trial.branch()
     write = trial.repo.context.store.database.write
     for statement in ("UPDATE audit_event SET kind = 'x'", "DELETE FROM audit_event"):
-        expect_error(
+        require_error(
             partial(write, partial(_execute, statement)),
             NotAllowed,
             "The audit trail can be changed.",
@@ -218,7 +218,7 @@ def are_checked(trial: CheckContext) -> None:
             return fresh_store.graphs.content.blobs.get_many(connection, [value.hash])
 
     try:
-        expect_error(read, Corrupt, "A damaged value was returned.")
+        require_error(read, Corrupt, "A damaged value was returned.")
     finally:
         trial.repo.context.store.database.write(lambda c: c.execute(BLOB.delete().where(BLOB.c.hash == value.hash)))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from agentgit.conformance.rules import CheckContext, Rule, expect, expect_error
+from agentgit.conformance.rules import CheckContext, Rule, expect, require_error
 from agentgit.errors import NotAllowed, NotFound
 from agentgit.repository import Repository
 
@@ -23,7 +23,7 @@ def see_only_their_own(trial: CheckContext) -> None:
     session = owner.session(trial.name)
     expect(session.id not in {one.id for one in other.sessions()}, "Another user's session is listed.")
     for ref in (trial.name, session.id, f"{owner.user.name}/{trial.name}"):
-        expect_error(partial(other.session, ref), NotFound, "Another user's session was found.")
+        require_error(partial(other.session, ref), NotFound, "Another user's session was found.")
 
 
 def may_have_the_same_names(trial: CheckContext) -> None:
@@ -40,11 +40,11 @@ def do_what_their_role_allows(trial: CheckContext) -> None:
     ref = f"{owner.user.name}/{trial.name}"
     owner.session(trial.name).sharing.share(other.user.name, role="viewer")
     expect(other.session(ref).id == owner.session(trial.name).id, "A shared session is not found.")
-    expect_error(lambda: other.session(ref).switch("main"), NotAllowed, "A viewer moved a session.")
+    require_error(lambda: other.session(ref).switch("main"), NotAllowed, "A viewer moved a session.")
     denials = [event for event in owner.events.list(session=trial.name) if event.kind == "access.denied"]
     expect(denials, "The trail does not record a refusal.")
     owner.session(trial.name).sharing.unshare(other.user.name)
-    expect_error(lambda: other.session(ref), NotFound, "A session that is no longer shared was found.")
+    require_error(lambda: other.session(ref), NotFound, "A session that is no longer shared was found.")
 
 
 _RULES = (see_only_their_own, may_have_the_same_names, do_what_their_role_allows)

@@ -21,7 +21,7 @@ MAX_SHOWN_LENGTH = 200
 """The maximum number of characters of a name to show, because a row may contain anything."""
 
 
-class Name(NamedTuple):
+class FunctionName(NamedTuple):
     """The name of a function.
 
     Args:
@@ -39,8 +39,8 @@ class Name(NamedTuple):
         """Parse the string form of a name.
 
         Example:
-            >>> Name.read("__main__:undo@9f86d081884c in shop.py")
-            Name(path='__main__:undo', source='9f86d081884c', file='shop.py')
+            >>> FunctionName.read("__main__:undo@9f86d081884c in shop.py")
+            FunctionName(path='__main__:undo', source='9f86d081884c', file='shop.py')
         """
         path, _, origin = str(text).partition("@")
         source, _, file = origin.partition(" in ")
@@ -56,7 +56,7 @@ class Name(NamedTuple):
         return self.path.startswith(f"{MAIN}:")
 
 
-def name_of(function: Callable[..., Any] | str) -> Name:
+def name_of(function: Callable[..., Any] | str) -> FunctionName:
     """Return the name of a function.
 
     A method is named by its class, a partial by its function, a callable object by its type. The name of a function
@@ -70,14 +70,14 @@ def name_of(function: Callable[..., Any] | str) -> Name:
         ('textwrap:dedent', 'textwrap:dedent', 'builtins:list.append')
     """
     if isinstance(function, str):
-        return Name.read(function)
+        return FunctionName.read(function)
     while isinstance(function, functools.partial):
         function = function.func
     named: Any = function if isinstance(getattr(function, "__qualname__", None), str) else type(function)
     module = getattr(named, "__module__", None)
     module = MAIN if module == SPAWNED else module if isinstance(module, str) else "builtins"
     path = f"{module}:{named.__qualname__}"
-    return Name(path, *_origin(function)) if module == MAIN else Name(path)
+    return FunctionName(path, *_origin(function)) if module == MAIN else FunctionName(path)
 
 
 def _origin(function: Callable[..., Any]) -> tuple[str | None, str | None]:
@@ -103,7 +103,7 @@ def _source(code: CodeType) -> str | None:
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:12]
 
 
-def is_different(recorded: Name, declared: Name) -> bool:
+def is_different(recorded: FunctionName, declared: FunctionName) -> bool:
     """Return whether a function that is declared here differs from the one that the call recorded.
 
     Two functions of `__main__` with the same path differ if they come from two scripts and their sources differ. A
@@ -111,8 +111,8 @@ def is_different(recorded: Name, declared: Name) -> bool:
     mentions the change.
 
     Example:
-        >>> noted, mended = Name("__main__:undo", "1", "a.py"), Name("__main__:undo", "2", "a.py")
-        >>> is_different(noted, mended), is_different(noted, Name("__main__:undo", "2", "b.py"))
+        >>> noted, mended = FunctionName("__main__:undo", "1", "a.py"), FunctionName("__main__:undo", "2", "a.py")
+        >>> is_different(noted, mended), is_different(noted, FunctionName("__main__:undo", "2", "b.py"))
         (False, True)
     """
     if recorded.path != declared.path:
@@ -122,13 +122,13 @@ def is_different(recorded: Name, declared: Name) -> bool:
     return recorded.file != declared.file
 
 
-def possible_change(recorded: Name, declared: Name) -> str | None:
+def possible_change(recorded: FunctionName, declared: FunctionName) -> str | None:
     """Return why a function of `__main__` may not be the recorded one, although `is_different` accepts it.
 
     Returns None if there is no doubt.
 
     Example:
-        >>> possible_change(Name("__main__:undo", "1", "a.py"), Name("__main__:undo", "2", "a.py"))
+        >>> possible_change(FunctionName("__main__:undo", "1", "a.py"), FunctionName("__main__:undo", "2", "a.py"))
         'the source of __main__:undo has changed since the call'
     """
     if not recorded.is_of_main or (recorded.source is not None and recorded.source == declared.source):
@@ -138,7 +138,7 @@ def possible_change(recorded: Name, declared: Name) -> str | None:
     return f"the source of {printable_name(recorded.path)} has changed since the call"
 
 
-def printable_name(name: Name | str) -> str:
+def printable_name(name: FunctionName | str) -> str:
     r"""Return a name in a form that is safe to print.
 
     A row may contain a long text or terminal control characters, so the name is truncated, and quoted if needed.

@@ -158,9 +158,8 @@ class RollbackPlan(PrintableDrawing):
             return "There is nothing to reverse."
         if self.is_admissible:
             return f"{_count_steps(self.steps)}; no blockers."
-        return (
-            f"{_describe_blockers(self.blockers)}. Nothing is changed. With force: {_count_steps(self.forced().steps)}."
-        )
+        with_force = _count_steps(self.forced().steps)
+        return f"{_describe_blockers(self.blockers)}. Nothing was changed. With force: {with_force}."
 
     def without(self, known: Collection[int]) -> RollbackPlan:
         """Return the plan without the steps for these invocations."""

@@ -19,7 +19,7 @@ from agentgit.effects.effects import (
     import_function,
 )
 from agentgit.effects.files import WorkspaceAdapter
-from agentgit.effects.function_names import Name, is_different, name_of, possible_change, printable_name
+from agentgit.effects.function_names import FunctionName, is_different, name_of, possible_change, printable_name
 from agentgit.effects.invocation import IMPORTED_REASON, REVERSE_FAILED, REVERSE_UNKNOWN, UNKNOWN, ToolInvocation
 from agentgit.errors import InvalidInput, NotFound
 
@@ -42,7 +42,7 @@ class _DeclaredFunction(NamedTuple):
         function: The function, or a sentence that says why its import path cannot be resolved.
     """
 
-    name: Name
+    name: FunctionName
     function: Undo | str
 
 
@@ -216,7 +216,7 @@ class Registry:
         except NotFound as error:  # other roles report the error when their function is used
             is_verify_needed = role == "verify" and call.status in (UNKNOWN, REVERSE_UNKNOWN, REVERSE_FAILED)
             return str(error) if is_verify_needed else None
-        return possible_change(Name.read(recorded), declared.name)
+        return possible_change(FunctionName.read(recorded), declared.name)
 
     # -- lookup of declarations
 
@@ -234,7 +234,10 @@ class Registry:
         Raises:
             NotFound: The function is not declared here.
         """
-        recorded, candidates = Name.read(getattr(call, role)), self._candidates(session_id, call.tool_name, role)
+        recorded, candidates = (
+            FunctionName.read(getattr(call, role)),
+            self._candidates(session_id, call.tool_name, role),
+        )
         if declared := next(
             (candidate for candidate in candidates if not is_different(recorded, candidate.name)), None
         ):

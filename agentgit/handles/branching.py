@@ -78,7 +78,7 @@ class Tagging(SessionAccess):
         store = self.context.store
 
         def add_tag(connection: Connection) -> Tag:
-            checkpoint = self.checkpoint(connection, ref, branch)
+            checkpoint = self.find_checkpoint(connection, ref, branch)
             self.context.authorize(connection, self.session_id)
             store.sessions.lock(connection, self.session_id)
             if not store.checkpoints.find(connection, CHECKPOINT.c.id == checkpoint.id):

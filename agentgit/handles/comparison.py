@@ -114,4 +114,4 @@ class Comparator(SessionAccess):
         """Find a checkpoint and its session. The id of a checkpoint determines its session."""
         session = self.context.lookup.session_of(connection, ref)
         access = SessionAccess(self.context, session.id) if session is not None else access
-        return access.checkpoint(connection, ref), access.load_session(connection)
+        return access.find_checkpoint(connection, ref), access.load_session(connection)

@@ -149,7 +149,7 @@ class Context:
         if match is None:
             name = user.name if isinstance(user, User) else user
             raise NotFound(
-                f"There is no user {name!r}. An admin can list the users: repo.users.all() or agentgit users list."
+                f"There is no user {name!r}. An admin can list the users: repo.users.list() or agentgit users list."
             )
         return match
 
@@ -191,7 +191,7 @@ class SessionAccess:
         """
         return self.context.lookup.session(connection, self.session_id, required_role)
 
-    def branch(self, connection: Connection, ref: BranchRef, required_role: Role = VIEWER) -> StoredRow:
+    def find_branch(self, connection: Connection, ref: BranchRef, required_role: Role = VIEWER) -> StoredRow:
         """Find the row of a branch of the session.
 
         Raises:
@@ -201,9 +201,9 @@ class SessionAccess:
 
     def read_branch(self, ref: BranchRef, required_role: Role = VIEWER) -> StoredRow:
         """Find the row of a branch, in its own transaction."""
-        return self.context.read(lambda connection: self.branch(connection, ref, required_role))
+        return self.context.read(lambda connection: self.find_branch(connection, ref, required_role))
 
-    def checkpoint(self, connection: Connection, ref: CheckpointRef, branch: BranchRef = None) -> StoredRow:
+    def find_checkpoint(self, connection: Connection, ref: CheckpointRef, branch: BranchRef = None) -> StoredRow:
         """Find the row of a checkpoint of the session.
 
         Raises:

@@ -98,10 +98,10 @@ class Exporter(SessionAccess):
         """Return the part to export: the session, one branch or one checkpoint."""
         session = self.context.store.sessions.load_row(connection, self.load_session(connection).id)
         if checkpoint is not None:
-            checkpoint_row = self.checkpoint(connection, checkpoint, branch)
+            checkpoint_row = self.find_checkpoint(connection, checkpoint, branch)
             checkpoint_branch = self.context.store.sessions.branch(connection, checkpoint_row.internal_session_id)
             return ExportScope(session=session, branch=checkpoint_branch, point=checkpoint_row)
-        return ExportScope(session=session, branch=self.branch(connection, branch) if branch is not None else None)
+        return ExportScope(session=session, branch=self.find_branch(connection, branch) if branch is not None else None)
 
     def trajectories(self, branch: BranchRef) -> Iterator[dict[str, Any]]:
         """Yield the steps of one branch, or of all branches.
@@ -115,7 +115,7 @@ class Exporter(SessionAccess):
 
     def _load_branches(self, connection: Connection, branch: BranchRef) -> list[Any]:
         if branch is not None:
-            return [self.branch(connection, branch)]
+            return [self.find_branch(connection, branch)]
         return list(self.context.store.sessions.branches(connection, self.load_session(connection).id))
 
     def _steps(self, session: ExternalSession, branch_row: Any) -> Iterator[dict[str, Any]]:

@@ -146,7 +146,9 @@ class LogReader(SessionAccess):
         """
 
         def load(connection: Connection) -> Checkpoint:
-            return self.context.read_models.checkpoints(connection, [self.checkpoint(connection, ref, scope.branch)])[0]
+            return self.context.read_models.checkpoints(
+                connection, [self.find_checkpoint(connection, ref, scope.branch)]
+            )[0]
 
         return self.context.read(load)
 

@@ -175,7 +175,7 @@ class Rollbacks(SessionAccess):
         """
 
         def set_current(connection: Connection) -> StoredRow:
-            row = self.branch(connection, branch, EDITOR)
+            row = self.find_branch(connection, branch, EDITOR)
             require_no_unfinished_rollback(row)
             self.context.store.sessions.set_current(connection, self.session_id, row.id, self.context.user.id)
             return row
@@ -208,9 +208,9 @@ class Rollbacks(SessionAccess):
         """
 
         def load_branches(connection: Connection) -> tuple[int, StoredRow]:
-            row = self.branch(connection, branch, EDITOR)
+            row = self.find_branch(connection, branch, EDITOR)
             require_no_unfinished_rollback(row)
-            return self.branch(connection, source).id, row
+            return self.find_branch(connection, source).id, row
 
         source_id, row = self.context.change(load_branches, durable=False)
         request = SwitchRequest(
@@ -238,7 +238,7 @@ class Rollbacks(SessionAccess):
         store = self.context.store
 
         def load(connection: Connection) -> tuple[int, int]:
-            row = self.branch(connection, branch, required_role)
+            row = self.find_branch(connection, branch, required_role)
             head_state = store.head_state(connection, row)
             snapshot = store.snapshots.newest_of_branch(connection, row)
             path = self.context.lookup.path_checkpoints(connection, row)
@@ -269,7 +269,7 @@ class Rollbacks(SessionAccess):
         store = self.context.store
 
         def create_request(connection: Connection) -> Request | None:
-            row = self.branch(connection, branch, required_role)
+            row = self.find_branch(connection, branch, required_role)
             operations = store.operations.of_branches(connection, [row.id])
             last_operation = operations[-1] if operations else None
             if (
@@ -305,7 +305,7 @@ class Rollbacks(SessionAccess):
         """
 
         def load(connection: Connection) -> int:
-            row = self.branch(connection, branch, required_role)
+            row = self.find_branch(connection, branch, required_role)
             operations = self.context.store.operations.of_branches(connection, [row.id])
             if not operations or operations[0].kind != ROLLBACK or operations[0].source_id == row.id:
                 raise NotFound("There is nothing to redo: this branch was not created by a rollback.")

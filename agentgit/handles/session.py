@@ -445,7 +445,7 @@ class Session(SessionReader):
             InvalidInput: No graph was wrapped here for the session.
             NotFound: There is no such branch.
         """
-        branch_row = self._context.read(lambda c: self._access.branch(c, branch))
+        branch_row = self._context.read(lambda c: self._access.find_branch(c, branch))
         create_agent = self._context.agent_factories.get(self.id)
         if create_agent is None:
             reference = self.reference

@@ -115,14 +115,14 @@ class SessionReader:
     def tool_track(self, *, branch: BranchRef = None) -> list[ToolInvocation]:
         """List the tool invocations along a branch, from the root of the session, in order."""
         return self._context.read(
-            lambda c: ToolTrack(self._context.store.live_track(c, self._access.branch(c, branch)))
+            lambda c: ToolTrack(self._context.store.live_track(c, self._access.find_branch(c, branch)))
         )
 
     def checkpoints(self, *, branch: BranchRef = None) -> list[Checkpoint]:
         """List the checkpoints from the root of the session to the head of a branch, oldest first."""
 
         def load(connection: Connection) -> list[Checkpoint]:
-            rows = self._context.lookup.path_checkpoints(connection, self._access.branch(connection, branch))
+            rows = self._context.lookup.path_checkpoints(connection, self._access.find_branch(connection, branch))
             return Checkpoints(self._context.read_models.checkpoints(connection, rows))
 
         return self._context.read(load)
@@ -224,14 +224,14 @@ class SessionReader:
         """List the tags, newest first."""
         return self._tagging.all()
 
-    def diff(self, a: CheckpointRef, b: CheckpointRef, *, other: SessionReader | SessionRef = None) -> Diff:
+    def diff(self, a: CheckpointRef, b: CheckpointRef = "HEAD", *, other: SessionReader | SessionRef = None) -> Diff:
         """Compare two checkpoints: state, messages, tool calls, tokens, and files if both have them.
 
         What the checkpoints share is not loaded, so the cost does not grow with the length of the conversation.
 
         Args:
             a: The checkpoint to start from, in one of the forms that `Session` lists.
-            b: The checkpoint to compare it with.
+            b: The checkpoint to compare it with; `HEAD` is the head of the current branch.
             other: The session in which the name of `b` is looked up; None is this session.
 
         Raises:

@@ -75,22 +75,43 @@ LINES = 400
 """The maximum number of lines in an answer."""
 
 SessionName = Annotated[
-    str | None, Field(description="A session's name or id. By default the most recently updated one.")
+    str | None,
+    Field(description="The name or id of a session. By default, the session that was updated most recently."),
 ]
-NameFilter = Annotated[str | None, Field(description="Only sessions whose name contains this.")]
-Branch = Annotated[str | None, Field(description="A branch's name. By default the current one.")]
-CheckpointRef = Annotated[
-    str, Field(description="A checkpoint: its name or id, a tag, or a place like main#7, main~1, HEAD, HEAD~1.")
+NameFilter = Annotated[str | None, Field(description="Only list sessions whose name contains this text.")]
+Branch = Annotated[str | None, Field(description="The name of a branch. By default, the current branch.")]
+CheckpointParameter = Annotated[
+    str,
+    Field(
+        description="A checkpoint: its name, its id, a tag, a branch, a position like main#7, main~1, HEAD or HEAD~1, "
+        "or message:<id>, the point before the user's message with this id."
+    ),
 ]
+NewBranch = Annotated[str, Field(description="The name of the branch to switch to.")]
+Auto = Annotated[
+    bool | None,
+    Field(description="True to list only automatic checkpoints, false to list only those that someone requested."),
+]
+AllCheckpoints = Annotated[bool, Field(description="True to show each checkpoint on its own line.")]
+AllBranches = Annotated[bool, Field(description="True to search all branches of the session.")]
+SearchText = Annotated[str, Field(description="The words to look for. A text must contain all of them.")]
+Patch = Annotated[bool, Field(description="True to include the line-by-line differences of the files.")]
 Limit = Annotated[int, Field(description="The maximum number of results.", ge=1, le=200)]
-After = Annotated[str | None, Field(description="The `next` of the previous answer, to continue after it.")]
+After = Annotated[
+    str | None, Field(description="The value of `next` in the previous answer. The list continues after it.")
+]
 Tools = Annotated[
     str,
-    Field(description="reverse: undo later effects of tools. keep: keep them. require_clean: refuse if there are any."),
+    Field(
+        description="What to do with the effects of later tool calls. reverse: undo them. keep: keep them. "
+        "require_clean: fail if there are any."
+    ),
 ]
-Files = Annotated[bool, Field(description="False to keep the files of the workspace as they are.")]
-Conversation = Annotated[bool, Field(description="False to roll back only effects and files, without a new branch.")]
-Force = Annotated[bool, Field(description="True to keep effects that cannot be undone; the server must allow it.")]
+Files = Annotated[bool, Field(description="False if the rollback must not change the files of the workspace.")]
+Conversation = Annotated[bool, Field(description="False to undo only effects and files, without a new branch.")]
+Force = Annotated[
+    bool, Field(description="True to continue and keep effects that cannot be undone. The server must allow it.")
+]
 
 
 @dataclass(frozen=True)
@@ -129,8 +150,8 @@ class ReadTools:
         """Return the session that a tool call is about."""
         return self.bound_session if self.bound_session is not None else self.repo.session(session)
 
-    def list_sessions(self, name: NameFilter = None, limit: Limit = 20) -> ToolAnswer:
-        """List the sessions, the most recently updated first."""
+    def sessions(self, limit: Limit = 20, *, name: NameFilter = None) -> ToolAnswer:
+        """List the sessions. The session that was updated most recently is first."""
         sessions = self.repo.sessions(limit, name=name)
         return ToolAnswer(
             session_lines(sessions, width=WIDTH, zone=None) or _placeholder("no sessions"),
@@ -139,14 +160,15 @@ class ReadTools:
 
     def list_checkpoints(
         self,
+        *,
         session: SessionName = None,
         branch: Branch = None,
-        named_only: bool = False,
+        auto: Auto = None,
         limit: Limit = 20,
         after: After = None,
     ) -> ToolAnswer:
-        """List the checkpoints (saved points) of a branch, newest first: where the conversation can go back to."""
-        log = self.find_session(session).log(branch=branch, auto=False if named_only else None)
+        """List the checkpoints of a branch, newest first. The conversation can go back to each of them."""
+        log = self.find_session(session).log(branch=branch, auto=auto)
         page = log.page(limit, after=after)
         lines = logs.lines(page.items[::-1], width=WIDTH, zone=None) or _placeholder("no checkpoints")
         more_lines = [(Span(f"more: after={page.next}", "dim"),)] if page.next else []
@@ -156,19 +178,19 @@ class ReadTools:
         )
 
     def get_checkpoint_info(
-        self, checkpoint: CheckpointRef, session: SessionName = None, branch: Branch = None
+        self, checkpoint: CheckpointParameter, *, session: SessionName = None, branch: Branch = None
     ) -> ToolAnswer:
-        """Show one saved point: the last messages before it, the state, and which tools were called."""
+        """Show one checkpoint: the last messages before it, the state, and the tool calls."""
         target = self.find_session(session).get_checkpoint(checkpoint, branch=branch)
         return ToolAnswer(shows.lines(target, width=WIDTH, zone=None), records.of_checkpoint(target))
 
-    def list_tool_calls(self, session: SessionName = None, branch: Branch = None, limit: Limit = 50) -> ToolAnswer:
-        """List the tool calls along a branch: the effect of each, whether it is still in the world, and the result."""
+    def tool_track(self, *, session: SessionName = None, branch: Branch = None, limit: Limit = 50) -> ToolAnswer:
+        """List the tool calls of a branch, oldest first, with the effect, status and result of each."""
         calls = self.find_session(session).tool_track(branch=branch)[-limit:]
         return ToolAnswer(conversation.call_lines(calls, width=WIDTH) or _placeholder("no tool calls"))
 
-    def list_branches(self, session: SessionName = None) -> ToolAnswer:
-        """List the branches of a session, with a * before the current one."""
+    def branches(self, *, session: SessionName = None) -> ToolAnswer:
+        """List the branches of a session. A * marks the current branch."""
         handle = self.find_session(session)
         branches = handle.branches()
         return ToolAnswer(
@@ -176,14 +198,19 @@ class ReadTools:
             {"branches": [records.of_branch(branch) for branch in branches]},
         )
 
-    def show_tree(self, session: SessionName = None, every: bool = False) -> ToolAnswer:
-        """Draw the tree of a session's branches; with `every`, show each checkpoint on its own line."""
-        return ToolAnswer(trees.lines(self.find_session(session).tree(), width=WIDTH, every=every, zone=None))
+    def tree(self, *, session: SessionName = None, all: AllCheckpoints = False) -> ToolAnswer:
+        """Draw the tree of a session's branches."""
+        return ToolAnswer(trees.lines(self.find_session(session).tree(), width=WIDTH, every=all, zone=None))
 
-    def diff_checkpoints(
-        self, a: CheckpointRef, b: CheckpointRef = "HEAD", session: SessionName = None, patch: bool = False
+    def diff(
+        self,
+        a: CheckpointParameter,
+        b: CheckpointParameter = "HEAD",
+        *,
+        session: SessionName = None,
+        patch: Patch = False,
     ) -> ToolAnswer:
-        """Compare two saved points: state, messages, tool calls and files; with `patch`, include the files' diff."""
+        """Compare two checkpoints: their state, messages, tool calls and files."""
         difference = self.find_session(session).diff(a, b)
         return ToolAnswer(
             [*diffs.lines(difference, width=WIDTH), *(diffs.patch(difference.diff_content) if patch else ())]
@@ -191,21 +218,22 @@ class ReadTools:
 
     def search(
         self,
-        text: str,
+        text: SearchText,
+        *,
         session: SessionName = None,
         branch: Branch = None,
-        all_branches: bool = False,
+        all_branches: AllBranches = False,
         limit: Limit = 20,
         after: After = None,
     ) -> ToolAnswer:
-        """Find messages, tool calls and named saved points by their words: names first, then newest first."""
+        """Find checkpoints by their names, and messages and tool calls by their words. Names are listed first."""
         hits = self.find_session(session).search(
             text, branch=branch, all_branches=all_branches, limit=limit, after=after
         )
         return ToolAnswer(logs.hit_lines(hits, width=WIDTH, zone=None), hits.to_dict())
 
-    def list_operations(self, session: SessionName = None, limit: Limit = 20) -> ToolAnswer:
-        """List rollbacks, switches and forks, newest first, and show which of them are incomplete."""
+    def operations(self, *, session: SessionName = None, limit: Limit = 20) -> ToolAnswer:
+        """List rollbacks, switches and forks, newest first, with the status of each."""
         handle = self.find_session(session)
         operations, names = handle.operations()[:limit], {one.id: one.name for one in handle.branches()}
         return ToolAnswer(
@@ -217,7 +245,8 @@ class ReadTools:
 
     def plan_rollback(
         self,
-        checkpoint: CheckpointRef,
+        checkpoint: CheckpointParameter,
+        *,
         session: SessionName = None,
         branch: Branch = None,
         tools: Tools = "reverse",
@@ -225,14 +254,20 @@ class ReadTools:
         conversation: Conversation = True,
         force: Force = False,
     ) -> ToolAnswer:
-        """Show what a rollback would undo and cannot undo. Changes nothing; returns the `confirm` code to run it."""
+        """Show what a rollback would undo and what it cannot undo. Nothing is changed.
+
+        If nothing blocks the rollback, the answer has a code. Pass it to rollback_to_checkpoint as `confirm`.
+        """
         handle = self.find_session(session)
         options: dict[str, Any] = {"tools": tools, "files": files, "conversation": conversation}
         plan = handle.plan_rollback(checkpoint, branch=branch, **options)
         return _plan_answer(plan, confirmation_code(handle, branch, plan, force=force, **options), force=force)
 
-    def plan_switch(self, branch: str, session: SessionName = None, force: Force = False) -> ToolAnswer:
-        """Show what a switch to another branch would undo and run again. Changes nothing; returns a `confirm` code."""
+    def plan_switch(self, branch: NewBranch, *, session: SessionName = None, force: Force = False) -> ToolAnswer:
+        """Show which tool calls a switch to another branch would undo and run again. Nothing is changed.
+
+        If nothing blocks the switch, the answer has a code. Pass it to switch as `confirm`, with sync=world.
+        """
         handle = self.find_session(session)
         plan = handle.plan_switch(branch)
         return _plan_answer(plan, confirmation_code(handle, branch, plan, force=force), force=force)

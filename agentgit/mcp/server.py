@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     from agentgit.repository import Repository
 
 READ_TOOLS = (
-    ReadTools.list_sessions,
+    ReadTools.sessions,
     ReadTools.list_checkpoints,
     ReadTools.get_checkpoint_info,
-    ReadTools.list_tool_calls,
-    ReadTools.list_branches,
-    ReadTools.show_tree,
-    ReadTools.diff_checkpoints,
+    ReadTools.tool_track,
+    ReadTools.branches,
+    ReadTools.tree,
+    ReadTools.diff,
     ReadTools.search,
-    ReadTools.list_operations,
+    ReadTools.operations,
     ReadTools.plan_rollback,
     ReadTools.plan_switch,
 )
@@ -46,13 +46,13 @@ READ_TOOLS = (
 
 WRITE_TOOLS: Mapping[Callable[..., ToolAnswer], Mapping[str, bool]] = {
     WriteTools.create_checkpoint: {"destructiveHint": False, "idempotentHint": False, "openWorldHint": False},
-    WriteTools.create_branch: {"destructiveHint": False, "idempotentHint": False, "openWorldHint": False},
+    WriteTools.fork: {"destructiveHint": False, "idempotentHint": False, "openWorldHint": False},
     WriteTools.delete_checkpoint: {"destructiveHint": True, "idempotentHint": True, "openWorldHint": False},
     WriteTools.cleanup_auto_checkpoints: {"destructiveHint": True, "idempotentHint": True, "openWorldHint": False},
     # These run undo functions, which change the outside world and may delete things there.
     WriteTools.rollback_to_checkpoint: {"destructiveHint": True, "idempotentHint": True, "openWorldHint": True},
-    WriteTools.switch_branch: {"destructiveHint": True, "idempotentHint": True, "openWorldHint": True},
-    WriteTools.resume_operation: {"destructiveHint": True, "idempotentHint": True, "openWorldHint": True},
+    WriteTools.switch: {"destructiveHint": True, "idempotentHint": True, "openWorldHint": True},
+    WriteTools.resume: {"destructiveHint": True, "idempotentHint": True, "openWorldHint": True},
 }
 """The tools that change data, each with its MCP annotations."""
 
@@ -97,7 +97,7 @@ def tool_schemas(*, bound: bool, read_only: bool) -> dict[str, ToolSchema]:
     return {
         schema.tool.name: schema
         for schema in schemas
-        if not (bound and schema.tool.name == ReadTools.list_sessions.__name__)
+        if not (bound and schema.tool.name == ReadTools.sessions.__name__)
     }
 
 
@@ -127,13 +127,13 @@ def _create_schema(function: Callable[..., ToolAnswer], hints: Mapping[str, bool
 
 LOG = logging.getLogger("agentgit.mcp")
 
-READ_ONLY_INSTRUCTIONS = """The saved points (checkpoints) of agent sessions. This server is read-only: plan_rollback
-and plan_switch show what going back would do; only a person can do it."""
+READ_ONLY_INSTRUCTIONS = """This server shows the checkpoints (saved points) of agent sessions. It is read-only:
+plan_rollback and plan_switch show what a rollback or a switch would do, but only a person can do it."""
 
-INSTRUCTIONS = """The saved points (checkpoints) of agent sessions, and the way back to them.
-Going back creates a new branch, undoes what tools did after the point, newest first, and restores files; the old branch
-stays readable. First call plan_rollback: it shows what can be undone and what cannot, and returns the code that
-rollback_to_checkpoint needs as `confirm`. Undoing acts on the real world: do it only if the user wants it."""
+INSTRUCTIONS = """This server shows the checkpoints (saved points) of agent sessions, and can go back to them.
+A rollback creates a new branch, undoes what tools did after the checkpoint, newest first, and restores files. The old
+branch stays readable. First call plan_rollback. It shows what can be undone and what cannot, and returns the code that
+rollback_to_checkpoint needs as `confirm`. A rollback changes the real world: call it only if the user wants it."""
 
 
 def serve(
@@ -218,7 +218,7 @@ def _failure(error: AgentGitError) -> types.CallToolResult:
 def _hint(error: AgentGitError) -> str:
     """Return the MCP tool or shell command that replaces the Python call named in an error message."""
     if isinstance(error, RollbackIncomplete):
-        return f" To finish it: resume_operation(operation={error.operation})."
+        return f" To finish it: resume(operation={error.operation})."
     if isinstance(error, RollbackBlocked) and error.plan.unsettled:
         return f" A person must find out: agentgit resolve {error.plan.unsettled[0].id} happened, or did-not-happen."
     if isinstance(error, RollbackBlocked):

@@ -11,10 +11,11 @@ from agentgit.mcp import read_tools
 from agentgit.mcp.read_tools import (
     WIDTH,
     Branch,
-    CheckpointRef,
+    CheckpointParameter,
     Conversation,
     Files,
     Force,
+    NewBranch,
     ReadTools,
     SessionName,
     ToolAnswer,
@@ -31,10 +32,25 @@ if TYPE_CHECKING:
     from agentgit.handles.session import Session
     from agentgit.repository import Repository
 
-Confirm = Annotated[str, Field(description="The code that the plan of exactly this operation returned.", max_length=64)]
+CheckpointName = Annotated[str, Field(description="The name of the checkpoint.")]
+Description = Annotated[str | None, Field(description="A sentence about the checkpoint.")]
+BranchName = Annotated[
+    str | None, Field(description="The name of the new branch. By default, a free name like main-2.")
+]
+ForkPoint = Annotated[
+    CheckpointParameter | None,
+    Field(description="The checkpoint at which the new branch starts. By default, the head of `branch`."),
+]
+Keep = Annotated[int, Field(description="The number of automatic checkpoints to keep, the newest ones.", ge=0)]
+OperationId = Annotated[int, Field(description="The id of the operation. The failure and the tool operations have it.")]
+Confirm = Annotated[str, Field(description="The code that the plan of this operation returned.", max_length=64)]
 Sync = Annotated[
     str | None,
-    Field(description="world: undo and redo, needs `confirm`. note: tell the model. ignore: ignore the difference."),
+    Field(
+        description="What to do if another branch has changed the world. By default, nothing. world: undo the tool "
+        "calls of that branch, and run those of this branch again; needs `confirm`. note: tell the model with the next "
+        "message. ignore: accept the difference."
+    ),
 ]
 
 
@@ -54,34 +70,43 @@ class WriteTools(ReadTools):
     # -- checkpoints and branches
 
     def create_checkpoint(
-        self, name: str, description: str | None = None, session: SessionName = None, branch: Branch = None
+        self,
+        name: CheckpointName,
+        *,
+        session: SessionName = None,
+        branch: Branch = None,
+        description: Description = None,
     ) -> ToolAnswer:
-        """Save the current point of a branch under a name, with its files, so that you can go back to it later."""
+        """Save the current point of a branch, with its files, as a checkpoint. You can go back to it later."""
         checkpoint = self.find_session(session).checkpoint(name, branch=branch, description=description)
         return ToolAnswer(logs.lines([checkpoint], width=WIDTH, zone=None), records.of_checkpoint(checkpoint))
 
     def delete_checkpoint(
-        self, checkpoint: CheckpointRef, session: SessionName = None, branch: Branch = None
+        self, checkpoint: CheckpointParameter, *, session: SessionName = None, branch: Branch = None
     ) -> ToolAnswer:
-        """Delete one saved point. The conversation is kept. Fails if a branch, tag or rollback needs the point."""
+        """Delete one checkpoint. The conversation is kept. The tool fails if a branch, tag or rollback needs it."""
         deleted = self.find_session(session).delete_checkpoint(checkpoint, branch=branch)
         return _text_answer(f"Deleted {deleted.metadata['reference']}.")
 
     def cleanup_auto_checkpoints(
-        self, keep_latest: Annotated[int, Field(ge=0)] = 5, session: SessionName = None, branch: Branch = None
+        self, *, session: SessionName = None, branch: Branch = None, keep: Keep = 5
     ) -> ToolAnswer:
-        """Delete all automatic saved points except the newest. Named points and points that are needed are kept."""
-        count = self.find_session(session).cleanup_auto_checkpoints(branch=branch, keep=keep_latest)
+        """Delete old automatic checkpoints of a branch. Named checkpoints, and those that something needs, are kept."""
+        count = self.find_session(session).cleanup_auto_checkpoints(branch=branch, keep=keep)
         return _text_answer(f"Deleted {count} automatic checkpoint{'' if count == 1 else 's'}.")
 
-    def create_branch(
+    def fork(
         self,
-        name: str | None = None,
-        checkpoint: CheckpointRef | None = None,
+        checkpoint: ForkPoint = None,
+        *,
         session: SessionName = None,
         branch: Branch = None,
+        name: BranchName = None,
     ) -> ToolAnswer:
-        """Create a branch at a saved point or the head of a branch, without switching to it or undoing anything."""
+        """Create a branch that starts at a checkpoint; by default, at the head of a branch.
+
+        The current branch stays the same, and nothing is undone.
+        """
         handle = self.find_session(session)
         new_branch = handle.branch(handle.fork(checkpoint, branch=branch, name=name).branch)
         return ToolAnswer(
@@ -92,16 +117,17 @@ class WriteTools(ReadTools):
 
     def rollback_to_checkpoint(
         self,
-        checkpoint: CheckpointRef,
-        confirm: Confirm,
+        checkpoint: CheckpointParameter,
+        *,
         session: SessionName = None,
         branch: Branch = None,
         tools: Tools = "reverse",
         files: Files = True,
         conversation: Conversation = True,
         force: Force = False,
+        confirm: Confirm,
     ) -> ToolAnswer:
-        """Go back to a saved point on a new branch, undoing what tools did after it. Call plan_rollback first."""
+        """Go back to a checkpoint on a new branch, and undo what tools did after it. Call plan_rollback first."""
         handle = self.find_session(session)
         if (previous := read_tools.find_confirmed(handle, confirm)) is not None:
             return _report_answer(self.repo.resume(previous))
@@ -117,10 +143,16 @@ class WriteTools(ReadTools):
         )
         return _report_answer(report)
 
-    def switch_branch(
-        self, branch: str, sync: Sync = None, confirm: Confirm = "", session: SessionName = None, force: Force = False
+    def switch(
+        self,
+        branch: NewBranch,
+        sync: Sync = None,
+        *,
+        session: SessionName = None,
+        force: Force = False,
+        confirm: Confirm = "",
     ) -> ToolAnswer:
-        """Continue on another branch. The world is unchanged unless `sync` is `world`; call plan_switch before that."""
+        """Switch to another branch. Only sync=world undoes tool calls or runs them again: call plan_switch first."""
         handle = self.find_session(session)
         if sync == "world":
             self._require_force(force=force)
@@ -136,8 +168,8 @@ class WriteTools(ReadTools):
             else _report_answer(report)
         )
 
-    def resume_operation(self, operation: int, session: SessionName = None, force: Force = False) -> ToolAnswer:
-        """Finish a rollback or switch that stopped halfway. Completed steps are not repeated."""
+    def resume(self, operation: OperationId, *, session: SessionName = None, force: Force = False) -> ToolAnswer:
+        """Finish a rollback or switch that stopped before its end. Finished steps do not run again."""
         handle = self.find_session(session)
         self._require_force(force=force)
         target = self.repo.operation(operation)

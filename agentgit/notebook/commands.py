@@ -44,62 +44,66 @@ SYNC_CHOICES = ("world", "note", "ignore")
 _FORCE = _argument("--force", action="store_true")
 _SYNC = _argument("--sync", choices=SYNC_CHOICES, metavar="HOW")
 _LIMIT = _argument("-n", "--limit", type=count, metavar="N")
-_PLACE = _argument("place", metavar="PLACE")
+_REF = _argument("ref", metavar="REF")
 
 COMMANDS: dict[str, tuple[str, tuple[Argument, ...]]] = {
     "status": ("Show the session, the branch, its head and the tree.", ()),
-    "log": ("List the checkpoints of the branch, the newest first.", (_LIMIT,)),
-    "tree": ("Draw the branches.", ()),
+    "log": ("List the checkpoints of the branch, newest first.", (_LIMIT,)),
+    "tree": ("Draw the tree of the branches.", ()),
     "branches": ("List the branches.", ()),
-    "track": ("List the tool calls.", (_LIMIT,)),
+    "tool-track": ("List the tool calls of the branch, oldest first.", (_LIMIT,)),
     "search": (
         "Find messages, tool calls and named checkpoints.",
         (_argument("text", nargs="+", metavar="TEXT"), _argument("--all-branches", action="store_true")),
     ),
     "diff": (
-        "Compare two places; by default, show what the last turn changed.",
+        "Compare two checkpoints; by default, show what the last turn changed.",
         (_argument("a", nargs="?", metavar="A"), _argument("b", nargs="?", metavar="B")),
     ),
-    "compare": ("Show what this branch and PLACE did since they diverged.", (_PLACE,)),
+    "compare": ("Show what this branch and another one did since they diverged.", (_REF,)),
     "stats": ("Count checkpoints, calls, tokens and reversals.", ()),
     "checkpoint": (
-        "Create a checkpoint here.",
+        "Save the current point as a checkpoint.",
         (_argument("name", nargs="?", metavar="NAME"), _argument("--description", metavar="TEXT")),
     ),
     "tag": (
         "Tag a checkpoint; without a name, list the tags.",
-        (_argument("words", nargs="*", metavar="[PLACE] NAME"), _argument("--delete", metavar="NAME")),
+        (_argument("words", nargs="*", metavar="[REF] NAME"), _argument("--delete", metavar="NAME")),
     ),
-    "plan": ("Show what a rollback would do; nothing is changed.", (_PLACE,)),
+    "plan": ("Show what a rollback would do, without doing it.", (_REF,)),
     "rollback": (
-        "Roll back to a place on a new branch; the agent's variable moves there.",
-        (_PLACE, _argument("--name", metavar="BRANCH"), _FORCE),
+        "Roll back to a checkpoint on a new branch; the agent's variable moves there.",
+        (_REF, _argument("--name", metavar="BRANCH"), _FORCE),
     ),
-    "undo": ("Go back one turn, or N.", (_argument("steps", nargs="?", type=count, default=1, metavar="N"), _FORCE)),
+    "undo": (
+        "Go back one turn, or N turns.",
+        (_argument("steps", nargs="?", type=count, default=1, metavar="N"), _FORCE),
+    ),
     "redo": ("Take back the last undo or rollback.", (_FORCE,)),
-    "checkout": (
-        "Continue on another branch; the agent's variable moves there.",
+    "switch": (
+        "Switch to another branch; the agent's variable moves there.",
         (_argument("branch", metavar="BRANCH"), _SYNC, _FORCE),
     ),
     "trust": (
-        "Use your modules' undo functions and tools, to reverse and repeat calls.",
+        "Load your modules with tools and undo functions, to reverse calls and run them again.",
         (_argument("modules", nargs="+", metavar="MODULE"),),
     ),
     "use": (
-        "Choose an agent or a repository by its variable, or a session.",
+        "Choose an agent or a repository by its variable, or a session by its name.",
         (_argument("what", nargs="?", metavar="NAME"),),
     ),
-    "help": ("Show this.", ()),
+    "help": ("List the commands.", ()),
 }
 
-BRANCH = (_argument("name", metavar="NAME"), _argument("--from", dest="place", metavar="PLACE"), _SYNC, _FORCE)
+BRANCH = (_argument("name", metavar="NAME"), _argument("--from", dest="ref", metavar="REF"), _SYNC, _FORCE)
 """The arguments of `%%branch`."""
 
 HELP_NOTES = (
-    "%%branch NAME [--from PLACE] [--sync HOW] runs the cell on a new branch and comes back.",
+    "%%branch NAME [--from REF] [--sync HOW] runs the cell on a new branch, and then returns to this one.",
     "%%agentgit live draws the tree while the cell runs.",
-    "PLACE is like main#3, HEAD~1, a name, a tag or an id. --sync world, note or ignore.",
-    "--force: keep what cannot be reversed, and restore files that others changed.",
+    "REF is a checkpoint: main#3, HEAD~1, a branch, a name, a tag, an id, or message:ID, before a user's message.",
+    "HOW is world (undo calls of other branches and run this one's again), note (tell the model) or ignore.",
+    "--force keeps effects that cannot be reversed, and restores files that others have changed.",
 )
 
 
@@ -143,7 +147,7 @@ def parse(line: str) -> tuple[str, argparse.Namespace]:
 
     Example:
         >>> name, asked = parse('rollback "before payment" --force')
-        >>> name, asked.place, asked.force
+        >>> name, asked.ref, asked.force
         ('rollback', 'before payment', True)
     """
     name, *words = split(line) or ["status"]
@@ -237,7 +241,7 @@ def _log(command: Command) -> Any:
     return log if limit is None else Checkpoints(log.page(limit).items[::-1])
 
 
-def _track(command: Command) -> Any:
+def _tool_track(command: Command) -> Any:
     target = command.target
     return ToolTrack(target.session.tool_track(branch=target.branch_id)[-(command.arguments.limit or 0) :])
 
@@ -256,11 +260,11 @@ def _diff(command: Command) -> Any:
 
 
 def _compare(command: Command) -> Any:
-    return command.target.require_agent()[0].compare(command.arguments.place)
+    return command.target.require_agent()[0].compare(command.arguments.ref)
 
 
 def _plan(command: Command) -> Any:
-    return command.target.session.plan_rollback(command.arguments.place, branch=command.target.branch_id)
+    return command.target.session.plan_rollback(command.arguments.ref, branch=command.target.branch_id)
 
 
 # -- checkpoints and tags
@@ -276,16 +280,16 @@ def _checkpoint(command: Command) -> Any:
 def _tag(command: Command) -> Any:
     session, branch = command.target.session, command.target.branch_id
     if len(command.arguments.words) > 2:
-        raise InvalidInput("Write at most a place and a name; put quotes around a name with spaces.")
+        raise InvalidInput("Write at most a reference and a name; put quotes around a name with spaces.")
     if command.arguments.delete is not None:
         session.untag(command.arguments.delete)
     if command.arguments.words:
-        *place, name = command.arguments.words
-        session.tag(place[0] if place else "HEAD", name, branch=branch)
+        *ref, name = command.arguments.words
+        session.tag(ref[0] if ref else "HEAD", name, branch=branch)
     return session.tags()
 
 
-# -- rollback and checkout
+# -- rollback and switch
 
 
 def _move_agent(command: Command, move: Callable[[RollbackAgent], RollbackAgent]) -> Any:
@@ -307,9 +311,9 @@ def _rollback(command: Command) -> Any:
     arguments, target = command.arguments, command.target
     if target.agent is not None:
         return _move_agent(
-            command, lambda agent: agent.rollback(arguments.place, name=arguments.name, force=arguments.force)
+            command, lambda agent: agent.rollback(arguments.ref, name=arguments.name, force=arguments.force)
         )
-    return target.session.rollback(arguments.place, name=arguments.name, force=arguments.force)
+    return target.session.rollback(arguments.ref, name=arguments.name, force=arguments.force)
 
 
 def _undo(command: Command) -> Any:
@@ -326,7 +330,7 @@ def _redo(command: Command) -> Any:
     return _move_agent(command, lambda agent: agent.redo(force=arguments.force))
 
 
-def _checkout(command: Command) -> Any:
+def _switch(command: Command) -> Any:
     name, sync, force = command.arguments.branch, command.arguments.sync, command.arguments.force
     target = command.target
     if target.agent is None:
@@ -354,7 +358,7 @@ _HANDLERS: dict[str, Callable[[Command], Any]] = {
     "log": _log,
     "tree": lambda asked: asked.target.session.tree(),
     "branches": lambda asked: asked.target.session.branches(),
-    "track": _track,
+    "tool-track": _tool_track,
     "search": _search,
     "diff": _diff,
     "compare": _compare,
@@ -365,7 +369,7 @@ _HANDLERS: dict[str, Callable[[Command], Any]] = {
     "rollback": _rollback,
     "undo": _undo,
     "redo": _redo,
-    "checkout": _checkout,
+    "switch": _switch,
     "trust": _trust,
     "use": _use,
     "help": lambda asked: DisplayLines(*help_lines()),

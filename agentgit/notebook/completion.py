@@ -1,4 +1,4 @@
-"""Completion of the text after `%agentgit` and `%%branch`: commands, options, branches, tags and places."""
+"""Completion of the text after `%agentgit` and `%%branch`: commands, options, branches, tags and checkpoints."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from agentgit.notebook.target import NotebookNamespace
 _MAX_CHECKPOINTS = 50
 """The maximum number of checkpoints that are offered; the newest ones."""
 
-_REF_ARGUMENTS = ("place", "a", "b", "words")
-"""The arguments whose value is a place."""
+_REF_ARGUMENTS = ("ref", "a", "b", "words")
+"""The arguments whose value is a reference to a checkpoint."""
 
 
 _MAGIC = re.compile(r"(%agentgit|%%agentgit|%%branch)\s+([^\n]*)", re.DOTALL)
@@ -54,7 +54,7 @@ def _quote(text: str) -> str:
 
 def _completions(namespace: NotebookNamespace, magic: str, before: list[str]) -> Iterator[str]:
     if magic == "%%branch":
-        yield from _argument_completions(namespace, BRANCH, before, {"--from": "place"})
+        yield from _argument_completions(namespace, BRANCH, before, {"--from": "ref"})
     elif magic == "%%agentgit":
         yield "live"
     elif not before:

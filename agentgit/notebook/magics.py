@@ -86,7 +86,7 @@ class Magics:
             return self._run(cell)
 
     def branch(self, line: str, cell: str) -> Any:
-        """Run a cell on a new branch, then return: %%branch NAME [--from PLACE] [--sync HOW] [--force]."""
+        """Run a cell on a new branch, then return: %%branch NAME [--from REF] [--sync HOW] [--force]."""
         with _short_errors():
             arguments = commands.parse_branch(line)
             self._require_no_await(cell)
@@ -155,7 +155,7 @@ class Magics:
 def _create_branch(agent: RollbackAgent, arguments: Namespace) -> RollbackAgent:
     """Create the branch that a cell runs on; a taken name gets a number, so that the cell can be run again."""
     used_names = {branch.name for branch in agent.session.branches()}
-    branch_agent = agent.fork(arguments.place, name=free_name(arguments.name, used_names))
+    branch_agent = agent.fork(arguments.ref, name=free_name(arguments.name, used_names))
     if arguments.sync is not None:
         branch_agent = branch_agent.switch(branch_agent.branch_id, arguments.sync, force=arguments.force)
     return branch_agent

@@ -50,7 +50,7 @@ class NotebookNamespace:
     """The variables of a notebook, and the target that was chosen with `%agentgit use`.
 
     Args:
-        names: The notebook's namespace. Checkouts and rollbacks assign new agents to its variables.
+        names: The notebook's namespace. Switches and rollbacks assign new agents to its variables.
     """
 
     def __init__(self, names: MutableMapping[str, Any]) -> None:

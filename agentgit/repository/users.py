@@ -66,7 +66,7 @@ class Users:
 
         return self._context.change(create_user)
 
-    def all(self) -> list[User]:
+    def list(self) -> list[User]:
         """List all users, sorted by name. Admins only.
 
         Raises:
@@ -74,7 +74,7 @@ class Users:
         """
 
         def load_all(connection: Connection) -> list[User]:
-            self._context.lookup.require_admin(connection, "users.all")
+            self._context.lookup.require_admin(connection, "users.list")
             return self._users.all(connection)
 
         return self._context.read(load_all)
@@ -245,7 +245,7 @@ class Users:
             >>> import agentgit
             >>> repo = agentgit.open(":memory:")
             >>> session = repo.as_user(repo.users.add("ada")).session("support-42", create=True)
-            >>> repo.users.delete("ada").sessions, [user.name for user in repo.users.all()]
+            >>> repo.users.delete("ada").sessions, [user.name for user in repo.users.list()]
             (1, ['local'])
         """
         store, me = self._context.store, self._context.user
@@ -277,7 +277,7 @@ class Users:
         return self._context.find_user(connection, user)
 
     aadd = async_twin(add)
-    aall = async_twin(all)
+    alist = async_twin(list)
     afind = async_twin(find)
     aset_password = async_twin(set_password)
     adisable = async_twin(disable)
@@ -371,7 +371,7 @@ class Keys:
 
         return self._context.read(create_token)
 
-    def all(self, user: UserRef | None = None) -> list[ApiKey]:
+    def list(self, user: UserRef | None = None) -> list[ApiKey]:
         """List the keys of a user, oldest first, including expired and revoked ones.
 
         Args:
@@ -381,7 +381,7 @@ class Keys:
             NotFound: There is no such user.
             NotAllowed: You are not an admin, and the user is not you.
         """
-        return self._context.read(lambda c: self._keys.all(c, self._find_owner(c, user, "keys.all").id))
+        return self._context.read(lambda c: self._keys.all(c, self._find_owner(c, user, "keys.list").id))
 
     def revoke(self, key: ApiKey | int) -> ApiKey:
         """Revoke a key at once, also for handles that were opened with it, and return the revoked key.
@@ -401,7 +401,7 @@ class Keys:
             me = self._context.user
             existing = self._keys.find(connection, key_id) if is_id(key_id) else None
             if existing is None or (existing.user_id != me.id and not me.is_admin):
-                raise NotFound(f"There is no key {key_id!r}. repo.keys.all() lists yours.")
+                raise NotFound(f"There is no key {key_id!r}. repo.keys.list() lists yours.")
             self._keys.revoke(connection, existing.id, me.id)
             return self._keys.find(connection, existing.id) or existing
 
@@ -416,5 +416,5 @@ class Keys:
 
     acreate = async_twin(create)
     adevice = async_twin(device)
-    aall = async_twin(all)
+    alist = async_twin(list)
     arevoke = async_twin(revoke)

@@ -50,7 +50,7 @@ class RerunTrack:
 
     def __init__(self, store: Store, path_calls: PathCalls, executor: Executor) -> None:
         self.store = store
-        self.past = path_calls
+        self.path_calls = path_calls
         self.executor = executor
 
     def has_reruns(self, row: StoredRow) -> bool:
@@ -65,7 +65,7 @@ class RerunTrack:
             row: The row of the operation, whose steps are done.
         """
         branch = self.store.sessions.branch(connection, row.internal_session_id)
-        calls = self.past.load_calls(connection, self.store.track_parts(connection, branch, branch.inherited))
+        calls = self.path_calls.load_calls(connection, self.store.track_parts(connection, branch, branch.inherited))
         runs = self._load_runs(connection, row)
         placed_calls, call_runs = [], []
         for row_id, call in calls.items():
@@ -121,7 +121,7 @@ class Executor:
     def __init__(self, store: Store, registry: Registry, awaiter: Awaiter, verification: Verification) -> None:
         self.store = store
         self.registry = registry
-        self.settle = awaiter
+        self.awaiter = awaiter
         self.verification = verification
 
     def execute(self, row: StoredRow, owner: str) -> bool:
@@ -191,7 +191,7 @@ class Executor:
 
     def _run_undo(self, undo: Undo, call: ToolInvocation) -> None:
         arguments = (call.args, call.result, call) if takes_invocation(undo) else (call.args, call.result)
-        await_completed_result(self.settle, undo(*arguments))
+        await_completed_result(self.awaiter, undo(*arguments))
 
     # -- redo
 
@@ -255,7 +255,7 @@ class Executor:
             thread_id = self.store.sessions.branch(connection, row.internal_session_id).thread_id
         try:
             result = portable(
-                await_result(self.settle, _with_idempotency_key(runner(original.args, thread_id), idempotency_key()))
+                await_result(self.awaiter, _with_idempotency_key(runner(original.args, thread_id), idempotency_key()))
             )
         except (Exception, *CANCELLED) as error:  # noqa: BLE001  # whatever a tool raises is journaled and reported
             return self._outcome_of_error(row, rerun_id, error)

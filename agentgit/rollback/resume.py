@@ -31,7 +31,7 @@ class Resumption:
     """
 
     def __init__(self, store: Store, planner: Planner, executor: Executor, authorize: Authorize) -> None:
-        self.admit = authorize
+        self.authorize = authorize
         self.store = store
         self.planner = planner
         self.executor = executor
@@ -55,7 +55,7 @@ class Resumption:
             Conflict: This operation, another operation of its session, or a turn is running.
         """
         session_id = self.load_operation(connection, operation_id).external_session_id
-        self.admit(connection, session_id)
+        self.authorize(connection, session_id)
         self.store.sessions.lock(connection, session_id)
         if operation_id in recover_abandoned(self.store, connection, session_id):
             raise Conflict(f"Operation {operation_id} is in progress. Wait until it ends.")

@@ -42,7 +42,7 @@ class Starter:
     """
 
     def __init__(self, store: Store, planner: Planner, files: RollbackFiles, authorize: Authorize) -> None:
-        self.admit = authorize
+        self.authorize = authorize
         self.store = store
         self.planner = planner
         self.files = files
@@ -62,7 +62,7 @@ class Starter:
         """
         target = request.target
         session_id = target.external_session_id
-        self.admit(connection, session_id)
+        self.authorize(connection, session_id)
         self.store.sessions.lock(connection, session_id)
         if request.request_id is not None:
             earlier_operation = self.store.operations.find_by_request_id(connection, session_id, request.request_id)
@@ -110,7 +110,7 @@ class Starter:
         snapshot: SnapshotRef | None,
     ) -> int:
         """Record a switch, block its branch until the switch is done, and return the id of the operation."""
-        self.admit(connection, request.branch.external_session_id)
+        self.authorize(connection, request.branch.external_session_id)
         self.store.sessions.lock(connection, request.branch.external_session_id)
         branch = self.store.sessions.branch(connection, request.branch.id)
         require_idle(self.store, connection, branch.external_session_id)

@@ -123,7 +123,7 @@ class Verification:
     def __init__(self, store: Store, registry: Registry, awaiter: Awaiter) -> None:
         self.store = store
         self.registry = registry
-        self.settle = awaiter
+        self.awaiter = awaiter
 
     def plan_with_prechecks(self, create_plan: PlanFactory) -> tuple[RollbackPlan, dict[int, str]]:
         """Create a plan, run the prechecks of its reversals, and plan again if a precheck refuses.
@@ -150,7 +150,7 @@ class Verification:
         except NotFound as error:
             return str(error)
         try:
-            answer = await_completed_result(self.settle, precheck(call)) if precheck is not None else None
+            answer = await_completed_result(self.awaiter, precheck(call)) if precheck is not None else None
         except Exception as error:  # noqa: BLE001  # any error of a user's function blocks the reversal and is reported
             _warn("precheck", call, "it is not reversed")
             return f"its precheck raised {describe_error(error)}"
@@ -212,7 +212,7 @@ class Verification:
         if verify is None:
             return Verdict.NO_VERIFY
         try:
-            answer = await_completed_result(self.settle, verify(call))
+            answer = await_completed_result(self.awaiter, verify(call))
         except Exception as error:  # noqa: BLE001  # the outcome stays unknown, and a person decides
             _warn("verify", call, "its outcome stays unknown")
             return VerifyRaised(describe_error(error))

@@ -300,7 +300,7 @@ class SQLModelSaver(AsyncSaverMethods):
             checkpoint = (
                 store.find(connection, GraphKey(thread, ns, id)) if id else store.newest(connection, thread, ns)
             )
-            writes, seeds = store.spread.history(connection, checkpoint, channels) if checkpoint else ({}, {})
+            writes, seeds = store.delta_values.history(connection, checkpoint, channels) if checkpoint else ({}, {})
             hashes = {write.value for channel_writes in writes.values() for write in channel_writes}
             hashes.update(seed.channels[name] for name, seed in seeds.items())
             bodies = store.content.get(connection, hashes)

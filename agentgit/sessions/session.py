@@ -75,7 +75,7 @@ def require_limit(limit: object, noun: str) -> None:
         InvalidInput: The limit is not an integer from 1 to 2**31 - 1.
     """
     if isinstance(limit, bool) or not isinstance(limit, int) or not 0 < limit < 2**31:
-        raise InvalidInput(f"limit={limit!r} is not a number of {noun}; give 1 or more.")
+        raise InvalidInput(f"limit must be 1 or more {noun}, not {limit!r}.")
 
 
 def parse_cursor(after: ExternalSession | str | None) -> SessionCursor | None:

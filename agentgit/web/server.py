@@ -243,7 +243,7 @@ def serve(
     """
     is_loopback = host in ("localhost", "127.0.0.1", "::1")
     link = None if accounts or not is_loopback or not repo.context.store.database.is_sqlite else OwnerLink(repo)
-    if link is None and not any(user.name != LOCAL for user in repo.users.all()):
+    if link is None and not any(user.name != LOCAL for user in repo.users.list()):
         raise InvalidInput(
             "Nobody could log in: there is no account yet. Create one: agentgit users add NAME --password"
         )

@@ -27,7 +27,7 @@ from agentgit.workspace.base import (
 from agentgit.workspace.catalog import LEFT_OUT
 from agentgit.workspace.engines.files import FileEngine, RestoreTarget
 from agentgit.workspace.locations import create_storage, require_not_moved, resolve_workspace
-from agentgit.workspace.restore import Progress
+from agentgit.workspace.restore import RestoreProgress
 from agentgit.workspace.undo.stack import UndoStack
 from agentgit.workspace.values import UNDO, Environment, FileCheckpoint, Freed, Restored, RestorePlan, WorkspaceDiff
 
@@ -153,7 +153,7 @@ class Workspace(WorkspaceBase):
         metadata: Mapping[str, Any] | None = None,
         paths: Paths = None,
         kind: str = MANUAL,
-        progress: Progress | None = None,
+        progress: RestoreProgress | None = None,
     ) -> FileCheckpoint:
         """Take a snapshot. If nothing has changed, it costs almost nothing.
 
@@ -267,7 +267,7 @@ class Workspace(WorkspaceBase):
         paths: Paths = None,
         expect: str | None = None,
         force: bool = False,
-        progress: Progress | None = None,
+        progress: RestoreProgress | None = None,
     ) -> Restored:
         """Restore the files to a snapshot. A safety snapshot, which the result names, keeps the current files.
 

@@ -22,7 +22,7 @@ from agentgit.workspace.engines.directory import DirectoryTrees
 from agentgit.workspace.engines.files import ExpectedState, FileEngine
 from agentgit.workspace.engines.git import GitTrees
 from agentgit.workspace.locations import exclusive_lock, record_storage
-from agentgit.workspace.restore import Progress
+from agentgit.workspace.restore import RestoreProgress
 from agentgit.workspace.scan.excluded import ExcludedRecord
 from agentgit.workspace.trees import Trees, TreeWrite
 from agentgit.workspace.undo.stack import UndoStack
@@ -151,7 +151,7 @@ class WorkspaceBase(ABC):
         self,
         new_snapshot: FileCheckpoint,
         paths: tuple[bytes, ...] | None = None,
-        progress: Progress | None = None,
+        progress: RestoreProgress | None = None,
         *,
         always_new: bool = True,
     ) -> FileCheckpoint:

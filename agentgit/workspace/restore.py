@@ -179,7 +179,7 @@ CHANGED = "changed during the restore"
 MAX_NAMED_FAILURES = 5
 """The maximum number of failures in one error message."""
 
-Progress = Callable[[int, int], None]
+RestoreProgress = Callable[[int, int], None]
 """A function that is called with the number of files done and their total."""
 
 
@@ -234,7 +234,7 @@ class Restore:
         trees: Trees,
         target: str,
         differences: Mapping[bytes, TreeChange],
-        progress: Progress | None = None,
+        progress: RestoreProgress | None = None,
         *,
         is_resumed: bool = False,
     ) -> None:

@@ -97,7 +97,7 @@ def test_a7_a_model_deletes_checkpoints_and_cleans_up(repo, world):
         call("delete_checkpoint", checkpoint="gone soon"),
         "ok",
         call("delete_checkpoint", checkpoint="HEAD"),
-        call("cleanup_auto_checkpoints", keep_latest=1),
+        call("cleanup_auto_checkpoints", keep=1),
         "ok",
     )
     agent.run("one")

@@ -445,13 +445,15 @@ def test_s3_files_are_rewound_from_the_command_line(tmp_path, desk, monkeypatch)
         done = command_line.run(*words)
         return done.code, done
 
-    code, said = command("rewind", "s", "second")
+    planned = [json.loads(command("plan", "s", "main#1", "--json", *words)[1].out) for words in ((), ("--no-files",))]
+    assert [plan["files"] is None for plan in planned] == [False, True]
+    code, said = command("rewind-files", "s", "second")
     assert (code, desk.files) == (1, {"a.txt": "two", "b.txt": "made"})
     assert re.search(r"write +a\.txt\n +delete +b\.txt", said.out)
     (desk.root / "a.txt").write_text("by hand")
-    assert command("rewind", "s", "second", "--yes")[0] == 10
-    assert command("rewind", "s", "nothing", "--yes")[0] == 3
-    code, said = command("rewind", "s", "second", "--yes", "--force", "--json")
+    assert command("rewind-files", "s", "second", "--yes")[0] == 10
+    assert command("rewind-files", "s", "nothing", "--yes")[0] == 3
+    code, said = command("rewind-files", "s", "second", "--yes", "--force", "--json")
     assert (code, desk.files) == (0, {"a.txt": "one"})
     assert json.loads(said.out)["safety"]
 

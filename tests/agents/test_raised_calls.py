@@ -660,7 +660,7 @@ def test_t4_every_declaration_accepts_failed_on():
 
 @pytest.mark.long
 def test_t4_the_command_line_resolves_a_raised_call(tmp_path):
-    """T4: the error names the command, `agentgit track` shows the id, and `resolve --result` records the result."""
+    """T4: the error names the command, `agentgit tool-track` shows its id, `resolve --result` records the result."""
 
     def run(*words: str) -> tuple[str, str]:
         done = command_line.run(*words, "--db", url)
@@ -671,7 +671,7 @@ def test_t4_the_command_line_resolves_a_raised_call(tmp_path):
         agent = wrapped(repo, till, "compensable")
         agent.run("five")
         raised = str(agent.tool_track()[0].id)
-    assert raised in run("track", "s")[0]
+    assert raised in run("tool-track", "s")[0]
     blocked = run("rollback", "s", "main#1", "--yes")[1]
     assert f"On the command line: agentgit resolve {raised} happened, or did-not-happen; or --force." in blocked
     told, _ = run("resolve", raised, "happened", "--result", '{"charged": 5}', "--json")
@@ -753,7 +753,7 @@ def test_t4_the_http_api_and_the_web_pages_resolve_a_raised_call(tmp_path):
         form = re.search(rf'action="/invocations/{seven.id}/resolve">(.*?)</form>', page, re.S)
         assert form is not None
         hidden = {name: unescape(value) for name, value in re.findall(r'name="(\w+)" value="([^"]*)"', form[1])}
-        assert f"/invocations/{seven.id}/resolve" in browser.get(f"{at}/calls").text
+        assert f"/invocations/{seven.id}/resolve" in browser.get(f"{at}/tool-track").text
         wrong = browser.post(f"/invocations/{seven.id}/resolve", data=hidden | {"outcome": "happened", "result": "{"})
         assert "The result is not valid JSON" in wrong.text
         fields = {"outcome": "happened", "result": '{"charged": 7}'}

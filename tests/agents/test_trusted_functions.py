@@ -473,7 +473,7 @@ def test_t3_a_plan_for_a_viewer_imports_nothing_named_by_a_row(attacked):
     key = ada.keys.create("a program", scopes=("read",)).secret
     asking = TestClient(app(attacked), base_url="https://git.example", headers={"authorization": f"Bearer {key}"})
     known = set(sys.modules)
-    plan = asking.get(f"/api/v1/sessions/{attacked.session('s').id}/plan", params={"to": "main#1"})
+    plan = asking.get(f"/api/v1/sessions/{attacked.session('s').id}/plan-rollback", params={"to": "main#1"})
     assert plan.status_code == 200, plan.text
     assert "evil:undo is not declared here" in plan.json()["steps"][0]["why"]
     assert (RAN, "evil" in sys.modules, "evil" in set(sys.modules) - known) == ([], False, False)

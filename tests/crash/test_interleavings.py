@@ -139,7 +139,7 @@ def test_the_last_two_admins_cannot_both_erase_themselves(repo, before):
     other = before(points.ERASE_LAST_ADMIN, Other(lambda: bob.users.delete("bob")))
     ann.users.delete("ann")
     assert type(other.ends()) is Conflict
-    assert [user.name for user in bob.users.all() if user.is_admin] == ["bob"]
+    assert [user.name for user in bob.users.list() if user.is_admin] == ["bob"]
 
 
 @pytest.mark.long

@@ -139,8 +139,8 @@ def test_a_session_name_may_contain_an_at_sign(at):
 
 
 def test_show_takes_a_reference_or_a_session(at):
-    """One argument is a place in the most recent session, or else a session; two arguments are a session and a
-    place.
+    """One argument is a reference in the most recent session, or else a session; two arguments are a session and a
+    reference.
     """
     assert json.loads(at("show", "main#1", "--json").out)["metadata"]["reference"] == "main#1"
     lamp = json.loads(at("show", "me@example.com", "--json").out)
@@ -399,10 +399,10 @@ def test_b2_log_filters_counts_and_pages_checkpoints(at):
 
 @pytest.mark.long
 def test_w9_tags_are_managed_on_the_command_line(agentgit, story, tmp_path):
-    """W9: a tag is added, listed, used as a place, shown in the log and deleted."""
+    """W9: a tag is added, listed, used as a reference, shown in the log and deleted."""
     (tmp_path / "copy.db").write_bytes(story.read_bytes())
     db = ("--db", str(tmp_path / "copy.db"))
-    assert agentgit("tag", *db).out == "no tags yet; add one with: agentgit tag PLACE NAME\n"
+    assert agentgit("tag", *db).out == "no tags yet; add one with: agentgit tag REF NAME\n"
     assert "v1" in agentgit("tag", "main#2", "v1", "--description", "works", *db).out
     assert agentgit("tag", "support-42", "HEAD", "v2", *db).code == 0
     assert [one["name"] for one in json.loads(agentgit("tag", "support-42", "--json", *db).out)] == ["v2", "v1"]
@@ -482,7 +482,7 @@ def test_w9_show_completion_prints_the_script_of_the_shell(agentgit, monkeypatch
     ],
 )
 def test_w9_shell_completion_offers_sessions_branches_and_places(agentgit, story, monkeypatch, words, offered):
-    """W9: completion offers sessions, branches and places of the named session, and nothing where none can be read."""
+    """W9: completion offers sessions, branches and references of the named session, or nothing if none can be read."""
     monkeypatch.setenv("AGENTGIT_DATABASE_URL", str(story))
     monkeypatch.setenv("_AGENTGIT_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", words)

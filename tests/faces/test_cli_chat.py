@@ -130,9 +130,9 @@ add sofa
 /undo 2
 /redo
 /checkpoint undo
-/checkpoint save
+/checkpoint create
 /checkpoint list
-/branch another
+/fork another
 add stool
 /switch main
 look
@@ -271,7 +271,7 @@ def test_an_incomplete_rollback_is_resumed_in_the_chat(folder):
 
 
 def test_w1_an_interrupted_reversal_is_resolved_in_the_chat():
-    """W1, C7: after an interrupted reversal the chat continues, /track shows the id and /resolve records the
+    """W1, C7: after an interrupted reversal the chat continues, /tool-track shows the id and /resolve records the
     outcome.
     """
     world, dying = World(), [True]
@@ -287,7 +287,7 @@ def test_w1_an_interrupted_reversal_is_resolved_in_the_chat():
         agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=effects)
         out, err = io.StringIO(), io.StringIO()
         with chatting(repo, agent, yes=True) as chat, redirect_stdout(out), redirect_stderr(err):
-            for line in ("add chair", "/undo", "/undo", "hello", "/track"):
+            for line in ("add chair", "/undo", "/undo", "hello", "/tool-track"):
                 chat.handle_line(line)
             found = re.search(r"\d{15,16}(?=  reversible  reverse_unknown)", out.getvalue())
             assert found is not None
@@ -319,7 +319,7 @@ def test_c7_hostile_text_writes_no_escapes(folder):
     """C7: names, messages, arguments and errors cannot control, reorder or overwrite anything in a terminal."""
     done = folder.chat(
         f"add {HOSTILE}x", f"fail {HOSTILE}", "/undo", f"/checkpoint create {HOSTILE} {HOSTILE}", f"/{HOSTILE}",
-        f"/branch {HOSTILE}", "/checkpoint list", "/tree", "/diff main#1", f"/rollback {HOSTILE}no",
+        f"/fork {HOSTILE}", "/checkpoint list", "/tree", "/diff main#1", f"/rollback {HOSTILE}no",
     )  # fmt: skip
     for text in (done.out, done.err):
         assert "x1b[31mred" in text
@@ -561,10 +561,10 @@ def test_c7_a_piped_chat_accepts_bytes_that_are_not_utf8(folder):
 
 
 def test_w7_a_chat_compares_merges_and_picks(folder):
-    """W7, W6: /compare, /merge and /pick do what the agent does, and the world is unchanged."""
+    """W7, W6: /compare, /merge and /cherry-pick do what the agent does, and the world is unchanged."""
     out, err, code = folder.chat(
-        "add chair", "/branch retry", "note sofa", "/switch main", "/compare retry", "/merge retry", "/merge retry",
-        "/pick retry", "/merge nowhere", "/merge retry --resolve mine",
+        "add chair", "/fork retry", "note sofa", "/switch main", "/compare retry", "/merge retry", "/merge retry",
+        "/cherry-pick retry", "/merge nowhere", "/merge retry --resolve mine",
     )  # fmt: skip
     assert "retry#3 diverge at main#2" in out
     assert "4 messages to add." in out
@@ -578,7 +578,7 @@ def test_w7_a_chat_compares_merges_and_picks(folder):
 def test_w7_a_chat_merge_with_a_conflict_says_how_to_resolve_it(folder):
     """W7: /merge refuses a conflict and names it, and merges once --resolve says which side counts."""
     out, err, _ = folder.chat(
-        "start", "/branch retry", "yours", "/switch main", "mine", "/merge retry",
+        "start", "/fork retry", "yours", "/switch main", "mine", "/merge retry",
         "/merge retry --resolve theirs", graph="clerk:noting",
     )  # fmt: skip
     assert "conflict  note" in out
@@ -595,16 +595,16 @@ def test_w7_a_chat_merge_with_a_conflict_says_how_to_resolve_it(folder):
 def test_w11_a_chat_starts_from_a_template(folder):
     """W11: --template starts the new session from a checkpoint of another one."""
     folder.chat("add chair", words=("one", "--yes"))
-    out, _, code = folder.chat("/log", "/track", words=("two", "--template", "one@main#2"))
+    out, _, code = folder.chat("/log", "/tool-track", words=("two", "--template", "one@main#2"))
     assert code == 0
     assert "from one@main#2" in out
     assert "no tool calls yet" in out
 
 
 def test_w9_a_chat_searches_and_tags(folder):
-    """W9: /search finds words on this or all branches, a new tag can be used as a place, and each failure says why."""
+    """W9: /search finds words on this or all branches, a new tag is a reference, and each failure says why."""
     out, err, code = folder.chat(
-        "add chair", "/tag good", "/tag main#1 'the beginning'", "/branch retry", "note a sofa", "/switch main",
+        "add chair", "/tag good", "/tag main#1 'the beginning'", "/fork retry", "note a sofa", "/switch main",
         "/search a  sofa", "/search a sofa --all-branches", "/tags", "/rollback good", "/untag good", "/tags",
         "/search chair --after nothing", "/search", "/tag main#2 main", "/untag nothing", "/tag nowhere x",
     )  # fmt: skip
@@ -642,8 +642,8 @@ def test_c7_log_reads_only_a_page_of_checkpoints(folder, monkeypatch):
     assert [line.split()[0] for line in lines[4:]] == ["main#3", "main#2", "main#1"]
 
 
-def test_c7_tab_completes_commands_and_places(folder):
-    """C7: Tab offers commands, their options and the places of the session, with quotes around spaces."""
+def test_c7_tab_completes_commands_and_references(folder):
+    """C7: Tab offers commands, their options and the references of the session, with quotes around spaces."""
     with agentgit.open(folder.path / "agentgit.db") as repo:
         agent = repo.wrap(folder.clerk.GRAPH, "s", effects=folder.clerk.EFFECTS)
         agent.run("add chair")
@@ -651,7 +651,7 @@ def test_c7_tab_completes_commands_and_places(folder):
         with chatting(repo, agent) as talk:
             assert talk.complete("", "/tre") == ["/tree"]
             assert talk.complete("", "hello") == talk.complete("say ", "/tr") == []
-            assert talk.complete("/checkpoint ", "") == ["create", "list", "restore", "undo", "save"]
+            assert talk.complete("/checkpoint ", "") == ["create", "list", "restore", "undo"]
             assert talk.complete("/switch main ", "--") == ["--sync", "--force", "--yes"]
             assert talk.complete("/rollback ", "") == ["HEAD", "main", "'before payment'"]
             assert talk.complete("/checkpoint restore ", "bef") == ["'before payment'"]

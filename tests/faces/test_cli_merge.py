@@ -92,7 +92,7 @@ def shop(repo):
 
 
 def test_w7_messages_and_calls_are_picked_on_the_command_line(repo, shop, run):
-    """W7: a place, messages by id or one tool call with its result can be picked; picking again adds nothing."""
+    """W7: a reference, messages by id or one tool call with its result can be picked; picking again adds nothing."""
     agent, retry = shop
     look = next(one for one in retry.tool_track() if one.tool_name == "look")
     user = retry.history()[4]["id"]

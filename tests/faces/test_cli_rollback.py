@@ -123,7 +123,7 @@ def test_w1_a_rollback_runs_from_the_command_line(folder):
         folder.process("plan", "main#2", "--trust", "shelf"),
         folder.process("rollback", "main#2", "--name", "retry", "--trust", "shelf", say="n\n"),
         folder.process("rollback", "s@main", "main#2", "--name", "retry", "--trust", "shelf", say="y\n"),
-        folder.process("track", "s@main"),
+        folder.process("tool-track", "s@main"),
         folder.process("operations", "s"),
         folder.process("switch", "main", "--sync", "world", "--yes"),
         folder.process("switch", "main", "--sync", "world", "--trust", "shelf", say="y\n"),
@@ -142,7 +142,7 @@ def test_a_blocked_rollback_shows_its_plan_and_does_nothing(folder):
     blocked = folder.run("rollback", "main#1")
     assert blocked.code == RollbackBlocked.exit_code
     assert "block    shout(text='hello')" in blocked.out
-    assert "main#4" in blocked.err  # the nearest place that a rollback can reach
+    assert "main#4" in blocked.err  # the nearest reference that a rollback can reach
     assert blocked.err.count("\n") == 1
     assert folder.items == ["a book"]
     plan = json.loads(folder.run("rollback", "main#1", "--yes", "--json").out)
@@ -161,7 +161,7 @@ def test_a_stopped_rollback_is_resolved_and_resumed(folder):
     operation, failed = str(report["operation_id"]), str(report["failed"][0]["invocation"]["id"])
     assert f"agentgit resume {operation}" in stopped.err
     assert re.search(rf"^{operation} .* partial  1 reversed, 1 failed, 1 remai", folder.run("operations").out)
-    assert f"1  {failed}  reversible  reverse_failed  put(item='stuck')" in folder.run("track", "s@main").out
+    assert f"1  {failed}  reversible  reverse_failed  put(item='stuck')" in folder.run("tool-track", "s@main").out
     assert folder.items == ["a book", "stuck"]
     assert f"stopped  rollback {operation}; to finish it: agentgit resume {operation}" in folder.run("status").out
     (folder.path / "shelf.json").write_text('["a book"]')
@@ -177,7 +177,7 @@ def test_an_interrupted_call_is_resolved_with_its_result(folder):
     with pytest.raises(KeyboardInterrupt):
         folder.play(call("drop", item="a safe"))
     assert "block" in folder.run("plan", "main#1").out
-    (lost,) = json.loads(folder.run("track", "--json").out)
+    (lost,) = json.loads(folder.run("tool-track", "--json").out)
     assert lost["status"] == "unknown"
     wrong = folder.run("resolve", str(lost["id"]), "happened", "--result", "{")
     assert (wrong.code, wrong.out) == (InvalidInput.exit_code, "")
@@ -190,14 +190,14 @@ def test_an_interrupted_call_is_resolved_with_its_result(folder):
 
 @pytest.mark.long
 def test_rollback_options_keep_the_branch_or_the_world(folder):
-    """W8: --world-only makes no branch, --tools keep leaves the world, and one --request-id returns one branch."""
+    """W8: --no-conversation makes no branch, --tools keep leaves the world, and one --request-id returns one branch."""
     folder.play(call("put", item="a book"))
     kept = json.loads(folder.run("rollback", "main#1", "--tools", "keep", "--yes", "--json", "--request-id", "r").out)
     asked = ("rollback", "@main", "main#1", "--yes", "--json", "--request-id", "r")
     assert (json.loads(folder.run(*asked, "--tools", "keep").out), folder.items) == (kept, ["a book"])
     assert folder.run(*asked).code == InvalidInput.exit_code
     folder.run("switch", "main", "--sync", "ignore")
-    world = json.loads(folder.run("rollback", "main#1", "--world-only", "--yes", "--json").out)
+    world = json.loads(folder.run("rollback", "main#1", "--no-conversation", "--yes", "--json").out)
     assert (world["kind"], world["branch"], folder.items) == ("world_only", "main", [])
 
 

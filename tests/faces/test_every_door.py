@@ -62,8 +62,8 @@ ROUTES = {
     f"GET {S}/branches": (VIEWER, {}),
     f"GET {S}/tree": (VIEWER, {}),
     f"GET {S}/log": (VIEWER, {}),
-    f"GET {S}/search": (VIEWER, {"params": {"q": "chair"}}),
-    f"GET {S}/calls": (VIEWER, {}),
+    f"GET {S}/search": (VIEWER, {"params": {"text": "chair"}}),
+    f"GET {S}/tool-track": (VIEWER, {}),
     f"GET {S}/checkpoint": (VIEWER, {"params": {"ref": "main#1"}}),
     f"GET {S}/diff": (VIEWER, {"params": {"a": "main#1", "b": "main#2"}}),
     f"GET {S}/compare": (VIEWER, {"params": {"a": "main", "b": "main-2"}}),
@@ -77,10 +77,10 @@ ROUTES = {
     f"GET {C}/calls": (VIEWER, {}),
     f"GET {C}/state": (VIEWER, {}),
     f"GET {C}/files": (VIEWER, {}),
-    f"GET {S}/plan": (VIEWER, {"params": {"to": "main#2"}}),
-    f"POST {S}/rollbacks": (EDITOR, {"json": {"to": "main#2", "force": True}}),
-    f"POST {S}/rewinds": (EDITOR, {"json": {"to": "main#2"}}),
-    f"GET {S}/switch": (VIEWER, {"params": {"branch": "main"}}),
+    f"GET {S}/plan-rollback": (VIEWER, {"params": {"to": "main#2"}}),
+    f"POST {S}/rollback": (EDITOR, {"json": {"to": "main#2", "force": True}}),
+    f"POST {S}/rewind-files": (EDITOR, {"json": {"restore_point": "main#2"}}),
+    f"GET {S}/plan-switch": (VIEWER, {"params": {"branch": "main"}}),
     f"POST {S}/switch": (EDITOR, {"json": {"branch": "main"}}),
     f"GET {S}/operations": (VIEWER, {}),
     "GET /operations/{operation_id}": (VIEWER, {}),
@@ -139,7 +139,7 @@ def prepared(tmp_path_factory):
             "operation_id": ada.session("support-42").operations()[0].id,
             "invocation_id": ada.session("support-42").tool_track(branch="main")[0].id,
             "link_id": ada.session("support-42").sharing.create_link().id,
-            "key_id": ada.keys.all()[0].id,
+            "key_id": ada.keys.list()[0].id,
         }
     with agentgit.open(folder / "agentgit.db") as operator:
         ids["user_id"] = operator.users.find("gus").id
@@ -228,7 +228,7 @@ def test_d5_the_required_role_is_enough_for_each_route(house, route):
     who = {ADMIN: "root", SELF: "eve", OPEN: "eve"}.get(needs) or next(n for n, r in PEOPLE.items() if r == needs)
     answer = asked(house, route, house.keys[who])
     # These name another user's key, or a link, an account or a snapshot that does not exist.
-    foreign = {"DELETE /keys/{key_id}", "POST /links/accept", "POST /login", f"POST {S}/rewinds"}
+    foreign = {"DELETE /keys/{key_id}", "POST /links/accept", "POST /login", f"POST {S}/rewind-files"}
     assert answer.status_code < 500
     assert answer.status_code not in (401, 403, 404) or route in foreign, answer.text
 
@@ -260,7 +260,7 @@ PAGES = {
     "GET /sessions": SELF,
     "POST /sessions": SELF,
     f"GET {S}": VIEWER,
-    f"GET {S}/calls": VIEWER,
+    f"GET {S}/tool-track": VIEWER,
     f"GET {C}": VIEWER,
     f"GET {C}/files": VIEWER,
     f"GET {S}/diff": VIEWER,
@@ -489,24 +489,24 @@ def test_d5_every_form_needs_its_csrf_token(house, who):
 
 AT = {"session": "ada/support-42"}
 TOOLS = {
-    "list_sessions": (SELF, {}),
+    "sessions": (SELF, {}),
     "list_checkpoints": (VIEWER, AT),
     "get_checkpoint_info": (VIEWER, {**AT, "checkpoint": "main#1"}),
-    "list_tool_calls": (VIEWER, AT),
-    "list_branches": (VIEWER, AT),
-    "show_tree": (VIEWER, AT),
-    "diff_checkpoints": (VIEWER, {**AT, "a": "main#1"}),
+    "tool_track": (VIEWER, AT),
+    "branches": (VIEWER, AT),
+    "tree": (VIEWER, AT),
+    "diff": (VIEWER, {**AT, "a": "main#1"}),
     "search": (VIEWER, {**AT, "text": "chair"}),
-    "list_operations": (VIEWER, AT),
+    "operations": (VIEWER, AT),
     "plan_rollback": (VIEWER, {**AT, "checkpoint": "main#2"}),
     "plan_switch": (VIEWER, {**AT, "branch": "main"}),
     "create_checkpoint": (EDITOR, {**AT, "name": "more"}),
-    "create_branch": (EDITOR, {**AT, "name": "more", "checkpoint": "main#1"}),
+    "fork": (EDITOR, {**AT, "checkpoint": "main#1", "name": "more"}),
     "delete_checkpoint": (EDITOR, {**AT, "checkpoint": "before the table"}),
     "cleanup_auto_checkpoints": (EDITOR, AT),
     "rollback_to_checkpoint": (EDITOR, {**AT, "checkpoint": "main#2", "confirm": "x", "force": True}),
-    "switch_branch": (EDITOR, {**AT, "branch": "main"}),
-    "resume_operation": (EDITOR, {**AT, "operation": None}),
+    "switch": (EDITOR, {**AT, "branch": "main"}),
+    "resume": (EDITOR, {**AT, "operation": None}),
 }
 """Each tool of the MCP server with its required role and its arguments."""
 
@@ -542,7 +542,7 @@ async def test_d5_every_mcp_tool_refuses_a_role_that_is_too_low(house, who):
 # -- commands
 
 ELSEWHERE = "elsewhere"
-"""The requirement of commands that act on no session: they use own files, act on the schema or start something."""
+"""The requirement of commands that act on no session but on local files or the schema, or start something."""
 AT_S = "ada/support-42"
 COMMANDS = {
     "accept": (SELF, ["no-link"]),
@@ -597,7 +597,7 @@ COMMANDS = {
     "resolve": (EDITOR, ["{invocation_id}", "happened"]),
     "resume": (EDITOR, ["{operation_id}"]),
     "retention": (OWNER, [AT_S, "--max", "50"]),
-    "rewind": (EDITOR, [f"{AT_S}@main#2", "--yes"]),
+    "rewind-files": (EDITOR, [f"{AT_S}@main#2", "--yes"]),
     "rollback": (EDITOR, [f"{AT_S}@main#2", "--yes", "--force"]),
     "search": (VIEWER, [AT_S, "chair"]),
     "serve": (ELSEWHERE, None),
@@ -609,8 +609,8 @@ COMMANDS = {
     "status": (VIEWER, [AT_S]),
     "switch": (EDITOR, [f"{AT_S}@main", "--yes"]),
     "tag": (EDITOR, [f"{AT_S}@main#1", "v2"]),
-    "track": (VIEWER, [AT_S]),
-    "trajectory": (VIEWER, [AT_S]),
+    "tool-track": (VIEWER, [AT_S]),
+    "trajectories": (VIEWER, [AT_S]),
     "tree": (VIEWER, [AT_S]),
     "undo": (EDITOR, [AT_S, "--yes", "--force"]),
     "unshare": (OWNER, [AT_S, "olga"]),

@@ -43,8 +43,8 @@ def test_d4_read_only_magics_return_the_same_values_as_the_agent(shell, world):
     assert magic(shell, "") is agent
     assert str(magic(shell, "tree")) == str(agent.tree())
     assert magic(shell, "branches") == agent.session.branches()
-    assert magic(shell, "track") == agent.tool_track()
-    assert magic(shell, "track -n 1") == agent.tool_track()[-1:]
+    assert magic(shell, "tool-track") == agent.tool_track()
+    assert magic(shell, "tool-track -n 1") == agent.tool_track()[-1:]
     assert [p.id for p in magic(shell, "log")] == [p.id for p in agent.log()]
     assert [p.metadata["reference"] for p in magic(shell, "log -n 2")] == ["main#4", "main#5"]
     assert str(magic(shell, "plan 'before the table'")) == str(agent.plan_rollback("before the table"))
@@ -57,7 +57,7 @@ def test_d4_read_only_magics_return_the_same_values_as_the_agent(shell, world):
 
 
 def test_d4_a_rollback_rebinds_the_variable_to_an_agent_on_the_new_branch(shell, shown, world):
-    """D4: rollback, checkout and undo rebind the variable, leave the old agent unchanged and move the world."""
+    """D4: rollback, switch and undo rebind the variable, leave the old agent unchanged and move the world."""
     first = shell.user_ns["agent"]
     shell.user_ns["also"] = first
     report = magic(shell, "rollback 'before the table' --name retry")
@@ -65,7 +65,7 @@ def test_d4_a_rollback_rebinds_the_variable_to_an_agent_on_the_new_branch(shell,
     assert shell.user_ns["agent"].branch.name == "retry"
     assert shell.user_ns["also"].branch.name == "main"
     assert repr(shown[-1]) == "agent is on branch retry"
-    magic(shell, "checkout main --sync world")
+    magic(shell, "switch main --sync world")
     assert shell.user_ns["agent"].branch.name == "main"
     assert world.items == ["chair", "table"]
     shell.user_ns["agent"].run("add lamp")
@@ -84,11 +84,11 @@ def test_d4_the_checkpoint_and_tag_magics_name_tag_and_untag(shell):
 
 WRONG = {
     "rolback x": "NotFound: There is no command %agentgit rolback",
-    "rollback": "InvalidInput: the following arguments are required: PLACE",
+    "rollback": "InvalidInput: the following arguments are required: REF",
     "rollback nowhere": "NotFound: Session my session has no checkpoint 'nowhere'",
     "log -n 0": "InvalidInput: argument -n/--limit",
-    "checkout main --sync never": "InvalidInput: argument --sync",
-    "tag a b c": "InvalidInput: Write at most a place and a name",
+    "switch main --sync never": "InvalidInput: argument --sync",
+    "tag a b c": "InvalidInput: Write at most a reference and a name",
     "plan before the table": "the table. A name with spaces needs quotes. Usage: %agentgit plan",
     "plan 'main": "InvalidInput: Invalid command: No closing quotation",
     "use nobody": "NotFound: There is no agent, repository or session called 'nobody'",
@@ -122,7 +122,7 @@ def test_d4_magics_use_the_agent_that_ran_last_or_was_chosen(shell, repo, world)
     assert magic(shell, "") is shell.user_ns["agent"]
     assert magic(shell, "use 'my session'").name == "my session"
     assert magic(shell, "rollback 'before the table'").branch == "main-2"
-    assert magic(shell, "checkout main").name == "main"
+    assert magic(shell, "switch main").name == "main"
     assert magic(shell, "undo").status == "done"
     assert magic(shell, "checkpoint 'without an agent'").checkpoint_name == "without an agent"
     assert "needs an agent" in usage_error(shell, "compare main")
@@ -218,11 +218,11 @@ def complete(shell, text):
 
 OFFERED = {
     "%agentgit ro": ["%agentgit rollback"],
-    "%agentgit checkout ": ["%agentgit checkout main", "%agentgit checkout --sync", "%agentgit checkout --force"],
+    "%agentgit switch ": ["%agentgit switch main", "%agentgit switch --sync", "%agentgit switch --force"],
     "%agentgit rollback main#": [f"%agentgit rollback main#{n}" for n in (5, 4, 3, 2, 1)],
     "%agentgit rollback 'bef": ["%agentgit rollback 'before the table'"],
     "%agentgit rollback bef": ["%agentgit rollback 'before the table'"],
-    "%agentgit checkout main --sync w": ["%agentgit checkout main --sync world"],
+    "%agentgit switch main --sync w": ["%agentgit switch main --sync world"],
     "%agentgit use my": ["%agentgit use 'my session'"],
     "%agentgit tag --delete ": ["%agentgit tag --delete good"],
     "%%branch try --from go": ["%%branch try --from good"],

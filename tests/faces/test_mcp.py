@@ -154,11 +154,11 @@ async def test_mcp_annotations_mark_read_only_and_destructive_tools(repo):
     looks = {name for name, said in known.items() if said.readOnlyHint}
     assert looks == set(await offered(repo, read_only=True))
     assert {name for name, said in known.items() if said.destructiveHint} == {
-        "delete_checkpoint", "cleanup_auto_checkpoints", "rollback_to_checkpoint", "switch_branch", "resume_operation",
+        "delete_checkpoint", "cleanup_auto_checkpoints", "rollback_to_checkpoint", "switch", "resume",
     }  # fmt: skip
     assert set(known) - looks == {
-        "create_checkpoint", "create_branch", "delete_checkpoint", "cleanup_auto_checkpoints",
-        "rollback_to_checkpoint", "switch_branch", "resume_operation",
+        "create_checkpoint", "fork", "delete_checkpoint", "cleanup_auto_checkpoints",
+        "rollback_to_checkpoint", "switch", "resume",
     }  # fmt: skip
     assert all(tool.description for tool in tools.values())
 
@@ -176,16 +176,16 @@ async def test_a_server_shows_only_the_session_or_user_it_is_bound_to(repo, agen
     """D5: a server shows only its session or its user's sessions, and a read-only server or role refuses writes."""
     repo.session("another", create=True)
     async with client(repo, repo.session("s"), read_only=True) as ask:
-        assert "another" not in said(await ask("list_branches"))
+        assert "another" not in said(await ask("branches"))
         for refused in (
-            await ask("list_branches", session="another"),
-            await ask("list_sessions"),
+            await ask("branches", session="another"),
+            await ask("sessions"),
             await ask("create_checkpoint", name="x"),
         ):
             assert refused.isError
     eve = repo.as_user(repo.users.add("eve"))
     async with client(eve) as ask:
-        assert said(await ask("list_sessions")) == "no sessions"
+        assert said(await ask("sessions")) == "no sessions"
         hidden = await ask("get_checkpoint_info", checkpoint=str(agent.head.id), session="s")
         assert hidden.structuredContent["error"] == NotFound.__name__
         repo.session("s").sharing.share("eve", "viewer")
@@ -193,7 +193,7 @@ async def test_a_server_shows_only_the_session_or_user_it_is_bound_to(repo, agen
         for tool, arguments in [
             ("create_checkpoint", {"name": "mine"}),
             ("rollback_to_checkpoint", {"checkpoint": "main#1", "confirm": "x"}),
-            ("switch_branch", {"branch": "main"}),
+            ("switch", {"branch": "main"}),
         ]:
             refused = await ask(tool, session="local/s", **arguments)
             assert refused.isError, tool
@@ -221,8 +221,8 @@ async def test_w2_a_rollback_needs_the_confirm_code_of_its_current_plan(repo, ag
         assert first.structuredContent["branch"] == second.structuredContent["branch"] == "main-2"
         assert (world.items, len(repo.session().branches())) == (["chair"], 2)
         plan = await ask("plan_switch", branch="main")
-        assert (await ask("switch_branch", branch="main", sync="world")).structuredContent["error"] == "Conflict"
-        done = await ask("switch_branch", branch="main", sync="world", confirm=plan.structuredContent["confirm"])
+        assert (await ask("switch", branch="main", sync="world")).structuredContent["error"] == "Conflict"
+        done = await ask("switch", branch="main", sync="world", confirm=plan.structuredContent["confirm"])
         assert (done.isError, world.items) == (False, ["chair", "table", "lamp"])
 
 
@@ -243,8 +243,8 @@ async def test_w2_an_irreversible_call_blocks_unless_the_server_allows_force(rep
         assert (len(done.structuredContent["kept"]), world.items) == (1, [])
 
 
-async def test_w1_a_failed_rollback_is_finished_by_resume_operation(repo, agent, world):
-    """W1: an undo that raises is a tool error with the operation; resume_operation then runs the rest once."""
+async def test_w1_a_failed_rollback_is_finished_by_resume(repo, agent, world):
+    """W1: an undo that raises is a tool error with the operation; resume then runs the rest once."""
     world.broken = {"chair"}
     async with client(repo) as ask:
         code = (await ask("plan_rollback", checkpoint="main#1")).structuredContent["confirm"]
@@ -252,7 +252,7 @@ async def test_w1_a_failed_rollback_is_finished_by_resume_operation(repo, agent,
         assert stopped.structuredContent["error"] == RollbackIncomplete.__name__
         assert world.items == ["chair"]
         world.broken = set()
-        done = await ask("resume_operation", operation=stopped.structuredContent["operation"])
+        done = await ask("resume", operation=stopped.structuredContent["operation"])
         assert (done.isError, world.items, len(world.undone)) == (False, [], 2)
 
 
@@ -261,12 +261,14 @@ async def test_bad_arguments_are_tool_errors_and_the_server_keeps_running(repo, 
     async with client(repo) as ask:
         for tool, arguments in [
             ("search", {}), ("search", {"text": "x", "limit": 10**9}), ("plan_rollback", {"checkpoint": 7, "x": 1}),
-            ("cleanup_auto_checkpoints", {"keep_latest": -1}), ("switch_branch", {"branch": "main", "sync": "no"}),
+            ("cleanup_auto_checkpoints", {"keep": -1}), ("switch", {"branch": "main", "sync": "no"}),
         ]:  # fmt: skip
             assert (await ask(tool, **arguments)).structuredContent["error"] == InvalidInput.__name__, tool
         hostile = await ask("create_checkpoint", name="\x1b[31m\u202e evil", description="two\nlines")
         assert "\x1b" not in said(hostile)
-        assert not (await ask("list_checkpoints", named_only=True)).isError
-        assert (await ask("create_branch", name="side")).structuredContent["name"] == "side"
-        assert "diff" not in said(await ask("diff_checkpoints", a="main#1"))
+        assert not (await ask("list_checkpoints", auto=False)).isError
+        question = next(message for message in agent.history() if message["role"] == "user")
+        assert not (await ask("get_checkpoint_info", checkpoint=f"message:{question['id']}")).isError
+        assert (await ask("fork", name="side")).structuredContent["name"] == "side"
+        assert "diff" not in said(await ask("diff", a="main#1"))
         assert not (await ask("delete_checkpoint", checkpoint="main#1")).isError

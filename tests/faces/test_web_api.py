@@ -64,7 +64,7 @@ def test_d5_the_api_returns_every_part_of_a_session_in_pages(ask, repo):
     assert ask("GET", f"{head}/messages?offset=12")["next"] is None
     assert [call["tool_name"] for call in ask("GET", f"{head}/calls?offset=2")["items"]] == ["charge_card", "send_mail"]
     assert ask("GET", f"{head}/state")["items"] == []
-    assert ask("GET", f"{at}/search?q=SOFA")["hits"][0]["snippet"]
+    assert ask("GET", f"{at}/search?text=SOFA")["hits"][0]["snippet"]
 
 
 def test_d5_diff_and_compare_match_the_library(ask, repo):
@@ -77,16 +77,16 @@ def test_d5_diff_and_compare_match_the_library(ask, repo):
 def test_w2_a_rollback_is_planned_run_once_and_reported_over_http(ask, repo):
     """W2: a plan changes nothing, a blocked rollback is a 409 with the plan, and a repeated request runs once."""
     at = f"/sessions/{repo.session('support-42').id}"
-    plan = ask("GET", f"{at}/plan?to=main%232")
+    plan = ask("GET", f"{at}/plan-rollback?to=main%232")
     assert (plan["is_admissible"], len(repo.session("support-42").branches())) == (False, 2)
-    refused = ask("POST", f"{at}/rollbacks", 409, to="main#2")
+    refused = ask("POST", f"{at}/rollback", 409, to="main#2")
     assert refused["type"] == "urn:agentgit:error:RollbackBlocked"
     assert refused["plan"]["steps"] == plan["steps"]
     wanted = {"to": "main#2", "force": True, "request_id": "once", "name": "again"}
-    report = ask("POST", f"{at}/rollbacks", 201, **wanted)
+    report = ask("POST", f"{at}/rollback", 201, **wanted)
     assert [item["invocation"]["tool_name"] for item in report["reversed"]] == ["charge_card", "create_order"]
     assert [item["invocation"]["tool_name"] for item in report["kept"]] == ["send_mail"]
-    assert ask("POST", f"{at}/rollbacks", 201, **wanted)["operation_id"] == report["operation_id"]
+    assert ask("POST", f"{at}/rollback", 201, **wanted)["operation_id"] == report["operation_id"]
     assert [branch.name for branch in repo.session("support-42").branches()] == ["main", "main-2", "again"]
     assert ask("GET", f"/operations/{report['operation_id']}")["status"] == "done"
     assert ask("GET", f"{at}/operations")["items"][0]["id"] == report["operation_id"]
@@ -100,11 +100,11 @@ def test_t2_replay_without_tools_is_refused_or_answered_from_the_record(ask, rep
     at = f"/sessions/{repo.session('support-42').id}"
     place = repo.session("support-42").checkpoints(branch="main")[-1].metadata["reference"]
     track = repo.session("support-42").tool_track(branch="main")
-    plan = ask("GET", f"{at}/plan?to={place.replace('#', '%23')}&branch=main&replay=execute")
+    plan = ask("GET", f"{at}/plan-rollback?to={place.replace('#', '%23')}&branch=main&replay=execute")
     assert {step["otherwise"] for step in plan["steps"] if step["action"] == "block"} <= {"answer", "gone", "keep"}
-    assert ask("POST", f"{at}/rollbacks", 409, to=place, replay="execute")["plan"]["is_admissible"] is False
-    assert "twice" in ask("POST", f"{at}/rollbacks", 422, to=place, replay="execute", tools="keep")["detail"]
-    report = ask("POST", f"{at}/rollbacks", 201, to=place, replay="execute", force=True)
+    assert ask("POST", f"{at}/rollback", 409, to=place, replay="execute")["plan"]["is_admissible"] is False
+    assert "twice" in ask("POST", f"{at}/rollback", 422, to=place, replay="execute", tools="keep")["detail"]
+    report = ask("POST", f"{at}/rollback", 201, to=place, replay="execute", force=True)
     assert (report["redone"], report["status"]) == ([], "done")
     told = [*report["answered"], *report["gone"]]
     assert [item["invocation"]["id"] for item in told] == [call.id for call in track]
@@ -117,7 +117,7 @@ def test_w1_a_failed_rollback_is_finished_through_the_api(ask, repo, tmp_path, m
     shop = tmp_path / "elsewhere.db"
     monkeypatch.setenv("AGENTGIT_DEMO_SHOP", str(shop))
     shop.mkdir()  # the shop cannot be opened there
-    stopped = ask("POST", f"{at}/rollbacks", 409, to="main#2", force=True)
+    stopped = ask("POST", f"{at}/rollback", 409, to="main#2", force=True)
     assert stopped["type"] == "urn:agentgit:error:RollbackIncomplete"
     failed = stopped["report"]["failed"][0]["invocation"]
     assert ask("POST", f"/operations/{stopped['operation']}/resume", 409, force=False)["status"] == 409
@@ -170,10 +170,12 @@ def test_d5_a_session_that_is_not_shared_is_a_404_on_every_path(repo):
         "operation_id": operation.id,
         "invocation_id": call.id,
     }
-    needs = {"plan": "?to=HEAD", "checkpoint": "?ref=HEAD", "diff": "?a=HEAD&b=HEAD", "compare": "?a=HEAD&b=HEAD",
-             "search": "?q=x", "switch": "?branch=main", "tags": "?name=x", "members": "?user=bob"}  # fmt: skip
-    bodies = {"tags": {"ref": "HEAD", "name": "x"}, "rollbacks": {"to": "HEAD"}, "rewinds": {"to": "HEAD"},
-              "switch": {"branch": "main"}, "members": {"user": "bob"}, "links": {"role": "viewer"},
+    needs = {"plan-rollback": "?to=HEAD", "plan-switch": "?branch=main", "checkpoint": "?ref=HEAD",
+             "diff": "?a=HEAD&b=HEAD", "compare": "?a=HEAD&b=HEAD", "search": "?text=x", "tags": "?name=x",
+             "members": "?user=bob"}  # fmt: skip
+    bodies = {"tags": {"ref": "HEAD", "name": "x"}, "rollback": {"to": "HEAD"},
+              "rewind-files": {"restore_point": "HEAD"}, "switch": {"branch": "main"},
+              "members": {"user": "bob"}, "links": {"role": "viewer"},
               "resolve": {"outcome": "happened"}, "resume": {"force": False}}  # fmt: skip
     tried = 0
     for path, methods in described.items():
@@ -198,8 +200,8 @@ def test_d5_a_viewer_can_read_and_cannot_write(repo):
     assert ask("POST", f"/sessions/{session.id}/members", 201, user="bob", role="viewer")["role"] == "viewer"
     shared = bob("GET", "/sessions")["items"][0]
     assert (shared["owner_name"], shared["role"]) == ("ada", "viewer")
-    assert bob("GET", f"/sessions/{session.id}/plan?to=main%232")["steps"]
-    assert bob("POST", f"/sessions/{session.id}/rollbacks", 403, to="main#2")["title"] == "Forbidden"
+    assert bob("GET", f"/sessions/{session.id}/plan-rollback?to=main%232")["steps"]
+    assert bob("POST", f"/sessions/{session.id}/rollback", 403, to="main#2")["title"] == "Forbidden"
     assert bob("POST", f"/sessions/{session.id}/members", 403, user="bob")["status"] == 403
     ask("DELETE", f"/sessions/{session.id}/members?user=bob", 204)
     assert bob("GET", f"/sessions/{session.id}", 404)["status"] == 404
@@ -280,7 +282,7 @@ def test_d5_failures_are_problem_details_with_a_next_step(ask, repo):
     near = ask("GET", f"{at}/checkpoint?ref=before%20the%20tabel", 404)
     assert "before the table" in near["near"]
     assert ask("GET", f"{at}/log?since=2026-01-01T00:00:00", 422)["type"] == "urn:agentgit:error:InvalidInput"
-    wrong = ask("POST", f"{at}/rollbacks", 422, to="main#2", farce=True)
+    wrong = ask("POST", f"{at}/rollback", 422, to="main#2", farce=True)
     assert wrong["wrong"][0]["where"] == "body/farce"
     assert ask("GET", "/nothing", 404)["detail"] == (
         "There is no endpoint GET /api/v1/nothing. /api/v1/openapi.json lists the endpoints."
@@ -338,9 +340,9 @@ def test_d5_the_api_works_on_sqlite_and_postgresql(database, tmp_path):
         ask = Program(ada)
         at = f"/sessions/{ask('GET', '/sessions?name=BOT')['items'][0]['id']}"
         assert [point["reference"] for point in ask("GET", f"{at}/log")["items"]] == ["main#2", "main#1"]
-        assert ask("GET", f"{at}/search?q=chairs")["hits"][0]["reference"] == "main#2"
-        assert ask("GET", f"{at}/plan?to=main%231")["is_admissible"]
-        report = ask("POST", f"{at}/rollbacks", 201, to="main#1", request_id="both")
+        assert ask("GET", f"{at}/search?text=chairs")["hits"][0]["reference"] == "main#2"
+        assert ask("GET", f"{at}/plan-rollback?to=main%231")["is_admissible"]
+        report = ask("POST", f"{at}/rollback", 201, to="main#1", request_id="both")
         assert [item["invocation"]["tool_name"] for item in report["reversed"]] == ["create_order"]
         assert ask("DELETE", at)["sessions"] == 1
 

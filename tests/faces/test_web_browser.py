@@ -147,9 +147,9 @@ def paths(repo: agentgit.Repository, name: str) -> dict[str, str]:
     head = repo.session(session).checkpoints()[-1]
     found = {
         "session": at, "checkpoint": f"{at}/checkpoints/{head.id}", "files": f"{at}/checkpoints/{head.id}/files",
-        "diff": f"{at}/diff?a=main%231&b=HEAD", "plan": f"{at}/rollback?to=main%231", "search": f"{at}/search?q=note",
-        "calls": f"{at}/calls", "operations": f"{at}/operations", "sharing": f"{at}/sharing",
-        "events": f"/audit?session={session.id}",
+        "diff": f"{at}/diff?a=main%231&b=HEAD", "plan": f"{at}/rollback?to=main%231",
+        "search": f"{at}/search?text=note", "tool-track": f"{at}/tool-track",
+        "operations": f"{at}/operations", "sharing": f"{at}/sharing", "events": f"/audit?session={session.id}",
     }  # fmt: skip
     operations = repo.session(session).operations()
     return found | ({"operation": f"/operations/{operations[-1].id}"} if operations else {})

@@ -140,14 +140,14 @@ VERBS = {
     "Log.page": (VIEWER, lambda r, w: at(r, w).log().page(1)),
     "Log.since": (OWN, None),
     "Users.add": (ADMIN, lambda r, w: r.users.add("new")),
-    "Users.all": (ADMIN, lambda r, w: r.users.all()),
+    "Users.list": (ADMIN, lambda r, w: r.users.list()),
     "Users.delete": (ADMIN, lambda r, w: r.users.delete("spare")),
     "Users.disable": (ADMIN, lambda r, w: r.users.disable("guest")),
     "Users.enable": (ADMIN, lambda r, w: r.users.enable("guest")),
     "Users.find": (ADMIN, lambda r, w: r.users.find("ada")),
     "Users.revoke_tokens": (ADMIN, lambda r, w: r.users.revoke_tokens("guest")),
     "Users.set_password": (ADMIN, lambda r, w: r.users.set_password("guest", None)),
-    "Keys.all": (ADMIN, lambda r, w: r.keys.all("ada")),
+    "Keys.list": (ADMIN, lambda r, w: r.keys.list("ada")),
     "Keys.create": (ADMIN, lambda r, w: r.keys.create("a key", user="ada")),
     "Keys.device": (OWN, None),
     "Keys.revoke": (OWN, None),
@@ -382,5 +382,5 @@ def use(agent, name, args):
         return await made
 
     if inspect.isawaitable(made) or inspect.isasyncgen(made):
-        return asyncio.run(through())
+        made = asyncio.run(through())
     return list(made) if inspect.isgenerator(made) or isinstance(made, Log) else made

@@ -215,7 +215,7 @@ def test_q6_a_new_password_or_revocation_ends_browser_logins(repo, ada):
     fourth = come_in("ada")
     repo.users.revoke_tokens()
     assert ended(fourth, of_bob, ci) == [fourth, of_bob]
-    assert {one.name for one in repo.keys.all(bob)} == {"browser"}
+    assert {one.name for one in repo.keys.list(bob)} == {"browser"}
 
 
 def test_q6_guesses_of_the_current_password_are_limited(repo, ada):
@@ -343,7 +343,7 @@ CHANGES = {
     "users.revoke_tokens": lambda repo: repo.users.revoke_tokens(),
     "users.delete": lambda repo: repo.users.delete("ada"),
     "keys.create": lambda repo: repo.keys.create("ci", user="ada"),
-    "keys.revoke": lambda repo: repo.keys.revoke(repo.keys.all("ada")[0]),
+    "keys.revoke": lambda repo: repo.keys.revoke(repo.keys.list("ada")[0]),
     "share": lambda repo: repo.as_user("ada").session("s").sharing.share("bob", "editor"),
     "unshare": lambda repo: repo.as_user("ada").session("s").sharing.unshare("bob"),
     "share_link": lambda repo: repo.as_user("ada").session("s").sharing.create_link(),
@@ -392,9 +392,9 @@ def test_d5_the_last_use_of_a_key_is_not_updated_within_a_minute(repo, ada):
     """D5: the last use of a key is recorded, and a second use at once does not update it."""
     made = repo.keys.create("ci", user="ada")
     repo.authenticate(made.secret)
-    first = repo.keys.all("ada")[0].last_used_at
+    first = repo.keys.list("ada")[0].last_used_at
     repo.authenticate(made.secret)
-    assert repo.keys.all("ada")[0].last_used_at == first
+    assert repo.keys.list("ada")[0].last_used_at == first
     assert first is not None
 
 
@@ -525,7 +525,7 @@ def test_d5_every_invalid_token_is_refused_with_the_same_message(repo, ada):
         with pytest.raises(NotAllowed) as caught:
             repo.authenticate(text)
         assert str(caught.value) == REFUSED
-    assert [one.name for one in repo.users.all()] == ["ada", "local"]
+    assert [one.name for one in repo.users.list()] == ["ada", "local"]
 
 
 def test_d5_revocation_and_the_off_switch_end_tokens(repo, ada, monkeypatch):
@@ -564,7 +564,7 @@ def test_d5_create_users_lets_a_token_create_its_user(repo):
     assert repo.authenticate(token(sub="new")).user.name == "new"
     with pytest.raises(NotAllowed):
         repo.authenticate(token(sub="a/b"))
-    assert [one.name for one in repo.users.all()] == ["local", "new"]
+    assert [one.name for one in repo.users.list()] == ["local", "new"]
 
 
 @pytest.mark.parametrize(

@@ -198,7 +198,7 @@ def test_d5_only_admins_and_the_user_may_erase_a_user(two):
     backend.write(two, lambda c: two.context.store.users.change(c, two.user.id, {"disabled_at": datetime.now(UTC)}))
     with pytest.raises(Conflict, match="last admin"):
         ann.users.delete("ann")
-    assert [user.name for user in ann.users.all()] == ["ann", "local"]
+    assert [user.name for user in ann.users.list()] == ["ann", "local"]
 
 
 def test_d5_only_the_owner_erases_a_session(two):

@@ -692,7 +692,7 @@ def test_b8_the_command_line_exports_and_imports_files(tmp_path, monkeypatch):
     assert left[1] == "  2 snapshots left out: no workspace was given to restore them into"
     assert json.loads(run("import", "x", "--db", "b.db", "--json"))["left_out"] == {file_trees.NO_WORKSPACE: 2}
     run("import", "x", "--workspace", "there", "--session", "t", "--db", "b.db")
-    run("rewind", "t", "HEAD", "--yes", "--db", "b.db")
+    run("rewind-files", "t", "HEAD", "--yes", "--db", "b.db")
     assert (tmp_path / "there" / "a.txt").read_text() == "one"
 
 

@@ -443,7 +443,7 @@ with getattr(faults, sys.argv[2])(Point("store.transfer.import_", sys.argv[3]), 
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("when", "where"),
-    [("after", "_ValueImport.add"), ("before", "_Tables.flush"), ("after", "_Tables.flush"), ("after", "note")],
+    [("after", "_ValueImport.add"), ("before", "_Tables.flush"), ("after", "_Tables.flush"), ("after", "record_event")],
 )
 def test_b8_an_import_killed_at_any_step_leaves_no_rows(repo, export, tmp_path, when, where):
     """B8: an import whose process is killed with SIGKILL leaves no rows, and the file can be imported afterwards."""

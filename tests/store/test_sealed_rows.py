@@ -318,7 +318,7 @@ def test_q1_verbs_refuse_rows_changed_without_the_key(url, tmp_path):
             ("internal_session", {"inherited": 9}, lambda: repo.session("s").branch()),
             ("checkpoint", {"position": 0}, lambda: repo.session("s").checkpoints()),
             ("external_session", {"mac": None}, lambda: repo.session("s")),
-            ("user", {"is_admin": True, "mac": None}, lambda: repo.users.all()),
+            ("user", {"is_admin": True, "mac": None}, lambda: repo.users.list()),
             ("api_key", {"user_id": repo.user.id, "expires_at": None}, lambda: repo.authenticate(secret)),
         ):
             stored = raw_table(table)

@@ -116,15 +116,15 @@ def run(monkeypatch, *words):
 
 
 def test_w15_the_command_line_writes_trajectories_as_json(tmp_path, monkeypatch, capsys):
-    """W15: `trajectory` writes a line of JSON per step, or a list with --json, and escapes text that UTF-8 refuses."""
+    """W15: `trajectories` prints a line of JSON per step, or a list with --json, escaping text that UTF-8 refuses."""
     place = tmp_path / "a.db"
     with agentgit.open(place) as repo:
         agent = repo.wrap(tool_node_graph(obedient(), World().tools()), "s")
         agent.run(f"add {chr(0xD800)}")
         steps = json.loads(json.dumps(list(repo.session("s").trajectories())))
-    assert run(monkeypatch, "trajectory", "s@main", "--db", place) == 0
+    assert run(monkeypatch, "trajectories", "s@main", "--db", place) == 0
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == steps
-    assert run(monkeypatch, "trajectory", "--json", "--db", place) == 0
+    assert run(monkeypatch, "trajectories", "--json", "--db", place) == 0
     assert json.loads(capsys.readouterr().out) == steps
 
 

@@ -32,7 +32,7 @@ DECLARED = ("order", "pay", "mail")
 UNDOABLE = ("order", "pay")
 
 BEFORE, AFTER, REFUSED = "before", "after", "refused"
-"""How a call fails: before it acts, after it acts, or with a report (`NotDone`) that it did not act."""
+"""The kinds of failures of a call: before it acts, after it acts, or with a report (`NotDone`) that it did not act."""
 
 
 class Broken(RuntimeError):

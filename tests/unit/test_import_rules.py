@@ -5,6 +5,7 @@ import importlib
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +26,28 @@ def test_d6_modules_import_only_from_the_packages_below_them():
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+LATE = {
+    ("values", "render"): "a value loads its drawings when they are first shown",
+    ("cli", "web"): "`agentgit serve` starts the server",
+    ("cli", "mcp"): "`agentgit mcp` starts the server",
+}
+"""The rooms that import a room by its name as text although it is not below them, with the reason."""
+
+
+def test_d6_imports_by_name_follow_the_contracts():
+    """D6: a module whose name is given to `import_module` as text is in a room below, too, with three exceptions."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = next(contract["layers"] for contract in contracts if contract["name"] == "rooms")
+    floors = {room.strip(): floor for floor, rooms in enumerate(layers) for room in rooms.split("|")}
+    found = set()
+    for path in (ROOT / "agentgit").rglob("*.py"):
+        room = path.relative_to(ROOT / "agentgit").parts[0].removesuffix(".py")
+        for name in re.findall(r'import_module\(\s*"agentgit\.(\w+)', path.read_text(encoding="utf-8")):
+            if room != "__init__" and name != room and floors[name] <= floors[room]:
+                found.add((room, name))
+    assert found == LATE.keys()
 
 
 def test_d6_importing_agentgit_imports_no_heavy_package():

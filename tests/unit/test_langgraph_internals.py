@@ -16,6 +16,7 @@ from langchain_core.tools import tool
 from langgraph.channels import LastValue
 from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import START, StateGraph
 from langgraph.prebuilt import ToolNode
 
@@ -132,9 +133,28 @@ async def test_a_tool_node_runs_its_calls_through_the_wrapped_functions():
     assert seen == [1, 1], MOVED.format("ToolNode._arun_one")
 
 
-def test_no_other_module_imports_a_private_name_of_langgraph():
-    """Every other module of the package uses only public names of LangGraph."""
-    private = re.compile(r"^\s*(?:from|import) langgraph[\w.]*(?:\._\w+| import .*\b_[a-z])", re.M)
+def test_a_sqlite_saver_has_the_attribute_that_selects_its_columns():
+    """`SqliteSaver` reads the column `task_path` unless the attribute that `set_task_path_column` sets is False."""
+    saver = SqliteSaver.__new__(SqliteSaver)  # without a connection
+    assert saver._has_task_path is True, MOVED.format("SqliteSaver._has_task_path")
+    internals.set_task_path_column(saver, exists=False)
+    assert "self._has_task_path" in inspect.getsource(SqliteSaver.get_tuple), MOVED.format("SqliteSaver._has_task_path")
+    assert saver._has_task_path is False
+
+
+def test_keys_of_a_running_graph_are_recognized():
+    """`is_internal_key` recognizes LangGraph's own keys, and no key of a user."""
+    keys = {name: getattr(internals, f"CONFIG_KEY_{name}") for name in ("SCRATCHPAD", "SEND", "TASK_ID", "THREAD_ID")}
+    assert [name for name, key in keys.items() if internals.is_internal_key(key)] == ["SCRATCHPAD", "SEND", "TASK_ID"]
+    assert not internals.is_internal_key(7)
+
+
+def test_no_other_module_uses_a_private_name_of_langgraph():
+    """Every other module of the package uses only public names of LangGraph, and none of its internal keys."""
+    private = re.compile(
+        r"^\s*(?:from|import) langgraph[\w.]*(?:\._\w+| import .*\b_[a-z])|__pregel|_has_task_path|_arun_one|_afunc",
+        re.M,
+    )
     package = Path(agentgit.__file__).parent
     found = {path.name for path in package.rglob("*.py") if private.search(path.read_text())}
     assert found == {"langgraph_internals.py"}

@@ -85,10 +85,10 @@ def test_w2_reasons_are_never_cut():
             "1 will be reversed, 1 runs again; no blockers.",
         ),
         (plan((KEEP, NOTE, ""), (GONE, LAMP, ""), (GONE, LAMP, "")), "1 stays, 2 are gone; no blockers."),
-        (plan((BLOCK, MAIL, "")), "Blocked by 1 call (send_mail). Nothing is changed. With force: 1 stays."),
+        (plan((BLOCK, MAIL, "")), "Blocked by 1 call (send_mail). Nothing was changed. With force: 1 stays."),
         (
             plan((BLOCK, MAIL, ""), (BLOCK, LAMP, "", GONE)),
-            "Blocked by 2 calls (send_mail, create_order). Nothing is changed. With force: 1 stays, 1 is gone.",
+            "Blocked by 2 calls (send_mail, create_order). Nothing was changed. With force: 1 stays, 1 is gone.",
         ),
         (
             FULL,

@@ -13,12 +13,13 @@ from agentgit.cli import slash_commands
     [
         ("/checkpont list", NotFound, "/checkpoint list"),
         ("/checkpoint frob", NotFound, "/checkpoint restore"),
+        ("/checkpoint", NotFound, "/checkpoint list"),
         ("/rollbak x", NotFound, "/rollback"),
         ("/", NotFound, "/help"),
         ("/undo 0", InvalidInput, "not a positive number"),
         ("/undo two", InvalidInput, "/undo [N]"),
         ("/undo " + "9" * 5000, InvalidInput, "not a positive number"),
-        ("/rollback", InvalidInput, "Usage: /rollback PLACE [--force] [--yes]"),
+        ("/rollback", InvalidInput, "Usage: /rollback REF [--force] [--yes]"),
         ("/rollback before payment", InvalidInput, "quotes"),
         ("/rollback 'before", InvalidInput, "quote"),
         ("/tree --all", InvalidInput, "/tree has no --all"),
@@ -32,10 +33,9 @@ def test_c7_a_wrong_command_fails_with_a_suggestion_or_its_usage(line, error, sa
         slash_commands.parse(line).number()
 
 
-def test_c7_commands_have_aliases_and_free_option_order():
-    """C7: `save` means `create`, `/checkpoint` alone lists; case and the position of options do not matter."""
-    assert slash_commands.parse("/Checkpoint SAVE Name").form.name == "checkpoint create"
-    assert slash_commands.parse("/checkpoint").form.name == "checkpoint list"
+def test_c7_the_case_of_a_command_and_the_position_of_options_do_not_matter():
+    """C7: a command can be written in any case, and its options stand anywhere after it."""
+    assert slash_commands.parse("/Checkpoint CREATE Name").form.name == "checkpoint create"
     assert slash_commands.parse("/checkpoint create Name 'two words'").words == ["Name", "two words"]
     order = slash_commands.parse("/switch --sync=world -y main")
     assert (order.words, dict(order.options)) == (["main"], {"--sync": "world", "--yes": ""})

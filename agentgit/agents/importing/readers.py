@@ -17,6 +17,7 @@ from sqlalchemy import URL
 
 from agentgit.agents.importing.unknown_types import UnknownTypeSerializer
 from agentgit.errors import AgentGitError, Corrupt, InvalidInput, NotFound, SchemaMismatch, Unavailable
+from agentgit.langgraph_internals import set_task_path_column
 from agentgit.saver.config import config_of
 from agentgit.store.sql.url import read_url
 from agentgit.store.threads.graph_store import GraphKey
@@ -313,7 +314,7 @@ def _open_sqlite(url: URL) -> DatabaseSource:
         _require_saver_tables(tables, f"{path} is a SQLite database")
         saver = saver_class(connection, serde=UnknownTypeSerializer())
         saver.is_setup = True  # its `setup` would write
-        saver._has_task_path = "task_path" in tables.get("writes", ())
+        set_task_path_column(saver, exists="task_path" in tables.get("writes", ()))
         return DatabaseSource(saver, connection, "?")
     except BaseException:
         connection.close()

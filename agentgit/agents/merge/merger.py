@@ -78,7 +78,7 @@ class MergeCommit:
             )
         return row, head_state
 
-    def publish(self, changes: IncomingChanges, label: Label, kind: str, facts: Mapping[str, Any]) -> tuple[int, str]:
+    def commit(self, changes: IncomingChanges, label: Label, kind: str, facts: Mapping[str, Any]) -> tuple[int, str]:
         """Write the changes and create a checkpoint; return the id of it and of its graph checkpoint.
 
         Args:
@@ -96,7 +96,7 @@ class MergeCommit:
         try:
             graph_checkpoint_id = self._write(staging_thread, graph_key, values)
             checkpoint_id = self.store.database.write(
-                lambda connection: self._publish(
+                lambda connection: self._commit(
                     connection, staging_thread, graph_checkpoint_id, graph_key, label, kind, facts
                 ),
                 durable=True,
@@ -128,7 +128,7 @@ class MergeCommit:
                 new_config = graph.update_state(config, None, END)  # else the write would leave a node due to run
         return str(new_config["configurable"]["checkpoint_id"])
 
-    def _publish(
+    def _commit(
         self,
         connection: Connection,
         staging_thread: str,
@@ -300,6 +300,6 @@ class Merger:
                 head = branch.row(connection).head_id
             if head is not None:
                 return int(head)
-        checkpoint_id, graph_checkpoint_id = MergeCommit(branch).publish(changes, label, AUDIT_KINDS[kind], facts)
+        checkpoint_id, graph_checkpoint_id = MergeCommit(branch).commit(changes, label, AUDIT_KINDS[kind], facts)
         branch.seen_checkpoint_id, branch.interrupted_heads = graph_checkpoint_id, ()
         return checkpoint_id

@@ -72,12 +72,12 @@ class CallInterceptor:
 
     Args:
         turn: The turn.
-        outcomes: The outcomes that are recorded before the next call begins.
+        outcome_buffer: The outcomes that are recorded before the next call begins.
     """
 
-    def __init__(self, turn: RunningTurn, outcomes: OutcomeBuffer) -> None:
+    def __init__(self, turn: RunningTurn, outcome_buffer: OutcomeBuffer) -> None:
         self.turn = turn
-        self.outcomes = outcomes
+        self.outcomes = outcome_buffer
         self.store = turn.context.store
         self.fence_mode = turn.context.settings.fence_mode
         self._attempts: dict[tuple[str, str, int], Attempt] = {}

@@ -60,8 +60,8 @@ class Recorder(BaseCallbackHandler):
         self.turn = turn
         self.branch = turn.branch
         self.owner = owner
-        self.outcomes = OutcomeBuffer(turn)
-        self.interceptor = CallInterceptor(turn, self.outcomes)
+        self.outcome_buffer = OutcomeBuffer(turn)
+        self.interceptor = CallInterceptor(turn, self.outcome_buffer)
         self.interrupts = Interrupts(turn.context.store, turn.branch, turn.context.saver.codec)
         self.effects = turn.context.settings.effects
         self.unrecorded_tools = turn.context.settings.unrecorded_tools
@@ -135,7 +135,7 @@ class Recorder(BaseCallbackHandler):
 
     # -- the calls
 
-    def expect_call(
+    def register_call(
         self, run_id: UUID, tool: BaseTool, parent_run_id: UUID | None, configurable: Mapping[str, Any]
     ) -> None:
         """Register a call that a copy of its tool is about to make.
@@ -432,7 +432,7 @@ class Recorder(BaseCallbackHandler):
         batch = call.intent.batch if call is not None else self._unrecorded_batches.pop(run_id, None)
         # An answer from the record was written when it was given.
         if call is not None and (call.answer is None or (outcome.status != DONE and call.id is not None)):
-            self.outcomes.add(call, outcome)
+            self.outcome_buffer.add(call, outcome)
         if batch is not None and all(other.intent.batch != batch for other in list(self._running.values())):
             self.turn.on_batch_ended(batch)
 

@@ -97,7 +97,7 @@ def _register_call(tool: BaseTool, args: tuple[Any, ...], options: dict[str, Any
     parent_run_id = getattr(manager, "parent_run_id", None) or getattr(
         outer_config.get("callbacks"), "parent_run_id", None
     )
-    recorder.expect_call(run_id, tool, parent_run_id, configurable)
+    recorder.register_call(run_id, tool, parent_run_id, configurable)
     return _TurnCall(recorder, run_id, options)
 
 

@@ -250,7 +250,7 @@ class Turn:
         Args:
             completed: False if the run raised or was aborted.
         """
-        outcomes = self.recorder.outcomes
+        outcomes = self.recorder.outcome_buffer
         with self._resources:
             self.recorder.end_spans()
             self.files.end()
@@ -333,7 +333,7 @@ class Turn:
             return
         may_make_checkpoint = self.counts_calls and not graph_key.ns
         branch_hold = BranchHold(self.branch.id, self.branch.epoch, self.branch.owner)
-        with self.checkpoint_tracker.saving(graph_key), self.recorder.outcomes.draining() as outcomes:
+        with self.checkpoint_tracker.saving(graph_key), self.recorder.outcome_buffer.draining() as outcomes:
             yield PutHook(before, is_check_only=not (outcomes.number or may_make_checkpoint), hold=branch_hold)
 
     def on_read(self, thread: str, ns: str, graph_key: GraphKey | None) -> None:
@@ -364,7 +364,7 @@ class Turn:
             for other_batch, other_label in self.requested_checkpoints
         ):
             self.requested_checkpoints.append((batch, label))
-        self.recorder.outcomes.write()
+        self.recorder.outcome_buffer.write()
 
     def on_batch_ended(self, batch: int) -> None:
         """Handle the end of a call when no other call of its batch is running."""

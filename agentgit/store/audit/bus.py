@@ -84,7 +84,7 @@ class Bus:
                 while queue and queue[0].is_committed is not None:
                     head = queue.popleft()
                     for event, loop in head.events if head.is_committed else ():
-                        overflowed += [one for one in self._subscriptions if not one._enqueue(event, loop)]
+                        overflowed += [one for one in self._subscriptions if not one.enqueue(event, loop)]
                 if not queue:
                     del self._queues[entry.session_id]
         for subscription in overflowed:  # outside the lock, because a log handler may write to this database too
@@ -95,7 +95,6 @@ class Bus:
     ) -> Subscription:
         """Call `callback` with each later event for which `is_wanted` and `is_allowed` return True."""
         subscription = Subscription(self, callback, is_wanted, is_allowed)
-        subscription._thread.start()  # now, not at the first event: delivery follows a commit and must not fail
         with self._lock:
             self._subscriptions = [*self._subscriptions, subscription]
             if not self._has_exit_handler:
@@ -163,6 +162,7 @@ class Subscription:
         self._is_busy = False
         self._is_closed = False
         self._blocked_loop: asyncio.AbstractEventLoop | None = None
+        self._thread.start()  # now, not at the first event: delivery follows a commit and must not fail
 
     def __repr__(self) -> str:
         name = getattr(self.callback, "__qualname__", type(self.callback).__name__)
@@ -204,7 +204,7 @@ class Subscription:
 
     # -- the thread
 
-    def _enqueue(self, event: Event, loop: asyncio.AbstractEventLoop | None) -> bool:
+    def enqueue(self, event: Event, loop: asyncio.AbstractEventLoop | None) -> bool:
         """Queue an event for the thread. Return False if an event had to be dropped for the first time."""
         if not self._is_wanted(event):
             return True

@@ -40,7 +40,7 @@ from agentgit.store.sql.tables import BLOB
 BATCH_ROWS = 500
 """The number of rows in one transaction. It is small, so that other writers do not wait for long."""
 
-Progress = Callable[[int, int], None]
+RotationProgress = Callable[[int, int], None]
 
 
 class Rotation:
@@ -54,7 +54,7 @@ class Rotation:
     def __init__(self, database: Database, tenant_id: int) -> None:
         self.database, self.tenant_id = database, tenant_id
 
-    def run(self, seal: Seal, *, decrypt: bool, user_id: int, progress: Progress | None = None) -> Rotated:
+    def run(self, seal: Seal, *, decrypt: bool, user_id: int, progress: RotationProgress | None = None) -> Rotated:
         """Encrypt all values with the current key, sign all rows with it, and forget the keys that no value uses then.
 
         Args:

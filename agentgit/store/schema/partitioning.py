@@ -28,7 +28,7 @@ _CATALOG = {
     "(SELECT FROM pg_constraint WHERE conindid = i.indexrelid AND contype IN ('p', 'u'))",
     "triggers": "SELECT tgname, pg_get_triggerdef(oid) FROM pg_trigger "
     "WHERE tgrelid = to_regclass(:name) AND NOT tgisinternal",
-    "walls": "SELECT policyname, "
+    "policies": "SELECT policyname, "
     "format('USING (%s) WITH CHECK (%s)', qual, coalesce(with_check, qual)) FROM pg_policies "
     "WHERE schemaname = current_schema() AND quote_ident(tablename) = :name",
     "grants": "SELECT a.grantee::regrole::text, string_agg(a.privilege_type, ', ') FROM pg_class c, "
@@ -47,7 +47,7 @@ class _Table(NamedTuple):
     references: list[Any]
     indexes: list[Any]
     triggers: list[Any]
-    walls: list[Any]
+    policies: list[Any]
     grants: list[Any]
 
 
@@ -92,7 +92,7 @@ def _partition_tables(connection: Connection, count: int) -> int:
     for table in tables:
         for reference, _ in table.references:
             _execute(connection, f"ALTER TABLE {table.name} DROP CONSTRAINT {reference}")
-        for policy, _ in table.walls:  # a policy may read another table
+        for policy, _ in table.policies:  # a policy may read another table
             _execute(connection, f"DROP POLICY {policy} ON {table.name}")
     plain_tables = [table for table in tables if table.name in plain_names]
     for table in plain_tables:
@@ -100,7 +100,7 @@ def _partition_tables(connection: Connection, count: int) -> int:
     for table in tables:
         for reference, definition in table.references:
             _execute(connection, f"ALTER TABLE {table.name} ADD CONSTRAINT {reference} {definition}")
-        for policy, definition in table.walls:
+        for policy, definition in table.policies:
             _execute(connection, f"CREATE POLICY {policy} ON {table.name} {definition}")
     for table in plain_tables:
         _protect(connection, table, _partition_names(table.name, count))

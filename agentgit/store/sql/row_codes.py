@@ -20,7 +20,7 @@ from agentgit.store.sql.compiled_statement import CompiledStatement, Converter, 
 from agentgit.store.sql.encryption import Seal, seal_of
 from agentgit.store.sql.tables import METADATA
 
-Found = TypeVar("Found")
+RowT = TypeVar("RowT")
 
 UNSIGNED_COLUMNS: Mapping[str, frozenset[str]] = {
     "api_key": frozenset({"last_used_at"}),
@@ -187,7 +187,7 @@ class SignedUpdate:
             self._signed_update.run(connection, key_parameters | value_parameters | {"new_mac": mac})
 
 
-def verify_rows(connection: Connection, table: Table, rows: Iterable[Found]) -> list[Found]:
+def verify_rows(connection: Connection, table: Table, rows: Iterable[RowT]) -> list[RowT]:
     """Verify the codes of rows, and return the rows as they were read.
 
     Args:

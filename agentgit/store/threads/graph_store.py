@@ -82,7 +82,7 @@ class GraphStore:
         self.tenant_id = tenant_id
         self.count_usage = count_usage
         self.content = Content(tenant_id, compression)
-        self.spread = DeltaValueStore(self.content)
+        self.delta_values = DeltaValueStore(self.content)
         self.seen = SeenCheckpoints()
         self.newest_checkpoints = NewestCheckpoints()
 
@@ -136,7 +136,7 @@ class GraphStore:
         new_values = {name: draft.encode(name) for name in draft.channels if name not in kept_hashes}
         delta_values = NO_DELTA_VALUES
         if len(names) > len(draft.channels):
-            delta_values = self.spread.compute(
+            delta_values = self.delta_values.compute(
                 connection, graph_key, draft, parent, draft.folds.keys() - kept_hashes.keys(), unchanged
             )
             new_values |= delta_values.encoded
@@ -144,7 +144,7 @@ class GraphStore:
             connection, [(value.body, parent_values.get(name)) for name, value in new_values.items()]
         )
         value_hashes = {**kept_hashes, **dict(zip(new_values, new_hashes, strict=True))}
-        self.spread.cache(delta_values, value_hashes)
+        self.delta_values.cache(delta_values, value_hashes)
         channels = {name: value_hashes[name] for name in names if name in value_hashes}
         counts = count_messages(channels, new_values, parent)
         messages_channel = conversation_channel(counts)

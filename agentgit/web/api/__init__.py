@@ -15,7 +15,7 @@ from starlette.responses import Response
 import agentgit
 from agentgit.errors import AgentGitError
 from agentgit.web import problems
-from agentgit.web.api import events, sessions, sharing, users, world
+from agentgit.web.api import events, rollbacks, sessions, sharing, users
 
 MAX_ERRORS = 10
 """The maximum number of validation errors that one answer reports."""
@@ -37,7 +37,7 @@ def create_api() -> FastAPI:
         users.account_router,
         sessions.router,
         sessions.checkpoint_router,
-        world.router,
+        rollbacks.router,
         events.router,
         sharing.router,
         users.router,

@@ -33,7 +33,7 @@ Offset = Annotated[int, Query(ge=0, le=MAX_ID, description="The number of result
 After = Annotated[
     str | None, Query(max_length=100, description="The `next` of the previous page.", pattern=r"^[0-9A-Za-z_-]+$")
 ]
-CheckpointRef = Annotated[
+ReferenceParameter = Annotated[
     str, Query(min_length=1, max_length=300, description="A checkpoint: `main#3`, `HEAD~1`, a name, a tag or an id.")
 ]
 BranchName = Annotated[str | None, Query(max_length=300, description="The branch; by default the current one.")]

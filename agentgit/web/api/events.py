@@ -26,7 +26,7 @@ OfSession = Annotated[
 Kinds = Annotated[list[str] | None, Query(max_length=40, description="A kind, like `rollback.*`; repeatable.")]
 
 
-@router.get("/events", response_model=responses.Events, responses=failures())
+@router.get("/events", response_model=responses.EventsAnswer, responses=failures())
 def list_events(
     caller: Caller,
     session: OfSession = None,

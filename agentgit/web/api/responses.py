@@ -102,16 +102,18 @@ class Me(BaseModel):
     scopes: list[str]
 
 
-Session = model_of_dataclass("Session", ExternalSession)
-Sessions = create_list_model(
-    "Sessions", Session, "A page of sessions, the most recently updated first.", next=str | None
+SessionAnswer = model_of_dataclass("Session", ExternalSession)
+SessionsAnswer = create_list_model(
+    "Sessions", SessionAnswer, "A page of sessions, the most recently updated first.", next=str | None
 )
-Erased = model_of_dataclass("Erased", reports.Erased, overrides={"left": list[str]})
-Branch = model_of_dataclass("Branch", InternalSession, exclude=InternalSession.CONTENT)
-Branches = create_list_model("Branches", Branch, "The branches of a session, oldest first.")
-Point = model_of_dataclass("Point", tree.Point)
-TreeBranch = model_of_dataclass("TreeBranch", tree.Branch, exclude=("children",), overrides={"points": list_of(Point)})
-Tree = model_of_dataclass("Tree", tree.Tree, exclude=("roots",), branches=list_of(TreeBranch))
+ErasedAnswer = model_of_dataclass("Erased", reports.Erased, overrides={"left": list[str]})
+BranchAnswer = model_of_dataclass("Branch", InternalSession, exclude=InternalSession.CONTENT)
+BranchesAnswer = create_list_model("Branches", BranchAnswer, "The branches of a session, oldest first.")
+PointAnswer = model_of_dataclass("Point", tree.Point)
+TreeBranchAnswer = model_of_dataclass(
+    "TreeBranch", tree.Branch, exclude=("children",), overrides={"points": list_of(PointAnswer)}
+)
+TreeAnswer = model_of_dataclass("Tree", tree.Tree, exclude=("roots",), branches=list_of(TreeBranchAnswer))
 
 
 class CheckpointAnswer(BaseModel):
@@ -137,7 +139,9 @@ class CheckpointAnswer(BaseModel):
     tags: list[str] = []
 
 
-Checkpoints = create_list_model("Checkpoints", CheckpointAnswer, "A page of a log, the newest first.", next=str | None)
+CheckpointsAnswer = create_list_model(
+    "Checkpoints", CheckpointAnswer, "A page of a log, the newest first.", next=str | None
+)
 
 
 class MessageAnswer(BaseModel):
@@ -150,11 +154,11 @@ class MessageAnswer(BaseModel):
     tool_call_id: str | None
 
 
-Call = model_of_dataclass("Call", ToolInvocation)
+CallAnswer = model_of_dataclass("Call", ToolInvocation)
 PAGE_FIELDS = {"total": int, "next": int | None}
 """The fields of a part of a long list besides `items`; `next` is the `offset` of the next part, or null."""
-Messages = create_list_model("Messages", MessageAnswer, "A part of a conversation, oldest first.", **PAGE_FIELDS)
-Calls = create_list_model("Calls", Call, "A part of a tool track, the first call first.", **PAGE_FIELDS)
+MessagesAnswer = create_list_model("Messages", MessageAnswer, "A part of a conversation, oldest first.", **PAGE_FIELDS)
+CallsAnswer = create_list_model("Calls", CallAnswer, "A part of a tool track, the first call first.", **PAGE_FIELDS)
 
 
 class StateValue(BaseModel):
@@ -164,12 +168,14 @@ class StateValue(BaseModel):
     value: Any
 
 
-State = create_list_model("State", StateValue, "A part of a graph's state, without the messages.", **PAGE_FIELDS)
-FileChange = model_of_dataclass("FileChange", files.FileChange)
-FileChanges = model_of_dataclass("FileChanges", files.FileChanges, overrides={"changes": list_of(FileChange)})
+StateAnswer = create_list_model("State", StateValue, "A part of a graph's state, without the messages.", **PAGE_FIELDS)
+FileChangeAnswer = model_of_dataclass("FileChange", files.FileChange)
+FileChangesAnswer = model_of_dataclass(
+    "FileChanges", files.FileChanges, overrides={"changes": list_of(FileChangeAnswer)}
+)
 
 
-CheckpointFiles = create_model_of_fields(
+CheckpointFilesAnswer = create_model_of_fields(
     "CheckpointFiles",
     "The files of a checkpoint: what its turn changed, and what restoring them now would do.",
     snapshot=int | None,
@@ -178,60 +184,63 @@ CheckpointFiles = create_model_of_fields(
     modified_files=list[str],
     deleted_files=list[str],
     diff_content=str,
-    rewind=FileChanges | None,
+    rewind=FileChangesAnswer | None,
 )
 
 
-Tag = model_of_dataclass("Tag", queries.Tag)
-Tags = create_list_model("Tags", Tag, "The tags of a session, the newest first.")
-Hit = model_of_dataclass("Hit", queries.Hit, overrides={"marks": list[list[int]]})
+TagAnswer = model_of_dataclass("Tag", queries.Tag)
+TagsAnswer = create_list_model("Tags", TagAnswer, "The tags of a session, the newest first.")
+HitAnswer = model_of_dataclass("Hit", queries.Hit, overrides={"marks": list[list[int]]})
 
 
 HitsPage = create_model_of_fields(
-    "HitsPage", "A page of search results.", hits=list_of(Hit), next=str | None, complete=bool
+    "HitsPage", "A page of search results.", hits=list_of(HitAnswer), next=str | None, complete=bool
 )
 
 
-Event = model_of_dataclass("Event", events.Event)
-Events = create_list_model("Events", Event, "The newest events, oldest first.")
+EventAnswer = model_of_dataclass("Event", events.Event)
+EventsAnswer = create_list_model("Events", EventAnswer, "The newest events, oldest first.")
 
-Change = model_of_dataclass("Change", diff.Change)
-Tokens = model_of_dataclass("Tokens", diff.Tokens)
-Diff = model_of_dataclass(
+ChangeAnswer = model_of_dataclass("Change", diff.Change)
+TokensAnswer = model_of_dataclass("Tokens", diff.Tokens)
+DiffAnswer = model_of_dataclass(
     "Diff",
     diff.Diff,
     overrides={
-        "state": list_of(Change),
+        "state": list_of(ChangeAnswer),
         "removed_messages": list_of(MessageAnswer),
         "added_messages": list_of(MessageAnswer),
-        "removed_tokens": Tokens,
-        "added_tokens": Tokens,
-        "removed_calls": list_of(Call),
-        "added_calls": list_of(Call),
+        "removed_tokens": TokensAnswer,
+        "added_tokens": TokensAnswer,
+        "removed_calls": list_of(CallAnswer),
+        "added_calls": list_of(CallAnswer),
     },
 )
-Comparison = model_of_dataclass(
-    "Comparison", comparison.Comparison, overrides={"left": Diff, "right": Diff, "between": Diff}
+ComparisonAnswer = model_of_dataclass(
+    "Comparison", comparison.Comparison, overrides={"left": DiffAnswer, "right": DiffAnswer, "between": DiffAnswer}
 )
-Step = model_of_dataclass("Step", plan.PlanStep, overrides={"invocation": Call})
-Plan = model_of_dataclass(
+StepAnswer = model_of_dataclass("Step", plan.PlanStep, overrides={"invocation": CallAnswer})
+PlanAnswer = model_of_dataclass(
     "Plan",
     plan.RollbackPlan,
-    overrides={"steps": list_of(Step), "replayed": list_of(Call), "files": FileChanges | None},
+    overrides={"steps": list_of(StepAnswer), "replayed": list_of(CallAnswer), "files": FileChangesAnswer | None},
     is_admissible=bool,
 )
-Item = model_of_dataclass("Item", report.ReportItem, overrides={"invocation": Call})
-Report = model_of_dataclass(
+ItemAnswer = model_of_dataclass("Item", report.ReportItem, overrides={"invocation": CallAnswer})
+ReportAnswer = model_of_dataclass(
     "Report",
     report.RollbackReport,
-    overrides={**dict.fromkeys(report.GROUPS, list_of(Item)), "files": FileChanges | None},
+    overrides={**dict.fromkeys(report.GROUPS, list_of(ItemAnswer)), "files": FileChangesAnswer | None},
 )
 
 
-Switched = create_model_of_fields(
-    "Switched", "The result of a switch; `report` is null without `sync`.", branch=Branch, report=Report | None
+SwitchAnswer = create_model_of_fields(
+    "Switch",
+    "The result of a switch; `report` is null without `sync`.",
+    branch=BranchAnswer,
+    report=ReportAnswer | None,
 )
 
 
-Operation = model_of_dataclass("Operation", operation.Operation)
-Operations = create_list_model("Operations", Operation, "The operations of a session, newest first.")
+OperationAnswer = model_of_dataclass("Operation", operation.Operation)
+OperationsAnswer = create_list_model("Operations", OperationAnswer, "The operations of a session, newest first.")

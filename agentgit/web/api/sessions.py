@@ -21,10 +21,10 @@ from agentgit.web.api.dependencies import (
     After,
     BranchName,
     Caller,
-    CheckpointRef,
     Id,
     Limit,
     Offset,
+    ReferenceParameter,
     RequestBody,
     failures,
     part,
@@ -35,7 +35,7 @@ checkpoint_router = APIRouter(prefix="/sessions/{session_id}/checkpoints/{checkp
 
 
 @checkpoint_router.get("", response_model=responses.CheckpointAnswer, responses=failures())
-def get_checkpoint(caller: Caller, session_id: Id, checkpoint_id: Id) -> JsonResponse:
+def get_checkpoint_by_id(caller: Caller, session_id: Id, checkpoint_id: Id) -> JsonResponse:
     """Return a checkpoint, without its content."""
     return JsonResponse(records.of_checkpoint(caller.session(session_id).get_checkpoint(checkpoint_id)))
 
@@ -46,7 +46,7 @@ def delete_checkpoint(caller: Caller, session_id: Id, checkpoint_id: Id) -> Json
     return JsonResponse(records.of_checkpoint(caller.session(session_id).delete_checkpoint(checkpoint_id)))
 
 
-@checkpoint_router.get("/messages", response_model=responses.Messages, responses=failures())
+@checkpoint_router.get("/messages", response_model=responses.MessagesAnswer, responses=failures())
 def list_messages(
     caller: Caller, session_id: Id, checkpoint_id: Id, offset: Offset = 0, limit: Limit = 100
 ) -> JsonResponse:
@@ -56,15 +56,15 @@ def list_messages(
     )
 
 
-@checkpoint_router.get("/calls", response_model=responses.Calls, responses=failures())
-def list_calls_before(
+@checkpoint_router.get("/calls", response_model=responses.CallsAnswer, responses=failures())
+def list_tool_invocations(
     caller: Caller, session_id: Id, checkpoint_id: Id, offset: Offset = 0, limit: Limit = 100
 ) -> JsonResponse:
     """List the tool calls from the root of the session to a checkpoint, in order."""
     return JsonResponse(part(caller.session(session_id).get_checkpoint(checkpoint_id).tool_invocations, offset, limit))
 
 
-@checkpoint_router.get("/state", response_model=responses.State, responses=failures())
+@checkpoint_router.get("/state", response_model=responses.StateAnswer, responses=failures())
 def get_state(
     caller: Caller, session_id: Id, checkpoint_id: Id, offset: Offset = 0, limit: Limit = 100
 ) -> JsonResponse:
@@ -74,7 +74,7 @@ def get_state(
     return JsonResponse({**page, "items": [{"key": key, "value": portable(state[key])} for key in page["items"]]})
 
 
-@checkpoint_router.get("/files", response_model=responses.CheckpointFiles, responses=failures(409))
+@checkpoint_router.get("/files", response_model=responses.CheckpointFilesAnswer, responses=failures(409))
 def get_files(caller: Caller, session_id: Id, checkpoint_id: Id) -> JsonResponse:
     """Return the changes to the files since the previous checkpoint, and what restoring the files now would do."""
     return JsonResponse(files_of(caller, session_id, caller.session(session_id).get_checkpoint(checkpoint_id)))
@@ -87,7 +87,7 @@ def previous_checkpoint(repo: Repository, session_id: int, checkpoint: Checkpoin
 
 
 def files_of(repo: Repository, session_id: int, checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the file changes of a checkpoint in the form of `responses.CheckpointFiles`."""
+    """Return the file changes of a checkpoint in the form of `responses.CheckpointFilesAnswer`."""
     session = repo.session(session_id)
     snapshot = checkpoint.metadata["workspace_snapshot"]
     result: dict[str, Any] = {"snapshot": snapshot, "before": None, "rewind": None, "diff_content": ""}
@@ -126,8 +126,8 @@ class NewTag(RequestBody):
     description: str | None = Field(None, max_length=10_000)
 
 
-@router.get("/sessions", response_model=responses.Sessions, responses=failures())
-def list_sessions(
+@router.get("/sessions", response_model=responses.SessionsAnswer, responses=failures())
+def sessions(
     caller: Caller,
     limit: Limit = 50,
     after: After = None,
@@ -146,56 +146,56 @@ def read_session_page(
     return sessions[:limit], sessions[limit - 1].cursor if len(sessions) > limit else None
 
 
-@router.post("/sessions", status_code=201, response_model=responses.Session, responses=failures(409))
-def make_session(caller: Caller, wanted: NewSession) -> JsonResponse:
+@router.post("/sessions", status_code=201, response_model=responses.SessionAnswer, responses=failures(409))
+def create_session(caller: Caller, wanted: NewSession) -> JsonResponse:
     """Create a session. If you already have a session of this name, it is returned instead."""
     return JsonResponse(
         records.of_session(caller.session(wanted.name, create=True, template=wanted.template).info), 201
     )
 
 
-@router.get("/sessions/{session_id}", response_model=responses.Session, responses=failures())
+@router.get("/sessions/{session_id}", response_model=responses.SessionAnswer, responses=failures())
 def get_session(caller: Caller, session_id: Id) -> JsonResponse:
     """Return a session."""
     return JsonResponse(records.of_session(caller.session(session_id).info))
 
 
-@router.delete("/sessions/{session_id}", response_model=responses.Erased, responses=failures(409))
+@router.delete("/sessions/{session_id}", response_model=responses.ErasedAnswer, responses=failures(409))
 def delete_session(caller: Caller, session_id: Id) -> JsonResponse:
     """Permanently delete a session with everything stored for it. Returns what was deleted."""
     return JsonResponse(caller.session(session_id).delete().to_dict())
 
 
-@router.get("/sessions/{session_id}/branches", response_model=responses.Branches, responses=failures())
-def list_branches(caller: Caller, session_id: Id) -> JsonResponse:
+@router.get("/sessions/{session_id}/branches", response_model=responses.BranchesAnswer, responses=failures())
+def branches(caller: Caller, session_id: Id) -> JsonResponse:
     """List the branches of a session, oldest first."""
     return JsonResponse({"items": [records.of_branch(branch) for branch in caller.session(session_id).branches()]})
 
 
-@router.get("/sessions/{session_id}/tree", response_model=responses.Tree, responses=failures())
-def get_tree(caller: Caller, session_id: Id) -> JsonResponse:
+@router.get("/sessions/{session_id}/tree", response_model=responses.TreeAnswer, responses=failures())
+def tree(caller: Caller, session_id: Id) -> JsonResponse:
     """Return the branches of a session as a tree, with all their checkpoints."""
     return JsonResponse(records.of_tree(caller.session(session_id).tree()))
 
 
-@router.get("/sessions/{session_id}/log", response_model=responses.Checkpoints, responses=failures())
-def get_log(
+@router.get("/sessions/{session_id}/log", response_model=responses.CheckpointsAnswer, responses=failures())
+def log(
     caller: Caller,
     session_id: Id,
     branch: BranchName = None,
     which: Annotated[Literal["path", "branch", "all"], Query(description="See `Session.log`.")] = "path",
     name: Annotated[str | None, Query(max_length=300)] = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
     tag: Annotated[str | None, Query(max_length=200)] = None,
     author: Annotated[str | None, Query(max_length=200)] = None,
     auto: bool | None = None,
-    since: datetime | None = None,
-    until: datetime | None = None,
     limit: Limit = 50,
     after: After = None,
 ) -> JsonResponse:
     """List checkpoints, newest first. All conditions must hold. Times must have a time zone."""
     log = caller.session(session_id).log(
-        branch=branch, which=which, name=name, tag=tag, author=author, auto=auto, since=since, until=until
+        branch=branch, which=which, name=name, since=since, until=until, tag=tag, author=author, auto=auto
     )
     page = log.page(limit, after=after)
     return JsonResponse({"items": [records.of_checkpoint(checkpoint) for checkpoint in page], "next": page.next})
@@ -205,7 +205,7 @@ def get_log(
 def search(
     caller: Caller,
     session_id: Id,
-    q: Annotated[str, Query(max_length=1_000)],
+    text: Annotated[str, Query(max_length=1_000)],
     branch: BranchName = None,
     all_branches: bool = False,
     limit: Limit = 20,
@@ -214,13 +214,13 @@ def search(
     """Search the messages, tool calls and named checkpoints of a session for words."""
     return JsonResponse(
         caller.session(session_id)
-        .search(q, branch=branch, all_branches=all_branches, limit=limit, after=after)
+        .search(text, branch=branch, all_branches=all_branches, limit=limit, after=after)
         .to_dict()
     )
 
 
-@router.get("/sessions/{session_id}/calls", response_model=responses.Calls, responses=failures())
-def list_calls(
+@router.get("/sessions/{session_id}/tool-track", response_model=responses.CallsAnswer, responses=failures())
+def tool_track(
     caller: Caller, session_id: Id, branch: BranchName = None, offset: Offset = 0, limit: Limit = 100
 ) -> JsonResponse:
     """List the tool calls along a branch, from the root of the session, in order."""
@@ -229,19 +229,19 @@ def list_calls(
 
 
 @router.get("/sessions/{session_id}/checkpoint", response_model=responses.CheckpointAnswer, responses=failures(409))
-def find_checkpoint(caller: Caller, session_id: Id, ref: CheckpointRef, branch: BranchName = None) -> JsonResponse:
+def get_checkpoint(caller: Caller, session_id: Id, ref: ReferenceParameter, branch: BranchName = None) -> JsonResponse:
     """Return the checkpoint that a reference names."""
     return JsonResponse(records.of_checkpoint(caller.session(session_id).get_checkpoint(ref, branch=branch)))
 
 
-@router.get("/sessions/{session_id}/diff", response_model=responses.Diff, responses=failures(409))
-def get_diff(caller: Caller, session_id: Id, a: CheckpointRef, b: CheckpointRef) -> JsonResponse:
+@router.get("/sessions/{session_id}/diff", response_model=responses.DiffAnswer, responses=failures(409))
+def diff(caller: Caller, session_id: Id, a: ReferenceParameter, b: ReferenceParameter) -> JsonResponse:
     """Compare two checkpoints: what the second one adds to the first, and what it removes."""
     return JsonResponse(caller.session(session_id).diff(a, b).to_dict())
 
 
-@router.get("/sessions/{session_id}/compare", response_model=responses.Comparison, responses=failures(409))
-def get_comparison(caller: Caller, session_id: Id, a: CheckpointRef, b: CheckpointRef) -> JsonResponse:
+@router.get("/sessions/{session_id}/compare", response_model=responses.ComparisonAnswer, responses=failures(409))
+def compare(caller: Caller, session_id: Id, a: ReferenceParameter, b: ReferenceParameter) -> JsonResponse:
     """Compare two branches: what each did since they diverged, and how they differ now."""
     return JsonResponse(caller.session(session_id).compare(a, b).to_dict())
 
@@ -249,24 +249,24 @@ def get_comparison(caller: Caller, session_id: Id, a: CheckpointRef, b: Checkpoi
 # -- tags
 
 
-@router.get("/sessions/{session_id}/tags", response_model=responses.Tags, responses=failures())
-def list_tags(caller: Caller, session_id: Id) -> JsonResponse:
+@router.get("/sessions/{session_id}/tags", response_model=responses.TagsAnswer, responses=failures())
+def tags(caller: Caller, session_id: Id) -> JsonResponse:
     """List the tags of a session, newest first."""
     return JsonResponse({"items": [tag.to_dict() for tag in caller.session(session_id).tags()]})
 
 
-@router.post("/sessions/{session_id}/tags", status_code=201, response_model=responses.Tag, responses=failures(409))
-def make_tag(caller: Caller, session_id: Id, wanted: NewTag) -> JsonResponse:
+@router.post(
+    "/sessions/{session_id}/tags", status_code=201, response_model=responses.TagAnswer, responses=failures(409)
+)
+def tag(caller: Caller, session_id: Id, wanted: NewTag) -> JsonResponse:
     """Tag a checkpoint. A tagged checkpoint is kept."""
     return JsonResponse(
         caller.session(session_id).tag(wanted.ref, wanted.name, description=wanted.description).to_dict(), 201
     )
 
 
-@router.delete("/sessions/{session_id}/tags", response_model=responses.Tag, responses=failures())
-def delete_tag(
-    caller: Caller, session_id: Id, name: Annotated[str, Query(min_length=1, max_length=200)]
-) -> JsonResponse:
+@router.delete("/sessions/{session_id}/tags", response_model=responses.TagAnswer, responses=failures())
+def untag(caller: Caller, session_id: Id, name: Annotated[str, Query(min_length=1, max_length=200)]) -> JsonResponse:
     """Remove a tag. The checkpoint is kept."""
     return JsonResponse(caller.session(session_id).untag(name).to_dict())
 

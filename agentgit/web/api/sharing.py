@@ -62,7 +62,7 @@ def plain(value: Member | ShareLink) -> dict[str, Any]:
 
 
 @router.get("/sessions/{session_id}/members", response_model=Members, responses=failures())
-def list_members(caller: Caller, session_id: Id) -> JsonResponse:
+def members(caller: Caller, session_id: Id) -> JsonResponse:
     """List the users who have a role in a session, besides its owner."""
     return JsonResponse({"items": [plain(member) for member in caller.session(session_id).sharing.members()]})
 
@@ -83,13 +83,13 @@ def unshare(caller: Caller, session_id: Id, user: Annotated[str, Query(min_lengt
 
 
 @router.get("/sessions/{session_id}/links", response_model=Links, responses=failures())
-def list_links(caller: Caller, session_id: Id) -> JsonResponse:
+def links(caller: Caller, session_id: Id) -> JsonResponse:
     """List the links of a session. Owners only."""
     return JsonResponse({"items": [plain(link) for link in caller.session(session_id).sharing.links()]})
 
 
 @router.post("/sessions/{session_id}/links", status_code=201, response_model=LinkAnswer, responses=failures())
-def make_link(caller: Caller, session_id: Id, wanted: NewLink) -> JsonResponse:
+def create_link(caller: Caller, session_id: Id, wanted: NewLink) -> JsonResponse:
     """Create a link. Each user with its token, which only this answer contains, can join the session. Owners only."""
     return JsonResponse(
         plain(caller.session(session_id).sharing.create_link(wanted.role, to_timedelta(wanted.expires_in))), 201
@@ -102,7 +102,7 @@ def revoke_link(caller: Caller, link_id: Id) -> JsonResponse:
     return JsonResponse(plain(caller.revoke_link(link_id)))
 
 
-@router.post("/links/accept", response_model=responses.Session, responses=failures())
+@router.post("/links/accept", response_model=responses.SessionAnswer, responses=failures())
 def accept(caller: Caller, wanted: Join) -> JsonResponse:
     """Join a session with the token of a link."""
     return JsonResponse(records.of_session(caller.accept(wanted.token).info))

@@ -14,7 +14,7 @@ from agentgit.auth.credentials import ApiKey, NewKey
 from agentgit.errors import NotAllowed
 from agentgit.values import portable
 from agentgit.web.api.dependencies import Caller, Credential, Id, RequestBody, failures
-from agentgit.web.api.responses import Erased, JsonResponse, Me, create_list_model, model_of_dataclass
+from agentgit.web.api.responses import ErasedAnswer, JsonResponse, Me, create_list_model, model_of_dataclass
 from agentgit.web.api.sharing import Seconds, to_timedelta
 from agentgit.web.authentication import Accounts
 from agentgit.web.problems import Unauthenticated, status_of
@@ -73,7 +73,7 @@ def logout(request: Request, caller: Caller, credential: Credential) -> Response
 
 router = APIRouter(tags=["people"])
 
-Scope = Literal["read", "fork", "write", "admin"]
+KeyScope = Literal["read", "fork", "write", "admin"]
 
 
 UserAnswer = model_of_dataclass("User", User)
@@ -105,7 +105,7 @@ class WantedKey(RequestBody):
     """An API key to create."""
 
     name: str = Field(min_length=1, max_length=200)
-    scopes: list[Scope] = Field(["read"], min_length=1, max_length=4)
+    scopes: list[KeyScope] = Field(["read"], min_length=1, max_length=4)
     expires_in: Seconds = 90 * 86_400
 
 
@@ -118,11 +118,11 @@ def plain(value: User | ApiKey) -> dict[str, Any]:
 @router.get("/users", response_model=UserList, responses=failures())
 def list_users(caller: Caller) -> JsonResponse:
     """List the users. Admins only."""
-    return JsonResponse({"items": [plain(user) for user in caller.users.all()]})
+    return JsonResponse({"items": [plain(user) for user in caller.users.list()]})
 
 
 @router.post("/users", status_code=201, response_model=UserAnswer, responses=failures(409))
-def make_user(caller: Caller, wanted: NewUser) -> JsonResponse:
+def add_user(caller: Caller, wanted: NewUser) -> JsonResponse:
     """Create a user. Admins only."""
     return JsonResponse(plain(caller.users.add(wanted.name, wanted.password, is_admin=wanted.is_admin)), 201)
 
@@ -144,7 +144,7 @@ def revoke_tokens(caller: Caller, user_id: Id) -> Response:
     return Response(status_code=204)
 
 
-@router.delete("/users/{user_id}", response_model=Erased, responses=failures(409))
+@router.delete("/users/{user_id}", response_model=ErasedAnswer, responses=failures(409))
 def delete_user(caller: Caller, user_id: Id) -> JsonResponse:
     """Permanently delete a user with all their sessions. Returns what was deleted. Admins only, except for yourself."""
     return JsonResponse(caller.users.delete(user_id).to_dict())
@@ -155,11 +155,11 @@ def list_keys(
     caller: Caller, user: Annotated[str | None, Query(max_length=300, description="The owner; for admins.")] = None
 ) -> JsonResponse:
     """List your API keys, or those of another user."""
-    return JsonResponse({"items": [plain(key) for key in caller.keys.all(user)]})
+    return JsonResponse({"items": [plain(key) for key in caller.keys.list(user)]})
 
 
 @router.post("/keys", status_code=201, response_model=MadeKey, responses=failures())
-def make_key(caller: Caller, wanted: WantedKey) -> JsonResponse:
+def create_key(caller: Caller, wanted: WantedKey) -> JsonResponse:
     """Create an API key for yourself. It cannot have more rights than the key that you use."""
     new_key = caller.keys.create(wanted.name, scopes=wanted.scopes, expires_in=to_timedelta(wanted.expires_in))
     return JsonResponse({"key": plain(new_key.key), "secret": new_key.secret}, 201)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 from urllib.parse import quote
 
-from fastapi import Depends
+from fastapi import Depends, Form
+from pydantic import AfterValidator
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse
 
@@ -62,6 +63,12 @@ def visitor_of(request: Request) -> Visitor:
 
 
 Visit = Annotated[Visitor, Depends(visitor_of)]
+
+Text = Annotated[str, Form(max_length=300)]
+"""A field of a form."""
+
+Name = Annotated[Text, AfterValidator(str.strip)]
+"""A field of a form in which a user types a name or a token; outer spaces are removed."""
 
 
 def redirect_to_login(request: Request) -> RedirectResponse:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Form, Query
+from fastapi import APIRouter, Depends, Query
 from markupsafe import Markup
 from starlette.responses import RedirectResponse, Response
 
@@ -15,7 +15,7 @@ from agentgit.sessions.events import KINDS
 from agentgit.sessions.tree import Point
 from agentgit.web.api.dependencies import MAX_ID, After, BranchName, Id, Offset
 from agentgit.web.api.sessions import download, files_of, previous_checkpoint, read_session_page
-from agentgit.web.pages.dependencies import Visit, parse_checkpoint_ref
+from agentgit.web.pages.dependencies import Name, Text, Visit, parse_checkpoint_ref
 from agentgit.web.pages.rendering import MAX_TEXT_LENGTH
 from agentgit.web.security import require_same_site
 
@@ -23,8 +23,6 @@ router = APIRouter()
 
 PAGE = 50
 """The number of rows on a page."""
-
-Text = Annotated[str, Form(max_length=300)]
 
 
 @router.get("/")
@@ -72,23 +70,23 @@ def session(visit: Visit, session_id: Id, branch: BranchName = None, after: Afte
 def search(
     visit: Visit,
     session_id: Id,
-    q: Annotated[str, Query(max_length=1_000)] = "",
-    everywhere: bool = True,
+    text: Annotated[str, Query(max_length=1_000)] = "",
+    all_branches: bool = True,
     after: After = None,
 ) -> Response:
     """Show the results of a search in a session."""
     handle = visit.repo.session(session_id)
     error_text, hits = "", None
-    if q.strip():
+    if text.strip():
         try:
-            hits = handle.search(q, all_branches=everywhere, limit=PAGE, after=after)
+            hits = handle.search(text, all_branches=all_branches, limit=PAGE, after=after)
         except InvalidInput as error:
             error_text = str(error)
-    return visit.page("search", session=handle.info, q=q, everywhere=everywhere, hits=hits, wrong=error_text)
+    return visit.page("search", session=handle.info, text=text, all_branches=all_branches, hits=hits, wrong=error_text)
 
 
-@router.get("/sessions/{session_id}/calls")
-def calls(visit: Visit, session_id: Id, branch: BranchName = None, offset: Offset = 0) -> Response:
+@router.get("/sessions/{session_id}/tool-track")
+def tool_track(visit: Visit, session_id: Id, branch: BranchName = None, offset: Offset = 0) -> Response:
     """Show the tool calls of a branch."""
     session = visit.repo.session(session_id)
     selected_branch = session.branch(branch)
@@ -96,7 +94,13 @@ def calls(visit: Visit, session_id: Id, branch: BranchName = None, offset: Offse
     page = track[offset : offset + PAGE]
     next_offset = offset + PAGE if offset + PAGE < len(track) else None
     return visit.page(
-        "calls", session=session.info, on=selected_branch, calls=page, total=len(track), more=next_offset, offset=offset
+        "tool_track",
+        session=session.info,
+        on=selected_branch,
+        calls=page,
+        total=len(track),
+        more=next_offset,
+        offset=offset,
     )
 
 
@@ -107,17 +111,17 @@ def export(visit: Visit, session_id: Id, branch: BranchName = None, files: bool 
 
 
 @router.post("/sessions", dependencies=[Depends(require_same_site)])
-def create_session(visit: Visit, name: Text, template: Text = "") -> Response:
+def create_session(visit: Visit, name: Name, template: Text = "") -> Response:
     """Create a session, optionally from a checkpoint of another one."""
     handle = visit.repo.session(name, create=True, template=parse_checkpoint_ref(template) if template else None)
     return visit.redirect(f"/sessions/{handle.id}")
 
 
 @router.post("/sessions/{session_id}/delete", dependencies=[Depends(require_same_site)])
-def delete(visit: Visit, session_id: Id, name: Text = "") -> Response:
+def delete(visit: Visit, session_id: Id, name: Name = "") -> Response:
     """Permanently delete a session if its name was typed, and show what was deleted."""
     handle = visit.repo.session(session_id)
-    if name.strip() != handle.name.strip():
+    if name != handle.name.strip():
         raise InvalidInput(f"Nothing was deleted. Type the name of the session, {handle.name}, to delete it.")
     return visit.page("erased", name=handle.name, erased=handle.delete())
 
@@ -136,7 +140,7 @@ def audit(
     events = visit.repo.events.newest(session=session, kinds=kind or "*", limit=MAX_EVENTS)
     session_info = visit.repo.session(session).info if session is not None else None
     me = visit.repo.user
-    names = {user.id: user.name for user in (visit.repo.users.all() if me.is_admin else [me])}
+    names = {user.id: user.name for user in (visit.repo.users.list() if me.is_admin else [me])}
     groups = sorted({name.partition(".")[0] for name in KINDS})
     return visit.page("audit", events=events[::-1], of=session_info, kind=kind, groups=groups, kinds=KINDS, names=names)
 
@@ -213,11 +217,9 @@ def diff(visit: Visit, session_id: Id, a: Ref = "", b: Ref = "") -> Response:
 
 
 @checkpoint_router.post("/tags", dependencies=[Depends(require_same_site)])
-def tag(visit: Visit, session_id: Id, ref: Text, name: Text, description: Text = "") -> Response:
+def tag(visit: Visit, session_id: Id, ref: Text, name: Name, description: Text = "") -> Response:
     """Tag a checkpoint."""
-    new_tag = visit.repo.session(session_id).tag(
-        parse_checkpoint_ref(ref), name.strip(), description=description or None
-    )
+    new_tag = visit.repo.session(session_id).tag(parse_checkpoint_ref(ref), name, description=description or None)
     return visit.redirect(f"/sessions/{session_id}/checkpoints/{new_tag.checkpoint_id}")
 
 

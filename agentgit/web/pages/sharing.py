@@ -10,12 +10,11 @@ from starlette.responses import Response
 from agentgit.auth.principal import OWNER, allows
 from agentgit.web.api.dependencies import MAX_ID, Id
 from agentgit.web.api.sharing import to_timedelta
-from agentgit.web.pages.dependencies import Visit, Visitor
+from agentgit.web.pages.dependencies import Name, Visit, Visitor
 from agentgit.web.security import require_same_site
 
 router = APIRouter()
 
-Text = Annotated[str, Form(max_length=300)]
 Role = Annotated[Literal["viewer", "forker", "editor", "owner"], Form()]
 Days = Annotated[int | None, Form(ge=0, le=36_500)]
 
@@ -42,22 +41,22 @@ def _render_sharing(visit: Visitor, session_id: int, token: str | None = None) -
 
 
 @router.post("/sessions/{session_id}/members", dependencies=[Depends(require_same_site)])
-def share(visit: Visit, session_id: Id, user: Text, role: Role = "viewer", days: Days = None) -> Response:
+def share(visit: Visit, session_id: Id, user: Name, role: Role = "viewer", days: Days = None) -> Response:
     """Grant a user a role."""
-    visit.repo.session(session_id).sharing.share(user.strip(), role, to_timedelta(days * 86_400 if days else None))
+    visit.repo.session(session_id).sharing.share(user, role, to_timedelta(days * 86_400 if days else None))
     return visit.redirect(f"/sessions/{session_id}/sharing")
 
 
 @router.post("/sessions/{session_id}/members/delete", dependencies=[Depends(require_same_site)])
-def unshare(visit: Visit, session_id: Id, user: Text) -> Response:
+def unshare(visit: Visit, session_id: Id, user: Name) -> Response:
     """Revoke the roles of a user, or leave the session."""
-    visit.repo.session(session_id).sharing.unshare(user.strip())
-    has_left = user.strip() == visit.repo.user.name
+    visit.repo.session(session_id).sharing.unshare(user)
+    has_left = user == visit.repo.user.name
     return visit.redirect("/sessions" if has_left else f"/sessions/{session_id}/sharing")
 
 
 @router.post("/sessions/{session_id}/links", dependencies=[Depends(require_same_site)])
-def make_link(visit: Visit, session_id: Id, role: Role = "viewer", days: Days = 7) -> Response:
+def create_link(visit: Visit, session_id: Id, role: Role = "viewer", days: Days = 7) -> Response:
     """Create a link, and show its token once."""
     new_link = visit.repo.session(session_id).sharing.create_link(role, to_timedelta(days * 86_400 if days else None))
     return _render_sharing(visit, session_id, new_link.token)
@@ -77,6 +76,6 @@ def join_page(visit: Visit, token: str = "") -> Response:
 
 
 @router.post("/join", dependencies=[Depends(require_same_site)])
-def join(visit: Visit, token: Text) -> Response:
+def join(visit: Visit, token: Name) -> Response:
     """Join a session."""
-    return visit.redirect(f"/sessions/{visit.repo.accept(token.strip()).id}")
+    return visit.redirect(f"/sessions/{visit.repo.accept(token).id}")

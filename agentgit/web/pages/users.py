@@ -13,7 +13,7 @@ from agentgit.errors import InvalidInput, NotAllowed
 from agentgit.web.api.dependencies import MAX_ID
 from agentgit.web.api.sharing import to_timedelta
 from agentgit.web.authentication import Accounts, OwnerLink
-from agentgit.web.pages.dependencies import MAX_URL_LENGTH, Visit, Visitor, local_path_or_home
+from agentgit.web.pages.dependencies import MAX_URL_LENGTH, Name, Visit, Visitor, local_path_or_home
 from agentgit.web.pages.rendering import render_page
 from agentgit.web.problems import Unauthenticated, headers_of, status_of
 from agentgit.web.security import (
@@ -72,7 +72,7 @@ def _render_login(request: Request, next: str, error: NotAllowed | None = None, 
 @router.post("/login", dependencies=[Depends(require_secure_connection), Depends(require_same_site)])
 def login(
     request: Request,
-    name: Annotated[str, Form(max_length=300)],
+    name: Name,
     password: Annotated[str, Form(max_length=2_000)],
     next: Annotated[str, Form(max_length=MAX_URL_LENGTH)] = "/",
 ) -> Response:
@@ -107,7 +107,6 @@ def help_page(visit: Visit) -> Response:
     return visit.page("help")
 
 
-Text = Annotated[str, Form(max_length=300)]
 Password = Annotated[str, Form(max_length=2_000)]
 RecordId = Annotated[int, Form(ge=1, le=MAX_ID)]
 
@@ -115,13 +114,13 @@ RecordId = Annotated[int, Form(ge=1, le=MAX_ID)]
 @router.get("/users")
 def users(visit: Visit) -> Response:
     """List the users."""
-    return visit.page("users", users=visit.repo.users.all())
+    return visit.page("users", users=visit.repo.users.list())
 
 
 @router.post("/users", dependencies=[Depends(require_same_site)])
-def make_user(visit: Visit, name: Text, password: Password = "", is_admin: Annotated[bool, Form()] = False) -> Response:
+def add_user(visit: Visit, name: Name, password: Password = "", is_admin: Annotated[bool, Form()] = False) -> Response:
     """Create a user."""
-    visit.repo.users.add(name.strip(), password or None, is_admin=is_admin)
+    visit.repo.users.add(name, password or None, is_admin=is_admin)
     return visit.redirect("/users")
 
 
@@ -141,10 +140,10 @@ def change_user(
 
 
 @router.post("/users/delete", dependencies=[Depends(require_same_site)])
-def delete_user(visit: Visit, user: RecordId, name: Text = "") -> Response:
+def delete_user(visit: Visit, user: RecordId, name: Name = "") -> Response:
     """Permanently delete a user with all their sessions if the name was typed, and show what was deleted."""
     target = visit.repo.users.find(user)
-    if name.strip() != target.name:
+    if name != target.name:
         raise InvalidInput(f"Nothing was deleted. Type the name of the user, {target.name}, to delete them.")
     return visit.page("erased", name=target.name, erased=visit.repo.users.delete(user))
 
@@ -156,20 +155,18 @@ def keys(visit: Visit) -> Response:
 
 
 def _render_keys(visit: Visitor, secret: str | None = None) -> Response:
-    return visit.page("keys", keys=visit.repo.keys.all(), secret=secret)
+    return visit.page("keys", keys=visit.repo.keys.list(), secret=secret)
 
 
 @router.post("/keys", dependencies=[Depends(require_same_site)])
-def make_key(
+def create_key(
     visit: Visit,
-    name: Text,
+    name: Name,
     scope: Annotated[Literal["read", "fork", "write", "admin"], Form()] = "read",
     days: Annotated[int, Form(ge=0, le=36_500)] = 90,
 ) -> Response:
     """Create an API key, and show its secret once."""
-    new_key = visit.repo.keys.create(
-        name.strip(), scopes=(scope,), expires_in=to_timedelta(days * 86_400 if days else None)
-    )
+    new_key = visit.repo.keys.create(name, scopes=(scope,), expires_in=to_timedelta(days * 86_400 if days else None))
     return _render_keys(visit, new_key.secret)
 
 

@@ -1,11 +1,11 @@
-// Live changes and keys. Every page works without this.
+// Live updates and keyboard shortcuts. Every page works without this script.
 "use strict";
 
 const told = document.getElementById("told");
 
-// -- live: when something happens, the parts of the page that show it are fetched anew
+// -- live updates: an event reloads the parts of the page that can change
 
-const REST = 2_000; // milliseconds between two looks, however much happens
+const REST = 2_000; // milliseconds between two updates
 
 let waiting = false;
 let looked = 0;
@@ -45,7 +45,7 @@ if (feed && window.EventSource) {
   addEventListener("pagehide", () => source.close());
 }
 
-// -- keys
+// -- keyboard shortcuts
 
 const root = new URL(document.querySelector("a.brand").href).pathname.replace(/\/$/, "");
 let before = "";
@@ -80,7 +80,7 @@ addEventListener("keydown", (event) => {
   else if (key === "g") before = "g";
 });
 
-// -- times are shown in UTC; the reader's own are a hover away
+// -- times are shown in UTC; the title of each shows the local time
 
 for (const time of document.querySelectorAll("time")) {
   time.title = new Date(time.dateTime).toLocaleString();

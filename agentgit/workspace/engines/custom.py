@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from agentgit.errors import AgentGitError, InvalidInput, NotFound, Unavailable
 from agentgit.workspace.catalog import Catalog, CatalogRow
 from agentgit.workspace.engines.files import RestoreTarget
-from agentgit.workspace.restore import Progress
+from agentgit.workspace.restore import RestoreProgress
 from agentgit.workspace.values import Environment, FileCheckpoint, Restored, RestorePlan, WorkspaceDiff
 
 Paths = Iterable[bytes] | None
@@ -34,7 +34,7 @@ class CustomEngine:
         self,
         new_snapshot: Callable[[int], FileCheckpoint],
         paths: Paths = None,
-        progress: Progress | None = None,
+        progress: RestoreProgress | None = None,
         *,
         always_new: bool = True,
     ) -> FileCheckpoint:
@@ -53,7 +53,7 @@ class CustomEngine:
         return snapshot
 
     def restore(
-        self, target: RestoreTarget, new_safety: Callable[[int], FileCheckpoint], progress: Progress | None
+        self, target: RestoreTarget, new_safety: Callable[[int], FileCheckpoint], progress: RestoreProgress | None
     ) -> Restored:
         """Restore a snapshot; see `FileEngine.restore`."""
         if target.paths is not None or target.expected is not None:

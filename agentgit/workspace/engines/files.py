@@ -19,7 +19,14 @@ from agentgit.workspace.disk.atomic_file import IN_MEMORY
 from agentgit.workspace.disk.disk import Disk
 from agentgit.workspace.disk.permissions import TemporaryPermissions
 from agentgit.workspace.locations import require_not_moved
-from agentgit.workspace.restore import Progress, Restore, RestoreOutcome, RestorePlanner, RestoreSteps, select_changes
+from agentgit.workspace.restore import (
+    Restore,
+    RestoreOutcome,
+    RestorePlanner,
+    RestoreProgress,
+    RestoreSteps,
+    select_changes,
+)
 from agentgit.workspace.scan.excluded import (
     GIT,
     ExcludedRecord,
@@ -110,7 +117,7 @@ class FileEngine:
         self,
         new_snapshot: Callable[[int], FileCheckpoint],
         paths: Paths = None,
-        progress: Progress | None = None,
+        progress: RestoreProgress | None = None,
         *,
         always_new: bool = True,
     ) -> FileCheckpoint:
@@ -163,7 +170,7 @@ class FileEngine:
         yield from (TreeWrite(*one) for one in self._trees.contents(tree, files))
 
     def restore(
-        self, target: RestoreTarget, new_safety: Callable[[int], FileCheckpoint], progress: Progress | None
+        self, target: RestoreTarget, new_safety: Callable[[int], FileCheckpoint], progress: RestoreProgress | None
     ) -> Restored:
         """Restore a snapshot, after a safety snapshot of the current files.
 
@@ -293,7 +300,7 @@ class FileEngine:
         outside = {os.path.relpath(path, self._root) for path in self._outside_paths()}
         return {path: change for path, change in select_changes(differences, paths).items() if path not in outside}
 
-    def _write_current_tree(self, paths: Paths, progress: Progress | None) -> WorkspaceIndex:
+    def _write_current_tree(self, paths: Paths, progress: RestoreProgress | None) -> WorkspaceIndex:
         """Write a tree of the current files if they differ from the last tree, and return the updated index.
 
         Args:
@@ -327,7 +334,9 @@ class FileEngine:
                 "Nothing was changed. Save them first, or restore with force=True to keep them in a safety snapshot."
             )
 
-    def _run_restore(self, record: RestoreRecord, progress: Progress | None, *, is_resumed: bool = False) -> Restored:
+    def _run_restore(
+        self, record: RestoreRecord, progress: RestoreProgress | None, *, is_resumed: bool = False
+    ) -> Restored:
         require_not_moved(self._root)
         aside_folder = os.path.join(self._storage, b"aside", b"%d" % record.id)
         excluded = self._excluded_paths(self._cached_index or self._catalog.load_index(None))
@@ -484,7 +493,7 @@ def _update_to_snapshot(
     index.dirty.add(b"")
 
 
-def _report_progress(changes: Iterator[TreeWrite], total: int, progress: Progress | None) -> Iterator[TreeWrite]:
+def _report_progress(changes: Iterator[TreeWrite], total: int, progress: RestoreProgress | None) -> Iterator[TreeWrite]:
     for number, change in enumerate(changes, 1):
         yield change
         if progress:

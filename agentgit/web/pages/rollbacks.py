@@ -15,18 +15,17 @@ from agentgit.effects import RollbackPlan
 from agentgit.errors import Conflict, InvalidInput, RollbackIncomplete
 from agentgit.values import to_json
 from agentgit.web.api.dependencies import BranchName, Id
-from agentgit.web.pages.dependencies import MAX_URL_LENGTH, Visit, local_path_or_home, parse_checkpoint_ref
+from agentgit.web.pages.dependencies import MAX_URL_LENGTH, Name, Text, Visit, local_path_or_home, parse_checkpoint_ref
 from agentgit.web.security import require_same_site
 
 router = APIRouter()
 
-Text = Annotated[str, Form(max_length=300)]
 Checkbox = Annotated[bool, Form()]
 Tools = Literal["reverse", "keep", "require_clean"]
 
 
 @router.get("/sessions/{session_id}/rollback")
-def plan(
+def plan_rollback(
     visit: Visit,
     session_id: Id,
     to: Annotated[str, Query(max_length=300)] = "HEAD",
@@ -94,18 +93,18 @@ def _effective_tools(tools: str, scope: str) -> str:
 
 
 @router.post("/sessions/{session_id}/rollback", dependencies=[Depends(require_same_site)])
-def roll_back(
+def rollback(
     visit: Visit,
     session_id: Id,
     to: Text,
     seen: Text,
     request_id: Text,
     branch: Text = "",
-    name: Text = "",
+    name: Name = "",
     tools: Annotated[Tools, Form()] = "reverse",
     scope: Annotated[Literal["all", "conversation", "files"], Form()] = "all",
     force: Checkbox = False,
-    go_on: Checkbox = False,
+    on_error: Annotated[Literal["stop", "continue"], Form()] = "stop",
 ) -> Response:
     """Roll back as planned, and show the report. A form that is sent twice runs once."""
     repo, ref = visit.repo, parse_checkpoint_ref(to)
@@ -120,9 +119,9 @@ def roll_back(
     try:
         report = session.rollback(
             ref,
-            name=name.strip() or None,
+            name=name or None,
             force=force,
-            on_error="continue" if go_on else "stop",
+            on_error=on_error,
             request_id=request_id,
             **options,
         )

@@ -1,4 +1,4 @@
-"""Routes that act on the world of a session: plans, rollbacks, file restores, switches, and interrupted operations."""
+"""Routes of rollbacks: plans, rollbacks, file restores, switches, and the operations that they record."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pydantic import Field
 
 from agentgit.render import records
 from agentgit.web.api import responses
-from agentgit.web.api.dependencies import BranchName, Caller, CheckpointRef, Id, RequestBody, failures
+from agentgit.web.api.dependencies import BranchName, Caller, Id, ReferenceParameter, RequestBody, failures
 from agentgit.web.api.responses import JsonResponse
 
-router = APIRouter(tags=["world"])
+router = APIRouter(tags=["rollbacks"])
 
 Tools = Literal["reverse", "keep", "require_clean"]
 Replay = Literal["record", "redo", "execute"]
@@ -38,10 +38,10 @@ class Rollback(RequestBody):
     )
 
 
-class Rewind(RequestBody):
+class RewindFiles(RequestBody):
     """A restore of files to run; see `Session.rewind_files`."""
 
-    to: str = REF
+    restore_point: str = REF
     branch: str | None = Field(None, max_length=300)
     force: bool = False
 
@@ -61,18 +61,18 @@ class Resume(RequestBody):
     force: bool = Field(False, description="True to finish without the steps that still fail.")
 
 
-class Resolve(RequestBody):
+class Outcome(RequestBody):
     """The outcome of a call, as a person determined it."""
 
     outcome: Literal["happened", "did_not_happen"]
     result: Any = Field(None, description="The result of the call, if it happened.")
 
 
-@router.get("/sessions/{session_id}/plan", response_model=responses.Plan, responses=failures(409))
+@router.get("/sessions/{session_id}/plan-rollback", response_model=responses.PlanAnswer, responses=failures(409))
 def plan_rollback(
     caller: Caller,
     session_id: Id,
-    to: CheckpointRef,
+    to: ReferenceParameter,
     branch: BranchName = None,
     tools: Tools = "reverse",
     files: bool = True,
@@ -87,24 +87,27 @@ def plan_rollback(
 
 
 @router.post(
-    "/sessions/{session_id}/rollbacks", status_code=201, response_model=responses.Report, responses=failures(409)
+    "/sessions/{session_id}/rollback", status_code=201, response_model=responses.ReportAnswer, responses=failures(409)
 )
-def roll_back(caller: Caller, session_id: Id, wanted: Rollback) -> JsonResponse:
+def rollback(caller: Caller, session_id: Id, wanted: Rollback) -> JsonResponse:
     """Roll back to a checkpoint on a new branch. The server runs the undo functions of the modules that it trusts."""
     options = wanted.model_dump()
     return JsonResponse(caller.session(session_id).rollback(options.pop("to"), **options).to_dict(), 201)
 
 
 @router.post(
-    "/sessions/{session_id}/rewinds", status_code=201, response_model=responses.FileChanges, responses=failures(409)
+    "/sessions/{session_id}/rewind-files",
+    status_code=201,
+    response_model=responses.FileChangesAnswer,
+    responses=failures(409),
 )
-def rewind_files(caller: Caller, session_id: Id, wanted: Rewind) -> JsonResponse:
+def rewind_files(caller: Caller, session_id: Id, wanted: RewindFiles) -> JsonResponse:
     """Restore the files of a session. The conversation is unchanged."""
-    changes = caller.session(session_id).rewind_files(wanted.to, branch=wanted.branch, force=wanted.force)
+    changes = caller.session(session_id).rewind_files(wanted.restore_point, branch=wanted.branch, force=wanted.force)
     return JsonResponse(changes.to_dict(), 201)
 
 
-@router.get("/sessions/{session_id}/switch", response_model=responses.Plan, responses=failures(409))
+@router.get("/sessions/{session_id}/plan-switch", response_model=responses.PlanAnswer, responses=failures(409))
 def plan_switch(
     caller: Caller, session_id: Id, branch: Annotated[str, Query(min_length=1, max_length=300)]
 ) -> JsonResponse:
@@ -112,7 +115,7 @@ def plan_switch(
     return JsonResponse(caller.session(session_id).plan_switch(branch).to_dict())
 
 
-@router.post("/sessions/{session_id}/switch", response_model=responses.Switched, responses=failures(409))
+@router.post("/sessions/{session_id}/switch", response_model=responses.SwitchAnswer, responses=failures(409))
 def switch(caller: Caller, session_id: Id, wanted: Switch) -> JsonResponse:
     """Continue the session on another branch."""
     session = caller.session(session_id)
@@ -121,27 +124,27 @@ def switch(caller: Caller, session_id: Id, wanted: Switch) -> JsonResponse:
     return JsonResponse({"branch": branch, "report": report.to_dict() if wanted.sync is not None else None})
 
 
-@router.get("/sessions/{session_id}/operations", response_model=responses.Operations, responses=failures())
-def list_operations(caller: Caller, session_id: Id) -> JsonResponse:
+@router.get("/sessions/{session_id}/operations", response_model=responses.OperationsAnswer, responses=failures())
+def operations(caller: Caller, session_id: Id) -> JsonResponse:
     """List the rollbacks, switches and forks of a session, newest first."""
     return JsonResponse(
         {"items": [records.of_operation(operation) for operation in caller.session(session_id).operations()]}
     )
 
 
-@router.get("/operations/{operation_id}", response_model=responses.Operation, responses=failures())
-def get_operation(caller: Caller, operation_id: Id) -> JsonResponse:
+@router.get("/operations/{operation_id}", response_model=responses.OperationAnswer, responses=failures())
+def operation(caller: Caller, operation_id: Id) -> JsonResponse:
     """Return one operation: a rollback, a switch or a fork."""
     return JsonResponse(records.of_operation(caller.operation(operation_id)))
 
 
-@router.post("/operations/{operation_id}/resume", response_model=responses.Report, responses=failures(409))
+@router.post("/operations/{operation_id}/resume", response_model=responses.ReportAnswer, responses=failures(409))
 def resume(caller: Caller, operation_id: Id, wanted: Resume) -> JsonResponse:
-    """Finish an operation that was interrupted or failed halfway. Completed steps are not repeated."""
+    """Finish an operation that failed or was interrupted. Completed steps are not repeated."""
     return JsonResponse(caller.resume(operation_id, force=wanted.force).to_dict())
 
 
-@router.post("/invocations/{invocation_id}/resolve", response_model=responses.Call, responses=failures(409))
-def resolve(caller: Caller, invocation_id: Id, wanted: Resolve) -> JsonResponse:
+@router.post("/invocations/{invocation_id}/resolve", response_model=responses.CallAnswer, responses=failures(409))
+def resolve(caller: Caller, invocation_id: Id, wanted: Outcome) -> JsonResponse:
     """Record what really happened to a call whose outcome is unknown."""
     return JsonResponse(caller.resolve(invocation_id, wanted.outcome, result=wanted.result).to_dict())
