@@ -16,8 +16,6 @@ from agentgit import Checkpoint, InvalidInput, NotFound, diff
 from agentgit.checkpoints.comparison import Comparison
 from agentgit.checkpoints.diff import Change, Tokens
 
-HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e\r\n</td>" + "日本" * 40
-
 
 class State(MessagesState):
     """A conversation, a note and a list."""

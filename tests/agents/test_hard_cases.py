@@ -43,7 +43,7 @@ def test_a7_a_slow_save_does_not_move_a_checkpoint(durability, repo, world):
     results = [m for m in mine.conversation_history if m["role"] == "tool"]
     assert mine.get_tool_track_position() == len(results) - 1  # create_checkpoint itself is not on the track
     agent.rollback("mine")
-    assert world.items == ["1"] if durability != "exit" else ["1", "2"]
+    assert world.items == ["1"]
 
 
 @pytest.mark.parametrize("kind", GRAPHS)

@@ -83,23 +83,6 @@ def below(ran):
     return builder.compile()
 
 
-def functional(ran):
-    """Build the same graph as an entrypoint with three tasks."""
-
-    @task
-    def ask(name):
-        answer = interrupt(name)
-        ran.append(name)
-        return f"{name}={answer}"
-
-    @entrypoint()
-    def flow(given):
-        futures = [ask(name) for name in NAMES]
-        return {"log": [future.result() for future in futures]}
-
-    return flow
-
-
 GRAPHS = {"nodes": parallel, "Send": sent, "subgraphs": below}
 
 

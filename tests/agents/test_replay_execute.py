@@ -455,12 +455,6 @@ def test_t2_a_replay_updates_the_artifact_of_a_tool_message(repo):
     """T2: a replayed call updates content and artifact of its message, and the model is informed of the new result."""
     world = World()
 
-    @tool
-    def add(item: str) -> ToolMessage:
-        """Add an item, and return a message about it."""
-        world.items.append(item)
-        return ToolMessage(f"{item} is number {len(world.items)}", tool_call_id="", artifact=len(world.items))
-
     @tool(response_format="content_and_artifact")
     def put(item: str) -> tuple[str, dict]:
         """Put an item, with an artifact."""

@@ -96,11 +96,6 @@ def writing(work):
     return Files()
 
 
-def first_point(repo):
-    """Return the first restore point of the session."""
-    return next(point for point in repo.session("s").checkpoints() if point.metadata["reference"] == "main#1")
-
-
 def until_written(work):
     """Return whether the tool of the stream has written the whole file."""
     return (work / "a.txt").read_text() == "x"
