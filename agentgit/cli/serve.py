@@ -84,7 +84,7 @@ def mcp(
     trust: Trust = None,
     db: DatabaseOption = None,
 ) -> None:
-    """Serve the checkpoints of one session or of all sessions as MCP tools, over standard input and output."""
+    """Serve the checkpoints of one session, or of all, as MCP tools over standard input and output."""
     server_module = _import_mcp_server()
     modules = trusted_modules(trust)
     with repository(db) as repo:

@@ -151,9 +151,12 @@ def read_everywhere(repo, name):
     at, ends = f"/sessions/{session.id}", f"a={points[0].id}&b={points[-1].id}"
     parts = [f"{at}/checkpoints/{point.id}" for point in points]
     for ask, ways in (
-        (client, [f"{at}{rest}" for rest in ("", "/tree", "/log", "/calls", "/search?q=hello", f"/diff?{ends}")]),
+        (
+            client,
+            [f"{at}{rest}" for rest in ("", "/tree", "/log", "/tool-track", "/search?text=hello", f"/diff?{ends}")],
+        ),
         (client, [f"{part}{rest}" for part in parts for rest in ("", "/messages", "/state", "/calls")]),
-        (browser, [at, *parts, f"{at}/search?q=shop", f"{at}/rollback?to=main%231", f"{at}/diff?{ends}"]),
+        (browser, [at, *parts, f"{at}/search?text=shop", f"{at}/rollback?to=main%231", f"{at}/diff?{ends}"]),
     ):
         for way in ways:
             answer = ask.get(f"/api/v1{way}" if ask is client else way)

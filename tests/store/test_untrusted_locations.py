@@ -135,7 +135,7 @@ def test_a_plan_over_http_opens_no_storage_that_a_row_names(place: Place) -> Non
         http = TestClient(app(repo), base_url="https://testserver")
         http.headers["authorization"] = f"Bearer {repo.keys.create('k', 'admin', user='ada').secret}"
         at = f"/api/v1/sessions/{session.id}"
-        answer = http.get(f"{at}/plan", params={"to": "main#1"})
+        answer = http.get(f"{at}/plan-rollback", params={"to": "main#1"})
         assert answer.status_code == 200, answer.text
         assert "No program of this user" in answer.json()["files"]["problem"]
     place.expect_untouched()
