@@ -90,8 +90,13 @@ def async_iterator_twin(
 
     @functools.wraps(method)
     async def twin(self: Owner, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
-        iterator = await asyncio.to_thread(method, self, *args, **kwargs)
-        while (item := await asyncio.to_thread(next, iterator, _END)) is not _END:
+        with awaiting():
+            iterator = await asyncio.to_thread(method, self, *args, **kwargs)
+        while True:
+            with awaiting():  # not around the `yield`, which may end in another context
+                item = await asyncio.to_thread(next, iterator, _END)
+            if item is _END:
+                return
             yield item
 
     _name_twin(twin, method.__name__)

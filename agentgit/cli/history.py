@@ -164,7 +164,7 @@ def tag(
             help="A checkpoint and its new tag; without them, the tags are listed.",
         ),
     ] = None,
-    description: Annotated[str | None, typer.Option(metavar="TEXT", help="A description of the checkpoint.")] = None,
+    description: Annotated[str | None, typer.Option(metavar="TEXT", help="A description of the tag.")] = None,
     delete: Annotated[str | None, typer.Option("--delete", "-d", metavar="NAME", help="Remove this tag.")] = None,
     db: DatabaseOption = None,
     as_json: AsJson = False,

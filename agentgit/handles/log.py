@@ -293,6 +293,8 @@ class Log:
         log = self if name is None else self.by_name(name)
         return next(islice(log.page(1), 1), None)
 
+    aget, alatest = async_twin(get), async_twin(latest)
+
     def by_name(self, name: str) -> Log:
         """Return the log of the checkpoints to which a person gave exactly this name."""
         return self._narrow(name=name)

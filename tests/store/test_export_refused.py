@@ -27,6 +27,7 @@ from agentgit.store.threads.graph_rows import hash_state
 from agentgit.store.transfer import import_, import_check, lines
 from agentgit.store.transfer.fields import MAX_COUNT
 from agentgit.store.transfer.lines import LineWriter
+from agentgit.store.transfer.records import FORMAT
 
 
 @pytest.fixture(scope="module")
@@ -119,13 +120,13 @@ def test_b8_a_file_that_is_not_an_export_is_refused(target, data):
     refused(target, data, "not an agentgit export", error=InvalidInput)
 
 
-@pytest.mark.parametrize("other", [0, 2, "1", None])
+@pytest.mark.parametrize("other", [0, FORMAT + 1, str(FORMAT), None])
 def test_b8_an_export_in_another_format_is_refused_with_advice(export, target, other):
     """B8: a file in another format is refused with advice to export it again or to upgrade the library."""
     refused(
         target,
         forged(export, lambda found: found[0].update(format=other)),
-        f"This export has format {other!r}, and this version of agentgit reads format 1.",
+        f"This export has format {other!r}, and this version of agentgit reads format {FORMAT}.",
         "Export the session again with this version, or run: pip install --upgrade agentgit",
         error=InvalidInput,
     )

@@ -92,7 +92,7 @@ def test_w2_reasons_are_never_cut():
         ),
         (
             FULL,
-            "Blocked by 2 calls (lift, send_mail). Nothing is changed. "
+            "Blocked by 2 calls (lift, send_mail). Nothing was changed. "
             "With force: 2 will be reversed, 3 stay, 1 is gone.",
         ),
         (PARTIAL, "1 reversed, 1 kept, 1 failed, 1 not tried. To finish, call repo.resume(240000000000001)."),

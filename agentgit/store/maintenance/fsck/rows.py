@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, and_, func, select
 
 from agentgit.auth.principal import ROLES, SCOPES
 from agentgit.effects.invocation import REDO
+from agentgit.errors import Corrupt
 from agentgit.sessions.session import OPEN, PARTIAL, REPLAYING, RUNNING
 from agentgit.store.maintenance.erasure import list_erased_users
 from agentgit.store.maintenance.fsck.values import RESTORE, FsckReport, read_rows
@@ -34,7 +35,7 @@ from agentgit.store.sql.tables import (
     WORKSPACE_SNAPSHOT,
 )
 from agentgit.store.store import Store
-from agentgit.values import from_json
+from agentgit.values import as_object, as_strings, stored_json
 
 RESTORE_OR_DELETE = (
     "Restore the database from a backup, or delete the session: other rows that belong to this one are missing."
@@ -57,6 +58,10 @@ class CheckpointPosition(NamedTuple):
 
     branch_id: int
     position: int
+
+
+_DECODERS: Mapping[str, Callable[[bytes], Any]] = {"data": stored_json, "kinds": as_strings, "result": stored_json}
+"""The decoders of the JSON columns that do not hold an object."""
 
 
 class RowCheck:
@@ -120,12 +125,13 @@ class RowCheck:
             self.report.add(row, f"its session {session_id} is not the session of its {relation}", RESTORE)
 
     def require_valid_json(self, row: str, **columns: bytes | None) -> None:
-        """Check that JSON columns can be parsed. Does nothing at level 1."""
+        """Check that JSON columns can be decoded as their readers decode them. Does nothing at level 1."""
         for name, data in columns.items():
+            decode: Callable[[bytes], Any] = _DECODERS.get(name, as_object)
             if self.with_hashes and data is not None:
                 try:
-                    from_json(data)
-                except ValueError:
+                    decode(data)
+                except Corrupt:
                     self.report.add(row, f"its {name} cannot be read", RESTORE)
 
     def check_rows(self) -> None:
@@ -346,11 +352,12 @@ def check_rights(check: RowCheck) -> None:
         check.require_known(f"api_key {row.id}", "scope", row.scope, SCOPES)
     _check_sharing(check)
     # `check_outbox` counts the rows of webhooks.
-    query = select(WEBHOOK.c.id, WEBHOOK.c.user_id, WEBHOOK.c.external_session_id)
+    query = select(WEBHOOK.c.id, WEBHOOK.c.user_id, WEBHOOK.c.external_session_id, WEBHOOK.c.kinds)
     tenant_query = query.where(WEBHOOK.c.tenant_id == check.store.tenant_id)
     for row in read_rows(check.connection, tenant_query, check.report, counted=False):
         check.require_existing(f"webhook {row.id}", "user", row.user_id, check.user_ids)
         check.require_existing(f"webhook {row.id}", "session", row.external_session_id, check.current_branches)
+        check.require_valid_json(f"webhook {row.id}", kinds=row.kinds)
 
 
 def _check_sharing(check: RowCheck) -> None:

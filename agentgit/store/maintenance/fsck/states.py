@@ -25,7 +25,7 @@ from agentgit.store.sql.tables import BRANCH, CHECKPOINT, GRAPH_CHECKPOINT, GRAP
 from agentgit.store.store import Store
 from agentgit.store.threads import pending_writes
 from agentgit.store.threads.graph_rows import KEY_COLUMNS, GraphCheckpoint, conversation_channel, hash_state, is_shown
-from agentgit.values import from_json
+from agentgit.values import as_object, from_json
 
 
 def check_heads(connection: Connection, store: Store, report: FsckReport) -> None:
@@ -183,7 +183,7 @@ class _StateCheck:
         if recorded:
             try:
                 self._check_hash(key, channels, layout, *recorded)
-            except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
+            except (Corrupt, ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
                 self._add_finding(key, "its channels, header or metadata cannot be read")
 
     def _check_hash(
@@ -197,8 +197,8 @@ class _StateCheck:
         meta: bytes,
     ) -> None:
         """Compare the hash and the number of messages that a graph checkpoint records with its values."""
-        parsed_header = from_json(header)
-        from_json(meta)
+        parsed_header = as_object(header)
+        as_object(meta)
         if not layout.names.issuperset(parsed_header.get("folded", ())):
             raise KeyError
         if parsed_header.get("digests"):  # the digests replace values that are not known
