@@ -80,13 +80,21 @@ def wipe(database: Database) -> str:
     return ""
 
 
-class SessionRetention(SessionAccess):
-    """The retention of a session, as `Session.retention`."""
+class SessionRetention:
+    """The retention of a session, as `Session.retention`.
+
+    Args:
+        context: The store and the principal.
+        session_id: The id of the session.
+    """
+
+    def __init__(self, context: Context, session_id: int) -> None:
+        self._context, self._access = context, SessionAccess(context, session_id)
 
     def get(self) -> Retention | None:
         """Return the retention of the session; None if it keeps everything."""
-        return self.context.read(
-            lambda c: retention_store.read_retention(c, self.context.store, self.load_session(c).id)
+        return self._context.read(
+            lambda c: retention_store.read_retention(c, self._context.store, self._access.load_session(c).id)
         )
 
     def set(self, retention: Retention | None) -> Retention | None:
@@ -116,20 +124,20 @@ class SessionRetention(SessionAccess):
             raise InvalidInput(f"retention must be Retention(max_checkpoints=...) or None, not {retention!r}.")
 
         def set_retention(connection: Connection) -> Retention | None:
-            session_id = self.load_session(connection, OWNER).id
-            previous = retention_store.read_retention(connection, self.context.store, session_id)
-            retention_store.write_retention(connection, self.context.store, session_id, retention)
+            session_id = self._access.load_session(connection, OWNER).id
+            previous = retention_store.read_retention(connection, self._context.store, session_id)
+            retention_store.write_retention(connection, self._context.store, session_id, retention)
             record_event(
                 connection,
-                self.context.store.tenant_id,
+                self._context.store.tenant_id,
                 "retention.changed",
                 session_id=session_id,
-                user_id=self.context.user.id,
+                user_id=self._context.user.id,
                 retention=retention.to_dict() if retention is not None else None,
             )
             return previous
 
-        return self.context.change(set_retention)
+        return self._context.change(set_retention)
 
     def apply(self, retention: Retention | None = None, *, dry_run: bool = False) -> RetentionResult:
         """Delete the checkpoints that the session does not keep, now; return the decision about each checkpoint.
@@ -144,9 +152,9 @@ class SessionRetention(SessionAccess):
         """
 
         def apply_retention(connection: Connection) -> RetentionResult:
-            session = self.load_session(connection, VIEWER if dry_run else OWNER)
+            session = self._access.load_session(connection, VIEWER if dry_run else OWNER)
             effective_retention = retention or retention_store.read_retention(
-                connection, self.context.store, session.id
+                connection, self._context.store, session.id
             )
             if effective_retention is None:
                 raise InvalidInput(
@@ -154,10 +162,12 @@ class SessionRetention(SessionAccess):
                     "session.retention.set(Retention(...)), or pass a retention here."
                 )
             if dry_run:
-                outcome = retention_store.judge_session(connection, self.context.store, session.id, effective_retention)
+                outcome = retention_store.judge_session(
+                    connection, self._context.store, session.id, effective_retention
+                )
             else:
                 outcome = retention_store.apply_retention(
-                    connection, self.context.store, session.id, effective_retention, self.context.user.id
+                    connection, self._context.store, session.id, effective_retention, self._context.user.id
                 )
             return RetentionResult(
                 session_name=session.session_name,
@@ -169,10 +179,10 @@ class SessionRetention(SessionAccess):
             )
 
         if dry_run:
-            return self.context.read(apply_retention)
-        result = self.context.change(apply_retention)
+            return self._context.read(apply_retention)
+        result = self._context.change(apply_retention)
         if result.gone:
-            self.context.engine().files.release_unused()
+            self._context.engine().files.release_unused()
         return result
 
     def clear(self, *, branch: BranchRef = None) -> int:
@@ -183,15 +193,15 @@ class SessionRetention(SessionAccess):
         """
 
         def delete_checkpoints(connection: Connection) -> int:
-            session = self.load_session(connection, OWNER)
-            branch_id = self.context.lookup.branch(connection, session, branch).id if branch is not None else None
+            session = self._access.load_session(connection, OWNER)
+            branch_id = self._context.lookup.branch(connection, session, branch).id if branch is not None else None
             verdicts = retention_store.delete_unneeded(
-                connection, self.context.store, session.id, branch_id=branch_id, user_id=self.context.user.id
+                connection, self._context.store, session.id, branch_id=branch_id, user_id=self._context.user.id
             )
             return sum(verdict.is_removed for verdict in verdicts)
 
-        deleted_count = self.context.change(delete_checkpoints)
-        self.context.engine().files.release_unused()
+        deleted_count = self._context.change(delete_checkpoints)
+        self._context.engine().files.release_unused()
         return deleted_count
 
     aget = async_twin(get)

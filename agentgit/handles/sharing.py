@@ -12,15 +12,23 @@ from agentgit.auth import Member, ShareLink
 from agentgit.auth.principal import OWNER, VIEWER, WRITE, Role, require_role
 from agentgit.auth.sharing import expiry_time
 from agentgit.errors import InvalidInput, NotFound
-from agentgit.handles.context import SessionAccess, UserRef
+from agentgit.handles.context import Context, SessionAccess, UserRef
 from agentgit.store.sql.ids import is_id
 
 DEFAULT_LINK_LIFETIME = timedelta(days=7)
 """The default lifetime of a link."""
 
 
-class Sharing(SessionAccess):
-    """The members of a session and the links to it, as `Session.sharing`."""
+class Sharing:
+    """The members of a session and the links to it, as `Session.sharing`.
+
+    Args:
+        context: The store and the principal.
+        session_id: The id of the session.
+    """
+
+    def __init__(self, context: Context, session_id: int) -> None:
+        self._context, self._access = context, SessionAccess(context, session_id)
 
     def share(self, user: UserRef, role: Role = VIEWER, expires_in: timedelta | None = None) -> Member:
         """Grant a user a role in the session. It replaces the role that you granted before.
@@ -40,17 +48,17 @@ class Sharing(SessionAccess):
         expires_at = expiry_time(expires_in)
 
         def add_member(connection: Connection) -> Member:
-            session = self.load_session(connection, OWNER)
-            invited_user = self.context.find_user(connection, user)
+            session = self._access.load_session(connection, OWNER)
+            invited_user = self._context.find_user(connection, user)
             if invited_user.id == session.user_id:
                 raise InvalidInput(
                     f"{invited_user.name} owns session {session.session_name} and already has full access to it."
                 )
-            return self.context.store.members.share(
-                connection, session.id, invited_user, role, expires_at, self.context.user.id
+            return self._context.store.members.share(
+                connection, session.id, invited_user, role, expires_at, self._context.user.id
             )
 
-        return self.context.change(add_member)
+        return self._context.change(add_member)
 
     def unshare(self, user: UserRef) -> None:
         """Revoke all roles of a user in the session at once. With yourself as the user, leave the session.
@@ -67,10 +75,10 @@ class Sharing(SessionAccess):
         """
 
         def remove_member(connection: Connection) -> None:
-            removed_user = self.context.find_user(connection, user)
-            is_leaving = removed_user.id == self.context.user.id
-            session = self.load_session(connection, VIEWER if is_leaving else OWNER)
-            links = self.context.store.members.remove(connection, session.id, removed_user.id, self.context.user.id)
+            removed_user = self._context.find_user(connection, user)
+            is_leaving = removed_user.id == self._context.user.id
+            session = self._access.load_session(connection, VIEWER if is_leaving else OWNER)
+            links = self._context.store.members.remove(connection, session.id, removed_user.id, self._context.user.id)
             if not links:
                 raise NotFound(
                     f"Session {session.reference} is not shared with {removed_user.name}. See "
@@ -78,13 +86,13 @@ class Sharing(SessionAccess):
                 )
             # A removed user could join again with these links. A user who leaves must not remove others.
             for link_id in () if is_leaving else links:
-                self.context.store.members.revoke_link(connection, session.id, link_id, self.context.user.id)
+                self._context.store.members.revoke_link(connection, session.id, link_id, self._context.user.id)
 
-        self.context.change(remove_member, scope=WRITE)
+        self._context.change(remove_member, scope=WRITE)
 
     def members(self) -> list[Member]:
         """List the users who have a role in the session now, except its owner."""
-        return self.context.read(lambda c: self.context.store.members.all(c, self.load_session(c).id))
+        return self._context.read(lambda c: self._context.store.members.all(c, self._access.load_session(c).id))
 
     # -- links
 
@@ -109,10 +117,10 @@ class Sharing(SessionAccess):
         expires_at = expiry_time(expires_in)
 
         def add_link(connection: Connection) -> ShareLink:
-            session = self.load_session(connection, OWNER)
-            return self.context.store.members.add_link(connection, session.id, role, expires_at, self.context.user.id)
+            session = self._access.load_session(connection, OWNER)
+            return self._context.store.members.add_link(connection, session.id, role, expires_at, self._context.user.id)
 
-        return self.context.change(add_link)
+        return self._context.change(add_link)
 
     def links(self) -> list[ShareLink]:
         """List the links of the session, including those that have ended. Only its owner can do this.
@@ -120,7 +128,9 @@ class Sharing(SessionAccess):
         Raises:
             NotAllowed: You are not its owner.
         """
-        return self.context.read(lambda c: self.context.store.members.links(c, self.load_session(c, OWNER).id))
+        return self._context.read(
+            lambda c: self._context.store.members.links(c, self._access.load_session(c, OWNER).id)
+        )
 
     def revoke_link(self, link: ShareLink | int) -> ShareLink:
         """Revoke a link, and the roles of all who joined with it, at once; return the revoked link.
@@ -135,16 +145,16 @@ class Sharing(SessionAccess):
         link_id = link.id if isinstance(link, ShareLink) else link
 
         def revoke(connection: Connection) -> ShareLink:
-            stored_link = self.context.store.members.link(connection, link_id) if is_id(link_id) else None
-            if stored_link is None or stored_link.session_id != self.session_id:
+            stored_link = self._context.store.members.link(connection, link_id) if is_id(link_id) else None
+            if stored_link is None or stored_link.session_id != self._access.session_id:
                 raise NotFound(f"There is no link {link_id!r}. session.sharing.links() lists them.")
-            self.load_session(connection, OWNER)
-            self.context.store.members.revoke_link(
-                connection, stored_link.session_id, stored_link.id, self.context.user.id
+            self._access.load_session(connection, OWNER)
+            self._context.store.members.revoke_link(
+                connection, stored_link.session_id, stored_link.id, self._context.user.id
             )
             return replace(stored_link, revoked_at=stored_link.revoked_at or datetime.now(UTC))
 
-        return self.context.change(revoke)
+        return self._context.change(revoke)
 
     ashare = async_twin(share)
     aunshare = async_twin(unshare)

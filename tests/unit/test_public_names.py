@@ -41,7 +41,7 @@ NO_TWIN = {
     RollbackAgent: {"as_tool", "checkpoint_tools"},  # these make tools, and do no IO
     Repository: {"trust", "close"},  # `trust` does no IO; a repository is closed at the end, when no event loop runs
     Events: {"on"},  # registers a callback
-    Log: {"by_name"},  # narrows the log, which is read later
+    Log: {"by_name", "since", "between"},  # these narrow the log, which is read later
 }
 """The public methods without an async twin."""
 
