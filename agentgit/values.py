@@ -291,6 +291,17 @@ def _unreadable_json() -> Corrupt:
     )
 
 
+def count(n: int, noun: str) -> str:
+    """Return a number with its noun, in the singular or plural.
+
+    Example:
+        >>> count(1, "branch"), count(2, "branch"), count(0, "call")
+        ('1 branch', '2 branches', '0 calls')
+    """
+    ending = "" if n == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{n} {noun}{ending}"
+
+
 UNSAFE_CATEGORIES = ("Cc", "Cf", "Cs", "Zl", "Zp")
 """The Unicode categories that control a terminal, reorder its text, or cannot be written to it."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentgit.checkpoints.diff import Diff, escape_unprintable
-from agentgit.values import PrintableDrawing
+from agentgit.values import PrintableDrawing, count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Comparison(PrintableDrawing):
     @property
     def heading(self) -> str:
         """A sentence that names the point where the branches diverge."""
-        common = f"{_pluralize(self.messages, 'message')} and {_pluralize(self.calls, 'tool call')} in common"
+        common = f"{count(self.messages, 'message')} and {count(self.calls, 'tool call')} in common"
         return f"{self.between.from_reference} and {self.between.to_reference} diverge at {self.fork} ({common})"
 
     def lines(self) -> Iterator[tuple[str, str]]:
@@ -64,7 +64,3 @@ class Comparison(PrintableDrawing):
 
 def _indent(sign: str, text: str) -> tuple[str, str]:
     return (sign, text) if sign else ("", f"  {text}")
-
-
-def _pluralize(n: int, noun: str) -> str:
-    return f"{n} {noun}{'' if n == 1 else 's'}"

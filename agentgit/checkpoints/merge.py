@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from agentgit.errors import InvalidInput
-from agentgit.values import PrintableDrawing, portable, to_json
+from agentgit.values import PrintableDrawing, count, portable, to_json
 
 OURS, THEIRS = "ours", "theirs"
 """The sides of a conflict that can win: `ours` is this branch, `theirs` the other branch."""
@@ -116,19 +116,13 @@ class MergePlan(PrintableDrawing):
         if self.is_empty:
             return "Nothing to add: everything is already here."
         values = sum(value.how != OURS for value in self.values)
-        conflicts = (
-            f"; {_pluralize(len(self.conflicts), 'conflict')} to resolve with resolve=" if self.conflicts else ""
-        )
-        return f"{_pluralize(values, 'value')} and {_pluralize(len(self.messages), 'message')} to add{conflicts}."
+        conflicts = f"; {count(len(self.conflicts), 'conflict')} to resolve with resolve=" if self.conflicts else ""
+        return f"{count(values, 'value')} and {count(len(self.messages), 'message')} to add{conflicts}."
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as JSON-like data."""
         plain: dict[str, Any] = portable({f.name: getattr(self, f.name) for f in fields(self)})
         return plain
-
-
-def _pluralize(n: int, noun: str) -> str:
-    return f"{n} {noun}{'' if n == 1 else 's'}"
 
 
 # -- what is added

@@ -13,8 +13,9 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 
-from agentgit.render.text import clean, count, cut
+from agentgit.render.text import clean, cut
 from agentgit.sessions.tree import Branch, Point, Tree
+from agentgit.values import count
 
 KINDS = {"before": "before a turn", "after": "after a turn", "tools": "after tools", "branch": "start of the branch"}
 """The title of an automatic checkpoint that has none, by its kind."""

@@ -9,10 +9,11 @@ from typing import Any
 from agentgit.checkpoints import Checkpoint
 from agentgit.errors import AgentGitError
 from agentgit.render import html
-from agentgit.render.text import Line, Span, clean, count, cut, format_time, plain, table
+from agentgit.render.text import Line, Span, clean, cut, format_time, plain, table
 from agentgit.render.views import conversation as said
 from agentgit.render.views.conversation import LATEST, call_rows
 from agentgit.render.views.log import kind, reference
+from agentgit.values import count
 
 
 def draw_checkpoint(checkpoint: Checkpoint, *, width: int = 100) -> str:

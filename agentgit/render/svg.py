@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from agentgit.effects.invocation import MARKS
 from agentgit.render.html import escape, fold, pre
 from agentgit.render.layout import LINE, Lane, Picture, PlacedRow, branch_name, column_x, is_named, picture, title_of
-from agentgit.render.text import cells, clean, count, cut, format_time
+from agentgit.render.text import cells, clean, cut, format_time
 from agentgit.render.views.tree import lines as text_lines
 from agentgit.sessions.session import OPEN
 from agentgit.sessions.tree import Point, Tree
+from agentgit.values import count
 
 Link = Callable[[Point], str | None]
 """A function that returns the address that a checkpoint links to, or None."""

@@ -138,17 +138,6 @@ def format_time(moment: datetime | None, zone: tzinfo | None = UTC, *, seconds: 
     return moment.astimezone(zone).strftime("%Y-%m-%d %H:%M:%S" if seconds else "%Y-%m-%d %H:%M")
 
 
-def count(n: int, noun: str) -> str:
-    """Return a number with its noun, in the singular or plural.
-
-    Example:
-        >>> count(1, "branch"), count(2, "branch"), count(0, "call")
-        ('1 branch', '2 branches', '0 calls')
-    """
-    ending = "" if n == 1 else "es" if noun.endswith("ch") else "s"
-    return f"{n} {noun}{ending}"
-
-
 STYLES = ("", "heading", "reference", "name", "head", "dim", "added", "removed", "changed", "bad")
 """The names of the styles; `head` marks the ends of branches, `bad` marks what needs attention."""
 

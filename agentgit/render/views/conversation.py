@@ -9,8 +9,9 @@ from agentgit.effects import ToolInvocation
 from agentgit.effects.effects import IRREVERSIBLE, UNDECLARED
 from agentgit.effects.invocation import DECISIONS, REPLAY, short_repr
 from agentgit.render import html
-from agentgit.render.text import Line, Span, clean, count, cut, plain, table, visible
+from agentgit.render.text import Line, Span, clean, cut, plain, table, visible
 from agentgit.sessions.messages import text_of
+from agentgit.values import count
 
 LATEST = 20
 """The number of latest messages, or of one checkpoint's latest calls, that are shown."""

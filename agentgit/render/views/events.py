@@ -7,10 +7,11 @@ from dataclasses import replace
 from datetime import UTC, tzinfo
 from typing import Any
 
-from agentgit.render.text import Line, Span, clean, count, format_time, table
+from agentgit.render.text import Line, Span, clean, format_time, table
 from agentgit.render.views.maintenance import finding_lines
 from agentgit.sessions.events import Event, Verified
 from agentgit.sessions.webhooks import Delivered, Webhook
+from agentgit.values import count
 
 _BAD_ENDINGS = ("failed", "incomplete", "unknown", "abandoned")
 """The endings of the kinds of events that need attention."""

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, tzinfo
 from typing import TYPE_CHECKING
 
-from agentgit.render.text import Line, Span, clean, count, format_time, table
+from agentgit.render.text import Line, Span, clean, format_time, table
 from agentgit.render.views.diff import patch
-from agentgit.values import escape_path
+from agentgit.values import count, escape_path
 from agentgit.workspace.values import EVERYTHING
 
 if TYPE_CHECKING:

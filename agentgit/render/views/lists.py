@@ -10,12 +10,13 @@ from agentgit.auth.principal import widest
 from agentgit.checkpoints import Checkpoint
 from agentgit.errors import AgentGitError
 from agentgit.render import html, svg
-from agentgit.render.text import Line, Span, clean, count, format_time, table
+from agentgit.render.text import Line, Span, clean, format_time, table
 from agentgit.render.views import conversation
 from agentgit.render.views.log import reference, title
 from agentgit.sessions import ExternalSession, InternalSession, Tree
 from agentgit.sessions.operation import Operation
 from agentgit.sessions.session import OPEN, RUNNING
+from agentgit.values import count
 
 
 def session_lines(sessions: Sequence[ExternalSession], *, width: int = 100, zone: tzinfo | None = UTC) -> list[Line]:

@@ -8,7 +8,8 @@ from typing import Any
 
 from agentgit.checkpoints import Checkpoint
 from agentgit.checkpoints.queries import Hit, Hits, Tag
-from agentgit.render.text import Line, Span, cells, clean, count, cut, format_time, plain, table, visible
+from agentgit.render.text import Line, Span, cells, clean, cut, format_time, plain, table, visible
+from agentgit.values import count
 
 
 def draw_log(checkpoints: Sequence[Checkpoint], *, width: int = 100) -> str:

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, tzinfo
 
 from agentgit.checkpoints.retention import Retention, RetentionResult, RetentionVerdict
-from agentgit.render.text import Line, Span, clean, count, format_time, table
+from agentgit.render.text import Line, Span, clean, format_time, table
 from agentgit.sessions.reports import Checked, Erased, Finding, Reclaimed, Rotated
 from agentgit.sessions.stats import Figures, Prices, Stats, UsedTokens, cost_of
+from agentgit.values import count
 
 UNITS = ("bytes", "KB", "MB", "GB", "TB")
 

@@ -9,10 +9,10 @@ from agentgit.effects import RollbackPlan, RollbackReport, ToolInvocation
 from agentgit.effects.files import ASIDE, CONFLICT, DELETE, LEFT, MISSING, OVERWRITTEN, WRITE, FileChanges
 from agentgit.effects.plan import ANSWER, BLOCK, GONE, KEEP, REDO, REVERSE
 from agentgit.render import html
-from agentgit.render.text import Line, Span, clean, count, format_time, plain, table
+from agentgit.render.text import Line, Span, clean, format_time, plain, table
 from agentgit.render.views.conversation import cell, effect, status
 from agentgit.sessions.operation import DONE, Operation
-from agentgit.values import escape_path
+from agentgit.values import count, escape_path
 
 
 def operation_lines(

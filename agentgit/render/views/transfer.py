@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from agentgit.render.text import Line, Span, clean, count
+from agentgit.render.text import Line, Span, clean
 from agentgit.sessions.reports import EXTENDED, FAILED, IMPORTED, UNCHANGED, ImportReport, ThreadReport
 from agentgit.store.transfer.summary import TransferSummary
+from agentgit.values import count
 
 MAX_PATHS = 20
 """The number of omitted paths that are shown."""

@@ -25,9 +25,10 @@ from agentgit.render.layout import (
     references,
     title_of,
 )
-from agentgit.render.text import Line, Span, cells, clean, count, cut, format_time, pad, plain, table
+from agentgit.render.text import Line, Span, cells, clean, cut, format_time, pad, plain, table
 from agentgit.sessions.session import OPEN
 from agentgit.sessions.tree import DONE, Branch, Exploration, Tree
+from agentgit.values import count
 
 TURN, NAMED, BEGIN, FOLDED = "●", "◆", "○", "┆"
 

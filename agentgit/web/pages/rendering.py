@@ -20,10 +20,10 @@ from starlette.responses import HTMLResponse
 
 import agentgit
 from agentgit.auth.principal import widest
-from agentgit.render.text import Line, clean, count, format_time, visible
+from agentgit.render.text import Line, clean, format_time, visible
 from agentgit.render.views.conversation import arguments
 from agentgit.sessions.messages import text_of
-from agentgit.values import portable
+from agentgit.values import count, portable
 from agentgit.web.security import csrf_token
 
 MAX_TEXT_LENGTH = 20_000
