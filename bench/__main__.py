@@ -12,7 +12,7 @@ from pathlib import Path
 
 import orjson
 
-from bench import compare, find, fork, log, measure, size, start, turn, upkeep
+from bench import compare, find, fork, log, measure, memory, size, start, turn, upkeep
 from bench.honest import explored, faults, overhead, payments
 from bench.multiuser import sessions, turns, wall
 from bench.saver import aims, forks, lists, long, puts
@@ -28,6 +28,7 @@ SUBJECTS = {
     "find": find.measure,
     "import": start.measure,
     "upkeep": upkeep.measure,
+    "memory": memory.measure,
     "honest-payments": payments.measure,
     "honest-faults": faults.measure,
     "honest-explored": explored.measure,

@@ -78,6 +78,7 @@ class Scale:
         steps: The number of steps with failing calls.
         explored: The choices and steps of each exploration.
         found: The number of checkpoints among which one is found.
+        served: The numbers of sessions after which the memory is measured.
         multiuser: The scale for many users.
     """
 
@@ -93,12 +94,14 @@ class Scale:
     steps: int
     explored: tuple[tuple[int, int], ...]
     found: int
+    served: tuple[int, ...]
     multiuser: CrowdScale
 
 
 FULL = Scale(
     messages=(2, 100, 1000), fresh=30, turns=(100, 500), forks=25, forked=(10, 1000), starts=9, looks=2,
     rollbacks=100, steps=100, explored=((2, 3), (2, 4), (4, 4), (4, 5)), found=100_000,
+    served=(1_000, 5_000, 10_000),
     multiuser=CrowdScale(
         messages=(2, 100), clients=(1, 4, 16, 64), turns=480, sessions=(1_000, 10_000, 100_000, 1_000_000)
     ),
@@ -110,6 +113,7 @@ FULL = Scale(
 QUICK = Scale(
     messages=(2, 100), fresh=12, turns=(20, 60), forks=8, forked=(10, 100), starts=3, looks=3,
     rollbacks=10, steps=10, explored=((2, 3), (2, 4)), found=5_000,
+    served=(50, 100),
     multiuser=CrowdScale(messages=(2,), clients=(1, 2), turns=6, sessions=(1_000, 2_000)),
     saver=SaverScale(
         turns=(4, 8), messages=(10,), fresh=2, stored=(10, 50), puts=2,

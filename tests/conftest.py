@@ -4,15 +4,16 @@ import gc
 import os
 import shutil
 import threading
-import time
 import uuid
 from collections import defaultdict
 from contextlib import ExitStack, closing
 
+import backend
 import cached_databases
 import faults
 import points
 import pytest
+import sent_statements
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 from notebook_shells import ipython, shown  # noqa: F401  # fixtures
@@ -27,14 +28,6 @@ from agentgit.store.sql.tables import METADATA
 
 LITTLE = 4 * 2**20
 """The largest size in bytes of tables, indexes and dead rows that `_empty` deletes row by row."""
-
-QUIET_SECONDS = 60
-"""The time that the end of a test waits for other connections that are active in its database."""
-
-AT_WORK = """
-SELECT pg_stat_clear_snapshot(), pid, query FROM pg_stat_activity
-WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend' AND state <> 'idle'
-"""
 
 LEFT_OUT = "left out on PostgreSQL"
 
@@ -51,6 +44,8 @@ if not EXPLORING:
     # each line of agentgit. Hypothesis has no option for this; test_hypothesis_determinism.py tests the patch.
     providers._get_local_constants = providers.Constants
 
+
+sent_statements.watch_connections()
 
 MOST_VARIANTS = 3
 """The number of variants of a parametrized test that `make test` runs; `make test-all` runs all variants."""
@@ -95,6 +90,14 @@ def pytest_terminal_summary(terminalreporter):
         )  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def sent_statements_can_be_distributed():
+    """Fail a test during which the library sent PostgreSQL a statement that a distributed database refuses."""
+    yield
+    breaches = sent_statements.take_breaches()
+    assert not breaches, "\n".join(map(str, breaches))
+
+
 @pytest.fixture(scope="session")
 def sqlite_template(tmp_path_factory):
     """Create a SQLite file with all tables for tests to copy; creating one takes longer than most tests."""
@@ -118,6 +121,7 @@ def postgres_made():
             connection.execute(text(f'CREATE DATABASE "{name}"'))
             # The tests kill processes, not the server, so commits need not wait for the disk.
             connection.execute(text(f'ALTER DATABASE "{name}" SET synchronous_commit = off'))
+            sent_statements.read_volatile_functions(connection)
     except OperationalError:
         server.dispose()
         missing(f"{LEFT_OUT}: no server answers at {POSTGRES}; set $AGENTGIT_TEST_POSTGRES_URL")
@@ -207,7 +211,7 @@ def _empty(connection):
     A small database is deleted row by row, which takes a tenth of the time of a TRUNCATE. A larger database is
     truncated, because the remaining dead rows would distort tests of sizes.
     """
-    _until_quiet(connection)
+    backend.wait_until_quiet(connection)
     connection.exec_driver_sql("SET LOCAL session_replication_role = replica")  # disables triggers and foreign keys
     sizes = 'pg_total_relation_size(\'"{0}"\'), EXISTS (SELECT FROM "{0}")'
     names = [table.name for table in METADATA.sorted_tables]
@@ -218,17 +222,6 @@ def _empty(connection):
         return
     filled = [name for name, _, is_filled in tables if is_filled]
     connection.exec_driver_sql(";".join(f'DELETE FROM "{name}"' for name in filled))  # noqa: S608  # our own names
-
-
-def _until_quiet(connection):
-    """Wait until no other connection is in a transaction.
-
-    The server may still be running the last commit of a killed process, whose rows would appear in the next test.
-    """
-    until = time.monotonic() + QUIET_SECONDS
-    while found := connection.exec_driver_sql(AT_WORK).all():
-        assert time.monotonic() < until, f"the test has ended, and somebody is still at work: {found}"
-        time.sleep(0.01)
 
 
 @pytest.fixture

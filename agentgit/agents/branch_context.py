@@ -110,7 +110,11 @@ class BranchContext:
         self.settings = settings
         self.store = context.store.detached_copy()
         self.saver = SQLModelSaver(
-            self.store.database, tenant_id=self.store.tenant_id, graphs=self.store.graphs, sessions=True
+            self.store.database,
+            tenant_id=self.store.tenant_id,
+            graphs=self.store.graphs,
+            exclude_metadata=self.store.exclude_metadata,
+            sessions=True,
         )
         self.saver.channels = graph.channels
         self.planner = Planner(self.store, context.registry)
@@ -119,6 +123,8 @@ class BranchContext:
             head = self.store.graphs.head(connection, row.thread_id)
         self.branch_id: int = row.id
         self.session_id: int = row.external_session_id
+        self.served = context.registry.session(self.session_id)
+        """What this process holds for the session."""
         self.thread_id: str = row.thread_id
         self.seen_checkpoint_id: str | None = head.checkpoint_id if head else None
         """The newest graph checkpoint that the agent has seen."""

@@ -97,8 +97,10 @@ class BranchReader(BranchRunner):
         with self._branch.reading() as connection:
             graphs = self._branch.store.graphs
             graph_checkpoint = graphs.newest(connection, self._branch.thread_id)
-            hashes = graphs.message_hashes(connection, graph_checkpoint) if graph_checkpoint is not None else ()
-            leaves = graphs.content.blobs.get_many(connection, hashes)
+            if graph_checkpoint is None:
+                return []
+            hashes = graphs.message_hashes(connection, graph_checkpoint)
+            leaves = graphs.blobs.of(graph_checkpoint.session_id).get_many(connection, hashes)
         messages: list[BaseMessage] = self._branch.saver.codec.decode([leaves[key] for key in hashes])
         return messages
 

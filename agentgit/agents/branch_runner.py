@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import sys
 import warnings
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager, nullcontext
+from functools import partial
 from time import monotonic
 from typing import Any, Self
 
@@ -27,6 +28,11 @@ from agentgit.errors import AgentGitError, BranchMoved, InvalidInput
 from agentgit.handles.context import Context
 from agentgit.langgraph_internals import CONFIG_KEY_CACHE
 from agentgit.tracing import NO_SPAN, TracedSpan, start
+
+Options = Mapping[str, Any]
+"""The keyword arguments of a method of the graph."""
+
+NO_OPTIONS: Options = {}
 
 END = object()
 """The sentinel for the end of a stream."""
@@ -61,7 +67,7 @@ class BranchRunner(Runnable[Any, Any]):
         self._nested_config = (
             {CONFIG_KEY_CACHE: BranchCache(nested_cache, self._current_turn)} if nested_cache is not None else {}
         )
-        self._known_current_branch = context.moved_to.get(branch.session_id)
+        self._known_current_branch = branch.served.moved_to
         self._turn: Turn | None = None
         self.rollback_error: AgentGitError | None = None
         """The error of the last rollback that the model requested; None if it succeeded or none was requested."""
@@ -110,13 +116,15 @@ class BranchRunner(Runnable[Any, Any]):
         )
 
     def _begin(
-        self, value: Any, config: RunnableConfig | None, span: TracedSpan = NO_SPAN
+        self, value: Any, config: RunnableConfig | None, span: TracedSpan = NO_SPAN, options: Options = NO_OPTIONS
     ) -> tuple[Turn, RunnableConfig]:
         """Begin a turn: acquire the branch, and build the config that records the turn."""
         with span.current():
-            return self._start_turn(value, config, span)
+            return self._start_turn(value, config, span, options)
 
-    def _start_turn(self, value: Any, config: RunnableConfig | None, span: TracedSpan) -> tuple[Turn, RunnableConfig]:
+    def _start_turn(
+        self, value: Any, config: RunnableConfig | None, span: TracedSpan, options: Options
+    ) -> tuple[Turn, RunnableConfig]:
         require_not_nested(config)
         self._branch.store.database.require_open()  # before the files are read
         self._warn_if_moved()
@@ -126,7 +134,14 @@ class BranchRunner(Runnable[Any, Any]):
                 "A branch runs only from its head; to run from an earlier checkpoint, call fork(to) or rollback(to)."
             )
         run_config["configurable"].pop("checkpoint_id", None)
-        turn = Turn(self._branch, inputs.parse(self._instrumented_graph, value), span)
+        durability = self._durability(options)
+        saves_each_step = durability == "sync" or (durability == "exit" and self._branch.settings.effects.has_effects)
+        turn = Turn(
+            self._branch,
+            inputs.parse(self._instrumented_graph, value),
+            span,
+            saves_each_step=saves_each_step,
+        )
         if self._interrupted_turn is not None and not turn.turn_input.is_new:
             turn.requested_checkpoints, turn.after_turn = (
                 self._interrupted_turn.requested_checkpoints,
@@ -139,7 +154,7 @@ class BranchRunner(Runnable[Any, Any]):
 
     def _warn_if_moved(self) -> None:
         """Warn once if a rollback or switch in this process has since moved the session to another branch."""
-        branch, current_id = self._branch, self._branch.context.moved_to.get(self._branch.session_id)
+        branch, current_id = self._branch, self._branch.served.moved_to
         if current_id in (None, self._known_current_branch, branch.branch_id):
             return
         self._known_current_branch = current_id
@@ -175,10 +190,12 @@ class BranchRunner(Runnable[Any, Any]):
                 self.rollback_error = error
 
     @contextmanager
-    def _turn_context(self, value: Any, config: RunnableConfig | None) -> Iterator[tuple[Any, RunnableConfig]]:
+    def _turn_context(
+        self, value: Any, config: RunnableConfig | None, options: Options = NO_OPTIONS
+    ) -> Iterator[tuple[Any, RunnableConfig]]:
         """Hold the branch for one turn, and yield the input and the config to run the graph with."""
         with self._start_span() as span:
-            turn, run_config = self._begin(value, config, span)
+            turn, run_config = self._begin(value, config, span, options)
             is_completed = False
             try:
                 yield turn.turn_input.value, run_config
@@ -188,20 +205,20 @@ class BranchRunner(Runnable[Any, Any]):
 
     @asynccontextmanager
     async def _aturn_context(
-        self, value: Any, config: RunnableConfig | None
+        self, value: Any, config: RunnableConfig | None, options: Options
     ) -> AsyncIterator[tuple[Any, RunnableConfig]]:
         """Hold the branch for one turn without blocking the event loop, and release it even if cancelled."""
         with self._start_span() as span:
-            async with self._aturn_in_thread(value, config, span) as value_and_config:
+            async with self._aturn_in_thread(value, config, span, options) as value_and_config:
                 yield value_and_config
 
     @asynccontextmanager
     async def _aturn_in_thread(
-        self, value: Any, config: RunnableConfig | None, span: TracedSpan
+        self, value: Any, config: RunnableConfig | None, span: TracedSpan, options: Options
     ) -> AsyncIterator[tuple[Any, RunnableConfig]]:
         await self._await_previous_turn()
         LOOP.set(asyncio.get_running_loop())  # the async callbacks of this turn run on this loop
-        threaded_turn = ThreadedTurn(self._begin, self._end)
+        threaded_turn = ThreadedTurn(partial(self._begin, options=options), self._end)
         self._begin_future = asyncio.ensure_future(asyncio.to_thread(threaded_turn.begin, value, config, span))
         try:
             turn, run_config = await asyncio.shield(self._begin_future)
@@ -254,6 +271,11 @@ class BranchRunner(Runnable[Any, Any]):
         finally:
             self._is_ending = True
 
+    @staticmethod
+    def _durability(options: Options) -> str:
+        """Return LangGraph's durability for the options of a run."""
+        return options.get("durability") or ("exit" if options.get("checkpoint_during") is False else "async")
+
     def _durable_options(self, options: dict[str, Any], *, is_async: bool = False) -> dict[str, Any]:
         """Return the options of a run, changed so that each step is saved before the next one can have an effect.
 
@@ -264,7 +286,7 @@ class BranchRunner(Runnable[Any, Any]):
             options: The options as the user gave them.
             is_async: True if the turn runs on an event loop.
         """
-        durability = options.get("durability") or ("exit" if options.get("checkpoint_during") is False else "async")
+        durability = self._durability(options)
         if not self._branch.settings.effects.has_effects or (durability != "exit" and not is_async):
             return options
         return {**{name: value for name, value in options.items() if name != "checkpoint_during"}, "durability": "sync"}
@@ -273,21 +295,28 @@ class BranchRunner(Runnable[Any, Any]):
         """Make the turn's span current, so that the graph's own spans are its children."""
         return self._turn.span.current() if self._turn is not None else nullcontext()
 
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """Run a part of the graph in the turn, and outside of a graph that calls this agent."""
+        turn = self._turn
+        with detached(), self._current_span(), turn.unit_of_work.current() if turn is not None else nullcontext():
+            yield
+
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         """Run one turn, as the graph's `invoke`.
 
         Raises:
             Conflict: Somebody else runs this branch, or has moved it since this agent last saw it.
         """
-        with self._turn_context(input, config) as (value, run_config), detached(), self._current_span():
+        with self._turn_context(input, config, kwargs) as (value, run_config), self._running():
             return self._instrumented_graph.invoke(value, run_config, **self._durable_options(kwargs))
 
     def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
         """Run one turn, as the graph's `stream`. A stream that is not read to its end leaves no end checkpoint."""
-        with self._turn_context(input, config) as (value, run_config):
+        with self._turn_context(input, config, kwargs) as (value, run_config):
             chunks = self._instrumented_graph.stream(value, run_config, **self._durable_options(kwargs))
             while True:
-                with detached(), self._current_span():
+                with self._running():
                     chunk = next(chunks, END)
                 if chunk is END:
                     return
@@ -295,8 +324,8 @@ class BranchRunner(Runnable[Any, Any]):
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         """Run one turn, as the graph's `ainvoke`."""
-        async with self._aturn_context(input, config) as (value, run_config):
-            with detached(), self._current_span():
+        async with self._aturn_context(input, config, kwargs) as (value, run_config):
+            with self._running():
                 return await self._instrumented_graph.ainvoke(
                     value, run_config, **self._durable_options(kwargs, is_async=True)
                 )
@@ -306,7 +335,7 @@ class BranchRunner(Runnable[Any, Any]):
     ) -> AsyncGenerator[Any, None]:
         """Run one turn, as the graph's `astream`."""
         async with (
-            self._aturn_context(input, config) as (value, run_config),
+            self._aturn_context(input, config, kwargs) as (value, run_config),
             aclosing(
                 self._iterate_detached(
                     self._instrumented_graph.astream(value, run_config, **self._durable_options(kwargs, is_async=True))
@@ -322,7 +351,7 @@ class BranchRunner(Runnable[Any, Any]):
     ) -> AsyncIterator[Any]:
         """Run one turn, as the graph's `astream_events`."""
         async with (
-            self._aturn_context(input, config) as (value, run_config),
+            self._aturn_context(input, config, kwargs) as (value, run_config),
             aclosing(
                 self._iterate_detached(
                     self._instrumented_graph.astream_events(
@@ -340,7 +369,7 @@ class BranchRunner(Runnable[Any, Any]):
         chunks = aiter(chunks)
         try:
             while True:
-                with detached(), self._current_span():
+                with self._running():
                     chunk = await anext(chunks, END)
                 if chunk is END:
                     return
@@ -412,12 +441,12 @@ class BranchRunner(Runnable[Any, Any]):
         self, config: RunnableConfig | None, values: Any, as_node: str | None = None, task_id: str | None = None
     ) -> RunnableConfig:
         """Update the state, as the graph's `update_state`. This is a separate turn without a user message."""
-        with self._turn_context(None, config) as (_, run_config), detached():
+        with self._turn_context(None, config) as (_, run_config), self._running():
             return self._instrumented_graph.update_state(run_config, values, as_node, task_id)
 
     def bulk_update_state(self, config: RunnableConfig | None, supersteps: Any) -> RunnableConfig:
         """Update the state in several steps, as the graph's `bulk_update_state`."""
-        with self._turn_context(None, config) as (_, run_config), detached():
+        with self._turn_context(None, config) as (_, run_config), self._running():
             return self._instrumented_graph.bulk_update_state(run_config, supersteps)
 
     def run(self, text: str) -> str:

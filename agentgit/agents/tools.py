@@ -21,7 +21,7 @@ from agentgit.agents.turn.recorded_results import as_recorded, handover_record
 from agentgit.agents.turn.tool_hook import reporting_copy
 from agentgit.effects.declarations import ALL, default_effect, hints_in, stricter
 from agentgit.effects.effects import Effect, declared_on, import_function, require_function
-from agentgit.effects.registry import ToolRunner
+from agentgit.effects.served_sessions import ToolRunner
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.langgraph_internals import is_internal_key
 from agentgit.values import describe_error

@@ -61,10 +61,11 @@ def _register_paths(registry: Registry, paths: Sequence[str]) -> None:
     ]
     for name, effect, namesakes in declared_effects:
         require_fit(name, effect, namesakes)
-    for name, effect, _ in declared_effects:
-        registry.declare(ALL_SESSIONS, name, effect)
-    for name, namesakes in tools.items():
-        registry.register_runner(ALL_SESSIONS, name, tool_caller(namesakes))
+    registry.declare(
+        ALL_SESSIONS,
+        [(name, effect) for name, effect, _ in declared_effects],
+        {name: tool_caller(namesakes) for name, namesakes in tools.items()},
+    )
 
 
 def _function_of(tool: BaseTool) -> Any:

@@ -21,7 +21,6 @@ from agentgit.effects import Effect
 from agentgit.effects.declarations import ToolEffects, as_effects
 from agentgit.effects.effects import declared_on
 from agentgit.effects.plan import EXECUTE, RECORD
-from agentgit.effects.registry import Registry
 from agentgit.errors import InvalidInput
 from agentgit.handles.context import Context
 from agentgit.handles.templates import SessionFactory
@@ -84,17 +83,24 @@ def wrap(
     if thread_id is not None:
         import_thread(context, graph, session, thread_id)
 
+    declared_effects = [(name, effect) for name, effect in effects_by_tool.items() if effect is not None]
+    declared_effects += [
+        (tool.name, own_effect)
+        for tool in referenced_tools(graph)
+        if tool.name not in effects_by_tool and (own_effect := declared_on(tool)) is not None
+    ]
+    runners = {name: tool_caller(namesakes) for name, namesakes in user_tools.items()}
+
     def register_tools(session_id: int) -> None:
-        register(context.registry, session_id, user_tools, tool_effects)
-        for tool in referenced_tools(graph):
-            if tool.name not in tool_effects.tools and (declared_effect := declared_on(tool)) is not None:
-                context.registry.declare(session_id, tool.name, declared_effect)
+        context.registry.declare(session_id, declared_effects, runners)
 
     factory = SessionFactory(context)
     external_session = factory.ensure(session, template, run=register_tools if replay == EXECUTE else None, force=force)
     register_tools(external_session.id)
+    served = context.registry.session(external_session.id)
+    context.registry.sessions.keep(external_session.id)
     if adapter is not None:
-        context.registry.register_workspace(external_session.id, adapter)
+        served.workspace = adapter
         if template is not None:
             factory.restore_files(template, external_session)
     if template is not None and replay == EXECUTE:
@@ -113,9 +119,9 @@ def wrap(
         workspace=adapter,
     )
     intercept()
-    agent = RollbackAgent(context, graph, settings, branch_row.id)
-    context.agent_factories[external_session.id] = agent.at
-    return agent
+    # Not a method of the agent, which would keep its connections and caches.
+    served.agent_factories[context] = lambda context, branch_id: RollbackAgent(context, graph, settings, branch_id)
+    return RollbackAgent(context, graph, settings, branch_row.id)
 
 
 def _require_replay(replay: str, template: CheckpointRef | None, *, force: bool) -> None:
@@ -135,12 +141,3 @@ def _tools_by_name(graph: Pregel[Any, Any, Any, Any]) -> ToolsByName:
     for tool in tools_of(graph):
         tools.setdefault(tool.name, []).append(tool)
     return tools
-
-
-def register(registry: Registry, session_id: int, tools: ToolsByName, effects: ToolEffects) -> None:
-    """Register the effects and functions that this process has for these tools."""
-    for name, effect in effects.tools.items():
-        if effect is not None:
-            registry.declare(session_id, name, effect)
-    for name, namesakes in tools.items():
-        registry.register_runner(session_id, name, tool_caller(namesakes))

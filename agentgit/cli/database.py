@@ -127,10 +127,11 @@ def grant(
     from agentgit.store.schema import roles
 
     with database(db) as target_db:
-        count = roles.grant(target_db, role)
-        data = {"database": target_db.name, "role": role, "tables": count}
+        count, is_limited = roles.grant(target_db, role)
+        data = {"database": target_db.name, "role": role, "tables": count, "is_limited_to_tenant": is_limited}
         text = f"{role} can use {count} tables of {target_db.name}"
-        output.line(as_json, lambda: data, clean(text))
+        warning = "" if is_limited else ". On Citus it can read all tenants and delete events: no row-level security"
+        output.line(as_json, lambda: data, clean(text + warning))
 
 
 @app.command()

@@ -159,11 +159,11 @@ def late_ones_are_fenced(trial: CheckContext) -> None:
     branch_id, store = trial.branch(), trial.repo.context.store
     write, sessions = store.database.write, store.sessions
     first = write(lambda c: sessions.acquire(c, branch_id, "conformance|1|0|0"))
-    write(lambda c: sessions.release(c, branch_id, "conformance|1|0|0"))
+    write(lambda c: sessions.release(c, first))
     second = write(lambda c: sessions.acquire(c, branch_id, "conformance|2|0|0"))
     require_error(lambda: write(lambda c: sessions.require_held(c, first)), Conflict, "An earlier run still holds it.")
     write(lambda c: sessions.require_held(c, second))
-    write(lambda c: sessions.release(c, branch_id, "conformance|2|0|0"))
+    write(lambda c: sessions.release(c, second))
 
 
 def one_reverses_a_call(trial: CheckContext) -> None:

@@ -6,16 +6,18 @@ from datetime import UTC, datetime, timedelta, timezone
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, UniqueConstraint, func, insert, inspect, select, update
+from sqlalchemy import Connection, UniqueConstraint, delete, func, insert, inspect, select, update
 
-from agentgit.conformance.rules import CheckContext, Rule, expect, require_error
+from agentgit.conformance.rules import CheckContext, NotCheckable, Rule, breach, expect, require_error
 from agentgit.errors import AgentGitError, Corrupt, NotAllowed
-from agentgit.store.objects.blobs import leaf
+from agentgit.store.objects.blobs import Blobs, Leaf, family_of, leaf
 from agentgit.store.records.checkpoints import CheckpointState, Label
 from agentgit.store.schema import schema
+from agentgit.store.schema.introspection import is_distributed
 from agentgit.store.sql.ids import ID_LIMIT, new_id
 from agentgit.store.sql.postgres import ALL_USERS
-from agentgit.store.sql.tables import BLOB, BRANCH, CHECKPOINT, METADATA, SESSION
+from agentgit.store.sql.tables import AUDIT_EVENT, BLOB, BRANCH, CHECKPOINT, METADATA, SESSION
+from agentgit.store.store import Store
 
 
 def is_newest(trial: CheckContext) -> None:
@@ -100,17 +102,22 @@ def _other_thread_id(row: Any) -> dict[str, str]:
     return {"thread_id": f"{row.thread_id}-theirs"} if "thread_id" in row._fields else {}
 
 
-def _execute(statement: str, connection: Connection) -> None:
-    connection.exec_driver_sql(statement)
+def _execute_and_fail(statement: Any, connection: Connection) -> None:
+    connection.execute(statement)
+    breach("The audit trail can be changed.")  # which also undoes the change
 
 
 def keeps_the_trail(trial: CheckContext) -> None:
     """Rows of the audit trail can be neither changed nor deleted."""
     trial.branch()
-    write = trial.repo.context.store.database.write
-    for statement in ("UPDATE audit_event SET kind = 'x'", "DELETE FROM audit_event"):
+    store = trial.repo.context.store
+    with store.database.reading() as connection:
+        if is_distributed(connection):
+            raise NotCheckable("Citus has no triggers on distributed tables. fsck detects changes of the trail.")
+    of_tenant = AUDIT_EVENT.c.tenant_id == store.tenant_id
+    for statement in (update(AUDIT_EVENT).where(of_tenant).values(kind="x"), delete(AUDIT_EVENT).where(of_tenant)):
         require_error(
-            partial(write, partial(_execute, statement)),
+            partial(store.database.write, partial(_execute_and_fail, statement)),
             NotAllowed,
             "The audit trail can be changed.",
         )
@@ -188,16 +195,16 @@ def keep_ids(trial: CheckContext) -> None:
 
 
 def are_stored_once(trial: CheckContext) -> None:
-    """Equal values share one row, however often they are stored, and a huge value is read back complete."""
+    """Equal values of a session share one row, however often they are stored; a huge one is read back complete."""
     value = leaf("bytes", trial.name.encode() + bytes(range(256)) * (HUGE_BYTES // 256))
     for repo in (trial.repo, trial.open_again()):
         for _ in range(2):
-            blobs = repo.context.store.graphs.content.blobs
+            blobs = _blobs(trial, repo.context.store)
             repo.context.store.database.write(partial(blobs.put_many, leaves=[value]))
     store = trial.open_again().context.store
     with store.database.reading() as connection:
-        row_count = connection.execute(select(func.count()).where(BLOB.c.hash == value.hash)).scalar_one()
-        stored = store.graphs.content.blobs.get_many(connection, [value.hash])[value.hash]
+        row_count = connection.execute(select(func.count()).where(*_is_blob(trial, value))).scalar_one()
+        stored = _blobs(trial, store).get_many(connection, [value.hash])[value.hash]
     expect(row_count == 1, f"One value takes {row_count} rows.")
     expect(stored.data == value.data, "A huge value came back changed.")
 
@@ -207,20 +214,29 @@ def are_checked(trial: CheckContext) -> None:
     value = leaf("bytes", trial.name.encode())
 
     def damage(connection: Connection) -> None:
-        trial.repo.context.store.graphs.content.blobs.put_many(connection, [value])
-        connection.execute(update(BLOB).where(BLOB.c.hash == value.hash).values(data=b"\0damaged"))
+        _blobs(trial, trial.repo.context.store).put_many(connection, [value])
+        connection.execute(update(BLOB).where(*_is_blob(trial, value)).values(data=b"\0damaged"))
 
     trial.repo.context.store.database.write(damage)
     fresh_store = trial.open_again().context.store
 
     def read() -> object:
         with fresh_store.database.reading() as connection:
-            return fresh_store.graphs.content.blobs.get_many(connection, [value.hash])
+            return _blobs(trial, fresh_store).get_many(connection, [value.hash])
 
     try:
         require_error(read, Corrupt, "A damaged value was returned.")
     finally:
-        trial.repo.context.store.database.write(lambda c: c.execute(BLOB.delete().where(BLOB.c.hash == value.hash)))
+        trial.repo.context.store.database.write(lambda c: c.execute(delete(BLOB).where(*_is_blob(trial, value))))
+
+
+def _blobs(trial: CheckContext, store: Store) -> Blobs:
+    """Return the values of a thread that belongs to no session."""
+    return store.graphs.blobs.of(family_of(trial.name))
+
+
+def _is_blob(trial: CheckContext, value: Leaf) -> tuple[Any, Any]:
+    return BLOB.c.tenant_id == trial.repo.context.store.tenant_id, BLOB.c.hash == value.hash
 
 
 _VALUES = (keep_text, keep_times, keep_ids, are_stored_once, are_checked)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
 
 from agentgit.effects.declarations import ALL
 from agentgit.effects.effects import (
@@ -16,15 +15,20 @@ from agentgit.effects.effects import (
     CheckFunction,
     Effect,
     Undo,
-    import_function,
 )
 from agentgit.effects.files import WorkspaceAdapter
-from agentgit.effects.function_names import FunctionName, is_different, name_of, possible_change, printable_name
+from agentgit.effects.function_names import FunctionName, is_different, possible_change, printable_name
 from agentgit.effects.invocation import IMPORTED_REASON, REVERSE_FAILED, REVERSE_UNKNOWN, UNKNOWN, ToolInvocation
-from agentgit.errors import InvalidInput, NotFound
-
-ToolRunner = Callable[[dict[str, Any], str], Any]
-"""A function that calls a tool with recorded arguments on a branch's thread; returns the result or an awaitable."""
+from agentgit.effects.served_sessions import (
+    NO_DECLARATIONS,
+    Declarations,
+    DeclaredFunction,
+    ServedSession,
+    ServedSessions,
+    ToolEffectPairs,
+    ToolRunner,
+)
+from agentgit.errors import NotFound
 
 ALL_SESSIONS = 0
 """The session id that means all sessions."""
@@ -32,18 +36,6 @@ ALL_SESSIONS = 0
 ROLE_NAMES = {"undo": "undo function", "verify": "verify", "precheck": "precheck"}
 
 DECLARE_HINT = "wrap the graph again, or name the module that declares it: trust=[...], --trust MODULE"
-
-
-class _DeclaredFunction(NamedTuple):
-    """A function that is declared in this process.
-
-    Args:
-        name: The name of the function.
-        function: The function, or a sentence that says why its import path cannot be resolved.
-    """
-
-    name: FunctionName
-    function: Undo | str
 
 
 class Registry:
@@ -62,14 +54,18 @@ class Registry:
     """
 
     def __init__(self, defaults: Mapping[str, Effect] | None = None) -> None:
-        self._functions: dict[tuple[int, str, str], dict[str, _DeclaredFunction]] = {}
-        self._effects: dict[tuple[int, str], Effect] = {}
-        self._runners: dict[tuple[int, str], ToolRunner | str] = {}
-        self._adapters: dict[int, WorkspaceAdapter] = {}
+        self.sessions = ServedSessions()
+        self._for_all = NO_DECLARATIONS
         self._deferred: list[Callable[[], None]] = []
         self._lock = threading.RLock()
-        for tool_name, effect in (defaults or {}).items():
-            self.declare(ALL_SESSIONS, tool_name, effect)
+        self.declare(ALL_SESSIONS, (defaults or {}).items())
+
+    def before_fork(self) -> None:
+        """Do nothing: there is no connection to close."""
+
+    def after_fork(self) -> None:
+        """Replace the locks in a child process, because a thread of the parent may have held them."""
+        self._lock, self.sessions.lock = threading.RLock(), threading.RLock()
 
     def defer(self, declare: Callable[[], None]) -> None:
         """Defer the declarations of a module that is still being executed, until they are first needed.
@@ -79,45 +75,29 @@ class Registry:
         """
         self._deferred.append(declare)
 
-    def declare(self, session_id: int, tool_name: str, effect: Effect) -> None:
-        """Register the functions of a tool's effect. Import paths are imported now, not when a plan is made.
+    def declare(
+        self, session_id: int, effects: ToolEffectPairs, runners: Mapping[str, ToolRunner | str] | None = None
+    ) -> None:
+        """Register the functions of tools. Import paths are imported now, not when a plan is made.
 
         Args:
             session_id: The external session, or `ALL_SESSIONS`.
-            tool_name: The name of the tool.
-            effect: The effect as this process declares it.
+            effects: The effects as this process declares them, each with the name of its tool.
+            runners: Functions that call the tools, by name, or sentences that say why only their graph can call them.
         """
-        for role, function in effect.functions():
-            name, resolved = name_of(function), _try_import(function) if isinstance(function, str) else function
-            names = {name, name if isinstance(resolved, str) else name_of(resolved)}
-            with self._lock:
-                earlier = self._functions.get((session_id, tool_name, role), {})
-                remaining = {
-                    path: declared for path, declared in earlier.items() if path not in {one.path for one in names}
-                }
-                added = {one.path: _DeclaredFunction(one, resolved) for one in names}
-                self._functions[session_id, tool_name, role] = (
-                    remaining | added
-                )  # a new dict: others may be reading the old
-        self._effects[session_id, tool_name] = effect  # last: whoever sees it finds its functions
+        if session_id != ALL_SESSIONS:
+            self.sessions.declare(session_id, effects, runners or {})
+            return
+        with self._lock:
+            self._for_all = self._for_all.extended(effects, runners or {})
 
-    def register_runner(self, session_id: int, tool_name: str, runner: ToolRunner | str) -> None:
-        """Register the function that runs a tool again.
-
-        Args:
-            session_id: The external session, or `ALL_SESSIONS`.
-            tool_name: The name of the tool.
-            runner: A function that calls the tool, or a sentence that says why only its graph can call it.
-        """
-        self._runners[session_id, tool_name] = runner
-
-    def register_workspace(self, session_id: int, adapter: WorkspaceAdapter) -> None:
-        """Register the workspace that holds a session's files."""
-        self._adapters[session_id] = adapter
+    def session(self, session_id: int) -> ServedSession:
+        """Return what this process holds for a session. It is kept only for as long as the caller refers to it."""
+        return self.sessions.session(session_id)
 
     def workspace(self, session_id: int) -> WorkspaceAdapter | None:
-        """Return the workspace that holds a session's files; None if none was attached here."""
-        return self._adapters.get(session_id)
+        """Return the workspace that holds a session's files; None if none is attached here."""
+        return self.session(session_id).workspace
 
     def undo(self, session_id: int, call: ToolInvocation) -> Undo:
         """Return the function that undoes one recorded call.
@@ -161,7 +141,8 @@ class Registry:
                 different undo function from the one that the call recorded.
         """
         self._run_deferred()
-        runner = self._runners.get((session_id, call.tool_name)) or self._runners.get((ALL_SESSIONS, call.tool_name))
+        runners = (declared.runners.get(name) for declared, name in self._places(session_id, call.tool_name)[:2])
+        runner = next((one for one in runners if one is not None), None)
         if runner is None:
             raise NotFound(
                 f"the tool {printable_name(call.tool_name)} is unknown; first wrap a graph that has it in a ToolNode, "
@@ -228,7 +209,7 @@ class Registry:
         candidates = self._candidates(session_id, call.tool_name, role)
         return _require_imported(candidates[0]) if candidates else None  # the call recorded no name that could differ
 
-    def _find_recorded(self, role: str, session_id: int, call: ToolInvocation) -> _DeclaredFunction:
+    def _find_recorded(self, role: str, session_id: int, call: ToolInvocation) -> DeclaredFunction:
         """Return the declared function whose name a call recorded.
 
         Raises:
@@ -250,19 +231,19 @@ class Registry:
             "instead; declare the recorded one again"
         )
 
-    def _candidates(self, session_id: int, tool_name: str, role: str) -> list[_DeclaredFunction]:
+    def _candidates(self, session_id: int, tool_name: str, role: str) -> list[DeclaredFunction]:
         """List the functions that are declared for a tool in a role, the most specific and newest declaration first."""
         self._run_deferred()
         return [
             function
-            for key in _lookup_keys(session_id, tool_name)
-            for function in reversed(self._functions.get((*key, role), {}).values())
+            for declared, name in self._places(session_id, tool_name)
+            for function in reversed(declared.functions.get((name, role), {}).values())
         ]
 
     def _find_effect(self, session_id: int, tool_name: str) -> Effect | None:
         """Return the most specific declared effect of a tool; None if there is none."""
         self._run_deferred()
-        effects = (self._effects.get(key) for key in _lookup_keys(session_id, tool_name))
+        effects = (declared.effects.get(name) for declared, name in self._places(session_id, tool_name))
         return next((effect for effect in effects if effect is not None), None)
 
     def _run_deferred(self) -> None:
@@ -271,20 +252,13 @@ class Registry:
                 self._deferred[0]()
                 self._deferred.pop(0)
 
-
-def _lookup_keys(session_id: int, tool_name: str) -> tuple[tuple[int, str], ...]:
-    """Return the keys under which a tool may be declared, the most specific first."""
-    return (session_id, tool_name), (ALL_SESSIONS, tool_name), (ALL_SESSIONS, ALL)
-
-
-def _try_import(path: str) -> Undo | str:
-    try:
-        return import_function(path)
-    except (NotFound, InvalidInput) as error:
-        return str(error)
+    def _places(self, session_id: int, tool_name: str) -> tuple[tuple[Declarations, str], ...]:
+        """Return the declarations, and the names in them, that may apply to a tool, the most specific first."""
+        declared = self.sessions.declarations(session_id)
+        return (declared, tool_name), (self._for_all, tool_name), (self._for_all, ALL)
 
 
-def _require_imported(declared: _DeclaredFunction) -> Undo:
+def _require_imported(declared: DeclaredFunction) -> Undo:
     if isinstance(declared.function, str):
         raise NotFound(declared.function)
     return declared.function

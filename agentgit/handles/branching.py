@@ -53,7 +53,7 @@ def recover(access: SessionAccess, branch: BranchRef, *, force: bool) -> Interna
                 "process; force=True takes the branch from it."
             )
         store.journal.abandon(connection, row.id, row.owner)
-        store.sessions.release(connection, row.id, row.owner)
+        store.sessions.release_abandoned(connection, row.id, row.owner)
         if row.status == RUNNING:
             record_event(connection, store.tenant_id, "turn.abandoned", branch_id=row.id, user_id=context.user.id)
         for operation in operations:

@@ -22,6 +22,7 @@ from agentgit.store.database import Database
 from agentgit.store.queries.lookup import CheckpointRef, Lookup
 from agentgit.store.queries.read_models import ReadModels
 from agentgit.store.records.sessions import StoredRow
+from agentgit.store.sql import process
 from agentgit.store.store import Store
 
 T = TypeVar("T")
@@ -57,7 +58,6 @@ class Context:
         principal: The principal to act for. Objects of others that are not shared with the principal are not found.
         effects: The effects of tools without another declaration, by name; `*` covers all of these.
         registry: The registry of the context that this one is derived from; None for a new one.
-        moved_to: The value of `moved_to` of the context that this one is derived from; None for a new one.
     """
 
     def __init__(
@@ -66,7 +66,6 @@ class Context:
         principal: Principal,
         effects: Mapping[str, Effect] | None = None,
         registry: Registry | None = None,
-        moved_to: dict[int, int] | None = None,
     ) -> None:
         self.store = store.limited_to(principal)
         self.principal = principal
@@ -74,14 +73,11 @@ class Context:
         self.read_models = ReadModels(self.store, self.lookup.require_role)
         self.effects = effects or {}
         self.registry = registry or Registry(self.effects)
-        self.moved_to = {} if moved_to is None else moved_to
-        """The branch to which a rollback or switch in this process has moved each session, by the session's id."""
-        self.agent_factories: dict[int, Callable[[int], WrappedGraph]] = {}
-        """For each session with a graph wrapped here, by its id, a function that returns an agent on a branch."""
+        process.register_for_fork(self.registry)
 
     def for_principal(self, principal: Principal) -> Context:
         """Return a context on the same database for another principal, with the same registry."""
-        return Context(self.store, principal, self.effects, self.registry, self.moved_to)
+        return Context(self.store, principal, self.effects, self.registry)
 
     @property
     def user(self) -> User:
@@ -155,12 +151,12 @@ class Context:
 
     @contextmanager
     def recording_moves(self, session_id: int) -> Iterator[None]:
-        """Record in `moved_to` the branch on which the session continues, if it changes within this block."""
+        """Record for the session's agents the branch on which it continues, if that changes within this block."""
         previous_id = self._current_branch_id(session_id)
         yield
         current_id = self._current_branch_id(session_id)
         if current_id is not None and current_id != previous_id:
-            self.moved_to[session_id] = current_id
+            self.registry.session(session_id).moved_to = current_id
 
     def _current_branch_id(self, session_id: int) -> int | None:
         with self.store.database.reading() as connection:

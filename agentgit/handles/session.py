@@ -446,14 +446,15 @@ class Session(SessionReader):
             NotFound: There is no such branch.
         """
         branch_row = self._context.read(lambda c: self._access.find_branch(c, branch))
-        create_agent = self._context.agent_factories.get(self.id)
+        create_agent = self._served.agent_factories.get(self._context)
         if create_agent is None:
             reference = self.reference
             raise InvalidInput(
                 f"Merging and picking need the graph of session {reference}, because its reducers apply the changes. "
                 f"First call repo.wrap(graph, {reference!r})."
             )
-        return create_agent(branch_row.id)
+        agent: WrappedGraph = create_agent(self._context, branch_row.id)
+        return agent
 
     def plan_merge(self, source: CheckpointRef, *, into: BranchRef = None, resolve: Resolve = None) -> MergePlan:
         """Return what merging a branch into another one would change, and the conflicts.

@@ -48,6 +48,7 @@ class SessionReader:
     def __init__(self, context: Context, session_id: int) -> None:
         self.id = session_id
         self._context = context
+        self._served = context.registry.session(session_id)  # what this process has for it lives as long as this
         self._access = SessionAccess(context, session_id)
         self._rollbacks = Rollbacks(context, session_id)
         self._tagging = Tagging(context, session_id)

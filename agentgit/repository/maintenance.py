@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from sqlalchemy import Connection
 
@@ -19,9 +20,10 @@ from agentgit.sessions.stats import Prices, Stats
 from agentgit.store.audit.trail import record_event
 from agentgit.store.maintenance import retention as retention_store
 from agentgit.store.maintenance.fsck.check import HASHES, HEADS, REFERENCES, fsck
-from agentgit.store.maintenance.gc import Collected, UnusedSteps, collect, count_rows_by_part
+from agentgit.store.maintenance.gc import NOTHING_COLLECTED, Collected, UnusedSteps, collect, count_rows_by_part
 from agentgit.store.maintenance.gc import find_unused_steps as find_steps
 from agentgit.store.maintenance.key_rotation import Rotation
+from agentgit.store.threads.owners import list_owners
 
 
 class Maintenance:
@@ -50,7 +52,8 @@ class Maintenance:
 
         The retention of each session is applied first. Then the collection deletes graph checkpoints between
         checkpoints, values and lists that nothing refers to, and file snapshots that no checkpoint has. It is safe
-        while turns and other processes run; writers wait for it. Branches that are in use are left unchanged.
+        while turns and other processes run; those of a session wait while its data are collected, and on SQLite all.
+        Branches that are in use are left unchanged.
 
         Args:
             dry_run: True to only report what would be deleted.
@@ -66,7 +69,8 @@ class Maintenance:
                 stored.
         """
         self.context.require_admin("gc")
-        size_before = self.context.store.database.size()
+        store = self.context.store
+        size_before = store.database.size()
         session_ids = self.context.read(lambda c: retention_store.sessions_with_retention(c, self.context.store))
         parts = ProgressParts(
             progress,
@@ -76,33 +80,31 @@ class Maintenance:
             parts.iterate("sessions", ([session_id] for session_id in session_ids)), dry_run=dry_run
         )
 
-        def find_unused(connection: Connection) -> Iterator[UnusedSteps]:
-            return find_steps(connection, self.context.store.tenant_id, removed_ids if dry_run else (), progress=parts)
+        def find_unused(connection: Connection, owner: int) -> Iterator[UnusedSteps]:
+            return find_steps(connection, store.tenant_id, owner, removed_ids if dry_run else (), parts)
 
-        def run_collection(connection: Connection) -> Collected:
-            step_finder = find_unused if steps else None
-            blobs = self.context.store.graphs.content.blobs
-            counts = collect(
-                connection, blobs, dry_run=dry_run, imports=imports, find_steps=step_finder, progress=parts
+        def collect_from(connection: Connection, owner: int) -> Collected:
+            return collect(
+                connection,
+                store.graphs.blobs.of(owner),
+                dry_run=dry_run,
+                imports=imports,
+                find_steps=partial(find_unused, owner=owner) if steps else None,
+                progress=parts,
             )
-            if not dry_run:
-                record_event(
-                    connection,
-                    self.context.store.tenant_id,
-                    "gc.done",
-                    user_id=self.context.user.id,
-                    **counts._asdict(),
-                )
-            return counts
 
+        owners = self.context.read(lambda c: list_owners(c, store.tenant_id))
         if dry_run:
-            snapshot_count = self.context.read(lambda c: len(self.context.store.snapshots.find_unused(c, removed_ids)))
-            collected = self.context.read(run_collection)
+            snapshot_count = self.context.read(lambda c: len(store.snapshots.find_unused(c, removed_ids)))
+            collected = self.context.read(lambda c: sum((collect_from(c, one) for one in owners), NOTHING_COLLECTED))
         else:
             snapshot_count = self.context.engine().files.release_unused(collect=True)
-            collected = self.context.change(run_collection)
+            collected = NOTHING_COLLECTED
+            for owner in owners:
+                collected += self.context.change(partial(collect_from, owner=owner), durable=False)
+            self.context.change(lambda c: self._record_gc(c, collected))
         problem = self._shrink() if shrink and not dry_run and any((*collected, *removed_ids)) else ""
-        parts.end("space")
+        parts.end()
         return Reclaimed(
             **collected._asdict(),
             checkpoints=len(removed_ids),
@@ -112,6 +114,10 @@ class Maintenance:
             dry_run=dry_run,
             problem=problem,
         )
+
+    def _record_gc(self, connection: Connection, collected: Collected) -> None:
+        tenant_id, user_id = self.context.store.tenant_id, self.context.user.id
+        record_event(connection, tenant_id, "gc.done", user_id=user_id, **collected._asdict())
 
     def _progress_totals(self, connection: Connection, session_ids: Sequence[int]) -> dict[str, int]:
         """Return the size of each part of a collection for `progress`; shrinking copies all stored values."""

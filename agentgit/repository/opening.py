@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from sqlalchemy import URL
 
 from agentgit.auth import JWT, Keyring, Principal, User
 from agentgit.auth.principal import LOCAL, require_name
+from agentgit.auth.secret_names import excluded_names
 from agentgit.checkpoints import references
 from agentgit.effects import Effect
 from agentgit.effects.declarations import as_effects
@@ -40,13 +41,14 @@ def open(
     tenant: str | None = None,
     create: bool = True,
     effects: Mapping[str, Effect | str] | None = None,
-    compression: str = "zstd",
+    compression: str = "auto",
     keyring: Keyring | None = None,
     pool_size: int = POOL_SIZE,
     lease_seconds: float = LEASE_SECONDS,
     jwt: JWT | None = None,
     trust: Sequence[str] | None = None,
     webhook_hosts: Sequence[str] | None = None,
+    exclude_metadata: Collection[str] = (),
 ) -> Repository:
     """Open a database. A SQLite database is created or upgraded if needed.
 
@@ -59,7 +61,8 @@ def open(
         create: False to raise `NotFound` if the file, the tenant or the user does not exist.
         effects: The effects of tools that neither `wrap(effects=...)` nor the tool itself declares, by tool name: an
             Effect, or `read_only`, `idempotent`, `irreversible`. `*` is every tool that is not named.
-        compression: The compression of new values: `zstd`, `zlib` (larger and slower) or `none`. All are readable.
+        compression: The compression of new values: `auto` (zstd above 4 KiB; smaller ones stay readable with SQL),
+            `zstd` (from 512 bytes on), `zlib` (the same, larger and slower) or `none`. Any of them can be read.
         pool_size: The maximum number of connections to a server; each event loop has its own pool of this size.
         lease_seconds: The seconds after which a run on a server counts as dead if its process has not reported.
         keyring: The keys that encrypt the contents; None for `$AGENTGIT_ENCRYPTION_KEYS`, or no encryption if that is
@@ -69,10 +72,13 @@ def open(
             `$AGENTGIT_TRUST`, names separated by commas. They are imported at once. See `Repository.trust`.
         webhook_hosts: Host names, addresses and networks, like `10.0.0.0/8`, to which webhooks may be sent although
             they are not public; None for `$AGENTGIT_WEBHOOK_ALLOW`, separated by commas.
+        exclude_metadata: Names of settings in a run's `configurable`, and of metadata in its config, that are not
+            stored. Names that look like secrets are never stored.
 
     Raises:
         InvalidInput: `where` is empty, a number is too small, `effects` has a value that is not an effect, a key is
-            wrong, an entry of `trust` or `webhook_hosts` is not valid, or the name of the user or tenant is not valid.
+            wrong, an entry of `trust`, `webhook_hosts` or `exclude_metadata` is not valid, or the name of the user or
+            tenant is not valid.
         KeyMissing: The database is encrypted with a key that was not given.
         NotAllowed: The user is disabled.
         NotFound: `create` is False and the file, tenant or user does not exist; the error suggests similar names. Or a
@@ -89,6 +95,7 @@ def open(
     if where == "":
         raise InvalidInput("The database is an empty string; give a path or a URL, or leave it out.")
     defaults, hosts = as_effects(effects), WebhookHosts.of(_list_from(webhook_hosts, WEBHOOK_HOSTS))
+    excluded = excluded_names(exclude_metadata)
     database = Database(
         where if where is not None else os.environ.get(ENVIRONMENT) or DEFAULT,
         pool_size=pool_size,
@@ -100,7 +107,7 @@ def open(
             _require_file(database)
         schema.prepare(database)
         tenant_id = ensure_tenant(database, tenant, create=create)
-        store = Store(database, tenant_id, compression, hosts)
+        store = Store(database, tenant_id, compression, hosts, excluded)
         unlock(store.database, tenant_id)
         bound_user = _find_or_add_user(store, user or LOCAL, create=create or user in (None, LOCAL))
         repo = Repository(Context(store, Principal(tenant_id=store.tenant_id, user=bound_user), defaults), jwt=jwt)
@@ -143,7 +150,7 @@ def _find_or_add_user(store: Store, name: str, *, create: bool) -> User:
             )
     if existing is not None and existing.disabled_at is not None:
         raise disabled_user_error(existing)
-    return existing or store.database.write(
+    return existing or store.all_users_database.write(
         lambda c: store.users.find_unverified(c, name) or store.users.add(c, name, is_admin=name == LOCAL)
     )
 

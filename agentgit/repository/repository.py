@@ -358,7 +358,8 @@ class Repository:
                 raise NotFound("This link is not valid: it is mistyped, revoked or expired. Ask for a new one.")
             return session_id
 
-        return Session(self._context, self._context.change(join, scope=WRITE))
+        database = self._context.store.all_users_database  # row-level security lets no user grant a role
+        return Session(self._context, self._context.change(join, scope=WRITE, database=database))
 
     def revoke_link(self, link: ShareLink | int) -> ShareLink:
         """Revoke a link of any session, like `session.sharing.revoke_link`.

@@ -16,8 +16,9 @@ from agentgit.effects import ToolInvocation, invocation
 from agentgit.effects.effects import Undo, takes_invocation
 from agentgit.effects.invocation import FAILED, STANDING, idempotency_key, idempotency_key_set, join_errors
 from agentgit.effects.plan import EXECUTE, REDO, REVERSE
-from agentgit.effects.registry import Registry, ToolRunner
+from agentgit.effects.registry import Registry
 from agentgit.effects.results import LASTING, NothingDone, ResultChange, ResultRewriter, comparable
+from agentgit.effects.served_sessions import ToolRunner
 from agentgit.errors import Conflict
 from agentgit.rollback.planner import REPEATABLE, PathCalls
 from agentgit.rollback.verification import (

@@ -244,7 +244,7 @@ class Planner:
         return make_plan(
             checkpoint_id=branch.head_id or 0,
             target=f"branch {branch.name}",
-            position=branch.inherited + self.store.journal.query_tally(connection, branch.id)()[0],
+            position=branch.inherited + self.store.journal.tally(connection, branch.id).calls,
             later=self.store.world.calls_in_effect(connection, session_id, path),
             gone=self._load_gone_calls(connection, session_id, path),
             accepted_ids=self.accepted_ids(connection, branch.id),

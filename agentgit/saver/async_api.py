@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from langgraph.checkpoint.base import (
     DeltaChannelHistory,
 )
 
+from agentgit.saver.recorded_turn import RecordedTurn
 from agentgit.saver.thread_operations import ThreadOperations
 from agentgit.store.maintenance.gc import Collected
 
@@ -21,14 +23,27 @@ from agentgit.store.maintenance.gc import Collected
 class AsyncSaverMethods(ThreadOperations):
     """The async half of LangGraph's `BaseCheckpointSaver`, implemented with the sync half."""
 
+    @property
+    def turn(self) -> RecordedTurn | None:
+        """The turn that takes part in saves and reads; None outside of turns."""
+        raise NotImplementedError
+
+    async def _flush_turn(self) -> None:
+        """Write what waits in the turn, before something is read. Reading would do it too, but block the loop."""
+        turn = self.turn
+        if turn is not None and turn.is_waiting:
+            await asyncio.to_thread(turn.flush)
+
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """See `get_tuple`."""
+        await self._flush_turn()
         return await self.database.run(self.get_tuple, config)
 
     async def aget_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
         """See `get_delta_channel_history`."""
+        await self._flush_turn()
         return await self.database.run(self.get_delta_channel_history, config=config, channels=channels)
 
     async def alist(
@@ -52,12 +67,20 @@ class AsyncSaverMethods(ThreadOperations):
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         """See `put`."""
+        turn = self.turn
+        if turn is not None:  # its lock must not be held while the loop runs other tasks, as in `run`
+            if turn.writes_on_put:
+                return await asyncio.to_thread(self.put, config, checkpoint, metadata, new_versions)
+            return self.put(config, checkpoint, metadata, new_versions)
         return await self.database.run(self.put, config, checkpoint, metadata, new_versions)
 
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
         """See `put_writes`."""
+        if self.turn is not None:
+            self.put_writes(config, writes, task_id, task_path)
+            return
         await self.database.run(self.put_writes, config, writes, task_id, task_path)
 
     async def adelete_thread(self, thread_id: str) -> None:

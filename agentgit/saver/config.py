@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from typing import Any
+
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
     ChannelVersions,
@@ -11,15 +14,15 @@ from langgraph.checkpoint.base import (
     get_checkpoint_metadata,
 )
 
-from agentgit.errors import InvalidInput
+from agentgit.auth.secret_names import is_secret_name
+from agentgit.errors import Corrupt, InvalidInput
 from agentgit.langgraph_internals import DeltaSnapshot
 from agentgit.saver.codec import Codec
 from agentgit.saver.delta_reducer import Channels, encode, folds
+from agentgit.saver.leaf_codec import is_plain
 from agentgit.store.objects.content import Encoded
 from agentgit.store.threads.graph_store import Draft, GraphKey, GraphScope
-
-RECORDED_KEYS = frozenset({"run_id", "graph_id", "assistant_id", "user_id"})
-"""The keys of `configurable` that may be stored in the metadata; others may be secrets."""
+from agentgit.store.threads.lifecycle import DELTA_COUNTERS
 
 
 def address(config: RunnableConfig) -> tuple[str, str, str | None]:
@@ -53,15 +56,26 @@ def config_of(graph_key: GraphKey) -> RunnableConfig:
     }
 
 
-def without_secrets(config: RunnableConfig) -> RunnableConfig:
-    """Remove the keys of `configurable` that may be secrets, also from `metadata`, into which LangChain copies them."""
-    configurable = config.get("configurable") or {}
-    metadata = {
-        key: value
-        for key, value in (config.get("metadata") or {}).items()
-        if key not in configurable or key in RECORDED_KEYS
+def stored_metadata(
+    config: RunnableConfig, metadata: CheckpointMetadata, excluded: Collection[str]
+) -> CheckpointMetadata:
+    """Return the metadata to store: as LangGraph's savers do, but of the config without secrets and excluded names.
+
+    Args:
+        config: The config that `put` received. Of its `metadata` and `configurable`, only strings, numbers and booleans
+            are stored. LangChain copies the latter into the former.
+        metadata: The metadata that `put` received; it is stored as it is.
+        excluded: The names to leave out of the config.
+    """
+
+    def allowed(settings: Mapping[str, Any] | None) -> dict[str, Any]:
+        return {k: v for k, v in (settings or {}).items() if k not in excluded and not is_secret_name(k)}
+
+    harmless: RunnableConfig = {
+        "metadata": allowed(config.get("metadata")),
+        "configurable": allowed(config.get("configurable")),
     }
-    return {"metadata": metadata, "configurable": {k: v for k, v in configurable.items() if k in RECORDED_KEYS}}
+    return get_checkpoint_metadata(harmless, metadata)
 
 
 def is_continuation(config: RunnableConfig, metadata: CheckpointMetadata) -> bool:
@@ -78,12 +92,28 @@ def is_continuation(config: RunnableConfig, metadata: CheckpointMetadata) -> boo
     run_metadata = config.get("metadata") or {}
     if ns or str(run_metadata.get("thread_id")) != thread or metadata.get("source") == "fork":
         return False
-    requested_id = run_metadata.get("checkpoint_id")
-    return requested_id is None or requested_id != parent_id
+    # A replay from a subgraph's checkpoint names that one; the map has the checkpoint of the whole graph above it.
+    ids_by_ns = config["configurable"].get("checkpoint_map") or {}
+    return parent_id is None or parent_id not in (run_metadata.get("checkpoint_id"), ids_by_ns.get(""))
 
 
-PENDING_SENDS = "__pending_sends__"
-"""The key for the field `pending_sends` of checkpoints of old LangGraph versions."""
+HEADER_FIELDS = {
+    "v": "v",
+    "ts": "ts",
+    "channel_versions": "versions",
+    "versions_seen": "seen",
+    "updated_channels": "updated",
+}
+"""The fields of a checkpoint that are stored in the header, with their names there."""
+
+_OWN_FIELDS = frozenset({"id", "channel_values", *HEADER_FIELDS})
+"""The fields of a checkpoint that have a place of their own in a row."""
+
+OTHER_FIELDS = "others"
+"""The key in the header for fields that only some versions of LangGraph know, such as `pending_sends`."""
+
+TYPED_FIELDS = "__typed_fields__"
+"""The key among the channels for the fields, of the checkpoint and of its metadata, that JSON would change."""
 
 SNAPSHOTS = "snapshots"
 """The key in the header for the channels that were saved with the full value of a DeltaChannel."""
@@ -92,7 +122,6 @@ SNAPSHOTS = "snapshots"
 def make_draft(
     codec: Codec,
     channels: Channels,
-    config: RunnableConfig,
     checkpoint: Checkpoint,
     metadata: CheckpointMetadata,
     new_versions: ChannelVersions,
@@ -100,9 +129,16 @@ def make_draft(
 ) -> Draft:
     """Encode a checkpoint: changed channels now, to keep the transaction short, and the others on demand."""
     values = dict(checkpoint["channel_values"])
-    if sends := checkpoint.get("pending_sends"):
-        values[PENDING_SENDS] = sends
     snapshot_channels = [name for name, value in values.items() if isinstance(value, DeltaSnapshot)]
+    header: dict[str, Any] = {short: checkpoint[name] for name, short in HEADER_FIELDS.items() if name in checkpoint}  # type: ignore[literal-required]  # HEADER_FIELDS has keys of the TypedDict
+    if snapshot_channels:
+        header[SNAPSHOTS] = snapshot_channels
+    others = {name: value for name, value in checkpoint.items() if name not in _OWN_FIELDS}
+    typed_fields = {"checkpoint": _not_plain(others), "metadata": _not_plain(metadata)}
+    if others := {name: value for name, value in others.items() if name not in typed_fields["checkpoint"]}:
+        header[OTHER_FIELDS] = others
+    if any(typed_fields.values()):
+        values[TYPED_FIELDS] = typed_fields
     encoded: dict[str, Encoded] = {}
 
     def encode_channel(name: str) -> Encoded:
@@ -112,23 +148,41 @@ def make_draft(
         return encoded[name]
 
     changed = frozenset(new_versions)
-    for name in values.keys() & changed:
+    for name in values.keys() & {*changed, TYPED_FIELDS}:
         encode_channel(name)
-    header = {
-        "v": checkpoint["v"],
-        "ts": checkpoint["ts"],
-        "versions": checkpoint["channel_versions"],
-        "seen": checkpoint["versions_seen"],
-        "updated": checkpoint.get("updated_channels"),
-    }
-    if snapshot_channels:
-        header[SNAPSHOTS] = snapshot_channels
     return Draft(
         parent_id=parent_id,
-        meta={**get_checkpoint_metadata(without_secrets(config), metadata)},
+        meta={**metadata},
         header=header,
         channels=list(values),
         changed_channels=changed,
         encode=encode_channel,
         folds=folds(codec, channels, checkpoint, metadata),
     )
+
+
+def _not_plain(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that JSON would change, except the counters of DeltaChannels.
+
+    These are tuples, and LangGraph's serializer returns every tuple as a list, as JSON does.
+    """
+    return {name: value for name, value in fields.items() if name != DELTA_COUNTERS and not is_plain(value)}
+
+
+def read_typed_fields(graph_key: GraphKey, value: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the fields of a checkpoint and of its metadata that are stored among the channels.
+
+    Args:
+        graph_key: The key of the checkpoint.
+        value: The stored value; None if there is none.
+
+    Raises:
+        Corrupt: The value has another form.
+    """
+    match value:
+        case None:
+            return {}, {}
+        case {"checkpoint": dict() as checkpoint, "metadata": dict() as metadata}:
+            return checkpoint, metadata
+    row = f"graph_checkpoint {'/'.join(graph_key)}"
+    raise Corrupt(f"{row} has damaged metadata. Run: agentgit fsck; then restore the database from a backup.", row=row)

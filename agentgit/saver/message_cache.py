@@ -12,7 +12,7 @@ import orjson
 from langchain_core.messages import BaseMessage
 
 from agentgit.saver.leaf_codec import MESSAGE_TYPES, assemble_messages, has_exact_fields, rebuild_messages
-from agentgit.store.objects.blobs import Leaf
+from agentgit.store.objects.blobs import Leaf, trim
 from agentgit.store.objects.lru import LRUCache
 from agentgit.store.objects.plain_values import MESSAGE
 
@@ -59,7 +59,7 @@ class _CachedMessage(NamedTuple):
             dump: A function that returns the marshal dump of everything in the message.
         """
         nested = {name: value for name, value in fields.items() if type(value) in (dict, list)}
-        nested_json = orjson.dumps(nested)
+        nested_json = trim(orjson.dumps(nested))
         # Comparing the fields is enough for strings and constants, but not for numbers: 1 equals True and 1.0.
         is_comparable = not any(nested.values()) and all(
             name in nested or value is None or type(value) in (str, bool) for name, value in fields.items()

@@ -1,44 +1,42 @@
-"""The interface of a turn for its saver, and additional work in the transaction of a put."""
+"""The interface of a turn for its saver."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-from sqlalchemy import Connection
-
-from agentgit.store.threads.append_if_head import BranchHold
-from agentgit.store.threads.graph_rows import GraphKey
-
-AfterPut = Callable[[], None]
-BeforePut = Callable[[Connection], AfterPut]
-"""A function that is called before a put, in its transaction, and returns a function to call there after the put."""
-
-
-class PutHook(NamedTuple):
-    """The additional work in the transaction of a put.
-
-    Args:
-        before: The function that does the work.
-        is_check_only: True if the work writes nothing and only checks that the run holds its branch.
-        hold: The columns that show that the run holds its branch; None if it holds none.
-    """
-
-    before: BeforePut
-    is_check_only: bool = False
-    hold: BranchHold | None = None
+from agentgit.store.threads.graph_rows import GraphCheckpoint, GraphKey, NewCheckpoint, NewWrites
 
 
 class RecordedTurn(Protocol):
-    """The part of a turn that a saver uses. The turn's own transaction makes the puts during the turn durable."""
+    """The part of a turn that a saver uses."""
 
-    def on_put(self, graph_key: GraphKey) -> AbstractContextManager[PutHook]:
-        """Return a context manager around the put of a graph checkpoint; it yields the work for its transaction."""
+    @property
+    def writes_on_put(self) -> bool:
+        """True if `put` writes to the database, so that it may take time."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """True if something that the turn took over is not written yet."""
+
+    def saving(self, graph_key: GraphKey) -> AbstractContextManager[None]:
+        """Record that the block saves a graph checkpoint or fails to."""
+
+    def put(self, new: NewCheckpoint) -> bool:
+        """Take over a graph checkpoint. Return False if the saver must store it, because it is not one of the turn."""
+
+    def put_writes(self, new: NewWrites) -> bool:
+        """Take over the writes of a task. Return False if the saver must store them."""
+
+    def known_head(self, graph_key: GraphKey) -> GraphCheckpoint | None:
+        """Return the newest graph checkpoint if the turn knows it and nothing was written on top of it.
+
+        Args:
+            graph_key: The checkpoint that is read; an empty id means the newest.
+        """
 
     def on_read(self, thread: str, ns: str, graph_key: GraphKey | None) -> None:
         """Record that the graph looked for a checkpoint, and which one it found."""
 
-
-NO_HOOK = PutHook(before=lambda connection: lambda: None, is_check_only=True)
-"""No additional work."""
+    def flush(self) -> None:
+        """Write what waits, if anything."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -24,33 +24,41 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from sqlalchemy import URL, Connection
 
 from agentgit.auth.keyring import Keyring
+from agentgit.auth.secret_names import excluded_names
 from agentgit.errors import Conflict, InvalidInput
 from agentgit.langgraph_internals import DeltaSnapshot
 from agentgit.saver.async_api import AsyncSaverMethods
 from agentgit.saver.codec import Codec, make_codec
-from agentgit.saver.config import PENDING_SENDS, SNAPSHOTS, address, config_of, is_continuation, make_draft, scope
+from agentgit.saver.config import (
+    HEADER_FIELDS,
+    OTHER_FIELDS,
+    SNAPSHOTS,
+    TYPED_FIELDS,
+    address,
+    config_of,
+    is_continuation,
+    make_draft,
+    read_typed_fields,
+    scope,
+    stored_metadata,
+)
 from agentgit.saver.delta_reducer import Channels
-from agentgit.saver.recorded_turn import NO_HOOK, RecordedTurn
+from agentgit.saver.recorded_turn import RecordedTurn
 from agentgit.store.database import Database
 from agentgit.store.objects.blobs import compact
-from agentgit.store.objects.content import Body
+from agentgit.store.objects.content import Body, read_values
 from agentgit.store.objects.packing import Compression
 from agentgit.store.records.encryption_keys import unlock
 from agentgit.store.schema import schema
 from agentgit.store.schema.tenants import ensure_tenant
 from agentgit.store.sql.encryption import load_keyring
-from agentgit.store.threads.append_if_head import BranchHold
+from agentgit.store.sql.postgres import ALL_USERS
+from agentgit.store.threads.graph_rows import NewCheckpoint, NewWrites
 from agentgit.store.threads.graph_store import Draft, GraphCheckpoint, GraphKey, GraphStore, PendingWrite, Task
 from agentgit.values import from_json
 
 PAGE = 16
 """The number of checkpoints that `list` reads at once; each of them may hold large values."""
-
-
-class _StoredCheckpoint(Checkpoint):
-    """A checkpoint with a key that older versions of LangGraph also wrote."""
-
-    pending_sends: list[Any]
 
 
 class SQLModelSaver(AsyncSaverMethods):
@@ -66,7 +74,9 @@ class SQLModelSaver(AsyncSaverMethods):
         serde: Your own serializer, such as an encrypting one, which then gets every value. None for LangGraph's
             serializer in its strict mode, which also rebuilds the data types (dataclasses, enums, named tuples,
             pydantic models) of the running program.
-        compression: The compression of new values: `zstd`, `zlib` (bigger and slower) or `none`.
+        compression: The compression of new values: `auto`, `zstd`, `zlib` or `none`, as for `agentgit.open`.
+        exclude_metadata: Names of settings in `configurable`, and of metadata in a config, that are not stored. Names
+            that look like secrets are never stored.
         sessions: True to allow access to the threads of sessions, too. Changing them here, and not through their
             session, breaks the session.
 
@@ -87,11 +97,13 @@ class SQLModelSaver(AsyncSaverMethods):
         tenant_id: int | None = None,
         graphs: GraphStore | None = None,
         serde: SerializerProtocol | None = None,
-        compression: str = "zstd",
+        compression: str = "auto",
+        exclude_metadata: Collection[str] = (),
         sessions: bool = False,
     ) -> None:
         super().__init__(serde=serde or JsonPlusSerializer(allowed_msgpack_modules=None))
         self._shared = _SharedState(database, tenant_id, graphs, Compression(compression).name)
+        self.exclude_metadata = excluded_names(exclude_metadata)
         self.sessions = sessions
         self._has_default_serde = serde is None
         self._codec: Codec = make_codec(self.serde, is_default=self._has_default_serde)
@@ -102,8 +114,9 @@ class SQLModelSaver(AsyncSaverMethods):
         where: str | Path | URL,
         *,
         serde: SerializerProtocol | None = None,
-        compression: str = "zstd",
+        compression: str = "auto",
         keyring: Keyring | None = None,
+        exclude_metadata: Collection[str] = (),
         sessions: bool = False,
     ) -> Self:
         """Open a database and return a saver, which is also a sync and async context manager that closes the database.
@@ -112,16 +125,19 @@ class SQLModelSaver(AsyncSaverMethods):
             where: A path, `:memory:` or a URL. On SQLite the tables are created at once; on a server, call `setup()`
                 once.
             serde: Your own serializer for every value; None for LangGraph's serializer in its strict mode.
-            compression: The compression of new values: `zstd`, `zlib` (bigger and slower) or `none`.
+            compression: The compression of new values: `auto`, `zstd`, `zlib` or `none`, as for `agentgit.open`.
             keyring: The keys that encrypt the contents; None is `$AGENTGIT_ENCRYPTION_KEYS`, else nothing is encrypted.
+            exclude_metadata: Names of settings in `configurable`, and of metadata in a config, that are not stored.
             sessions: True to allow access to the threads of sessions, too.
 
         Raises:
-            InvalidInput: `where` is not a path, and not a URL of SQLite or PostgreSQL.
+            InvalidInput: `where` is not a path, and not a URL of SQLite or PostgreSQL, or `exclude_metadata` is not a
+                list of names.
             SchemaMismatch: The database is not agentgit's, or is newer than this library.
         """
+        excluded = excluded_names(exclude_metadata)
         database = Database(where, keyring=load_keyring(keyring))
-        saver = cls(database, serde=serde, compression=compression, sessions=sessions)
+        saver = cls(database, serde=serde, compression=compression, exclude_metadata=excluded, sessions=sessions)
         saver._shared.owns_database = True
         if saver.database.is_sqlite:
             saver.setup()
@@ -144,7 +160,7 @@ class SQLModelSaver(AsyncSaverMethods):
             if shared.tenant_id is None:
                 schema.prepare(self.database)
                 shared.tenant_id = ensure_tenant(self.database)
-                shared.database = shared.database.limited_to(shared.tenant_id)
+                shared.database = shared.database.limited_to(shared.tenant_id, ALL_USERS if self.sessions else None)
                 unlock(self.database, shared.tenant_id)
             shared.store = GraphStore(shared.tenant_id, shared.compression)
         return shared.store
@@ -191,8 +207,9 @@ class SQLModelSaver(AsyncSaverMethods):
         thread, ns, checkpoint_id = self._parse_address(config)
         store = self.store
         with self.database.reading() as connection:
-            loaded = store.find_with_writes(connection, thread, ns, checkpoint_id or None)
             turn = self.turn
+            head = turn.known_head(GraphKey(thread, ns, checkpoint_id or "")) if turn is not None else None
+            loaded = (head, []) if head else store.find_with_writes(connection, thread, ns, checkpoint_id or None)
             if turn is not None:
                 turn.on_read(thread, ns, loaded[0].key if loaded else None)
             if loaded is None:
@@ -254,29 +271,28 @@ class SQLModelSaver(AsyncSaverMethods):
         loaded: Sequence[tuple[GraphCheckpoint, Sequence[PendingWrite]]],
     ) -> Iterator[CheckpointTuple]:
         """Read all values at once, but build the tuples one by one: each contains a conversation as Python objects."""
-        hashes = {key for checkpoint, _ in loaded for key in checkpoint.channels.values()}
-        bodies = store.content.get(connection, hashes.union(write.value for _, pending in loaded for write in pending))
+        keys = {(checkpoint.session_id, key) for checkpoint, _ in loaded for key in checkpoint.channels.values()}
+        keys.update((write.session_id, write.value) for _, pending in loaded for write in pending)
+        bodies = read_values(connection, store.blobs, keys)
         return (self._build_tuple(checkpoint, writes, bodies) for checkpoint, writes in loaded)
 
     def _build_tuple(
         self, stored: GraphCheckpoint, writes: Sequence[PendingWrite], bodies: Mapping[bytes, Body]
     ) -> CheckpointTuple:
         values = {name: self._decode_value(stored, name, bodies[key]) for name, key in stored.channels.items()}
-        checkpoint: _StoredCheckpoint = {
-            "v": stored.header["v"],
+        typed_fields, typed_metadata = read_typed_fields(stored.key, values.pop(TYPED_FIELDS, None))
+        checkpoint = {
+            **stored.header.get(OTHER_FIELDS, {}),
+            **typed_fields,
             "id": stored.key.checkpoint_id,
-            "ts": stored.header["ts"],
-            "pending_sends": values.pop(PENDING_SENDS, []),
             "channel_values": values,
-            "channel_versions": stored.header["versions"],
-            "versions_seen": stored.header["seen"],
-            "updated_channels": stored.header["updated"],
+            **{name: stored.header[short] for name, short in HEADER_FIELDS.items() if short in stored.header},
         }
         parent = stored.key._replace(checkpoint_id=stored.parent_id) if stored.parent_id else None
         return CheckpointTuple(
             config_of(stored.key),
-            checkpoint,
-            cast(CheckpointMetadata, stored.meta),
+            cast(Checkpoint, checkpoint),
+            cast(CheckpointMetadata, {**stored.meta, **typed_metadata}),
             config_of(parent) if parent else None,
             [self._decode_write(write, bodies[write.value]) for write in writes],
         )
@@ -301,9 +317,9 @@ class SQLModelSaver(AsyncSaverMethods):
                 store.find(connection, GraphKey(thread, ns, id)) if id else store.newest(connection, thread, ns)
             )
             writes, seeds = store.delta_values.history(connection, checkpoint, channels) if checkpoint else ({}, {})
-            hashes = {write.value for channel_writes in writes.values() for write in channel_writes}
-            hashes.update(seed.channels[name] for name, seed in seeds.items())
-            bodies = store.content.get(connection, hashes)
+            keys = {(write.session_id, write.value) for one in writes.values() for write in one}
+            keys.update((seed.session_id, seed.channels[name]) for name, seed in seeds.items())
+            bodies = read_values(connection, store.blobs, keys)
         histories: dict[str, DeltaChannelHistory] = {}
         for name in channels:
             histories[name] = {
@@ -334,7 +350,8 @@ class SQLModelSaver(AsyncSaverMethods):
         Args:
             config: The thread, the namespace and the parent's id.
             checkpoint: The checkpoint to store.
-            metadata: The metadata to store. Of the config's `configurable`, only harmless keys are added to it.
+            metadata: The metadata to store. Strings, numbers and booleans of the config's `configurable` and `metadata`
+                are added, except secrets and excluded names; see `stored_metadata`.
             new_versions: The channels that changed since the parent.
 
         Returns:
@@ -346,40 +363,31 @@ class SQLModelSaver(AsyncSaverMethods):
         """
         thread, ns, parent_id = self._parse_address(config)
         graph_key = GraphKey(thread, ns, checkpoint["id"])
+        turn = self.turn
+        with turn.saving(graph_key) if turn is not None else nullcontext():
+            draft = self.draft(config, checkpoint, metadata, new_versions, parent_id)
+            draft = replace(draft, continues=is_continuation(config, metadata))
+            if turn is None or not turn.put(NewCheckpoint(graph_key, draft)):
+                self._put_now(graph_key, draft)
+        return config_of(graph_key)
+
+    def _put_now(self, graph_key: GraphKey, draft: Draft) -> None:
         store = self.store
-
-        def store_checkpoint(connection: Connection) -> None:
-            after_put = hook.before(connection)
-            store.put(connection, graph_key, draft)
-            after_put()
-
         try:
-            turn = self.turn
-            with turn.on_put(graph_key) if turn is not None else nullcontext(NO_HOOK) as hook:
-                draft = self.draft(config, checkpoint, metadata, new_versions, parent_id)
-                draft = replace(draft, continues=is_continuation(config, metadata))
-                if not (
-                    hook.is_check_only
-                    and self._append_if_head(graph_key, draft, hook.hold, async_commit=turn is not None)
-                ):
-                    self.database.write(store_checkpoint, async_commit=turn is not None)
+            if not self._append_if_head(graph_key, draft):
+                self.database.write(lambda connection: store.put(connection, graph_key, draft))
         except Conflict:
             self.database.write(lambda connection: store.refuse_writes(connection, graph_key))
             raise
         store.seen.add(graph_key)
-        return config_of(graph_key)
 
-    def _append_if_head(
-        self, graph_key: GraphKey, draft: Draft, hold: BranchHold | None, *, async_commit: bool
-    ) -> bool:
+    def _append_if_head(self, graph_key: GraphKey, draft: Draft) -> bool:
         """Append a checkpoint to a known parent on a server, if that is still the newest; return whether it was."""
         store = self.store
         parent = store.newest_checkpoints.get(graph_key.thread, graph_key.ns, draft.parent_id)
         if parent is None or self.database.is_sqlite:
             return False
-        result = self.database.write(
-            lambda connection: store.put_after(connection, parent, graph_key, draft, hold), async_commit=async_commit
-        )
+        result = self.database.write(lambda connection: store.put_after(connection, parent, graph_key, draft))
         return result.count() == 1
 
     def draft(
@@ -391,7 +399,8 @@ class SQLModelSaver(AsyncSaverMethods):
         parent_id: str | None,
     ) -> Draft:
         """Encode a checkpoint, so that it can be stored in one transaction with other data; see `put`."""
-        return make_draft(self.codec, self.channels, config, checkpoint, metadata, new_versions, parent_id)
+        stored = stored_metadata(config, metadata, self.exclude_metadata)
+        return make_draft(self.codec, self.channels, checkpoint, stored, new_versions, parent_id)
 
     def put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
@@ -418,9 +427,9 @@ class SQLModelSaver(AsyncSaverMethods):
             for index, (channel, value) in enumerate(writes)
         ]
         graph_key, task, store = GraphKey(thread, ns, checkpoint_id), Task(task_id, task_path), self.store
-        self.database.write(
-            lambda connection: store.put_writes(connection, graph_key, task, rows), async_commit=self.turn is not None
-        )
+        turn = self.turn
+        if turn is None or not turn.put_writes(NewWrites(graph_key, task, rows)):
+            self.database.write(lambda connection: store.put_writes(connection, graph_key, task, rows))
 
     def get_next_version(self, current: float | str | None, channel: None) -> float:
         """Return the version after `current`: the next whole number, with a random fraction.

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from functools import partial
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from sqlalchemy import Connection
 
 from agentgit.errors import InvalidInput
 from agentgit.store.database import Database
-from agentgit.store.maintenance.gc import Collected, collect
+from agentgit.store.maintenance.gc import NOTHING_COLLECTED, Collected, collect
 from agentgit.store.threads.graph_store import GraphStore
-from agentgit.store.threads.lifecycle import SESSION_THREAD_PREFIX
+from agentgit.store.threads.owners import SESSION_THREAD_PREFIX, list_owners
 
 
 class ThreadOperations(BaseCheckpointSaver[float]):
@@ -98,7 +99,8 @@ class ThreadOperations(BaseCheckpointSaver[float]):
     def gc(self, *, dry_run: bool = False, shrink: bool = False, imports: bool = False) -> Collected:
         """Delete the values that no thread needs. Deleting threads and checkpoints leaves their values behind.
 
-        It is safe to run while this or other programs write; the writers wait until it ends.
+        It is safe to run while this or other programs write. It collects one thread with its copies after the other;
+        their writers wait until it ends.
 
         Args:
             dry_run: True to only count.
@@ -113,11 +115,14 @@ class ThreadOperations(BaseCheckpointSaver[float]):
             ...     saver.gc(dry_run=True)
             Collected(values=0, bytes=0, writes=0, lists=0, steps=0)
         """
-        blobs = self.store.content.blobs
-        if dry_run:
-            with self.database.reading() as connection:
-                return collect(connection, blobs, dry_run=True, imports=imports)
-        collected = self.database.write(lambda connection: collect(connection, blobs, imports=imports))
+        store, collected = self.store, NOTHING_COLLECTED
+        with self.database.reading() as connection:
+            owners = list_owners(connection, store.tenant_id)
+            if dry_run:
+                counts = (collect(connection, store.blobs.of(one), dry_run=True, imports=imports) for one in owners)
+                return sum(counts, NOTHING_COLLECTED)
+        for owner in owners:
+            collected += self.database.write(partial(collect, blobs=store.blobs.of(owner), imports=imports))
         if shrink:
             self.database.shrink()
         return collected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias, TypeVar
@@ -42,7 +43,7 @@ class ThreadReport:
         checkpoints: The number of agentgit's checkpoints that were created.
         tool_calls: The number of past calls that were added to the tool track.
         left_out: The number of graph checkpoints that were left out because they are not on the newest line.
-        hidden: The names of metadata that was left out because it looked like secrets.
+        hidden: The names of metadata that was left out because it looked like secrets or is excluded.
         error: The error, if the status is `failed`.
     """
 
@@ -98,42 +99,40 @@ OnProgress: TypeAlias = Callable[[int, int], None]
 
 
 class ProgressParts:
-    """Reports the progress of work that has several parts, one after the other.
+    """Reports the progress of work that has several parts.
 
     Args:
         progress: The progress callback; None for no reports.
-        sizes: The number of items of each part, in order; a part that is not named has none.
+        sizes: The number of items of each part; a part that is not named has none.
 
     Example:
         >>> told = []
         >>> parts = ProgressParts(lambda done, total: told.append((done, total)), {"a": 3, "b": 2})
         >>> list(parts.iterate("a", [[1, 2], [3]])), list(parts.iterate("b", [[4]])), told
-        ([1, 2, 3], [4], [(2, 5), (3, 5), (3, 5), (4, 5), (5, 5)])
+        ([1, 2, 3], [4], [(2, 5), (3, 5), (4, 5)])
     """
 
     def __init__(self, progress: OnProgress | None = None, sizes: Mapping[str, int] | None = None) -> None:
         self._progress = progress
         self._sizes = dict(sizes or {})
-        names = list(self._sizes)
-        self._offsets = {name: sum(self._sizes[earlier] for earlier in names[:n]) for n, name in enumerate(names)}
+        self._done: Counter[str] = Counter()
 
     def iterate(self, name: str, pages: Iterable[Sequence[T]]) -> Iterator[T]:
-        """Yield the items of a part from pages, and report progress after each page; at the end, the part is done."""
-        done = 0
+        """Yield the items of a part from pages, and report progress after each page. A part may be taken in pieces."""
         for page in pages:
             yield from page
-            done += len(page)
-            self._report(name, done)
-        self.end(name)
+            self._done[name] += len(page)
+            self._report()
 
-    def end(self, name: str) -> None:
-        """Report that a part is done."""
-        self._report(name, self._sizes.get(name, 0))
+    def end(self) -> None:
+        """Report that all parts are done."""
+        self._done.update(self._sizes)
+        self._report()
 
-    def _report(self, name: str, done: int) -> None:
+    def _report(self) -> None:
         if self._progress is not None:
-            position = self._offsets.get(name, 0) + min(done, self._sizes.get(name, 0))
-            self._progress(position, sum(self._sizes.values()))
+            done = sum(min(self._done[name], size) for name, size in self._sizes.items())
+            self._progress(done, sum(self._sizes.values()))
 
 
 @dataclass(frozen=True, kw_only=True)

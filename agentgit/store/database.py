@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
@@ -34,7 +35,12 @@ from agentgit.store.sql.driver_errors import (
     translate_error,
 )
 from agentgit.store.sql.encryption import Seal, set_seal
-from agentgit.store.sql.nested_transactions import TimedLock, TransactionState, enter_transaction
+from agentgit.store.sql.nested_transactions import (
+    TimedLock,
+    TransactionState,
+    enter_transaction,
+    is_in_transaction,
+)
 from agentgit.store.sql.postgres import ALL_USERS, ASYNC_COMMIT, set_config_statements, transaction
 from agentgit.store.sql.process import LEASE_SECONDS, Leases
 from agentgit.store.sql.sqlite import DURABLE, READING, WRITING, SQLiteConnections
@@ -76,6 +82,19 @@ _SIZE_QUERIES = {
 
 NO_EXTRA_SETTINGS: Mapping[str, str] = {}
 """No settings for a transaction besides those of its database."""
+
+_before: ContextVar[Callable[[Database], None] | None] = ContextVar("agentgit_before_transactions", default=None)
+
+
+@contextmanager
+def before_transactions(function: Callable[[Database], None]) -> Iterator[None]:
+    """Call a function with the database before each outermost transaction that begins in the context of the block."""
+    token = _before.set(function)
+    try:
+        yield
+    finally:
+        _before.reset(token)
+
 
 _write_locks: dict[str, TimedLock] = {}
 """The write lock of each SQLite file, shared by every `Database` of this process that opens the file."""
@@ -240,6 +259,16 @@ class Database:
             if self.is_closed:  # closed meanwhile: nobody else would empty the pool that now has the connection
                 self._pool.dispose()
 
+    def is_same(self, other: Database) -> bool:
+        """Return whether both objects use the same database."""
+        return self._database_key == other._database_key
+
+    def _call_before(self) -> None:
+        function = _before.get()
+        if function is not None and not is_in_transaction():
+            with self._loop_pools.suspended() if self._loop_pools is not None else nullcontext():
+                function(self)
+
     def _sleep(self, seconds: float) -> None:
         if self._loop_pools is not None and self._loop_pools.engine() is not None:
             self._loop_pools.sleep(seconds)
@@ -254,6 +283,7 @@ class Database:
             repeatable_read: True if all statements must see the database at the same moment. On SQLite they always
                 do. On PostgreSQL, without it, each statement sees what is committed when that statement begins.
         """
+        self._call_before()
         transaction_context = self._transaction(READING, only_reads=True, one_moment=repeatable_read)
         with self._enter_transaction(TransactionState(self._database_key)), transaction_context as connection:
             yield connection
@@ -270,6 +300,7 @@ class Database:
         Raises:
             Unavailable: The database stayed locked, is read-only, is full or cannot be reached.
         """
+        self._call_before()
         # On SQLite each attempt waits for the lock. On a server only one of several conflicting transactions succeeds.
         attempts = ATTEMPTS if self.is_sqlite else 4 * ATTEMPTS
         mode, has_broken, last_refusal = DURABLE if durable else WRITING, False, None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,7 @@ from agentgit.store.audit.outbox import Outbox
 from agentgit.store.audit.trail import Trail, record_event
 from agentgit.store.database import Database
 from agentgit.store.records.checkpoints import CheckpointState, CheckpointStore, TagStore
-from agentgit.store.records.journal import Journal, TrackPart
+from agentgit.store.records.journal import CallTally, Journal, TrackPart
 from agentgit.store.records.log import LogStore
 from agentgit.store.records.login_attempts import LoginAttempts
 from agentgit.store.records.operations import OperationStore
@@ -34,7 +34,7 @@ from agentgit.store.search.index import SearchIndex
 from agentgit.store.search.query import Search
 from agentgit.store.sql import process
 from agentgit.store.sql.postgres import ALL_USERS
-from agentgit.store.threads.graph_rows import INTERRUPT, GraphCheckpoint, GraphKey
+from agentgit.store.threads.graph_rows import INTERRUPT, GraphCheckpoint, GraphKey, NewestState
 from agentgit.store.threads.graph_store import GraphStore
 from agentgit.store.threads.pending_writes import NO_WRITES
 
@@ -45,7 +45,8 @@ class HeadState:
 
     Args:
         checkpoint_state: The state that a checkpoint made here refers to.
-        latest_id: The newest graph checkpoint, even if the snapshot is an earlier one, before an unfinished batch.
+        latest: The newest graph checkpoint, even if the snapshot is an earlier one, before an unfinished batch.
+        has_writes: True if something was written on top of it.
         is_settled: True if no tool call waits for its result and no interrupt waits for its answer.
         last_messages: The last message in the form that users see; empty if there is none.
         unfinished_messages: The AI message with tool calls that have no result, and the results that exist.
@@ -53,11 +54,17 @@ class HeadState:
     """
 
     checkpoint_state: CheckpointState
-    latest_id: str | None
+    latest: GraphCheckpoint | None
     is_settled: bool
+    has_writes: bool = False
     last_messages: Sequence[Mapping[str, Any]] = ()
     unfinished_messages: Sequence[Mapping[str, Any]] = ()
     next_batch: int = 0
+
+    @property
+    def latest_id(self) -> str | None:
+        """The id of the newest graph checkpoint."""
+        return self.latest.key.checkpoint_id if self.latest is not None else None
 
 
 class Store:
@@ -66,21 +73,24 @@ class Store:
     Args:
         database: An open database that has its tables.
         tenant_id: The tenant.
-        compression: The compression of new values: `zlib`, `zstd` or `none`.
+        compression: The compression of new values: `auto`, `zstd`, `zlib` or `none`.
         webhook_hosts: The hosts that webhooks may be sent to besides public addresses.
+        exclude_metadata: Names of settings of a graph's runs that are not stored.
     """
 
     def __init__(
         self,
         database: Database,
         tenant_id: int,
-        compression: str = "zstd",
+        compression: str = "auto",
         webhook_hosts: WebhookHosts = WebhookHosts(),  # noqa: B008  # it is frozen
+        exclude_metadata: frozenset[str] = frozenset(),
     ) -> None:
         self.database = database if database.tenant_id == tenant_id else database.limited_to(tenant_id)
         self.tenant_id = tenant_id
         self.compression = compression
         self.webhook_hosts = webhook_hosts
+        self.exclude_metadata = exclude_metadata
         self.users = UserStore(tenant_id)
         self.api_keys = ApiKeyStore(tenant_id)
         self.login_attempts = LoginAttempts(tenant_id)
@@ -151,42 +161,35 @@ class Store:
         return [*track, *self.journal.waiting_calls(connection, branch.id, len(track))]
 
     def head_state(self, connection: Connection, branch: StoredRow) -> HeadState:
-        """Return the current position of a branch. See `request_head_state`."""
-        return self.request_head_state(connection, branch.id, branch.thread_id)(branch)
-
-    def request_head_state(
-        self, connection: Connection, branch_id: int, thread_id: str
-    ) -> Callable[[StoredRow], HeadState]:
-        """Request the current position of a branch, and return a function that returns it for the branch's row.
+        """Return the current position of a branch.
 
         If the last batch of calls was never finished, the position is before that batch. This does not apply to a batch
         that waits for an answer (an interrupt), because a fork can continue it.
+        """
+        tally, newest = (
+            self.journal.tally(connection, branch.id),
+            self.graphs.newest_state(connection, branch.thread_id),
+        )
+        return self.head_state_of(connection, branch, tally, newest)
+
+    def head_state_of(
+        self, connection: Connection, branch: StoredRow, tally: CallTally, newest: NewestState
+    ) -> HeadState:
+        """Return the current position of a branch, as `head_state`, from what was already read.
 
         Args:
             connection: Any open connection.
-            branch_id: The branch.
-            thread_id: The thread of the branch.
+            branch: The row of the branch.
+            tally: Its calls.
+            newest: Its newest graph checkpoint.
         """
-        read_tally, read_newest = (
-            self.journal.query_tally(connection, branch_id),
-            self.graphs.prefetch_newest(connection, thread_id),
-        )
-        return lambda branch: self._load_head_state(connection, branch, read_tally(), read_newest())
-
-    def _load_head_state(
-        self,
-        connection: Connection,
-        branch: StoredRow,
-        tally: tuple[int, int],
-        newest: tuple[GraphCheckpoint | None, bool, bool],
-    ) -> HeadState:
         (calls, batch), (graph_checkpoint, is_interrupted, has_writes) = tally, newest
         position = branch.inherited + calls
         if graph_checkpoint is None:
             return HeadState(
-                checkpoint_state=checkpoint_state(None, position), latest_id=None, is_settled=True, next_batch=batch
+                checkpoint_state=checkpoint_state(None, position), latest=None, is_settled=True, next_batch=batch
             )
-        latest, tail = graph_checkpoint.key.checkpoint_id, self._read_tail(connection, graph_checkpoint)
+        tail = self._read_tail(connection, graph_checkpoint)
         unanswered_ids = unanswered_calls(tail)
         if is_interrupted or not unanswered_ids:
             pending = self.graphs.pack_pending_writes(connection, graph_checkpoint.key) if has_writes else NO_WRITES
@@ -196,8 +199,9 @@ class Store:
             )
             return HeadState(
                 checkpoint_state=current_state,
-                latest_id=latest,
+                latest=graph_checkpoint,
                 is_settled=not is_interrupted,
+                has_writes=has_writes,
                 last_messages=tail[-1:],
                 unfinished_messages=unfinished,
                 next_batch=batch,
@@ -207,8 +211,9 @@ class Store:
         complete_state = checkpoint_state(self._last_complete_checkpoint(connection, graph_checkpoint), position)
         return HeadState(
             checkpoint_state=complete_state,
-            latest_id=latest,
+            latest=graph_checkpoint,
             is_settled=False,
+            has_writes=has_writes,
             unfinished_messages=tail,
             next_batch=batch,
         )
@@ -268,7 +273,7 @@ class Store:
         if branch.status != RUNNING or not self.sessions.is_abandoned(connection, branch):
             return branch
         self.journal.abandon(connection, branch.id, branch.owner)
-        self.sessions.release(connection, branch.id, branch.owner)
+        self.sessions.release_abandoned(connection, branch.id, branch.owner)
         record_event(connection, self.tenant_id, "turn.abandoned", branch_id=branch.id)
         return self.sessions.branch(connection, branch.id)
 

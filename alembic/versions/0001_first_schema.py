@@ -217,20 +217,24 @@ _table(
 
 _table(
     "graph_checkpoint",
-    _words("thread_id", key=True), _words("ns", key=True), _word("checkpoint_id", 64, key=True), _number("seq"),
-    _word("parent_id", 64, null=True), _word("root_id", 64, null=True), _words("run_id", null=True),
-    _number("message_count"), _bytes("meta"), _bytes("header"), _bytes("channels"), _bytes("state_hash"), _mac(),
+    _words("thread_id", key=True), _words("ns", key=True), _word("checkpoint_id", 64, key=True),
+    _id("external_session_id"), _number("seq"), _word("parent_id", 64, null=True), _word("root_id", 64, null=True),
+    _words("run_id", null=True), _number("message_count"), _bytes("meta"), _bytes("header"), _bytes("channels"),
+    _bytes("state_hash"), _mac(),
     _unique("thread_id", "ns", "seq"), _index("thread_id", "root_id", only="root_id"),
+    _index("external_session_id"),
 )  # fmt: skip
 _table(
     "graph_write",
     _words("thread_id", key=True), _words("ns", key=True), _word("checkpoint_id", 64, key=True),
-    _word("task_id", 64, key=True), _number("idx", key=True), _words("task_path"), _words("channel"), _bytes("value"),
-    _mac(),
+    _word("task_id", 64, key=True), _number("idx", key=True), _id("external_session_id"), _words("task_path"),
+    _words("channel"), _bytes("value"), _mac(),
+    _index("external_session_id"),
 )  # fmt: skip
 _table(
     "blob",
-    _bytes("hash", key=True), _word("type", 32), _column("codec", sa.SmallInteger), _number("size"), _bytes("data"),
+    _id("external_session_id", key=True), _bytes("hash", key=True), _word("type", 32),
+    _column("codec", sa.SmallInteger), _number("size"), _bytes("data"),
 )  # fmt: skip
 
 
@@ -374,6 +378,8 @@ USER = "(SELECT nullif(nullif(current_setting('agentgit.user_id', true), ''), 'a
 
 BY_SESSION = ("internal_session", "tool_invocation", "world_log", "operation", "workspace_snapshot", "tag")
 BY_BRANCH = ("checkpoint", "search_text")
+BY_OWNER = ("blob", "graph_checkpoint", "graph_write")
+"""The tables whose rows belong to a session, or to a family of threads: a negative number."""
 
 SHARED = f"""EXISTS (SELECT FROM session_member m WHERE m.tenant_id = external_session.tenant_id
     AND m.external_session_id = external_session.id AND m.user_id = {USER}
@@ -382,6 +388,15 @@ SHARED = f"""EXISTS (SELECT FROM session_member m WHERE m.tenant_id = external_s
 # A function has its plan made once for a connection. As subqueries in the policies they take milliseconds to plan, and
 # may be answered for all rows of a table to show twenty (measured: decision 31).
 SEES = {"agentgit_sees_session": "external_session", "agentgit_sees_branch": "internal_session"}
+
+
+# What decides about rights is written in the view of everybody, by code that has checked them.
+WRITES = {
+    "user": f"{EVERYBODY} OR id = {USER} AND NOT is_admin",
+    "api_key": f"{EVERYBODY} OR user_id = {USER}",
+    "session_member": EVERYBODY,
+    "session_link": EVERYBODY,
+}
 
 
 def _sees(table):
@@ -396,6 +411,8 @@ def _sees(table):
         return f"{mine} AND ({EVERYBODY} OR owner_id = {USER} OR external_session_id = 0 OR {of_session})"
     if table in BY_SESSION:
         return f"{mine} AND ({EVERYBODY} OR {of_session})"
+    if table in BY_OWNER:
+        return f"{mine} AND ({EVERYBODY} OR {table}.external_session_id < 0 OR {of_session})"
     if table in BY_BRANCH:
         return f"{mine} AND ({EVERYBODY} OR agentgit_sees_branch({table}.tenant_id, {table}.internal_session_id))"
     return mine
@@ -414,6 +431,14 @@ def _walls():
         op.execute(f'ALTER TABLE "{table}" ENABLE ROW LEVEL SECURITY')
         op.execute(f'ALTER TABLE "{table}" FORCE ROW LEVEL SECURITY')
         op.execute(f'CREATE POLICY agentgit_wall ON "{table}" USING ({sees}) WITH CHECK ({writes})')
+    for table, writes in WRITES.items():
+        for action, rule in (
+            ("INSERT", f"WITH CHECK ({writes})"),
+            ("UPDATE", f"USING ({writes}) WITH CHECK ({writes})"),
+            ("DELETE", f"USING ({writes})"),
+        ):
+            name = f"agentgit_{action.lower()}"
+            op.execute(f'CREATE POLICY {name} ON "{table}" AS RESTRICTIVE FOR {action} {rule}')
 
 
 # -- there and back

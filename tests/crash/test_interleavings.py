@@ -99,9 +99,9 @@ def test_a_merge_whose_copy_is_garbage_collected_changes_nothing(repo, before, w
     other.run("something else")
     history = agent.history()
 
-    def emptied(plain, connection, tenant, source, target):
+    def emptied(plain, connection, blobs, source, *target):
         faults.delete_thread(repo, source, connection)
-        return plain(connection, tenant, source, target)
+        return plain(connection, blobs, source, *target)
 
     on_a_server = nullcontext()
     if when == "before it is written on":
@@ -404,7 +404,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
-@pytest.mark.parametrize("lock", ["ids", "bus", "values"])
+@pytest.mark.parametrize("lock", ["ids", "bus", "values", "sessions"])
 def test_d5_a_forked_child_works_whichever_lock_its_parent_held(tmp_path, lock):
     """D5: a process that forks while one of its threads holds a lock leaves no held lock in the child."""
     assert processes.run(IN_A_CHILD, lock, cwd=tmp_path).returncode == 0

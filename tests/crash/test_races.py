@@ -6,6 +6,7 @@ import time
 import backend
 import pytest
 from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import Command, interrupt
 from saver_checkpoints import count, on, put, values, work_in_next_put
 
 from agentgit import Conflict, SQLModelSaver
@@ -100,6 +101,74 @@ def test_a_run_from_an_explicit_checkpoint_is_no_conflict(saver):
     graph.update_state(early, {"messages": [("ai", "edited")]})
     graph.update_state(on("t"), None, as_node="__copy__")
     assert graph.get_state(on("t")).values["messages"][-1].content == "edited"
+
+
+def asking(saver, gate=None):
+    """Compile a graph with a subgraph that asks a question between its two nodes; the last node waits at the gate."""
+
+    def last(state):
+        if gate is not None:
+            gate.wait()
+        return {"messages": []}
+
+    inner = StateGraph(MessagesState).add_node("note", lambda _: {"messages": [("ai", "noted")]})
+    inner.add_node("ask", lambda _: {"messages": [("ai", interrupt("ok?"))]}).add_edge(START, "note")
+    builder = StateGraph(MessagesState).add_node("inner", inner.add_edge("note", "ask").compile(checkpointer=True))
+    builder.add_node("middle", lambda _: {"messages": [("ai", "middle")]}).add_node("last", last)
+    builder.add_edge(START, "inner").add_edge("inner", "middle").add_edge("middle", "last")
+    return builder.compile(checkpointer=saver)
+
+
+def ask_and_answer(graph):
+    """Run a turn with an answer, and return the config of the subgraph's checkpoint at the question."""
+    graph.invoke({"messages": [("user", "hi")]}, on("t"))
+    asked = graph.get_state(on("t"), subgraphs=True).tasks[0].state.config
+    graph.invoke(Command(resume="first"), on("t"))
+    return asked
+
+
+@pytest.mark.parametrize("durability", ["sync", "async", "exit"])
+def test_g6_a_replay_from_a_checkpoint_of_a_subgraph_is_no_conflict(saver, durability):
+    """G6: after its thread moved on, a graph replays from a subgraph's checkpoint, asks again, and takes the answer."""
+    graph = asking(saver)
+    asked = ask_and_answer(graph)
+    graph.invoke({"messages": [("user", "more")]}, on("t"))
+    found = graph.invoke(None, asked, durability=durability)
+    assert [question.value for question in found["__interrupt__"]] == ["ok?"]
+    graph.invoke(Command(resume="second"), asked, durability=durability)
+    texts = [message.content for message in graph.get_state(on("t")).values["messages"]]
+    assert texts == ["hi", "noted", "second", "middle"]
+
+
+async def test_g6_a_subgraph_is_edited_and_run_from_an_earlier_checkpoint(saver):
+    """G6: a state update at a subgraph's checkpoint and the run from there, both in the past, raise no Conflict."""
+    graph = asking(saver)
+    asked = ask_and_answer(graph)
+    edited = await graph.aupdate_state(asked, {"messages": [("ai", "edited")]})
+    found = await graph.ainvoke(None, edited)
+    assert [question.value for question in found["__interrupt__"]] == ["ok?"]
+    assert graph.get_state(on("t"), subgraphs=True).tasks[0].state.values["messages"][-1].content == "edited"
+
+
+def test_g6_a_replay_from_a_subgraph_that_another_run_overtakes_is_detected(saver):
+    """G6: a replay from a subgraph's checkpoint is as exposed to a race as any run, once it has saved a step."""
+    asked = ask_and_answer(asking(saver))
+    gate, other, raised = Gate(), asking(SQLModelSaver(saver.database)), []
+
+    def replay():
+        try:
+            asking(saver, gate).invoke(Command(resume="second"), asked, durability="sync")
+        except Conflict as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=replay)
+    thread.start()
+    assert gate.arrived.wait(60)
+    other.update_state(on("t"), {"messages": [("ai", "quick")]}, as_node="last")
+    gate.opened.set()
+    thread.join(60)
+    assert len(raised) == 1
+    assert other.get_state(on("t")).values["messages"][-1].content == "quick"
 
 
 def test_a_repeated_put_of_a_checkpoint_is_no_conflict(saver):

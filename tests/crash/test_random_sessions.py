@@ -1,15 +1,22 @@
 """In random sessions, the reported state always matches a model of the world.
 
 A state machine runs turns, rollbacks, switches, forks, redos, failing tools, failing undo functions, deaths before any
-write to the database, restarts, resumes, and a person who resolves calls. After every step it checks the journal
-against the shop, and each plan, report and `WorldDiverged` against its model of the branch.
+write to the database, restarts, resumes, and a person who resolves calls. What waits in a turn is written with an
+intent, with an outcome, at the end, or before a tool that reads. After every step it checks the journal against the
+shop, and each plan, report, conversation and `WorldDiverged` against its model of the branch.
+
+With $AGENTGIT_STEPS the long tests run at least that many steps each, with the seeds from $AGENTGIT_SEED (0) upwards,
+and print what they ran.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
+import os
 import shutil
 import tempfile
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -20,8 +27,8 @@ from typing import Any, ClassVar, TypeVar
 import backend
 import points
 import pytest
-from faults import before
-from hypothesis import HealthCheck, settings
+from faults import before, setting
+from hypothesis import HealthCheck, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from shop import AFTER, BEFORE, DECLARED, REFUSED, Shop, wish
@@ -38,8 +45,11 @@ RAISED = {"reverse_failed"}
 
 ACTIONS = ("reverse", "redo", "keep", "block", "gone")
 
-ONE_BY_ONE: dict[str, Any] = {"config": {"max_concurrency": 1}, "durability": "sync"}
+ONE_BY_ONE: dict[str, Any] = {"config": {"max_concurrency": 1}}
 """Options that make a turn run its calls one after another, so that a session can be repeated exactly."""
+
+LOOK, PEEK = "look", "peek"
+"""The read-only tools; `peek` reads the database, so that what waits in the turn is written first."""
 
 T = TypeVar("T")
 
@@ -59,6 +69,8 @@ class Mortal:
         self.made = 0
         self._stand = ExitStack()
         self._stand.enter_context(before(points.EVERY_WRITE, self.before_write))
+        # The background writes at a time that cannot be repeated.
+        self._stand.enter_context(setting(points.FLUSH_IN_BACKGROUND, lambda unit: None))
 
     def before_write(self) -> None:
         """Count a write, or raise `Died`."""
@@ -85,6 +97,7 @@ class Line:
         loose: The items of turns that died and can be resumed.
         died: The items ordered by turns that died before the branch checked the world again.
         unseen: The parent's `died` and `unseen` items that are not on its path, which may make it diverge.
+        messages: The ids of the messages of its newest head.
     """
 
     path: list[str] = field(default_factory=list)
@@ -94,9 +107,11 @@ class Line:
     loose: set[str] = field(default_factory=set)
     died: set[str] = field(default_factory=set)
     unseen: set[str] = field(default_factory=set)
+    messages: list[str] = field(default_factory=list)
 
 
-tools = st.sampled_from(["order", "order", "order", "pay", "pay", "mail", "note"])
+tools = st.sampled_from(["order", "order", "order", "pay", "pay", "mail", "note", LOOK, PEEK])
+durabilities = st.sampled_from(["async", "async", "sync", "exit"])
 faults = st.sampled_from([None, None, None, BEFORE, AFTER, REFUSED])
 stuck = st.sampled_from([None, None, None, None, BEFORE, AFTER])
 batches = st.lists(st.lists(st.tuples(tools, faults, stuck), min_size=1, max_size=2), min_size=1, max_size=2)
@@ -120,13 +135,21 @@ class TrueWorld(RuleBasedStateMachine):
 
     verify = False
     vague: ClassVar = BROKEN_OFF | RAISED
+    url: ClassVar[Any] = None
+    """The PostgreSQL database; None for a new SQLite file."""
+    steps: ClassVar = 0
+    """The number of steps so far."""
 
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
-        shutil.copy(template(), self.folder / "agentgit.db")
+        self.tenant = None
+        if self.url is None:
+            shutil.copy(template(), self.folder / "agentgit.db")
+        else:
+            self.tenant = f"t{uuid.uuid4().hex}"
         self.shop = Shop(self.folder / "shop.db")
-        self.graph = self.shop.graph()
+        self.graph = self.shop.graph(self.look, self.peek)
         self.lines = {"main": Line()}
         self.tool_of: dict[str, str] = {}
         self.doubted: set[str] = set()
@@ -140,9 +163,10 @@ class TrueWorld(RuleBasedStateMachine):
     def start(self) -> None:
         """Open the repository, as a new process does."""
         self.mortal.left = None
-        self.repo = agentgit.open(self.folder / "agentgit.db")
+        self.repo = agentgit.open(self.url or self.folder / "agentgit.db", tenant=self.tenant)
 
     def teardown(self) -> None:
+        assert self.repo.maintenance.fsck(3).is_sound
         self.repo.close()
         self.mortal.go()
         shutil.rmtree(self.folder)
@@ -165,7 +189,16 @@ class TrueWorld(RuleBasedStateMachine):
 
     def agent(self, name: str) -> Any:
         """Wrap the graph again, as a new process does."""
-        return self.repo.wrap(self.graph, "s", effects=self.shop.effects(verify=self.verify), branch=name)
+        effects = {**self.shop.effects(verify=self.verify), LOOK: "read_only", PEEK: "read_only"}
+        return self.repo.wrap(self.graph, "s", effects=effects, branch=name)
+
+    def look(self, item: str) -> str:
+        """Look at nothing."""
+        return item
+
+    def peek(self, item: str) -> str:
+        """Read the names of the branches."""
+        return " ".join(branch.name for branch in self.repo.session("s").branches())
 
     # -- the world and the records
 
@@ -207,23 +240,26 @@ class TrueWorld(RuleBasedStateMachine):
     # -- the steps of a session
 
     @precondition(lambda self: self.usable())
-    @rule(which=some, wanted=batches, death=deaths)
-    def run(self, which: int, wanted: list[list[tuple[str, str | None, str | None]]], death: int | None) -> None:
+    @rule(which=some, wanted=batches, durability=durabilities, death=deaths)
+    def run(
+        self, which: int, wanted: list[list[tuple[str, str | None, str | None]]], durability: str, death: int | None
+    ) -> None:
         """Run a turn, which finds the world of its branch or raises `WorldDiverged` and runs nothing."""
         name = pick(self.usable(), which)
         script = [[(tool, self.ordered(tool, fault, stuck)) for tool, fault, stuck in batch] for batch in wanted]
         agent = self.agent(name)
-        came = self.attempt(death, lambda: agent.invoke(wish(*script), **ONE_BY_ONE))
+        came = self.attempt(death, lambda: agent.invoke(wish(*script), durability=durability, **ONE_BY_ONE))
         self.turned(name, came, {item for batch in script for _, item in batch})
 
     @precondition(lambda self: self.tool_of and self.usable())
-    @rule(which=some, death=deaths)
-    def go_on(self, which: int, death: int | None) -> None:
+    @rule(which=some, durability=durabilities, death=deaths)
+    def go_on(self, which: int, durability: str, death: int | None) -> None:
         """Resume a turn that died, which repeats no done call and no call of unknown outcome."""
         name = pick(self.usable(), which)
         line, agent = self.lines[name].loose, self.agent(name)
         if line and agent.get_state().values:  # else the turn died before anything was saved
-            self.turned(name, self.attempt(death, lambda: agent.invoke(None, **ONE_BY_ONE)), set(line))
+            came = self.attempt(death, lambda: agent.invoke(None, durability=durability, **ONE_BY_ONE))
+            self.turned(name, came, set(line))
 
     def turned(self, name: str, came: Any, wanted: set[str]) -> None:
         """Check the outcome of a turn, and update the model of its branch."""
@@ -254,7 +290,15 @@ class TrueWorld(RuleBasedStateMachine):
         line.unseen -= self.now
         line.loose = line.loose | wanted if isinstance(came, Died) else set()
         if not line.loose:
-            line.points.append((self.agent(name).head.id, tuple(line.path)))
+            self.reached(name)
+
+    def reached(self, name: str) -> None:
+        """Note the head that a turn has published, which has the whole conversation of the head before it."""
+        line, head = self.lines[name], self.agent(name).head
+        messages = [message["id"] for message in head.conversation_history]
+        assert messages[: len(line.messages)] == line.messages, f"{name} has lost messages of its head"
+        line.points.append((head.id, tuple(line.path)))
+        line.messages = messages
 
     def ordered(self, tool: str, fault: str | None, stuck: str | None) -> str:
         """Return the name of a new item, and register its failures with the shop."""
@@ -366,7 +410,8 @@ class TrueWorld(RuleBasedStateMachine):
     @invariant()
     def the_journal_is_true(self) -> None:
         """Check that each effect has a true status and that nothing in the world is missing from the journal."""
-        calls = self.journal()
+        type(self).steps += 1
+        calls = [call for call in self.journal() if call.tool_name not in (LOOK, PEEK)]
         self.doubted |= self.unclear()
         for one in calls:
             if one.kind == "replay":  # answered from the record; the row of the original call has the status
@@ -446,7 +491,7 @@ class TrueWorld(RuleBasedStateMachine):
         for group, there in {"reversed": False, "gone": False, "redone": True, "kept": True}.items():
             for item in getattr(report, group):
                 call = item.invocation
-                if call.args["item"] in vague or call.status == "failed":
+                if call.args["item"] in vague or call.status == "failed" or call.tool_name in (LOOK, PEEK):
                     continue
                 # A redone effect is reported under the original call, whose own order is gone.
                 stands = self.there(call) if group == "reversed" else bool(self.shop.orders(call.args["item"]))
@@ -506,7 +551,7 @@ class ExecutedWorld(TrueWorld):
         line.path += [item for item in sorted(wanted) if item in self.shop.standing and item not in line.path]
         line.loose = set() if is_over else line.loose | wanted
         if is_over:
-            line.points.append((self.agent(name).head.id, tuple(line.path)))
+            self.reached(name)
 
     def finished(self, line: Line, report: Any, path: set[str], aloof: set[str] | None) -> None:
         """Check a report and, if the operation moved the world, the world against its path."""
@@ -526,14 +571,12 @@ class ExecutedWorld(TrueWorld):
         for group, there in {"reversed": False, "gone": False, "kept": True, "answered": True, "redone": True}.items():
             for item in getattr(report, group):
                 call = item.invocation
-                if call.args["item"] not in vague:
+                if call.args["item"] not in vague and call.tool_name not in (LOOK, PEEK):
                     stands = self.there(call) if not there else bool(self.shop.orders(call.args["item"]))
                     assert stands == there, f"{call} is said to be {group}"
 
-    def teardown(self) -> None:
-        assert not self.repo.maintenance.fsck().findings
-        super().teardown()
 
+WANTED_STEPS, FIRST_SEED = int(os.environ.get("AGENTGIT_STEPS", "0")), int(os.environ.get("AGENTGIT_SEED", "0"))
 
 LONG = settings(
     max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
@@ -542,6 +585,18 @@ LONG = settings(
 
 @pytest.mark.long
 @pytest.mark.parametrize("lives", [TrueWorld, VerifiedWorld, ExecutedWorld])
-def test_w5_journal_plans_and_reports_are_true_in_random_sessions(lives) -> None:
-    """T2, W1, W2, W5, W8: in long random sessions the journal, plans and reports match the world."""
-    run_state_machine_as_test(lives, settings=LONG)
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+def test_w5_journal_plans_and_reports_are_true_in_random_sessions(lives, database, request, capsys) -> None:
+    """T2, W1, W2, W5, W8: in long random sessions the journal, plans, reports and conversations match the world."""
+    url = request.getfixturevalue("postgres_url") if database == "postgresql" else None
+    machine: Any = type(lives.__name__, (lives,), {"url": url, "steps": 0})
+    for number in itertools.count(FIRST_SEED):
+        run_state_machine_as_test(
+            seed(number)(machine) if WANTED_STEPS else machine,
+            settings=settings(LONG, max_examples=8) if url and not WANTED_STEPS else LONG,
+        )
+        if WANTED_STEPS:
+            with capsys.disabled():
+                print(f"{lives.__name__} on {database}: {machine.steps} steps, seeds {FIRST_SEED} to {number}")  # noqa: T201  # a run for hours shows how far it is
+        if machine.steps >= WANTED_STEPS:
+            break

@@ -102,6 +102,7 @@ OTHER_SUBJECTS = [
     "find",
     "import",
     "upkeep",
+    "memory",
     "honest",
     "multiuser",
     "workspace-snapshots",

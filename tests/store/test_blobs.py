@@ -11,14 +11,14 @@ from sqlalchemy import delete, func, select, update
 
 from agentgit.errors import Corrupt
 from agentgit.store.database import Database
-from agentgit.store.objects.blobs import Blobs, leaf, list_hash, pack, unpack
+from agentgit.store.objects.blobs import BlobStore, leaf, list_hash, pack, unpack
 from agentgit.store.objects.content import Content
 from agentgit.store.objects.lru import LRUCache
 from agentgit.store.schema.tenants import ensure_tenant
 from agentgit.store.sql.tables import BLOB, LIST
 from agentgit.store.sql.tables import TENANT as TENANT_TABLE
 
-TENANT = 7
+TENANT, SESSION = 7, 5
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +31,11 @@ def shared(sqlite_template, tmp_path_factory):
     database.close()
 
 
+def values_of(tenant):
+    """Return the values of a session of a tenant, without cached ones."""
+    return BlobStore(tenant).of(SESSION)
+
+
 def leaves(values):
     """Return one leaf for each text."""
     return [leaf("json", value.encode()) for value in values]
@@ -38,7 +43,7 @@ def leaves(values):
 
 def put_list(database, items, base=None):
     """Store a list of leaves that continues `base`, and return its hash."""
-    return database.write(lambda connection: Content(TENANT).put(connection, [(items, base)]))[0]
+    return database.write(lambda connection: Content(values_of(TENANT)).put(connection, [(items, base)]))[0]
 
 
 def stored_bytes(database):
@@ -56,7 +61,7 @@ def test_value_hashes_never_change():
 
 def test_equal_values_are_stored_once_per_tenant(database):
     """The same value stored twice by a tenant is one row, and another tenant has separate rows."""
-    for blobs in (Blobs(TENANT), Blobs(TENANT), Blobs(TENANT + 1)):
+    for blobs in (values_of(TENANT), values_of(TENANT), values_of(TENANT + 1)):
         database.write(lambda connection, blobs=blobs: blobs.put_many(connection, leaves(["a", "b", "a"])))
     with database.reading() as connection:
         assert connection.execute(select(func.count()).select_from(BLOB)).scalar() == 4
@@ -65,10 +70,10 @@ def test_equal_values_are_stored_once_per_tenant(database):
 def test_large_values_are_compressed_and_read_back(database):
     """A repetitive text takes less space than its size, random bytes no more, and both are read back."""
     values = [leaf("json", b"again and again " * 10_000), leaf("bytes", os.urandom(100_000))]
-    database.write(lambda connection: Blobs(TENANT).put_many(connection, values))
+    database.write(lambda connection: values_of(TENANT).put_many(connection, values))
     assert stored_bytes(database) < 110_000
     with database.reading() as connection:
-        found = Blobs(TENANT).get_many(connection, [value.hash for value in values])
+        found = values_of(TENANT).get_many(connection, [value.hash for value in values])
     assert found == {value.hash: value for value in values}
 
 
@@ -102,24 +107,24 @@ def edited(items, edit):
 @given(edits)
 def test_every_version_of_a_list_stays_readable(shared, edits):
     """Each version of a list is read back unchanged, however the list is edited, reordered or cut later."""
-    writer, versions, items, base = Content(TENANT), {}, [], None
+    writer, versions, items, base = Content(values_of(TENANT)), {}, [], None
     for edit in edits:
         items = edited(items, edit)
         body = leaves(items)
         (base,) = shared.write(lambda connection, body=body, base=base: writer.put(connection, [(body, base)]))
         versions[base] = body
     with shared.reading() as connection:
-        assert Content(TENANT).get(connection, versions) == versions
+        assert Content(values_of(TENANT)).get(connection, versions) == versions
 
 
 def test_a_long_list_chain_is_written_in_full_at_intervals(database):
     """A list appended to hundreds of times is written in full at intervals, and reads as one list."""
-    writer, items, base = Content(TENANT), [], None
+    writer, items, base = Content(values_of(TENANT)), [], None
     for n in range(300):
         items = [*items, leaf("json", str(n).encode())]
         (base,) = database.write(lambda connection, at=(items, base): writer.put(connection, [at]))
     with database.reading() as connection:
-        assert Blobs(TENANT).item_hashes(connection, base) == tuple(item.hash for item in items)
+        assert values_of(TENANT).item_hashes(connection, base) == tuple(item.hash for item in items)
         full = select(func.count()).where(BLOB.c.type == LIST, func.substr(BLOB.c.data, 1, 1) == b"\0")
         assert 5 <= connection.execute(full).scalar() <= 8
 
@@ -130,7 +135,7 @@ def test_a_list_with_an_invalid_base_is_written_in_full(database):
     for base in (one.hash, bytes(32)):
         key = put_list(database, [one, two], base)
         with database.reading() as connection:
-            assert Blobs(TENANT).item_hashes(connection, key) == (one.hash, two.hash)
+            assert values_of(TENANT).item_hashes(connection, key) == (one.hash, two.hash)
 
 
 def damage(database, key, **values):
@@ -143,11 +148,11 @@ def damage(database, key, **values):
 def test_a_damaged_value_raises_corrupt_and_names_its_row(database, values):
     """A value whose bytes, type or codec changed, or that is missing, raises Corrupt with its row."""
     (value,) = leaves(["1"])
-    database.write(lambda connection: Blobs(TENANT).put_many(connection, [value]))
+    database.write(lambda connection: values_of(TENANT).put_many(connection, [value]))
     damage(database, value.hash, **values)
     with database.reading() as connection, pytest.raises(Corrupt, match="agentgit fsck") as caught:
-        Blobs(TENANT).get_many(connection, [value.hash])
-    assert caught.value.row == f"blob {value.hash.hex()}"
+        values_of(TENANT).get_many(connection, [value.hash])
+    assert caught.value.row == f"blob {SESSION}/{value.hash.hex()}"
 
 
 @pytest.mark.parametrize("what", ["the list", "its base"])
@@ -159,7 +164,7 @@ def test_a_damaged_list_raises_corrupt(database, what, values):
     key = put_list(database, items, base)
     damage(database, key if what == "the list" else base, **values)
     with database.reading() as connection, pytest.raises(Corrupt):
-        Blobs(TENANT).item_hashes(connection, key)
+        values_of(TENANT).item_hashes(connection, key)
 
 
 def test_a_list_chain_with_a_loop_raises_corrupt(database):
@@ -171,7 +176,7 @@ def test_a_list_chain_with_a_loop_raises_corrupt(database):
         data = connection.execute(select(BLOB.c.data).where(BLOB.c.hash == key)).scalar()
     damage(database, base, data=data.replace(base, key))
     with database.reading() as connection, pytest.raises(Corrupt):
-        Blobs(TENANT).item_hashes(connection, key)
+        values_of(TENANT).item_hashes(connection, key)
 
 
 @given(st.dictionaries(st.text(), st.binary(min_size=32, max_size=32)))

@@ -16,7 +16,7 @@ from agentgit import SQLModelSaver
 from agentgit.errors import Corrupt
 from agentgit.store.database import Database
 from agentgit.store.maintenance.gc import Collected
-from agentgit.store.objects.blobs import Blobs, leaf
+from agentgit.store.objects.blobs import BlobStore, family_of, leaf
 from agentgit.store.objects.content import Content
 from agentgit.store.objects.packing import CHUNK, CHUNK_BYTES, CHUNKED
 
@@ -65,10 +65,10 @@ def test_chunking_does_not_change_the_hash(database):
     """A value has the same hash in one row and in many, and both are readable."""
     value = leaf("bytes", os.urandom(1000))
     for tenant, size in ((1, 1000), (2, 999), (3, 7)):
-        writer = Blobs(tenant, chunk_bytes=size)
+        writer = BlobStore(tenant, chunk_bytes=size).of(1)
         database.write(lambda connection, writer=writer: writer.put_many(connection, [value]))
         with database.reading() as connection:
-            assert Blobs(tenant).get_many(connection, [value.hash]) == {value.hash: value}
+            assert BlobStore(tenant).of(1).get_many(connection, [value.hash]) == {value.hash: value}
     assert count(database, BLOB) == 1 + (1 + 2) + (1 + 143)
 
 
@@ -107,7 +107,7 @@ def test_w13_a_damaged_chunk_raises_corrupt_and_names_its_row(saver, damage):
     saver.database.write(lambda connection: connection.execute(DAMAGE[damage].where(BLOB.c.hash == key)))
     with pytest.raises(Corrupt) as caught:
         values(SQLModelSaver(saver.database), on("t"))
-    assert caught.value.row == f"blob {key.hex()}"
+    assert caught.value.row == f"blob {family_of('t')}/{key.hex()}"
 
 
 @pytest.mark.parametrize("change", [lambda data: data[:-32], lambda data: data[32:64] + data[:32] + data[64:]])
@@ -120,7 +120,7 @@ def test_a_damaged_list_of_chunks_raises_corrupt(saver, change):
     saver.database.write(lambda connection: connection.execute(changed))
     with pytest.raises(Corrupt, match="does not match") as caught:
         values(SQLModelSaver(saver.database), on("t"))
-    assert caught.value.row == f"blob {row.hash.hex()}"
+    assert caught.value.row == f"blob {row.external_session_id}/{row.hash.hex()}"
 
 
 def test_a_list_of_chunks_that_contains_itself_raises_corrupt(saver):
@@ -133,10 +133,12 @@ def test_a_list_of_chunks_that_contains_itself_raises_corrupt(saver):
 
 
 def test_w13_gc_keeps_chunks_shared_with_another_value(saver):
-    """W13: gc after the deletion of a thread removes its chunks, except those that another value shares."""
+    """W13: gc after the deletion of a thread removes its chunks, except those that a copy of the thread shares."""
     text = os.urandom(4 * CHUNK_BYTES)
     put(saver, "gone", {"a": text + os.urandom(2 * CHUNK_BYTES)})
+    saver.copy_thread("gone", "kept")
     put(saver, "kept", {"messages": [HumanMessage("x" * SIZE, id="1")], "a": text + b"end"})
+    saver.prune(["kept"])
     shared = len(chunks(saver.database))
     saver.delete_thread("gone")
     counted = saver.gc(dry_run=True)
@@ -188,11 +190,11 @@ def test_memory_use_stays_near_the_size_of_the_value(shared, kind):
     value, tenant = leaf("bytes", os.urandom(HUGE)), {"zlib": 11, "zstd": 12, "none": 13}[kind]
     tracemalloc.start()
     try:
-        shared.write(lambda connection: Blobs(tenant, kind).put_many(connection, [value]))
+        shared.write(lambda connection: BlobStore(tenant, kind).of(1).put_many(connection, [value]))
         assert tracemalloc.get_traced_memory()[1] < HUGE
         tracemalloc.reset_peak()
         with shared.reading() as connection:
-            assert Blobs(tenant).get_many(connection, [value.hash])[value.hash] == value
+            assert BlobStore(tenant).of(1).get_many(connection, [value.hash])[value.hash] == value
         assert tracemalloc.get_traced_memory()[1] < 2 * HUGE
     finally:
         tracemalloc.stop()
@@ -207,9 +209,8 @@ def test_memory_use_stays_near_the_size_of_the_value(shared, kind):
 def test_chunked_values_are_read_back_unchanged(shared, values, size, kind):
     """Round trip: values of any bytes, cut at any size, alone and in lists, are read back unchanged."""
     items = [leaf("bytes", value) for value in values]
-    writer = Content(TENANT, kind)
-    writer.blobs = Blobs(TENANT, kind, chunk_bytes=size)
+    writer = Content(BlobStore(TENANT, kind, chunk_bytes=size).of(1))
     keys = shared.write(lambda connection: writer.put(connection, [(items, None), *((item, None) for item in items)]))
     with shared.reading() as connection:
-        found = Content(TENANT).get(connection, keys)
+        found = Content(BlobStore(TENANT).of(1)).get(connection, keys)
     assert [found[key] for key in keys] == [items, *items]

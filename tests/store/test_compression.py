@@ -1,5 +1,6 @@
 """Compression: values compressed in different ways share a database, take less space, and are checked."""
 
+import orjson
 import pytest
 from saver_checkpoints import BLOB, blob_bytes, on, put, values
 from sqlalchemy import select, update
@@ -35,6 +36,17 @@ def test_a_damaged_compressed_value_raises_corrupt(database, kind):
     database.write(lambda c: c.execute(update(BLOB).where(BLOB.c.size > 100).values(data=b"damaged")))
     with pytest.raises(Corrupt, match="cannot be unpacked"):
         values(SQLModelSaver(database), on("t"))
+
+
+def test_small_json_is_stored_as_text_unless_compression_is_chosen(database):
+    """A JSON value below 4 KiB is readable with SQL; a larger one, or one of a saver with a compression, is packed."""
+    small, large = {"text": "again and " * 100}, {"text": "again and " * 1000}
+    put(SQLModelSaver(database), "plain", {"a": small, "b": large})
+    put(SQLModelSaver(database, compression="zstd"), "packed", {"a": small | {"other": 1}})
+    with database.reading() as connection:
+        stored = list(connection.execute(select(BLOB.c.codec, BLOB.c.data).where(BLOB.c.size > 512)))
+    assert [orjson.loads(row.data) for row in stored if row.codec == RAW] == [small]
+    assert [row.codec for row in stored if row.codec != RAW] == [ZSTD, ZSTD]
 
 
 def test_bad_input_an_unknown_compression_is_refused(database):

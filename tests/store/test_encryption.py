@@ -14,7 +14,7 @@ from agentgit.cli.app import app
 from agentgit.demo import EFFECTS, build
 from agentgit.errors import Corrupt, InvalidInput, KeyMissing, Unavailable
 from agentgit.store.maintenance.key_rotation import Rotation
-from agentgit.store.objects.blobs import Blobs, leaf
+from agentgit.store.objects.blobs import BlobStore, leaf
 from agentgit.store.sql import encryption
 from agentgit.store.sql.encrypted_columns import raw_table, sealed_columns
 from agentgit.store.sql.encryption import ENVIRONMENT, MAGIC, parse_key_name
@@ -166,7 +166,7 @@ def test_d5_a_changed_sealed_value_is_named_by_fsck_and_never_returned(sqlite_te
 def read(repo, connection, name, column, this, row):
     """Read a sealed value as agentgit does."""
     if name == "blob":
-        Blobs(repo.context.store.tenant_id).get_many(connection, [row.hash])
+        BlobStore(repo.context.store.tenant_id).of(row.external_session_id).get_many(connection, [row.hash])
     table = METADATA.tables[name]
     this = [table.c[one.left.name] == one.right for one in this]
     connection.execute(select(table.c[column]).where(*this)).all()
@@ -191,7 +191,7 @@ def test_d5_a_sealed_value_opens_only_in_its_column_and_tenant(url):
         other.tenant_id = seal.tenant_id + 1
         with pytest.raises(Corrupt):
             other.open("tool_invocation.args", closed)
-        blobs, value = repo.context.store.graphs.content.blobs, leaf("json", b'"hello"')
+        blobs, value = repo.context.store.graphs.blobs.of(1), leaf("json", b'"hello"')
         write = backend.database(repo).write
         write(lambda c: blobs.put_many(c, [value]))
         table = raw_table("blob")
@@ -200,8 +200,8 @@ def test_d5_a_sealed_value_opens_only_in_its_column_and_tenant(url):
             bad = flipped(connection.execute(select(table.c.data).where(this)).scalar_one())
         write(lambda c: c.execute(update(table).where(this).values(data=bad)))
         with backend.reading(repo) as connection, pytest.raises(Corrupt) as failure:
-            Blobs(repo.context.store.tenant_id).get_many(connection, [value.hash])
-        assert failure.value.row == f"blob {value.hash.hex()}"
+            BlobStore(repo.context.store.tenant_id).of(1).get_many(connection, [value.hash])
+        assert failure.value.row == f"blob 1/{value.hash.hex()}"
 
 
 def message(n):
@@ -212,13 +212,13 @@ def message(n):
 def test_d5_values_of_every_shape_are_read_back(url, keys):
     """D5: values that begin like sealed ones and large values are read back, encrypted or in plain text."""
     with agentgit.open(url, keyring=keys) as repo:
-        blobs, write = repo.context.store.graphs.content.blobs, backend.database(repo).write
+        blobs, write = repo.context.store.graphs.blobs.of(1), backend.database(repo).write
         odd = [leaf("bytes", MAGIC + tail) for tail in (b"", b"\0x", b"\1\1a" + bytes(40), b"\2")]
         values = [*odd, leaf("bytes", bytes(range(256)) * 4000), leaf("bytes", b"")]
         values += [message(n) for n in range(120)]
         write(lambda c: blobs.put_many(c, values))
         with backend.reading(repo) as connection:
-            fresh = Blobs(repo.context.store.tenant_id)
+            fresh = BlobStore(repo.context.store.tenant_id).of(1)
             assert all(fresh.get_many(connection, [one.hash])[one.hash] == one for one in values)
         assert repo.maintenance.fsck(2).findings == ()
         assert (MARK in as_stored(repo)) == (keys is None)

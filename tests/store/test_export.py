@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
 
-import backend
 import pytest
 from banking import Bank, says
 from delta_graphs import all_seen, chat, delta, said, seen
@@ -26,7 +25,6 @@ from scripted import call as ask
 import agentgit
 from agentgit import Conflict, Fenced, InvalidInput, NotFound, Unavailable
 from agentgit.effects.effects import effect
-from agentgit.store.maintenance.gc import collect
 
 
 @pytest.fixture
@@ -578,10 +576,7 @@ def test_b8_random_sessions_survive_export_and_import(life, sqlite_template, tmp
             assert ours.metadata["state_hash"] == place.metadata["state_hash"]
             assert [plain(c) for c in ours.tool_invocations] == [plain(c) for c in place.tool_invocations]
             assert {step.action for step in other.session(f"point {n}").plan_rollback(ours).steps} <= {"keep", "gone"}
-        assert (
-            backend.write(other, lambda c: collect(c, other.context.store.graphs.content.blobs, dry_run=True)).values
-            == 0
-        )
+        assert other.maintenance.gc(dry_run=True, steps=False).values == 0
 
 
 @pytest.mark.parametrize("branch", [None, "main"])

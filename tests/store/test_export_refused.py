@@ -301,9 +301,9 @@ LIES = {
     "a path": (change("session", path="../../etc/passwd"), "unknown field 'path'"),
     "a name that is no branch's": (change("branch", name="../#@"), "cannot be called"),
     "a header without a version": (lambda found: of(found, "state")[0]["header"].pop("v"), "no field 'v'"),
-    "a header that does not say what changed": (
-        lambda found: of(found, "state")[0]["header"].pop("updated"),
-        "no field 'updated'",
+    "a header with a number as what changed": (
+        lambda found: of(found, "state")[0]["header"].update(updated=3),
+        "updated",
     ),
     "versions that nobody can compare": (
         lambda found: of(found, "state")[1]["header"]["versions"].update(x="1"),

@@ -75,7 +75,7 @@ def held(repo):
 
 def reachable(repo):
     """Return the hashes of all reachable values, found one by one with the functions that read them."""
-    blobs, way = repo.context.store.graphs.content.blobs, set()
+    blobs, way = repo.context.store.graphs.blobs.of(repo.session().id), set()
     with backend.reading(repo) as connection:
         for row in connection.execute(select(GRAPH_CHECKPOINT)):
             way.update(parse_graph_checkpoint(row).values.values())

@@ -13,9 +13,9 @@ from sqlalchemy import create_engine, text
 
 from agentgit import WorldDiverged, reversible
 from agentgit.agents.turn.files import TurnFiles
-from agentgit.agents.turn.outcome_buffer import OutcomeBuffer
 from agentgit.store.records.checkpoints import named_label
 from agentgit.store.sql.batch import flush_batch
+from agentgit.store.unit_of_work import UnitOfWork
 from agentgit.values import as_object
 
 TIME = 60
@@ -129,14 +129,14 @@ def test_w5_an_effect_during_the_world_check_is_not_missed(repo, world, monkeypa
         running = pool.submit(lambda: other.run("add sofa"))
         assert arrived.wait(TIME)
         monkeypatch.setattr(TurnFiles, "divergence", look_and_wait)
-        write = OutcomeBuffer.write
+        flush = UnitOfWork.flush
 
-        def write_and_tell(self):
-            write(self)
-            if self.turn.branch.name == "other":
+        def flush_and_tell(self):
+            flush(self)
+            if self._branch.name == "other" and world.items == ["sofa"]:
                 written.set()
 
-        monkeypatch.setattr(OutcomeBuffer, "write", write_and_tell)
+        monkeypatch.setattr(UnitOfWork, "flush", flush_and_tell)
         with pytest.raises(WorldDiverged, match="sofa"):
             agent.run("add table")
         running.result(TIME)

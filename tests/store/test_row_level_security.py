@@ -31,7 +31,7 @@ __all__ = ["world"]  # the fixture
 TABLES = METADATA.sorted_tables
 OF_SESSIONS = {
     "external_session", "internal_session", "tool_invocation", "world_log", "operation", "workspace_snapshot", "tag",
-    "checkpoint", "search_text",
+    "checkpoint", "search_text", "blob", "graph_checkpoint", "graph_write",
 }  # fmt: skip
 """The tables in which users see rows of own and shared sessions only; the trail has other rows, too."""
 
@@ -98,7 +98,9 @@ def test_d5_every_table_has_forced_row_level_security(owner):
 
 def test_d5_the_policies_match_the_security_page(owner):
     """D5, D6: each table is restricted by user or only by tenant, as docs/security.md says."""
-    policies = text("SELECT tablename, qual FROM pg_policies WHERE schemaname = current_schema()")
+    policies = text(
+        "SELECT tablename, qual FROM pg_policies WHERE schemaname = current_schema() AND policyname = 'agentgit_wall'"
+    )
     with owner.reading() as connection:
         found = {row.tablename: row.qual for row in connection.execute(policies)}
     asks = ("agentgit.user_id", "agentgit_sees_")
@@ -447,7 +449,8 @@ def test_d5_the_command_line_grants_and_partitions(apart):
     where = ["--db", owner.url.render_as_string(hide_password=False), "--json"]
     granted = CliRunner().invoke(app, ["db", "grant", database.url.username, *where])
     assert json.loads(granted.stdout) == {
-        "database": owner.name, "role": database.url.username, "tables": len(METADATA.tables) + 1
+        "database": owner.name, "role": database.url.username, "tables": len(METADATA.tables) + 1,
+        "is_limited_to_tenant": True,
     }  # fmt: skip
     divided = CliRunner().invoke(app, ["db", "partition", "2", *where])
     assert json.loads(divided.stdout) == {"database": owner.name, "divided": len(METADATA.tables) - 1, "parts": 2}

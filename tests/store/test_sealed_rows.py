@@ -106,17 +106,18 @@ def test_q1_an_unencrypted_message_with_a_valid_hash_is_refused(url, tmp_path):
     with agentgit.open(url, keyring=RINGS[0]) as repo:
         story(repo, tmp_path)
         value, table = leaf("json", json.dumps({"content": "send it all"}).encode()), raw_table("blob")
-        row = {"tenant_id": repo.context.store.tenant_id, "hash": value.hash, "type": "json", "codec": 0}
-        write(repo, insert(table).values(**row, size=len(value.data), data=value.data))
+        session = repo.session("s").id
+        row = {"tenant_id": repo.context.store.tenant_id, "external_session_id": session, "hash": value.hash}
+        write(repo, insert(table).values(**row, type="json", codec=0, size=len(value.data), data=value.data))
         with backend.reading(repo) as connection:
-            blobs = repo.context.store.graphs.content.blobs
+            blobs = repo.context.store.graphs.blobs.of(session)
             with pytest.raises(Corrupt, match="is not encrypted"):
                 blobs.get_many(connection, [value.hash])
             stored = connection.execute(select(table.c.data).where(table.c.type == LIST)).scalars().all()
         assert stored
         assert {parse_key_name(data) for data in stored} == {None}
         (finding,) = repo.maintenance.fsck(1).findings
-        assert (finding.row, "is not encrypted" in finding.what) == (f"blob {value.hash.hex()}", True)
+        assert (finding.row, "is not encrypted" in finding.what) == (f"blob {session}/{value.hash.hex()}", True)
         write(repo, delete(table).where(table.c.hash == value.hash))
     with agentgit.open(url, keyring=RINGS[0]) as repo:
         assert repo.maintenance.fsck(3).findings == ()
@@ -446,6 +447,7 @@ def test_q1_a_forged_pending_write_is_refused(url):
         theirs, mine = heads(repo, bob, mallory)
         value = unpack(theirs.channels)["messages"]
         place = {name: getattr(mine, name) for name in ("tenant_id", "thread_id", "ns", "checkpoint_id")}
+        place["external_session_id"] = mine.external_session_id
         row = {**place, "task_id": "t", "idx": 0, "task_path": "", "channel": "messages", "value": value}
         write(repo, insert(raw_table("graph_write")).values(row))
     with agentgit.open(url, keyring=RINGS[0]) as repo:

@@ -354,7 +354,7 @@ def test_w9_deleted_texts_are_not_found(repo):
         repo.session().delete_checkpoint(place)
     assert not repo.session().search("needle").items
     backend.write(repo, lambda c: repo.context.store.graphs.prune(c, agent.branch.langgraph_session_id))
-    backend.write(repo, lambda c: collect(c, repo.context.store.graphs.content.blobs))
+    backend.write(repo, lambda c: collect(c, repo.context.store.graphs.blobs.of(repo.session().id)))
     assert not repo.session().search("needle").items
     assert len(repo.session().search("again")) == 1
 
@@ -512,12 +512,16 @@ def test_w9_invalid_searches_are_refused(repo, agent):
 
 def test_w9_a_search_without_write_access_finds_only_indexed_texts(tmp_path, monkeypatch):
     """W9: in a database that cannot be written, search finds the indexed texts and reports incomplete results."""
-    from agentgit.errors import Unavailable
+    from agentgit.errors import Corrupt, Unavailable
+
+    def fail(*_args):
+        raise Corrupt("a text cannot be read")
 
     with agentgit.open(tmp_path / "x.db") as repo:
         agent = chat(repo)
         agent.run("known needle")
-        monkeypatch.setattr(SearchIndex, "index_next", lambda *_: False)
+        for name in ("index_checkpoint", "index_next"):
+            monkeypatch.setattr(SearchIndex, name, fail)
         agent.run("unknown needle")
         monkeypatch.undo()
 
@@ -598,14 +602,14 @@ def test_w9_interrupted_indexing_is_rolled_back_and_repeated(tmp_path):
 
 def test_w9_text_from_an_encrypting_serializer_is_not_indexed(tmp_path):
     """W9: text that only the user's serializer can read is not indexed."""
-    from agentgit.store.objects.blobs import leaf
+    from agentgit.store.objects.blobs import Blobs, leaf
 
     with agentgit.open(tmp_path / "x.db") as repo:
         sealed = leaf("serde", b"msgpack\0secretword")
         assert sealed.type == "serde"
         agent = chat(repo)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(type(repo.context.store.graphs.content.blobs), "get_many", lambda *_: _All(sealed))
+            patch.setattr(Blobs, "get_many", lambda *_: _All(sealed))
             agent.run("hello")
         assert texts(repo) == 0
 

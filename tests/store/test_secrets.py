@@ -22,7 +22,7 @@ from sqlalchemy import select
 
 from agentgit import SQLModelSaver
 from agentgit.demo import ScriptedModel
-from agentgit.store.objects.blobs import Blobs
+from agentgit.store.objects.blobs import BlobStore
 from agentgit.store.sql.tables import BLOB, METADATA
 
 HUSH = "hush-hush"
@@ -37,8 +37,10 @@ def everything(database) -> bytes:
             for row in connection.execute(select(table))
             for value in row
         ]
-        for key, tenant in connection.execute(select(BLOB.c.hash, BLOB.c.tenant_id)).all():
-            found.append(Blobs(tenant).get_many(connection, [key])[key].data)
+        for key, tenant, session in connection.execute(
+            select(BLOB.c.hash, BLOB.c.tenant_id, BLOB.c.external_session_id)
+        ).all():
+            found.append(BlobStore(tenant).of(session).get_many(connection, [key])[key].data)
     if database.is_sqlite:
         folder, name = os.path.split(str(database.url.database))
         for file in os.listdir(folder):

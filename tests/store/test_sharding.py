@@ -1,27 +1,31 @@
-"""The SQL scripts for distributed servers create every table, and PostgreSQL can run them."""
+"""The SQL scripts for distributed servers create every table, PostgreSQL runs them, and agentgit works on the result.
+
+Citus itself is not run here: `tests/support/citus_stand_in.py` stands for it.
+"""
 
 from contextlib import closing
 
+import backend
+import citus_stand_in
 import pytest
+import sent_statements
+from echo_graph import echoing
+from scripted import World, obedient, tool_node_graph
+from sqlalchemy import update
 from test_upgrade import by_hand
 from typer.testing import CliRunner
 
+import agentgit
+from agentgit import reversible
 from agentgit.cli.app import app
-from agentgit.errors import InvalidInput
+from agentgit.conformance import RULES, check
+from agentgit.errors import InvalidInput, SchemaMismatch
 from agentgit.store.database import Database
+from agentgit.store.schema import partitioning, roles, schema
 from agentgit.store.schema.introspection import build_shape, list_differences, read_shape
 from agentgit.store.schema.partitioning import KINDS, distributed_script
 from agentgit.store.schema.schema import REVISION
-from agentgit.store.sql.tables import METADATA
-
-STANDS_FOR_CITUS = """
-CREATE TABLE spread (name text);
-CREATE FUNCTION create_reference_table(regclass) RETURNS void LANGUAGE sql AS
-  $$ INSERT INTO spread VALUES (trim($1::text, '"')) $$;
-CREATE FUNCTION create_distributed_table(regclass, text, colocate_with text) RETURNS void LANGUAGE sql AS
-  $$ SELECT colocate_with::regclass WHERE colocate_with <> 'none'; INSERT INTO spread VALUES (trim($1::text, '"')) $$;
-"""
-"""Functions with the names of those of Citus, which record the tables that they receive."""
+from agentgit.store.sql.tables import AUDIT_EVENT, METADATA
 
 
 @pytest.mark.long
@@ -29,17 +33,125 @@ CREATE FUNCTION create_distributed_table(regclass, text, colocate_with text) RET
 def test_d5_the_script_for_each_server_creates_every_table(kind, empty_server):
     """D5: run on PostgreSQL in place of the server, each script creates our tables, keys and indexes."""
     if kind == "citus":
-        by_hand(empty_server, STANDS_FOR_CITUS)
+        by_hand(empty_server, citus_stand_in.SQL)
     by_hand(empty_server, distributed_script(kind).replace("USING ybgin", "USING gin"))
     with closing(Database(empty_server)) as database:
         wrong = database.write(lambda c: list_differences(read_shape(c), build_shape(c, REVISION)))
         kept = [one for one in wrong if not any(word in one for word in ("policy", "row-level", "trigger", "function"))]
         assert kept == []
         assert (wrong == []) is (kind == "yugabyte")
-        if kind == "citus":
-            with database.reading() as connection:
-                given = connection.exec_driver_sql("SELECT name FROM spread").scalars().all()
-            assert sorted(given) == sorted(METADATA.tables)
+
+
+@pytest.fixture
+def like_citus(empty_server):
+    """Open a database that the script for Citus has made, on PostgreSQL in place of Citus."""
+    by_hand(empty_server, citus_stand_in.SQL)
+    by_hand(empty_server, distributed_script("citus"))
+    with closing(Database(empty_server)) as database:
+        yield database
+
+
+@pytest.mark.long
+def test_n1_a_database_without_triggers_and_row_level_security_keeps_every_other_rule(like_citus):
+    """N1: on the schema for Citus all conformance rules hold, and only the one about triggers cannot be checked."""
+    report = check(lambda: agentgit.open(like_citus.url), RULES)
+    assert [str(result) for result in report.results if result.status != "ok"] == [
+        "left out  schema: Rows of the audit trail can be neither changed nor deleted.\n"
+        "          Citus has no triggers on distributed tables. fsck detects changes of the trail."
+    ]
+
+
+async def test_n1_turns_rollbacks_and_everything_else_run_on_the_schema_for_citus(like_citus, tmp_path):
+    """N1: turns, rollbacks, forks, search, export, fsck, gc and erasing need no trigger and no row-level security.
+
+    All of their statements can be distributed, and a change of the trail, which no trigger refuses, is detected.
+    """
+    world = World()
+    with sent_statements.recording() as sent, agentgit.open(like_citus.url) as repo:
+        agent = repo.wrap(
+            tool_node_graph(obedient(), world.tools()), "s", effects=world.effects(add=reversible(world.remove))
+        )
+        agent.run("add chair")
+        agent.checkpoint("before")
+        agent.run("add table")
+        agent = agent.rollback("before")
+        await agent.arun("look")
+        agent.fork().run("add lamp")
+        session = repo.session("s")
+        assert session.search("chair")
+        session.export(tmp_path / "s.jsonl")
+        session.delete()
+        repo.import_(tmp_path / "s.jsonl", session="copy")
+        with agentgit.open(like_citus.url, tenant="other") as other:
+            other.wrap(echoing(), "s").run("hello")
+        repo.maintenance.gc()
+        assert world.items == ["chair", "lamp"]
+        assert (repo.maintenance.fsck(3).is_sound, repo.events.verify().is_sound) == (True, True)
+        of_tenant = AUDIT_EVENT.c.tenant_id == repo.context.store.tenant_id
+        backend.write(repo, lambda c: c.execute(update(AUDIT_EVENT).where(of_tenant).values(kind="x")))
+        assert not repo.events.verify().is_sound
+    assert sent_statements.take_breaches() == []
+    kinds = {" ".join(sql.split()[:3]) for sql in sent}
+    assert kinds >= {"INSERT INTO tenant", "INSERT INTO blob", "DELETE FROM external_session"}
+    assert any("statement_timestamp()" in sql for sql in sent)
+
+
+TABLE_OF_CITUS = "UPDATE pg_dist_partition SET {} WHERE logicalrelid = '{}'::regclass"
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        ("DELETE FROM pg_dist_partition WHERE logicalrelid = 'tag'::regclass", "tag: distribution is missing"),
+        (
+            TABLE_OF_CITUS.format("colocationid = 7", "blob"),
+            "blob: distribution is by tenant_id, apart from the other tables, not by tenant_id",
+        ),
+        (TABLE_OF_CITUS.format("partkey = 'id'", "operation"), "operation: distribution is by id, not by tenant_id"),
+        (
+            TABLE_OF_CITUS.format("partmethod = 'h', partkey = 'id', colocationid = 2, repmodel = 's'", "tenant"),
+            "tenant: distribution is by id, not a copy on each machine",
+        ),
+        ("ALTER TABLE tag DROP COLUMN name", "tag: column name is missing"),
+    ],
+)
+def test_n1_a_deep_check_knows_how_citus_distributes_the_tables(damage, said, like_citus):
+    """N1: `db check --deep` accepts the tables as the script distributes them, and reports each difference."""
+    schema.check(like_citus, deep=True)
+    like_citus.write(lambda c: c.exec_driver_sql(damage))
+    with pytest.raises(SchemaMismatch, match=said):
+        schema.check(like_citus, deep=True)
+
+
+def test_n1_tables_that_citus_does_not_distribute_are_checked_as_on_postgresql(empty_server):
+    """N1: a server that has Citus, but does not distribute our tables, must have the triggers and the policies."""
+    by_hand(empty_server, citus_stand_in.SQL)
+    with closing(Database(empty_server)) as database:
+        schema.upgrade(database)
+        schema.check(database, deep=True)
+        database.write(lambda c: c.exec_driver_sql("DROP TRIGGER audit_event_stays ON audit_event"))
+        with pytest.raises(SchemaMismatch, match="trigger audit_event_stays is missing"):
+            schema.check(database, deep=True)
+
+
+def test_n1_a_grant_on_citus_says_what_does_not_limit_the_role(like_citus):
+    """N1: `db grant` grants the rights on distributed tables, and says that nothing limits the role to a tenant."""
+    role = like_citus.url.database.replace("test", "role")
+    like_citus.write(lambda c: c.exec_driver_sql(f'CREATE ROLE "{role}"'))
+    try:
+        assert roles.grant(like_citus, role) == (len(METADATA.tables) + 1, False)
+        url = like_citus.url.render_as_string(hide_password=False)
+        said = CliRunner().invoke(app, ["db", "grant", role, "--db", url]).stdout
+        assert "can read all tenants and delete events" in " ".join(said.split())
+    finally:
+        like_citus.write(lambda c: c.exec_driver_sql(f'DROP OWNED BY "{role}"; DROP ROLE "{role}"'))
+
+
+def test_n1_tables_that_citus_distributes_are_not_partitioned(like_citus):
+    """N1: `db partition` refuses tables that Citus distributes, instead of replacing them by local ones."""
+    with pytest.raises(InvalidInput, match="already divides these tables"):
+        partitioning.partition(like_citus, 2)
+    schema.check(like_citus, deep=True)
 
 
 def test_a_server_without_a_script_is_refused():

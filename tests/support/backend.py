@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
-from sqlalchemy import URL, Table, select
+from sqlalchemy import URL, Connection, NullPool, Table, create_engine, select
 
 import agentgit
 from agentgit import ToolInvocation
@@ -16,6 +18,8 @@ from agentgit.store.records.journal import WITH_BRANCH, CallOutcome, Intent
 from agentgit.store.schema import roles, schema
 from agentgit.store.sql import ids
 from agentgit.store.sql.tables import METADATA
+
+T = TypeVar("T")
 
 NEWEST_SCHEMA = schema.REVISION
 """The schema that the library needs."""
@@ -93,9 +97,10 @@ def saver(repo) -> agentgit.SQLModelSaver:
 
 
 def journal(repo) -> list[ToolInvocation]:
-    """Return every recorded call of all sessions and branches, oldest first."""
+    """Return every recorded call of all sessions and branches of a tenant, oldest first."""
     calls, branches = table("tool_invocation"), table("internal_session")
     query = select(calls, branches.c.inherited).select_from(WITH_BRANCH).order_by(calls.c.id)
+    query = query.where(calls.c.tenant_id == repo.context.store.tenant_id)
     with reading(repo) as connection:
         return repo.context.store.journal.invocations_from_rows(connection, connection.execute(query).all())
 
@@ -141,6 +146,12 @@ def take(repo, branch, owner: str) -> None:
     write(repo, lambda connection: repo.context.store.sessions.acquire(connection, branch.id, owner))
 
 
+def from_outside(look: Callable[[], T]) -> T:
+    """Call a function in another thread, where no turn is under way, and return its result."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(look).result()
+
+
 def at_work(repo) -> AbstractContextManager[str]:
     """Create an owner of turns that is alive until the end of the block."""
     return repo.context.store.register_owner()
@@ -152,6 +163,69 @@ def _intent(branch, item: str, **known: Any) -> Intent:
         "args": {"item": item}, "idempotency_key": "x", "owner": "x", "started_at": datetime.now(UTC),
     }  # fmt: skip
     return Intent(session_id=branch.external_session_id, branch_id=branch.id, **given | known)
+
+
+# -- other connections
+
+QUIET_SECONDS = 60
+"""The time to wait for other connections that are active in a database."""
+
+ACTIVE_CONNECTIONS = """
+SELECT pg_stat_clear_snapshot(), pid, query FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend' AND state <> 'idle'
+"""
+
+
+def wait_until_quiet(connection: Connection) -> None:
+    """Wait until no other connection to a PostgreSQL database is in a transaction.
+
+    The server may still be running the last commit of a killed process, whose rows would appear later.
+    """
+    until = time.monotonic() + QUIET_SECONDS
+    while found := connection.exec_driver_sql(ACTIVE_CONNECTIONS).all():
+        assert time.monotonic() < until, f"another connection is still at work: {found}"
+        time.sleep(0.01)
+
+
+def connections(address: str) -> list[int]:
+    """Return the process ids of the connections to a PostgreSQL database; none on SQLite."""
+    return _pids(address, "SELECT pid") if address.startswith("postgresql") else []
+
+
+def disconnect(address: str, others: Sequence[int]) -> None:
+    """Make a PostgreSQL server end the connections to a database, except some other ones."""
+    _pids(address, "SELECT pg_terminate_backend(pid, 10000)", f" AND pid <> ALL (ARRAY{list(others)}::integer[])")
+
+
+def _pids(address: str, query: str, condition: str = "") -> list[Any]:
+    engine = create_engine(address, poolclass=NullPool)
+    with engine.connect() as connection:
+        return list(
+            connection.exec_driver_sql(
+                f"{query} FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
+                f"AND backend_type = 'client backend'{condition}"
+            ).scalars()
+        )
+
+
+TURN_ROWS = {
+    "graph_checkpoint": ("thread_id", "ns", "checkpoint_id"),
+    "graph_write": ("thread_id", "ns", "checkpoint_id", "task_id", "idx"),
+    "tool_invocation": ("id", "status"),
+    "checkpoint": ("id",),
+    "internal_session": ("id", "head_id"),
+}
+"""The tables that a turn writes, each with the columns that identify a row or change."""
+
+
+def rows_of_turns(address: str) -> dict[str, list[list[Any]]]:
+    """Return what turns have stored, as a connection of its own sees it."""
+    engine = create_engine(address, poolclass=NullPool)
+    with engine.connect() as connection:
+        return {
+            name: sorted([*map(str, row)] for row in connection.execute(select(*map(table(name).c.get, columns))))
+            for name, columns in TURN_ROWS.items()
+        }
 
 
 # -- the work of operators
@@ -166,7 +240,7 @@ def upgrade(place, revision: str | None = None) -> None:
 def grant(place, role: str) -> int:
     """Grant a PostgreSQL role its rights, as `agentgit db grant` does, and return the number of tables."""
     with closing(Database(place)) as database:
-        return roles.grant(database, role)
+        return roles.grant(database, role).tables
 
 
 def run_sql(place, statement: str) -> None:
@@ -179,15 +253,16 @@ def run_sql(place, statement: str) -> None:
 
 
 def lock(repo, name: str) -> Any:
-    """Return a lock shared by the threads of this process: that of `ids`, of the event `bus`, or of `values`."""
+    """Return a lock shared by the threads of this process: of `ids`, the event `bus`, `values` or served `sessions`."""
     locks = {
         "ids": lambda: ids._lock,
         "bus": lambda: database(repo).bus._lock,
-        "values": lambda: repo.context.store.graphs.content.blobs._leaves._lock,
+        "values": lambda: repo.context.store.graphs.blobs.leaves._lock,
+        "sessions": lambda: repo.context.registry.sessions.lock,
     }
     return locks[name]()
 
 
 def remember_no_values(repo) -> None:
     """Acquire the lock of the remembered values by adding no values."""
-    repo.context.store.graphs.content.blobs._leaves.add([])
+    repo.context.store.graphs.blobs.leaves.add([])

@@ -11,8 +11,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Protocol
 
 import backend
@@ -173,9 +174,9 @@ def messages_read() -> Iterator[list[bytes]]:
     """Collect the hashes of the messages that are read."""
     found: list[bytes] = []
 
-    def do(plain: Callable[..., Any], graphs: Any, connection: Any, hashes: Any) -> Any:
+    def do(plain: Callable[..., Any], graphs: Any, connection: Any, session_id: int, hashes: Any) -> Any:
         found.extend(hashes)
-        return plain(graphs, connection, hashes)
+        return plain(graphs, connection, session_id, hashes)
 
     with around(points.READ_MESSAGES, do):
         yield found
@@ -202,6 +203,20 @@ def delete_thread(repo: Any, thread: str, connection: Any = None) -> None:
 def full_disk(time: int | None = None) -> AbstractContextManager[None]:
     """Make the rename with this number fail as on a full disk, from 1; None makes each rename fail."""
     return _renames(lambda n: errno.ENOSPC if time in (None, n) else None)
+
+
+def fill_disk(folder: str) -> None:
+    """Fill the file system of a folder to its last byte."""
+    with suppress(OSError), Path(folder, "filler").open("wb", buffering=0) as file:
+        for size in (2**16, 1):
+            with suppress(OSError):
+                while True:
+                    file.write(bytes(size))
+
+
+def empty_disk(folder: str) -> None:
+    """Undo `fill_disk`."""
+    Path(folder, "filler").unlink(missing_ok=True)
 
 
 def full_for(names: set[bytes]) -> AbstractContextManager[None]:

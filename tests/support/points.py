@@ -44,6 +44,8 @@ class Point(NamedTuple):
 
 EVERY_READ = Point("store.database", "Database.reading")
 EVERY_WRITE = Point("store.database", "Database.write")
+SEND_COMMIT = Point("store.sql.batch", "Batch.commit")
+"""The commit of a transaction on PostgreSQL, with the statements that are sent together with it."""
 DELETE_THREAD = Point("store.threads.graph_store", "GraphStore.delete_thread")
 READ_STATE = Point("store.threads.graph_store", "GraphStore.read_state")
 FIND_STATE = Point("store.threads.graph_store", "GraphStore.find")
@@ -63,6 +65,11 @@ WRITE_INTENT = Point("store.records.journal", "Journal.intend")
 WRITE_OUTCOME = Point("store.records.journal", "Journal.end")
 MOVE_CALL = Point("store.records.journal", "Journal.move")
 """The change of a recorded call's status."""
+FLUSH = Point("store.unit_of_work", "UnitOfWork.flush")
+"""The write of what waits in a turn, and nothing else."""
+FLUSH_WITH_WORK = Point("store.unit_of_work", "UnitOfWork.write")
+"""The write of what waits in a turn, with an intent or the end of the turn."""
+FLUSH_IN_BACKGROUND = Point("store.unit_of_work", "UnitOfWork.flush_in_background")
 RECOVER_DEAD_TURN = Point("store.store", "Store.recover")
 
 # -- rollbacks and switches
@@ -95,7 +102,7 @@ LAND_IMPORTED_BRANCH = Point("agents.importing.commit", "ImportCommit._branch")
 
 BEGIN_FROM_TEMPLATE = Point("store.queries.templates", "create_session")
 COMPARE_WITH_TEMPLATE = Point("store.queries.templates", "require_same")
-ERASE_LAST_ADMIN = Point("store.maintenance.erasure", "_lock_out_writers")
+ERASE_LAST_ADMIN = Point("store.maintenance.erasure", "_lock_and_measure")
 END_SHARED_LINKS = Point("store.records.session_access", "delete")
 THIN_OUT = Point("repository.maintenance", "Maintenance._thin_all")
 NUMBER_EVENT = Point("store.audit.trail", "_next")

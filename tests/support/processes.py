@@ -23,8 +23,8 @@ PATHS = [str(TESTS.parent), *(str(room) for room in sorted(TESTS.iterdir()) if r
 """The import path of a process, after its own folder."""
 
 PRELOADED = [
-    "agentgit.cli", "exports", "concurrent_sessions", "killed_process", "echo_graph", "faults", "hypothesis", "pytest",
-    "scripted", "freeze_garbage",
+    "agentgit.cli", "exports", "concurrent_sessions", "killed_process", "killed_flush", "echo_graph", "faults",
+    "hypothesis", "pytest", "scripted", "freeze_garbage",
 ]  # fmt: skip
 STREAMS = ("in", "out", "err")
 

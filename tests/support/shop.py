@@ -129,9 +129,10 @@ class Shop:
         """Declare the effects of the tools, with functions of this process."""
         return _declared(self.cancel, self.look_for if verify else None)
 
-    def graph(self) -> Graph:
-        """Build a graph that obeys the user's message; see `wish`."""
-        return tool_node_graph(ScriptedModel(rule=_obey), self.tools(), handle_tool_errors=True)
+    def graph(self, *more: Callable[..., Any]) -> Graph:
+        """Build a graph that obeys the user's message; see `wish`. Other functions become tools, too."""
+        tools = [*self.tools(), *map(quick_tool, more)]
+        return tool_node_graph(ScriptedModel(rule=_obey), tools, handle_tool_errors=True)
 
     def _functions(self) -> list[Callable[..., Any]]:
         def order(item: str) -> dict[str, Any]:

@@ -290,9 +290,9 @@ def test_t3_a_recorded_name_finds_only_declared_functions():
     registry = Registry()
     call = invoked(undo=HERE, verify=f"{__name__}:look")
     assert "is not declared here" in registry.undo_obstacle(1, call)
-    registry.declare(1, "pay", reversible(undo, verify=look))
+    registry.declare(1, [("pay", reversible(undo, verify=look))])
     assert (registry.undo(1, call), registry.verify(1, call), registry.precheck(1, call)) == (undo, look, None)
-    registry.declare(1, "pay", reversible(other, precheck=look))
+    registry.declare(1, [("pay", reversible(other, precheck=look))])
     assert registry.undo(1, call) is undo
     assert registry.undo(1, invoked(undo=f"{__name__}:other")) is other
     assert registry.verify(1, call) is look  # a later declaration keeps what it leaves out
@@ -346,14 +346,14 @@ def test_w1_the_reason_for_a_missing_function_names_the_next_step():
     registry = Registry()
     assert "wrap the graph" in registry.undo_obstacle(1, invoked("nobody"))
     assert "no.such:thing is not declared here" in registry.undo_obstacle(1, invoked("nobody", undo="no.such:thing"))
-    registry.declare(1, "nobody", reversible("no.such:thing"))
+    registry.declare(1, [("nobody", reversible("no.such:thing"))])
     assert "cannot be imported" in registry.undo_obstacle(1, invoked("nobody", undo="no.such:thing"))
     with pytest.raises(NotFound, match="ToolNode"):
         registry.runner(1, invoked())
-    registry.register_runner(1, "pay", "only its graph can call it")
+    registry.declare(1, [], {"pay": "only its graph can call it"})
     with pytest.raises(NotFound, match="only its graph"):
         registry.runner(1, invoked())
-    registry.register_runner(1, "pay", lambda args, _: args["amount"])
+    registry.declare(1, [], {"pay": lambda args, _: args["amount"]})
     assert registry.runner(1, invoked())({"amount": 5}, "thread") == 5
 
 

@@ -35,13 +35,15 @@ class EarlierImport:
     """The result of an earlier import of a thread.
 
     Args:
-        branch_id: The branch that holds the imported thread.
+        session_id: The session that holds the imported thread.
+        branch_id: Its branch that holds the thread.
         branch_thread_id: The LangGraph thread of that branch.
         newest_id: The id of the newest graph checkpoint that was imported.
         call_count: The number of imported calls on its track.
         has_moved: True if the branch has continued here since.
     """
 
+    session_id: int
     branch_id: int
     branch_thread_id: str
     newest_id: str
@@ -100,6 +102,7 @@ class ImportCommit:
             if facts is not None and facts["thread_id"] == self.thread_id:
                 head = self.store.graphs.head(connection, row.thread_id)
                 return EarlierImport(
+                    session_id=row.external_session_id,
                     branch_id=row.id,
                     branch_thread_id=row.thread_id,
                     newest_id=facts["newest"],
@@ -174,7 +177,8 @@ class ImportCommit:
         if session_id is None:
             session_id = self.store.sessions.create(connection, self.user_id, self.session_name)
         branch = self._branch(connection, session_id, earlier)
-        if staging.move(connection, self.store.tenant_id, staging_thread, branch.thread_id) != added_count:
+        blobs = self.store.graphs.blobs
+        if staging.move(connection, blobs, staging_thread, branch.thread_id, session_id) != added_count:
             raise self.conflict_error()
         calls = self._add_calls(connection, branch, history)
         checkpoints = self._add_points(connection, branch, history, roots, earlier)

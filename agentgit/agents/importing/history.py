@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 from agentgit.agents import inputs
 from agentgit.effects.invocation import DONE, FAILED
 from agentgit.sessions.messages import from_stored, text_of
-from agentgit.store.objects.content import Body
+from agentgit.store.objects.content import Body, read_values
 from agentgit.store.objects.plain_values import MESSAGES, show_message
 from agentgit.store.records.checkpoints import CheckpointState, Label
 from agentgit.store.store import Store, checkpoint_state
@@ -137,7 +137,7 @@ class HistoryReader:
         hashes = self.store.graphs.message_hashes(connection, graph_checkpoint)
         new_hashes = [key for key in hashes if key not in self._known_hashes]
         self._known_hashes.update(new_hashes)
-        return self.store.graphs.messages_of(connection, new_hashes)
+        return self.store.graphs.messages_of(connection, graph_checkpoint.session_id, new_hashes)
 
     def _read_pending(self, connection: Connection, graph_checkpoint: GraphCheckpoint) -> None:
         """Add the calls of an unfinished batch, whose results are pending writes of the newest graph checkpoint.
@@ -152,7 +152,7 @@ class HistoryReader:
         for checkpoint in (graph_checkpoint, *filter(None, subgraph_checkpoints)):
             self._read_messages(self._new_messages(connection, checkpoint), _creation_time(checkpoint))
             writes = [one for one in graphs.writes(connection, checkpoint.key) if is_shown(one.channel)]
-            bodies = graphs.content.get(connection, [one.value for one in writes])
+            bodies = read_values(connection, graphs.blobs, [(one.session_id, one.value) for one in writes])
             self._read_messages(
                 [m for one in writes for m in _written_messages(bodies[one.value])], _creation_time(checkpoint)
             )

@@ -7,7 +7,6 @@ and moves them to its branch.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,6 +18,7 @@ from sqlalchemy import Connection
 from agentgit.agents.importing.commit import EarlierImport, ImportCommit
 from agentgit.agents.importing.readers import Source, ThreadEntry
 from agentgit.agents.importing.unknown_types import UnknownTypeSerializer
+from agentgit.auth.secret_names import is_secret_name
 from agentgit.errors import Conflict, Corrupt, NotFound, Unavailable
 from agentgit.handles.context import Context
 from agentgit.saver.codec import Codec
@@ -35,11 +35,6 @@ from agentgit.values import from_json
 
 BATCH = 16
 """The number of graph checkpoints in one transaction."""
-
-SECRET = re.compile(
-    r"(api[-_]?key|secret|passw|authorization|credential|(private|access)[-_]?key|cookie|bearer|(^|[-_])token$)", re.I
-)
-"""Names of metadata that is not imported: LangGraph's savers store a program's `configurable` there in plain text."""
 
 OnStep = Callable[[int, int], None]
 
@@ -128,6 +123,7 @@ class ThreadImport:
         store = self.context.store
         self.store = store
         self.saver = SQLModelSaver(store.database, tenant_id=store.tenant_id, graphs=store.graphs, sessions=True)
+        self._excluded_names = store.exclude_metadata - CheckpointMetadata.__annotations__.keys()
         self.saver.channels = self.channels
         # A separate instance, because a shared one may cache rows that were staged and removed under the same name.
         self.graphs = GraphStore(store.tenant_id, store.compression)
@@ -213,6 +209,8 @@ class ThreadImport:
         branch_parents = self._load_parents(earlier.branch_thread_id) if earlier else {}
         parent_thread = earlier.branch_thread_id if earlier else None
         staged_parents = self._load_parents(self.staging_thread)
+        if earlier is not None:
+            self.graphs.owners.add(self.staging_thread, earlier.session_id)  # so that nothing has to be copied
         if not staged_parents.keys() <= {entry[:2] for entry in line.entries}:
             self.store.database.write(self._delete_staged)  # the thread has changed since an interrupted import
             staged_parents = {}
@@ -279,9 +277,11 @@ class ThreadImport:
         return replace(draft, parent_thread=parent_thread)
 
     def _metadata(self, checkpoint_tuple: CheckpointTuple) -> dict[str, Any]:
-        secrets = {name for name in checkpoint_tuple.metadata if SECRET.search(str(name))}
-        self._hidden_names |= secrets
-        return {name: value for name, value in checkpoint_tuple.metadata.items() if name not in secrets}
+        # LangGraph's savers store a program's `configurable` here, with its secrets.
+        metadata = checkpoint_tuple.metadata
+        hidden = {name for name in metadata if name in self._excluded_names or is_secret_name(str(name))}
+        self._hidden_names |= hidden
+        return {name: value for name, value in metadata.items() if name not in hidden}
 
     def _numbered_writes(self, checkpoint_tuple: CheckpointTuple) -> list[tuple[Task, list[tuple[int, str, Any]]]]:
         """Number the pending writes of each task as the original saver did. The order of the tasks is kept."""

@@ -111,10 +111,14 @@ class MergeCommit:
         graphs = GraphStore(self.store.tenant_id, self.store.compression, count_usage=False)
         saver = SQLModelSaver(self.store.database, tenant_id=self.store.tenant_id, graphs=graphs, sessions=True)
         saver.channels = self.branch.graph.channels
+        graphs.owners.add(staging_thread, self.branch.session_id)
+
+        def copy_head(connection: Connection, graph_key: GraphKey) -> None:
+            graphs.blobs.of(self.branch.session_id).protect(connection)
+            graphs.fork(connection, graph_key.thread, graph_key.checkpoint_id, staging_thread)
+
         if graph_key is not None:
-            self.store.database.write(
-                lambda c: graphs.fork(c, graph_key.thread, graph_key.checkpoint_id, staging_thread)
-            )
+            self.store.database.write(lambda connection: copy_head(connection, graph_key))
         writer = PregelNode(
             channels=[], triggers=[], writers=[ChannelWrite([ChannelWriteTupleEntry(mapper=lambda v: list(v.items()))])]
         )
@@ -155,7 +159,9 @@ class MergeCommit:
         if (
             graph_checkpoint is None
             or not is_complete
-            or not staging.move_new(connection, self.store.tenant_id, staging_thread, row.thread_id)
+            or not staging.move_new(
+                connection, self.store.graphs.blobs, staging_thread, row.thread_id, row.external_session_id
+            )
         ):
             raise Conflict("The cleanup of unfinished imports removed this. Nothing was changed; try again.")
         snapshot_row = self.store.snapshots.newest_of_branch(connection, row)

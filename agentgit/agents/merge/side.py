@@ -21,6 +21,7 @@ from agentgit.langgraph_internals import channels_from_checkpoint
 from agentgit.saver.config import config_of
 from agentgit.saver.saver import SQLModelSaver
 from agentgit.sessions.messages import from_stored
+from agentgit.store.objects.content import Content
 from agentgit.store.objects.plain_values import show
 from agentgit.store.queries.comparison import CheckpointComparer
 from agentgit.store.records.checkpoints import merge_source_id
@@ -64,6 +65,10 @@ class Side:
             else {}
         )
 
+    @property
+    def _content(self) -> Content:
+        return self.saver.store.content(self._graph_checkpoint.session_id)
+
     @functools.cached_property
     def conversation_channel(self) -> str | None:
         """The channel that holds the conversation as a list of messages; None if there is none."""
@@ -72,7 +77,7 @@ class Side:
             return None
         with self.saver.database.reading() as connection:
             key = self.hashes[name]
-            leaf = self.saver.store.content.blobs.get_many(connection, [key])[key]
+            leaf = self._content.blobs.get_many(connection, [key])[key]
         return name if leaf.type == LIST else None
 
     @functools.cached_property
@@ -86,8 +91,11 @@ class Side:
     def messages(self, positions: Sequence[int] | None = None) -> list[dict[str, Any]]:
         """Return the shown form of the messages at these positions, or of all."""
         keys = self.message_hashes if positions is None else [self.message_hashes[position] for position in positions]
+        if not keys:
+            return []
         with self.saver.database.reading() as connection:
-            return [from_stored(message) for message in self.saver.store.messages_of(connection, keys)]
+            stored = self.saver.store.messages_of(connection, self._graph_checkpoint.session_id, keys)
+            return [from_stored(message) for message in stored]
 
     def shown_value(self, name: str) -> Any:
         """Return the shown form of one value; None if there is none."""
@@ -95,7 +103,7 @@ class Side:
         if key is None:
             return None
         with self.saver.database.reading() as connection:
-            return show(self.saver.store.content.get(connection, [key])[key])
+            return show(self._content.get(connection, [key])[key])
 
     @functools.cached_property
     def _channels(self) -> Mapping[str, BaseChannel[Any, Any, Any]]:

@@ -28,7 +28,6 @@ from agentgit.agents.turn.fence_errors import (
     unreachable_error,
     unreadable_error,
 )
-from agentgit.agents.turn.outcome_buffer import OutcomeBuffer
 from agentgit.agents.turn.recorded_results import UnreadableResult, rebuild_result
 from agentgit.agents.turn.running_turn import RunningTurn
 from agentgit.effects import ToolInvocation
@@ -72,12 +71,10 @@ class CallInterceptor:
 
     Args:
         turn: The turn.
-        outcome_buffer: The outcomes that are recorded before the next call begins.
     """
 
-    def __init__(self, turn: RunningTurn, outcome_buffer: OutcomeBuffer) -> None:
+    def __init__(self, turn: RunningTurn) -> None:
         self.turn = turn
-        self.outcomes = outcome_buffer
         self.store = turn.context.store
         self.fence_mode = turn.context.settings.fence_mode
         self._attempts: dict[tuple[str, str, int], Attempt] = {}
@@ -269,11 +266,11 @@ class CallInterceptor:
             return self._admit_fenced(request)
         if intent.effect == READ_ONLY:
             return AdmittedCall(intent, None)  # a read-only call may be recorded after it has ended
-        return self.outcomes.write_with(lambda c: self._record_intent(c, intent))
+        return self.turn.unit_of_work.write(lambda c: self._record_intent(c, intent))
 
     def _record_intent(self, connection: Connection, intent: Intent) -> AdmittedCall:
         self.turn.authorize_call(connection, intent.effect)
-        return AdmittedCall(intent, self.store.journal.intend(connection, intent))
+        return AdmittedCall(intent, self.turn.unit_of_work.intend(connection, intent))
 
     @functools.cached_property
     def _is_after_rollback(self) -> bool:
@@ -285,7 +282,7 @@ class CallInterceptor:
 
     def _admit_fenced(self, request: RequestedCall) -> AdmittedCall:
         """Admit or answer a call whose effect may exist. Check and record are atomic, so only one call can begin."""
-        result = self.outcomes.write_with(lambda c: self._check_fence(c, request))
+        result = self.turn.unit_of_work.write(lambda c: self._check_fence(c, request))
         if isinstance(result, ToolInvocation):
             if not self._verify(result):
                 raise open_outcome_error(result, "This would be the same call again, so it was not made.")
@@ -294,7 +291,7 @@ class CallInterceptor:
 
     def _check_fence(self, connection: Connection, request: RequestedCall) -> AdmittedCall | ToolInvocation:
         """Answer or admit a call, or return the invocation that blocks it."""
-        self.store.sessions.lock(connection, request.intent.session_id)
+        self.turn.unit_of_work.lock_session(connection)
         identical_calls = self._load_identical_calls(connection, request.intent)
         if not request.is_once:
             path_ids = self._ids_on_path(connection, identical_calls)

@@ -340,7 +340,8 @@ class Interrupts:
             value_hashes = {
                 write.channel: write.value for write in writes if write.task_id == configurable[CONFIG_KEY_TASK_ID]
             }
-            bodies = store.graphs.content.get(connection, [value_hashes[RESUME]] if RESUME in value_hashes else [])
+            content = store.graphs.content(self.branch.external_session_id)
+            bodies = content.get(connection, [value_hashes[RESUME]] if RESUME in value_hashes else [])
             records = store.recorded_calls.used_answers(
                 connection, store.track_parts(connection, self.branch), task_name
             )

@@ -2,8 +2,8 @@
 
 It is a LangChain callback handler, so it sees tools wherever they are called from: a ToolNode, a subgraph, a task, a
 tool that calls tools. The status `intended` is on disk before a tool that acts on the world runs, and the outcome as
-soon as it ends; `outcome_buffer` describes when read-only calls are written. Answers from the record and the real
-return values of tools pass through `tool_hook`.
+soon as it ends; `agentgit.store.unit_of_work` describes when read-only calls are written. Answers from the record and
+the real return values of tools pass through `tool_hook`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -26,16 +26,16 @@ from agentgit.agents.turn.call_interceptor import CallInterceptor
 from agentgit.agents.turn.calls import AdmittedCall, ExpectedCall, InflightResult, RequestedCall, Scopes, scope_name
 from agentgit.agents.turn.fence_errors import as_bubble_up
 from agentgit.agents.turn.interrupts import Interrupts, is_in_batch
-from agentgit.agents.turn.outcome_buffer import OutcomeBuffer
 from agentgit.agents.turn.recorded_results import as_recorded, handover_record, value_of
 from agentgit.agents.turn.running_turn import RunningTurn
 from agentgit.effects.declarations import record_fields
 from agentgit.effects.effects import READ_ONLY, Effect, declared_by_name, declared_on
 from agentgit.effects.invocation import DONE, FAILED, PAUSED, UNKNOWN, idempotency_key_set, identity
 from agentgit.effects.results import FunctionRun
-from agentgit.errors import AgentGitError
+from agentgit.errors import AgentGitError, Conflict, Unavailable
 from agentgit.langgraph_internals import CONFIG_KEY_CHECKPOINT_NS
 from agentgit.store.records.journal import CallOutcome, Intent
+from agentgit.store.unit_of_work import RecordedCall
 from agentgit.tracing import NO_SPAN, TracedSpan, tool_span
 from agentgit.values import describe_error, portable
 
@@ -60,12 +60,13 @@ class Recorder(BaseCallbackHandler):
         self.turn = turn
         self.branch = turn.branch
         self.owner = owner
-        self.outcome_buffer = OutcomeBuffer(turn)
-        self.interceptor = CallInterceptor(turn, self.outcome_buffer)
+        self.interceptor = CallInterceptor(turn)
         self.interrupts = Interrupts(turn.context.store, turn.branch, turn.context.saver.codec)
         self.effects = turn.context.settings.effects
         self.unrecorded_tools = turn.context.settings.unrecorded_tools
         self._batch_numbers = itertools.count(batch)
+        self.has_calls = False
+        """True if the turn has made a recorded call."""
         self.acted_keys: list[str] = []
         """The idempotency keys of this turn's calls that are not read-only, answered from the record or not."""
         self._function_runs: dict[UUID, FunctionRun] = {}
@@ -128,6 +129,11 @@ class Recorder(BaseCallbackHandler):
         """Return the batch of the calls that an AI message of this turn requested; see `message_name`."""
         with self._lock:
             return self._message_batches.get(name)
+
+    @property
+    def is_call_running(self) -> bool:
+        """True if a call has no outcome yet."""
+        return bool(self._running)
 
     def batch_of_run(self, run_id: UUID) -> int:
         """Return the batch that the run of an unrecorded tool belongs to."""
@@ -207,6 +213,7 @@ class Recorder(BaseCallbackHandler):
         if name in self.unrecorded_tools:
             self._unrecorded_batches[run_id] = batch
             return
+        self.has_calls = True
         args = portable(inputs if inputs is not None else {"input": input_str})
         effect = expected_call.effect if expected_call else self._effect_of(name, metadata, declared_by_name(name))
         frame = self.scopes.frame(parent)
@@ -273,7 +280,7 @@ class Recorder(BaseCallbackHandler):
         If the graph does not list the tool, the functions of its decorator are registered for later.
         """
         if own_effect is not None and name not in self.effects.tools:
-            self.turn.context.registry.declare(self.branch.external_session_id, name, own_effect)
+            self.turn.context.registry.declare(self.branch.external_session_id, [(name, own_effect)])
         return self.effects.get(name, metadata, own_effect)
 
     def _request_name(self, tool_call_id: str | None, run_id: UUID | None, task: str) -> str | None:
@@ -432,9 +439,20 @@ class Recorder(BaseCallbackHandler):
         batch = call.intent.batch if call is not None else self._unrecorded_batches.pop(run_id, None)
         # An answer from the record was written when it was given.
         if call is not None and (call.answer is None or (outcome.status != DONE and call.id is not None)):
-            self.outcome_buffer.add(call, outcome)
+            self._record_outcome(call, outcome)
         if batch is not None and all(other.intent.batch != batch for other in list(self._running.values())):
             self.turn.on_batch_ended(batch)
+
+    def _record_outcome(self, call: AdmittedCall, outcome: CallOutcome) -> None:
+        """Write an outcome now, unless the call was read-only."""
+        unit_of_work = self.turn.unit_of_work
+        unit_of_work.add_call(RecordedCall(call.id, call.intent, outcome, is_replay=call.answer is not None))
+        is_deferrable = call.id is None and outcome.status in (DONE, FAILED) and outcome.answers is None
+        # A checkpoint that is requested after this check does not matter: the request flushes the unit of work itself.
+        if is_deferrable and not self.turn.counts_calls:
+            return
+        with suppress(Unavailable, Conflict):  # the tool has run, so its caller must not get an error
+            unit_of_work.flush()
 
     def _end_span(self, run_id: UUID, call: AdmittedCall, outcome: CallOutcome) -> None:
         span = self._spans.pop(run_id, NO_SPAN)

@@ -14,6 +14,7 @@ from agentgit.agents.turn.files import TurnFiles
 from agentgit.saver.recorded_turn import RecordedTurn
 from agentgit.store.records.checkpoints import Label
 from agentgit.store.records.sessions import StoredRow
+from agentgit.store.unit_of_work import UnitOfWork
 from agentgit.tracing import TracedSpan
 
 
@@ -26,6 +27,7 @@ class RunningTurn(RecordedTurn, Protocol):
     branch: StoredRow
     files: TurnFiles
     checkpoint_tracker: CheckpointTracker
+    unit_of_work: UnitOfWork
     after_turn: Callable[[], Any] | None
 
     @property
@@ -34,9 +36,6 @@ class RunningTurn(RecordedTurn, Protocol):
 
     def authorize_call(self, connection: Connection, effect: str) -> None:
         """Authorize a call in the transaction that records its intent."""
-
-    def is_holding_branch(self, connection: Connection) -> bool:
-        """Return whether this turn still holds its branch."""
 
     def request_checkpoint(self, batch: int, label: Label) -> None:
         """Register a checkpoint that a tool requested."""

@@ -7,8 +7,8 @@ releases the branch. Its beginning and its end are one transaction each.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -26,18 +26,18 @@ from agentgit.effects.plan import KEEP
 from agentgit.errors import Conflict, Corrupt, WorldDiverged
 from agentgit.rollback import notes
 from agentgit.rollback.crash_recovery import recover_abandoned
-from agentgit.saver.recorded_turn import NO_HOOK, AfterPut, PutHook
 from agentgit.sessions.messages import text_of
-from agentgit.store.audit.trail import prefetch_chain, record_event
+from agentgit.store.audit.trail import record_event
 from agentgit.store.maintenance import retention
 from agentgit.store.records.checkpoints import CheckpointState, Label
 from agentgit.store.records.sessions import StoredRow
+from agentgit.store.records.turn_state import TurnState, read_turn_state
 from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.tables import CHECKPOINT
 from agentgit.store.store import HeadState, checkpoint_state
-from agentgit.store.threads.append_if_head import BranchHold
-from agentgit.store.threads.graph_rows import GraphKey
+from agentgit.store.threads.graph_rows import GraphCheckpoint, GraphKey, NewCheckpoint, NewWrites
 from agentgit.store.threads.pending_writes import NO_WRITES
+from agentgit.store.unit_of_work import UnitOfWork
 from agentgit.tracing import NO_SPAN, TracedSpan
 from agentgit.values import as_object
 
@@ -51,6 +51,9 @@ class _TurnStart(NamedTuple):
         owner_id: The owner of the session.
         batch: The number of the first batch of calls.
         unfinished_batch: The batch that the turn continues, as `Recorder` takes it.
+        state: The state of the branch before the turn.
+        last_number: The number of the last checkpoint of the branch.
+        searched: The number of its checkpoints whose text the search index has.
     """
 
     branch: StoredRow
@@ -58,6 +61,9 @@ class _TurnStart(NamedTuple):
     owner_id: int
     batch: int
     unfinished_batch: tuple[str, int, list[str]] | None
+    state: TurnState
+    last_number: int
+    searched: int
 
 
 class _TurnEnd(NamedTuple):
@@ -84,16 +90,25 @@ class Turn:
         context: The branch that it runs on.
         turn_input: The input.
         span: The span that traces it.
+        saves_each_step: True if each step of the graph is on disk before the next one begins.
     """
 
     context: BranchContext
     turn_input: TurnInput
     span: TracedSpan = NO_SPAN
+    saves_each_step: bool = False
     requested_checkpoints: list[tuple[int, Label]] = field(default_factory=list)
     """Checkpoints that tools requested, each with the batch of its call; they are made when that batch is complete."""
     after_turn: Callable[[], Any] | None = None
     """A function that a tool requested to be called after the turn."""
 
+    _state: TurnState = field(init=False)
+    _last_number: int | None = None
+    """The number of the last checkpoint of the branch; None if it must be read."""
+    _searched: int = 0
+    """The number of checkpoints whose text the search index has."""
+    _known_head: GraphCheckpoint | None = None
+    """The newest graph checkpoint, until something is written on top of it or after it."""
     _batch_labels: dict[int, Label] = field(default_factory=dict)
     """The automatic checkpoint of each finished batch."""
 
@@ -102,6 +117,7 @@ class Turn:
     head_id: int | None = field(init=False)
     """The branch's head at the end of the turn, if the turn did not complete."""
     is_settled: bool = field(init=False)
+    unit_of_work: UnitOfWork = field(init=False)
     recorder: Recorder = field(init=False)
     files: TurnFiles = field(init=False)
     checkpoint_tracker: CheckpointTracker = field(default_factory=CheckpointTracker)
@@ -127,6 +143,10 @@ class Turn:
             self.branch, self.turn_input = start.branch, start.turn_input
             # A user who loses access during the turn can still end it: what its tools did must be recorded.
             self._resources.enter_context(self.context.store.database.as_user(start.owner_id))
+            self._state, newest = start.state, start.state.newest
+            self._last_number, self._searched = start.last_number, start.searched
+            self.unit_of_work = UnitOfWork(self.context.store, start.branch, newest, start.state.world_seq)
+            self._known_head = newest.checkpoint if not newest.has_writes else None
             self.recorder = Recorder(self, owner, start.batch, start.unfinished_batch)
         except BaseException:
             self._resources.close()
@@ -136,15 +156,16 @@ class Turn:
         store, session_id = self.context.store, self.context.session_id
         self.context.authorize(connection)
         store.sessions.lock(connection, session_id)
-        running_operations = recover_abandoned(store, connection, session_id)
-        read_position = store.request_head_state(connection, self.branch_id, self.context.thread_id)
-        # Asked before the world is checked: entries that another turn adds in between have not been seen.
-        read_last_seq = store.world.request_last_seq(connection, session_id)
-        self._prefetch(connection)
+        # Read before the world is checked: what another turn adds to the log in between has not been seen.
+        state = read_turn_state(connection, store.tenant_id, self.branch_id)
+        running_operations: list[int] = []
+        if state.is_busy:
+            running_operations = recover_abandoned(store, connection, session_id)
+            state = read_turn_state(connection, store.tenant_id, self.branch_id)
         branch = store.sessions.acquire(connection, self.branch_id, owner)
         if running_operations:
             raise Conflict("A rollback is in progress in this session. Wait until it ends; then run this turn again.")
-        head_state = read_position(branch)
+        head_state = store.head_state_of(connection, branch, state.tally, state.newest)
         if (
             head_state.latest_id != self.context.seen_checkpoint_id
             and branch.head_id not in self.context.interrupted_heads
@@ -154,7 +175,7 @@ class Turn:
                 f"new head with agent = agent.switch({branch.name!r}), or branch off with agent.fork().",
                 head=branch.head_id,
             )
-        self._require_world_unchanged(connection, branch, read_last_seq())
+        self._require_world_unchanged(connection, branch, state.world_seq)
         self.files.record_snapshot(connection, branch)
         start = _TurnStart(
             branch,
@@ -162,16 +183,19 @@ class Turn:
             self.context.owner_id(connection),
             head_state.next_batch,
             self._unfinished_batch(connection, branch, head_state),
+            state,
+            state.last_number,
+            branch.searched,
         )
-        if self.turn_input.is_new and self.context.settings.checkpoint_interval.before_turns:
-            label = self._label("before", self.turn_input.title, self.turn_input.message_id)
-            self._add_checkpoint(connection, branch, head_state.checkpoint_state, label)
-        return start
-
-    def _prefetch(self, connection: Connection) -> None:
-        """Prefetch the rows that this transaction, which has locked the session, needs for its writes."""
-        self.context.store.checkpoints.prefetch(connection, self.branch_id)
-        prefetch_chain(connection, self.context.store.tenant_id, self.branch_id)
+        if not (self.turn_input.is_new and self.context.settings.checkpoint_interval.before_turns):
+            return start
+        before = head_state.checkpoint_state
+        label = self._label("before", self.turn_input.title, self.turn_input.message_id)
+        self._add_checkpoint(connection, branch, before, label, last_number=state.last_number)
+        has_new_text = (before.graph_checkpoint_id, before.position) != (state.head_state_id, state.head_position)
+        return start._replace(
+            last_number=state.last_number + 1, searched=branch.searched if has_new_text else branch.searched + 1
+        )
 
     def _require_world_unchanged(self, connection: Connection, branch: StoredRow, last_seq: int) -> None:
         """Check that the outside world is as this branch left it.
@@ -214,20 +238,12 @@ class Turn:
             effect: The effect of the tool on the outside world.
 
         Raises:
-            Conflict: Another run has taken over the branch.
             WorldDiverged: Another branch has changed the world during this turn.
         """
         store = self.context.store
-        store.sessions.require_held(connection, self.branch)
-        if effect not in (READ_ONLY, UNDECLARED):
-            read_last_seq = store.world.request_last_seq(connection, self.branch.external_session_id)
-            self._require_world_unchanged(
-                connection, store.sessions.branch(connection, self.branch_id), read_last_seq()
-            )
-
-    def is_holding_branch(self, connection: Connection) -> bool:
-        """Return whether this turn still holds its branch."""
-        return self.context.store.sessions.is_held(connection, self.branch)
+        if effect not in (READ_ONLY, UNDECLARED) and self.unit_of_work.world_seq is None:
+            last_seq = store.world.last_seq(connection, self.branch.external_session_id)
+            self._require_world_unchanged(connection, store.sessions.branch(connection, self.branch_id), last_seq)
 
     def _unfinished_batch(
         self, connection: Connection, branch: StoredRow, head_state: HeadState
@@ -250,41 +266,35 @@ class Turn:
         Args:
             completed: False if the run raised or was aborted.
         """
-        outcomes = self.recorder.outcome_buffer
         with self._resources:
             self.recorder.end_spans()
             self.files.end()
-            try:
-                turn_end = outcomes.write_with(lambda connection: self._end(connection, completed))
-            except Conflict:  # another run has taken over the branch; what this one did is still recorded
-                outcomes.write()
-                raise
+            turn_end = self.unit_of_work.write(lambda connection: self._end(connection, completed), closing=True)
             self.is_settled, self.head_id = turn_end.is_settled, turn_end.head_id
             if turn_end.removed_count:
                 self.context.context.engine().files.release_unused()
             return turn_end.latest_id
 
     def _end(self, connection: Connection, completed: bool) -> _TurnEnd:
-        store, sessions, owner = self.context.store, self.context.store.sessions, self.recorder.owner
-        read_session_meta = sessions.queue_touch(connection, self.branch.external_session_id)
-        require_hold = sessions.query_hold(connection, self.branch)
-        mark_abandoned = store.journal.query_abandoned(connection, self.branch_id, owner)
-        read_position = store.request_head_state(connection, self.branch_id, self.branch.thread_id)
-        self._prefetch(connection)
-        require_hold()
-        mark_abandoned()
-        head_state = read_position(self.branch)
+        store, sessions = self.context.store, self.context.store.sessions
+        session_meta = self.unit_of_work.read_session_meta()
+        if not completed or self.recorder.is_call_running:
+            store.journal.abandon(connection, self.branch_id, self.recorder.owner)
+        tally = store.journal.tally(connection, self.branch_id) if self.recorder.has_calls else self._state.tally
+        head_state = store.head_state_of(connection, self.branch, tally, self.unit_of_work.newest)
         self.files.record_snapshot(connection, self.branch)
+        world_seq = self.unit_of_work.world_seq
+        changes: dict[str, Any] = {"world_seen": world_seq} if (world_seq or 0) > self.branch.world_seen else {}
         if head_state.is_settled:
             self._make_requested_checkpoints(connection, head_state.checkpoint_state, last_batch=None)
             if completed and self._is_end_checkpoint_due(connection):
-                title = inputs.first_line(text_of(head_state.last_messages[0])) if head_state.last_messages else None
-                self._add_checkpoint(connection, self.branch, head_state.checkpoint_state, self._label("after", title))
-        with suppress(Corrupt):  # damaged data must not make a finished turn fail
-            store.search_index.index_next(connection, self.branch_id)
+                changes |= self._make_end_checkpoint(connection, head_state)
+        if "searched" not in changes:
+            with suppress(Corrupt):  # damaged data must not make a finished turn fail
+                store.search_index.index_next(connection, self.branch_id)
+        sessions.release(connection, self.branch, **changes)
         head_id = None if completed else sessions.branch(connection, self.branch_id).head_id
-        removed_count = retention.apply_if_due(connection, store, self.branch.external_session_id, read_session_meta())
-        sessions.release(connection, self.branch_id, owner)
+        removed_count = retention.apply_if_due(connection, store, self.branch.external_session_id, session_meta)
         result = "done" if completed and head_state.is_settled else "waiting" if completed else "failed"
         record_event(
             connection,
@@ -294,6 +304,30 @@ class Turn:
             user_id=self.context.settings.user_id,
         )
         return _TurnEnd(head_state.latest_id, head_state.is_settled, head_id, removed_count)
+
+    def _make_end_checkpoint(self, connection: Connection, head_state: HeadState) -> dict[str, Any]:
+        """Make the checkpoint at the end of the turn; return the columns of the branch that change with it."""
+        store, state = self.context.store, head_state.checkpoint_state
+        title = inputs.first_line(text_of(head_state.last_messages[0])) if head_state.last_messages else None
+        # Only the first attempt of the transaction uses the number, because somebody else may have used it since.
+        last_number, self._last_number = self._last_number, None
+        checkpoint_id = store.checkpoints.add(
+            connection,
+            self.branch_id,
+            replace(state, workspace_snapshot_id=self.files.record_snapshot(connection, self.branch)),
+            self._label("after", title),
+            last_number=last_number,
+            moves_head=False,
+        )
+        if last_number is None or self._searched != last_number:
+            return {"head_id": checkpoint_id}  # the index lacks earlier checkpoints, too
+        states = self._state.newest.checkpoint, head_state.latest
+        calls = self._state.tally.calls, state.position - self.branch.inherited
+        try:
+            store.search_index.index_checkpoint(connection, self.branch, last_number + 1, states, calls)
+        except Corrupt:  # damaged data must not make a finished turn fail
+            return {"head_id": checkpoint_id}
+        return {"head_id": checkpoint_id, "searched": last_number + 1}
 
     def _is_end_checkpoint_due(self, connection: Connection) -> bool:
         interval = self.context.settings.checkpoint_interval.turns
@@ -313,28 +347,47 @@ class Turn:
         """True if a checkpoint, which records the number of calls so far, may be made before the turn ends."""
         return bool(self.requested_checkpoints) or self.context.settings.checkpoint_interval.calls > 0
 
-    @contextmanager
-    def on_put(self, graph_key: GraphKey) -> Iterator[PutHook]:
-        """Write the buffered outcomes, then the due checkpoints, in the transaction in which the saver saves a step."""
+    @property
+    def writes_on_put(self) -> bool:
+        """True if a step is written as soon as the graph has saved it."""
+        return self.saves_each_step or self.counts_calls
 
-        def before(connection: Connection) -> AfterPut:
-            require_hold = self.context.store.sessions.query_hold(connection, self.branch)
-            return lambda: write_due(connection, require_hold)
+    @property
+    def is_waiting(self) -> bool:
+        """True if steps or calls of this turn are not written yet."""
+        return self.unit_of_work.is_waiting
 
-        def write_due(connection: Connection, require_hold: AfterPut) -> None:
-            require_hold()
-            outcomes.write(connection)
-            if may_make_checkpoint:
-                self._make_due_checkpoints(connection, graph_key)
+    def flush(self) -> None:
+        """Write the steps and calls of this turn that wait."""
+        self.unit_of_work.flush()
 
-        if graph_key.thread != self.branch.thread_id:
-            with self.checkpoint_tracker.saving(graph_key):
-                yield NO_HOOK
-            return
-        may_make_checkpoint = self.counts_calls and not graph_key.ns
-        branch_hold = BranchHold(self.branch.id, self.branch.epoch, self.branch.owner)
-        with self.checkpoint_tracker.saving(graph_key), self.recorder.outcome_buffer.draining() as outcomes:
-            yield PutHook(before, is_check_only=not (outcomes.number or may_make_checkpoint), hold=branch_hold)
+    def saving(self, graph_key: GraphKey) -> AbstractContextManager[None]:
+        """Record that the block saves a graph checkpoint, for which calls that act on the world may wait."""
+        return self.checkpoint_tracker.saving(graph_key)
+
+    def put(self, new: NewCheckpoint) -> bool:
+        """Take over a graph checkpoint of this turn, and make the checkpoints that are due after it."""
+        if new.key.thread != self.branch.thread_id or not self.unit_of_work.add(new):
+            return False
+        self._known_head = None
+        if self.counts_calls and not new.key.ns:
+            self.unit_of_work.write(lambda connection: self._make_due_checkpoints(connection, new.key))
+        elif self.saves_each_step:
+            self.flush()
+        return True
+
+    def put_writes(self, new: NewWrites) -> bool:
+        """Take over the writes of a task of this turn."""
+        if new.key.thread != self.branch.thread_id:
+            return False
+        self._known_head = None
+        return self.unit_of_work.add(new)
+
+    def known_head(self, graph_key: GraphKey) -> GraphCheckpoint | None:
+        """Return the newest graph checkpoint if the turn knows it and nothing was written on top of it."""
+        head = self._known_head
+        is_asked = head is not None and graph_key in (head.key, head.key._replace(checkpoint_id=""))
+        return head if is_asked else None
 
     def on_read(self, thread: str, ns: str, graph_key: GraphKey | None) -> None:
         """Record which checkpoint the graph read, so that a call can wait until the checkpoints before it are saved."""
@@ -364,7 +417,7 @@ class Turn:
             for other_batch, other_label in self.requested_checkpoints
         ):
             self.requested_checkpoints.append((batch, label))
-        self.recorder.outcome_buffer.write()
+        self.flush()
 
     def on_batch_ended(self, batch: int) -> None:
         """Handle the end of a call when no other call of its batch is running."""
@@ -393,9 +446,11 @@ class Turn:
         snapshot: CheckpointState,
         label: Label,
         batch: int | None = None,
+        last_number: int | None = None,
     ) -> None:
+        self._last_number = None
         snapshot = replace(snapshot, workspace_snapshot_id=self.files.record_snapshot(connection, branch, batch))
-        self.context.store.checkpoints.add(connection, self.branch_id, snapshot, label)
+        self.context.store.checkpoints.add(connection, self.branch_id, snapshot, label, last_number=last_number)
 
 
 class ThreadedTurn:

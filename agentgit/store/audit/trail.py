@@ -7,7 +7,7 @@ it does. Just before it commits, the notes become rows, with two statements for 
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -30,6 +30,9 @@ from agentgit.values import as_object, to_json
 
 _PENDING = "agentgit_notes"
 """The key under which a connection keeps the notes of its transaction."""
+
+_KNOWN = "agentgit_trail"
+"""The key under which a connection keeps the end of a branch's trail that its transaction has read."""
 
 _WRITTEN = "agentgit_written"
 """The key under which a connection keeps the events written from these notes."""
@@ -79,15 +82,16 @@ class _Chain:
         Raises:
             Corrupt: The last row of the trail was modified so that no event can follow it.
         """
-        last_event = (row.seq or 0, row.id or 0, row.hash or b"")
+        last_event = (row.event_seq or 0, row.event_id or 0, row.event_hash or b"")
         if not all(isinstance(one, int) for one in last_event[:2]) or not isinstance(last_event[2], bytes):
-            raise _damaged_event(session_id, row.seq)
-        return cls(session_id, row.session_name, row.user_id, *last_event, bool(row.hooks))
+            raise _damaged_event(session_id, row.event_seq)
+        return cls(session_id, row.session_name, row.session_owner, *last_event, bool(row.hooks))
 
 
 def begin_events(connection: Connection) -> None:
     """Start collecting the notes of a write transaction."""
     connection.info[_PENDING], connection.info[_WRITTEN] = [], WrittenEvents()
+    connection.info.pop(_KNOWN, None)
 
 
 def finish_events(connection: Connection) -> WrittenEvents:
@@ -123,9 +127,16 @@ def record_event(
     connection.info[_PENDING].append(event)
 
 
-def prefetch_chain(connection: Connection, tenant_id: int, branch_id: int) -> None:
-    """Prefetch the end of a branch's trail before events of the branch are noted. Its session must be locked."""
-    _CHAIN_END_OF_BRANCH.prefetch(connection, {"tenant": tenant_id, "branch": branch_id})
+def know_chain(connection: Connection, tenant_id: int, branch_id: int, row: Any) -> None:
+    """Use the end of a branch's trail that a transaction has already read.
+
+    Args:
+        connection: The connection of `Database.write`. The session of the branch must be locked.
+        tenant_id: The tenant.
+        branch_id: The branch.
+        row: A row with `BRANCH_CHAIN_COLUMNS`.
+    """
+    connection.info[_KNOWN] = (tenant_id, branch_id), row
 
 
 def write_events(connection: Connection) -> None:
@@ -187,10 +198,12 @@ def _chain_of_branch(
     connection: Connection, event: PendingEvent, chains: dict[tuple[int, int], _Chain]
 ) -> tuple[_Chain, str | None]:
     """Return the end of the trail for events of a branch, and the name of the branch."""
-    row = _CHAIN_END_OF_BRANCH.first(connection, {"tenant": event.tenant_id, "branch": event.branch_id})
+    known_branch, row = connection.info.pop(_KNOWN, (None, None))
+    if known_branch != (event.tenant_id, event.branch_id):
+        row = _CHAIN_END_OF_BRANCH.first(connection, {"tenant": event.tenant_id, "branch": event.branch_id})
     if row is None:
         return _chain_of_session(connection, event, chains), None
-    key = (event.tenant_id, int(row.external_session_id))
+    key = (event.tenant_id, int(row.session_id))
     if key not in chains:
         chains[key] = _Chain.from_row(key[1], row)
     return chains[key], row.branch_name
@@ -403,17 +416,21 @@ _ADD = CompiledStatement(insert(AUDIT_EVENT))
 _in_chain = and_(
     AUDIT_EVENT.c.tenant_id == bindparam("tenant"), AUDIT_EVENT.c.external_session_id == bindparam("session")
 )
-_chain_columns = (
-    SESSION.c.session_name,
-    SESSION.c.user_id,
-    AUDIT_EVENT.c.seq,
-    AUDIT_EVENT.c.id,
-    AUDIT_EVENT.c.hash,
-    exists().where(WEBHOOK.c.tenant_id == bindparam("tenant")).label("hooks"),
-)
 
 
-def _is_last(session_id: Any) -> Any:
+def _chain_columns() -> Sequence[Any]:
+    """Return the columns of the end of a trail, for a query that joins the session and its last event."""
+    return (
+        SESSION.c.session_name,
+        SESSION.c.user_id.label("session_owner"),
+        AUDIT_EVENT.c.seq.label("event_seq"),
+        AUDIT_EVENT.c.id.label("event_id"),
+        AUDIT_EVENT.c.hash.label("event_hash"),
+        exists().where(WEBHOOK.c.tenant_id == bindparam("tenant")).label("hooks"),
+    )
+
+
+def _is_last_event(session_id: Any) -> Any:
     """Build the condition that an event is the last one of a session's trail."""
     other = AUDIT_EVENT.alias("one")
     conditions = (other.c.tenant_id == bindparam("tenant"), other.c.external_session_id == session_id)
@@ -427,20 +444,28 @@ def _is_last(session_id: Any) -> Any:
 
 # One statement reads all that the next event needs. It returns a row even without a session or an event.
 _CHAIN_END = CompiledStatement(
-    select(*_chain_columns).select_from(
+    select(*_chain_columns()).select_from(
         select(literal(1).label("one"))
         .subquery()
         .outerjoin(SESSION, and_(SESSION.c.tenant_id == bindparam("tenant"), SESSION.c.id == bindparam("session")))
-        .outerjoin(AUDIT_EVENT, _is_last(bindparam("session")))
+        .outerjoin(AUDIT_EVENT, _is_last_event(bindparam("session")))
     )
 )
+BRANCH_CHAIN_COLUMNS = (
+    BRANCH.c.external_session_id.label("session_id"),
+    BRANCH.c.name.label("branch_name"),
+    *_chain_columns(),
+)
+"""The columns that `know_chain` needs, in a query from `BRANCH_WITH_CHAIN`."""
+
+BRANCH_WITH_CHAIN = BRANCH.join(
+    SESSION, and_(SESSION.c.tenant_id == BRANCH.c.tenant_id, SESSION.c.id == BRANCH.c.external_session_id)
+).outerjoin(AUDIT_EVENT, _is_last_event(BRANCH.c.external_session_id))
+"""Branches, each with its session and the last event of the session's trail."""
+
 _CHAIN_END_OF_BRANCH = CompiledStatement(
-    select(BRANCH.c.external_session_id, BRANCH.c.name.label("branch_name"), *_chain_columns)
-    .select_from(
-        BRANCH.join(
-            SESSION, and_(SESSION.c.tenant_id == BRANCH.c.tenant_id, SESSION.c.id == BRANCH.c.external_session_id)
-        ).outerjoin(AUDIT_EVENT, _is_last(BRANCH.c.external_session_id))
-    )
+    select(*BRANCH_CHAIN_COLUMNS)
+    .select_from(BRANCH_WITH_CHAIN)
     .where(BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.id == bindparam("branch"))
 )
 _BY_NUMBER = CompiledStatement(select(AUDIT_EVENT).where(_in_chain, AUDIT_EVENT.c.seq == bindparam("number")))

@@ -1,4 +1,4 @@
-"""Erasure of a session or a user: all of its rows, and all stored values that nothing else needs.
+"""Erasure of a session or a user: all of its rows, with the values that belong to them.
 
 An erasure is one transaction, so that nothing is half erased. The trail of a session is deleted with it. A row of the
 table `erasure` and an event in the trail for events of no session record that the session existed and how its trail
@@ -8,23 +8,24 @@ ended.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Select, Table, and_, delete, insert, or_, select, text
+from sqlalchemy import Connection, Select, Table, and_, delete, func, insert, or_, select
 
 from agentgit.auth import User
 from agentgit.errors import Conflict, Corrupt
 from agentgit.sessions.events import NO_SESSION
 from agentgit.sessions.session import RUNNING
 from agentgit.store.audit.trail import record_event, write_events
-from agentgit.store.maintenance.gc import collect
 from agentgit.store.queries import templates
 from agentgit.store.search.index import delete_words
+from agentgit.store.sql.batch import slices
 from agentgit.store.sql.tables import (
     AUDIT_EVENT,
+    BLOB,
     BRANCH,
     ERASURE,
     METADATA,
@@ -92,7 +93,7 @@ def require_idle(store: Store, connection: Connection, session_id: int) -> None:
 
 
 def erase_session(store: Store, connection: Connection, session_id: int, user_id: int | None) -> ErasedData:
-    """Erase a session: its rows in all tables, its trail, its search words, and the values that only it needs.
+    """Erase a session: its rows in all tables, its values, its trail and its search words.
 
     Args:
         store: The store of the tenant.
@@ -103,9 +104,9 @@ def erase_session(store: Store, connection: Connection, session_id: int, user_id
     Raises:
         Conflict: A branch or an operation of the session is running.
     """
-    _lock_out_writers(connection)
+    value_bytes = _lock_and_measure(store, connection, [session_id])
     row_counts = _delete_session(store, connection, session_id)
-    return _finish_erasure(store, connection, {session_id: row_counts}, user_id, row_counts)
+    return _finish_erasure(store, connection, {session_id: row_counts}, user_id, row_counts, value_bytes)
 
 
 def lock_user(store: Store, connection: Connection, user_id: int) -> None:
@@ -133,12 +134,10 @@ def erase_user(store: Store, connection: Connection, user: User, by_user_id: int
         Conflict: A branch or an operation of a session is running, or the user is the last admin.
     """
     lock_user(store, connection, user.id)
-    _lock_out_writers(connection)
     user_id = user.id
-    counts_by_session = {
-        session_id: _delete_session(store, connection, session_id)
-        for session_id in connection.execute(select_user_sessions(store, user_id)).scalars().all()
-    }
+    session_ids = connection.execute(select_user_sessions(store, user_id)).scalars().all()
+    value_bytes = _lock_and_measure(store, connection, session_ids)
+    counts_by_session = {session_id: _delete_session(store, connection, session_id) for session_id in session_ids}
     row_counts = sum(counts_by_session.values(), Counter[str]())
     webhook_ids = select(WEBHOOK.c.id).where(WEBHOOK.c.tenant_id == store.tenant_id, WEBHOOK.c.user_id == user_id)
     row_counts += _delete_from(
@@ -155,7 +154,7 @@ def erase_user(store: Store, connection: Connection, user: User, by_user_id: int
     row_counts += _delete_from(connection, USER, USER.c.tenant_id == store.tenant_id, USER.c.id == user_id)
     store.login_attempts.delete_failures(connection, user.name)
     store.users.record_erased_name(connection, user.name)
-    erased_data = _finish_erasure(store, connection, counts_by_session, by_user_id, row_counts)
+    erased_data = _finish_erasure(store, connection, counts_by_session, by_user_id, row_counts, value_bytes)
     record_event(
         connection, store.tenant_id, "user.erased", user_id=by_user_id, erased=user_id, rows=row_counts.total()
     )
@@ -176,10 +175,13 @@ def list_erased_users(connection: Connection, tenant_id: int) -> list[int]:
     return user_ids
 
 
-def _lock_out_writers(connection: Connection) -> None:
-    """Lock out other writers, as `collect` does, but before any other statement: a later lock could deadlock."""
-    if connection.dialect.name == "postgresql":
-        connection.execute(text("LOCK TABLE graph_checkpoint, graph_write, blob IN EXCLUSIVE MODE"))
+def _lock_and_measure(store: Store, connection: Connection, session_ids: Sequence[int]) -> int:
+    """Wait for the writers of sessions and lock out others; return the size of the stored values."""
+    for session_id in session_ids:
+        store.graphs.blobs.of(session_id).lock(connection)
+    query = select(func.coalesce(func.sum(func.length(BLOB.c.data)), 0)).where(BLOB.c.tenant_id == store.tenant_id)
+    queries = (query.where(BLOB.c.external_session_id.in_(part)) for part in slices(session_ids))
+    return sum(int(connection.execute(one).scalar_one()) for one in queries)
 
 
 def _delete_session(store: Store, connection: Connection, session_id: int) -> Counter[str]:
@@ -192,10 +194,6 @@ def _delete_session(store: Store, connection: Connection, session_id: int) -> Co
 def _delete_session_rows(connection: Connection, tenant_id: int, session_id: int) -> Counter[str]:
     """Delete the rows of a session in all tables, each table before those that it refers to."""
     branch_conditions = (BRANCH.c.tenant_id == tenant_id, BRANCH.c.external_session_id == session_id)
-    branch_ids, thread_ids = (
-        select(BRANCH.c.id).where(*branch_conditions),
-        select(BRANCH.c.thread_id).where(*branch_conditions),
-    )
     webhook_condition = and_(WEBHOOK.c.tenant_id == tenant_id, WEBHOOK.c.external_session_id == session_id)
     row_counts = _delete_from(
         connection,
@@ -208,16 +206,15 @@ def _delete_session_rows(connection: Connection, tenant_id: int, session_id: int
     )
     ids_by_column: Mapping[str, Any] = {
         "external_session_id": [session_id],
-        "internal_session_id": branch_ids,
-        "thread_id": thread_ids,
+        "internal_session_id": select(BRANCH.c.id).where(*branch_conditions),
     }
-    # The branch rows identify threads and branches, so they are deleted after all others but the session itself.
+    # The rows of the branches are deleted after all others but the session itself, because some name only their branch.
     for table in reversed(METADATA.sorted_tables):
         if table.name in {*TRAIL_TABLES, BRANCH.name, SESSION.name, WEBHOOK_DELIVERY.name}:
             continue
-        conditions = [table.c[name].in_(ids) for name, ids in ids_by_column.items() if name in table.c]
-        if conditions:
-            row_counts += _delete_from(connection, table, table.c.tenant_id == tenant_id, or_(*conditions))
+        condition = next((table.c[name].in_(ids) for name, ids in ids_by_column.items() if name in table.c), None)
+        if condition is not None:
+            row_counts += _delete_from(connection, table, table.c.tenant_id == tenant_id, condition)
     row_counts += _delete_from(connection, BRANCH, *branch_conditions)
     return row_counts + _delete_from(connection, SESSION, SESSION.c.tenant_id == tenant_id, SESSION.c.id == session_id)
 
@@ -267,8 +264,9 @@ def _finish_erasure(
     counts_by_session: Mapping[int, Mapping[str, int]],
     by_user_id: int | None,
     row_counts: Counter[str],
+    value_bytes: int,
 ) -> ErasedData:
-    """Delete the values that nothing needs any more, the words of SQLite's search index, and the trails.
+    """Delete the words of SQLite's search index, and the trails.
 
     Args:
         store: The store of the tenant.
@@ -276,13 +274,13 @@ def _finish_erasure(
         counts_by_session: The number of deleted rows of each session, by table.
         by_user_id: The user who asks for it.
         row_counts: The number of deleted rows, by table.
+        value_bytes: The size of the deleted values.
     """
     if row_counts[SEARCH_TEXT.name] and connection.dialect.name == "sqlite":
         delete_words(connection, store.tenant_id)
-    collected = collect(connection, store.graphs.content.blobs)
     # Last, because from here on every event of no session, such as a login, waits for this transaction.
     events = sum(
         _erase_trail(connection, store.tenant_id, session_id, by_user_id, session_counts)
         for session_id, session_counts in counts_by_session.items()
     )
-    return ErasedData(row_counts, collected.values, collected.bytes, events)
+    return ErasedData(row_counts, row_counts[BLOB.name], value_bytes, events)

@@ -11,10 +11,10 @@ of agentgit needs. Of each branch it keeps:
 A branch keeps all its steps if it is not open (for example, running), if no checkpoint names a step of it, or if it was
 imported, because the next import compares the steps.
 
-A collection also deletes the values that nothing refers to, and rewrites lists that continue a deleted list. No other
-transaction writes meanwhile: on SQLite the collection holds the write lock. On PostgreSQL it locks the tables against
-writers, and each writer takes its first lock (`FOR KEY SHARE` on a checkpoint, or an insert) before it reads what is
-stored.
+A collection also deletes the values that nothing refers to, and rewrites lists that continue a deleted list. It goes
+session by session, each in a transaction of its own, because no session refers to values of another. Nobody else writes
+to that session meanwhile: on SQLite the collection holds the write lock; on PostgreSQL it locks the session
+(`Blobs.lock`), which each writer shares (`Blobs.protect`) before it reads what is stored.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from operator import add
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Connection, and_, bindparam, delete, exists, func, select, text, update
+from sqlalchemy import Connection, and_, bindparam, delete, exists, func, select, update
 
 from agentgit.sessions.reports import ProgressParts
 from agentgit.sessions.session import OPEN
-from agentgit.store.objects.blobs import FULL, RECORD, Blobs, base_hash, damaged_value, unpack
+from agentgit.store.objects.blobs import FAMILY_LOCK, FULL, RECORD, Blobs, base_hash, unpack
 from agentgit.store.objects.content import verify_lists
 from agentgit.store.objects.packing import CHUNKED, split_hashes
 from agentgit.store.sql import row_codes
@@ -74,22 +75,21 @@ class UnusedSteps(NamedTuple):
 def find_unused_steps(
     connection: Connection,
     tenant_id: int,
+    session_id: int,
     ignored_checkpoints: Collection[int] = (),
-    branches: Collection[int] | None = None,
     progress: ProgressParts | None = None,
 ) -> Iterator[UnusedSteps]:
-    """Find the steps that nothing needs, one branch at a time.
+    """Find the steps of a session that nothing needs, one branch at a time.
 
     Args:
         connection: Any open connection.
         tenant_id: The tenant.
+        session_id: The session.
         ignored_checkpoints: Ids of checkpoints of agentgit to treat as deleted.
-        branches: The branches to search; None for all.
         progress: The reporter of the progress.
     """
-    open_branches = connection.execute(_OPEN_BRANCHES, {"tenant": tenant_id}).all()
-    selected_branches = [branch for branch in open_branches if branches is None or branch.id in branches]
-    for branch in (progress or ProgressParts()).iterate("branches", ([one] for one in selected_branches)):
+    open_branches = connection.execute(_OPEN_BRANCHES, {"tenant": tenant_id, "session": session_id}).all()
+    for branch in (progress or ProgressParts()).iterate("branches", ([one] for one in open_branches)):
         rows = _CHECKPOINT_STEPS.all(connection, {"tenant": tenant_id, "branch": branch.id})
         referenced_ids = {row.graph_checkpoint_id for row in rows if row.id not in ignored_checkpoints}
         if referenced_ids and IMPORTED_FROM_KEY not in as_object(branch.meta):
@@ -219,7 +219,9 @@ _CHECKPOINT_STEPS = CompiledStatement(
     )
 )
 _OPEN_BRANCHES = select(BRANCH.c.id, BRANCH.c.thread_id, BRANCH.c.meta).where(
-    BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.status == OPEN
+    BRANCH.c.tenant_id == bindparam("tenant"),
+    BRANCH.c.external_session_id == bindparam("session"),
+    BRANCH.c.status == OPEN,
 )
 _STEPS = CompiledStatement(
     select(
@@ -266,6 +268,12 @@ class Collected(NamedTuple):
     lists: int
     steps: int = 0
 
+    def __add__(self, other: Collected) -> Collected:  # type: ignore[override]  # the sum of two, not their items
+        return Collected(*map(add, self, other))
+
+
+NOTHING_COLLECTED = Collected(0, 0, 0, 0)
+
 
 def collect(
     connection: Connection,
@@ -276,20 +284,20 @@ def collect(
     find_steps: Callable[[Connection], Iterable[UnusedSteps]] | None = None,
     progress: ProgressParts | None = None,
 ) -> Collected:
-    """Delete the values of a tenant that nothing refers to, and the steps that nothing needs.
+    """Delete the values of a session that nothing refers to, and the steps that nothing needs.
 
     Args:
         connection: A connection in a transaction that writes; for a dry run, any open connection.
-        blobs: The values of the tenant.
+        blobs: The values of the session, or of a family of threads.
         dry_run: True to only count.
         imports: True to also delete the threads of imports that did not finish.
         find_steps: The function that finds the steps to delete. It runs while nobody writes. None keeps all steps.
         progress: The reporter of the progress; see `count_rows_by_part`.
     """
     tenant_id = blobs.tenant_id
-    if not dry_run and connection.dialect.name == "postgresql":
-        connection.execute(text("LOCK TABLE graph_checkpoint, graph_write, blob IN EXCLUSIVE MODE"))
-    staged_threads = set(staging.list_staged_threads(connection, tenant_id)) if imports else set()
+    if not dry_run:
+        blobs.lock(connection)
+    staged_threads = set(staging.list_staged_threads(connection, tenant_id, blobs.session_id)) if imports else set()
     for thread in staged_threads if not dry_run else ():
         delete_thread(connection, tenant_id, thread)
     step_count, ignored_keys = 0, set[GraphKey]()
@@ -298,7 +306,7 @@ def collect(
         ignored_keys.update(unused.graph_keys if dry_run else ())
         if not dry_run:
             delete_unused_steps(connection, tenant_id, unused)
-    orphans = [key for key in _find_orphan_writes(connection, tenant_id) if _is_old(key.checkpoint_id)]
+    orphans = [key for key in _find_orphan_writes(connection, blobs) if _is_old(key.checkpoint_id)]
     ignored_keys.update(orphans)
     if not dry_run:
         _delete_writes(connection, tenant_id, orphans)
@@ -310,10 +318,13 @@ def collect(
     for key in rewritten_lists if not dry_run else ():
         _write_in_full(connection, blobs, key)
     unused_values = [
-        row for row in progress.iterate("values", _read_value_sizes(connection, tenant_id)) if row[0] not in live
+        row
+        for row in progress.iterate("values", _read_value_sizes(connection, blobs))
+        if row[0] not in live and row[0] != FAMILY_LOCK.hash
     ]
     if not dry_run:
-        _delete_values(connection, tenant_id, [key for key, _ in unused_values])
+        unused_hashes = [key for key, _ in unused_values]
+        _delete_values(connection, blobs, unused_hashes if live else [*unused_hashes, FAMILY_LOCK.hash])
     return Collected(
         len(unused_values), sum(size for _, size in unused_values), len(orphans), len(rewritten_lists), step_count
     )
@@ -338,13 +349,13 @@ def count_rows_by_part(connection: Connection, tenant_id: int) -> dict[str, int]
 def find_live_values(
     connection: Connection, blobs: Blobs, is_ignored: Callable[[GraphKey], bool], progress: ProgressParts | None = None
 ) -> tuple[set[bytes], dict[bytes, bytes | None]]:
-    """Find the values that graph checkpoints, writes and checkpoints refer to.
+    """Find the values that graph checkpoints, writes and checkpoints of a session refer to.
 
     Return their hashes, and the hash of each list among them with the hash of the list that it continues, or None.
 
     Args:
         connection: Any open connection.
-        blobs: The values of the tenant.
+        blobs: The values of the session, or of a family of threads.
         is_ignored: The test for graph checkpoints to ignore together with their writes.
         progress: The reporter of the progress.
 
@@ -352,20 +363,25 @@ def find_live_values(
         Corrupt: A list or a record is damaged, so the values that it needs are unknown.
     """
     progress = progress or ProgressParts()
-    live = set(_find_referenced_hashes(connection, blobs.tenant_id, is_ignored, progress))
+    live = set(_find_referenced_hashes(connection, blobs, is_ignored, progress))
     live.update(_load_record_parts(connection, blobs, live))
     lists = _load_lists(connection, blobs, live)
     for verified_list in progress.iterate("lists", ([one] for one in verify_lists(connection, blobs, lists))):
         if verified_list.problem:
-            raise damaged_value(verified_list.key, "is a damaged list")
+            raise blobs.damaged(verified_list.key, "is a damaged list")
         live.update(split_hashes(verified_list.items))
     live.update(_list_chunks(connection, blobs, live))
     return live, {key: base_hash(data) for key, data in lists.items()}
 
 
-def _find_orphan_writes(connection: Connection, tenant_id: int) -> list[GraphKey]:
+def _conditions(table: Any, blobs: Blobs) -> tuple[Any, ...]:
+    """Build the conditions for the rows of a session."""
+    return table.c.tenant_id == blobs.tenant_id, table.c.external_session_id == blobs.session_id
+
+
+def _find_orphan_writes(connection: Connection, blobs: Blobs) -> list[GraphKey]:
     has_checkpoint = exists().where(*(GRAPH_CHECKPOINT.c[name] == GRAPH_WRITE.c[name] for name in KEY_COLUMNS))
-    query = select(*_key_columns(GRAPH_WRITE)).where(GRAPH_WRITE.c.tenant_id == tenant_id, ~has_checkpoint).distinct()
+    query = select(*_key_columns(GRAPH_WRITE)).where(*_conditions(GRAPH_WRITE, blobs), ~has_checkpoint).distinct()
     return [GraphKey(*row) for row in connection.execute(query)]
 
 
@@ -392,16 +408,16 @@ def _delete_writes(connection: Connection, tenant_id: int, keys: Iterable[GraphK
 
 
 def _find_referenced_hashes(
-    connection: Connection, tenant_id: int, is_ignored: Callable[[GraphKey], bool], progress: ProgressParts
+    connection: Connection, blobs: Blobs, is_ignored: Callable[[GraphKey], bool], progress: ProgressParts
 ) -> Iterator[bytes]:
     # First those that checkpoints keep: a turn can replace a pending write only after the checkpoint is stored.
-    for page in _WITH_PENDING_WRITES.pages(connection, {"tenant": tenant_id}):
+    for page in _WITH_PENDING_WRITES.pages(connection, {"tenant": blobs.tenant_id, "session": blobs.session_id}):
         for id, thread, checkpoint_id, pending in page:
             if not is_ignored(GraphKey(thread, "", checkpoint_id)):
                 yield from pending_writes.hashes(pending, f"checkpoint {id}")
     for table, parse_hashes in ((GRAPH_CHECKPOINT, _channel_hashes), (GRAPH_WRITE, split_hashes)):
         hash_column = table.c.channels if table is GRAPH_CHECKPOINT else table.c.value
-        query = CompiledStatement(select(*_key_columns(table), hash_column).where(table.c.tenant_id == tenant_id))
+        query = CompiledStatement(select(*_key_columns(table), hash_column).where(*_conditions(table, blobs)))
         for *key, data in progress.iterate(table.name, query.pages(connection)):
             if not is_ignored(GraphKey(*key)):
                 yield from parse_hashes(data)
@@ -414,7 +430,11 @@ _WITH_PENDING_WRITES = CompiledStatement(
         BRANCH,
         and_(BRANCH.c.tenant_id == CHECKPOINT.c.tenant_id, BRANCH.c.id == CHECKPOINT.c.internal_session_id),
     )
-    .where(CHECKPOINT.c.tenant_id == bindparam("tenant"), CHECKPOINT.c.pending != pending_writes.NO_WRITES)
+    .where(
+        CHECKPOINT.c.tenant_id == bindparam("tenant"),
+        BRANCH.c.external_session_id == bindparam("session"),
+        CHECKPOINT.c.pending != pending_writes.NO_WRITES,
+    )
 )
 """The query for the checkpoints that keep pending writes."""
 
@@ -425,8 +445,8 @@ def _channel_hashes(channels: bytes) -> Iterable[bytes]:
 
 def _load_record_parts(connection: Connection, blobs: Blobs, live: Container[bytes]) -> Iterator[bytes]:
     """Yield the hashes of the values that the live records consist of."""
-    condition = and_(BLOB.c.tenant_id == blobs.tenant_id, BLOB.c.type == RECORD)
-    records = [key for (key,) in connection.execute(select(BLOB.c.hash).where(condition)) if key in live]
+    query = select(BLOB.c.hash).where(*_conditions(BLOB, blobs), BLOB.c.type == RECORD)
+    records = [key for (key,) in connection.execute(query) if key in live]
     for part in slices(records):
         for value in blobs.get_many(connection, part).values():
             yield from unpack(value.data).values()
@@ -434,28 +454,27 @@ def _load_record_parts(connection: Connection, blobs: Blobs, live: Container[byt
 
 def _load_lists(connection: Connection, blobs: Blobs, live: Container[bytes]) -> dict[bytes, bytes]:
     """Read the live lists as stored, by hash."""
-    query = select(BLOB.c.hash, BLOB.c.data).where(BLOB.c.tenant_id == blobs.tenant_id, BLOB.c.type == LIST)
+    query = select(BLOB.c.hash, BLOB.c.data).where(*_conditions(BLOB, blobs), BLOB.c.type == LIST)
     return {key: data for key, data in connection.execute(query) if key in live}
 
 
 def _list_chunks(connection: Connection, blobs: Blobs, live: Container[bytes]) -> list[bytes]:
     """List the chunks of the live values that are stored in chunks."""
-    query = select(BLOB.c.hash, BLOB.c.data).where(BLOB.c.tenant_id == blobs.tenant_id, BLOB.c.codec == CHUNKED)
+    query = select(BLOB.c.hash, BLOB.c.data).where(*_conditions(BLOB, blobs), BLOB.c.codec == CHUNKED)
     return [chunk for key, data in connection.execute(query) if key in live for chunk in split_hashes(data)]
 
 
 def _write_in_full(connection: Connection, blobs: Blobs, key: bytes) -> None:
     data = FULL + b"".join(blobs.item_hashes(connection, key))
-    condition = and_(BLOB.c.tenant_id == blobs.tenant_id, BLOB.c.hash == key)
-    connection.execute(update(BLOB).where(condition).values(data=PlainBytes(data)))
+    connection.execute(update(BLOB).where(*_conditions(BLOB, blobs), BLOB.c.hash == key).values(data=PlainBytes(data)))
 
 
-def _read_value_sizes(connection: Connection, tenant_id: int) -> Iterable[Sequence[tuple[bytes, int]]]:
-    query = select(BLOB.c.hash, func.length(BLOB.c.data).label("size")).where(BLOB.c.tenant_id == tenant_id)
+def _read_value_sizes(connection: Connection, blobs: Blobs) -> Iterable[Sequence[tuple[bytes, int]]]:
+    query = select(BLOB.c.hash, func.length(BLOB.c.data).label("size")).where(*_conditions(BLOB, blobs))
     return CompiledStatement(query).pages(connection, raw=True)
 
 
-def _delete_values(connection: Connection, tenant_id: int, keys: list[bytes]) -> None:
-    statement = delete(BLOB).where(BLOB.c.tenant_id == tenant_id, BLOB.c.hash == bindparam("gone"))
+def _delete_values(connection: Connection, blobs: Blobs, keys: list[bytes]) -> None:
+    statement = delete(BLOB).where(*_conditions(BLOB, blobs), BLOB.c.hash == bindparam("gone"))
     for part in slices(keys):
         connection.execute(statement, [{"gone": key} for key in part])

@@ -42,9 +42,9 @@ def total_length(columns: Sequence[Any]) -> Any:
 
 
 class SessionSizes:
-    """The size of the data that only one session needs; see `agentgit.sessions.stats.Storage`.
+    """The size of the data of one session; see `agentgit.sessions.stats.Storage`.
 
-    Each method reads all references between stored values, but no state.
+    Each method reads all references between the stored values of the session, but no state.
 
     Args:
         connection: Any open connection. The results describe the data that it sees.
@@ -55,22 +55,19 @@ class SessionSizes:
     def __init__(self, connection: Connection, store: Store, session_id: int) -> None:
         self._connection = connection
         self._store = store
-        self._blobs = store.graphs.content.blobs
+        self._session_id = session_id
+        self._blobs = store.graphs.blobs.of(session_id)
         branches = store.sessions.branches(connection, session_id)
         self._branch_ids = {row.id for row in branches}
         self._thread_ids = {row.thread_id for row in branches}
         self._bytes_by_step = self._read_step_sizes()
         self._call_bytes = sum(self._read_row_sizes(TOOL_INVOCATION).values())
         self._bytes_by_checkpoint = self._read_row_sizes(CHECKPOINT)
-        other_hashes, _ = find_live_values(
-            connection, self._blobs, lambda graph_key: graph_key.thread in self._thread_ids
-        )
         query = select(BLOB.c.hash, BLOB.c.type, BLOB.c.size, func.length(BLOB.c.data))
-        rows = connection.execute(query.where(BLOB.c.tenant_id == store.tenant_id))
+        conditions = (BLOB.c.tenant_id == store.tenant_id, BLOB.c.external_session_id == session_id)
         self._value_sizes = {
             key: (stored_size, 1 + item_count * HASH_BYTES if type_ == LIST else stored_size)
-            for key, type_, item_count, stored_size in rows
-            if key not in other_hashes
+            for key, type_, item_count, stored_size in connection.execute(query.where(*conditions))
         }
 
     def current_size(self) -> int:
@@ -80,7 +77,7 @@ class SessionSizes:
     def size_without(self, checkpoint_ids: Collection[int]) -> int:
         """Return the size in bytes without some checkpoints and without the steps that nothing would need then."""
         unused_steps = find_unused_steps(
-            self._connection, self._store.tenant_id, frozenset(checkpoint_ids), self._branch_ids
+            self._connection, self._store.tenant_id, self._session_id, frozenset(checkpoint_ids)
         )
         return self._measure(checkpoint_ids, {graph_key for unused in unused_steps for graph_key in unused.graph_keys})
 
@@ -169,22 +166,26 @@ def count_names(connection: Connection, store: Store, branch_ids: Sequence[int])
 
 
 def measure_storage(connection: Connection, store: Store, branches: Sequence[StoredRow]) -> Storage:
-    """Measure the space that some branches take. It reads all references between stored values, but no state.
+    """Measure the space that some branches take.
+
+    It reads all references between the stored values of their sessions, but no state.
 
     Args:
         connection: Any open connection.
         store: The store of the tenant.
         branches: The rows of the branches.
     """
-    blobs, threads = store.graphs.content.blobs, {branch.thread_id for branch in branches}
-    own_hashes, _ = find_live_values(connection, blobs, lambda graph_key: graph_key.thread not in threads)
-    other_hashes, _ = find_live_values(connection, blobs, lambda graph_key: graph_key.thread in threads)
+    threads = {branch.thread_id for branch in branches}
     own_bytes = shared_bytes = 0
-    for key, size in connection.execute(_VALUE_SIZES, {"tenant": store.tenant_id}):
-        if key in own_hashes:
-            own_bytes, shared_bytes = (
-                (own_bytes, shared_bytes + size) if key in other_hashes else (own_bytes + size, shared_bytes)
-            )
+    for session_id in {branch.external_session_id for branch in branches}:
+        blobs = store.graphs.blobs.of(session_id)
+        own_hashes, _ = find_live_values(connection, blobs, lambda graph_key: graph_key.thread not in threads)
+        other_hashes, _ = find_live_values(connection, blobs, lambda graph_key: graph_key.thread in threads)
+        for key, size in connection.execute(_VALUE_SIZES, {"tenant": store.tenant_id, "session": session_id}):
+            if key in own_hashes:
+                own_bytes, shared_bytes = (
+                    (own_bytes, shared_bytes + size) if key in other_hashes else (own_bytes + size, shared_bytes)
+                )
     for keys, queries in ((list(threads), _THREAD_SIZES), ([branch.id for branch in branches], _BRANCH_SIZES)):
         for query in queries:
             own_bytes += sum(row.bytes or 0 for row in _read_rows(connection, store, query, keys))
@@ -274,7 +275,9 @@ _NAME_COUNTS = (
     )
     .group_by(CHECKPOINT.c.name)
 )
-_VALUE_SIZES = select(BLOB.c.hash, func.length(BLOB.c.data)).where(BLOB.c.tenant_id == bindparam("tenant"))
+_VALUE_SIZES = select(BLOB.c.hash, func.length(BLOB.c.data)).where(
+    BLOB.c.tenant_id == bindparam("tenant"), BLOB.c.external_session_id == bindparam("session")
+)
 
 
 def _size_query(key: Any, columns: Sequence[Any]) -> Any:

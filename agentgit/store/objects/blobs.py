@@ -1,4 +1,7 @@
-"""Content-addressed values: equal values are stored once, and a list that grows stores only its new items.
+"""Content-addressed values: a session stores equal values once, and a list that grows stores only its new items.
+
+Values belong to a session, and no other session refers to them. Threads that belong to no session own their values by
+family: a thread and its copies (`family_of`). The number of the session or the family is the owner of a value.
 
 A leaf is a type and bytes. Its hash is SHA-256 over the type, NUL and the bytes. A large leaf is stored in chunks
 (`agentgit.store.objects.packing`); its hash stays the same.
@@ -13,13 +16,15 @@ A record is a leaf of type `record`: names, each with the hash of a leaf or a li
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from hashlib import sha256
 from io import BytesIO
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import orjson
-from sqlalchemy import Connection, bindparam, func, select
+from sqlalchemy import Connection, bindparam, case, cast, false, func, null, or_, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from agentgit.errors import Corrupt
@@ -41,7 +46,7 @@ from agentgit.store.objects.packing import (
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.encryption import PlainBytes
-from agentgit.store.sql.tables import BLOB, LIST
+from agentgit.store.sql.tables import BLOB, LIST, SESSION
 from agentgit.values import dump_without_orjson, from_json, to_json
 
 RECORD = "record"
@@ -50,6 +55,7 @@ RECORD = "record"
 MIN_CHAIN_LIMIT = 64
 CACHED_BYTES = 32 * 2**20
 CACHED_ITEMS = 1_000_000
+ORJSON_BUFFER_BYTES = 4096
 
 FULL, APPENDED = b"\0", b"\1"
 _link_struct = struct.Struct(">32sII")
@@ -57,6 +63,7 @@ _link_struct = struct.Struct(">32sII")
 
 _count_struct = struct.Struct(">I")
 Row: TypeAlias = dict[str, Any]
+T = TypeVar("T")
 
 
 class Leaf(NamedTuple):
@@ -87,7 +94,12 @@ def leaf(type_: str, data: bytes) -> Leaf:
     """
     digest = sha256(b"%b\0" % type_.encode())
     digest.update(data)  # separate from the type, so that a large value is not copied
-    return Leaf(digest.digest(), type_, data)
+    return Leaf(digest.digest(), type_, trim(data))
+
+
+def trim(data: bytes) -> bytes:
+    """Return bytes that take no more memory than their length. orjson leaves a buffer of 4 KiB to each short result."""
+    return bytes(memoryview(data)) if len(data) < ORJSON_BUFFER_BYTES else data
 
 
 def list_hash(hashes: Iterable[bytes]) -> bytes:
@@ -148,8 +160,64 @@ def unpack(data: bytes) -> dict[str, bytes]:
         raise ValueError("these bytes are not names with hashes") from error
 
 
-class Blobs:
-    """The values of one tenant.
+_COLLECTING = "agentgit_new_values"
+"""The key under which a connection keeps the values, by owner, that its transaction has collected and not inserted."""
+
+
+@dataclass
+class NewValues:
+    """Values that a transaction collects, to insert them with one statement.
+
+    Args:
+        rows: What has to be inserted, by hash.
+        leaves: The leaves among them, by hash.
+        lists: The lists among them, by hash.
+    """
+
+    rows: dict[bytes, Leaf | Chunk | Row] = field(default_factory=dict)
+    leaves: dict[bytes, Leaf] = field(default_factory=dict)
+    lists: dict[bytes, Items] = field(default_factory=dict)
+
+
+@contextmanager
+def readable(connection: Connection, values_by_owner: Mapping[int, NewValues]) -> Iterator[None]:
+    """Let readers on a connection find new values in the block, before they are inserted.
+
+    Args:
+        connection: A connection in a transaction that writes.
+        values_by_owner: The values of each session; more may be added in the block.
+    """
+    info = connection.info  # a connection that was lost has none
+    info[_COLLECTING] = values_by_owner
+    try:
+        yield
+    finally:
+        info.pop(_COLLECTING, None)
+
+
+_NOTHING_NEW = NewValues()
+_NO_VALUES: Mapping[int, NewValues] = {}
+
+FAMILY_LOCK = leaf("lock", b"")
+"""The value that writers to a family lock on a server, as writers to a session lock its row. Nothing refers to it."""
+
+
+def family_of(thread: str) -> int:
+    """Return the owner of the values of a thread that belongs to no session and is no copy: a negative number.
+
+    Args:
+        thread: The id of the thread.
+
+    Example:
+        >>> -(2**53) < family_of("a") < 0, family_of("a") == family_of("b")
+        (True, False)
+    """
+    digest = sha256(thread.encode(errors="surrogatepass")).digest()
+    return -1 - int.from_bytes(digest[:8], "big") % (2**53 - 1)
+
+
+class BlobStore:
+    """The values of one tenant, by their owner.
 
     Args:
         tenant_id: The tenant. Values of other tenants are never read or reused.
@@ -158,13 +226,72 @@ class Blobs:
         chunk_bytes: The maximum size of a value that is stored in one row.
     """
 
-    def __init__(self, tenant_id: int, compression: str = "zstd", chunk_bytes: int = CHUNK_BYTES) -> None:
+    def __init__(self, tenant_id: int, compression: str = "auto", chunk_bytes: int = CHUNK_BYTES) -> None:
         self.tenant_id = tenant_id
-        self._chunk_bytes = chunk_bytes
-        self._compression = Compression(compression)
-        # Both caches map a hash to its value, which never changes. They do not tell whether the value is still stored.
-        self._leaves: LRUCache[bytes, Leaf] = LRUCache(CACHED_BYTES, lambda value: len(value.data) + 256)
-        self._lists: LRUCache[bytes, Items] = LRUCache(CACHED_ITEMS, lambda items: len(items.hashes) + 16)
+        self.chunk_bytes = chunk_bytes
+        self.compression = Compression(compression)
+        # Both caches map an owner and a hash to the value, which never changes. They do not tell whether the value is
+        # still stored.
+        self.leaves: LRUCache[bytes, Leaf] = LRUCache(CACHED_BYTES, lambda value: len(value.data) + 256)
+        self.lists: LRUCache[bytes, Items] = LRUCache(CACHED_ITEMS, lambda items: len(items.hashes) + 16)
+
+    def of(self, session_id: int) -> Blobs:
+        """Return the values of one session, or of a family of threads."""
+        return Blobs(self, session_id)
+
+
+class Blobs:
+    """The values of one session, or of a family of threads.
+
+    Args:
+        store: The values of the tenant.
+        session_id: The session, or the family.
+    """
+
+    def __init__(self, store: BlobStore, session_id: int) -> None:
+        self.store = store
+        self.tenant_id = store.tenant_id
+        self.session_id = session_id
+        self._cache_prefix = session_id.to_bytes(8, "big", signed=True)
+
+    def protect(self, connection: Connection) -> None:
+        """Keep the values from being collected until the transaction ends.
+
+        Each writer calls it, or locks the session in another way, before it reads what is stored. No-op on SQLite,
+        which has only one writer.
+        """
+        self._lock(connection, _PROTECT_SESSION)
+
+    def lock(self, connection: Connection) -> None:
+        """Wait for the writers of the session, and lock out others until the transaction ends. No-op on SQLite."""
+        self._lock(connection, _LOCK_SESSION)
+
+    def _lock(self, connection: Connection, session_statement: CompiledStatement) -> None:
+        if connection.dialect.name == "sqlite":
+            return
+        if self.session_id > 0:
+            session_statement.run(connection, self._parameters())
+        else:
+            _LOCK_FAMILY.run(connection, self._pack_row(FAMILY_LOCK))
+
+    def _parameters(self, **more: Any) -> dict[str, Any]:
+        return {"tenant": self.tenant_id, "session": self.session_id, **more}
+
+    def _cache_keys(self, hashes: Iterable[bytes]) -> list[bytes]:
+        prefix = self._cache_prefix
+        return [prefix + key for key in hashes]
+
+    def _find_cached(self, cache: LRUCache[bytes, T], hashes: Collection[bytes]) -> dict[bytes, T]:
+        values = zip(hashes, cache.lookup(self._cache_keys(hashes)), strict=True)
+        return {key: value for key, value in values if value is not None}
+
+    def _cache(self, cache: LRUCache[bytes, T], values: Iterable[tuple[bytes, T]]) -> None:
+        prefix = self._cache_prefix
+        cache.add((prefix + key, value) for key, value in values)
+
+    def _new_values(self, connection: Connection) -> NewValues:
+        values_by_owner: Mapping[int, NewValues] = connection.info.get(_COLLECTING, _NO_VALUES)
+        return values_by_owner.get(self.session_id, _NOTHING_NEW)
 
     def put_many(
         self,
@@ -183,22 +310,43 @@ class Blobs:
         Raises:
             Corrupt: An earlier list does not match its hash.
         """
+        new_values = NewValues()
+        self.encode(connection, leaves, lists, new_values)
+        self.insert(connection, new_values)
+
+    def encode(
+        self,
+        connection: Connection,
+        leaves: Iterable[Leaf],
+        lists: Iterable[tuple[bytes, tuple[bytes, ...], bytes | None]],
+        new_values: NewValues,
+    ) -> None:
+        """Collect what `put_many` would store.
+
+        Args:
+            connection: A connection in a transaction that writes.
+            leaves: The values to store.
+            lists: The lists to store, as in `put_many`.
+            new_values: What has to be stored, by hash; more is added.
+
+        Raises:
+            Corrupt: An earlier list does not match its hash.
+        """
         leaves_by_hash = {value.hash: value for value in leaves}
-        large_hashes = {key for key, value in leaves_by_hash.items() if len(value.data) > self._chunk_bytes}
-        rows: dict[bytes, Leaf | Chunk | Row] = {
-            key: leaves_by_hash[key] for key in leaves_by_hash.keys() - large_hashes
-        }
+        large_hashes = {key for key, value in leaves_by_hash.items() if len(value.data) > self.store.chunk_bytes}
+        new_values.rows.update((key, leaves_by_hash[key]) for key in leaves_by_hash.keys() - large_hashes)
         if large_hashes:
-            rows.update(self._split_large(connection, [leaves_by_hash[key] for key in large_hashes]))
+            new_values.rows.update(self._split_large(connection, [leaves_by_hash[key] for key in large_hashes]))
         items_by_hash: dict[bytes, Items] = {}
         for key, hashes, base in lists:
             if key != base:
                 depth, data = self._encode_list(connection, hashes, base)
                 items_by_hash[key] = Items(hashes, depth)
-                rows[key] = self._row_values(key, LIST, RAW, len(hashes), PlainBytes(data))
-        self._insert(connection, rows)
-        self._leaves.add(leaves_by_hash.items())
-        self._lists.add(items_by_hash.items())
+                new_values.rows[key] = self._row_values(key, LIST, RAW, len(hashes), PlainBytes(data))
+        new_values.leaves.update(leaves_by_hash)
+        new_values.lists.update(items_by_hash)
+        self._cache(self.store.leaves, leaves_by_hash.items())
+        self._cache(self.store.lists, items_by_hash.items())
 
     def _split_large(self, connection: Connection, large: Sequence[Leaf]) -> dict[bytes, Chunk | Row]:
         """Split large values into chunks. Look up stored ones first, because packing them again would take long."""
@@ -206,7 +354,7 @@ class Blobs:
         rows: dict[bytes, Chunk | Row] = {}
         for value in large:
             if value.hash not in stored_hashes:
-                chunks = list(cut(value.data, self._chunk_bytes))
+                chunks = list(cut(value.data, self.store.chunk_bytes))
                 chunk_hashes = b"".join([chunk.hash for chunk in chunks])
                 rows.update((chunk.hash, chunk) for chunk in chunks)
                 rows[value.hash] = self._row_values(value.hash, value.type, CHUNKED, len(value.data), chunk_hashes)
@@ -217,11 +365,12 @@ class Blobs:
     def _find_stored(self, connection: Connection, hashes: Sequence[bytes]) -> set[bytes]:
         stored_hashes: set[bytes] = set()
         for part in slices(hashes):
-            stored_hashes.update(connection.execute(_LOCK_STORED, {"tenant": self.tenant_id, "hashes": part}).scalars())
+            stored_hashes.update(connection.execute(_STORED, self._parameters(hashes=part)).scalars())
         return stored_hashes
 
-    def _insert(self, connection: Connection, rows: Mapping[bytes, Leaf | Chunk | Row]) -> None:
-        """Pack and store values, in batches that take no more memory than a few chunks."""
+    def insert(self, connection: Connection, new_values: NewValues) -> None:
+        """Pack and store what `encode` collected, in batches that take no more memory than a few chunks."""
+        rows = new_values.rows
         batch: list[Row] = []
         size = 0
         # Ordered by hash, so that two writers on PostgreSQL wait for each other instead of deadlocking.
@@ -236,11 +385,19 @@ class Blobs:
             _INSERT.run(connection, *batch)
 
     def _pack_row(self, value: Leaf | Chunk) -> Row:
-        codec, data = self._compression.pack(value.data)
+        codec, data = self.store.compression.pack(value.data)
         return self._row_values(value.hash, value.type, codec, len(value.data), data)
 
     def _row_values(self, key: bytes, type_: str, codec: int, size: int, data: Data) -> Row:
-        return {"tenant_id": self.tenant_id, "hash": key, "type": type_, "codec": codec, "size": size, "data": data}
+        return {
+            "tenant_id": self.tenant_id,
+            "external_session_id": self.session_id,
+            "hash": key,
+            "type": type_,
+            "codec": codec,
+            "size": size,
+            "data": data,
+        }
 
     def _encode_list(self, connection: Connection, hashes: tuple[bytes, ...], base: bytes | None) -> tuple[int, bytes]:
         base_items = self._find_list(connection, base)
@@ -268,21 +425,28 @@ class Blobs:
             Corrupt: A row is missing or does not match its hash.
         """
         unique_hashes = set(hashes)
-        values = self._leaves.find(unique_hashes)
-        values.update((key, Leaf(key, LIST, b"")) for key in self._lists.find(unique_hashes - values.keys()))
+        values = self._find_cached(self.store.leaves, unique_hashes)
+        cached_lists = self._find_cached(self.store.lists, unique_hashes - values.keys())
+        values.update((key, Leaf(key, LIST, b"")) for key in cached_lists)
+        new_values = self._new_values(connection)
+        for key in unique_hashes - values.keys():
+            if key in new_values.leaves:
+                values[key] = new_values.leaves[key]
+            elif key in new_values.lists:
+                values[key] = Leaf(key, LIST, b"")
         missing = list(unique_hashes - values.keys())
         for part in slices(missing):
-            rows = connection.execute(_SELECT_BY_HASH, {"tenant": self.tenant_id, "hashes": part}).all()
+            rows = connection.execute(_SELECT_BY_HASH, self._parameters(hashes=part)).all()
             loaded = [self.checked(connection, *row) for row in rows]
-            self._leaves.add((value.hash, value) for value in loaded if value.type != LIST)
+            self._cache(self.store.leaves, ((value.hash, value) for value in loaded if value.type != LIST))
             values.update((value.hash, value) for value in loaded)
         if len(values) != len(unique_hashes):
-            raise damaged_value(next(iter(unique_hashes - values.keys())), "is missing")
+            raise self.damaged(next(iter(unique_hashes - values.keys())), "is missing")
         return values
 
     def leaves(self, connection: Connection, hashes: Sequence[bytes]) -> list[Leaf]:
         """Read values in the order of the hashes. Like `get_many`, but faster for values in the cache."""
-        cached = self._leaves.lookup(hashes)
+        cached = self.store.leaves.lookup(self._cache_keys(hashes))
         hits = [value for value in cached if value is not None]
         if len(hits) == len(cached):
             return hits
@@ -298,27 +462,27 @@ class Blobs:
         if type_ == LIST:
             return Leaf(key, LIST, b"")
         if isinstance(data, PlainBytes):
-            raise damaged_value(key, "is not encrypted, although this database is")
+            raise self.damaged(key, "is not encrypted, although this database is")
         try:
             if codec == CHUNKED and type_ != CHUNK:
                 value = leaf(type_, self._read_chunked(connection, key, data))
             else:
                 value = leaf(type_, unpacked(codec, data))
         except ValueError as error:
-            raise damaged_value(key, f"cannot be unpacked ({error})") from error
+            raise self.damaged(key, f"cannot be unpacked ({error})") from error
         if value.hash != key:
-            raise damaged_value(key, "does not match its bytes")
+            raise self.damaged(key, "does not match its bytes")
         return value
 
     def _read_chunked(self, connection: Connection, large_key: bytes, joined_hashes: bytes) -> bytes:
         """Read a large value, a few chunks at a time."""
         chunk_hashes, buffer = split_hashes(joined_hashes), BytesIO()
         for part in slices(chunk_hashes, CHUNKS_AT_ONCE):
-            parameters = {"tenant": self.tenant_id, "hashes": part}
+            parameters = self._parameters(hashes=part)
             rows = {row.hash: row for row in connection.execute(_SELECT_BY_HASH, parameters)}
             for key in part:
                 if key not in rows or rows[key].type != CHUNK:
-                    raise damaged_value(key, f"is missing, and the value {large_key.hex()} needs it")
+                    raise self.damaged(key, f"is missing, and the value {large_key.hex()} needs it")
                 buffer.write(self.checked(connection, *rows[key]).data)
         return buffer.getvalue()
 
@@ -333,29 +497,32 @@ class Blobs:
     def _read_list(self, connection: Connection, key: bytes) -> Items:
         items = self._find_list(connection, key)
         if not items.hashes and key != EMPTY:
-            raise damaged_value(key, "is missing")
+            raise self.damaged(key, "is missing")
         return items
 
     def _find_list(self, connection: Connection, key: bytes | None) -> Items:
         """Read a list. Return an empty one if no list with this hash is stored."""
-        cached = self._lists.get(key) if key is not None else Items((), 0)
+        cached = self.store.lists.get(self._cache_prefix + key) if key is not None else Items((), 0)
         if cached is not None or key is None:
             return cached or Items((), 0)
+        new_values = self._new_values(connection)
+        if key in new_values.lists:
+            return new_values.lists[key]
         links = list(self._read_chain(connection, key))
         hashes: list[bytes] = []
         for kept_count, new_hashes in reversed(links):
             del hashes[kept_count:]
             hashes.extend(split_hashes(new_hashes))
         if links and list_hash(hashes) != key:
-            raise damaged_value(key, "does not match its items")
+            raise self.damaged(key, "does not match its items")
         items = Items(tuple(hashes), max(0, len(links) - 1))
         if links:
-            self._lists.add([(key, items)])
+            self._cache(self.store.lists, [(key, items)])
         return items
 
     def _read_chain(self, connection: Connection, key: bytes) -> Iterator[tuple[int, bytes]]:
         """Yield the number of kept items and the hashes of the new items of each link, down to a full list."""
-        rows = {row.hash: row.data for row in _CHAIN.all(connection, {"tenant": self.tenant_id, "hash": key})}
+        rows = {row.hash: row.data for row in _CHAIN.all(connection, self._parameters(hash=key))}
         while (data := rows.pop(key, None)) is not None:
             link = link_of(data)
             if link is None:
@@ -363,6 +530,58 @@ class Blobs:
                 return
             key = link.base
             yield link.kept_count, link.new_hashes
+
+    # -- copies
+
+    def copy_from(self, connection: Connection, source: Blobs, hashes: Iterable[bytes]) -> None:
+        """Copy values of another session, with all values that they refer to, as they are stored.
+
+        Args:
+            connection: A connection in a transaction that writes and has protected both sessions.
+            source: The values of the other session.
+            hashes: The hashes of the values.
+
+        Raises:
+            Corrupt: A value is missing or damaged, so that the values it refers to are unknown.
+        """
+        needed = source.find_parts(connection, hashes)
+        for part in slices(sorted(needed)):
+            connection.execute(_COPY[connection.dialect.name], self._parameters(source=source.session_id, hashes=part))
+
+    def find_parts(self, connection: Connection, hashes: Iterable[bytes]) -> set[bytes]:
+        """Return the hashes of values and of all values that they refer to: parts, items, earlier lists and chunks.
+
+        Raises:
+            Corrupt: A value is missing or damaged.
+        """
+        found: set[bytes] = set()
+        unread = set(hashes)
+        while unread:
+            found |= unread
+            referenced: set[bytes] = set()
+            for part in slices(list(unread)):
+                for key, type_, codec, data in connection.execute(_REFERENCES, self._parameters(hashes=part)):
+                    unread.discard(key)
+                    if type_ == LIST:
+                        for earlier_key, earlier_data in _CHAIN.all(connection, self._parameters(hash=key)):
+                            found.add(earlier_key)
+                            referenced.update(own_items(earlier_data))
+                    elif codec == CHUNKED:
+                        referenced.update(split_hashes(data))
+                    elif type_ == RECORD:
+                        referenced.update(unpack(self.checked(connection, key, type_, codec, data).data).values())
+            if unread:
+                raise self.damaged(next(iter(unread)), "is missing")
+            unread = referenced - found
+        return found
+
+    def damaged(self, key: bytes, problem: str) -> Corrupt:
+        """Create the exception for a damaged value. `problem` completes "The value … in table blob"."""
+        return Corrupt(
+            f"The value {key.hex()} in table blob {problem}. Run: agentgit fsck; then restore the database from a "
+            "backup.",
+            row=f"blob {self.session_id}/{key.hex()}",
+        )
 
 
 def shared_prefix(first: Sequence[bytes], second: Sequence[bytes]) -> int:
@@ -399,6 +618,12 @@ class ListLink(NamedTuple):
     new_hashes: bytes
 
 
+def own_items(data: bytes) -> list[bytes]:
+    """Return the hashes of the items that a stored list adds to the list that it continues."""
+    link = link_of(data)
+    return split_hashes(link.new_hashes if link is not None else data[1:])
+
+
 def link_of(data: bytes) -> ListLink | None:
     """Parse the link from a stored list to an earlier one; None if it is stored in full or its bytes are not a link."""
     if data[:1] != APPENDED or len(data) < 1 + _link_struct.size or (len(data) - 1 - _link_struct.size) % HASH_BYTES:
@@ -407,33 +632,54 @@ def link_of(data: bytes) -> ListLink | None:
     return ListLink(base, kept_count, data[1 + _link_struct.size :])
 
 
-def damaged_value(key: bytes, problem: str) -> Corrupt:
-    """Create the exception for a damaged value. `problem` completes "The value … in table blob"."""
-    return Corrupt(
-        f"The value {key.hex()} in table blob {problem}. Run: agentgit fsck; then restore the database from a backup.",
-        row=f"blob {key.hex()}",
-    )
-
-
 _INSERT = CompiledStatement(
     {
         "sqlite": sqlite.insert(BLOB).on_conflict_do_nothing(),
         "postgresql": postgresql.insert(BLOB).on_conflict_do_nothing(),
     }
 )
-_is_blob = (BLOB.c.tenant_id == bindparam("tenant"), BLOB.c.hash == bindparam("hash"))
-_is_any_blob = (BLOB.c.tenant_id == bindparam("tenant"), BLOB.c.hash.in_(bindparam("hashes", expanding=True)))
+_is_of_session = (BLOB.c.tenant_id == bindparam("tenant"), BLOB.c.external_session_id == bindparam("session"))
+_is_any_blob = (*_is_of_session, BLOB.c.hash.in_(bindparam("hashes", expanding=True)))
 _SELECT_BY_HASH = select(BLOB.c.hash, BLOB.c.type, BLOB.c.codec, BLOB.c.data).where(*_is_any_blob)
-# Garbage collection waits for this lock, so that a value found here is not deleted before it is used.
-_LOCK_STORED = select(BLOB.c.hash).where(*_is_any_blob).with_for_update(read=True, key_share=True)
+_STORED = select(BLOB.c.hash).where(*_is_any_blob)
+_has_references = or_(BLOB.c.type == LIST, BLOB.c.type == RECORD, BLOB.c.codec == CHUNKED)
+_REFERENCES = select(
+    BLOB.c.hash, BLOB.c.type, BLOB.c.codec, case((_has_references, BLOB.c.data), else_=null()).label("data")
+).where(*_is_any_blob)
+_session = select(SESSION.c.id).where(SESSION.c.tenant_id == bindparam("tenant"), SESSION.c.id == bindparam("session"))
+_PROTECT_SESSION = CompiledStatement(_session.with_for_update(read=True, key_share=True))
+_LOCK_SESSION = CompiledStatement(_session.with_for_update())
+_new_lock = postgresql.insert(BLOB)
+# PostgreSQL locks the row that is there before it looks at the condition.
+_LOCK_FAMILY = CompiledStatement(
+    _new_lock.on_conflict_do_update(
+        index_elements=list(BLOB.primary_key), set_={"size": _new_lock.excluded.size}, where=false()
+    )
+)
+
+
+def _copy_query(dialect: Any) -> Any:
+    """Build the statement that copies rows of one session to another, where they are missing."""
+    session = cast(bindparam("session"), BLOB.c.external_session_id.type)
+    source = select(*(session if c.name == "external_session_id" else c for c in BLOB.c)).where(
+        BLOB.c.tenant_id == bindparam("tenant"),
+        BLOB.c.external_session_id == bindparam("source"),
+        BLOB.c.hash.in_(bindparam("hashes", expanding=True)),
+    )
+    return dialect.insert(BLOB).from_select([c.name for c in BLOB.c], source).on_conflict_do_nothing()
+
+
+_COPY = {"sqlite": _copy_query(sqlite), "postgresql": _copy_query(postgresql)}
 
 
 def _chain_query() -> Any:
     """Build the query that reads a whole chain of lists at once; a chain can have hundreds of links."""
-    chain = select(BLOB.c.hash, BLOB.c.data).where(*_is_blob, BLOB.c.type == LIST).cte("chain", recursive=True)
+    is_first = (*_is_of_session, BLOB.c.hash == bindparam("hash"), BLOB.c.type == LIST)
+    chain = select(BLOB.c.hash, BLOB.c.data).where(*is_first).cte("chain", recursive=True)
     earlier = BLOB.alias("earlier")
     step = select(earlier.c.hash, earlier.c.data).where(
         earlier.c.tenant_id == bindparam("tenant"),
+        earlier.c.external_session_id == bindparam("session"),
         earlier.c.hash == func.substr(chain.c.data, 2, HASH_BYTES),
         func.substr(chain.c.data, 1, 1) == bindparam("appended", APPENDED),
         earlier.c.type == LIST,

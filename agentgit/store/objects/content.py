@@ -10,7 +10,20 @@ from typing import Any, NamedTuple, TypeAlias
 from sqlalchemy import Connection
 
 from agentgit.errors import Corrupt
-from agentgit.store.objects.blobs import FULL, RECORD, Blobs, Leaf, base_hash, leaf, link_of, list_hash, pack, unpack
+from agentgit.store.objects.blobs import (
+    FULL,
+    RECORD,
+    Blobs,
+    BlobStore,
+    Leaf,
+    NewValues,
+    base_hash,
+    leaf,
+    link_of,
+    list_hash,
+    pack,
+    unpack,
+)
 from agentgit.store.objects.packing import HASH_BYTES
 from agentgit.store.sql.tables import LIST
 
@@ -34,7 +47,7 @@ def verify_lists(connection: Connection, blobs: Blobs, stored: Mapping[bytes, by
 
     Args:
         connection: Any open connection.
-        blobs: The values of the tenant.
+        blobs: The values of the session.
         stored: The stored bytes of the lists, by hash. A list may continue a list that is not among them.
     """
     continuations: dict[bytes | None, list[bytes]] = defaultdict(list)
@@ -84,16 +97,35 @@ class Encoded(NamedTuple):
     messages: int | None = None
 
 
-class Content:
-    """The values of one tenant.
+def read_values(connection: Connection, blobs: BlobStore, keys: Iterable[tuple[int, bytes]]) -> dict[bytes, Body]:
+    """Read values that may belong to several sessions, and verify each against its hash.
 
     Args:
-        tenant_id: The tenant.
-        compression: The compression of new values.
+        connection: Any open connection.
+        blobs: The values of the tenant.
+        keys: The session and the hash of each value.
+
+    Raises:
+        Corrupt: A row is missing or does not match its hash.
+    """
+    hashes_by_session: dict[int, set[bytes]] = defaultdict(set)
+    for session_id, key in keys:
+        hashes_by_session[session_id].add(key)
+    bodies: dict[bytes, Body] = {}
+    for session_id, hashes in hashes_by_session.items():
+        bodies.update(Content(blobs.of(session_id)).get(connection, hashes))
+    return bodies
+
+
+class Content:
+    """The values of one session, or of a family of threads.
+
+    Args:
+        blobs: The store of these values.
     """
 
-    def __init__(self, tenant_id: int, compression: str = "zstd") -> None:
-        self.blobs = Blobs(tenant_id, compression)
+    def __init__(self, blobs: Blobs) -> None:
+        self.blobs = blobs
 
     def put(self, connection: Connection, values: Sequence[tuple[Body, bytes | None]]) -> list[bytes]:
         """Store values and return the hash of each.
@@ -101,6 +133,26 @@ class Content:
         Args:
             connection: A connection in a transaction that writes.
             values: The values, each with the hash of a stored value that it may continue, or None.
+        """
+        new_values = NewValues()
+        hashes = self.encode(connection, values, new_values)
+        self.insert(connection, new_values)
+        return hashes
+
+    def insert(self, connection: Connection, new_values: NewValues) -> None:
+        """Store what `encode` collected."""
+        self.blobs.insert(connection, new_values)
+
+    def encode(
+        self, connection: Connection, values: Sequence[tuple[Body, bytes | None]], new_values: NewValues
+    ) -> list[bytes]:
+        """Return the hash of each value, and collect what has to be stored.
+
+        Args:
+            connection: A connection in a transaction that writes.
+            values: The values, each with the hash of a value that it may continue, or None. That value may be stored
+                or among `new_values`.
+            new_values: What has to be stored, by hash; more is added.
         """
         leaves: list[Leaf] = []
         lists: list[tuple[bytes, tuple[bytes, ...], bytes | None]] = []
@@ -122,7 +174,7 @@ class Content:
                 hashes_by_name = {name: collect(part, bases.get(name)) for name, part in body.items()}
                 body = leaf(RECORD, pack(hashes_by_name))
             value_hashes.append(collect(body, base))
-        self.blobs.put_many(connection, leaves, lists)
+        self.blobs.encode(connection, leaves, lists, new_values)
         return value_hashes
 
     def _record_hashes(self, connection: Connection, key: bytes | None) -> dict[str, bytes]:

@@ -23,6 +23,9 @@ RAW, ZLIB, ZSTD, CHUNKED = 0, 1, 2, 3
 MIN_COMPRESSED_SIZE = 512
 """The smallest size in bytes that is compressed. Below it, compression saves less than it costs."""
 
+MAX_READABLE_SIZE = 4096
+"""The largest size in bytes that `auto` does not compress, so that any SQL tool can read most values."""
+
 MAX_COMPRESSED_RATIO = 0.9
 """The maximum ratio of compressed to original size. Above it, a value is stored uncompressed."""
 
@@ -43,7 +46,7 @@ class Compression:
     """Compresses new values.
 
     Args:
-        name: `zstd`, `zlib` (larger and slower) or `none`.
+        name: `auto` for zstd that leaves values of up to 4 KiB readable, `zstd`, `zlib` (larger and slower) or `none`.
 
     Raises:
         InvalidInput: The name is none of these.
@@ -55,10 +58,11 @@ class Compression:
     """
 
     def __init__(self, name: str) -> None:
-        if name not in ("zstd", "zlib", "none"):
-            raise InvalidInput(f"compression must be 'zstd', 'zlib' or 'none', not {name!r}.")
+        if name not in ("auto", "zstd", "zlib", "none"):
+            raise InvalidInput(f"compression must be 'auto', 'zstd', 'zlib' or 'none', not {name!r}.")
         self.name = name
-        self._codec = {"zlib": ZLIB, "zstd": ZSTD, "none": RAW}[name]
+        self._codec = {"auto": ZSTD, "zlib": ZLIB, "zstd": ZSTD, "none": RAW}[name]
+        self._min_size = MAX_READABLE_SIZE + 1 if name == "auto" else MIN_COMPRESSED_SIZE
         self._compress: Callable[[Data], bytes] = lambda data: zlib.compress(data, 1)
         if self._codec == ZSTD:
             zstd_codec = _zstd_codec(_zstandard())
@@ -70,7 +74,7 @@ class Compression:
         Args:
             data: The bytes to pack.
         """
-        if self._codec == RAW or len(data) < MIN_COMPRESSED_SIZE:
+        if self._codec == RAW or len(data) < self._min_size:
             return RAW, data
         packed = self._compress(data)
         return (self._codec, packed) if len(packed) <= len(data) * MAX_COMPRESSED_RATIO else (RAW, data)

@@ -128,26 +128,29 @@ class CheckpointComparer:
             value_hashes = {
                 name: graph_checkpoint.values[name] for name in shown_names if name in graph_checkpoint.values
             }
-            bodies = self.store.graphs.content.get(connection, value_hashes.values())
+            bodies = self.store.graphs.content(graph_checkpoint.session_id).get(connection, value_hashes.values())
             unshared.state = show_state({name: bodies[key] for name, key in value_hashes.items()}, None)[0]
-            unshared.messages = [
-                from_stored(m) for m in self.store.graphs.messages_of(connection, message_hashes[common:])
-            ]
+            messages = self.store.graphs.messages_of(connection, graph_checkpoint.session_id, message_hashes[common:])
+            unshared.messages = [from_stored(message) for message in messages]
         return common
 
     def _are_lists(
         self, connection: Connection, first: GraphCheckpoint, second: GraphCheckpoint, name: str | None
     ) -> bool:
         """Return whether the conversation of both is a list of messages and not part of a larger value."""
-        keys = {at.values[name] for at in (first, second)} if name is not None else set()
-        return all(leaf.type == LIST for leaf in self.store.graphs.content.blobs.get_many(connection, keys).values())
+        return name is None or all(
+            self.store.graphs.blobs.of(at.session_id).get_many(connection, [key])[key].type == LIST
+            for at in (first, second)
+            for key in [at.values[name]]
+        )
 
     # -- pending tasks
 
     def _pending_tasks(self, connection: Connection, row: StoredRow) -> list[dict[str, Any]]:
         """Read the results so far of the tasks of an unfinished step at a checkpoint."""
         tasks = pending_writes.tasks(row.pending, f"checkpoint {row.id}")
-        bodies = self.store.graphs.content.get(connection, pending_writes.hashes(row.pending, f"checkpoint {row.id}"))
+        content = self.store.graphs.content(row.external_session_id)
+        bodies = content.get(connection, pending_writes.hashes(row.pending, f"checkpoint {row.id}"))
 
         def show_values(task: TaskWrites, channel: str) -> list[Any]:
             return [one for key in task.values(channel) for one in _as_list(show(bodies[key]))]

@@ -16,6 +16,7 @@ from agentgit.errors import Ambiguous, InvalidInput, NotAllowed, NotFound
 from agentgit.sessions import ExternalSession, InternalSession
 from agentgit.sessions.messages import from_stored
 from agentgit.store.audit.trail import record_event
+from agentgit.store.objects.lru import LRUCache
 from agentgit.store.records.log import parts_of_path
 from agentgit.store.records.sessions import Segment, StoredRow
 from agentgit.store.sql.ids import is_id
@@ -28,6 +29,9 @@ ANSWER_ROLES = ("assistant", "tool")
 
 CheckpointRef = Checkpoint | str | int
 """The ways in which a user can refer to a checkpoint."""
+
+MAX_OWN_SESSIONS = 10_000
+"""The maximum number of sessions that a principal is remembered to own. The role in any other is read each time."""
 
 
 class Lookup:
@@ -42,7 +46,7 @@ class Lookup:
         self.store = store
         self.principal = principal
         self.user_id = principal.user.id
-        self._own: set[int] = set()
+        self._own: LRUCache[int, bool] = LRUCache(MAX_OWN_SESSIONS)
 
     # -- permissions
 
@@ -94,24 +98,24 @@ class Lookup:
             NotAllowed: The principal can see the session, but does not have the role.
         """
         self.check_valid(connection)
-        if session_id in self._own:
+        if self._own.get(session_id):
             return self._expect(OWNER, required_role, session_id)
         role, is_own = self.store.visible_sessions.role(connection, self.user_id, session_id)
         if role is None:
             raise self._missing_session(connection, session_id)
         if is_own:
-            self._own.add(session_id)
+            self._own.add([(session_id, True)])
         return self._expect(role, required_role, session_id)
 
     def owner_id(self, connection: Connection, session_id: int) -> int:
         """Return the owner's id of a session that `require_role` admitted; no read if it is the principal's own."""
-        if session_id in self._own:
+        if self._own.get(session_id):
             return self.user_id
         return self.store.visible_sessions.owner_id(connection, session_id) or self.user_id
 
     def needs_no_check(self, session_id: int) -> bool:
         """Return whether a session needs no check: it is the principal's own, and its access cannot be revoked."""
-        return self.principal.since is None and session_id in self._own
+        return self.principal.since is None and self._own.get(session_id) is not None
 
     def _expect(self, role: Role, required_role: Role, session_id: int) -> None:
         if SCOPE_OF_ROLE[required_role] not in self.principal.scopes:
@@ -166,7 +170,7 @@ class Lookup:
         self.check_valid(connection)
         session = self._find_session(connection, ref)
         if session.is_own:
-            self._own.add(session.id)
+            self._own.add([(session.id, True)])
         self._expect(session.role, required_role, session.id)
         return session
 

@@ -85,7 +85,7 @@ class ReadModels:
         """Convert one row to a branch."""
         checkpoints = self._count_rows(connection, CHECKPOINT, [row.id])
         return self._build_branch(
-            row, session, checkpoints.get(row.id, 0), self.store.journal.query_tally(connection, row.id)()[0]
+            row, session, checkpoints.get(row.id, 0), self.store.journal.tally(connection, row.id).calls
         )
 
     def _count_rows(

@@ -109,10 +109,30 @@ class CheckpointStore:
     def __init__(self, tenant_id: int) -> None:
         self.tenant_id = tenant_id
 
-    def add(self, connection: Connection, branch_id: int, state: CheckpointState, label: Label) -> int:
-        """Store a checkpoint, make it the head of its branch, and return its id."""
+    def add(
+        self,
+        connection: Connection,
+        branch_id: int,
+        state: CheckpointState,
+        label: Label,
+        *,
+        last_number: int | None = None,
+        moves_head: bool = True,
+    ) -> int:
+        """Store a checkpoint, make it the head of its branch, and return its id.
+
+        Args:
+            connection: A connection in a transaction that writes.
+            branch_id: The branch.
+            state: The state that it refers to.
+            label: Its descriptive fields.
+            last_number: The number of the last checkpoint of the branch; None to read it.
+            moves_head: False if the caller makes it the head.
+        """
         with span("agentgit.checkpoint", agentgit_checkpoint_kind=label.kind) as checkpoint_span:
-            checkpoint_id, number = self.insert(connection, branch_id, state, label)
+            checkpoint_id, number = self.insert(
+                connection, branch_id, state, label, last_number=last_number, moves_head=moves_head
+            )
             checkpoint_span.set(agentgit_checkpoint_id=checkpoint_id, agentgit_checkpoint_number=number)
         record_event(
             connection,
@@ -127,22 +147,23 @@ class CheckpointStore:
         )
         return checkpoint_id
 
-    def prefetch(self, connection: Connection, branch_id: int) -> None:
-        """Prefetch the row that `add` reads, together with other queries of the transaction."""
-        _LAST_NUMBER.prefetch(connection, self._branch_parameters(branch_id))
-
     def _branch_parameters(self, branch_id: int) -> dict[str, int]:
         return {"tenant": self.tenant_id, "branch": branch_id}
 
-    def insert(self, connection: Connection, branch_id: int, state: CheckpointState, label: Label) -> tuple[int, int]:
-        """Store a checkpoint as `add` does, but without an audit event. An import records one event for all of them.
-
-        Returns:
-            The id of the checkpoint and its number on the branch.
-        """
+    def insert(
+        self,
+        connection: Connection,
+        branch_id: int,
+        state: CheckpointState,
+        label: Label,
+        *,
+        last_number: int | None = None,
+        moves_head: bool = True,
+    ) -> tuple[int, int]:
+        """Store a checkpoint as `add` does, but without an audit event. An import records one event for all of them."""
         checkpoint_id = label.id or new_id()
-        parameters = self._branch_parameters(branch_id)
-        last_number = _LAST_NUMBER.all(connection, parameters)[0].number or 0
+        if last_number is None:
+            last_number = int(_LAST_NUMBER.all(connection, self._branch_parameters(branch_id))[0].number or 0)
         row = {
             "tenant_id": self.tenant_id,
             "id": checkpoint_id,
@@ -164,7 +185,8 @@ class CheckpointStore:
             "pending": state.pending,
         }
         _ADD.run(connection, row)
-        _MOVE_HEAD.run(connection, {"tenant_id": self.tenant_id, "id": branch_id}, head_id=checkpoint_id)
+        if moves_head:
+            _MOVE_HEAD.run(connection, {"tenant_id": self.tenant_id, "id": branch_id}, head_id=checkpoint_id)
         return checkpoint_id, last_number + 1
 
     def set_workspace_snapshot(self, connection: Connection, checkpoint_id: int, workspace_snapshot_id: int) -> None:

@@ -11,10 +11,10 @@ Each transition is a compare-and-swap on `status`, so that two processes cannot 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, and_, bindparam, case, exists, false, func, insert, or_, select, update
 
@@ -138,6 +138,18 @@ class CallOutcome:
     answers: Any = None
 
 
+class CallTally(NamedTuple):
+    """The calls that a branch made itself: their number on the track, and the number of the next batch."""
+
+    calls: int
+    next_batch: int
+
+    @classmethod
+    def from_row(cls, row: Any) -> CallTally:
+        """Create a tally from a row with the number of calls and the last batch."""
+        return cls(row.calls, 0 if row.batch is None else row.batch + 1)
+
+
 class Journal:
     """The invocations of one tenant.
 
@@ -150,18 +162,31 @@ class Journal:
 
     # -- forward
 
-    def intend(self, connection: Connection, intent: Intent) -> int:
-        """Record that a call is about to run, and return its id."""
-        return self.add(connection, [(intent, None)])
+    def intend(self, connection: Connection, intent: Intent, arrival: int | None = None) -> int:
+        """Record that a call is about to run, and return its id.
 
-    def add(self, connection: Connection, calls: Sequence[tuple[Intent, CallOutcome | None]]) -> int:
+        Args:
+            connection: A connection in a transaction that writes.
+            intent: The call.
+            arrival: Its arrival number; None to read it.
+        """
+        return self.add(connection, [(intent, None)], arrival)
+
+    def add(
+        self,
+        connection: Connection,
+        calls: Sequence[tuple[Intent, CallOutcome | None]],
+        first_arrival: int | None = None,
+    ) -> int:
         """Record calls of one branch in order, and return the id of the last one.
 
         Args:
             connection: A connection in a transaction that writes.
             calls: The calls, each with its outcome, or None if it is about to run.
+            first_arrival: The arrival number of the first one; None to read it.
         """
-        first_arrival = self.next_arrival(connection, calls[0][0].branch_id)
+        if first_arrival is None:
+            first_arrival = self.next_arrival(connection, calls[0][0].branch_id)
         rows = [self._call_row(intent, outcome, first_arrival + index) for index, (intent, outcome) in enumerate(calls)]
         _ADD.run(connection, *rows)
         return int(rows[-1]["id"])
@@ -199,8 +224,10 @@ class Journal:
         last = _LAST_ARRIVAL.all(connection, self._branch_parameters(branch_id))[0].arrival
         return 0 if last is None else int(last) + 1
 
-    def end(self, connection: Connection, invocation_id: int, outcome: CallOutcome, *, is_past: bool = False) -> None:
-        """Record how a call ended.
+    def end(
+        self, connection: Connection, invocation_id: int, outcome: CallOutcome, *, is_past: bool = False
+    ) -> int | None:
+        """Record how a call ended, and return the number of the entry that it added to the world log, if it did.
 
         Args:
             connection: A connection in a transaction that writes.
@@ -215,21 +242,21 @@ class Journal:
         if row.effect != READ_ONLY:
             if not is_past:
                 self._record_audit_event(connection, row, outcome.status, None)
-            self._append_to_world_log(connection, row, outcome.status, None)
+            return self._append_to_world_log(connection, row, outcome.status, None)
+        return None
+
+    def calls_of_turn(self, connection: Connection, branch_id: int, owner: str) -> list[Any]:
+        """Return the id, the idempotency key, the start and the status of each call that a turn has recorded."""
+        columns = TOOL_INVOCATION.c
+        query = select(columns.id, columns.idempotency_key, columns.started_at, columns.status).where(
+            columns.tenant_id == self.tenant_id, columns.internal_session_id == branch_id, columns.owner == owner
+        )
+        return list(connection.execute(query))
 
     def abandon(self, connection: Connection, branch_id: int, owner: str | None) -> None:
         """Mark the calls that a turn left without an outcome as `unknown`."""
-        self.query_abandoned(connection, branch_id, owner)()
-
-    def query_abandoned(self, connection: Connection, branch_id: int, owner: str | None) -> Callable[[], None]:
-        """Query the calls that a turn left without an outcome. Return a function that does what `abandon` does."""
-        result = _SELECT_RUNNING.submit(connection, {**self._branch_parameters(branch_id), "by": owner})
-
-        def mark_unknown() -> None:
-            for row in result.all():
-                self.end(connection, row.id, CallOutcome(status=UNKNOWN))
-
-        return mark_unknown
+        for row in _SELECT_RUNNING.all(connection, {**self._branch_parameters(branch_id), "by": owner}):
+            self.end(connection, row.id, CallOutcome(status=UNKNOWN))
 
     # -- reversal and decisions
 
@@ -313,9 +340,9 @@ class Journal:
 
     def _append_to_world_log(
         self, connection: Connection, row: Row[Any], action: str, operation_id: int | None
-    ) -> None:
+    ) -> int | None:
         if action not in LOGGED_STATUSES:
-            return
+            return None
         parameters = {"tenant": self.tenant_id, "session": row.external_session_id}
         last_seq = LAST_SEQ.all(connection, parameters)[0].seq or 0
         entry = {
@@ -328,18 +355,13 @@ class Journal:
             "created_at": datetime.now(UTC),
         }
         _ADD_LOG_ENTRY.run(connection, entry)
+        return int(entry["seq"])
 
     # -- reading
 
-    def query_tally(self, connection: Connection, branch_id: int) -> Callable[[], tuple[int, int]]:
-        """Query the number of calls that a branch made itself and the number of its next batch. Return a getter."""
-        result = _SELECT_TALLY.submit(connection, self._branch_parameters(branch_id))
-
-        def read_tally() -> tuple[int, int]:
-            row = result.all()[0]
-            return row.calls, 0 if row.batch is None else row.batch + 1
-
-        return read_tally
+    def tally(self, connection: Connection, branch_id: int) -> CallTally:
+        """Count the calls that a branch made itself."""
+        return CallTally.from_row(_SELECT_TALLY.all(connection, self._branch_parameters(branch_id))[0])
 
     def count(self, connection: Connection, branch_id: int, *, before_batch: int | None) -> int:
         """Count the calls that a branch made itself before a batch; `before_batch=None` counts all."""
@@ -493,6 +515,20 @@ _SELECT_TALLY = CompiledStatement(
         *_is_in_branch
     )
 )
+_of_branch = (TOOL_INVOCATION.c.tenant_id == BRANCH.c.tenant_id, TOOL_INVOCATION.c.internal_session_id == BRANCH.c.id)
+CALLS = select(func.count()).where(*_of_branch, IS_ON_TRACK).correlate(BRANCH).scalar_subquery()
+LAST_BATCH = select(func.max(TOOL_INVOCATION.c.batch)).where(*_of_branch).correlate(BRANCH).scalar_subquery()
+LAST_ARRIVAL_OF_BRANCH = (
+    select(func.max(TOOL_INVOCATION.c.arrival)).where(*_of_branch).correlate(BRANCH).scalar_subquery()
+)
+LAST_SEQ_OF_BRANCH = (
+    select(func.max(WORLD_LOG.c.seq))
+    .where(WORLD_LOG.c.tenant_id == BRANCH.c.tenant_id, WORLD_LOG.c.external_session_id == BRANCH.c.external_session_id)
+    .correlate(BRANCH)
+    .scalar_subquery()
+)
+"""The length of the world log of a branch's session, in a query for the branch."""
+
 _COUNT_CALLS = (
     select(func.count())
     .select_from(TOOL_INVOCATION)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, Select, and_, bindparam, select, update
 
@@ -15,8 +16,8 @@ from agentgit.checkpoints import references
 from agentgit.errors import Conflict
 from agentgit.sessions import ExternalSession
 from agentgit.sessions.session import OPEN, RUNNING
-from agentgit.store.audit.trail import record_event
-from agentgit.store.records.journal import TrackPart
+from agentgit.store.audit.trail import BRANCH_CHAIN_COLUMNS, BRANCH_WITH_CHAIN, know_chain, record_event
+from agentgit.store.records.journal import LAST_ARRIVAL_OF_BRANCH, LAST_SEQ_OF_BRANCH, TrackPart
 from agentgit.store.records.users import UserStore
 from agentgit.store.sql import process, row_codes
 from agentgit.store.sql.compiled_statement import CompiledStatement, PendingResult
@@ -29,7 +30,7 @@ from agentgit.store.sql.tables import (
     SESSION,
     TAG,
 )
-from agentgit.store.threads.lifecycle import SESSION_THREAD_PREFIX
+from agentgit.store.threads.owners import SESSION_THREAD_PREFIX
 from agentgit.values import as_object, to_json
 
 StoredRow = Row[Any]
@@ -296,7 +297,7 @@ class SessionStore:
         return row
 
     def acquire(self, connection: Connection, branch_id: int, owner: str) -> StoredRow:
-        """Acquire an open branch for one run. Return its new row, which `require_held` and `is_held` take.
+        """Acquire an open branch for one run. Return its new row, which `require_held` and `release` take.
 
         Raises:
             Conflict: Another run has the branch, or its rollback was not finished.
@@ -317,34 +318,25 @@ class SessionStore:
             head=row.head_id,
         )
 
-    def require_held(self, connection: Connection, acquired_row: StoredRow) -> None:
-        """Check that a run still holds the branch that it acquired.
+    def require_held(self, connection: Connection, acquired_row: StoredRow) -> HeldBranch:
+        """Check that a run still holds the branch that it acquired, and read what its next calls need.
+
+        The end of the session's trail is read, too, for the events that this transaction records. The session cannot be
+        erased, nor its values collected, until the transaction ends.
 
         Args:
-            connection: Any open connection.
+            connection: A connection in a transaction that writes.
             acquired_row: The row that `acquire` returned.
 
         Raises:
-            Conflict: Another process has taken over the branch, because it assumed that this run was dead.
+            TakenOver: Another process has taken over the branch, because it assumed that this run was dead.
         """
-        self.query_hold(connection, acquired_row)()
-
-    def query_hold(self, connection: Connection, acquired_row: StoredRow) -> Callable[[], None]:
-        """Query whether a run still holds its branch. Return a function that raises as `require_held` does."""
-        result = _SELECT_HOLD.submit(connection, self._branch_parameters(acquired_row.id))
-
-        def raise_if_lost() -> None:
-            if not _is_held(result.first(), acquired_row):
-                raise Conflict(
-                    "This turn was taken over: its process was assumed dead and its branch recovered. Nothing more "
-                    "of it is recorded or saved. Continue with a new agent: repo.wrap(graph, session)."
-                )
-
-        return raise_if_lost
-
-    def is_held(self, connection: Connection, acquired_row: StoredRow) -> bool:
-        """Return whether a run still holds the branch that it acquired."""
-        return _is_held(_SELECT_HOLD.first(connection, self._branch_parameters(acquired_row.id)), acquired_row)
+        row = _SELECT_HOLD.first(connection, self._branch_parameters(acquired_row.id))
+        # The epoch alone is not enough: a server that is restored may repeat it.
+        if row is None or (row.status, row.epoch, row.owner) != (RUNNING, acquired_row.epoch, acquired_row.owner):
+            raise TakenOver
+        know_chain(connection, self.tenant_id, acquired_row.id, row)
+        return HeldBranch(row.world_seq or 0, 0 if row.arrival is None else row.arrival + 1)
 
     def query_running(self, connection: Connection, session_id: int) -> PendingResult:
         """Query the id, owner and lease of each running branch of a session, including those whose run has died."""
@@ -365,8 +357,25 @@ class SessionStore:
         if branch.world_seen != seq:
             _SET_WORLD_SEEN.run(connection, {"tenant_id": self.tenant_id, "id": branch.id}, world_seen=seq)
 
-    def release(self, connection: Connection, branch_id: int, owner: str | None) -> None:
-        """Release a branch after a run. No-op if another run has taken it over."""
+    def release(self, connection: Connection, acquired_row: StoredRow, **changes: Any) -> None:
+        """Release a branch after a run.
+
+        Args:
+            connection: A connection in a transaction that writes.
+            acquired_row: The row that `acquire` returned.
+            changes: The columns of the branch that change with it.
+
+        Raises:
+            Conflict: Another run has taken over the branch.
+        """
+        held = {"status": RUNNING, "epoch": acquired_row.epoch, "owner": acquired_row.owner}
+        values = {"status": OPEN, "owner": None, "lease_until": None, **changes}
+        key = {"tenant_id": self.tenant_id, "id": acquired_row.id}
+        if not _release(*changes).run(connection, key, held, **values):
+            raise TakenOver
+
+    def release_abandoned(self, connection: Connection, branch_id: int, owner: str | None) -> None:
+        """Release a branch whose run has died. No-op if another run has taken it over."""
         _RELEASE.run(connection, {**self._branch_parameters(branch_id), "by": owner})
 
     def set_status(self, connection: Connection, branch_id: int, status: str) -> None:
@@ -471,8 +480,21 @@ _ACQUIRE = {
 }
 """The statement that acquires a branch, by whether runs have a lease."""
 
-# Without a lock, because parallel calls of one turn would each hold a shared lock and block changes of the row.
-_SELECT_HOLD = CompiledStatement(select(BRANCH.c.status, BRANCH.c.epoch, BRANCH.c.owner).where(*_this_branch))
+# The branch is not locked, because parallel calls of one turn would each hold a shared lock and block changes of the
+# row. The lock of the session permits its changes, and keeps its values from being collected.
+_SELECT_HOLD = CompiledStatement(
+    select(
+        BRANCH.c.status,
+        BRANCH.c.epoch,
+        BRANCH.c.owner,
+        LAST_SEQ_OF_BRANCH.label("world_seq"),
+        LAST_ARRIVAL_OF_BRANCH.label("arrival"),
+        *BRANCH_CHAIN_COLUMNS,
+    )
+    .select_from(BRANCH_WITH_CHAIN)
+    .where(*_this_branch)
+    .with_for_update(read=True, key_share=True, of=SESSION)
+)
 _SELECT_RUNNING = CompiledStatement(
     select(BRANCH.c.id, BRANCH.c.owner, BRANCH.c.lease_until).where(
         BRANCH.c.tenant_id == bindparam("tenant"),
@@ -491,6 +513,15 @@ _RELEASE = CompiledStatement(
     .where(*_this_branch, BRANCH.c.status == RUNNING, BRANCH.c.owner == bindparam("by"))
     .values(status=OPEN, owner=None, lease_until=None)
 )
+
+
+@functools.cache
+def _release(*columns: str) -> row_codes.SignedUpdate:
+    """Return the statement that releases a branch and changes more of its columns."""
+    return row_codes.SignedUpdate(BRANCH, "status", "owner", "lease_until", *columns, conditions=_HELD_COLUMNS)
+
+
+_HELD_COLUMNS = ("status", "epoch", "owner")
 _SET_STATUS = update(BRANCH).where(*_this_branch).values(status=bindparam("now"), owner=None, lease_until=None)
 _LOCK_META = select(BRANCH.c.meta).where(*_this_branch).with_for_update(key_share=True)  # SQLite has one writer anyway
 _SET_META = update(BRANCH).where(*_this_branch).values(meta=bindparam("now"))
@@ -502,9 +533,26 @@ _TOUCH = CompiledStatement(
 )
 
 
-def _is_held(row: Any, acquired_row: StoredRow) -> bool:
-    """Return whether a run holds a branch. The epoch alone is not enough: a server that is restored may repeat it."""
-    return row is not None and (row.status, row.epoch, row.owner) == (RUNNING, acquired_row.epoch, acquired_row.owner)
+class HeldBranch(NamedTuple):
+    """What the calls of a run need of its branch.
+
+    Args:
+        world_seq: The length of the world log of the session.
+        next_arrival: The arrival number of the next call.
+    """
+
+    world_seq: int
+    next_arrival: int
+
+
+class TakenOver(Conflict):
+    """Another run holds the branch of a turn."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "This turn was taken over: its process was assumed dead and its branch recovered. Nothing more of it is "
+            "recorded or saved. Continue with a new agent: repo.wrap(graph, session)."
+        )
 
 
 def require_no_unfinished_rollback(branch: StoredRow) -> None:

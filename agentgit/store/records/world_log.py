@@ -6,7 +6,7 @@ took over from the record (`replay`), and those that ran again in place of one o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Row, and_, bindparam, case, exists, false, func, or_, select
@@ -49,12 +49,7 @@ class WorldLog:
 
     def last_seq(self, connection: Connection, session_id: int) -> int:
         """Return the last sequence number in the log of a session; 0 if the log is empty."""
-        return self.request_last_seq(connection, session_id)()
-
-    def request_last_seq(self, connection: Connection, session_id: int) -> Callable[[], int]:
-        """Request the last sequence number in the log of a session, and return a function that returns it."""
-        result = LAST_SEQ.submit(connection, {"tenant": self.tenant_id, "session": session_id})
-        return lambda: int(result.all()[0].seq or 0)
+        return int(LAST_SEQ.all(connection, {"tenant": self.tenant_id, "session": session_id})[0].seq or 0)
 
     def changes_by_others(self, connection: Connection, branch: Row[Any]) -> set[int]:
         """Return the calls with a declared effect that others changed since this branch last saw the world.

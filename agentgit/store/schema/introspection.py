@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from contextlib import closing
 from typing import Any
 
@@ -47,6 +48,15 @@ _ROW_SECURITY = (
     "UNION ALL SELECT c.relname, 'rule ' || r.rulename, pg_get_ruledef(r.oid) FROM pg_rewrite r "
     "JOIN pg_class c ON c.oid = r.ev_class WHERE c.relnamespace = to_regnamespace(quote_ident(:place))"
 )
+
+_DISTRIBUTION = text(
+    # Tables of Citus that are not distributed, and belong to one machine, have neither a key nor copies.
+    "SELECT c.relname, column_to_column_name(p.logicalrelid, p.partkey) AS key, p.repmodel = 't' AS is_copied, "
+    "p.colocationid FROM pg_dist_partition p JOIN pg_class c ON c.oid = p.logicalrelid "
+    "WHERE c.relnamespace = to_regnamespace(current_schema()) AND c.relname = ANY(:names)"
+)
+_UNDISTRIBUTED_PARTS = ("trigger ", "definition of trigger ", "function ", "policy ", "row-level security")
+"""The parts of tables that Citus does not have on distributed tables: triggers, and row-level security."""
 
 
 def include_object(object: Any, name: str | None, kind: str, reflected: bool, compare_to: Any) -> bool:
@@ -183,3 +193,55 @@ def list_differences(actual: Shape, expected: Shape) -> list[str]:
                 difference = "was modified" if is_code else f"is {actual_parts[part]}, not {expected_parts[part]}"
                 messages.append(f"{name}: {part} {difference}")
     return messages
+
+
+def is_distributed(connection: Connection) -> bool:
+    """Return whether Citus distributes the tables, or keeps a copy of them on each machine."""
+    return bool(_read_distribution(connection))
+
+
+def _read_distribution(connection: Connection) -> Shape:
+    """Read how Citus distributes each table, in words; empty if it distributes none, or is not there."""
+    if connection.dialect.name == "sqlite" or not connection.scalar(
+        text("SELECT to_regclass('pg_dist_partition') IS NOT NULL")
+    ):
+        return {}
+    rows = connection.execute(_DISTRIBUTION, {"names": sorted(METADATA.tables)}).all()
+    groups = Counter(row.colocationid for row in rows if row.key is not None)
+    main_group = max(groups, key=lambda group: groups[group], default=None)
+    shape: Shape = {}
+    for row in rows:
+        how = f"by {row.key}" if row.key is not None else "a copy on each machine" if row.is_copied else "none"
+        is_apart = row.key is not None and row.colocationid != main_group
+        shape[row.relname] = {"distribution": f"{how}, apart from the other tables" if is_apart else how}
+    return shape
+
+
+def list_schema_differences(connection: Connection, revision: str) -> list[str]:
+    """List how the tables differ from those that the migrations create.
+
+    If Citus distributes the tables, triggers and row-level security are not compared, because Citus has neither on
+    distributed tables. Instead, every table must be distributed by tenant together with the others, and the table of
+    tenants must have a copy on each machine.
+
+    Args:
+        connection: A connection in a transaction that writes.
+        revision: The revision of the tables.
+    """
+    actual, expected = read_shape(connection), build_shape(connection, revision)
+    if distribution := _read_distribution(connection):
+        expected_distribution = {
+            name: {"distribution": "by tenant_id" if "tenant_id" in table.c else "a copy on each machine"}
+            for name, table in METADATA.tables.items()
+        }
+        actual = _merge_distribution(actual, distribution)
+        expected = _merge_distribution(expected, expected_distribution)
+    return list_differences(actual, expected)
+
+
+def _merge_distribution(shape: Shape, distribution: Shape) -> Shape:
+    return {
+        name: {part: value for part, value in parts.items() if not part.startswith(_UNDISTRIBUTED_PARTS)}
+        | distribution.get(name, {})
+        for name, parts in shape.items()
+    }

@@ -10,6 +10,7 @@ from sqlalchemy import Connection, text
 from agentgit.errors import InvalidInput
 from agentgit.store.database import Database
 from agentgit.store.schema import schema
+from agentgit.store.schema.introspection import is_distributed
 from agentgit.store.sql.tables import METADATA
 
 MAX_PARTITIONS = 1024
@@ -29,7 +30,8 @@ _CATALOG = {
     "triggers": "SELECT tgname, pg_get_triggerdef(oid) FROM pg_trigger "
     "WHERE tgrelid = to_regclass(:name) AND NOT tgisinternal",
     "policies": "SELECT policyname, "
-    "format('USING (%s) WITH CHECK (%s)', qual, coalesce(with_check, qual)) FROM pg_policies "
+    "concat_ws(' ', 'AS', permissive, 'FOR', cmd, 'USING (' || qual || ')', "
+    "CASE WHEN cmd <> 'DELETE' THEN 'WITH CHECK (' || coalesce(with_check, qual) || ')' END) FROM pg_policies "
     "WHERE schemaname = current_schema() AND quote_ident(tablename) = :name",
     "grants": "SELECT a.grantee::regrole::text, string_agg(a.privilege_type, ', ') FROM pg_class c, "
     "aclexplode(c.relacl) a WHERE c.oid = to_regclass(:name) AND a.grantee NOT IN (0, c.relowner) GROUP BY 1",
@@ -64,7 +66,7 @@ def partition(database: Database, count: int) -> int:
         The number of tables that were partitioned.
 
     Raises:
-        InvalidInput: The database is SQLite, or `count` is not from 2 to `MAX_PARTITIONS`.
+        InvalidInput: The database is SQLite, Citus distributes it, or `count` is not from 2 to `MAX_PARTITIONS`.
         NotAllowed: Another role owns the tables.
         SchemaMismatch: The schema is not the one of this library.
     """
@@ -78,6 +80,8 @@ def partition(database: Database, count: int) -> int:
 
     def work(connection: Connection) -> int:
         schema.require_owner(connection, database, f"partition {count}")
+        if is_distributed(connection):
+            raise InvalidInput("Citus already divides these tables into shards, by tenant. They need no partitions.")
         return _partition_tables(connection, count)
 
     return database.write(work, durable=True)
@@ -157,7 +161,7 @@ def _execute(connection: Connection, statement: str) -> None:
 
 
 KINDS = ("citus", "cockroach", "yugabyte")
-"""The servers for which there is a script. The scripts have not been run on these servers."""
+"""The servers for which there is a script. Only the one for Citus has been run on its server."""
 
 _UNSUPPORTED = ("FUNCTION agentgit_", "TRIGGER ", "POLICY ", "ROW LEVEL SECURITY")
 """Parts of statements that Citus cannot run on distributed tables, and CockroachDB cannot run unchanged.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from typing import NamedTuple
 
 from sqlalchemy import Connection, text
 
 from agentgit.errors import InvalidInput, NotAllowed, NotFound
 from agentgit.store.database import Database
 from agentgit.store.schema import schema
+from agentgit.store.schema.introspection import is_distributed
 from agentgit.store.schema.migrations import VERSION_TABLE
 from agentgit.store.sql.tables import METADATA
 
@@ -22,6 +24,20 @@ REDUCED_RIGHTS = {
 }
 """The tables with fewer rights than `FULL_RIGHTS`. A trigger allows DELETE only for the events of an erased session."""
 
+
+class Grant(NamedTuple):
+    """The rights of a role.
+
+    Args:
+        tables: The number of tables that the role can use.
+        is_limited_to_tenant: True if row-level security limits the role to the tenant and the user that it sets, and
+            triggers keep the audit trail. Citus has neither on distributed tables.
+    """
+
+    tables: int
+    is_limited_to_tenant: bool
+
+
 # A member of a role can become that role with SET ROLE.
 _ROLE = text(
     "SELECT EXISTS (SELECT FROM pg_roles past WHERE (past.rolsuper OR past.rolbypassrls) "
@@ -33,15 +49,12 @@ _OWNED_TABLES = text(
 )
 
 
-def grant(database: Database, role: str) -> int:
+def grant(database: Database, role: str) -> Grant:
     """Grant a role the rights that agentgit needs. Its earlier rights on the tables are revoked first.
 
     Args:
         database: The database, opened as the owner of its tables.
         role: The role that gets the rights.
-
-    Returns:
-        The number of tables.
 
     Raises:
         InvalidInput: The database is SQLite, which has no roles.
@@ -53,10 +66,10 @@ def grant(database: Database, role: str) -> int:
         raise InvalidInput("SQLite has no roles: anyone who can write the file can do everything in it.")
     schema.check(database)
 
-    def work(connection: Connection) -> int:
+    def work(connection: Connection) -> Grant:
         schema.require_owner(connection, database, f"grant {shlex.quote(role)}")
         schema.lock_migrations(connection)  # concurrent changes to the rights of one table fail
-        return _grant(connection, role)
+        return Grant(_grant(connection, role), is_limited_to_tenant=not is_distributed(connection))
 
     return database.write(work, durable=True)
 

@@ -10,7 +10,14 @@ from sqlalchemy import Connection, MetaData, inspect, select, text
 from agentgit.errors import InvalidInput, NotAllowed, SchemaMismatch
 from agentgit.store.database import Database
 from agentgit.store.schema import migrations
-from agentgit.store.schema.introspection import FTS_TABLE, TABLE_NAMES, Shape, build_shape, list_differences, read_shape
+from agentgit.store.schema.introspection import (
+    FTS_TABLE,
+    TABLE_NAMES,
+    Shape,
+    build_shape,
+    list_schema_differences,
+    read_shape,
+)
 from agentgit.store.schema.migrations import ADVISORY_LOCK, BASE, VERSION_TABLE
 from agentgit.store.sql.url import redacted_url
 
@@ -47,8 +54,9 @@ def check(database: Database, *, deep: bool = False) -> None:
 
     Args:
         database: Any open database.
-        deep: True to compare every table, column, key, index, trigger and policy with what the migrations create. On
-            a server this needs the right to create a schema. That schema is temporary.
+        deep: True to compare every table, column, key, index, trigger and policy with what the migrations create, and
+            on Citus how each table is distributed. On a server this needs the right to create a schema. That schema is
+            temporary.
 
     Raises:
         SchemaMismatch: The schema is older, newer, empty or not agentgit's, or differs. The message names the problem
@@ -77,11 +85,7 @@ def _require_not_newer(database: Database, revision: str | None) -> None:
 
 def _check_deep(connection: Connection, database: Database) -> list[str]:
     require_owner(connection, database, "check --deep")
-    return _list_differences(connection, REVISION)
-
-
-def _list_differences(connection: Connection, revision: str) -> list[str]:
-    return list_differences(read_shape(connection), build_shape(connection, revision))
+    return list_schema_differences(connection, REVISION)
 
 
 def _command(verb: str, database: Database, owner: str | None = None) -> str:
@@ -282,7 +286,7 @@ def stamp(database: Database, revision: str) -> None:
     def work(connection: Connection) -> None:
         lock_migrations(connection)
         require_owner(connection, database, f"stamp {revision}")
-        if differences := _list_differences(connection, revision):
+        if differences := list_schema_differences(connection, revision):
             raise SchemaMismatch(
                 f"The tables of {database.name} do not match schema {revision}: {'; '.join(differences)}."
             )

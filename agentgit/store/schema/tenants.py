@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, Select, insert, select
+from sqlalchemy import Connection, Select, select
+from sqlalchemy.dialects import postgresql, sqlite
 
 from agentgit.auth.principal import require_name
 from agentgit.checkpoints import references
@@ -60,12 +61,10 @@ def ensure_tenant(database: Database, name: str | None = None, *, create: bool =
 
 
 def _create_if_missing(connection: Connection, query: Select[Any], name: str) -> int:
-    if connection.dialect.name == "postgresql":
-        # There is no row to lock yet. The lock on the whole table is short and rare.
-        connection.exec_driver_sql("LOCK TABLE tenant IN SHARE ROW EXCLUSIVE MODE")
-    existing_id = connection.execute(query).scalar()
-    if existing_id is not None:
-        return int(existing_id)
-    tenant_id = new_tenant_id()
-    connection.execute(insert(TENANT), {"id": tenant_id, "name": name, "created_at": datetime.now(UTC)})
-    return tenant_id
+    # The name is unique: an insert waits for another transaction that adds the same name, and then does nothing.
+    insert = sqlite.insert(TENANT) if connection.dialect.name == "sqlite" else postgresql.insert(TENANT)
+    connection.execute(
+        insert.on_conflict_do_nothing(index_elements=["name"]),
+        {"id": new_tenant_id(), "name": name, "created_at": datetime.now(UTC)},
+    )
+    return int(connection.execute(query).scalar_one())

@@ -25,7 +25,7 @@ from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT, SEARCH_TEXT, TOOL_INVOCATION
 from agentgit.store.threads.graph_rows import GraphKey
-from agentgit.store.threads.graph_store import GraphStore
+from agentgit.store.threads.graph_store import GraphCheckpoint, GraphStore
 from agentgit.values import stored_json
 
 MESSAGE, CALL, NAMED = "message", "call", "checkpoint"
@@ -86,8 +86,38 @@ class SearchIndex:
             self._find_new_texts(connection, checkpoints, unindexed)
         )  # first, because damaged data raises here
         _SET_SEARCHED.run(connection, {"tenant": self.tenant_id, "branch": branch_id, "now": unindexed[-1].number})
-        self._add(connection, unindexed[0], new_texts)
+        self._add(connection, unindexed[0].external_session_id, branch_id, new_texts)
         return len(checkpoints) == CHECKPOINTS_PER_TRANSACTION
+
+    def index_checkpoint(
+        self,
+        connection: Connection,
+        branch: StoredRow,
+        number: int,
+        states: tuple[GraphCheckpoint | None, GraphCheckpoint | None],
+        calls: tuple[int, int],
+    ) -> None:
+        """Index what a turn added, without reading its checkpoints. The caller sets `searched`.
+
+        Args:
+            connection: A connection in a transaction that writes.
+            branch: The row of the branch. Its last checkpoint before the turn must be indexed.
+            number: The number of the checkpoint at the end of the turn, an automatic one.
+            states: The graph checkpoints before and after the turn.
+            calls: The number of calls that the branch had made before and after the turn.
+
+        Raises:
+            Corrupt: One of the texts cannot be read. Nothing was written.
+        """
+        if self.names_only:
+            return
+        before, after = (self.graphs.message_hashes(connection, one) if one is not None else () for one in states)
+        new_messages = [(number, key) for key in _added_hashes(before, after)]
+        new_texts = [
+            *self._find_new_calls(connection, branch.id, calls[0], [(calls[1], number)], set()),
+            *self._load_messages(connection, branch.external_session_id, new_messages),
+        ]
+        self._add(connection, branch.external_session_id, branch.id, new_texts)
 
     # -- what is new
 
@@ -116,8 +146,16 @@ class SearchIndex:
             call_counts.append((row.position - branch.inherited, row.number))
         is_same_branch = previous is not None and previous.internal_session_id == branch.internal_session_id
         first_call = previous.position - branch.inherited if previous is not None and is_same_branch else 0
-        yield from self._find_new_calls(connection, branch, max(0, first_call), call_counts, indexed_keys)
-        leaves = self.graphs.content.blobs.get_many(connection, [key for _, key in new_messages])
+        yield from self._find_new_calls(
+            connection, branch.internal_session_id, max(0, first_call), call_counts, indexed_keys
+        )
+        yield from self._load_messages(connection, branch.external_session_id, new_messages)
+
+    def _load_messages(
+        self, connection: Connection, session_id: int, new_messages: Sequence[tuple[int, bytes]]
+    ) -> Iterator[NewText]:
+        """Yield the texts of messages, each given as the number of its first checkpoint and its hash."""
+        leaves = self.graphs.blobs.of(session_id).get_many(connection, [key for _, key in new_messages])
         for number, key in new_messages:
             if leaves[key].type != CUSTOM_SERDE:
                 yield NewText(number, MESSAGE, text_of_message(leaves[key]).text, hash=key)
@@ -160,7 +198,7 @@ class SearchIndex:
     def _find_new_calls(
         self,
         connection: Connection,
-        branch: StoredRow,
+        branch_id: int,
         first_call: int,
         call_counts: Sequence[tuple[int, int]],
         indexed_keys: set[Any],
@@ -171,7 +209,7 @@ class SearchIndex:
             return
         parameters = {
             "tenant": self.tenant_id,
-            "branch": branch.internal_session_id,
+            "branch": branch_id,
             "first": first_call,
             "count": last_count - first_call,
         }
@@ -182,8 +220,8 @@ class SearchIndex:
 
     # -- words
 
-    def _add(self, connection: Connection, branch: StoredRow, new_texts: Iterable[NewText]) -> None:
-        scope_markers = [scope_of_session(branch.external_session_id), scope_of_branch(branch.internal_session_id)]
+    def _add(self, connection: Connection, session_id: int, branch_id: int, new_texts: Iterable[NewText]) -> None:
+        scope_markers = [scope_of_session(session_id), scope_of_branch(branch_id)]
         is_sqlite = connection.dialect.name == "sqlite"
         rows = []
         # In the order of their checkpoints, so that a later checkpoint's texts have greater ids.
@@ -194,7 +232,7 @@ class SearchIndex:
                 {
                     "tenant_id": self.tenant_id,
                     "id": new_id(),
-                    "internal_session_id": branch.internal_session_id,
+                    "internal_session_id": branch_id,
                     "number": new_text.number,
                     "kind": new_text.kind,
                     "hash": new_text.hash,

@@ -7,6 +7,7 @@ existing checkpoint holds it.
 from __future__ import annotations
 
 import heapq
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
@@ -223,12 +224,17 @@ class Search:
         self, connection: Connection, held_texts: Sequence[tuple[StoredRow, StoredRow]]
     ) -> dict[bytes, Leaf]:
         """Read the messages together. If one is damaged, return none, so that each is then read separately."""
+        hashes_by_session: dict[int, list[bytes]] = defaultdict(list)
+        for row, checkpoint in held_texts:
+            if row.kind == MESSAGE:
+                hashes_by_session[checkpoint.external_session_id].append(row.hash)
+        messages: dict[bytes, Leaf] = {}
         try:
-            return self.graphs.content.blobs.get_many(
-                connection, [row.hash for row, _ in held_texts if row.kind == MESSAGE]
-            )
+            for session_id, hashes in hashes_by_session.items():
+                messages.update(self.graphs.blobs.of(session_id).get_many(connection, hashes))
         except Corrupt:
             return {}
+        return messages
 
     def _load_text(
         self,
@@ -250,7 +256,8 @@ class Search:
         if row.hash in messages:
             return text_of_message(messages[row.hash])
         try:
-            return text_of_message(self.graphs.content.blobs.get_many(connection, [row.hash])[row.hash])
+            blobs = self.graphs.blobs.of(checkpoint.external_session_id)
+            return text_of_message(blobs.get_many(connection, [row.hash])[row.hash])
         except Corrupt:
             if self._message_hashes(connection, checkpoint):
                 raise
@@ -321,9 +328,9 @@ _LAST_TEXTS = CompiledStatement(
     .limit(TAIL_SIZE)
 )
 _C = CHECKPOINT.c
-_CHECKPOINTS = select(CHECKPOINT, BRANCH.c.name.label("branch_name"), BRANCH.c.thread_id).join_from(
-    CHECKPOINT, BRANCH, and_(BRANCH.c.tenant_id == _C.tenant_id, BRANCH.c.id == _C.internal_session_id)
-)
+_CHECKPOINTS = select(
+    CHECKPOINT, BRANCH.c.name.label("branch_name"), BRANCH.c.thread_id, BRANCH.c.external_session_id
+).join_from(CHECKPOINT, BRANCH, and_(BRANCH.c.tenant_id == _C.tenant_id, BRANCH.c.id == _C.internal_session_id))
 _CHECKPOINTS_BY_KEY = _CHECKPOINTS.where(
     _C.tenant_id == bindparam("tenant"),
     tuple_(_C.internal_session_id, _C.number).in_(bindparam("places", expanding=True)),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, ParamSpec, TypeVar
 
@@ -38,6 +39,18 @@ class LoopPools:
         """Return the engine of the current `run` call; None outside of `run`."""
         current = _current_engine.get()
         return current[1] if current is not None and current[0] == id(self) else None
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Use the sync engine in the block, also inside of `run`.
+
+        A block that holds a lock must not switch to another task of its loop, which may wait for that lock.
+        """
+        token = _current_engine.set(None)
+        try:
+            yield
+        finally:
+            _current_engine.reset(token)
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a sync function in a greenlet. While it waits for the database, the event loop runs other tasks."""

@@ -49,7 +49,10 @@ PERMISSION_STATE = "42501"
 SAFE_MESSAGE_CLASSES = {"08", "25", "28", "3D", "40", "53", "55", "57", "58", "XX"}
 """SQLSTATE classes whose messages contain no values and no SQL."""
 
-_SAFE_SQLITE_MESSAGE = re.compile(r"[A-Z ]+ constraint failed(: [\w., ]+)?|no such (table|column): [\w.]+")
+_MISSING_NAME = re.compile(r"no such (table|column): [\w.]+|table \w+ has no column named \w+")
+"""SQLite's messages about a table or a column that does not exist."""
+
+_SAFE_SQLITE_MESSAGE = re.compile(rf"[A-Z ]+ constraint failed(: [\w., ]+)?|{_MISSING_NAME.pattern}")
 """SQLite's messages that contain names of tables and columns, but no values."""
 
 APPEND_ONLY_MESSAGE = "The audit trail cannot be changed"
@@ -215,7 +218,7 @@ def _error_of_sqlite(error: Exception, text: str, database_name: str) -> AgentGi
         return Unavailable(f"{database_name} could not be written: {text}. Free some space, then try again.")
     if name in ("SQLITE_TOOBIG", "SQLITE_MISMATCH", "SQLITE_RANGE"):
         return _bad_value(database_name, text)
-    if str(error).startswith(("no such table", "no such column")):
+    if _MISSING_NAME.match(str(error)):
         return _schema_mismatch(database_name, text)
     return None
 

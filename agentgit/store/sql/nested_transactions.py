@@ -41,6 +41,11 @@ class TransactionState:
 _transactions: ContextVar[tuple[TransactionState, ...]] = ContextVar("agentgit_transactions", default=())
 
 
+def is_in_transaction() -> bool:
+    """Return whether the caller is inside a transaction."""
+    return any(one.is_open for one in _transactions.get())
+
+
 @contextmanager
 def enter_transaction(state: TransactionState, name: str, *, has_one_connection: bool) -> Iterator[None]:
     """Enter a transaction, and refuse one that would wait for a transaction of its caller.

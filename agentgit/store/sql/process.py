@@ -248,8 +248,16 @@ class Leases:
             return self._thread is this_thread
 
 
-LEASE_END = func.clock_timestamp() + bindparam("lease")
-"""The end of a lease that begins now. `now()` would be the start of the transaction, which may be long ago."""
+LEASE_END = func.statement_timestamp() + bindparam("lease")
+"""The end of a lease that begins now, by the clock of the server.
+
+`now()` would be the start of the transaction, which may be long ago. `clock_timestamp()` is volatile, and Citus refuses
+volatile functions in an UPDATE. `statement_timestamp()` is the moment at which the server received this statement, also
+in a pipeline. An UPDATE that then waits for a lock stores a lease that is shorter by that wait, never a longer one: a
+run may be taken over early, which its epoch makes harmless, and the next renewal sets the full time. On Citus the
+machine to which the program is connected evaluates the function, so all machines that accept connections need clocks
+that agree within a fraction of a lease.
+"""
 
 
 def _renew(connection: Connection, table: Table, given: Mapping[str, Any]) -> None:
@@ -266,7 +274,10 @@ def _renew(connection: Connection, table: Table, given: Mapping[str, Any]) -> No
 
 
 def is_lease_over(connection: Connection, lease_until: datetime | None) -> bool:
-    """Return whether a lease has ended. None is a lease that never ends."""
+    """Return whether a lease has ended. None is a lease that never ends.
+
+    The time is that of this one statement, however long its transaction has waited before.
+    """
     return lease_until is not None and bool(
-        connection.execute(select(func.clock_timestamp() > lease_until)).scalar_one()
+        connection.execute(select(func.statement_timestamp() > lease_until)).scalar_one()
     )

@@ -155,36 +155,46 @@ class SignedUpdate:
     Args:
         table: The table.
         columns: The columns that change.
+        conditions: The columns that must have a given value before.
     """
 
-    def __init__(self, table: Table, *columns: str) -> None:
-        conditions = [key == bindparam(f"of_{key.name}") for key in table.primary_key]
-        statement = update(table).where(*conditions).values({name: bindparam(f"new_{name}") for name in columns})
+    def __init__(self, table: Table, *columns: str, conditions: Sequence[str] = ()) -> None:
+        where = [key == bindparam(f"of_{key.name}") for key in table.primary_key]
+        where += [table.c[name] == bindparam(f"if_{name}") for name in conditions]
+        statement = update(table).where(*where).values({name: bindparam(f"new_{name}") for name in columns})
         self._table = table
-        self._select_for_update = CompiledStatement(select(table).where(*conditions).with_for_update(key_share=True))
+        self._select_for_update = CompiledStatement(select(table).where(*where).with_for_update(key_share=True))
         self._update = CompiledStatement(statement)
         self._signed_update = CompiledStatement(statement.values(mac=bindparam("new_mac")))
 
-    def run(self, connection: Connection, key: Mapping[str, Any], **values: Any) -> None:
-        """Update the row.
+    def run(
+        self, connection: Connection, key: Mapping[str, Any], conditions: Mapping[str, Any] | None = None, **values: Any
+    ) -> bool:
+        """Update the row, and return whether it met the conditions. Without conditions, return True.
 
         Args:
             connection: A connection in a transaction that writes.
             key: The key of the row, by column.
+            conditions: The values that it must have before, by column.
             values: The new values, by column.
 
         Raises:
             Corrupt: The row was changed without the key before.
         """
-        key_parameters = {f"of_{name}": value for name, value in key.items()}
-        value_parameters = {f"new_{name}": value for name, value in values.items()}
+        parameters = {f"of_{name}": value for name, value in key.items()}
+        parameters |= {f"if_{name}": value for name, value in (conditions or {}).items()}
+        new_values = {f"new_{name}": value for name, value in values.items()}
         seal = seal_of(connection)
+        if seal is None and conditions is None:
+            self._update.run(connection, parameters | new_values)
+            return True
         if seal is None:
-            self._update.run(connection, key_parameters | value_parameters)
-            return
-        for row in self._select_for_update.all(connection, key_parameters):
+            return self._update.count(connection, parameters | new_values) == 1
+        rows = self._select_for_update.all(connection, parameters)
+        for row in rows:
             mac = code_of_updated_row(seal, self._table, row, values)
-            self._signed_update.run(connection, key_parameters | value_parameters | {"new_mac": mac})
+            self._signed_update.run(connection, parameters | new_values | {"new_mac": mac})
+        return bool(rows)
 
 
 def verify_rows(connection: Connection, table: Table, rows: Iterable[RowT]) -> list[RowT]:

@@ -403,13 +403,15 @@ class OperationRow(TableRow, table=True):
 class GraphCheckpointRow(TableRow, table=True):
     """A checkpoint that LangGraph saves at every super-step.
 
-    `seq` numbers the checkpoints of a thread's namespace in the order in which they were stored. `root_id` is the
-    checkpoint of the whole graph to which a subgraph's checkpoint belongs.
+    `external_session_id` is the owner of the values that the row refers to, as in `BlobRow`. `seq` numbers the
+    checkpoints of a thread's namespace in the order in which they were stored. `root_id` is the checkpoint of the whole
+    graph to which a subgraph's checkpoint belongs.
     """
 
     __tablename__ = "graph_checkpoint"
     __table_args__ = (
         UniqueConstraint("tenant_id", "thread_id", "ns", "seq"),
+        Index(None, "tenant_id", "external_session_id"),
         # Only checkpoints of subgraphs have a root. Most rows are roots themselves, and are left out of this index.
         Index(None, "tenant_id", "thread_id", "root_id", **partial_index("root_id IS NOT NULL")),
     )
@@ -418,6 +420,7 @@ class GraphCheckpointRow(TableRow, table=True):
     thread_id: str = Field(sa_column=Column(SafeText, primary_key=True))
     ns: str = Field(sa_column=Column(SafeText, primary_key=True))
     checkpoint_id: str = column.string(64, primary_key=True)
+    external_session_id: int = column.bigint()
     seq: int = column.integer()
     parent_id: str | None = column.string(64, nullable=True)
     root_id: str | None = column.string(64, nullable=True)
@@ -434,6 +437,7 @@ class GraphWriteRow(TableRow, table=True):
     """A write that a task made on top of a graph checkpoint."""
 
     __tablename__ = "graph_write"
+    __table_args__ = (Index(None, "tenant_id", "external_session_id"),)
 
     tenant_id: int = column.bigint(primary_key=True)
     thread_id: str = Field(sa_column=Column(SafeText, primary_key=True))
@@ -441,6 +445,7 @@ class GraphWriteRow(TableRow, table=True):
     checkpoint_id: str = column.string(64, primary_key=True)
     task_id: str = column.string(64, primary_key=True)
     idx: int = Field(sa_column=Column(Integer, primary_key=True, autoincrement=False))
+    external_session_id: int = column.bigint()
     task_path: str = column.safe_text()
     channel: str = column.safe_text()
     value: bytes = column.binary()
@@ -452,11 +457,16 @@ LIST = "list"
 
 
 class BlobRow(TableRow, table=True):
-    """A value, stored once per tenant under the hash of its uncompressed bytes."""
+    """A value, stored once per session under the hash of its uncompressed bytes.
+
+    For threads that belong to no session, `external_session_id` is a negative number: their family. A thread and its
+    copies are one family.
+    """
 
     __tablename__ = "blob"
 
     tenant_id: int = column.bigint(primary_key=True)
+    external_session_id: int = column.bigint(primary_key=True)
     hash: bytes = column.binary(primary_key=True)
     type: str = column.string(32)
     codec: int = column.integer(small=True)

@@ -5,24 +5,23 @@ the newest checkpoint expects that nobody else moved its thread meanwhile. See
 `docs/decisions/0010-a-run-whose-thread-moved-on-fails.md` for what counts as such a run.
 
 If this process knows the parent of a graph checkpoint, it stores the checkpoint in one round trip to a server, without
-reading first. The statement itself checks that the parent is still the newest one of its namespace and that the run
-still holds its branch. If not, it stores nothing, and the checkpoint is stored like any other.
+reading first. The statement itself checks that the parent is still the newest one of its namespace. If not, it
+stores nothing, and the checkpoint is stored like any other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from sqlalchemy import Connection, bindparam, exists, select
 from sqlalchemy.dialects import postgresql
 
 from agentgit.errors import Conflict
-from agentgit.sessions.session import RUNNING
 from agentgit.store.objects.lru import LRUCache
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.compiled_statement import PendingResult
-from agentgit.store.sql.tables import BRANCH, GRAPH_CHECKPOINT
+from agentgit.store.sql.tables import GRAPH_CHECKPOINT
 from agentgit.store.threads.graph_rows import NAMESPACE_COLUMNS, GraphCheckpoint, GraphKey, parameter_conditions, upsert
 
 MAX_SEEN_CHECKPOINTS = 100_000
@@ -83,14 +82,6 @@ MAX_NEWEST_CHECKPOINTS = 1_000
 """The maximum number of namespaces whose newest graph checkpoint is remembered."""
 
 
-class BranchHold(NamedTuple):
-    """The columns of a branch that identify the run which holds it."""
-
-    branch: int
-    epoch: int
-    owner: str
-
-
 class NewestCheckpoints:
     """The newest graph checkpoints, as this process last saw them. There may be newer ones by now."""
 
@@ -107,24 +98,18 @@ class NewestCheckpoints:
         return checkpoint if checkpoint is not None and checkpoint.key.checkpoint_id == checkpoint_id else None
 
 
-def put_after(
-    connection: Connection, values: Mapping[str, Any], parent: GraphCheckpoint, hold: BranchHold | None
-) -> PendingResult:
-    """Store a graph checkpoint if its parent is still the newest one and its run still holds the branch.
+def put_after(connection: Connection, values: Mapping[str, Any], parent: GraphCheckpoint) -> PendingResult:
+    """Store a graph checkpoint if its parent is still the newest one.
 
     Args:
         connection: A connection in a transaction on a server.
         values: The values of the row, by column.
         parent: The graph checkpoint that it was made from.
-        hold: The columns by which its run holds its branch; None if it holds none.
 
     Returns:
         The pending result. When the transaction has ended, its count is 1 if the row was stored, and 0 if not.
     """
-    hold_values = hold._asdict() if hold is not None else {}
-    return _UPSERT_IF_NEWEST[hold is not None].submit(
-        connection, {**values, "parent_hash": parent.state_hash, **hold_values}
-    )
+    return _UPSERT_IF_NEWEST.submit(connection, {**values, "parent_hash": parent.state_hash})
 
 
 _other = GRAPH_CHECKPOINT.alias("other")
@@ -138,16 +123,4 @@ _newest = (
 _is_parent = exists().where(
     _newest.c.checkpoint_id == bindparam("parent_id"), _newest.c.state_hash == bindparam("parent_hash")
 )
-_is_held = exists().where(
-    BRANCH.c.tenant_id == bindparam("tenant_id"),
-    BRANCH.c.id == bindparam("branch"),
-    BRANCH.c.status == RUNNING,
-    BRANCH.c.epoch == bindparam("epoch"),
-    BRANCH.c.owner == bindparam("owner"),
-)
-_UPSERT_IF_NEWEST = {
-    is_fenced: row_codes.SignedWrite(
-        {"postgresql": upsert(postgresql, ["seq"], _is_parent, *([_is_held] if is_fenced else []))}, GRAPH_CHECKPOINT
-    )
-    for is_fenced in (False, True)
-}
+_UPSERT_IF_NEWEST = row_codes.SignedWrite({"postgresql": upsert(postgresql, ["seq"], _is_parent)}, GRAPH_CHECKPOINT)

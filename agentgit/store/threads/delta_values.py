@@ -19,7 +19,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Integer, String, bindparam, cast, literal, select
 
-from agentgit.store.objects.content import Body, Content, Encoded
+from agentgit.store.objects.blobs import BlobStore
+from agentgit.store.objects.content import Body, Encoded, read_values
 from agentgit.store.objects.lru import LRUCache
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.batch import slices
@@ -163,14 +164,14 @@ class DeltaValueStore:
     """The delta values of one tenant.
 
     Args:
-        content: The store of the tenant's values.
+        blobs: The values of the tenant.
     """
 
-    def __init__(self, content: Content) -> None:
-        self.content = content
-        self.tenant_id = content.blobs.tenant_id
-        # By the hash of a value, which never changes. An entry does not mean that the value is still stored.
-        self._by_hash: LRUCache[bytes, FoldedValue] = LRUCache(MAX_LIVE_BYTES, attrgetter("weight"))
+    def __init__(self, blobs: BlobStore) -> None:
+        self._blobs = blobs
+        self.tenant_id = blobs.tenant_id
+        # By the owner and the hash of a value, which never changes. An entry does not mean that it is still stored.
+        self._by_hash: LRUCache[tuple[int, bytes], FoldedValue] = LRUCache(MAX_LIVE_BYTES, attrgetter("weight"))
 
     def compute(
         self,
@@ -198,12 +199,17 @@ class DeltaValueStore:
             }
             names = names - delta_values.digests.keys()
         parent_writes = self._read_parent_writes(connection, graph_key, parent) if names else []
-        bodies = self.content.get(connection, {write.value for write in parent_writes if write.channel in names})
+        bodies = read_values(
+            connection,
+            self._blobs,
+            ((write.session_id, write.value) for write in parent_writes if write.channel in names),
+        )
         for name in sorted(names):
             hashes = [write.value for write in parent_writes if write.channel == name]
             value = None
             if parent is not None or draft.parent_id is None:
-                parent_value = self._by_hash.get(parent.values[name]) if parent and name in parent.values else None
+                known_key = (parent.session_id, parent.values[name]) if parent and name in parent.values else None
+                parent_value = self._by_hash.get(known_key) if known_key is not None else None
                 value = draft.folds[name](
                     parent_value, [bodies[key] for key in hashes], partial(self._read_earlier, connection, parent, name)
                 )
@@ -213,10 +219,10 @@ class DeltaValueStore:
                 delta_values.digests[name] = sha256(_parent_hash(parent, name) + b"".join(hashes)).digest()
         return delta_values
 
-    def cache(self, delta_values: DeltaValues, hashes: Mapping[str, bytes]) -> None:
-        """Cache the computed values by the hashes under which they were stored."""
+    def cache(self, delta_values: DeltaValues, session_id: int, hashes: Mapping[str, bytes]) -> None:
+        """Cache the computed values by the session and the hashes under which they were stored."""
         if delta_values.computed:
-            self._by_hash.add((hashes[name], value) for name, value in delta_values.computed.items())
+            self._by_hash.add(((session_id, hashes[name]), value) for name, value in delta_values.computed.items())
 
     def _read_parent_writes(
         self, connection: Connection, graph_key: GraphKey, parent: GraphCheckpoint | None
@@ -238,14 +244,14 @@ class DeltaValueStore:
             return None, []
         if name in parent.values:
             key = parent.values[name]
-            return self.content.get(connection, [key])[key], []
+            return read_values(connection, self._blobs, [(parent.session_id, key)])[key], []
         writes, seeds = self.history(connection, parent, [name])
         if not seeds and not self._has_all_ancestors(connection, parent):
             return None
-        write_hashes = [write.value for write in writes[name]]
-        seed_hashes = [seeds[name].channels[name]] if seeds else []
-        bodies = self.content.get(connection, [*write_hashes, *seed_hashes])
-        return (bodies[seed_hashes[0]] if seed_hashes else None), [bodies[key] for key in write_hashes]
+        write_keys = [(write.session_id, write.value) for write in writes[name]]
+        seed_keys = [(seeds[name].session_id, seeds[name].channels[name])] if seeds else []
+        bodies = read_values(connection, self._blobs, [*write_keys, *seed_keys])
+        return (bodies[seed_keys[0][1]] if seed_keys else None), [bodies[key] for _, key in write_keys]
 
     def _has_all_ancestors(self, connection: Connection, start: GraphCheckpoint) -> bool:
         """Return whether all ancestors up to the root exist."""

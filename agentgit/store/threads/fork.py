@@ -13,7 +13,7 @@ The fork copies, besides the checkpoint itself:
   one is copied.
 - **Ancestors**, if a value is spread over their writes (LangGraph's DeltaChannel).
 
-Values are never copied, because rows refer to them by hash.
+Values are not copied within a session, because rows refer to them by hash. A new session gets its own copy of them.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Integer, Row, and_, bindparam, func, insert, literal, select
 
+from agentgit.store.objects.blobs import BlobStore
 from agentgit.store.objects.packing import HASH_BYTES
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.compiled_statement import CompiledStatement
@@ -42,6 +43,7 @@ from agentgit.store.threads.graph_rows import (
     parse_graph_checkpoint,
 )
 from agentgit.store.threads.lifecycle import delta_ancestors, require_empty_thread
+from agentgit.store.threads.owners import copy_values
 from agentgit.store.threads.pending_writes import PendingWrites
 
 ERROR_SOURCE = "__error_source_node__"
@@ -55,28 +57,31 @@ Rows = list[dict[str, Any]]
 
 def copy(
     connection: Connection,
-    tenant_id: int,
+    blobs: BlobStore,
     graph_key: GraphKey,
     target: str,
+    owner: int,
     pending: Sequence[PendingWrites] | None = None,
 ) -> None:
     """Copy a graph checkpoint of the root graph into a new thread.
 
     Args:
         connection: A connection in a transaction that writes.
-        tenant_id: The tenant.
+        blobs: The values of the tenant.
         graph_key: An existing checkpoint.
         target: The new thread.
+        owner: The owner of the values of the new thread.
         pending: The pending writes to copy; None chooses among the current ones.
 
     Raises:
         Conflict: The target exists.
     """
-    require_empty_thread(connection, tenant_id, target)
-    checkpoints, writes = select_rows(connection, tenant_id, graph_key, pending)
+    require_empty_thread(connection, blobs.tenant_id, target)
+    checkpoints, writes = select_rows(connection, blobs.tenant_id, graph_key, pending)
+    copy_values(connection, blobs, [*checkpoints, *writes], owner)
     for statement, rows in ((_ADD_CHECKPOINTS, checkpoints), (_ADD_WRITES, writes)):
         if rows:
-            statement.run(connection, *({**row, "thread_id": target} for row in rows))
+            statement.run(connection, *({**row, "thread_id": target, "external_session_id": owner} for row in rows))
 
 
 def select_rows(
@@ -154,7 +159,9 @@ class _RowCollector:
         if self.recorded_writes is None:
             return select_writes(self._load_writes(row), superseded=self._has_newer(row))
         recorded = self.recorded_writes.get((row.ns, row.checkpoint_id))
-        return recorded.rows(self.tenant_id, row.thread_id) if recorded is not None else []
+        if recorded is None:
+            return []
+        return recorded.rows(self.tenant_id, row.external_session_id, row.thread_id)
 
     def subgraph_rows(self) -> Iterable[Row[Any]]:
         """Find the subgraph checkpoints to copy with the forked checkpoint, one per namespace."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, NamedTuple, TypeAlias
 
-from sqlalchemy import and_, bindparam, delete, exists, or_, select
+from sqlalchemy import and_, bindparam, delete, exists, func, or_, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from agentgit.errors import Corrupt
@@ -17,7 +17,7 @@ from agentgit.store.objects.packing import HASH_BYTES
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.driver_errors import unreadable_row
-from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
+from agentgit.store.sql.tables import BRANCH, GRAPH_CHECKPOINT, GRAPH_WRITE
 from agentgit.values import as_object
 
 INTERRUPT, RESUME, ERROR = "__interrupt__", "__resume__", "__error__"
@@ -36,6 +36,11 @@ class GraphKey(NamedTuple):
     thread: str
     ns: str
     checkpoint_id: str
+
+    @property
+    def namespace(self) -> Namespace:
+        """The thread and the namespace."""
+        return self.thread, self.ns
 
     def columns(self, tenant_id: int) -> dict[str, Any]:
         """Return the key columns that identify the graph checkpoint in its tables.
@@ -58,6 +63,8 @@ class GraphCheckpoint(NamedTuple):
     """A stored graph checkpoint, with its values as hashes."""
 
     key: GraphKey
+    session_id: int
+    """The owner of its values: a session, or a family of threads."""
     seq: int
     parent_id: str | None
     meta: dict[str, Any]
@@ -79,6 +86,20 @@ class GraphCheckpoint(NamedTuple):
         return {name: bytes.fromhex(digest) for name, digest in self.header.get("digests", {}).items()}
 
 
+class NewestState(NamedTuple):
+    """The newest graph checkpoint of a thread.
+
+    Args:
+        checkpoint: The graph checkpoint; None before the first one.
+        is_interrupted: True if it waits for a person's answer.
+        has_writes: True if a task wrote on top of it, or a subgraph saved something below it.
+    """
+
+    checkpoint: GraphCheckpoint | None = None
+    is_interrupted: bool = False
+    has_writes: bool = False
+
+
 class FoldedValue(NamedTuple):
     """A value that was computed from writes.
 
@@ -92,11 +113,15 @@ class FoldedValue(NamedTuple):
 
 
 class PendingWrite(NamedTuple):
-    """A write that a task made on top of a graph checkpoint; `value` is the hash of the written value."""
+    """A write that a task made on top of a graph checkpoint.
+
+    `value` is the hash of the written value, and `session_id` its owner.
+    """
 
     task_id: str
     channel: str
     value: bytes
+    session_id: int
 
 
 class Task(NamedTuple):
@@ -151,6 +176,28 @@ class Draft:
     parent_thread: str | None = None
 
 
+class NewCheckpoint(NamedTuple):
+    """A graph checkpoint to store under a key."""
+
+    key: GraphKey
+    draft: Draft
+
+
+class NewWrites(NamedTuple):
+    """The writes of a task to store on top of a graph checkpoint: the index, channel and value of each."""
+
+    key: GraphKey
+    task: Task
+    writes: Sequence[tuple[int, str, Body]]
+
+
+NewRows: TypeAlias = NewCheckpoint | NewWrites
+"""What a saver stores."""
+
+Namespace: TypeAlias = tuple[str, str]
+"""The thread and the namespace of graph checkpoints."""
+
+
 def is_shown(channel: str) -> bool:
     """Return whether a channel belongs to the visible state rather than to LangGraph's internal bookkeeping.
 
@@ -200,6 +247,7 @@ def parse_graph_checkpoint(row: Any) -> GraphCheckpoint:
         folded = {name: channels.pop(name) for name in header.get("folded", ())}
         return GraphCheckpoint(
             graph_key,
+            row.external_session_id,
             row.seq,
             row.parent_id,
             as_object(row.meta),
@@ -213,11 +261,24 @@ def parse_graph_checkpoint(row: Any) -> GraphCheckpoint:
         raise unreadable_row("graph_checkpoint", "/".join(graph_key)) from error
 
 
+def parse_newest_state(row: Any) -> NewestState:
+    """Read a row of `NEWEST_WITH_STATUS`, or of an outer join with the same columns.
+
+    Raises:
+        Corrupt: Its bytes cannot be read.
+    """
+    if row is None or row.checkpoint_id is None:
+        return NewestState()
+    return NewestState(parse_graph_checkpoint(row), bool(row.asks), bool(row.holds))
+
+
 def parse_pending_writes(rows: Iterable[Any]) -> list[PendingWrite]:
     """Read rows of the table graph_write, by task path, task and index."""
     # Sorted here, because databases differ in how they collate text.
     sorted_rows = sorted(rows, key=lambda row: (row.task_path, row.task_id, row.idx))
-    return [PendingWrite(row.task_id, row.channel, row.value[:HASH_BYTES]) for row in sorted_rows]
+    return [
+        PendingWrite(row.task_id, row.channel, row.value[:HASH_BYTES], row.external_session_id) for row in sorted_rows
+    ]
 
 
 def parameter_conditions(table: Any, *names: str) -> list[Any]:
@@ -240,7 +301,8 @@ def upsert(dialect: Any, kept_columns: Iterable[str], *conditions: Any) -> Any:
 
 def _upsert_write(dialect: Any) -> Any:
     statement = dialect.insert(GRAPH_WRITE)
-    updates = {name: statement.excluded[name] for name in ("task_path", "channel", "value", "mac")}
+    names = ("external_session_id", "task_path", "channel", "value", "mac")
+    updates = {name: statement.excluded[name] for name in names}
     return statement.on_conflict_do_update(index_elements=[c.name for c in GRAPH_WRITE.primary_key], set_=updates)
 
 
@@ -264,9 +326,9 @@ _newest = (
 )
 ONE, NEWEST = row_codes.AuthenticQuery(_by_key, GRAPH_CHECKPOINT), row_codes.AuthenticQuery(_newest, GRAPH_CHECKPOINT)
 _write_matches = [GRAPH_WRITE.c[column.name] == column for column in GRAPH_CHECKPOINT.primary_key]
-_has_interrupt = exists().where(*_write_matches, GRAPH_WRITE.c.channel == INTERRUPT)
+HAS_INTERRUPT = exists().where(*_write_matches, GRAPH_WRITE.c.channel == INTERRUPT)
 _subgraph = GRAPH_CHECKPOINT.alias("below")
-_has_content = or_(
+HAS_CONTENT = or_(
     exists().where(*_write_matches),
     exists().where(
         _subgraph.c.tenant_id == GRAPH_CHECKPOINT.c.tenant_id,
@@ -274,12 +336,26 @@ _has_content = or_(
         _subgraph.c.root_id == GRAPH_CHECKPOINT.c.checkpoint_id,
     ),
 )
+
+
+def is_newest(tenant_id: Any, thread_id: Any) -> Any:
+    """Build the condition that a graph checkpoint is the newest of the root graph of a thread."""
+    other = GRAPH_CHECKPOINT.alias("newer")
+    of_thread = (other.c.tenant_id == tenant_id, other.c.thread_id == thread_id, other.c.ns == "")
+    return and_(
+        GRAPH_CHECKPOINT.c.tenant_id == tenant_id,
+        GRAPH_CHECKPOINT.c.thread_id == thread_id,
+        GRAPH_CHECKPOINT.c.ns == "",
+        GRAPH_CHECKPOINT.c.seq == select(func.max(other.c.seq)).where(*of_thread).correlate(BRANCH).scalar_subquery(),
+    )
+
+
 NEWEST_WITH_STATUS = row_codes.AuthenticQuery(
-    _newest.add_columns(_has_interrupt.label("asks"), _has_content.label("holds")), GRAPH_CHECKPOINT
+    _newest.add_columns(HAS_INTERRUPT.label("asks"), HAS_CONTENT.label("holds")), GRAPH_CHECKPOINT
 )
 """The newest graph checkpoint, with `asks` (it waits for a person's answer) and `holds` (it has pending writes, or a
 subgraph saved something below it)."""
-# The garbage collection of values waits for this lock, so a writer takes it before reading. SQLite has only one writer.
+# Locked, so that nobody deletes it, and then its values, before the next one is stored. SQLite has only one writer.
 NEWEST_LOCKED = row_codes.AuthenticQuery(_newest.with_for_update(read=True, key_share=True), GRAPH_CHECKPOINT)
 CHECKPOINT_EXISTS = CompiledStatement(_by_key.with_only_columns(GRAPH_CHECKPOINT.c.seq))
 WRITES = row_codes.AuthenticQuery(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 from sqlalchemy import Connection, literal, select, tuple_
 
 from agentgit.errors import NotFound
-from agentgit.store.objects.blobs import compact, pack
+from agentgit.store.objects.blobs import BlobStore, NewValues, compact, pack, readable
 from agentgit.store.objects.content import Body, Content, Encoded
 from agentgit.store.objects.plain_values import show_message, show_state
 from agentgit.store.sql import row_codes
@@ -17,7 +19,6 @@ from agentgit.store.sql.compiled_statement import PendingResult
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT
 from agentgit.store.threads import fork, lifecycle, pending_writes, token_usage
 from agentgit.store.threads.append_if_head import (
-    BranchHold,
     NewestCheckpoints,
     SeenCheckpoints,
     put_after,
@@ -44,6 +45,11 @@ from agentgit.store.threads.graph_rows import (
     GraphKey,
     GraphScope,
     Head,
+    Namespace,
+    NewCheckpoint,
+    NewestState,
+    NewRows,
+    NewWrites,
     PendingWrite,
     Task,
     conversation_channel,
@@ -51,10 +57,12 @@ from agentgit.store.threads.graph_rows import (
     hash_state,
     is_shown,
     parse_graph_checkpoint,
+    parse_newest_state,
     parse_pending_writes,
     state_channels,
     unchanged_channels,
 )
+from agentgit.store.threads.owners import SESSION_THREAD_PREFIX, ThreadOwners, assign_thread
 
 __all__ = [
     "Draft",
@@ -69,22 +77,39 @@ __all__ = [
 ]
 
 
+NOTHING_KNOWN: Mapping[Namespace, GraphCheckpoint | None] = {}
+
+
+@dataclass
+class _RowsToInsert:
+    """The rows of a write, by table; the values also by their owner."""
+
+    values: defaultdict[int, NewValues] = field(default_factory=lambda: defaultdict(NewValues))
+    checkpoints: list[dict[str, Any]] = field(default_factory=list)
+    writes: list[dict[str, Any]] = field(default_factory=list)
+
+
 class GraphStore:
     """The graph checkpoints and pending writes of one tenant. Every method runs in the transaction of its caller.
 
     Args:
         tenant_id: The tenant.
-        compression: The compression of new values: `zlib`, `zstd` or `none`.
+        compression: The compression of new values: `auto`, `zstd`, `zlib` or `none`.
         count_usage: False if the AI messages to store come from another branch, which already counts their token usage.
     """
 
-    def __init__(self, tenant_id: int, compression: str = "zstd", *, count_usage: bool = True) -> None:
+    def __init__(self, tenant_id: int, compression: str = "auto", *, count_usage: bool = True) -> None:
         self.tenant_id = tenant_id
         self.count_usage = count_usage
-        self.content = Content(tenant_id, compression)
-        self.delta_values = DeltaValueStore(self.content)
+        self.blobs = BlobStore(tenant_id, compression)
+        self.owners = ThreadOwners(tenant_id)
+        self.delta_values = DeltaValueStore(self.blobs)
         self.seen = SeenCheckpoints()
         self.newest_checkpoints = NewestCheckpoints()
+
+    def content(self, session_id: int) -> Content:
+        """Return the values of one session, or of a family of threads."""
+        return Content(self.blobs.of(session_id))
 
     # -- writing
 
@@ -100,36 +125,141 @@ class GraphStore:
             Conflict: The thread was deleted in the meantime, or another run moved it; see
                 `agentgit.store.threads.append_if_head`.
         """
-        row = NEWEST_LOCKED.first(connection, self._namespace_columns(graph_key.thread, graph_key.ns))
-        newest = parse_graph_checkpoint(row) if row is not None else None
-        parent = self._find_parent(connection, graph_key, draft, newest)
-        values = self._store_values(connection, graph_key, draft, parent, newest.seq + 1 if newest else 1)
-        UPSERT.run(connection, values)
+        stored = self.write(connection, [NewCheckpoint(graph_key, draft)])[graph_key.namespace]
+        assert stored is not None  # noqa: S101  # it was just stored
         if connection.dialect.name != "sqlite":
-            self._cache_newest(values)
-        return Head(graph_key.checkpoint_id, values["state_hash"], values["message_count"])
+            self.newest_checkpoints.add(stored)
+        return Head(graph_key.checkpoint_id, stored.state_hash, stored.message_count)
 
-    def put_after(
+    def put_writes(
+        self, connection: Connection, graph_key: GraphKey, task: Task, writes: Sequence[tuple[int, str, Body]]
+    ) -> None:
+        """Store the writes of a task. A write that exists is kept, or replaced if its index is negative.
+
+        Args:
+            connection: A connection in a transaction that writes.
+            graph_key: The graph checkpoint that the task belongs to.
+            task: The task that wrote.
+            writes: The index, channel and value of each write.
+
+        Raises:
+            Conflict: That graph checkpoint was deleted in the meantime.
+        """
+        self._require_not_deleted(connection, graph_key)
+        self.write(connection, [NewWrites(graph_key, task, writes)])
+
+    def write(
         self,
         connection: Connection,
-        parent: GraphCheckpoint,
-        graph_key: GraphKey,
-        draft: Draft,
-        hold: BranchHold | None,
+        entries: Iterable[NewRows],
+        newest: Mapping[Namespace, GraphCheckpoint | None] = NOTHING_KNOWN,
+        *,
+        is_protected: bool = False,
+    ) -> dict[Namespace, GraphCheckpoint | None]:
+        """Store graph checkpoints and writes in order, with one statement for each table.
+
+        Args:
+            connection: A connection in a transaction that writes.
+            entries: What to store.
+            newest: The newest graph checkpoint of each namespace that the caller knows; None if it has none.
+            is_protected: True if the transaction has locked the session of the threads, for which `Blobs.protect` is
+                enough.
+
+        Returns:
+            The newest graph checkpoint of each namespace that is known now.
+
+        Raises:
+            Conflict: See `put`.
+        """
+        newest, stored = dict(newest), dict[GraphKey, GraphCheckpoint]()
+        if not is_protected:
+            entries = list(entries)
+            self._protect(connection, {entry.key.thread for entry in entries})
+        # Values that are computed from stored writes must find those of the entries before.
+        for batch in _split_before(entries, lambda entry: isinstance(entry, NewCheckpoint) and bool(entry.draft.folds)):
+            rows = _RowsToInsert()
+            with readable(connection, rows.values):
+                for entry in batch:
+                    if isinstance(entry, NewWrites):
+                        rows.writes += self._encode_writes(connection, entry, rows.values)
+                    else:
+                        rows.checkpoints.append(self._encode_new(connection, entry, newest, stored, rows.values))
+            self._insert(connection, rows)
+        return newest
+
+    def _encode_new(
+        self,
+        connection: Connection,
+        new: NewCheckpoint,
+        newest: dict[Namespace, GraphCheckpoint | None],
+        stored: dict[GraphKey, GraphCheckpoint],
+        values: Mapping[int, NewValues],
+    ) -> dict[str, Any]:
+        """Return the columns of a graph checkpoint, and add it to what is known as newest and as stored."""
+        graph_key, draft = new
+        if graph_key.namespace not in newest:
+            row = NEWEST_LOCKED.first(connection, self._namespace_columns(*graph_key.namespace))
+            newest[graph_key.namespace] = parse_graph_checkpoint(row) if row is not None else None
+        last = newest[graph_key.namespace]
+        owner = last.session_id if last is not None else self.owners.find(connection, graph_key.thread)
+        parent = stored.get(graph_key._replace(checkpoint_id=draft.parent_id or ""))
+        parent = parent or self._find_parent(connection, graph_key, draft, last)
+        if parent is not None and parent.session_id != owner:
+            parent = self._copy_parent(connection, parent, owner)
+        columns = self._encode_checkpoint(
+            connection, graph_key, owner, draft, parent, last.seq + 1 if last is not None else 1, values[owner]
+        )
+        stored[graph_key] = newest[graph_key.namespace] = parse_graph_checkpoint(SimpleNamespace(**columns))
+        return columns
+
+    def _protect(self, connection: Connection, threads: Iterable[str]) -> None:
+        """Keep the values of threads from being collected until this transaction ends."""
+        if connection.dialect.name != "sqlite":
+            for owner in sorted({self.owners.find(connection, thread) for thread in threads}):
+                self.blobs.of(owner).protect(connection)
+
+    def _copy_parent(self, connection: Connection, parent: GraphCheckpoint, owner: int) -> GraphCheckpoint:
+        """Copy the values of a parent in another session; return it as if it were in this one."""
+        source = self.blobs.of(parent.session_id)
+        source.protect(connection)
+        self.blobs.of(owner).copy_from(connection, source, parent.values.values())
+        return parent._replace(session_id=owner)
+
+    def _insert(self, connection: Connection, rows: _RowsToInsert) -> None:
+        for owner in sorted(rows.values):
+            self.blobs.of(owner).insert(connection, rows.values[owner])
+        replacing, adding = (
+            [row for row in rows.writes if row["idx"] < 0],
+            [row for row in rows.writes if row["idx"] >= 0],
+        )
+        for statement, table_rows in ((UPSERT, rows.checkpoints), (REPLACE_WRITES, replacing), (ADD_WRITES, adding)):
+            if table_rows:
+                statement.run(connection, *table_rows)
+
+    def put_after(
+        self, connection: Connection, parent: GraphCheckpoint, graph_key: GraphKey, draft: Draft
     ) -> PendingResult:
         """Store a graph checkpoint on a server without a prior read; see `agentgit.store.threads.append_if_head`."""
-        values = self._store_values(connection, graph_key, draft, parent, parent.seq + 1)
-        result = put_after(connection, values, parent, hold)
-        self._cache_newest(values)
+        values, owner = NewValues(), parent.session_id
+        self.blobs.of(owner).protect(connection)
+        columns = self._encode_checkpoint(connection, graph_key, owner, draft, parent, parent.seq + 1, values)
+        self.blobs.of(owner).insert(connection, values)
+        result = put_after(connection, columns, parent)
+        self.newest_checkpoints.add(parse_graph_checkpoint(SimpleNamespace(**columns)))
         return result
 
-    def _cache_newest(self, values: Mapping[str, Any]) -> None:
-        self.newest_checkpoints.add(parse_graph_checkpoint(SimpleNamespace(**values)))
-
-    def _store_values(
-        self, connection: Connection, graph_key: GraphKey, draft: Draft, parent: GraphCheckpoint | None, seq: int
+    def _encode_checkpoint(
+        self,
+        connection: Connection,
+        graph_key: GraphKey,
+        owner: int,
+        draft: Draft,
+        parent: GraphCheckpoint | None,
+        seq: int,
+        values: NewValues,
     ) -> dict[str, Any]:
-        """Store the values of a graph checkpoint and return its columns."""
+        """Return the columns of a graph checkpoint, and add the values to store to `values`."""
+        content = self.content(owner)
         names, parent_values = state_channels(graph_key, draft, parent), parent.values if parent else {}
         unchanged = unchanged_channels(names, draft, parent)
         kept_hashes = {name: parent_values[name] for name in names if name in unchanged and name in parent_values}
@@ -140,20 +270,21 @@ class GraphStore:
                 connection, graph_key, draft, parent, draft.folds.keys() - kept_hashes.keys(), unchanged
             )
             new_values |= delta_values.encoded
-        new_hashes = self.content.put(
-            connection, [(value.body, parent_values.get(name)) for name, value in new_values.items()]
+        new_hashes = content.encode(
+            connection, [(value.body, parent_values.get(name)) for name, value in new_values.items()], values
         )
         value_hashes = {**kept_hashes, **dict(zip(new_values, new_hashes, strict=True))}
-        self.delta_values.cache(delta_values, value_hashes)
+        self.delta_values.cache(delta_values, owner, value_hashes)
         channels = {name: value_hashes[name] for name in names if name in value_hashes}
         counts = count_messages(channels, new_values, parent)
         messages_channel = conversation_channel(counts)
         usage = token_usage.usage_header(
-            connection, self.content, graph_key, messages_channel, new_values, parent, is_counted=self.count_usage
+            connection, content, graph_key, messages_channel, new_values, parent, is_counted=self.count_usage
         )
         run_id, parents = draft.meta.get("run_id"), draft.meta.get("parents") or {}
         return {
             **self._key_columns(graph_key),
+            "external_session_id": owner,
             "seq": seq,
             "parent_id": draft.parent_id,
             "root_id": parents.get("") if graph_key.ns else None,
@@ -198,49 +329,35 @@ class GraphStore:
         if CHECKPOINT_EXISTS.first(connection, self._key_columns(graph_key)) is None:
             DELETE_WRITES.run(connection, self._key_columns(graph_key))
 
-    def put_writes(
-        self, connection: Connection, graph_key: GraphKey, task: Task, writes: Sequence[tuple[int, str, Body]]
-    ) -> None:
-        """Store the writes of a task. A write that exists is kept, or replaced if its index is negative.
-
-        Args:
-            connection: A connection in a transaction that writes.
-            graph_key: The graph checkpoint that the task belongs to.
-            task: The task that wrote.
-            writes: The index, channel and value of each write.
-
-        Raises:
-            Conflict: That graph checkpoint was deleted in the meantime.
-        """
-        self._require_not_deleted(connection, graph_key)
-        hashes = self.content.put(connection, [(body, None) for _, _, body in writes])
-        hashes_by_channel = {channel: value for (_, channel, _), value in zip(writes, hashes, strict=True)}
-        rows = [
+    def _encode_writes(
+        self, connection: Connection, new: NewWrites, values: Mapping[int, NewValues]
+    ) -> list[dict[str, Any]]:
+        """Return the rows of the writes of a task, and add the values to store to `values`."""
+        owner = self.owners.find(connection, new.key.thread)
+        bodies = [(body, None) for _, _, body in new.writes]
+        hashes = self.content(owner).encode(connection, bodies, values[owner])
+        hashes_by_channel = {channel: value for (_, channel, _), value in zip(new.writes, hashes, strict=True)}
+        return [
             {
-                **self._key_columns(graph_key),
-                "task_id": task.id,
+                **self._key_columns(new.key),
+                "external_session_id": owner,
+                "task_id": new.task.id,
                 "idx": index,
-                "task_path": task.path,
+                "task_path": new.task.path,
                 "channel": channel,
                 # An interrupt keeps the answers that came before it, so that a fork can raise it again.
                 "value": value + hashes_by_channel.get(RESUME, b"") if channel == INTERRUPT else value,
             }
-            for (index, channel, _), value in zip(writes, hashes, strict=True)
+            for (index, channel, _), value in zip(new.writes, hashes, strict=True)
         ]
-        for statement, batch in (
-            (REPLACE_WRITES, [row for row in rows if row["idx"] < 0]),
-            (ADD_WRITES, [row for row in rows if row["idx"] >= 0]),
-        ):
-            if batch:
-                statement.run(connection, *batch)
 
     def fork(
         self, connection: Connection, source: str, checkpoint_id: str, target: str, pending: bytes | None = None
     ) -> Head:
         """Copy one graph checkpoint of the root graph, with its id, into a new thread that can continue from it.
 
-        `agentgit.store.threads.fork` describes what is copied. Only rows are copied, so the cost does not depend on the
-        messages.
+        `agentgit.store.threads.fork` describes what is copied. Within a session only rows are copied, so the cost does
+        not depend on the messages.
 
         Args:
             connection: A connection in a transaction that writes.
@@ -255,12 +372,26 @@ class GraphStore:
             Corrupt: The pending writes cannot be read.
         """
         head, graph_key = self.head_at(connection, source, checkpoint_id), GraphKey(source, "", checkpoint_id)
-        fork.copy(connection, self.tenant_id, graph_key, target, pending_writes.unpack(pending, "/".join(graph_key)))
+        recorded_writes = pending_writes.unpack(pending, "/".join(graph_key))
+        owner = self._owner_of_copy(connection, source, target)
+        fork.copy(connection, self.blobs, graph_key, target, owner, recorded_writes)
         return head
 
     def copy_thread(self, connection: Connection, source: str, target: str) -> None:
         """Copy a whole thread into a new one; see `lifecycle.copy`."""
+        owner = self._owner_of_copy(connection, source, target)
+        for one in sorted({self.owners.find(connection, source), owner}):
+            self.blobs.of(one).protect(connection)
         lifecycle.copy(connection, self.tenant_id, source, target)
+        assign_thread(connection, self.blobs, target, owner)
+
+    def _owner_of_copy(self, connection: Connection, source: str, target: str) -> int:
+        """Return the owner of a copy: its session; outside of sessions the family of the source."""
+        source_owner = self.owners.find(connection, source)
+        if source_owner < 0 and not target.startswith(SESSION_THREAD_PREFIX):
+            self.owners.add(target, source_owner)
+            return source_owner
+        return self.owners.find(connection, target)
 
     def delete_thread(self, connection: Connection, thread: str) -> None:
         """Delete the graph checkpoints and pending writes of a thread; see `lifecycle.delete_thread`."""
@@ -318,25 +449,9 @@ class GraphStore:
                 return checkpoint, self.writes(connection, checkpoint.key)
         return checkpoint, parse_pending_writes([write_row for write_row in rows if write_row.channel is not None])
 
-    def prefetch_newest(
-        self, connection: Connection, thread: str
-    ) -> Callable[[], tuple[GraphCheckpoint | None, bool, bool]]:
-        """Send the query for the newest graph checkpoint of a thread; return a function that returns its result.
-
-        The result is the graph checkpoint or None, whether it waits for a person's answer, and whether anything has
-        been written on top of it.
-        """
-        result = NEWEST_WITH_STATUS.submit(connection, self._namespace_columns(thread, ""))
-
-        def read_result() -> tuple[GraphCheckpoint | None, bool, bool]:
-            row = result.first()
-            return (
-                (parse_graph_checkpoint(row), bool(row.asks), bool(row.holds))
-                if row is not None
-                else (None, False, False)
-            )
-
-        return read_result
+    def newest_state(self, connection: Connection, thread: str) -> NewestState:
+        """Return the newest graph checkpoint of a thread, with what is known about it."""
+        return parse_newest_state(NEWEST_WITH_STATUS.first(connection, self._namespace_columns(thread, "")))
 
     def page(
         self,
@@ -431,7 +546,7 @@ class GraphStore:
         """
         checkpoint = self._require_checkpoint(connection, thread, checkpoint_id)
         hashes = {name: key for name, key in checkpoint.values.items() if is_shown(name)}
-        bodies = self.content.get(connection, hashes.values())
+        bodies = self.content(checkpoint.session_id).get(connection, hashes.values())
         return show_state(
             {name: bodies[key] for name, key in hashes.items()}, conversation_channel(checkpoint.header["counts"])
         )
@@ -459,20 +574,23 @@ class GraphStore:
         """Return the messages of a graph checkpoint that was already read; see `messages`."""
         if last == 0:
             return []
-        return self.messages_of(connection, self.message_hashes(connection, checkpoint)[-last if last else 0 :])
+        hashes = self.message_hashes(connection, checkpoint)[-last if last else 0 :]
+        return self.messages_of(connection, checkpoint.session_id, hashes)
 
     def message_hashes(self, connection: Connection, checkpoint: GraphCheckpoint) -> Sequence[bytes]:
         """List the hashes of the messages of a graph checkpoint, oldest first."""
         channel = conversation_channel(checkpoint.header["counts"])
-        return self.content.item_hashes(connection, checkpoint.values[channel]) if channel is not None else ()
+        if channel is None:
+            return ()
+        return self.content(checkpoint.session_id).item_hashes(connection, checkpoint.values[channel])
 
-    def messages_of(self, connection: Connection, hashes: Sequence[bytes]) -> list[dict[str, Any]]:
-        """Return messages in LangChain's stored form by their hashes.
+    def messages_of(self, connection: Connection, session_id: int, hashes: Sequence[bytes]) -> list[dict[str, Any]]:
+        """Return messages of a session in LangChain's stored form by their hashes.
 
         Raises:
             Corrupt: A message does not match its hash.
         """
-        leaves = self.content.blobs.get_many(connection, hashes)
+        leaves = self.blobs.of(session_id).get_many(connection, hashes)
         return [show_message(leaves[key]) for key in hashes]
 
     def _require_checkpoint(self, connection: Connection, thread: str, checkpoint_id: str) -> GraphCheckpoint:
@@ -486,6 +604,18 @@ class GraphStore:
 
     def _key_columns(self, graph_key: GraphKey) -> dict[str, Any]:
         return graph_key.columns(self.tenant_id)
+
+
+def _split_before(entries: Iterable[NewRows], begins: Callable[[NewRows], bool]) -> Iterator[list[NewRows]]:
+    """Yield the entries in batches; an entry that meets the condition begins a new one."""
+    batch: list[NewRows] = []
+    for entry in entries:
+        if batch and begins(entry):
+            yield batch
+            batch = []
+        batch.append(entry)
+    if batch:
+        yield batch
 
 
 def _parse_head(row: Any) -> Head:

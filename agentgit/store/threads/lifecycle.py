@@ -1,4 +1,4 @@
-"""Operations on whole threads: copy, delete, prune. Only rows are added and deleted; values stay stored."""
+"""Operations on whole threads: copy, delete, prune. Values stay stored; a copy shares them, or takes them along."""
 
 from __future__ import annotations
 
@@ -14,20 +14,14 @@ from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
 from agentgit.store.threads.delta_values import ancestors
 from agentgit.store.threads.graph_rows import KEY_COLUMNS, GraphCheckpoint, parameter_conditions, parse_graph_checkpoint
-
-SESSION_THREAD_PREFIX = "agentgit-"
-"""The prefix of the ids of threads that belong to sessions."""
+from agentgit.store.threads.owners import SESSION_THREAD_PREFIX
 
 DELTA_COUNTERS = "counters_since_delta_snapshot"
 """LangGraph's metadata key with the channels whose value is spread over the writes of earlier checkpoints."""
 
 
-# The garbage collection of values waits for this lock, so it cannot collect values that are about to be copied.
 _ANY_CHECKPOINT = CompiledStatement(
-    select(GRAPH_CHECKPOINT.c.seq)
-    .where(*parameter_conditions(GRAPH_CHECKPOINT, "tenant_id", "thread_id"))
-    .limit(1)
-    .with_for_update(read=True, key_share=True)
+    select(GRAPH_CHECKPOINT.c.seq).where(*parameter_conditions(GRAPH_CHECKPOINT, "tenant_id", "thread_id")).limit(1)
 )
 
 
@@ -47,7 +41,7 @@ def require_empty_thread(connection: Connection, tenant_id: int, thread: str) ->
 
 
 def copy(connection: Connection, tenant_id: int, source: str, target: str) -> None:
-    """Copy a whole thread into a new one. An empty source is a no-op.
+    """Copy a whole thread into a new one, whose values have the same owner. An empty source is a no-op.
 
     Args:
         connection: A connection in a transaction that writes.

@@ -49,7 +49,7 @@ def rewrite_messages(connection: Connection, graphs: GraphStore, thread: str, re
         if not changed_values:
             continue
         is_changed |= head is not None and checkpoint.key == head.key
-        hashes = graphs.content.put(
+        hashes = graphs.content(checkpoint.session_id).put(
             connection, [(body, checkpoint.channels[name]) for name, body in changed_values.items()]
         )
         channels = {**checkpoint.values, **dict(zip(changed_values, hashes, strict=True))}
@@ -94,7 +94,7 @@ def _changed_values(
 ) -> dict[str, Body]:
     """Return the values whose messages change, by channel."""
     hashes = {name: checkpoint.channels[name] for name in checkpoint.header["counts"] if name in checkpoint.channels}
-    bodies = graphs.content.get(connection, hashes.values())
+    bodies = graphs.content(checkpoint.session_id).get(connection, hashes.values())
     changed = {name: _replace_results(bodies[key], rewriter) for name, key in hashes.items()}
     return {name: body for name, body in changed.items() if body is not None}
 

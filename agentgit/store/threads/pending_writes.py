@@ -43,15 +43,16 @@ class PendingWrites(NamedTuple):
     checkpoint_id: str
     writes: Sequence[Mapping[str, Any]]
 
-    def rows(self, tenant_id: int, thread: str) -> Rows:
+    def rows(self, tenant_id: int, session_id: int, thread: str) -> Rows:
         """Return the writes as rows of the table graph_write.
 
         Args:
             tenant_id: The tenant.
+            session_id: The session of the checkpoint.
             thread: The thread of the graph checkpoint.
         """
         key_columns = GraphKey(thread, self.ns, self.checkpoint_id).columns(tenant_id)
-        return [{**key_columns, **write} for write in self.writes]
+        return [{**key_columns, "external_session_id": session_id, **write} for write in self.writes]
 
 
 def read(connection: Connection, tenant_id: int, graph_key: GraphKey) -> bytes:

@@ -9,10 +9,11 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, exists, func, select
 
+from agentgit.store.objects.blobs import BlobStore, family_of
 from agentgit.store.sql import row_codes
-from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
+from agentgit.store.sql.tables import BLOB, GRAPH_CHECKPOINT, GRAPH_WRITE
 from agentgit.store.threads.graph_rows import KEY_COLUMNS, GraphKey
-from agentgit.store.threads.lifecycle import SESSION_THREAD_PREFIX
+from agentgit.store.threads.owners import SESSION_THREAD_PREFIX, assign_thread
 
 IMPORTED_FROM_KEY = "imported"
 """The metadata key of a branch for the thread that it was imported from."""
@@ -37,10 +38,11 @@ def staging_thread_id(user_id: int, session_name: str, thread_id: str) -> str:
     return STAGING_PREFIX + sha256(key).hexdigest()[:40]
 
 
-def list_staged_threads(connection: Connection, tenant_id: int) -> list[str]:
-    """List the staging threads of running and interrupted imports and merges."""
+def list_staged_threads(connection: Connection, tenant_id: int, owner: int) -> list[str]:
+    """List the staging threads of running and interrupted imports and merges whose values have an owner."""
     c = GRAPH_CHECKPOINT.c
-    query = select(c.thread_id).where(c.tenant_id == tenant_id, c.thread_id.startswith(STAGING_PREFIX)).distinct()
+    conditions = (c.tenant_id == tenant_id, c.external_session_id == owner, c.thread_id.startswith(STAGING_PREFIX))
+    query = select(c.thread_id).where(*conditions).distinct()
     return [thread for thread in connection.execute(query).scalars() if _STAGING_THREAD_ID.fullmatch(thread)]
 
 
@@ -57,17 +59,23 @@ def count_writes(connection: Connection, tenant_id: int, graph_key: GraphKey) ->
     return int(connection.execute(query).scalar_one())
 
 
-def move(connection: Connection, tenant_id: int, source: str, target: str) -> int:
+def move(connection: Connection, blobs: BlobStore, source: str, target: str, session_id: int) -> int:
     """Append all of a thread to another one, and return the number of graph checkpoints moved.
 
-    A pending write that exists in both replaces the one in the target.
+    A pending write that exists in both replaces the one in the target. Values that the session of the target does not
+    own are copied.
 
     Args:
-        connection: A connection in a transaction that writes.
-        tenant_id: The tenant.
+        connection: A connection in a transaction that writes and has locked the session.
+        blobs: The values of the tenant.
         source: The staging thread; it is empty afterwards.
         target: The thread of a branch.
+        session_id: The session of the branch.
     """
+    tenant_id = blobs.tenant_id
+    assign_thread(connection, blobs, source, session_id)
+    is_staged = (BLOB.c.tenant_id == tenant_id, BLOB.c.external_session_id == family_of(source))
+    connection.execute(delete(BLOB).where(*is_staged))
     key_columns = [name for name in KEY_COLUMNS if name not in ("tenant_id", "thread_id")]
     source_writes = GRAPH_WRITE.alias("newer")
     is_replaced = exists().where(
@@ -91,17 +99,19 @@ def move(connection: Connection, tenant_id: int, source: str, target: str) -> in
     return moved_count + remaining_count
 
 
-def move_new(connection: Connection, tenant_id: int, source: str, target: str) -> int:
+def move_new(connection: Connection, blobs: BlobStore, source: str, target: str, session_id: int) -> int:
     """Append the rows that only one thread has to another one, and return the number of graph checkpoints moved.
 
     Where both threads have a row, the target's is kept.
 
     Args:
-        connection: A connection in a transaction that writes.
-        tenant_id: The tenant.
+        connection: A connection in a transaction that writes and has locked the session.
+        blobs: The values of the tenant.
         source: The staging thread, which continued a copy of the target; it is empty afterwards.
         target: The thread of a branch.
+        session_id: The session of the branch.
     """
+    tenant_id = blobs.tenant_id
     tail_columns = [name for name in KEY_COLUMNS if name not in ("tenant_id", "thread_id")]
     for table, key_columns in ((GRAPH_WRITE, (*tail_columns, "task_id", "idx")), (GRAPH_CHECKPOINT, tail_columns)):
         target_rows = table.alias("there")
@@ -111,7 +121,7 @@ def move_new(connection: Connection, tenant_id: int, source: str, target: str) -
             *(target_rows.c[n] == table.c[n] for n in key_columns),
         )
         connection.execute(delete(table).where(*_thread_conditions(table, tenant_id, source), is_in_target))
-    return move(connection, tenant_id, source, target)
+    return move(connection, blobs, source, target, session_id)
 
 
 def _thread_conditions(table: Any, tenant_id: int, thread: str) -> Sequence[Any]:

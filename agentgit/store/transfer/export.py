@@ -109,7 +109,7 @@ class _Export:
         self.connection = connection
         self.scope = scope
         self.write = write
-        self.values = ValueWriter(store.graphs.content.blobs, connection, write)
+        self.values = ValueWriter(store.graphs.blobs.of(scope.session.id), connection, write)
         self.write_snapshot = write_snapshot
         self._points_by_snapshot: dict[int, list[int]] = defaultdict(list)
 

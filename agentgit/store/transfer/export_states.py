@@ -71,7 +71,7 @@ class ValueWriter:
     """Writes the values of one export.
 
     Args:
-        blobs: The store of the values.
+        blobs: The values of the session.
         connection: Any open connection.
         write: The function that writes one record.
     """

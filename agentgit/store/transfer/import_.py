@@ -11,7 +11,7 @@ from agentgit.checkpoints.references import free_name
 from agentgit.effects.files import SnapshotRef
 from agentgit.errors import Conflict, Corrupt
 from agentgit.store.audit.trail import record_event
-from agentgit.store.objects.blobs import Blobs, Leaf
+from agentgit.store.objects.blobs import Blobs, BlobStore, Leaf
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.batch import MAX_PARAMETERS as ROWS_AT_ONCE
 from agentgit.store.sql.ids import new_id
@@ -145,7 +145,8 @@ class Import:
         row = rows.session(first_checker.session, self._choose_name(connection, first_checker.session["name"]))
         row_codes.insert_rows(connection, SESSION, row)
         # A separate instance: a shared one would remember lists that are not stored if this transaction is rolled back.
-        values = _ValueImport(Blobs(self.store.tenant_id, self.store.compression), connection)
+        blobs = BlobStore(self.store.tenant_id, self.store.compression)
+        values = _ValueImport(blobs.of(rows.session_id), connection)
         tables = _Tables(connection, rows)
         checker = Checker()
         for kind, record in read_records(self.stream, checker):

@@ -172,9 +172,10 @@ _REQUIRED_HEADER_FIELDS: dict[str, Check] = {
     "versions": json_object,
     "seen": mapping_of(json_object),
     "counts": mapping_of(number()),
-    "updated": nullable(list_of(text)),
 }
 _OPTIONAL_HEADER_FIELDS: dict[str, Check] = {
+    "updated": nullable(list_of(text)),
+    "others": json_object,
     "usage": mapping_of(_check_tokens),
     "snapshots": list_of(text),
     "folded": list_of(text),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from functools import lru_cache, partial
 from hashlib import sha256
 from typing import Any, NamedTuple
@@ -16,7 +17,14 @@ from sqlalchemy import Connection, and_, select
 
 from agentgit.errors import Corrupt
 from agentgit.store.maintenance.fsck.cells import format_value
-from agentgit.store.maintenance.fsck.values import RESTORE, FsckReport, describe_missing, read_raw_rows, read_rows
+from agentgit.store.maintenance.fsck.values import (
+    RESTORE,
+    FsckReport,
+    StoredHashes,
+    describe_missing,
+    read_raw_rows,
+    read_rows,
+)
 from agentgit.store.objects.blobs import RECORD, Leaf, leaf, list_hash, pack, unpack
 from agentgit.store.objects.content import Body, Part
 from agentgit.store.objects.packing import HASH_BYTES, split_hashes
@@ -57,7 +65,7 @@ def _check_head(connection: Connection, store: Store, branch: StoredRow, report:
 
 def _compute_state_hash(connection: Connection, store: Store, graph_checkpoint: GraphCheckpoint) -> bytes:
     """Read the values of a graph checkpoint and compute the hash of its state."""
-    bodies = store.graphs.content.get(connection, graph_checkpoint.values.values())
+    bodies = store.graphs.content(graph_checkpoint.session_id).get(connection, graph_checkpoint.values.values())
     return hash_state(
         {**{name: _hash_body(bodies[key]) for name, key in graph_checkpoint.values.items()}, **graph_checkpoint.digests}
     )
@@ -99,7 +107,7 @@ def _parse_layout(names_json: bytes) -> StateLayout:
 
 
 def check_states(
-    connection: Connection, tenant_id: int, stored_hashes: set[bytes], report: FsckReport, *, with_hashes: bool
+    connection: Connection, tenant_id: int, stored_hashes: StoredHashes, report: FsckReport, *, with_hashes: bool
 ) -> None:
     """Check the graph checkpoints and the pending writes.
 
@@ -112,17 +120,20 @@ def check_states(
     """
     check = _StateCheck(stored_hashes, report)
     c, w = GRAPH_CHECKPOINT.c, GRAPH_WRITE.c
-    columns = (c.thread_id, c.ns, c.checkpoint_id, c.channels)
+    columns = (c.external_session_id, c.thread_id, c.ns, c.checkpoint_id, c.channels)
     query = select(*columns, *((c.message_count, c.state_hash, c.header, c.meta) if with_hashes else ()))
-    for thread, ns, id, channels, *recorded in read_rows(connection, query.where(c.tenant_id == tenant_id), report):
-        check.check_state((thread, ns, id), channels, recorded)
+    rows = read_rows(connection, query.where(c.tenant_id == tenant_id), report)
+    for session_id, thread, ns, id, channels, *recorded in rows:
+        check.check_state(session_id, (thread, ns, id), channels, recorded)
     _check_ancestry(connection, tenant_id, report)
-    query = select(w.thread_id, w.ns, w.checkpoint_id, w.task_id, w.idx, w.value).where(w.tenant_id == tenant_id)
-    for *key, value in read_raw_rows(connection, query, report):
-        check.check_write(key, value)
+    _check_owners(connection, tenant_id, report)
+    write_columns = (w.external_session_id, w.thread_id, w.ns, w.checkpoint_id, w.task_id, w.idx, w.value)
+    query = select(*write_columns).where(w.tenant_id == tenant_id)
+    for session_id, *key, value in read_raw_rows(connection, query, report):
+        check.check_write(session_id, key, value)
 
 
-def check_pending(connection: Connection, tenant_id: int, stored_hashes: set[bytes], report: FsckReport) -> None:
+def check_pending(connection: Connection, tenant_id: int, stored_hashes: StoredHashes, report: FsckReport) -> None:
     """Check the pending writes that checkpoints keep: their values, and the graph checkpoints of their subgraphs.
 
     Args:
@@ -133,15 +144,17 @@ def check_pending(connection: Connection, tenant_id: int, stored_hashes: set[byt
     """
     conditions = and_(CHECKPOINT.c.tenant_id == tenant_id, CHECKPOINT.c.pending != pending_writes.NO_WRITES)
     branch_join = and_(BRANCH.c.tenant_id == CHECKPOINT.c.tenant_id, BRANCH.c.id == CHECKPOINT.c.internal_session_id)
-    query = select(CHECKPOINT.c.id, CHECKPOINT.c.pending, BRANCH.c.thread_id).join_from(CHECKPOINT, BRANCH, branch_join)
-    for id, data, thread in read_rows(connection, query.where(conditions), report, counted=False):
+    columns = (CHECKPOINT.c.id, CHECKPOINT.c.pending, BRANCH.c.thread_id, BRANCH.c.external_session_id)
+    query = select(*columns).join_from(CHECKPOINT, BRANCH, branch_join)
+    for id, data, thread, session_id in read_rows(connection, query.where(conditions), report, counted=False):
         name = f"checkpoint {id}"
+        session_hashes: AbstractSet[bytes] = stored_hashes.get(session_id, frozenset())
         try:
             pending = pending_writes.unpack(data, name) or ()
         except Corrupt:
             report.add(name, "its pending writes cannot be read", RESTORE)
             continue
-        if missing := [key for key in pending_writes.hashes(data, name) if key not in stored_hashes]:
+        if missing := [key for key in pending_writes.hashes(data, name) if key not in session_hashes]:
             report.add(name, f"the value {missing[0].hex()} of a pending write is missing", RESTORE)
         for pending_at in pending:
             key = (tenant_id, thread, pending_at.ns, pending_at.checkpoint_id)
@@ -158,14 +171,18 @@ def check_pending(connection: Connection, tenant_id: int, stored_hashes: set[byt
 class _StateCheck:
     """A check of the graph checkpoints and writes of a tenant."""
 
-    def __init__(self, stored_hashes: set[bytes], report: FsckReport) -> None:
-        self.stored_hashes = stored_hashes
+    def __init__(self, stored_hashes: StoredHashes, report: FsckReport) -> None:
+        self._stored_hashes = stored_hashes
         self.report = report
 
-    def check_state(self, key: Sequence[str], channels: bytes, recorded: Sequence[Any]) -> None:
+    def _hashes_of(self, session_id: int) -> AbstractSet[bytes]:
+        return self._stored_hashes.get(session_id, frozenset())
+
+    def check_state(self, session_id: int, key: Sequence[str], channels: bytes, recorded: Sequence[Any]) -> None:
         """Check that the values of a graph checkpoint are stored and match its hash.
 
         Args:
+            session_id: The owner of its values, as stored.
             key: The thread, namespace and id, as stored.
             channels: The column `channels`, as stored.
             recorded: The recorded number of messages, hash, header and metadata; empty to check only the values.
@@ -175,8 +192,9 @@ class _StateCheck:
             layout = _parse_layout(channels[end:])
             if layout.end != end:
                 raise ValueError
-            if not self.stored_hashes.issuperset(split_hashes(channels[_COUNT.size : end])):
-                self._add_finding(key, describe_missing(self.stored_hashes, unpack(channels)))
+            stored_hashes = self._hashes_of(session_id)
+            if not stored_hashes >= set(split_hashes(channels[_COUNT.size : end])):
+                self._add_finding(key, describe_missing(stored_hashes, unpack(channels)))
         except (ValueError, TypeError, struct.error):
             self._add_finding(key, "its channels cannot be read")
             return
@@ -216,10 +234,11 @@ class _StateCheck:
         if count != messages:
             self._add_finding(key, f"it records {messages} messages, but its header {count}")
 
-    def check_write(self, key: Sequence[Any], value: Any) -> None:
+    def check_write(self, session_id: int, key: Sequence[Any], value: Any) -> None:
         """Check that the values of a pending write are stored. Its graph checkpoint may be saved later."""
+        stored_hashes = self._hashes_of(session_id)
         missing = (
-            [value_hash for value_hash in split_hashes(value) if value_hash not in self.stored_hashes]
+            [value_hash for value_hash in split_hashes(value) if value_hash not in stored_hashes]
             if isinstance(value, bytes)
             else []
         )
@@ -247,6 +266,17 @@ def _check_ancestry(connection: Connection, tenant_id: int, report: FsckReport) 
         if _is_own_ancestor(connection, tenant_id, thread, ns, id):
             problem = "it is its own ancestor"
             report.add(f"graph_checkpoint {thread}/{ns}/{id}", problem, RESTORE)
+
+
+def _check_owners(connection: Connection, tenant_id: int, report: FsckReport) -> None:
+    """Report graph checkpoints and writes of a branch whose values belong to another session."""
+    for table in (GRAPH_CHECKPOINT, GRAPH_WRITE):
+        c = table.c
+        is_own = and_(BRANCH.c.tenant_id == c.tenant_id, BRANCH.c.thread_id == c.thread_id)
+        query = select(c.thread_id, c.ns, c.checkpoint_id).distinct().join_from(table, BRANCH, is_own)
+        conditions = (c.tenant_id == tenant_id, c.external_session_id != BRANCH.c.external_session_id)
+        for key in connection.execute(query.where(*conditions)).all():
+            report.add(f"{table.name} {'/'.join(key)}", "it belongs to another session than its branch", RESTORE)
 
 
 def _is_own_ancestor(connection: Connection, tenant_id: int, thread: str, ns: str, start: str) -> bool:

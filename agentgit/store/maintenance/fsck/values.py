@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import sha256
 from typing import Any, Protocol
@@ -12,7 +13,7 @@ from sqlalchemy import ColumnElement, Connection, case, func, or_, select
 
 from agentgit.errors import AgentGitError, Corrupt, KeyMissing
 from agentgit.store.maintenance.fsck.cells import RowReader, format_value
-from agentgit.store.objects.blobs import FULL, RECORD, base_hash, link_of, unpack
+from agentgit.store.objects.blobs import FULL, RECORD, Blobs, base_hash, link_of, unpack
 from agentgit.store.objects.content import verify_lists
 from agentgit.store.objects.packing import CHUNK, CHUNKED, HASH_BYTES, RAW, ZLIB, ZSTD, split_hashes, unpacked
 from agentgit.store.sql.compiled_statement import CompiledStatement
@@ -54,7 +55,11 @@ def read_raw_rows(connection: Connection, query: Any, report: FsckReport) -> Ite
         report.advance(len(page))
 
 
-def check_values(connection: Connection, store: Store, report: FsckReport, *, with_hashes: bool) -> set[bytes]:
+StoredHashes = Mapping[int, set[bytes]]
+"""The hashes of the stored values of each session, and of each family of threads."""
+
+
+def check_values(connection: Connection, store: Store, report: FsckReport, *, with_hashes: bool) -> StoredHashes:
     """Check the stored values; return the hashes of all of them.
 
     Args:
@@ -64,35 +69,45 @@ def check_values(connection: Connection, store: Store, report: FsckReport, *, wi
         with_hashes: True to also decompress each value and compare its hash.
     """
     tenant_condition = BLOB.c.tenant_id == store.tenant_id
-    pages = CompiledStatement(select(BLOB.c.hash).where(tenant_condition)).pages(connection, raw=True)
-    stored_hashes = {key for page in pages for (key,) in page}
-    check = _ValueCheck(connection, store, stored_hashes, report, with_hashes=with_hashes)
+    keys = select(BLOB.c.external_session_id, BLOB.c.hash).where(tenant_condition)
+    stored_hashes: defaultdict[int, set[bytes]] = defaultdict(set)
+    for page in CompiledStatement(keys).pages(connection, raw=True):
+        for session_id, key in page:
+            stored_hashes[session_id].add(key)
+    checks: dict[int, _ValueCheck] = {}
     data: ColumnElement[Any] = BLOB.c.data
     seal = seal_of(connection)
     # Without hashes, only values that refer to others are read; if the database is encrypted all, to decrypt them.
     if not with_hashes and seal is None:
         has_references = or_(BLOB.c.type == LIST, BLOB.c.type == RECORD, BLOB.c.codec == CHUNKED)
         data = case((has_references, data), else_=func.substr(data, 1, 0))
-    query = select(BLOB.c.hash, BLOB.c.type, BLOB.c.codec, BLOB.c.size, data.label("held")).where(tenant_condition)
-    for row in read_raw_rows(connection, query, report):
-        key, type_, codec, size, stored_data = row
-        if [type(cell) for cell in row] != [bytes, str, int, int, bytes]:
-            report.add(f"blob {format_value(key)}", "its columns hold values of the wrong type", RESTORE)
+    columns = (BLOB.c.external_session_id, BLOB.c.hash, BLOB.c.type, BLOB.c.codec, BLOB.c.size, data.label("held"))
+    for row in read_raw_rows(connection, select(*columns).where(tenant_condition), report):
+        session_id, key, type_, codec, size, stored_data = row
+        if [type(cell) for cell in row] != [int, bytes, str, int, int, bytes]:
+            name = f"blob {format_value(session_id)}/{format_value(key)}"
+            report.add(name, "its columns hold values of the wrong type", RESTORE)
             continue
+        if session_id not in checks:
+            blobs = store.graphs.blobs.of(session_id)
+            checks[session_id] = _ValueCheck(
+                connection, blobs, stored_hashes[session_id], report, with_hashes=with_hashes
+            )
+        check = checks[session_id]
         with check.reporting_errors(key):
             check.check_value(
                 key, type_, codec, size, stored_data if type_ == LIST else decode_value(seal, "blob.data", stored_data)
             )
-    if with_hashes:
+    for check in checks.values() if with_hashes else ():
         check.check_lists()
     return stored_hashes
 
 
 class _ValueCheck:
-    """A check of the stored values of a tenant."""
+    """A check of the stored values of a session."""
 
     def __init__(
-        self, connection: Connection, store: Store, stored_hashes: set[bytes], report: FsckReport, *, with_hashes: bool
+        self, connection: Connection, blobs: Blobs, stored_hashes: set[bytes], report: FsckReport, *, with_hashes: bool
     ) -> None:
         self.connection, self.stored_hashes, self.report, self.with_hashes = (
             connection,
@@ -100,7 +115,7 @@ class _ValueCheck:
             report,
             with_hashes,
         )
-        self.blobs = store.graphs.content.blobs
+        self.blobs = blobs
         self._lists: dict[bytes, bytes] = {}
         """The stored lists, by hash. `check_lists` compares their hashes after all rows were read."""
 
@@ -175,7 +190,7 @@ class _ValueCheck:
             self._add_finding(key, f"{relation} {missing[0].hex()} is missing" + _and_others(len(missing) - 1))
 
     def _add_finding(self, key: bytes, problem: str, todo: str = RESTORE) -> None:
-        self.report.add(f"blob {key.hex()}", problem, todo)
+        self.report.add(f"blob {self.blobs.session_id}/{key.hex()}", problem, todo)
 
     def check_lists(self) -> None:
         """Check the hash of each list."""
@@ -189,7 +204,7 @@ def _and_others(count: int) -> str:
     return f", and so are {count} others" if count else ""
 
 
-def describe_missing(stored_hashes: set[bytes], hashes_by_name: Mapping[str, bytes]) -> str:
+def describe_missing(stored_hashes: Container[bytes], hashes_by_name: Mapping[str, bytes]) -> str:
     """Describe which of the named values are not stored; return an empty string if all are."""
     missing = [name for name, key in hashes_by_name.items() if key not in stored_hashes]
     if not missing:

@@ -1,0 +1,191 @@
+"""What this process holds for the sessions that it serves: declared functions, workspaces and wrapped graphs.
+
+A session has all of it for as long as an agent or a handle of it exists. Afterwards the process keeps a bounded part:
+everything for the last `RECENT_SESSIONS` sessions, and the declarations for the last `DECLARED_SESSIONS`. Sessions with
+the same tools and effects share their declarations, of which the last `RECENT_DECLARATIONS` different ones are kept.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Hashable, Mapping
+from dataclasses import dataclass, field, fields
+from types import MethodType
+from typing import Any, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary, WeakValueDictionary, ref
+
+from agentgit.effects.effects import Effect, Undo, import_function
+from agentgit.effects.files import WorkspaceAdapter
+from agentgit.effects.function_names import FunctionName, name_of
+from agentgit.errors import InvalidInput, NotFound
+
+K = TypeVar("K")
+T = TypeVar("T")
+
+ToolRunner = Callable[[dict[str, Any], str], Any]
+"""A function that calls a tool with recorded arguments on a branch's thread; returns the result or an awaitable."""
+
+ToolEffectPairs = Collection[tuple[str, Effect]]
+"""Names of tools, each with an effect. A name may have several effects: the last one counts, with the functions of all.
+"""
+
+RECENT_SESSIONS = 64
+"""The number of sessions without an agent or a handle whose graph and workspace are kept. A workspace keeps a file
+open."""
+
+DECLARED_SESSIONS = 50_000
+"""The number of sessions without an agent or a handle whose declarations are kept. Each takes about 150 bytes."""
+
+RECENT_DECLARATIONS = 1_000
+"""The number of different declarations that are kept. They differ if each session has its own tools or functions."""
+
+
+class DeclaredFunction(NamedTuple):
+    """A function that is declared in this process.
+
+    Args:
+        name: The name of the function.
+        function: The function, or a sentence that says why its import path cannot be resolved.
+    """
+
+    name: FunctionName
+    function: Undo | str
+
+
+@dataclass(frozen=True, eq=False)
+class Declarations:
+    """The functions that are declared for the tools of a session. It is never modified, so sessions can share it.
+
+    Args:
+        functions: For each tool and role, the functions by their import path, the newest last.
+        effects: The newest effect of each tool.
+        runners: For each tool, the function that runs it again, or a sentence that says why only its graph can.
+    """
+
+    functions: Mapping[tuple[str, str], dict[str, DeclaredFunction]] = field(default_factory=dict)
+    effects: Mapping[str, Effect] = field(default_factory=dict)
+    runners: Mapping[str, ToolRunner | str] = field(default_factory=dict)
+
+    def extended(self, effects: ToolEffectPairs, runners: Mapping[str, ToolRunner | str]) -> Declarations:
+        """Return these declarations with newer ones. A function that the newer ones omit is kept."""
+        functions = dict(self.functions)
+        for tool_name, effect in effects:
+            for role, function in effect.functions():
+                added = _declared_functions(function)
+                earlier = functions.get((tool_name, role), {})
+                remaining = {path: declared for path, declared in earlier.items() if path not in added}
+                functions[tool_name, role] = remaining | added
+        return Declarations(functions, {**self.effects, **dict(effects)}, {**self.runners, **runners})
+
+    def identity(self) -> Hashable:
+        """Return a key that is equal for declarations of the same objects.
+
+        Functions are compared by identity. Two that are only equal could act on different worlds.
+        """
+        return (
+            tuple(
+                (place, tuple((path, name, _identity(function)) for path, (name, function) in by_path.items()))
+                for place, by_path in self.functions.items()
+            ),
+            tuple(
+                (tool_name, *(_identity(getattr(effect, one.name)) for one in fields(effect)))
+                for tool_name, effect in self.effects.items()
+            ),
+            tuple((tool_name, _identity(runner)) for tool_name, runner in self.runners.items()),
+        )
+
+
+def _declared_functions(function: Undo | str) -> dict[str, DeclaredFunction]:
+    """Return a function by its import paths. A path is imported now, not when a plan is made."""
+    name, resolved = name_of(function), _try_import(function) if isinstance(function, str) else function
+    names = (name, name if isinstance(resolved, str) else name_of(resolved))
+    return {one.path: DeclaredFunction(one, resolved) for one in names}
+
+
+def _try_import(path: str) -> Undo | str:
+    try:
+        return import_function(path)
+    except (NotFound, InvalidInput) as error:
+        return str(error)
+
+
+def _identity(value: Any) -> Hashable:
+    if isinstance(value, MethodType):  # each access of a method creates a new object
+        return id(value.__self__), id(value.__func__)
+    if isinstance(value, functools.partial):
+        return _identity(value.func), *map(id, value.args), *((name, id(one)) for name, one in value.keywords.items())
+    return id(value) if callable(value) else value
+
+
+NO_DECLARATIONS = Declarations()
+
+
+class ServedSession:
+    """What this process holds for one session. Its agents and handles refer to it, and it ends with the last of them.
+
+    Args:
+        declarations: The functions that are declared for its tools.
+    """
+
+    def __init__(self, declarations: Declarations) -> None:
+        self.declarations = declarations
+        self.workspace: WorkspaceAdapter | None = None
+        """The workspace that holds the session's files; None if none is attached here."""
+        self.moved_to: int | None = None
+        """The branch to which a rollback or switch in this process has moved the session; None if none has."""
+        self.agent_factories: WeakKeyDictionary[Any, Callable[[Any, int], Any]] = WeakKeyDictionary()
+        """For each context that has wrapped a graph for the session, a function that returns an agent.
+
+        It takes the context and the id of the branch."""
+
+
+class ServedSessions:
+    """The sessions that this process serves, by their ids, and a bounded number of those that it has served."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        """Held while the sessions change. A child process gets a new one."""
+        self._in_use: WeakValueDictionary[int, ServedSession] = WeakValueDictionary()
+        self._recent: OrderedDict[int, ServedSession] = OrderedDict()
+        self._declared: OrderedDict[int, ref[Declarations]] = OrderedDict()
+        self._shared: WeakValueDictionary[Hashable, Declarations] = WeakValueDictionary()
+        self._recent_declarations: OrderedDict[Declarations, None] = OrderedDict()
+
+    def session(self, session_id: int) -> ServedSession:
+        """Return what this process holds for a session. It is kept only for as long as the caller refers to it."""
+        with self.lock:
+            session = self._in_use.get(session_id)
+            if session is None:
+                session = self._in_use[session_id] = ServedSession(self.declarations(session_id))
+            return session
+
+    def keep(self, session_id: int) -> None:
+        """Count a session as the most recently served one."""
+        with self.lock:
+            _add_recent(self._recent, session_id, self.session(session_id), RECENT_SESSIONS)
+
+    def declarations(self, session_id: int) -> Declarations:
+        """Return the functions that are declared for the tools of a session."""
+        if (session := self._in_use.get(session_id)) is not None:
+            return session.declarations
+        declared = self._declared.get(session_id)
+        return (declared() if declared is not None else None) or NO_DECLARATIONS
+
+    def declare(self, session_id: int, effects: ToolEffectPairs, runners: Mapping[str, ToolRunner | str]) -> None:
+        """Add declarations for the tools of a session."""
+        with self.lock:
+            extended = self.declarations(session_id).extended(effects, runners)
+            declarations = self._shared.setdefault(extended.identity(), extended)
+            _add_recent(self._recent_declarations, declarations, None, RECENT_DECLARATIONS)
+            _add_recent(self._declared, session_id, ref(declarations), DECLARED_SESSIONS)
+            if (session := self._in_use.get(session_id)) is not None:
+                session.declarations = declarations
+
+
+def _add_recent(recent: OrderedDict[K, T], key: K, value: T, limit: int) -> None:
+    recent[key] = value
+    recent.move_to_end(key)
+    while len(recent) > limit:
+        recent.popitem(last=False)

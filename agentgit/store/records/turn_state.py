@@ -1,0 +1,111 @@
+"""What a turn has to know of its branch when it begins, read in one statement."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, and_, bindparam, exists, func, or_, select
+
+from agentgit.sessions import operation
+from agentgit.sessions.session import RUNNING
+from agentgit.store.audit.trail import BRANCH_CHAIN_COLUMNS, BRANCH_WITH_CHAIN, know_chain
+from agentgit.store.records.journal import CALLS, LAST_BATCH, LAST_SEQ_OF_BRANCH, CallTally
+from agentgit.store.sql import row_codes
+from agentgit.store.sql.driver_errors import missing_row
+from agentgit.store.sql.tables import BRANCH, CHECKPOINT, GRAPH_CHECKPOINT, OPERATION
+from agentgit.store.threads.graph_rows import (
+    HAS_CONTENT,
+    HAS_INTERRUPT,
+    NewestState,
+    is_newest,
+    parse_newest_state,
+)
+
+
+class TurnState(NamedTuple):
+    """What a turn has to know of its branch.
+
+    Args:
+        newest: Its newest graph checkpoint.
+        tally: Its calls.
+        world_seq: The length of the world log of the session.
+        last_number: The number of its last checkpoint; 0 if it has none.
+        head_state_id: The graph checkpoint that its head refers to.
+        head_position: The position of its head on the tool track.
+        is_busy: True if a branch or an operation of the session is running, or was when its process died.
+    """
+
+    newest: NewestState
+    tally: CallTally
+    world_seq: int
+    last_number: int
+    head_state_id: str | None
+    head_position: int
+    is_busy: bool
+
+
+def read_turn_state(connection: Connection, tenant_id: int, branch_id: int) -> TurnState:
+    """Read what a turn has to know of its branch. The session must be locked.
+
+    The end of the session's trail is read, too, for the events that this transaction records.
+
+    Raises:
+        NotFound: The branch was deleted.
+    """
+    row = _READ.first(connection, {"tenant": tenant_id, "branch": branch_id})
+    if row is None:
+        raise missing_row("branch", branch_id)
+    know_chain(connection, tenant_id, branch_id, row)
+    return TurnState(
+        newest=parse_newest_state(row),
+        tally=CallTally.from_row(row),
+        world_seq=row.world_seq or 0,
+        last_number=row.last_number or 0,
+        head_state_id=row.head_state_id,
+        head_position=row.head_position or 0,
+        is_busy=bool(row.is_busy),
+    )
+
+
+def _query() -> Any:
+    of_branch = CHECKPOINT.alias("of_branch")
+    head = CHECKPOINT.alias("head")
+    other = BRANCH.alias("other")
+    return (
+        select(
+            GRAPH_CHECKPOINT,
+            HAS_INTERRUPT.label("asks"),
+            HAS_CONTENT.label("holds"),
+            CALLS.label("calls"),
+            LAST_BATCH.label("batch"),
+            LAST_SEQ_OF_BRANCH.label("world_seq"),
+            select(func.max(of_branch.c.number))
+            .where(of_branch.c.tenant_id == BRANCH.c.tenant_id, of_branch.c.internal_session_id == BRANCH.c.id)
+            .scalar_subquery()
+            .label("last_number"),
+            head.c.graph_checkpoint_id.label("head_state_id"),
+            head.c.position.label("head_position"),
+            or_(
+                exists().where(
+                    other.c.tenant_id == BRANCH.c.tenant_id,
+                    other.c.external_session_id == BRANCH.c.external_session_id,
+                    other.c.status == RUNNING,
+                ),
+                exists().where(
+                    OPERATION.c.tenant_id == BRANCH.c.tenant_id,
+                    OPERATION.c.external_session_id == BRANCH.c.external_session_id,
+                    OPERATION.c.status == operation.RUNNING,
+                ),
+            ).label("is_busy"),
+            *BRANCH_CHAIN_COLUMNS,
+        )
+        .select_from(
+            BRANCH_WITH_CHAIN.outerjoin(
+                head, and_(head.c.tenant_id == BRANCH.c.tenant_id, head.c.id == BRANCH.c.head_id)
+            ).outerjoin(GRAPH_CHECKPOINT, is_newest(BRANCH.c.tenant_id, BRANCH.c.thread_id))
+        )
+        .where(BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.id == bindparam("branch"))
+    )
+
+
+_READ = row_codes.AuthenticQuery(_query(), GRAPH_CHECKPOINT)

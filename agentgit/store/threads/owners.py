@@ -1,0 +1,119 @@
+"""Owners of values: the session of a thread, or its family if it belongs to no session.
+
+Each graph checkpoint and each write names the owner of its values. A thread that is written or copied for another owner
+takes its values along, so no row refers to values of another session.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from sqlalchemy import Connection, select, union
+
+from agentgit.store.objects.blobs import BlobStore, family_of, unpack
+from agentgit.store.objects.lru import LRUCache
+from agentgit.store.objects.packing import split_hashes
+from agentgit.store.sql import row_codes
+from agentgit.store.sql.compiled_statement import CompiledStatement
+from agentgit.store.sql.tables import BLOB, BRANCH, GRAPH_CHECKPOINT, GRAPH_WRITE
+from agentgit.store.threads.graph_rows import parameter_conditions
+
+SESSION_THREAD_PREFIX = "agentgit-"
+"""The prefix of the ids of threads that belong to sessions."""
+
+MAX_KNOWN_THREADS = 10_000
+
+
+class ThreadOwners:
+    """The owners of threads, as this process last saw them.
+
+    A thread that belongs to no session can be deleted and copied anew elsewhere, and then has another owner. That does
+    no harm, because each row names the owner of its own values.
+
+    Args:
+        tenant_id: The tenant.
+    """
+
+    def __init__(self, tenant_id: int) -> None:
+        self._tenant_id = tenant_id
+        self._known: LRUCache[str, int] = LRUCache(MAX_KNOWN_THREADS)
+
+    def add(self, thread: str, owner: int) -> None:
+        """Remember the owner of a thread."""
+        self._known.add([(thread, owner)])
+
+    def find(self, connection: Connection, thread: str) -> int:
+        """Return the owner of a thread, which may be empty."""
+        owner = self._known.get(thread)
+        if owner is None:
+            row = _OWNER_OF_ROWS.first(connection, self._parameters(thread))
+            owner = row.external_session_id if row is not None else self._find_new(connection, thread)
+            self.add(thread, owner)
+        return owner
+
+    def _find_new(self, connection: Connection, thread: str) -> int:
+        """Return the owner that a thread has on its own: its session, or the family that it begins."""
+        is_of_session = thread.startswith(SESSION_THREAD_PREFIX)
+        row = _SESSION_OF_BRANCH.first(connection, self._parameters(thread)) if is_of_session else None
+        return row.external_session_id if row is not None else family_of(thread)
+
+    def _parameters(self, thread: str) -> dict[str, Any]:
+        return {"tenant_id": self._tenant_id, "thread_id": thread}
+
+
+def copy_values(connection: Connection, blobs: BlobStore, rows: Iterable[Mapping[str, Any]], owner: int) -> None:
+    """Copy the values that rows refer to from their owners to another one.
+
+    Args:
+        connection: A connection in a transaction that writes.
+        blobs: The values of the tenant.
+        rows: Rows of the tables graph_checkpoint and graph_write.
+        owner: The new owner.
+    """
+    hashes_by_owner: dict[int, set[bytes]] = defaultdict(set)
+    for row in rows:
+        hashes = unpack(row["channels"]).values() if "channels" in row else split_hashes(row["value"])
+        hashes_by_owner[row["external_session_id"]].update(hashes)
+    hashes_by_owner.pop(owner, None)
+    for source in sorted(hashes_by_owner):
+        blobs.of(source).protect(connection)
+        blobs.of(owner).copy_from(connection, blobs.of(source), hashes_by_owner[source])
+
+
+def assign_thread(connection: Connection, blobs: BlobStore, thread: str, owner: int) -> None:
+    """Make all rows of a thread, with their values, belong to an owner. No-op for rows that do.
+
+    Args:
+        connection: A connection in a transaction that writes, and that has protected the values of the owner.
+        blobs: The values of the tenant.
+        thread: The thread.
+        owner: The new owner.
+    """
+    for table in (GRAPH_CHECKPOINT, GRAPH_WRITE):
+        c = table.c
+        conditions = (c.tenant_id == blobs.tenant_id, c.thread_id == thread, c.external_session_id != owner)
+        rows = row_codes.verify_rows(connection, table, connection.execute(select(table).where(*conditions)))
+        if rows:
+            copy_values(connection, blobs, (row._asdict() for row in rows), owner)
+            row_codes.update_rows(connection, table, *conditions, external_session_id=owner)
+
+
+def list_owners(connection: Connection, tenant_id: int) -> list[int]:
+    """List the sessions and families that have values, graph checkpoints or writes."""
+    queries = (
+        select(table.c.external_session_id).where(table.c.tenant_id == tenant_id)
+        for table in (BLOB, GRAPH_CHECKPOINT, GRAPH_WRITE)
+    )
+    return sorted(connection.execute(union(*queries)).scalars())
+
+
+_SESSION_OF_BRANCH = CompiledStatement(
+    select(BRANCH.c.external_session_id).where(*parameter_conditions(BRANCH, "tenant_id", "thread_id"))
+)
+_OWNER_OF_ROWS = CompiledStatement(
+    select(GRAPH_CHECKPOINT.c.external_session_id)
+    .where(*parameter_conditions(GRAPH_CHECKPOINT, "tenant_id", "thread_id"))
+    .limit(1)
+)

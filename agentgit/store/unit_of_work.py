@@ -1,0 +1,405 @@
+"""The unit of work of a turn: rows that wait until they are written together.
+
+A graph saves a step after every node, and each step is a few rows. A transaction for each would cost more than the
+rows, so a turn collects them. They are written
+
+- before the intent of a call that acts on the world, in its transaction,
+- with the outcome of such a call, in its transaction,
+- at the end of the turn, in its transaction,
+- before anybody in the turn reads,
+- in the background, `FLUSH_SECONDS` after the first of them was added.
+
+A process that is killed loses the rows that wait and those of a transaction under way. Intents and outcomes of calls
+that are not read-only never wait. Each transaction checks that the turn still holds its branch, so the rows of a turn
+that was taken over are never stored.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from math import inf
+from time import monotonic
+from typing import NamedTuple, TypeVar, cast
+
+from sqlalchemy import Connection
+
+from agentgit.errors import Conflict
+from agentgit.store.database import Database, before_transactions
+from agentgit.store.records.journal import CallOutcome, Intent
+from agentgit.store.records.sessions import StoredRow, TakenOver
+from agentgit.store.sql import process
+from agentgit.store.store import Store
+from agentgit.store.threads.graph_rows import (
+    INTERRUPT,
+    GraphCheckpoint,
+    Namespace,
+    NewCheckpoint,
+    NewestState,
+    NewRows,
+    NewWrites,
+)
+
+LOG = logging.getLogger("agentgit")
+
+T = TypeVar("T")
+
+FLUSH_SECONDS = 0.05
+"""How long a row waits at most before it is written in the background."""
+
+RETRY_SECONDS = 1.0
+"""How long rows wait after an attempt to write them in the background failed."""
+
+MAX_CALLS = 64
+"""The most read-only calls that wait; a process that is killed loses at most this many from the record."""
+
+
+class RecordedCall(NamedTuple):
+    """A call that has ended.
+
+    Args:
+        id: The id of its row; None if it has none yet.
+        intent: The call.
+        outcome: Its outcome.
+        is_replay: True if the record answered the call, and its row is a replay.
+    """
+
+    id: int | None
+    intent: Intent
+    outcome: CallOutcome
+    is_replay: bool
+
+
+class _Waiting(NamedTuple):
+    rows: Sequence[NewRows]
+    calls: Sequence[RecordedCall]
+
+
+class UnitOfWork:
+    """The rows of one turn that wait to be written. It is thread-safe.
+
+    Args:
+        store: The store of the turn. Its database must show the branch until the turn has ended.
+        branch: The row of the branch, as the turn acquired it.
+        newest: The newest graph checkpoint of the branch when the turn began.
+        world_seq: The length of the session's world log when the turn began.
+    """
+
+    def __init__(self, store: Store, branch: StoredRow, newest: NewestState, world_seq: int) -> None:
+        self._store = store
+        self._branch = branch
+        self._rows: list[NewRows] = []
+        self._calls: list[RecordedCall] = []
+        self._newest: Mapping[Namespace, GraphCheckpoint | None] = {(branch.thread_id, ""): newest.checkpoint}
+        self._interrupts: dict[str, bool] = {}
+        """Whether a task of a graph checkpoint has an interrupt, for each one that something was written on top of."""
+        if newest.checkpoint is not None and (newest.has_writes or newest.is_interrupted):
+            self._interrupts[newest.checkpoint.key.checkpoint_id] = newest.is_interrupted
+        store.graphs.owners.add(branch.thread_id, branch.external_session_id)
+        self._lock = threading.Lock()
+        # Held while rows are written, so that they are written in the order in which they were added.
+        self._write_lock = threading.Lock()
+        self._writer: int | None = None
+        """The thread that holds the lock."""
+        self._next_arrival: int | None = None
+        """The arrival number of the next call, in a transaction under way that has read it."""
+        self.world_seq: int | None = world_seq
+        """The length of the session's world log while only this turn adds to it; None once somebody else may have."""
+        self.read_session_meta: Callable[[], bytes] = bytes
+        """Return the metadata of the session, which the last transaction of the turn reads."""
+        self._is_taken_over = False
+        self._has_failed = False
+        self._may_be_stored = False
+        """True if an attempt to write failed, perhaps because the answer to its commit was lost."""
+        self._is_closed = False
+
+    @property
+    def is_waiting(self) -> bool:
+        """True if something waits or is being written."""
+        return bool(self._rows or self._calls or self._write_lock.locked())
+
+    def add(self, rows: NewRows) -> bool:
+        """Add a graph checkpoint or writes. Return False if the turn has ended, so that the caller must store them.
+
+        Raises:
+            Conflict: The turn was taken over.
+        """
+        if isinstance(rows, NewCheckpoint):
+            self._encode_missing(rows)
+        with self._lock:
+            if self._is_closed:
+                return False
+            if self._is_taken_over:
+                raise TakenOver
+            self._rows.append(rows)
+            self._record_writes(rows)
+        _flusher.schedule(self)
+        return True
+
+    def _record_writes(self, rows: NewRows) -> None:
+        """Record that a graph checkpoint of the root graph is no longer without writes."""
+        if isinstance(rows, NewWrites):
+            if not rows.key.ns:
+                has_interrupt = any(channel == INTERRUPT for _, channel, _ in rows.writes)
+                self._interrupts[rows.key.checkpoint_id] = has_interrupt or self._interrupts.get(
+                    rows.key.checkpoint_id, False
+                )
+        elif rows.key.ns and (root_id := (rows.draft.meta.get("parents") or {}).get("")):
+            self._interrupts.setdefault(root_id, False)
+
+    @property
+    def newest(self) -> NewestState:
+        """The newest graph checkpoint of the branch, as far as it is written."""
+        checkpoint = self._newest[self._branch.thread_id, ""]
+        if checkpoint is None:
+            return NewestState()
+        is_interrupted = self._interrupts.get(checkpoint.key.checkpoint_id)
+        return NewestState(checkpoint, bool(is_interrupted), is_interrupted is not None)
+
+    def _encode_missing(self, new: NewCheckpoint) -> None:
+        """Encode the values that the parent does not have now, because the graph may change them later."""
+        newest = self._newest.get(new.key.namespace)
+        known: set[str] = set(newest.values) if newest is not None else set()
+        for rows in list(self._rows):
+            if isinstance(rows, NewCheckpoint) and rows.key.namespace == new.key.namespace:
+                known.update(rows.draft.channels)
+        for name in new.draft.channels:
+            if name not in known:
+                new.draft.encode(name)
+
+    def add_call(self, call: RecordedCall) -> None:
+        """Add a call that has ended."""
+        with self._lock:
+            self._calls.append(call)
+            is_full = len(self._calls) >= MAX_CALLS
+        if is_full:
+            self.flush()
+        else:
+            _flusher.schedule(self)
+
+    def flush(self) -> None:
+        """Write what waits.
+
+        Raises:
+            Conflict: The turn was taken over. The outcomes of calls that acted are written, and nothing else.
+            Unavailable: The database cannot be written. Everything waits for the next attempt.
+        """
+        if self.is_waiting:
+            self._write_with(None, durable=False, closing=False)
+
+    def flush_in_background(self) -> None:
+        """Write what waits. After a failure it waits for the next attempt, or for whoever in the turn writes next."""
+        try:
+            self.flush()
+        except Conflict:
+            return  # the next step of the graph raises it
+        except Exception as error:  # noqa: BLE001  # the thread serves other turns too, and whoever writes next raises it
+            if not self._has_failed:
+                LOG.warning("The last steps of a turn are not saved yet: %s", error)
+            self._has_failed = True
+            if not self._store.database.is_closed:
+                _flusher.schedule(self, RETRY_SECONDS)
+
+    def write(self, work: Callable[[Connection], T], *, durable: bool = True, closing: bool = False) -> T:
+        """Write what waits and do other work, in one transaction.
+
+        Args:
+            work: The function that runs the other statements; see `Database.write`.
+            durable: True if the commit must survive a power failure.
+            closing: True if nothing may wait after this transaction.
+
+        Raises:
+            Conflict: The turn was taken over. The outcomes of calls that acted are written, and nothing else.
+        """
+        return cast(T, self._write_with(work, durable=durable, closing=closing))
+
+    def _write_with(self, work: Callable[[Connection], T] | None, *, durable: bool, closing: bool) -> T | None:
+        session_id = self._branch.external_session_id
+        with self._draining(closing=closing) as waiting:
+            if work is None and not waiting.rows and not waiting.calls:
+                return None  # another thread has just written it
+            newest_before, world_seq_before = self._newest, self.world_seq
+
+            def write_all(connection: Connection) -> T | None:
+                self.world_seq, self._next_arrival = world_seq_before, None
+                # Each locks the session against the collection of its values, before anything is read.
+                if closing:  # the end of a turn checks the hold itself, when it releases the branch
+                    self.read_session_meta = self._store.sessions.queue_touch(connection, session_id)
+                else:
+                    self._read_held(connection)
+                self._newest = self._write(connection, waiting, newest_before)  # `work` may ask for it
+                return work(connection) if work is not None else None
+
+            # A later commit of the turn takes steps to the disk, but the outcome of a call that acted must not wait.
+            can_wait = not durable and all(call.id is None for call in waiting.calls)
+            try:
+                result = self._store.database.write(write_all, durable=durable, async_commit=can_wait)
+            except TakenOver:
+                self._is_taken_over = True
+                self._store.database.write(
+                    lambda connection: self._write_outcomes(
+                        connection, self._leave_out_stored(connection, waiting.calls)
+                    ),
+                    durable=True,
+                )
+                raise
+            except BaseException:
+                self._newest, self.world_seq, self._may_be_stored = newest_before, None, True
+                raise
+            self._has_failed = self._may_be_stored = False
+            for entry in waiting.rows:
+                if isinstance(entry, NewCheckpoint):
+                    self._store.graphs.seen.add(entry.key)
+            return result
+
+    @contextmanager
+    def _draining(self, *, closing: bool) -> Iterator[_Waiting]:
+        """Yield what waits. If the block raises, it waits again, unless the turn was taken over."""
+        with self._write_lock:
+            self._writer = threading.get_ident()
+            with self._lock:
+                waiting = _Waiting(self._rows, self._calls)
+                self._rows, self._calls = [], []
+                self._is_closed |= closing  # now, so that the saver stores what comes later itself
+            try:
+                yield waiting
+            except BaseException:
+                if not self._is_taken_over:
+                    with self._lock:
+                        self._rows[:0], self._calls[:0] = waiting.rows, waiting.calls
+                        self._is_closed &= not closing
+                raise
+            finally:
+                self._writer = None
+
+    def _write(
+        self, connection: Connection, waiting: _Waiting, newest: Mapping[Namespace, GraphCheckpoint | None]
+    ) -> Mapping[Namespace, GraphCheckpoint | None]:
+        """Write what waited, and return the newest graph checkpoints."""
+        newest = self._store.graphs.write(connection, waiting.rows, newest, is_protected=True)
+        calls = self._leave_out_stored(connection, waiting.calls)
+        new_calls = [(call.intent, call.outcome) for call in calls if call.id is None]
+        if new_calls:
+            self._store.journal.add(connection, new_calls, self._next_arrival)
+            self._next_arrival = None
+        self._write_outcomes(connection, calls)
+        return newest
+
+    def _leave_out_stored(self, connection: Connection, calls: Sequence[RecordedCall]) -> Sequence[RecordedCall]:
+        """Leave out the calls that a failed attempt has stored. A graph checkpoint may be stored twice, a call not."""
+        if not self._may_be_stored or not calls:
+            return calls
+        rows = self._store.journal.calls_of_turn(connection, self._branch.id, calls[0].intent.owner)
+        new = {(None, row.idempotency_key, row.started_at) for row in rows}
+        ended = {(row.id, row.idempotency_key, row.status) for row in rows}
+        return [
+            call
+            for call in calls
+            if (call.id, call.intent.idempotency_key, call.intent.started_at) not in new
+            and (call.id, call.intent.idempotency_key, call.outcome.status) not in ended
+        ]
+
+    def _write_outcomes(self, connection: Connection, calls: Sequence[RecordedCall]) -> None:
+        """Write the outcomes of the calls whose intents are written. This needs no hold on the branch."""
+        for call in calls:
+            if call.id is None:
+                continue
+            if call.is_replay:
+                self._store.recorded_calls.fail_replay(connection, call.id, call.outcome.error or call.outcome.status)
+            else:
+                seq = self._store.journal.end(connection, call.id, call.outcome)
+                if seq is not None and self.world_seq is not None:
+                    self.world_seq = seq if seq == self.world_seq + 1 else None
+
+    def _read_held(self, connection: Connection) -> None:
+        held = self._store.sessions.require_held(connection, self._branch)
+        self._next_arrival = held.next_arrival
+        if self.world_seq != held.world_seq:
+            self.world_seq = None
+
+    def lock_session(self, connection: Connection) -> None:
+        """Lock the session, and read again what others may have changed before the lock was free.
+
+        Args:
+            connection: The connection that `write` passes to its work.
+        """
+        self._store.sessions.lock(connection, self._branch.external_session_id)
+        self._read_held(connection)
+
+    def intend(self, connection: Connection, intent: Intent) -> int:
+        """Record that a call is about to run, and return its id.
+
+        Args:
+            connection: The connection that `write` passes to its work.
+            intent: The call.
+        """
+        arrival, self._next_arrival = self._next_arrival, None
+        return self._store.journal.intend(connection, intent, arrival)
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """Write what waits before each transaction in the block, so that its reader sees it."""
+        with before_transactions(self._flush_for):
+            yield
+
+    def _flush_for(self, database: Database) -> None:
+        if self._writer != threading.get_ident() and database.is_same(self._store.database):
+            self.flush()
+
+
+MAX_THREADS = 4
+"""The most threads that write in the background, so that one slow database does not delay the others."""
+
+
+class _Flusher:
+    """The threads of a process that write what has waited long enough. They start when they are first needed."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._due: dict[UnitOfWork, float] = {}
+        self._threads, self._idle_threads = 0, 0
+        self._wakes_at = inf
+        process.register_for_fork(self)
+
+    def schedule(self, unit: UnitOfWork, seconds: float = FLUSH_SECONDS) -> None:
+        """Flush a unit of work after some seconds, unless it is scheduled already."""
+        with self._condition:
+            if unit in self._due:
+                return
+            self._due[unit] = due = monotonic() + seconds
+            if not self._idle_threads and self._threads < MAX_THREADS:
+                self._threads, self._idle_threads = self._threads + 1, self._idle_threads + 1
+                threading.Thread(target=self._run, name="agentgit-flush", daemon=True).start()
+            elif due < self._wakes_at:
+                self._condition.notify()
+
+    def before_fork(self) -> None:
+        """Do nothing: the threads stay with the parent."""
+
+    def after_fork(self) -> None:
+        """Begin without threads and without work, which stay with the parent."""
+        self._condition, self._due = threading.Condition(), {}
+        self._threads, self._idle_threads, self._wakes_at = 0, 0, inf
+
+    def _run(self) -> None:
+        while True:
+            self._wait_for_due().flush_in_background()
+            with self._condition:
+                self._idle_threads += 1
+
+    def _wait_for_due(self) -> UnitOfWork:
+        with self._condition:
+            while True:
+                unit = min(self._due, key=self._due.__getitem__, default=None)
+                self._wakes_at = self._due[unit] if unit is not None else inf
+                seconds = self._wakes_at - monotonic()
+                if unit is not None and seconds <= 0:
+                    del self._due[unit]
+                    self._idle_threads -= 1
+                    return unit
+                self._condition.wait(seconds if unit is not None else None)
+
+
+_flusher = _Flusher()

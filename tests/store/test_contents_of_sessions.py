@@ -1,0 +1,360 @@
+"""Values belong to one session: no other session refers to them, and they go with it (record 62)."""
+
+import threading
+from contextlib import closing
+
+import backend
+import pytest
+from saver_checkpoints import on, put, values
+from scripted import World, obedient, tool_node_graph
+from sqlalchemy import delete, func, insert, select, update
+from test_row_level_security import as_role
+
+import agentgit
+from agentgit import Keyring, SQLModelSaver
+from agentgit.checkpoints import Retention
+from agentgit.errors import NotAllowed
+from agentgit.store.database import Database
+from agentgit.store.objects.blobs import family_of
+from agentgit.store.sql.tables import BLOB, GRAPH_CHECKPOINT, GRAPH_WRITE, SESSION_MEMBER, USER
+
+OWNED = (BLOB, GRAPH_CHECKPOINT, GRAPH_WRITE)
+
+
+def chat(repo, session, *turns, **options):
+    """Run turns in a session and return its agent."""
+    world = World()
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), session, effects=world.effects(), **options)
+    for turn in turns:
+        agent.run(turn)
+    return agent
+
+
+def owners(repo, table=BLOB):
+    """Count the rows of a table by the session or the family that owns them, without locks."""
+    query = select(table.c.external_session_id, func.count()).group_by(table.c.external_session_id)
+    with backend.reading(repo) as connection:
+        rows = connection.execute(query.where(table.c.type != "lock") if table is BLOB else query)
+        return dict(rows.all())
+
+
+def hashes(repo, session):
+    """Return the hashes of the values of a session."""
+    query = select(BLOB.c.hash).where(BLOB.c.external_session_id == repo.session(session).id)
+    with backend.reading(repo) as connection:
+        return set(connection.execute(query).scalars())
+
+
+def is_sound(repo):
+    """Return whether every value that a row refers to is stored for its session."""
+    return repo.maintenance.fsck(3).findings == ()
+
+
+def test_equal_values_of_two_sessions_are_separate_rows(repo):
+    """Two sessions with equal values have rows of their own, and the deletion of one leaves the other complete."""
+    first, second = (chat(repo, name) for name in "ab")
+    for agent in (first, second):
+        agent.update_state(None, {"messages": [{"role": "user", "content": "the same text", "id": "1"}]})
+    shared = hashes(repo, "a") & hashes(repo, "b")
+    assert shared
+    erased = repo.session("a").delete()
+    assert erased.values == erased.rows["blob"] > 0
+    assert shared <= hashes(repo, "b")
+    assert set(owners(repo)) == {repo.session("b").id}
+    assert [message["content"] for message in second.history()] == ["the same text"]
+    assert is_sound(repo)
+
+
+def test_an_erasure_reports_the_same_numbers_whatever_others_store(repo):
+    """The report of an erasure does not tell whether another session has the same values."""
+    message = {"messages": [{"role": "user", "content": "a secret guess", "id": "1"}]}
+    reports = []
+    for has_twin in (False, True):
+        if has_twin:
+            chat(repo, "twin").update_state(None, message)
+        chat(repo, "probe").update_state(None, message)
+        reports.append(repo.session("probe").delete())
+    alone, beside = reports
+    assert (alone.values, alone.bytes, alone.rows["blob"]) == (beside.values, beside.bytes, beside.rows["blob"])
+
+
+def test_a_template_takes_its_values_along(repo):
+    """A session that starts from a template has its own values, and keeps them when the template is deleted."""
+    old = chat(repo, "old", "add chair", "note hello")
+    history = old.history()
+    new = chat(repo, "new", template="old")
+    assert hashes(repo, "new") <= hashes(repo, "old")
+    repo.session("old").delete()
+    assert new.history() == history
+    assert new.run("add table") == "done"
+    assert is_sound(repo)
+
+
+def test_a_long_template_takes_the_lists_along_that_its_list_continues(repo):
+    """The copy of a conversation that is stored as a chain of lists is complete."""
+    old = chat(repo, "old", *[f"note {n}" for n in range(20)])
+    history = old.history()
+    chat(repo, "new", template="old")
+    repo.session("old").delete()
+    repo.maintenance.gc()
+    assert repo.session("new").branch().conversation_history == history
+    assert is_sound(repo)
+
+
+def test_a_merge_stores_its_values_for_the_session(repo):
+    """A merge, which writes to a thread of its own first, stores all values for its session and copies none."""
+    agent = chat(repo, "s", "add chair")
+    fork = agent.fork(name="other")
+    fork.run("note hello")
+    stored = hashes(repo, "s")
+    agent.merge("other")
+    assert set(owners(repo)) == set(owners(repo, GRAPH_CHECKPOINT)) == {repo.session("s").id}
+    assert stored <= hashes(repo, "s")
+    assert any(message["content"] == "note hello" for message in agent.history())
+    repo.maintenance.gc()
+    assert agent.run("add table") == "done"
+    assert is_sound(repo)
+
+
+def test_forks_and_rollbacks_copy_no_values_within_a_session(repo):
+    """Branches of one session share its values, and the values of all belong to it."""
+    agent = chat(repo, "s", "add chair", "note hello")
+    before = owners(repo)
+    fork = agent.fork(name="other")
+    assert owners(repo) == before
+    fork.run("add table")
+    agent.rollback("main#1", force=True)
+    assert {table.name: set(owners(repo, table)) for table in OWNED} == {
+        table.name: {repo.session("s").id} for table in OWNED
+    }
+    assert is_sound(repo)
+
+
+def test_an_exploration_stores_values_of_its_session(repo):
+    """The branches of an exploration store their values for the session."""
+    agent = chat(repo, "s", "note hello")
+    agent.explore(1, ["add chair", "note hello"])
+    assert set(owners(repo)) == set(owners(repo, GRAPH_CHECKPOINT)) == {repo.session("s").id}
+    assert is_sound(repo)
+
+
+@pytest.mark.parametrize("keyring", [None, Keyring({"a": bytes(range(32))})])
+def test_an_import_stores_the_values_for_the_new_session(repo, tmp_path, keyring):
+    """An export has the values of its session alone, and an import stores them for the new one, encrypted or not."""
+    chat(repo, "other", "note something else")
+    agent = chat(repo, "s", "add chair", "note hello")
+    repo.session("s").export(tmp_path / "s.jsonl")
+    assert "something else" not in (tmp_path / "s.jsonl").read_text()
+    with agentgit.open(tmp_path / "there.db", keyring=keyring) as there:
+        for name in ("one", "two"):
+            there.import_(tmp_path / "s.jsonl", session=name)
+        assert hashes(there, "one") == hashes(there, "two")
+        there.session("one").delete()
+        assert there.session("two").branch().conversation_history == agent.history()
+        assert is_sound(there)
+
+
+def test_search_reads_the_values_of_each_session(repo):
+    """A search over sessions finds equal messages in each of them, with their texts."""
+    for name in "ab":
+        chat(repo, name, "note needle")
+    repo.session("a").delete()
+    assert len(list(repo.session("b").search("needle"))) >= 1
+
+
+def test_retention_and_gc_delete_only_values_of_their_session(repo):
+    """A retention removes values of its session, and equal values of another session stay."""
+    agents = [chat(repo, name, "note first", "note second") for name in "ab"]
+    for agent in agents:
+        agent.checkpoint("end")
+    kept = hashes(repo, "b")
+    repo.session("a").retention.set(Retention(max_checkpoints=2, keep_last=1))
+    repo.maintenance.gc()
+    assert hashes(repo, "b") - kept == set()
+    assert [agent.history()[0]["content"] for agent in agents] == ["note first"] * 2
+    assert agents[0].run("note third") == "done"
+    assert is_sound(repo)
+
+
+# -- threads that belong to no session
+
+
+def test_a_thread_and_its_copies_share_values_and_other_threads_do_not(repo):
+    """Copies of a thread are one family with it; another thread has values of its own."""
+    with SQLModelSaver.from_conn_string(backend.url(repo)) as saver:
+        config = put(saver, "a", {"v": "the value"})
+        put(saver, "b", {"v": "the value"})
+        saver.copy_thread("a", "c")
+        assert set(owners(repo)) == {family_of("a"), family_of("b")}
+        saver.delete_thread("a")
+        assert saver.gc().values == 0
+        assert values(saver, on("c")) == values(saver, on("b")) == {"v": "the value"}
+        put(saver, "c", {"v": "another"}, parent=config["configurable"]["checkpoint_id"])
+        saver.delete_thread("c")
+        assert saver.gc().values > 0
+        assert set(owners(repo)) == {family_of("b")}
+        assert is_sound(repo)
+
+
+def test_a_copy_that_leaves_a_session_takes_its_values_along(repo):
+    """A thread copied from a session to no session keeps its values when the session is deleted."""
+    agent = chat(repo, "s", "add chair")
+    thread = agent.branch.langgraph_session_id
+    with SQLModelSaver.from_conn_string(backend.url(repo), sessions=True) as saver:
+        saver.copy_thread(thread, "copy")
+        before = values(saver, on("copy"))
+        repo.session("s").delete()
+        assert set(owners(repo)) == {family_of("copy")}
+        assert values(SQLModelSaver(saver.database, sessions=True), on("copy")) == before
+    assert is_sound(repo)
+
+
+# -- several connections at once
+
+
+@pytest.fixture
+def server(postgres_url):
+    """Open a repository on PostgreSQL."""
+    with agentgit.open(postgres_url) as repo:
+        yield repo
+
+
+def impatient(server):
+    """Open the same database with a limit of five seconds for each statement."""
+    url = backend.url(server).update_query_dict({"options": "-c statement_timeout=5000"})
+    return agentgit.open(url)
+
+
+def test_a_session_is_deleted_while_another_one_is_written(server):
+    """The deletion of a session does not wait for an open transaction that writes values of another session."""
+    thread = chat(server, "busy", "note hello").branch.langgraph_session_id
+    server.session("empty", create=True)
+    store, busy = server.context.store, server.session("busy").id
+    deleted = []
+
+    def write(connection):
+        store.graphs.blobs.of(busy).protect(connection)
+        store.graphs.copy_thread(connection, thread, "elsewhere")  # adds rows to all three tables
+        with impatient(server) as other:
+            deleted.append(other.session("empty").delete())
+
+    store.database.write(write)
+    assert [one.values for one in deleted] == [0]
+    assert {family_of("elsewhere"), busy} == set(owners(server))
+    assert is_sound(server)
+
+
+def test_a_collection_waits_for_a_writer_of_the_same_session(server):
+    """A value that a transaction uses is not collected before the transaction ends, and then it is in use."""
+    agent = chat(server, "s", "note hello")
+    store, session = server.context.store, server.session("s").id
+    key = next(iter(hashes(server, "s")))
+    has_read, results = threading.Event(), []
+
+    def collect():
+        has_read.wait(60)
+        results.append(server.maintenance.gc(steps=False, shrink=False))
+
+    collector = threading.Thread(target=collect)
+    collector.start()
+
+    def write(connection):
+        store.graphs.blobs.of(session).protect(connection)
+        connection.execute(select(BLOB.c.hash).where(BLOB.c.external_session_id == session, BLOB.c.hash == key))
+        has_read.set()
+        collector.join(1)
+        assert not results  # it waits
+        assert connection.execute(select(func.count()).where(BLOB.c.hash == key)).scalar() == 1
+
+    store.database.write(write)
+    collector.join(60)
+    assert results
+    assert agent.run("note again") == "done"
+    assert is_sound(server)
+
+
+@pytest.mark.long
+def test_turns_lose_nothing_to_a_collection_that_runs_all_the_time(server):
+    """Turns that reuse values while their session and others are collected lose nothing."""
+    ended = threading.Event()
+
+    def collect():
+        with agentgit.open(backend.url(server)) as other:
+            while not ended.is_set():
+                other.maintenance.gc(shrink=False)
+
+    collector = threading.Thread(target=collect)
+    collector.start()
+    try:
+        agents = [chat(server, name, *["note again"] * 12) for name in "ab"]
+    finally:
+        ended.set()
+        collector.join(60)
+    assert [len(agent.history()) for agent in agents] == [48, 48]
+    assert is_sound(server)
+
+
+# -- row-level security
+
+
+@pytest.fixture
+def restricted(server):
+    """Yield a database as a role without rights of its own, in the view of a user, and the rows of the two users."""
+    for name in ("ada", "eve"):
+        server.users.add(name)
+    for name in ("ada", "eve"):
+        with agentgit.open(backend.url(server), user=name) as theirs:
+            chat(theirs, "own", "note hello")
+    ids = {user.name: user.id for user in server.users.list()}
+    with as_role(backend.url(server)) as url, closing(Database(url)) as database:
+        yield database.limited_to(server.context.store.tenant_id, ids["eve"]), ids
+
+
+@pytest.mark.parametrize("table", OWNED, ids=lambda table: table.name)
+def test_a_user_reads_values_and_steps_of_own_sessions_only(server, restricted, table):
+    """D5: in the view of a user, a query without conditions finds no value, step or write of another user."""
+    database, _ = restricted
+    everybody = owners(server, table)
+    with agentgit.open(backend.url(server), user="eve") as eve:
+        own = eve.session("own").id
+    with database.reading() as connection:
+        found = set(connection.execute(select(table.c.external_session_id)).scalars())
+    assert found == {own} < set(everybody)
+
+
+@pytest.mark.parametrize("table", OWNED, ids=lambda table: table.name)
+def test_a_user_changes_no_values_and_steps_of_others(server, restricted, table):
+    """D5: in the view of a user, no value, step or write of another user can be moved, deleted or added."""
+    database, _ = restricted
+    before = owners(server, table)
+    with agentgit.open(backend.url(server), user="eve") as eve:
+        own = eve.session("own").id
+    (other,) = before.keys() - {own}
+    with pytest.raises(NotAllowed, match="row-level security"):
+        database.write(lambda c: c.execute(update(table).values(external_session_id=other)))
+    database.write(lambda c: c.execute(delete(table)))
+    assert owners(server, table) == {other: before[other]}
+
+
+def test_a_user_grants_no_roles_and_no_admin_rights(server, restricted):
+    """D5: in the view of a user, a statement can neither make an admin nor add, change or delete a membership."""
+    database, ids = restricted
+    with agentgit.open(backend.url(server), user="ada") as ada:
+        ada.session("own").sharing.share("eve", "viewer")
+        session = ada.session("own").id
+    row = {"tenant_id": server.context.store.tenant_id, "external_session_id": session, "user_id": ids["eve"]}
+    refused = [
+        insert(SESSION_MEMBER).values(**row, link_id=7, role="owner", created_at=func.now()),
+        update(USER).where(USER.c.id == ids["eve"]).values(is_admin=True),
+    ]
+    for statement in refused:
+        with pytest.raises(NotAllowed, match="row-level security"):
+            database.write(lambda c, statement=statement: c.execute(statement))
+    for statement in (
+        update(SESSION_MEMBER).values(role="owner"),
+        delete(SESSION_MEMBER),
+        update(USER).where(USER.c.id != ids["eve"]).values(is_admin=True),
+    ):
+        assert database.write(lambda c, statement=statement: c.execute(statement).rowcount) == 0
+    with agentgit.open(backend.url(server), user="ada") as ada:
+        assert [(one.user_name, one.role) for one in ada.session("own").sharing.members()] == [("eve", "viewer")]

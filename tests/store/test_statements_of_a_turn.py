@@ -1,0 +1,70 @@
+"""The statements of a turn, by table and kind. A turn that needs one more is slower for every user."""
+
+import re
+from collections import Counter
+from contextlib import contextmanager
+from itertools import groupby
+
+import faults
+import points
+import pytest
+import sent_statements
+from scripted import World, obedient, tool_node_graph
+from sqlalchemy import event
+from sqlalchemy.pool import Pool
+
+TARGET = {
+    "INSERT": r"INSERT(?: OR \w+)? INTO (\w+)",
+    "UPDATE": r"UPDATE (\w+)",
+    "DELETE": r"DELETE FROM (\w+)",
+    "SELECT": r"(?s)\bFROM (\w+)",
+    "WITH": r"(?s)\bFROM (\w+)",
+}
+
+
+def kind_and_table(sql):
+    """Return the kind and the table of a statement; None for one that reads and writes no table."""
+    kind = sql.lstrip().partition(" ")[0]
+    found = re.search(TARGET[kind], sql.replace('"', "")) if kind in TARGET else None
+    return f"{kind} {found[1]}" if found else None
+
+
+@contextmanager
+def counting(repo):
+    """Yield a counter that has the statements of the block when it ends."""
+    counted = Counter()
+    if not repo.context.store.database.is_sqlite:
+        with sent_statements.recording() as statements:
+            yield counted
+        counted.update(filter(None, map(kind_and_table, statements)))
+        return
+    traced = []
+
+    def trace(dbapi_connection, _record):
+        dbapi_connection.set_trace_callback(traced.append)
+
+    repo.context.store.database.before_fork()  # closes the idle connections, so that each one is traced
+    event.listen(Pool, "connect", trace)
+    try:
+        yield counted
+    finally:
+        event.remove(Pool, "connect", trace)
+        repo.context.store.database.before_fork()
+    # SQLite reports each row of a statement that inserts several.
+    counted.update(kind for kind, _ in groupby(filter(None, map(kind_and_table, traced))))
+
+
+@pytest.mark.parametrize(("text", "most"), [("hello", 15), ("add chair", 27)])
+def test_a_turn_sends_no_more_statements_than_it_needs(repo, text, most):
+    """A turn sends so many statements at most, with one insert for each table and transaction for its steps."""
+    world = World()
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    for _ in range(3):  # as in a session that is in use
+        agent.run(text)
+    # The background writes only in a slow turn, and then once more.
+    with faults.setting(points.FLUSH_IN_BACKGROUND, lambda unit: None), counting(repo) as statements:
+        agent.run(text)
+    assert sum(statements.values()) <= most, statements
+    transactions = 1 if text == "hello" else 3  # the end; before it the intent and the outcome
+    for table in ("blob", "graph_checkpoint"):
+        assert statements[f"INSERT {table}"] <= transactions, statements

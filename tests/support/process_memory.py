@@ -1,0 +1,71 @@
+"""Measuring the memory that a process keeps, with small limits on what it may keep.
+
+A measurement counts the bytes that Python allocates while as many sessions are served again as before, after a garbage
+collection. The caches are made small, so that they are full by then.
+"""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from agentgit.effects import served_sessions
+from agentgit.store.objects import lru
+
+SERVED = 16
+"""The number of sessions that are served before a measurement, and again during it."""
+
+
+def limit_caches(monkeypatch: pytest.MonkeyPatch, divisor: int) -> None:
+    """Divide the limit of every cache that is made from now on."""
+    create = lru.LRUCache.__init__
+
+    def create_small(self: Any, limit: int, weigh: Any = None) -> None:
+        create(self, max(1, limit // divisor), weigh)
+
+    monkeypatch.setattr(lru.LRUCache, "__init__", create_small)
+
+
+def limit_sessions(monkeypatch: pytest.MonkeyPatch, sessions: int, *, declared: int | None = None) -> None:
+    """Limit what is kept of sessions without an agent or a handle.
+
+    Args:
+        sessions: The number of sessions whose graph is kept, and of different declarations.
+        declared: The number of sessions whose declarations are kept, if it is another one.
+    """
+    monkeypatch.setattr(served_sessions, "RECENT_SESSIONS", sessions)
+    monkeypatch.setattr(served_sessions, "RECENT_DECLARATIONS", sessions)
+    monkeypatch.setattr(served_sessions, "DECLARED_SESSIONS", declared or sessions)
+
+
+@contextmanager
+def traced_memory() -> Iterator[None]:
+    """Trace the memory that Python allocates."""
+    tracemalloc.start()
+    try:
+        yield
+    finally:
+        tracemalloc.stop()
+
+
+def used_bytes() -> int:
+    """Return the bytes that are allocated after a garbage collection."""
+    gc.collect()
+    return tracemalloc.get_traced_memory()[0]
+
+
+def kept_bytes(serve: Callable[[int], None]) -> float:
+    """Return the bytes that are kept for each session, once as many sessions have been served before."""
+    serve(0)  # what a first session loads is not traced
+    with traced_memory():
+        for number in range(1, SERVED):
+            serve(number)
+        before = used_bytes()
+        for number in range(SERVED, 2 * SERVED):
+            serve(number)
+        return (used_bytes() - before) / SERVED

@@ -1,0 +1,68 @@
+"""Databases on a disk that a test can fill."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import backend
+import faults
+import pytest
+from sqlalchemy import URL, create_engine, text
+from sqlalchemy.exc import DBAPIError
+
+SIZE = "64m"
+
+
+@contextmanager
+def mounted() -> Iterator[Path]:
+    """Mount a small disk in memory that every user can write to; without the right to mount, the test is skipped."""
+    disk = Path(tempfile.mkdtemp(dir="/var/tmp", prefix="agentgit-disk-"))  # the server cannot enter the others
+    disk.chmod(0o777)
+    try:
+        command = ["mount", "-t", "tmpfs", "-o", f"size={SIZE},mode=777", "tmpfs", disk]
+        if os.geteuid() != 0 or subprocess.run(command, check=False).returncode:  # noqa: S603
+            pytest.skip("only root can mount a small disk")
+        try:
+            yield disk
+        finally:
+            subprocess.run(["umount", disk], check=True)  # noqa: S603, S607
+    finally:
+        shutil.rmtree(disk, ignore_errors=True)
+
+
+@contextmanager
+def postgres_database(disk: Path, server: URL) -> Iterator[URL]:
+    """Create a PostgreSQL database on a disk, with all tables; if the server runs elsewhere, the test is skipped.
+
+    Args:
+        disk: The folder of the disk.
+        server: The URL of a database of the server.
+    """
+    folder, name = disk / "server", f"agentgit_test_{uuid.uuid4().hex}"
+    folder.mkdir()
+    engine = create_engine(server, isolation_level="AUTOCOMMIT")
+    try:
+        shutil.chown(folder, "postgres")
+        with engine.connect() as connection:
+            connection.execute(text(f"CREATE TABLESPACE {name} LOCATION '{folder}'"))
+    except (LookupError, DBAPIError):
+        engine.dispose()
+        pytest.skip("the server cannot use a disk of this machine")
+    with engine.connect() as connection:
+        connection.execute(text(f"CREATE DATABASE {name} TABLESPACE {name}"))
+    try:
+        backend.upgrade(server.set(database=name))
+        yield server.set(database=name)
+    finally:
+        faults.empty_disk(str(disk))
+        with engine.connect() as connection:
+            connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
+            connection.execute(text(f"DROP TABLESPACE {name}"))
+        engine.dispose()

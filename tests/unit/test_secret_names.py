@@ -1,0 +1,31 @@
+"""Names of settings that look like those of secrets, which are not stored as metadata (G6)."""
+
+import pytest
+
+from agentgit.auth.secret_names import is_secret_name
+
+HIDDEN = """
+    api_key apikey API_KEY apiKey openai_api_key openaiApiKey OPENAI_API_KEY x-api-key X-Api-Key api_keys stripe_key key
+    aws_access_key_id aws_secret_access_key private_key ssh-private-key signingKey secret client_secret secrets mySecret
+    password PASSWORD db_password dbpassword Passwd passphrase pass_phrase passcode pwd DB_PWD otp jwt userJWT
+    token TOKEN access_token accessToken accesstoken GITHUB_TOKEN githubTokenValue session_token token_count
+    authorization Authorization Proxy-Authorization auth basic_auth bearer BearerToken
+    credential credentials google_credentials cookie Set-Cookie session_cookies
+"""
+STORED = """
+    user_id thread_id run_id assistant_id graph_id langgraph_auth_user_id model model_name temperature max_tokens tokens
+    prompt_tokens tokenizer tenant email language author authority keyboard keys monkey key_count hotkeys session_id
+    notebook compass passenger secr _ 7 ключ
+"""
+
+
+@pytest.mark.parametrize("name", HIDDEN.split())
+def test_g6_a_name_of_a_secret_is_recognized(name):
+    """G6: names of keys, tokens, passwords and the like are recognized in every usual spelling."""
+    assert is_secret_name(name)
+
+
+@pytest.mark.parametrize("name", STORED.split())
+def test_g6_a_harmless_name_is_not_hidden(name):
+    """G6: ids, counts of tokens, and words that only resemble a secret's are stored."""
+    assert not is_secret_name(name)
