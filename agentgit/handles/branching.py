@@ -42,7 +42,7 @@ def recover(access: SessionAccess, branch: BranchRef, *, force: bool) -> Interna
 
     def recover_branch(connection: Connection) -> InternalSession:
         session = access.load_session(connection, EDITOR)
-        store.sessions.lock(connection, session.id)
+        store.graphs.blobs.of(session.id).lock(connection)  # waits for what a run that still lives is writing
         row = context.lookup.branch(connection, session, branch)
         operations = [
             o for o in store.operations.query_running(connection, session.id).all() if o.internal_session_id == row.id

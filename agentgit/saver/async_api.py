@@ -1,9 +1,14 @@
-"""The saver's async methods. Each runs its sync twin without blocking the event loop (`Database.run`)."""
+"""The saver's async methods. Each runs its sync twin without blocking the event loop.
+
+Steps and reads run on the loop itself where the driver can (`Database.run`). What locks a session or a thread runs in a
+thread: a transaction on the loop would keep its locks while other tasks run, and one of them may wait for them with a
+sync connection, as a node does that reads its own turn.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
@@ -56,8 +61,12 @@ class AsyncSaverMethods(ThreadOperations):
     ) -> AsyncIterator[CheckpointTuple]:
         """See `list`."""
         tuples = self.list(config, filter=filter, before=before, limit=limit)
-        while (checkpoint_tuple := await self.database.run(next, tuples, None)) is not None:
+        while (checkpoint_tuple := await self._next(tuples)) is not None:
             yield checkpoint_tuple
+
+    async def _next(self, tuples: Iterator[CheckpointTuple]) -> CheckpointTuple | None:
+        await self._flush_turn()
+        return await self.database.run(next, tuples, None)
 
     async def aput(
         self,
@@ -85,20 +94,20 @@ class AsyncSaverMethods(ThreadOperations):
 
     async def adelete_thread(self, thread_id: str) -> None:
         """See `delete_thread`."""
-        await self.database.run(self.delete_thread, thread_id)
+        await asyncio.to_thread(self.delete_thread, thread_id)
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
         """See `delete_for_runs`."""
-        await self.database.run(self.delete_for_runs, run_ids)
+        await asyncio.to_thread(self.delete_for_runs, run_ids)
 
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """See `copy_thread`."""
-        await self.database.run(self.copy_thread, source_thread_id, target_thread_id)
+        await asyncio.to_thread(self.copy_thread, source_thread_id, target_thread_id)
 
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """See `prune`."""
-        await self.database.run(self.prune, thread_ids, strategy=strategy)
+        await asyncio.to_thread(self.prune, thread_ids, strategy=strategy)
 
     async def agc(self, *, dry_run: bool = False, shrink: bool = False, imports: bool = False) -> Collected:
         """See `gc`."""
-        return await self.database.run(self.gc, dry_run=dry_run, shrink=shrink, imports=imports)
+        return await asyncio.to_thread(self.gc, dry_run=dry_run, shrink=shrink, imports=imports)

@@ -9,12 +9,13 @@ import os
 import random
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypeVar
 
 from sqlalchemy import URL, Connection, Engine
 from sqlalchemy.exc import DBAPIError
@@ -100,6 +101,13 @@ _write_locks: dict[str, TimedLock] = {}
 """The write lock of each SQLite file, shared by every `Database` of this process that opens the file."""
 
 
+class CloseListener(Protocol):
+    """An object with rows that wait to be written."""
+
+    def flush_in_background(self) -> None:
+        """Write what waits, without raising an error if that fails."""
+
+
 class Database:
     """An open database. It is thread-safe.
 
@@ -143,6 +151,7 @@ class Database:
         self._write_lock = self._shared_write_lock()
         # Shared with the copies that `limited_to` returns, like everything that `close` closes.
         self._closed, self._pool = threading.Event(), self.engine.pool
+        self._close_listeners: weakref.WeakSet[CloseListener] = weakref.WeakSet()
         self._database_key = f"memory {id(self.engine)}" if self.in_memory else str(self.url)
         process.register_for_fork(self)
 
@@ -436,6 +445,10 @@ class Database:
         if self.leases is not None:
             self.leases.after_fork()
 
+    def register_for_close(self, listener: CloseListener) -> None:
+        """Let an object write what waits before the database is closed, for as long as the object exists."""
+        self._close_listeners.add(listener)
+
     def _record_refusal(self, refusal: NotAllowed) -> None:
         """Write a refusal to the audit trail, in its own transaction. If that fails, log it; the refusal stands."""
         write_audit, refusal.write_audit = refusal.write_audit, None
@@ -447,7 +460,12 @@ class Database:
             LOG.warning("A refusal could not be written to the audit trail: %s", error)
 
     def close(self) -> None:
-        """Close all connections. Any later use of the object raises `Unavailable`."""
+        """Write what running turns have not written yet, and close all connections.
+
+        Any later use of the object raises `Unavailable`.
+        """
+        for listener in list(self._close_listeners):
+            listener.flush_in_background()
         self.bus.close()  # first, because callbacks that still have events may read this database
         self._closed.set()
         if self.leases is not None:

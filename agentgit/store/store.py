@@ -270,12 +270,20 @@ class Store:
 
     def recover(self, connection: Connection, branch: StoredRow) -> StoredRow:
         """Release a branch from a turn that has died or whose lease has ended. Its running calls become `unknown`."""
-        if branch.status != RUNNING or not self.sessions.is_abandoned(connection, branch):
+        if not self._is_run_abandoned(connection, branch):
+            return branch
+        # A run whose lease has ended may still live, and be writing. Wait for that, because it counts as made in time.
+        self.graphs.blobs.of(branch.external_session_id).lock(connection)
+        branch = self.sessions.branch(connection, branch.id)
+        if not self._is_run_abandoned(connection, branch):
             return branch
         self.journal.abandon(connection, branch.id, branch.owner)
         self.sessions.release_abandoned(connection, branch.id, branch.owner)
         record_event(connection, self.tenant_id, "turn.abandoned", branch_id=branch.id)
         return self.sessions.branch(connection, branch.id)
+
+    def _is_run_abandoned(self, connection: Connection, branch: StoredRow) -> bool:
+        return branch.status == RUNNING and self.sessions.is_abandoned(connection, branch)
 
     def read_state(self, connection: Connection, thread_id: str, checkpoint_id: str | None) -> dict[str, Any]:
         """Read the state and the conversation at a graph checkpoint, as the fields of a value."""

@@ -9,13 +9,14 @@ rows, so a turn collects them. They are written
 - before anybody in the turn reads,
 - in the background, `FLUSH_SECONDS` after the first of them was added.
 
-A process that is killed loses the rows that wait and those of a transaction under way. Intents and outcomes of calls
-that are not read-only never wait. Each transaction checks that the turn still holds its branch, so the rows of a turn
-that was taken over are never stored.
+A process that is killed loses the rows that wait and those of a transaction under way; one that ends, or closes its
+database, writes them first. Intents and outcomes of calls that are not read-only never wait. Each transaction checks
+that the turn still holds its branch, so the rows of a turn that was taken over are never stored.
 """
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,7 +51,10 @@ FLUSH_SECONDS = 0.05
 """How long a row waits at most before it is written in the background."""
 
 RETRY_SECONDS = 1.0
-"""How long rows wait after an attempt to write them in the background failed."""
+"""How long rows wait after an attempt to write them failed."""
+
+MAX_RETRIES = 60
+"""How often the background tries to write the rows of a turn that could not be ended."""
 
 MAX_CALLS = 64
 """The most read-only calls that wait; a process that is killed loses at most this many from the record."""
@@ -73,8 +77,8 @@ class RecordedCall(NamedTuple):
 
 
 class _Waiting(NamedTuple):
-    rows: Sequence[NewRows]
-    calls: Sequence[RecordedCall]
+    rows: list[NewRows]
+    calls: list[RecordedCall]
 
 
 class UnitOfWork:
@@ -98,11 +102,7 @@ class UnitOfWork:
         if newest.checkpoint is not None and (newest.has_writes or newest.is_interrupted):
             self._interrupts[newest.checkpoint.key.checkpoint_id] = newest.is_interrupted
         store.graphs.owners.add(branch.thread_id, branch.external_session_id)
-        self._lock = threading.Lock()
-        # Held while rows are written, so that they are written in the order in which they were added.
-        self._write_lock = threading.Lock()
-        self._writer: int | None = None
-        """The thread that holds the lock."""
+        self._create_locks()
         self._next_arrival: int | None = None
         """The arrival number of the next call, in a transaction under way that has read it."""
         self.world_seq: int | None = world_seq
@@ -110,10 +110,28 @@ class UnitOfWork:
         self.read_session_meta: Callable[[], bytes] = bytes
         """Return the metadata of the session, which the last transaction of the turn reads."""
         self._is_taken_over = False
-        self._has_failed = False
-        self._may_be_stored = False
-        """True if an attempt to write failed, perhaps because the answer to its commit was lost."""
+        self._failures = 0
+        """The number of attempts to write that have failed since the last one that succeeded."""
         self._is_closed = False
+        self._has_ended = False
+        """True once the turn has tried to write everything for the last time."""
+        process.register_for_fork(self)
+        store.database.register_for_close(self)
+
+    def _create_locks(self) -> None:
+        self._lock = threading.Lock()
+        # Held while rows are written, so that they are written in the order in which they were added.
+        self._write_lock = threading.Lock()
+        self._writer: int | None = None
+        """The thread that holds the lock."""
+
+    def before_fork(self) -> None:
+        """Do nothing: the parent keeps what waits."""
+
+    def after_fork(self) -> None:
+        """Forget what waits, because the parent writes it."""
+        self._create_locks()
+        self._rows, self._calls = [], []
 
     @property
     def is_waiting(self) -> bool:
@@ -129,10 +147,10 @@ class UnitOfWork:
         if isinstance(rows, NewCheckpoint):
             self._encode_missing(rows)
         with self._lock:
-            if self._is_closed:
-                return False
             if self._is_taken_over:
                 raise TakenOver
+            if self._is_closed:
+                return False
             self._rows.append(rows)
             self._record_writes(rows)
         _flusher.schedule(self)
@@ -186,21 +204,18 @@ class UnitOfWork:
             Conflict: The turn was taken over. The outcomes of calls that acted are written, and nothing else.
             Unavailable: The database cannot be written. Everything waits for the next attempt.
         """
-        if self.is_waiting:
+        if self.is_waiting and self._writer != threading.get_ident():
             self._write_with(None, durable=False, closing=False)
 
     def flush_in_background(self) -> None:
-        """Write what waits. After a failure it waits for the next attempt, or for whoever in the turn writes next."""
+        """Write what waits. If that fails, it waits for the next attempt, or for whoever in the turn writes next."""
         try:
             self.flush()
         except Conflict:
             return  # the next step of the graph raises it
         except Exception as error:  # noqa: BLE001  # the thread serves other turns too, and whoever writes next raises it
-            if not self._has_failed:
+            if self._failures == 1:
                 LOG.warning("The last steps of a turn are not saved yet: %s", error)
-            self._has_failed = True
-            if not self._store.database.is_closed:
-                _flusher.schedule(self, RETRY_SECONDS)
 
     def write(self, work: Callable[[Connection], T], *, durable: bool = True, closing: bool = False) -> T:
         """Write what waits and do other work, in one transaction.
@@ -218,6 +233,9 @@ class UnitOfWork:
     def _write_with(self, work: Callable[[Connection], T] | None, *, durable: bool, closing: bool) -> T | None:
         session_id = self._branch.external_session_id
         with self._draining(closing=closing) as waiting:
+            if self._is_taken_over:
+                self._write_outcomes_alone(waiting)
+                raise TakenOver
             if work is None and not waiting.rows and not waiting.calls:
                 return None  # another thread has just written it
             newest_before, world_seq_before = self._newest, self.world_seq
@@ -238,41 +256,54 @@ class UnitOfWork:
                 result = self._store.database.write(write_all, durable=durable, async_commit=can_wait)
             except TakenOver:
                 self._is_taken_over = True
-                self._store.database.write(
-                    lambda connection: self._write_outcomes(
-                        connection, self._leave_out_stored(connection, waiting.calls)
-                    ),
-                    durable=True,
-                )
+                self._write_outcomes_alone(waiting)
                 raise
             except BaseException:
-                self._newest, self.world_seq, self._may_be_stored = newest_before, None, True
+                self._newest, self.world_seq = newest_before, None
                 raise
-            self._has_failed = self._may_be_stored = False
             for entry in waiting.rows:
                 if isinstance(entry, NewCheckpoint):
                     self._store.graphs.seen.add(entry.key)
             return result
 
+    def _write_outcomes_alone(self, waiting: _Waiting) -> None:
+        """Write the outcomes of the calls that acted in a turn that was taken over, and drop everything else."""
+        waiting.rows.clear()
+        waiting.calls[:] = [call for call in waiting.calls if call.id is not None]
+        if waiting.calls:
+            self._store.database.write(
+                lambda connection: self._write_outcomes(connection, self._leave_out_stored(connection, waiting.calls)),
+                durable=True,
+            )
+            waiting.calls.clear()
+
     @contextmanager
     def _draining(self, *, closing: bool) -> Iterator[_Waiting]:
-        """Yield what waits. If the block raises, it waits again, unless the turn was taken over."""
+        """Yield what waits. If the block raises, what it leaves there waits again."""
         with self._write_lock:
             self._writer = threading.get_ident()
             with self._lock:
                 waiting = _Waiting(self._rows, self._calls)
                 self._rows, self._calls = [], []
                 self._is_closed |= closing  # now, so that the saver stores what comes later itself
+                self._has_ended |= closing
             try:
                 yield waiting
             except BaseException:
-                if not self._is_taken_over:
-                    with self._lock:
-                        self._rows[:0], self._calls[:0] = waiting.rows, waiting.calls
-                        self._is_closed &= not closing
+                self._failures += 1
+                with self._lock:
+                    self._rows[:0], self._calls[:0] = waiting.rows, waiting.calls
+                    self._is_closed &= not closing
+                if (self._rows or self._calls) and not self._is_given_up():
+                    _flusher.schedule(self, RETRY_SECONDS)
                 raise
+            else:
+                self._failures = 0
             finally:
                 self._writer = None
+
+    def _is_given_up(self) -> bool:
+        return self._store.database.is_closed or (self._has_ended and self._failures > MAX_RETRIES)
 
     def _write(
         self, connection: Connection, waiting: _Waiting, newest: Mapping[Namespace, GraphCheckpoint | None]
@@ -289,7 +320,7 @@ class UnitOfWork:
 
     def _leave_out_stored(self, connection: Connection, calls: Sequence[RecordedCall]) -> Sequence[RecordedCall]:
         """Leave out the calls that a failed attempt has stored. A graph checkpoint may be stored twice, a call not."""
-        if not self._may_be_stored or not calls:
+        if not self._failures or not calls:  # otherwise the answer to a commit may have been lost
             return calls
         rows = self._store.journal.calls_of_turn(connection, self._branch.id, calls[0].intent.owner)
         new = {(None, row.idempotency_key, row.started_at) for row in rows}
@@ -345,12 +376,15 @@ class UnitOfWork:
             yield
 
     def _flush_for(self, database: Database) -> None:
-        if self._writer != threading.get_ident() and database.is_same(self._store.database):
+        if database.is_same(self._store.database):
             self.flush()
 
 
-MAX_THREADS = 4
-"""The most threads that write in the background, so that one slow database does not delay the others."""
+MAX_THREADS = 32
+"""The most threads that write in the background, so that a slow database does not delay the others."""
+
+EXIT_SECONDS = 5.0
+"""How long a process that ends waits until what its turns have left is written."""
 
 
 class _Flusher:
@@ -362,6 +396,16 @@ class _Flusher:
         self._threads, self._idle_threads = 0, 0
         self._wakes_at = inf
         process.register_for_fork(self)
+        atexit.register(self.flush_all)
+
+    def flush_all(self) -> None:
+        """Write everything that waits, as far as that takes no longer than `EXIT_SECONDS`."""
+        with self._condition:
+            self._due = dict.fromkeys(self._due, 0.0)
+            self._condition.notify_all()
+            self._condition.wait_for(
+                lambda: not self._due and self._idle_threads == self._threads, timeout=EXIT_SECONDS
+            )
 
     def schedule(self, unit: UnitOfWork, seconds: float = FLUSH_SECONDS) -> None:
         """Flush a unit of work after some seconds, unless it is scheduled already."""
@@ -388,6 +432,7 @@ class _Flusher:
             self._wait_for_due().flush_in_background()
             with self._condition:
                 self._idle_threads += 1
+                self._condition.notify_all()  # `flush_all` may wait for it
 
     def _wait_for_due(self) -> UnitOfWork:
         with self._condition:
@@ -398,6 +443,8 @@ class _Flusher:
                 if unit is not None and seconds <= 0:
                     del self._due[unit]
                     self._idle_threads -= 1
+                    self._wakes_at = inf  # another thread decides when it wakes next
+                    self._condition.notify()
                     return unit
                 self._condition.wait(seconds if unit is not None else None)
 

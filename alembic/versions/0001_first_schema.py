@@ -352,6 +352,16 @@ def _triggers_of_postgresql():
     digest = "pg_catalog.encode(NEW.last_hash, 'hex')"
     told = TOLD % (f"CAST({of.format('erased')} AS bigint)", f"CAST({of.format('events')} AS bigint)",
                    of.format("hash"), digest)  # fmt: skip
+    op.execute(
+        "CREATE FUNCTION agentgit_owner_stays() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "RAISE EXCEPTION 'the owner of a session cannot be changed in the view of a user'; END $$"
+    )
+    op.execute(
+        "CREATE TRIGGER owner_stays BEFORE UPDATE OF user_id ON external_session FOR EACH ROW "
+        "WHEN (OLD.user_id IS DISTINCT FROM NEW.user_id "
+        "AND current_setting('agentgit.user_id', true) IS DISTINCT FROM 'all') "
+        "EXECUTE FUNCTION agentgit_owner_stays()"
+    )
     op.execute(ASKING.format(name="audit_event_goes", condition=ERASED, row="OLD", refused=REFUSED))
     op.execute(ASKING.format(name="erasure_is_told", condition=told, row="NEW", refused=REFUSED))
     for name, when, function in (
@@ -392,11 +402,18 @@ SEES = {"agentgit_sees_session": "external_session", "agentgit_sees_branch": "in
 
 # What decides about rights is written in the view of everybody, by code that has checked them.
 WRITES = {
-    "user": f"{EVERYBODY} OR id = {USER} AND NOT is_admin",
+    "tenant": f"{EVERYBODY} OR {USER} IS NULL",
+    "user": f"{EVERYBODY} OR id = {USER} AND NOT is_admin AND disabled_at IS NULL",
     "api_key": f"{EVERYBODY} OR user_id = {USER}",
+    "webhook": f"{EVERYBODY} OR user_id = {USER} "
+    "AND (external_session_id IS NULL OR agentgit_sees_session(tenant_id, external_session_id))",
     "session_member": EVERYBODY,
     "session_link": EVERYBODY,
 }
+
+# The rows of a thread decide what its readers see, so nobody adds some to the thread of a branch for another owner.
+GRAPH_ROWS = ("graph_checkpoint", "graph_write")
+STAGED = "thread_id LIKE 'agentgit-import-%'"
 
 
 def _sees(table):
@@ -418,16 +435,39 @@ def _sees(table):
     return mine
 
 
+def _writes(table):
+    """Say which rows of a table may be new."""
+    mine = f"tenant_id = {TENANT}"
+    if table == "audit_event":  # what belongs to no session is one chain for all, which each of them makes longer
+        return mine
+    if table in GRAPH_ROWS:
+        return (
+            f"{mine} AND ({EVERYBODY} OR CASE WHEN external_session_id < 0 THEN thread_id NOT LIKE 'agentgit-%' "
+            f"OR {STAGED} ELSE agentgit_sees_session(tenant_id, external_session_id) AND ({STAGED} "
+            "OR agentgit_is_thread_of(tenant_id, thread_id, external_session_id)) END)"
+        )
+    return _sees(table)
+
+
 def _walls():
     for name, table in SEES.items():
         op.execute(
             f"CREATE FUNCTION {name}(bigint, bigint) RETURNS boolean LANGUAGE plpgsql STABLE PARALLEL SAFE AS "
             f"$$ BEGIN RETURN EXISTS (SELECT FROM {table} WHERE tenant_id = $1 AND id = $2); END $$"
         )
+    op.execute(
+        "CREATE FUNCTION agentgit_is_thread_of(bigint, text, bigint) RETURNS boolean "
+        "LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$ BEGIN RETURN EXISTS (SELECT FROM internal_session "
+        "WHERE tenant_id = $1 AND thread_id = $2 AND external_session_id = $3); END $$"
+    )
+    for function in (*(f"{name}(bigint, bigint)" for name in SEES), "agentgit_is_thread_of(bigint, text, bigint)"):
+        # So that they look at the tables of this schema, whatever temporary tables there are.
+        op.execute(
+            f"DO $$ BEGIN EXECUTE format('ALTER FUNCTION {function} SET search_path = %I, pg_temp', current_schema()); "
+            "END $$"
+        )
     for table in TABLES.tables:
-        sees = _sees(table)
-        # What belongs to no session is one chain for all, which each of them makes longer.
-        writes = f"tenant_id = {TENANT}" if table == "audit_event" else sees
+        sees, writes = _sees(table), _writes(table)
         op.execute(f'ALTER TABLE "{table}" ENABLE ROW LEVEL SECURITY')
         op.execute(f'ALTER TABLE "{table}" FORCE ROW LEVEL SECURITY')
         op.execute(f'CREATE POLICY agentgit_wall ON "{table}" USING ({sees}) WITH CHECK ({writes})')
@@ -468,7 +508,8 @@ def downgrade() -> None:
     for table in reversed(TABLES.sorted_tables):
         op.drop_table(table.name)
     if is_postgresql:
-        for name in ("audit_event_stays", "audit_event_goes", "erasure_is_told"):
+        for name in ("audit_event_stays", "audit_event_goes", "erasure_is_told", "owner_stays"):
             op.execute(f"DROP FUNCTION agentgit_{name}()")
         for name in SEES:
             op.execute(f"DROP FUNCTION {name}(bigint, bigint)")
+        op.execute("DROP FUNCTION agentgit_is_thread_of(bigint, text, bigint)")

@@ -1,5 +1,9 @@
 """A turn collects its steps: who reads in the turn sees them, others see them soon, and a failed write loses none."""
 
+import asyncio
+import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -9,6 +13,7 @@ import points
 import pytest
 from langchain_core.messages import AIMessage
 from langgraph.graph import START, MessagesState, StateGraph
+from scripted import World
 
 import agentgit
 from agentgit import Conflict, Unavailable
@@ -109,3 +114,121 @@ def test_a_turn_that_was_taken_over_stores_none_of_its_steps(repo):
         agent.invoke({"messages": [("user", "hi")]})
     assert texts(repo.wrap(graph_of(says("a")), "s")) == ["hi"]
     assert repo.maintenance.fsck(3).is_sound
+
+
+def test_a_closed_repository_has_the_steps_of_a_stream_that_was_left(repo):
+    """When a repository is closed while a stream is half read, the steps of the stream are stored."""
+    with agentgit.open(backend.url(repo)) as leaving:
+        agent = leaving.wrap(graph_of(says("one"), says("two"), says("three")), "s")
+        stream = agent.stream({"messages": [("user", "hi")]}, stream_mode="values")
+        for _ in range(3):
+            next(stream)  # LangGraph saves a step when the next one is asked for
+    assert texts(repo.wrap(graph_of(says("a")), "s"))[:2] == ["hi", "one"]
+    with pytest.raises(Unavailable, match="was closed"):
+        list(stream)
+
+
+LEAVING = """
+import sys, threading, time
+import agentgit
+from langchain_core.messages import AIMessage
+from langgraph.graph import START, MessagesState, StateGraph
+
+reached = threading.Event()
+
+def wait(state):
+    reached.set()
+    time.sleep(60)
+
+builder = StateGraph(MessagesState).add_node("one", lambda state: {"messages": [AIMessage("one")]})
+builder.add_node("wait", wait).add_edge(START, "one").add_edge("one", "wait")
+agent = agentgit.open(sys.argv[1]).wrap(builder.compile(), "s")
+threading.Thread(target=agent.invoke, args=[{"messages": [("user", "hi")]}], daemon=True).start()
+reached.wait(60)
+"""
+
+
+def test_a_program_that_ends_has_the_steps_of_a_turn_in_a_thread(repo):
+    """When a program ends while a daemon thread runs a turn, the steps of the turn are stored."""
+    subprocess.run([sys.executable, "-c", LEAVING, backend.address(repo)], check=True)  # noqa: S603  # written above
+    assert texts(repo.wrap(graph_of(says("a")), "s")) == ["hi", "one"]
+
+
+def test_a_slow_write_in_the_background_delays_no_other_turn(repo, tmp_path):
+    """While the background writes slowly for one turn, it writes the steps of another turn as soon as before."""
+    slow_write, other_is_stored, waited = threading.Event(), threading.Event(), []
+    other = agentgit.open(tmp_path / "other.db")
+
+    def hold(plain, unit):
+        if not waited:
+            waited.append(unit)
+            slow_write.set()
+            assert other_is_stored.wait(TIME)
+        plain(unit)
+
+    def look(state):
+        until(lambda: backend.from_outside(lambda: texts(reader)) == ["hi", "quick"])
+        other_is_stored.set()
+        return {"messages": [AIMessage("slow")]}
+
+    with other, faults.around(points.FLUSH_IN_BACKGROUND, hold):
+        reader = agentgit.open(tmp_path / "other.db").wrap(graph_of(says("a")), "s")
+        first = repo.wrap(graph_of(says("quick"), lambda state: {"messages": [str(other_is_stored.wait(TIME))]}), "s")
+        turn = threading.Thread(target=first.invoke, args=[{"messages": [("user", "hi")]}])
+        turn.start()
+        assert slow_write.wait(TIME)
+        other.wrap(graph_of(says("quick"), look), "s").invoke({"messages": [("user", "hi")]})
+        turn.join(TIME)
+    assert texts(first) == ["hi", "quick", "True"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_process_that_is_forked_in_a_turn_writes_nothing_of_the_turn(repo):
+    """If a process is forked in a turn, the child can read, and each call of the turn is stored once, by the parent."""
+    world = World()
+
+    def fork(state):
+        world.tool("look").invoke({})
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                with agentgit.open(backend.url(repo)) as own:
+                    code = 0 if own.session("s").log() and repo.session("s").tool_track() == [] else 2
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        return {"messages": [AIMessage("forked")]}
+
+    with faults.setting(points.FLUSH_IN_BACKGROUND, lambda unit: None):
+        agent = repo.wrap(graph_of(fork), "s", effects=world.effects(), check_effects=False)
+        agent.invoke({"messages": [("user", "hi")]})
+    assert [(call.tool_name, call.status) for call in agent.tool_track()] == [("look", "done")]
+    assert texts(agent) == ["hi", "forked"]
+    assert repo.maintenance.fsck(3).is_sound
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+async def test_a_collection_on_the_loop_of_a_turn_stops_neither(repo):
+    """Readers in an async turn and collections on the same event loop do not wait for each other for ever."""
+    saver, ended = backend.saver(repo), asyncio.Event()
+
+    async def reading(state):
+        for number in range(10):
+            await world.tool("look").ainvoke({})
+            assert len(agent.tool_track()) == number + 1  # a sync reader
+            assert [one async for one in agent.aget_state_history()]
+            await asyncio.sleep(0.001)
+        return {"messages": [AIMessage("read")]}
+
+    async def collect():
+        while not ended.is_set():
+            await saver.agc()
+
+    world = World()
+    agent = repo.wrap(graph_of(says("one"), reading), "s", effects=world.effects(), check_effects=False)
+    collecting = asyncio.create_task(collect())
+    await asyncio.wait_for(agent.ainvoke({"messages": [("user", "hi")]}), TIME)
+    ended.set()
+    await collecting
+    assert texts(agent) == ["hi", "one", "read"]

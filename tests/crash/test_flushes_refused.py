@@ -3,6 +3,7 @@
 It raises a typed error, and nothing is lost, stored twice, or done twice.
 """
 
+import threading
 from contextlib import suppress
 from datetime import UTC, datetime
 
@@ -131,6 +132,67 @@ def test_d5_a_call_whose_lease_ended_while_its_tool_ran_is_recorded(repo, world)
     late = wrapped(repo, world, says("other"))
     assert texts(late)[-2:] == ["theirs", "other"]
     assert track(late) == [("add", "done")]
+    assert repo.maintenance.fsck(3).is_sound
+
+
+def test_d5_an_outcome_that_could_not_be_written_after_a_takeover_is_written_later(repo, world):
+    """D5: if the branch was taken over while a tool ran, and its outcome cannot be written at first, it is later."""
+    failed = []
+
+    def refuse(plain, journal, connection, call_id, outcome):
+        if outcome.status == "done" and not failed:
+            failed.append(True)
+            raise Unavailable("no space left")
+        return plain(journal, connection, call_id, outcome)
+
+    taking_over = faults.before(points.RECORD_CALL, taken_over(repo, world))
+
+    def act():
+        with taking_over, faults.around(points.WRITE_OUTCOME, refuse):
+            world.tool("add").invoke({"item": "chair"})
+
+    with pytest.raises(Conflict, match="taken over"):
+        wrapped(repo, world, says("one"), says("two", act), says("three")).invoke(HI)
+    assert failed
+    assert world.items == ["chair"]
+    late = wrapped(repo, world, says("other"))
+    assert texts(late)[-2:] == ["theirs", "other"]
+    assert track(late) == [("add", "done")]
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_d5_a_takeover_waits_for_a_flush_that_has_checked_its_hold(repo, world):
+    """D5: a flush that has found its branch held is stored as a whole before another program judges the lease."""
+    judged, refused = threading.Event(), []
+
+    def take_over():
+        with agentgit.open(backend.url(repo)) as other:
+            backend.change(repo, "internal_session", lease_until=LONG_AGO)
+            agent = wrapped(other, world, says("other"))
+            judged.set()
+            try:
+                agent.invoke({"messages": [("user", "theirs")]})
+            except Conflict as error:
+                refused.append(error)
+
+    other = threading.Thread(target=take_over)
+
+    def stall():
+        """Stop in the transaction of the flush, after its check."""
+        if not other.ident:
+            backend.from_outside(other.start)
+            assert judged.wait(60)
+            other.join(1)
+            assert other.is_alive()  # it waits
+
+    with faults.after(points.WRITE_STEPS, stall), suppress(Conflict):
+        wrapped(repo, world, says("one"), says("two", lambda: repo.session("s").log()), says("three")).invoke(HI)
+    other.join(60)
+    agent = wrapped(repo, world, says("late"))
+    assert texts(agent)[:2] == ["hi", "one"]
+    assert refused or "theirs" in texts(agent)
+    agent.invoke({"messages": [("user", "more")]})
+    assert texts(agent)[-2:] == ["more", "late"]
     assert repo.maintenance.fsck(3).is_sound
 
 

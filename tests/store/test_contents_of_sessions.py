@@ -7,16 +7,25 @@ import backend
 import pytest
 from saver_checkpoints import on, put, values
 from scripted import World, obedient, tool_node_graph
-from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy import delete, func, insert, select, text, update
 from test_row_level_security import as_role
 
 import agentgit
 from agentgit import Keyring, SQLModelSaver
 from agentgit.checkpoints import Retention
-from agentgit.errors import NotAllowed
+from agentgit.errors import AgentGitError, Corrupt, NotAllowed
 from agentgit.store.database import Database
 from agentgit.store.objects.blobs import family_of
-from agentgit.store.sql.tables import BLOB, GRAPH_CHECKPOINT, GRAPH_WRITE, SESSION_MEMBER, USER
+from agentgit.store.sql.tables import (
+    BLOB,
+    GRAPH_CHECKPOINT,
+    GRAPH_WRITE,
+    SESSION,
+    SESSION_MEMBER,
+    TENANT,
+    USER,
+    WEBHOOK,
+)
 
 OWNED = (BLOB, GRAPH_CHECKPOINT, GRAPH_WRITE)
 
@@ -358,3 +367,90 @@ def test_a_user_grants_no_roles_and_no_admin_rights(server, restricted):
         assert database.write(lambda c, statement=statement: c.execute(statement).rowcount) == 0
     with agentgit.open(backend.url(server), user="ada") as ada:
         assert [(one.user_name, one.role) for one in ada.session("own").sharing.members()] == [("eve", "viewer")]
+
+
+def test_a_user_cannot_become_the_owner_of_a_session(server, restricted):
+    """D5: in the view of a user, a statement cannot give a shared session to that user."""
+    database, ids = restricted
+    with agentgit.open(backend.url(server), user="ada") as ada:
+        ada.session("own").sharing.share("eve", "editor")
+    with pytest.raises(AgentGitError, match="refused a statement"):
+        database.write(lambda c: c.execute(update(SESSION).values(user_id=ids["eve"])))
+    with agentgit.open(backend.url(server), user="ada") as ada:
+        assert [session.session_name for session in ada.sessions()] == ["own"]
+
+
+@pytest.mark.parametrize("owner", ["a family", "an own session"])
+def test_a_user_adds_no_steps_to_threads_of_others(server, restricted, owner):
+    """D5: in the view of a user, a step cannot be added to the thread of another user's branch under another owner."""
+    database, _ = restricted
+    rows = {name: dict(row) for name in ("ada", "eve") for row in [_first_step(server, name)]}
+    forged = {**rows["ada"], "checkpoint_id": "forged", "seq": 9999, "external_session_id": -1}
+    if owner == "an own session":
+        forged["external_session_id"] = rows["eve"]["external_session_id"]
+    with pytest.raises(NotAllowed, match="row-level security"):
+        database.write(lambda c: c.execute(insert(GRAPH_CHECKPOINT).values(**forged)))
+    own = {**rows["eve"], "checkpoint_id": "own", "seq": 9999}
+    database.write(lambda c: c.execute(insert(GRAPH_CHECKPOINT).values(**own)))
+
+
+def _first_step(server, name):
+    """Return a row of the thread of a user's session."""
+    with agentgit.open(backend.url(server), user=name) as theirs:
+        session = theirs.session("own").id
+    with backend.reading(server) as connection:
+        query = select(GRAPH_CHECKPOINT).where(GRAPH_CHECKPOINT.c.external_session_id == session)
+        return connection.execute(query).mappings().first()
+
+
+def test_temporary_tables_show_a_user_no_values_of_others(server, restricted):
+    """D5: a temporary table with the name of a table of agentgit does not change what a user sees."""
+    database, _ = restricted
+
+    def read(connection):
+        connection.execute(text("CREATE TEMPORARY TABLE external_session (tenant_id bigint, id bigint) ON COMMIT DROP"))
+        for session in owners(server):
+            connection.execute(
+                text("INSERT INTO pg_temp.external_session VALUES (:tenant, :id)"),
+                {"tenant": server.context.store.tenant_id, "id": session},
+            )
+        return set(connection.execute(select(BLOB.c.external_session_id)).scalars())
+
+    with agentgit.open(backend.url(server), user="eve") as eve:
+        own = eve.session("own").id
+    assert database.write(read) == {own} < set(owners(server))
+
+
+def test_a_disabled_user_stays_disabled_and_logins_stay_revoked(server, restricted):
+    """D5: in the view of a user, neither the end of an own account nor that of all logins can be changed."""
+    database, ids = restricted
+    server.users.disable("eve")
+    for statement in (
+        update(USER).where(USER.c.id == ids["eve"]).values(disabled_at=None),
+        update(TENANT).values(tokens_revoked_at=None),
+    ):
+        assert database.write(lambda c, statement=statement: c.execute(statement).rowcount) == 0
+    assert [user.disabled_at is None for user in server.users.list() if user.name == "eve"] == [False]
+
+
+def test_a_user_sends_no_events_of_sessions_of_others(server, restricted):
+    """D5: in the view of a user, a webhook for another user's session cannot be added."""
+    database, ids = restricted
+    private = _first_step(server, "ada")["external_session_id"]
+    row = {
+        "tenant_id": server.context.store.tenant_id, "id": 1, "user_id": ids["eve"], "url": "https://example.com",
+        "kinds": b"[]", "secret": "x", "created_at": func.now(),
+    }  # fmt: skip
+    with pytest.raises(NotAllowed, match="row-level security"):
+        database.write(lambda c: c.execute(insert(WEBHOOK).values(**row, external_session_id=private)))
+    database.write(lambda c: c.execute(insert(WEBHOOK).values(**row)))
+
+
+def test_a_collection_names_a_damaged_step_and_deletes_nothing(repo):
+    """If the values of a step cannot be listed, gc raises Corrupt with the row, and every value stays."""
+    chat(repo, "s", "note hello")
+    before = owners(repo)
+    backend.change(repo, "graph_checkpoint", channels=b"damaged")
+    with pytest.raises(Corrupt, match=r"graph_checkpoint .* nothing was deleted"):
+        repo.maintenance.gc()
+    assert owners(repo) == before

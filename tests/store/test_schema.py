@@ -92,6 +92,7 @@ def test_d5_the_schema_can_be_distributed_by_tenant(postgres_url):
         "audit_event_goes",
         "erasure_stays",
         "erasure_is_told",
+        "owner_stays",
     }
     assert found["sequences"] == []
     assert not [default for _, default in found["defaults"] if "nextval" in default or "random" in default]

@@ -32,7 +32,7 @@ from agentgit.effects.declarations import record_fields
 from agentgit.effects.effects import READ_ONLY, Effect, declared_by_name, declared_on
 from agentgit.effects.invocation import DONE, FAILED, PAUSED, UNKNOWN, idempotency_key_set, identity
 from agentgit.effects.results import FunctionRun
-from agentgit.errors import AgentGitError, Conflict, Unavailable
+from agentgit.errors import AgentGitError
 from agentgit.langgraph_internals import CONFIG_KEY_CHECKPOINT_NS
 from agentgit.store.records.journal import CallOutcome, Intent
 from agentgit.store.unit_of_work import RecordedCall
@@ -451,7 +451,7 @@ class Recorder(BaseCallbackHandler):
         # A checkpoint that is requested after this check does not matter: the request flushes the unit of work itself.
         if is_deferrable and not self.turn.counts_calls:
             return
-        with suppress(Unavailable, Conflict):  # the tool has run, so its caller must not get an error
+        with suppress(AgentGitError):  # the tool has run, so its caller must not get an error; whoever writes next does
             unit_of_work.flush()
 
     def _end_span(self, run_id: UUID, call: AdmittedCall, outcome: CallOutcome) -> None:

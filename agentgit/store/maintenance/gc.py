@@ -29,6 +29,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, and_, bindparam, delete, exists, func, select, update
 
+from agentgit.errors import Corrupt
 from agentgit.sessions.reports import ProgressParts
 from agentgit.sessions.session import OPEN
 from agentgit.store.objects.blobs import FAMILY_LOCK, FULL, RECORD, Blobs, base_hash, unpack
@@ -415,12 +416,13 @@ def _find_referenced_hashes(
         for id, thread, checkpoint_id, pending in page:
             if not is_ignored(GraphKey(thread, "", checkpoint_id)):
                 yield from pending_writes.hashes(pending, f"checkpoint {id}")
-    for table, parse_hashes in ((GRAPH_CHECKPOINT, _channel_hashes), (GRAPH_WRITE, split_hashes)):
+    for table in (GRAPH_CHECKPOINT, GRAPH_WRITE):
         hash_column = table.c.channels if table is GRAPH_CHECKPOINT else table.c.value
         query = CompiledStatement(select(*_key_columns(table), hash_column).where(*_conditions(table, blobs)))
         for *key, data in progress.iterate(table.name, query.pages(connection)):
             if not is_ignored(GraphKey(*key)):
-                yield from parse_hashes(data)
+                row = f"{table.name} {'/'.join(key)}"
+                yield from _named_hashes(data, row) if table is GRAPH_CHECKPOINT else split_hashes(data)
 
 
 _WITH_PENDING_WRITES = CompiledStatement(
@@ -439,8 +441,11 @@ _WITH_PENDING_WRITES = CompiledStatement(
 """The query for the checkpoints that keep pending writes."""
 
 
-def _channel_hashes(channels: bytes) -> Iterable[bytes]:
-    return unpack(channels).values()
+def _named_hashes(data: bytes, row: str) -> Iterable[bytes]:
+    try:
+        return unpack(data).values()
+    except ValueError as error:
+        raise Corrupt(f"{row} is damaged, so nothing was deleted. Run: agentgit fsck", row=row) from error
 
 
 def _load_record_parts(connection: Connection, blobs: Blobs, live: Container[bytes]) -> Iterator[bytes]:
@@ -448,8 +453,8 @@ def _load_record_parts(connection: Connection, blobs: Blobs, live: Container[byt
     query = select(BLOB.c.hash).where(*_conditions(BLOB, blobs), BLOB.c.type == RECORD)
     records = [key for (key,) in connection.execute(query) if key in live]
     for part in slices(records):
-        for value in blobs.get_many(connection, part).values():
-            yield from unpack(value.data).values()
+        for key, value in blobs.get_many(connection, part).items():
+            yield from _named_hashes(value.data, f"blob {key.hex()}")
 
 
 def _load_lists(connection: Connection, blobs: Blobs, live: Container[bytes]) -> dict[bytes, bytes]:

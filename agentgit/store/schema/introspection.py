@@ -40,8 +40,8 @@ _ROW_SECURITY = (
     "array_to_string(roles, ', ') || ': ' || coalesce(qual, 'any') || ', of new rows ' || "
     "coalesce(with_check, qual, 'any') FROM pg_policies WHERE schemaname = :place "
     # A policy also depends on the functions that it calls.
-    "UNION ALL SELECT c.relname, 'function ' || f.proname, "
-    "concat_ws(' ', f.prosrc, array_to_string(f.proconfig, ', '), f.prosecdef) FROM pg_policy p "
+    "UNION ALL SELECT c.relname, 'function ' || f.proname, concat_ws(' ', f.prosrc, "
+    "replace(array_to_string(f.proconfig, ', '), quote_ident(:place), 'its schema'), f.prosecdef) FROM pg_policy p "
     "JOIN pg_class c ON c.oid = p.polrelid JOIN pg_depend d ON d.classid = 'pg_policy'::regclass AND d.objid = p.oid "
     "JOIN pg_proc f ON d.refclassid = 'pg_proc'::regclass AND f.oid = d.refobjid "
     "WHERE c.relnamespace = to_regnamespace(quote_ident(:place)) "

@@ -201,7 +201,11 @@ class GraphStore:
             row = NEWEST_LOCKED.first(connection, self._namespace_columns(*graph_key.namespace))
             newest[graph_key.namespace] = parse_graph_checkpoint(row) if row is not None else None
         last = newest[graph_key.namespace]
-        owner = last.session_id if last is not None else self.owners.find(connection, graph_key.thread)
+        owner = self.owners.find(connection, graph_key.thread)
+        if last is not None and last.session_id != owner:  # somebody has deleted the thread and copied another one there
+            owner = last.session_id
+            self.owners.add(graph_key.thread, owner)
+            self.blobs.of(owner).protect(connection)
         parent = stored.get(graph_key._replace(checkpoint_id=draft.parent_id or ""))
         parent = parent or self._find_parent(connection, graph_key, draft, last)
         if parent is not None and parent.session_id != owner:
