@@ -204,11 +204,13 @@ class UnitOfWork:
             Conflict: The turn was taken over. The outcomes of calls that acted are written, and nothing else.
             Unavailable: The database cannot be written. Everything waits for the next attempt.
         """
-        if self.is_waiting and self._writer != threading.get_ident():
+        if self.is_waiting:
             self._write_with(None, durable=False, closing=False)
 
     def flush_in_background(self) -> None:
         """Write what waits. If that fails, it waits for the next attempt, or for whoever in the turn writes next."""
+        if self._writes_in_this_thread:  # it closes the database in a callback of its own transaction
+            return
         try:
             self.flush()
         except Conflict:
@@ -302,6 +304,10 @@ class UnitOfWork:
             finally:
                 self._writer = None
 
+    @property
+    def _writes_in_this_thread(self) -> bool:
+        return self._writer == threading.get_ident()
+
     def _is_given_up(self) -> bool:
         return self._store.database.is_closed or (self._has_ended and self._failures > MAX_RETRIES)
 
@@ -376,7 +382,7 @@ class UnitOfWork:
             yield
 
     def _flush_for(self, database: Database) -> None:
-        if database.is_same(self._store.database):
+        if not self._writes_in_this_thread and database.is_same(self._store.database):
             self.flush()
 
 

@@ -463,8 +463,8 @@ def _walls():
     for function in (*(f"{name}(bigint, bigint)" for name in SEES), "agentgit_is_thread_of(bigint, text, bigint)"):
         # So that they look at the tables of this schema, whatever temporary tables there are.
         op.execute(
-            f"DO $$ BEGIN EXECUTE format('ALTER FUNCTION {function} SET search_path = %I, pg_temp', current_schema()); "
-            "END $$"
+            f"DO $$ BEGIN EXECUTE 'ALTER FUNCTION {function} SET search_path = ' || quote_ident(current_schema()) "
+            "|| ', pg_temp'; END $$"
         )
     for table in TABLES.tables:
         sees, writes = _sees(table), _writes(table)

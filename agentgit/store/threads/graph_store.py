@@ -202,7 +202,7 @@ class GraphStore:
             newest[graph_key.namespace] = parse_graph_checkpoint(row) if row is not None else None
         last = newest[graph_key.namespace]
         owner = self.owners.find(connection, graph_key.thread)
-        if last is not None and last.session_id != owner:  # somebody has deleted the thread and copied another one there
+        if last is not None and last.session_id != owner:  # the thread was deleted, and another one copied there
             owner = last.session_id
             self.owners.add(graph_key.thread, owner)
             self.blobs.of(owner).protect(connection)
