@@ -341,7 +341,7 @@ class Planner:
         This includes the effects that it accepted from the branch it was created from. For a call that ran again, the
         id of the first call is included.
         """
-        requests = [as_object(row.request) for row in self.store.operations.of_branches(connection, [branch_id])]
+        requests = [as_object(row.request) for row in self.store.operations.of_branch(connection, branch_id)]
         steps = [step for request in requests for step in request["steps"]]
         kept_ids = self.store.world.with_repeated_ids(
             connection, (step["invocation"] for step in steps if step["action"] == KEEP)

@@ -19,7 +19,6 @@ from agentgit.rollback.request import Request, SwitchRequest
 from agentgit.sessions.session import REPLAYING
 from agentgit.store.records.operations import NewOperation
 from agentgit.store.records.sessions import StoredRow, require_no_unfinished_rollback
-from agentgit.store.sql.tables import CHECKPOINT
 from agentgit.store.store import Store
 from agentgit.values import as_object
 
@@ -204,7 +203,7 @@ class Starter:
         Raises:
             NotFound: The checkpoint was deleted, by a person or by retention.
         """
-        if not self.store.checkpoints.find(connection, CHECKPOINT.c.id == target.id):
+        if not self.store.checkpoints.exists(connection, target.id):
             raise NotFound(f"Checkpoint {label} has been deleted. To list the others, run agentgit log.")
 
     def create_branch(self, connection: Connection, target: StoredRow, name: str | None, source_id: int) -> int:

@@ -203,27 +203,44 @@ class CheckpointStore:
         Raises:
             NotFound: The checkpoint does not exist.
         """
-        parameters = {"tenant": self.tenant_id, "checkpoint": checkpoint_id}
-        rows = row_codes.verify_rows(connection, CHECKPOINT, connection.execute(_SELECT_CHECKPOINT, parameters))
-        if not rows:
+        row: StoredRow | None = _SELECT_CHECKPOINT.first(connection, self._parameters(checkpoint_id))
+        if row is None:
             raise missing_row("checkpoint", checkpoint_id)
-        return rows[0]
+        return row
+
+    def exists(self, connection: Connection, checkpoint_id: int) -> bool:
+        """Return whether a checkpoint exists."""
+        return _SELECT_CHECKPOINT.first(connection, self._parameters(checkpoint_id)) is not None
+
+    def _parameters(self, checkpoint_id: int) -> dict[str, int]:
+        return {"tenant": self.tenant_id, "checkpoint": checkpoint_id}
 
     def find(self, connection: Connection, *conditions: Any) -> Sequence[StoredRow]:
         """Read checkpoints, each with the name, thread and session of its branch, oldest first."""
         in_tenant = CHECKPOINT.c.tenant_id == self.tenant_id
         rows = connection.execute(_WITH_BRANCH.where(in_tenant, *conditions).order_by(CHECKPOINT.c.id))
         checkpoints = row_codes.verify_rows(connection, CHECKPOINT, rows)
-        for part in slices(
-            list({row.internal_session_id for row in checkpoints}) if seal_of(connection) is not None else ()
-        ):
-            branches = select(BRANCH).where(BRANCH.c.tenant_id == self.tenant_id, BRANCH.c.id.in_(part))
-            row_codes.verify_rows(connection, BRANCH, connection.execute(branches))
+        self._verify_branches(connection, checkpoints)
         return checkpoints
 
+    def _verify_branches(self, connection: Connection, checkpoints: Sequence[StoredRow]) -> None:
+        """Verify the codes of the branches of checkpoints, because a join reads only a part of their rows."""
+        if seal_of(connection) is not None:
+            for part in slices(list({row.internal_session_id for row in checkpoints})):
+                branches = select(BRANCH).where(BRANCH.c.tenant_id == self.tenant_id, BRANCH.c.id.in_(part))
+                row_codes.verify_rows(connection, BRANCH, connection.execute(branches))
+
     def load_with_branch(self, connection: Connection, checkpoint_id: int) -> StoredRow:
-        """Read one checkpoint that must exist, with the name, thread and session of its branch."""
-        return self.find(connection, CHECKPOINT.c.id == checkpoint_id)[0]
+        """Read one checkpoint that must exist, with the name, thread and session of its branch.
+
+        Raises:
+            NotFound: The checkpoint does not exist.
+        """
+        row: StoredRow | None = _SELECT_WITH_BRANCH.first(connection, self._parameters(checkpoint_id))
+        if row is None:
+            raise missing_row("checkpoint", checkpoint_id)
+        self._verify_branches(connection, [row])
+        return row
 
     def on_path(self, connection: Connection, path: Sequence[Segment]) -> Sequence[StoredRow]:
         """Read the checkpoints along a path, oldest first."""
@@ -273,7 +290,7 @@ class CheckpointStore:
 
 
 _is_checkpoint = (CHECKPOINT.c.tenant_id == bindparam("tenant"), CHECKPOINT.c.id == bindparam("checkpoint"))
-_SELECT_CHECKPOINT = select(CHECKPOINT).where(*_is_checkpoint)
+_SELECT_CHECKPOINT = row_codes.AuthenticQuery(select(CHECKPOINT).where(*_is_checkpoint), CHECKPOINT)
 _ADD = row_codes.SignedWrite(insert(CHECKPOINT), CHECKPOINT)
 _LAST_NUMBER = CompiledStatement(
     select(func.max(CHECKPOINT.c.number).label("number")).where(
@@ -285,6 +302,7 @@ _IS_OWN_BRANCH = and_(BRANCH.c.tenant_id == CHECKPOINT.c.tenant_id, BRANCH.c.id 
 _WITH_BRANCH = select(
     CHECKPOINT, BRANCH.c.name.label("branch_name"), BRANCH.c.thread_id, BRANCH.c.external_session_id
 ).join_from(CHECKPOINT, BRANCH, _IS_OWN_BRANCH)
+_SELECT_WITH_BRANCH = row_codes.AuthenticQuery(_WITH_BRANCH.where(*_is_checkpoint), CHECKPOINT)
 _own_branch = BRANCH.alias("owner")
 _own_session_id = (
     select(_own_branch.c.external_session_id)

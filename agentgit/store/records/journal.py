@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Row, and_, bindparam, case, exists, false, func, insert, or_, select, update
+from sqlalchemy import Connection, Integer, Row, and_, bindparam, case, exists, false, func, insert, or_, select, update
 
 from agentgit.effects import ToolInvocation
 from agentgit.effects.effects import READ_ONLY
@@ -436,9 +436,9 @@ class Journal:
             return -1
         if part.count is None:
             return 2**31 - 1
-        query = select(TOOL_INVOCATION.c.arrival).where(self._in_branch(part.branch_id), IS_ON_TRACK)
-        arrival = connection.execute(query.order_by(TOOL_INVOCATION.c.arrival).limit(1).offset(part.count - 1)).scalar()
-        return int(arrival) if arrival is not None else 2**31 - 1
+        parameters = {**self._branch_parameters(part.branch_id), "before": part.count - 1}
+        row = _SELECT_NTH_ARRIVAL.first(connection, parameters)
+        return int(row.arrival) if row is not None else 2**31 - 1
 
     def invocations_from_rows(self, connection: Connection, rows: Sequence[Row[Any]]) -> list[ToolInvocation]:
         """Convert rows to values from the view of the branches that recorded them, with positions on those tracks.
@@ -510,6 +510,13 @@ _is_in_branch = (
 )
 _ADD = row_codes.SignedWrite(insert(TOOL_INVOCATION), TOOL_INVOCATION)
 _LAST_ARRIVAL = CompiledStatement(select(func.max(TOOL_INVOCATION.c.arrival).label("arrival")).where(*_is_in_branch))
+_SELECT_NTH_ARRIVAL = CompiledStatement(
+    select(TOOL_INVOCATION.c.arrival)
+    .where(*_is_in_branch, IS_ON_TRACK)
+    .order_by(TOOL_INVOCATION.c.arrival)
+    .limit(1)
+    .offset(bindparam("before", type_=Integer))
+)
 _SELECT_TALLY = CompiledStatement(
     select(func.count(case((IS_ON_TRACK, 1))).label("calls"), func.max(TOOL_INVOCATION.c.batch).label("batch")).where(
         *_is_in_branch

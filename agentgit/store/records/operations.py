@@ -79,7 +79,7 @@ class OperationStore:
             "report": to_json({}),
             "created_at": datetime.now(UTC),
         }
-        row_codes.insert_rows(connection, OPERATION, row)
+        row_codes.queue_insert(connection, OPERATION, row)
         if new_operation.owner:  # one that ends in this transaction, such as a fork, only records its end
             self._set_owner(connection, operation_id, new_operation.owner)
             self._record_event(connection, operation_id, "begun")
@@ -105,7 +105,7 @@ class OperationStore:
         Raises:
             Conflict: Another process has taken over the operation, because it assumed that this owner was dead.
         """
-        row = connection.execute(_LOCK_OWNER, {"tenant": self.tenant_id, "operation": operation_id}).first()
+        row = _LOCK_OWNER.first(connection, {"tenant": self.tenant_id, "operation": operation_id})
         if row is None:
             raise missing_row("operation", operation_id)
         if (row.status, row.owner) != (RUNNING, owner):
@@ -120,15 +120,16 @@ class OperationStore:
 
     def end(self, connection: Connection, operation_id: int, status: str, report: Mapping[str, Any]) -> None:
         """Record the end of an operation, or that it stopped halfway."""
-        values = {"report": to_json(report), "owner": None, "lease_until": None, "ended_at": datetime.now(UTC)}
-        row_codes.update_rows(connection, OPERATION, self._id_condition(operation_id), status=status, **values)
+        values: dict[str, Any] = {"report": to_json(report), "owner": None, "lease_until": None}
+        values["ended_at"] = datetime.now(UTC)
+        _END.run(connection, {"tenant_id": self.tenant_id, "id": operation_id}, status=status, **values)
         self._record_event(connection, operation_id, "done" if status == DONE else "incomplete", _counts(report))
 
     def _record_event(
         self, connection: Connection, operation_id: int, event: str, counts: Mapping[str, int] | None = None
     ) -> None:
         """Record an event of an operation in the audit trail."""
-        row = connection.execute(_SELECT_EVENT_FIELDS, {"tenant": self.tenant_id, "operation": operation_id}).first()
+        row = _SELECT_EVENT_FIELDS.first(connection, {"tenant": self.tenant_id, "operation": operation_id})
         if row is None:
             raise missing_row("operation", operation_id)
         record_event(
@@ -151,6 +152,10 @@ class OperationStore:
         """Read the operation of a session with this request id; None if there is none."""
         query = select(OPERATION).where(self._in_session(session_id), OPERATION.c.request_id == request_id)
         return row_codes.read_first(connection, OPERATION, query)
+
+    def of_branch(self, connection: Connection, branch_id: int) -> Sequence[Row[Any]]:
+        """Read the operations that created a branch or led to it, oldest first."""
+        return _OF_BRANCH.all(connection, {"tenant": self.tenant_id, "branch": branch_id})
 
     def of_branches(self, connection: Connection, branch_ids: Sequence[int]) -> Sequence[Row[Any]]:
         """Read the operations that created these branches or led to them, oldest first."""
@@ -199,13 +204,26 @@ def _counts(report: Mapping[str, Any]) -> dict[str, int]:
     return {group: len(items) for group, items in report.items() if isinstance(items, list) and items}
 
 
-_SELECT_EVENT_FIELDS = select(
-    OPERATION.c.kind, OPERATION.c.internal_session_id, OPERATION.c.user_id, OPERATION.c.source_id, OPERATION.c.target_id
-).where(OPERATION.c.tenant_id == bindparam("tenant"), OPERATION.c.id == bindparam("operation"))
-_LOCK_OWNER = (
+_END = row_codes.SignedUpdate(OPERATION, "status", "report", "owner", "lease_until", "ended_at")
+_SELECT_EVENT_FIELDS = CompiledStatement(
+    select(
+        OPERATION.c.kind,
+        OPERATION.c.internal_session_id,
+        OPERATION.c.user_id,
+        OPERATION.c.source_id,
+        OPERATION.c.target_id,
+    ).where(OPERATION.c.tenant_id == bindparam("tenant"), OPERATION.c.id == bindparam("operation"))
+)
+_LOCK_OWNER = CompiledStatement(
     select(OPERATION.c.status, OPERATION.c.owner)
     .where(OPERATION.c.tenant_id == bindparam("tenant"), OPERATION.c.id == bindparam("operation"))
     .with_for_update(key_share=True)  # SQLite has one writer anyway
+)
+_OF_BRANCH = row_codes.AuthenticQuery(
+    select(OPERATION)
+    .where(OPERATION.c.tenant_id == bindparam("tenant"), OPERATION.c.internal_session_id == bindparam("branch"))
+    .order_by(OPERATION.c.id),
+    OPERATION,
 )
 _RUNNING = CompiledStatement(
     select(OPERATION).where(

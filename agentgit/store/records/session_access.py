@@ -40,8 +40,7 @@ class VisibleSessions:
         self, connection: Connection, user_id: int, *conditions: Any, limit: int | None = None
     ) -> list[ExternalSession]:
         """List a user's own sessions, most recently updated first."""
-        query = self._query(literal(None).label("rank"), SESSION.outerjoin(USER, self._is_owner()))
-        own_query = query.where(SESSION.c.user_id == user_id, *conditions)
+        own_query = _own_sessions(self.tenant_id, user_id).where(*conditions)
         return [
             _session_from_row(row)
             for row in row_codes.verify_rows(connection, SESSION, connection.execute(own_query.limit(limit)))
@@ -62,8 +61,8 @@ class VisibleSessions:
             .group_by(SESSION_MEMBER.c.external_session_id)
             .subquery()
         )
-        source = SESSION.join(roles, roles.c.external_session_id == SESSION.c.id).outerjoin(USER, self._is_owner())
-        query = self._query(roles.c.rank, source).where(SESSION.c.user_id != user_id, *conditions)
+        source = SESSION.join(roles, roles.c.external_session_id == SESSION.c.id).outerjoin(USER, _is_owner)
+        query = _sessions(self.tenant_id, roles.c.rank, source).where(SESSION.c.user_id != user_id, *conditions)
         return [
             _session_from_row(row)
             for row in row_codes.verify_rows(connection, SESSION, connection.execute(query.limit(limit)))
@@ -128,8 +127,10 @@ class VisibleSessions:
         """Find the session with this id; None if the user cannot see it."""
         if not is_id(session_id):
             return None
-        condition = SESSION.c.id == session_id
-        sessions = self.own(connection, user_id, condition) or self.shared(connection, user_id, condition)
+        row = _SELECT_OWN.first(connection, {"tenant": self.tenant_id, "user": user_id, "session": session_id})
+        if row is not None:
+            return _session_from_row(row)
+        sessions = self.shared(connection, user_id, SESSION.c.id == session_id)
         return sessions[0] if sessions else None
 
     def references(self, connection: Connection, user_id: int) -> list[str]:
@@ -161,22 +162,27 @@ class VisibleSessions:
         ]
         return (ROLES[max(ranks)] if ranks else None), False
 
-    def _query(self, rank: Any, source: Any) -> Select[Any]:
-        branches = (
-            select(func.count())
-            .where(BRANCH.c.tenant_id == SESSION.c.tenant_id, BRANCH.c.external_session_id == SESSION.c.id)
-            .scalar_subquery()
-        )
-        return (
-            select(SESSION, branches.label("branch_count"), USER.c.name.label("owner_name"), rank)
-            .select_from(source)
-            .where(SESSION.c.tenant_id == self.tenant_id)
-            .order_by(SESSION.c.updated_at.desc(), SESSION.c.id.desc())
-        )
 
-    @staticmethod
-    def _is_owner() -> Any:
-        return and_(USER.c.tenant_id == SESSION.c.tenant_id, USER.c.id == SESSION.c.user_id)
+_is_owner = and_(USER.c.tenant_id == SESSION.c.tenant_id, USER.c.id == SESSION.c.user_id)
+
+
+def _sessions(tenant_id: Any, rank: Any, source: Any) -> Select[Any]:
+    branches = (
+        select(func.count())
+        .where(BRANCH.c.tenant_id == SESSION.c.tenant_id, BRANCH.c.external_session_id == SESSION.c.id)
+        .scalar_subquery()
+    )
+    return (
+        select(SESSION, branches.label("branch_count"), USER.c.name.label("owner_name"), rank)
+        .select_from(source)
+        .where(SESSION.c.tenant_id == tenant_id)
+        .order_by(SESSION.c.updated_at.desc(), SESSION.c.id.desc())
+    )
+
+
+def _own_sessions(tenant_id: Any, user_id: Any) -> Select[Any]:
+    query = _sessions(tenant_id, literal(None).label("rank"), SESSION.outerjoin(USER, _is_owner))
+    return query.where(SESSION.c.user_id == user_id)
 
 
 def _is_unexpired(now: Any) -> Any:
@@ -209,6 +215,9 @@ _user_conditions = (
 _SELECT_SHARED_IDS = CompiledStatement(select(SESSION_MEMBER.c.external_session_id).where(*_user_conditions).distinct())
 _SELECT_SESSION = CompiledStatement(
     select(SESSION).where(SESSION.c.tenant_id == bindparam("tenant"), SESSION.c.id == bindparam("session"))
+)
+_SELECT_OWN = row_codes.AuthenticQuery(
+    _own_sessions(bindparam("tenant"), bindparam("user")).where(SESSION.c.id == bindparam("session")), SESSION
 )
 _SELECT_ROLES = CompiledStatement(
     select(SESSION_MEMBER).where(*_user_conditions, SESSION_MEMBER.c.external_session_id == bindparam("session"))

@@ -201,7 +201,7 @@ class SessionStore:
             "world_seen": 0,
             "meta": to_json({}),
         }
-        row_codes.insert_rows(connection, BRANCH, row)
+        row_codes.queue_insert(connection, BRANCH, row)
         return branch_id
 
     def choose_branch_name(self, connection: Connection, session_id: int, requested: str | None, source: str) -> str:
@@ -218,8 +218,8 @@ class SessionStore:
             Conflict: A branch or tag of that name already exists.
         """
         taken_names = {row.name for row in self.branches(connection, session_id)}
-        in_session = and_(TAG.c.tenant_id == self.tenant_id, TAG.c.external_session_id == session_id)
-        tag_names = set(connection.execute(select(TAG.c.name).where(in_session)).scalars())
+        parameters = {"tenant": self.tenant_id, "session": session_id}
+        tag_names = {row.name for row in _SELECT_TAG_NAMES.all(connection, parameters)}
         if requested is not None:
             if requested in taken_names:
                 raise Conflict(f"Branch {requested} already exists. Choose another name, or switch to it.")
@@ -279,8 +279,7 @@ class SessionStore:
 
     def branches(self, connection: Connection, session_id: int) -> Sequence[StoredRow]:
         """Read the branches of a session in order of creation."""
-        query = select(BRANCH).where(BRANCH.c.tenant_id == self.tenant_id, BRANCH.c.external_session_id == session_id)
-        return row_codes.verify_rows(connection, BRANCH, connection.execute(query.order_by(BRANCH.c.id)))
+        return _SELECT_BRANCHES.all(connection, {"tenant": self.tenant_id, "session": session_id})
 
     def branch(self, connection: Connection, branch_id: int) -> StoredRow:
         """Read one branch.
@@ -380,13 +379,13 @@ class SessionStore:
 
     def set_status(self, connection: Connection, branch_id: int, status: str) -> None:
         """Set the status of a branch, and remove its owner and lease."""
-        connection.execute(_SET_STATUS, {**self._branch_parameters(branch_id), "now": status})
+        _SET_STATUS.run(connection, {**self._branch_parameters(branch_id), "now": status})
 
     def count_turn(self, connection: Connection, branch_id: int) -> int:
         """Increment the turn counter of a branch, and return the new count."""
         meta = self._lock_and_read_metadata(connection, branch_id)
         meta["turns"] = meta.get("turns", 0) + 1
-        connection.execute(_SET_META, {**self._branch_parameters(branch_id), "now": to_json(meta)})
+        _SET_META.run(connection, {**self._branch_parameters(branch_id), "now": to_json(meta)})
         return int(meta["turns"])
 
     def clear_inherited(self, connection: Connection, branch_id: int) -> None:
@@ -397,11 +396,11 @@ class SessionStore:
     def merge_metadata(self, connection: Connection, branch_id: int, entries: Mapping[str, Any]) -> None:
         """Add entries to the metadata of a branch; existing keys are replaced."""
         meta = {**self._lock_and_read_metadata(connection, branch_id), **entries}
-        connection.execute(_SET_META, {**self._branch_parameters(branch_id), "now": to_json(meta)})
+        _SET_META.run(connection, {**self._branch_parameters(branch_id), "now": to_json(meta)})
 
     def _lock_and_read_metadata(self, connection: Connection, branch_id: int) -> dict[str, Any]:
         """Read the metadata of a branch, and lock the branch until this transaction ends."""
-        row = connection.execute(_LOCK_META, self._branch_parameters(branch_id)).first()
+        row = _LOCK_META.first(connection, self._branch_parameters(branch_id))
         if row is None:
             raise missing_row("branch", branch_id)
         return as_object(row.meta)
@@ -444,6 +443,8 @@ class SessionStore:
 
     def _checkpoint_numbers(self, connection: Connection, ids: list[int]) -> dict[int, int]:
         """Read the numbers of checkpoints on their branches, by checkpoint id."""
+        if not ids:
+            return {}
         query = select(*row_codes.columns_to_read(connection, CHECKPOINT, "id", "number")).where(
             CHECKPOINT.c.tenant_id == self.tenant_id, CHECKPOINT.c.id.in_(bindparam("ids", expanding=True))
         )
@@ -457,6 +458,15 @@ class SessionStore:
 # The statements of every turn are built once, because building one takes as long as running it.
 _this_branch = (BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.id == bindparam("branch"))
 _SELECT_BRANCH = CompiledStatement(select(BRANCH).where(*_this_branch))
+_SELECT_BRANCHES = row_codes.AuthenticQuery(
+    select(BRANCH)
+    .where(BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.external_session_id == bindparam("session"))
+    .order_by(BRANCH.c.id),
+    BRANCH,
+)
+_SELECT_TAG_NAMES = CompiledStatement(
+    select(TAG.c.name).where(TAG.c.tenant_id == bindparam("tenant"), TAG.c.external_session_id == bindparam("session"))
+)
 
 
 def _lineage_query() -> Select[Any]:
@@ -522,9 +532,13 @@ def _release(*columns: str) -> row_codes.SignedUpdate:
 
 
 _HELD_COLUMNS = ("status", "epoch", "owner")
-_SET_STATUS = update(BRANCH).where(*_this_branch).values(status=bindparam("now"), owner=None, lease_until=None)
-_LOCK_META = select(BRANCH.c.meta).where(*_this_branch).with_for_update(key_share=True)  # SQLite has one writer anyway
-_SET_META = update(BRANCH).where(*_this_branch).values(meta=bindparam("now"))
+_SET_STATUS = CompiledStatement(
+    update(BRANCH).where(*_this_branch).values(status=bindparam("now"), owner=None, lease_until=None)
+)
+_LOCK_META = CompiledStatement(
+    select(BRANCH.c.meta).where(*_this_branch).with_for_update(key_share=True)  # SQLite has one writer anyway
+)
+_SET_META = CompiledStatement(update(BRANCH).where(*_this_branch).values(meta=bindparam("now")))
 _TOUCH = CompiledStatement(
     update(SESSION)
     .where(SESSION.c.tenant_id == bindparam("tenant"), SESSION.c.id == bindparam("session"))

@@ -6,7 +6,7 @@ from collections.abc import Collection, Container, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, Select, and_, delete, exists, select
+from sqlalchemy import Connection, Select, and_, bindparam, delete, exists, select
 
 from agentgit.effects.files import SnapshotRef
 from agentgit.store.records.sessions import StoredRow
@@ -69,7 +69,8 @@ class SnapshotReferences:
 
     def newest_of_session(self, connection: Connection, session_id: int) -> StoredRow | None:
         """Read the newest row of a session; None if it has none."""
-        return self._find_newest(connection, WORKSPACE_SNAPSHOT.c.external_session_id == session_id)
+        row: StoredRow | None = _NEWEST_OF_SESSION.first(connection, {"tenant": self.tenant_id, "session": session_id})
+        return row
 
     def newest_of_branch(self, connection: Connection, branch: StoredRow) -> StoredRow | None:
         """Read the newest row of a branch; None if it has none."""
@@ -173,6 +174,18 @@ class SnapshotReferences:
 
     def _in_tenant(self) -> Any:
         return WORKSPACE_SNAPSHOT.c.tenant_id == self.tenant_id
+
+
+_NEWEST_OF_SESSION = row_codes.AuthenticQuery(
+    select(WORKSPACE_SNAPSHOT)
+    .where(
+        WORKSPACE_SNAPSHOT.c.tenant_id == bindparam("tenant"),
+        WORKSPACE_SNAPSHOT.c.external_session_id == bindparam("session"),
+    )
+    .order_by(WORKSPACE_SNAPSHOT.c.id.desc())
+    .limit(1),
+    WORKSPACE_SNAPSHOT,
+)
 
 
 def snapshot_ref_from_row(row: StoredRow) -> SnapshotRef:

@@ -122,6 +122,23 @@ class SignedWrite(CompiledStatement):
         super()._execute(connection, [sign_row(connection, self._table, row) for row in rows], result)
 
 
+def queue_insert(connection: Connection, table: Table, row: Mapping[str, Any]) -> None:
+    """Insert a new row as `insert_rows` does, but with a compiled statement, which is queued on a server.
+
+    Args:
+        connection: A connection in a transaction that writes.
+        table: The table.
+        row: All columns that are not None. Rows with the same columns share a statement.
+    """
+    _compiled_insert(table, tuple(row)).run(connection, row)
+
+
+@cache
+def _compiled_insert(table: Table, columns: Sequence[str]) -> SignedWrite:
+    names = (*columns, "mac") if "mac" in table.c else columns
+    return SignedWrite(insert(table).values({name: bindparam(name) for name in names}), table)
+
+
 class AuthenticQuery(CompiledStatement):
     """A compiled query for whole rows. It raises `Corrupt` for a row that was changed without the key.
 
