@@ -130,8 +130,12 @@ def grant(
         count, is_limited = roles.grant(target_db, role)
         data = {"database": target_db.name, "role": role, "tables": count, "is_limited_to_tenant": is_limited}
         text = f"{role} can use {count} tables of {target_db.name}"
-        warning = "" if is_limited else ". On Citus it can read all tenants and delete events: no row-level security"
-        output.line(as_json, lambda: data, clean(text + warning))
+        if not is_limited:
+            text += (
+                ". Warning: Citus has neither row-level security nor triggers, so this role can read all tenants and "
+                "delete audit events."
+            )
+        output.line(as_json, lambda: data, clean(text))
 
 
 @app.command()

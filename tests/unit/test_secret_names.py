@@ -11,11 +11,15 @@ HIDDEN = """
     token TOKEN access_token accessToken accesstoken GITHUB_TOKEN githubTokenValue session_token token_count
     authorization Authorization Proxy-Authorization auth basic_auth bearer BearerToken
     credential credentials google_credentials cookie Set-Cookie session_cookies
+    auth_header X-Auth-Header authHeader auth_user db_pass DB_PASS dbPass pass pass_value
+    openaikey anthropickey sshkey SSHKey OPENAIKEY openaikey_value sshkeys signing_keys encryption_keys encryptionKeys
+    access_tokens accessTokens accesstokens refresh_tokens auth_tokens
 """
 STORED = """
     user_id thread_id run_id assistant_id graph_id langgraph_auth_user_id model model_name temperature max_tokens tokens
     prompt_tokens tokenizer tenant email language author authority keyboard keys monkey key_count hotkeys session_id
-    notebook compass passenger secr _ 7 ключ
+    notebook compass passenger secr _ 7 ключ langgraph_auth_user langgraph_auth_permissions authors passing bypass
+    monkeys hotkey hotkey_count turkey donkey hockey_team whiskey keystroke keyword oauthor completion_tokens
 """
 
 

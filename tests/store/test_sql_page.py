@@ -1,0 +1,167 @@
+"""The statements of docs/sql.md read conversations, calls, states and tokens on SQLite and PostgreSQL."""
+
+import ast
+import json
+import re
+from pathlib import Path
+
+import pandas
+import pytest
+from langchain_core.messages import AIMessage
+from scripted import World, call, scripted, tool_node_graph
+from sqlalchemy import NullPool, create_engine, text
+from sqlalchemy.exc import DBAPIError
+from sqlmodel import Session
+from test_row_level_security import as_role
+
+import agentgit
+
+PAGE = (Path(__file__).parents[2] / "docs/sql.md").read_text()
+FORMS = dict(re.findall(r"^\| `(.+)` \| `(.+)` \|$", PAGE, flags=re.MULTILINE))
+"""The expressions on SQLite that the page replaces on PostgreSQL."""
+
+NO_NUL = re.search(r"`(AND position[^`]+)`", PAGE)[1]
+"""The condition that leaves out messages with a NUL character on PostgreSQL."""
+
+LONG = "long " * 2000
+"""A text of more than 4 KiB, which is compressed."""
+
+SETTINGS = 3
+"""The number of statements that set the tenant and the user, at the start of the page's transaction."""
+
+READABLE, TOO_LONG = 255 * 1024, 256 * 1024
+"""Lengths of a message that SQL reads without compression, and of one that is stored in chunks."""
+
+
+def statements():
+    """Return the statements of the page by name: `conversation` of SQLModel, and the texts of the others."""
+    nodes = [node for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) for node in ast.parse(block).body]
+    needed = [
+        node
+        for node in nodes
+        if isinstance(node, ast.ImportFrom)
+        or (isinstance(node, ast.Assign) and node.targets[0].id in {"conversation", "words", "calls", "states"})
+    ]
+    names = {}
+    exec(compile(ast.Module(needed, type_ignores=[]), "docs/sql.md", "exec"), names)  # noqa: S102  # our own page
+    return names
+
+
+SQL = {name: statements()[name] for name in ("words", "calls", "states")}
+
+
+def on_postgresql(sql):
+    """Replace the expressions of a statement as the page says."""
+    for on_sqlite, form in FORMS.items():
+        sql = sql.replace(on_sqlite, form)
+    return sql
+
+
+def converse(repo, *words):
+    """Run turns of a session `demo`, the first of which calls a tool, then fork and run a turn on the fork."""
+    usage = {"input_tokens": 20, "output_tokens": 3, "total_tokens": 23}
+    answer = AIMessage("done", usage_metadata=usage, response_metadata={"model_name": "small"})
+    world, model = World(), scripted(call("add", item="chair"), *[answer] * 9)
+    agent = repo.wrap(tool_node_graph(model, world.tools()), "demo", effects=world.effects())
+    for said in ("a chair", *words):
+        agent.run(said)
+    agent.fork(name="side").run("on the fork")
+
+
+def check(connection, form, *words, nul=""):
+    """Run each statement of the page, and compare what it returns with what `converse` has stored.
+
+    Args:
+        connection: A connection.
+        form: A function that returns a statement in the form of the database.
+        words: The readable messages of a person on the branch `main`.
+        nul: The condition to add to the statement of the conversation.
+    """
+    sql = form(SQL["words"]).replace("ORDER BY", f"{nul} ORDER BY")
+    rows = connection.execute(text(sql)).all()
+    assert [(row.name, row.content) for row in rows if row.role == "human"] == [
+        *(("main", said) for said in words),
+        ("side", "on the fork"),
+    ]
+    data = [json.loads(row.data) for row in Session(connection).exec(statements()["conversation"])]
+    if not nul:
+        assert [(one["type"], one["data"]["content"]) for one in data] == [(row.role, row.content) for row in rows]
+    (made,) = connection.execute(text(form(SQL["calls"])))
+    assert (made.branch, made.tool_name, json.loads(made.args)) == ("main", "add", {"item": "chair"})
+    assert pandas.read_sql(text(form(SQL["calls"])), connection)["effect"].tolist() == ["reversible"]
+    states = connection.execute(text(form(SQL["states"]))).all()
+    last = states[-1]
+    assert last.reference.startswith("demo/side#")
+    assert last.saved_at.startswith("20")
+    answers = sum(
+        row.tokens is not None for row in states if row.reference.startswith("demo/main") and row.kind == "after"
+    )
+    assert json.loads(last.tokens) == {"small": [answers + 1, 20 * (answers + 1), 3 * (answers + 1)]}
+
+
+@pytest.mark.parametrize("words", [("and more",), (LONG, "and more")])
+def test_u9_the_page_reads_a_file_with_long_messages_and_forks(words, tmp_path):
+    """U9: on SQLite the statements of the page return every message of up to 4 KiB, and skip longer ones."""
+    with agentgit.open(tmp_path / "agentgit.db") as repo:
+        converse(repo, *words)
+    with create_engine(f"sqlite:///{tmp_path}/agentgit.db").connect() as connection:
+        check(connection, str, "a chair", "and more")
+
+
+def test_u9_messages_that_are_not_compressed_are_readable_up_to_the_size_of_a_chunk(tmp_path):
+    """U9: with compression="none" SQL reads messages of up to 256 KiB, and skips longer ones."""
+    with agentgit.open(tmp_path / "agentgit.db", compression="none") as repo:
+        converse(repo, "x" * READABLE, "x" * TOO_LONG)
+    with create_engine(f"sqlite:///{tmp_path}/agentgit.db").connect() as connection:
+        check(connection, str, "a chair", "x" * READABLE)
+
+
+def run_block(names, *, settings_only=False):
+    """Run the page's block for PostgreSQL with names, or only its statements that set the tenant and the user."""
+    block = ast.parse(re.search(r"```py\n(.*?)```", PAGE, re.DOTALL)[1])
+    if settings_only:
+        tenant, reading = block.body[1:]
+        block = ast.Module([tenant, *reading.body[:SETTINGS]], type_ignores=[])
+    exec(compile(block, "docs/sql.md", "exec"), names)  # noqa: S102  # our own page
+    return names
+
+
+@pytest.fixture
+def roles(postgres_url):
+    """Yield the URL of the database as the owner of the tables, and as a role that owns nothing."""
+    with as_role(postgres_url) as url:
+        yield postgres_url, url
+
+
+@pytest.mark.parametrize("words", [("and more",), (LONG, "and more")])
+def test_u9_the_page_reads_postgresql_with_its_settings(words, roles):
+    """U9: on PostgreSQL the changed statements return the same, as the owner and as a role that owns nothing."""
+    with agentgit.open(roles[0]) as repo:
+        converse(repo, *words)
+    for url in roles:
+        with create_engine(url, poolclass=NullPool).begin() as connection:
+            run_block({"connection": connection, "text": text}, settings_only=True)
+            check(connection, on_postgresql, "a chair", "and more")
+
+
+def test_u9_postgresql_shows_rows_only_in_a_transaction_with_the_settings(roles):
+    """U9: the page's block for PostgreSQL reads rows, which the role does not see without the settings."""
+    with agentgit.open(roles[0]) as repo:
+        converse(repo)
+    server = create_engine(roles[1], poolclass=NullPool)
+    sql = {name: on_postgresql(statement) for name, statement in SQL.items()}
+    names = statements() | sql | {"pandas": pandas, "text": text, "Session": Session}
+    names = run_block(names | {"create_engine": lambda _: server})
+    assert (len(names["rows"]), len(names["table"]), len(names["messages"])) == (1, 1, 6)
+    with server.begin() as connection:
+        assert [connection.execute(text(statement)).all() for statement in sql.values()] == [[], [], []]
+
+
+def test_u9_a_message_with_a_nul_character_can_be_left_out_on_postgresql(postgres_url):
+    """U9: the condition of the page leaves out the message with a NUL character, which `->>` refuses."""
+    with agentgit.open(postgres_url) as repo:
+        converse(repo, "a \0 b", "and more")
+    with create_engine(postgres_url, poolclass=NullPool).begin() as connection:
+        with pytest.raises(DBAPIError, match="u0000"), connection.begin_nested():
+            check(connection, on_postgresql, "a chair", "and more")
+        check(connection, on_postgresql, "a chair", "and more", nul=NO_NUL)
