@@ -12,17 +12,37 @@ from pathlib import Path
 
 import orjson
 
-from bench import compare, find, fork, log, measure, memory, size, start, turn, upkeep
+from bench import (
+    aims,
+    compare,
+    find,
+    first,
+    fork,
+    history,
+    large,
+    log,
+    measure,
+    memory,
+    model,
+    size,
+    start,
+    turn,
+    upkeep,
+)  # fmt: skip
 from bench.honest import explored, faults, overhead, payments
 from bench.multiuser import sessions, turns, wall
-from bench.saver import aims, forks, lists, long, puts
+from bench.saver import forks, lists, long, puts
 from bench.stage import FULL, QUICK, Stage
 from bench.workspace import snapshots, undo
 
 SUBJECTS = {
     "turn": turn.measure,
+    "first": first.measure,
+    "large": large.measure,
+    "model": model.measure,
     "size": size.measure,
     "fork": fork.measure,
+    "history": history.measure,
     "log": log.measure,
     "compare": compare.measure,
     "find": find.measure,

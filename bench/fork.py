@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 from bench.contenders import SQLITE, Say, Sqlite, Wrapped
 from bench.graphs import CHAT, MESSAGES, TOOL, said
-from bench.measure import Line, Subject, lines, ratio, rotated, timed
+from bench.measure import Line, Subject, lines, ratio, rotated, sync_ms, timed
 from bench.stage import Stage
 
 LENGTH = 200
 
 COPY = f"{SQLITE}, copy in the thread"
 
+FORK, ROLLBACK, SYNC = "agent.fork", "agent.rollback", "4 KB and fsync"
+FORK_ALONE, ROLLBACK_ALONE = f"{FORK}, less 1 x fsync", f"{ROLLBACK}, less 3 x fsync"
+
 NOTE = (
     f"Milliseconds. The conversations are turns with one tool call, messages of {LENGTH} characters. The rollback\n"
-    "goes back behind one turn, and reverses its tool call. LangGraph's own way to branch off, with SqliteSaver, is\n"
+    "goes back behind one turn, and reverses its tool call. A fork waits for the disk once and a rollback three\n"
+    "times; the lines `less …` are what remains without that. LangGraph's own way to branch off, with SqliteSaver, is\n"
     'graph.update_state(config, None, as_node="__copy__"): a copy of the checkpoint in the same thread, neither a\n'
     "named branch nor able to take an effect back."
 )
@@ -28,7 +33,10 @@ Times = dict[str, list[float]]
 def measure(stage: Stage) -> Subject:
     """Time forks and rollbacks at all lengths."""
     wrapped, sqlite = stage.open(Wrapped, Sqlite, name="fork", length=LENGTH)
-    talks = [_Branches(cast(Wrapped, wrapped), cast(Sqlite, sqlite), messages) for messages in stage.scale.forked]
+    talks = [
+        _Branches(cast(Wrapped, wrapped), cast(Sqlite, sqlite), messages, stage.where)
+        for messages in stage.scale.forked
+    ]
     for number in range(stage.scale.forks + 1):
         for talk in rotated(talks, number):
             talk.measure(number)
@@ -39,13 +47,13 @@ def measure(stage: Stage) -> Subject:
 class _Branches:
     """A conversation with the wrapped graph, the same one with SqliteSaver, and the times of forks and rollbacks."""
 
-    def __init__(self, wrapped: Wrapped, sqlite: Sqlite, messages: int) -> None:
-        self.messages = messages
+    def __init__(self, wrapped: Wrapped, sqlite: Sqlite, messages: int, where: Path) -> None:
+        self.messages, self._where = messages, where
         self.agent = wrapped.agent()
         _grow(self._say, messages)
         _grow(sqlite.conversation(), messages)
         self._graph, self._config = sqlite.graph, sqlite.graph.get_state(sqlite.last).config
-        self.times: Times = {"agent.fork": [], "agent.rollback": [], COPY: []}
+        self.times: Times = {FORK: [], ROLLBACK: [], COPY: [], SYNC: []}
 
     def _say(self, text: str) -> list[Any]:
         return self.agent.invoke({"messages": [("user", text)]})["messages"]
@@ -59,18 +67,26 @@ class _Branches:
         if len(retry.report.reversed) != 1:
             raise RuntimeError(f"one tool call was to be reversed:\n{retry.report}")
         copied, _ = timed(partial(self._graph.update_state, self._config, None, as_node="__copy__"))
+        synced = sync_ms(self._where, rounds=3) / 1000
         if number > 0:
-            for times, took in zip(self.times.values(), (forked, rolled, copied), strict=True):
+            for times, took in zip(self.times.values(), (forked, rolled, copied, synced), strict=True):
                 times.append(took)
 
     def lines(self, first: _Branches) -> list[Line]:
         """Return the lines, with ratios to SqliteSaver and to the shortest conversation."""
-        made = lines(f"{self.messages:,} messages", self.times, [COPY])
+        case = f"{self.messages:,} messages"
+        made = lines(case, self.times, [COPY])
+        for what, alone, waits in ((FORK, FORK_ALONE, 1), (ROLLBACK, ROLLBACK_ALONE, 3)):
+            rest = [took - waits * sync for took, sync in zip(self.times[what], self.times[SYNC], strict=True)]
+            made += lines(case, {alone: rest}, [])
         if first is self:
             return made
         base = f"{first.messages} messages"
         growth = {what: ratio(self.times[what], first.times[what]) for what in self.times}
-        return [replace(line, ratios={**line.ratios, base: growth[line.what]}) for line in made]
+        return [
+            replace(line, ratios={**line.ratios, base: growth[line.what]}) if line.what in growth else line
+            for line in made
+        ]
 
 
 def _grow(say: Say, messages: int) -> None:

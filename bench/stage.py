@@ -79,6 +79,9 @@ class Scale:
         explored: The choices and steps of each exploration.
         found: The number of checkpoints among which one is found.
         served: The numbers of sessions after which the memory is measured.
+        values: The sizes of large values, in bytes.
+        waits: The number of timed turns beside a slow model.
+        read: The turns of the conversation that is read as a whole.
         multiuser: The scale for many users.
     """
 
@@ -95,13 +98,16 @@ class Scale:
     explored: tuple[tuple[int, int], ...]
     found: int
     served: tuple[int, ...]
+    values: tuple[int, ...]
+    waits: int
+    read: int
     multiuser: CrowdScale
 
 
 FULL = Scale(
-    messages=(2, 100, 1000), fresh=30, turns=(100, 500), forks=25, forked=(10, 1000), starts=9, looks=2,
+    messages=(2, 100, 1000), fresh=30, turns=(100, 500), forks=25, forked=(10, 1000, 10_000), starts=9, looks=2,
     rollbacks=100, steps=100, explored=((2, 3), (2, 4), (4, 4), (4, 5)), found=100_000,
-    served=(1_000, 5_000, 10_000),
+    served=(1_000, 5_000, 10_000), values=(1_000_000, 20_000_000), waits=5, read=10_000,
     multiuser=CrowdScale(
         messages=(2, 100), clients=(1, 4, 16, 64), turns=480, sessions=(1_000, 10_000, 100_000, 1_000_000)
     ),
@@ -113,7 +119,7 @@ FULL = Scale(
 QUICK = Scale(
     messages=(2, 100), fresh=12, turns=(20, 60), forks=8, forked=(10, 100), starts=3, looks=3,
     rollbacks=10, steps=10, explored=((2, 3), (2, 4)), found=5_000,
-    served=(50, 100),
+    served=(50, 100), values=(1_000_000,), waits=1, read=200,
     multiuser=CrowdScale(messages=(2,), clients=(1, 2), turns=6, sessions=(1_000, 2_000)),
     saver=SaverScale(
         turns=(4, 8), messages=(10,), fresh=2, stored=(10, 50), puts=2,

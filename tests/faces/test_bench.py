@@ -12,10 +12,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from bench import postgres
+from bench import aims, postgres
 from bench.graphs import CHAT, TOOL, build, said, text
 from bench.measure import Subject, interleaved, lines, ratio, rotated, table
-from bench.saver import aims
 
 ROOT = Path(__file__).parents[2]
 
@@ -96,6 +95,10 @@ def test_a_quick_run_measures_the_savers(tmp_path: Path):
 
 OTHER_SUBJECTS = [
     "turn",
+    "first",
+    "large",
+    "model",
+    "history",
     "fork",
     "log",
     "compare",
