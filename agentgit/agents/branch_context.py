@@ -124,7 +124,7 @@ class BranchContext:
         self.branch_id: int = row.id
         self.session_id: int = row.external_session_id
         self.served = context.registry.session(self.session_id)
-        """What this process holds for the session."""
+        """The resources of the session in this process."""
         self.thread_id: str = row.thread_id
         self.seen_checkpoint_id: str | None = head.checkpoint_id if head else None
         """The newest graph checkpoint that the agent has seen."""

@@ -1,4 +1,4 @@
-"""What this process holds for the sessions that it serves: declared functions, workspaces and wrapped graphs.
+"""The resources of the sessions that this process serves: declared functions, workspaces and wrapped graphs.
 
 A session has all of it for as long as an agent or a handle of it exists. Afterwards the process keeps a bounded part:
 everything for the last `RECENT_SESSIONS` sessions, and the declarations for the last `DECLARED_SESSIONS`. Sessions with
@@ -123,7 +123,9 @@ NO_DECLARATIONS = Declarations()
 
 
 class ServedSession:
-    """What this process holds for one session. Its agents and handles refer to it, and it ends with the last of them.
+    """The resources of one session in this process.
+
+    Its agents and handles refer to it, and it ends with the last of them.
 
     Args:
         declarations: The functions that are declared for its tools.

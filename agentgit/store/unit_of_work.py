@@ -48,13 +48,13 @@ LOG = logging.getLogger("agentgit")
 T = TypeVar("T")
 
 FLUSH_SECONDS = 0.05
-"""How long a row waits at most before it is written in the background."""
+"""The longest time for which a row waits before it is written in the background."""
 
 RETRY_SECONDS = 1.0
-"""How long rows wait after an attempt to write them failed."""
+"""The time for which rows wait after an attempt to write them failed."""
 
 MAX_RETRIES = 60
-"""How often the background tries to write the rows of a turn that could not be ended."""
+"""The number of times that the background tries to write the rows of a turn that could not be ended."""
 
 MAX_CALLS = 64
 """The most read-only calls that wait; a process that is killed loses at most this many from the record."""
@@ -390,7 +390,7 @@ MAX_THREADS = 32
 """The most threads that write in the background, so that a slow database does not delay the others."""
 
 EXIT_SECONDS = 5.0
-"""How long a process that ends waits until what its turns have left is written."""
+"""The longest time for which a process that ends waits until what its turns have left is written."""
 
 
 class _Flusher:

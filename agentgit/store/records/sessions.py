@@ -548,7 +548,7 @@ _TOUCH = CompiledStatement(
 
 
 class HeldBranch(NamedTuple):
-    """What the calls of a run need of its branch.
+    """The facts about a branch that the calls of its run need.
 
     Args:
         world_seq: The length of the world log of the session.

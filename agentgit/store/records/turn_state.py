@@ -1,4 +1,4 @@
-"""What a turn has to know of its branch when it begins, read in one statement."""
+"""The facts about a branch that a turn needs when it begins, read in one statement."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from agentgit.store.threads.graph_rows import (
 
 
 class TurnState(NamedTuple):
-    """What a turn has to know of its branch.
+    """The facts about a branch that a turn needs when it begins.
 
     Args:
         newest: Its newest graph checkpoint.
