@@ -5,6 +5,7 @@ from collections import Counter
 from contextlib import contextmanager
 from itertools import groupby
 
+import backend
 import faults
 import points
 import pytest
@@ -12,6 +13,8 @@ import sent_statements
 from scripted import World, obedient, tool_node_graph
 from sqlalchemy import event
 from sqlalchemy.pool import Pool
+
+import agentgit
 
 TARGET = {
     "INSERT": r"INSERT(?: OR \w+)? INTO (\w+)",
@@ -68,3 +71,20 @@ def test_a_turn_sends_no_more_statements_than_it_needs(repo, text, most):
     transactions = 1 if text == "hello" else 3  # the end; before it the intent and the outcome
     for table in ("blob", "graph_checkpoint"):
         assert statements[f"INSERT {table}"] <= transactions, statements
+
+
+@pytest.mark.parametrize("reader", ["history", "messages"])
+def test_a_long_conversation_is_read_at_once(repo, reader):
+    """`history` and `messages` read a conversation in one transaction, with a statement for every 500 messages."""
+    world = World()
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    said = [("ai" if number % 2 else "user", f"message {number}") for number in range(1_200)]
+    agent.invoke({"messages": [*said, ("user", "hello")]})
+    began = []
+    with agentgit.open(backend.url(repo)) as fresh:
+        fresh.session("s")
+        agent = fresh.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+        with faults.before(points.EVERY_READ, lambda: began.append(True)), counting(fresh) as statements:
+            assert len(getattr(agent, reader)()) == 1_202
+    assert len(began) == 1
+    assert statements["SELECT blob"] <= 4, statements  # three for the messages, one for the lists
