@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from bench.contenders import SQLITE, Say, Sqlite, Wrapped
-from bench.graphs import CHAT, MESSAGES, TOOL, said
+from bench.contenders import SQLITE, Sqlite, Wrapped
+from bench.graphs import CHAT, MESSAGES, TOOL, said, text
 from bench.measure import Line, Subject, lines, ratio, rotated, sync_ms, timed
 from bench.stage import Stage
 
 LENGTH = 200
+
+HELD = 40
+"""The messages at the end of a conversation that are held turn by turn."""
 
 COPY = f"{SQLITE}, copy in the thread"
 
@@ -20,9 +24,9 @@ FORK, ROLLBACK, SYNC = "agent.fork", "agent.rollback", "4 KB and fsync"
 FORK_ALONE, ROLLBACK_ALONE = f"{FORK}, less 1 x fsync", f"{ROLLBACK}, less 3 x fsync"
 
 NOTE = (
-    f"Milliseconds. The conversations are turns with one tool call, messages of {LENGTH} characters. The rollback\n"
-    "goes back behind one turn, and reverses its tool call. A fork waits for the disk once and a rollback three\n"
-    "times; the lines `less …` are what remains without that. LangGraph's own way to branch off, with SqliteSaver, is\n"
+    f"Milliseconds; messages of {LENGTH} characters, the last {HELD} of them in turns with one tool call. A rollback\n"
+    "takes one turn back and reverses its tool call. It waits for the disk three times, a fork once; the lines with\n"
+    "`less` are what remains without that. LangGraph's own way to branch off, with SqliteSaver, is\n"
     'graph.update_state(config, None, as_node="__copy__"): a copy of the checkpoint in the same thread, neither a\n'
     "named branch nor able to take an effect back."
 )
@@ -50,13 +54,12 @@ class _Branches:
     def __init__(self, wrapped: Wrapped, sqlite: Sqlite, messages: int, where: Path) -> None:
         self.messages, self._where = messages, where
         self.agent = wrapped.agent()
-        _grow(self._say, messages)
-        _grow(sqlite.conversation(), messages)
-        self._graph, self._config = sqlite.graph, sqlite.graph.get_state(sqlite.last).config
+        sqlite.conversation()
+        self._graph = sqlite.graph
+        _grow(lambda new: self.agent.invoke({"messages": new}), messages)
+        _grow(lambda new: self._graph.invoke({"messages": new}, sqlite.last), messages)
+        self._config = self._graph.get_state(sqlite.last).config
         self.times: Times = {FORK: [], ROLLBACK: [], COPY: [], SYNC: []}
-
-    def _say(self, text: str) -> list[Any]:
-        return self.agent.invoke({"messages": [("user", text)]})["messages"]
 
     def measure(self, number: int) -> None:
         """Fork, roll back and copy once; the first round only warms up."""
@@ -89,10 +92,11 @@ class _Branches:
         ]
 
 
-def _grow(say: Say, messages: int) -> None:
-    """Hold a conversation of turns with a tool call, and fill up the rest with chat."""
-    left, number = messages, 0
-    while left > 0:
-        kind = TOOL if left >= MESSAGES[TOOL] else CHAT
-        say(said(kind, number, LENGTH))
-        left, number = left - MESSAGES[kind], number + 1
+def _grow(say: Callable[[list[Any]], object], messages: int) -> None:
+    """Begin with one input that has all but the last messages, and hold the rest: a few turns with a tool call."""
+    held = min(messages - messages % 2, HELD)
+    said_before = [("ai" if n % 2 else "user", text(n, LENGTH)) for n in range(messages - held)]
+    for number in range(0, held, MESSAGES[TOOL]):
+        kind = TOOL if held - number >= MESSAGES[TOOL] else CHAT
+        say([*said_before, ("user", said(kind, number, LENGTH))])
+        said_before = []

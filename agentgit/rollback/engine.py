@@ -31,7 +31,6 @@ from agentgit.rollback.resume import Resumption
 from agentgit.rollback.start import Authorize, StalePlan, Starter, filter_refusals
 from agentgit.rollback.verification import Awaiter, PlanFactory, Verification, wait
 from agentgit.sessions import operation
-from agentgit.sessions.session import PARTIAL, REPLAYING
 from agentgit.store.records.operations import NewOperation
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.records.workspace_snapshots import snapshot_ref_from_row
@@ -291,11 +290,6 @@ class RollbackEngine:
         self.store.sessions.lock(connection, target.external_session_id)
         self.starter.require_checkpoint_exists(connection, target, f"{target.branch_name}#{target.number}")
         parent = self.store.sessions.branch(connection, target.internal_session_id)
-        last_seq = self.store.world.last_seq(
-            connection, parent.external_session_id
-        )  # read before the world, as in a turn
-        is_unfinished = parent.status in (REPLAYING, PARTIAL)  # it has not seen what its own operation changed
-        has_diverged = is_unfinished or self.planner.divergence(connection, parent) is not None
         branch_id = self.starter.create_branch(connection, target, name, source_id)
         new_operation = NewOperation(
             kind="fork",
@@ -305,22 +299,22 @@ class RollbackEngine:
             target_id=target.id,
             branch_id=branch_id,
             request_id=None,
-            owner="",
+            owner=None,
             request={"accepted": sorted(self.planner.accepted_ids(connection, parent.id)), "steps": []},
         )
-        operation_id = self.store.operations.begin(connection, new_operation)
+        self.store.operations.record_done(connection, new_operation)
         last_row = self.store.snapshots.newest_of_session(connection, target.external_session_id)
         last_snapshot = snapshot_ref_from_row(last_row) if last_row is not None else None
-        self.finisher.publish_branch(connection, branch_id, user_id, snapshot or last_snapshot, current=False)
+        # The new branch has seen as much of the world as the branch of the checkpoint; its first turn checks the rest.
+        self.finisher.publish_branch(
+            connection, branch_id, user_id, snapshot or last_snapshot, current=False, world_seen=parent.world_seen
+        )
         if snapshot is not None and last_row is not None:  # the files on disk are still the last ones
             last_branch = self.store.sessions.branch(connection, last_row.internal_session_id)
             self.store.snapshots.record(connection, last_branch, snapshot_ref_from_row(last_row))
-        new_branch = self.store.sessions.branch(connection, branch_id)
-        # If the world has changed, the new branch has seen no more of it than the branch of the checkpoint.
-        self.store.sessions.set_world_seen(connection, new_branch, parent.world_seen if has_diverged else last_seq)
         if target.id == parent.head_id:
+            new_branch = self.store.sessions.branch(connection, branch_id)
             notes.store_notes(self.store, connection, new_branch, notes.undelivered_notes(as_object(parent.meta)))
-        self.store.operations.end(connection, operation_id, operation.DONE, {})
         return branch_id
 
 

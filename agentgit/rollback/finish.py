@@ -122,6 +122,7 @@ class Finisher:
         *,
         current: bool,
         created_by: StoredRow | None = None,
+        world_seen: int | None = None,
     ) -> None:
         """Open a branch at its branch point, or at the state that its calls produced when they ran again.
 
@@ -132,6 +133,7 @@ class Finisher:
             snapshot: The current files of the branch; None if it has none.
             current: True to make it the session's current branch.
             created_by: The operation that created it; None for a fork.
+            world_seen: The part of the world log that it has seen; None for all.
 
         Raises:
             Corrupt: The state of the branch differs from the state of its branch point.
@@ -157,7 +159,7 @@ class Finisher:
         )
         label = Label(kind="branch", user_id=user_id, description=branch_point.name or branch_point.description)
         self.store.checkpoints.add(connection, branch_id, content, label)
-        self._open_branch(connection, branch_id, snapshot, current=current)
+        self._open_branch(connection, branch_id, snapshot, current=current, world_seen=world_seen)
 
     def _open_branch(
         self,

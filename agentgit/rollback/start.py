@@ -20,6 +20,7 @@ from agentgit.sessions.session import REPLAYING
 from agentgit.store.records.operations import NewOperation
 from agentgit.store.records.sessions import StoredRow, require_no_unfinished_rollback
 from agentgit.store.store import Store
+from agentgit.store.threads.owners import thread_of_branch
 from agentgit.values import as_object
 
 Authorize = Callable[[Connection, int], None]
@@ -220,7 +221,8 @@ class Starter:
             inherited=target.position,
         )
         if target.graph_checkpoint_id is not None:
-            thread_id = sessions.branch(connection, branch_id).thread_id
+            thread_id = thread_of_branch(branch_id)
+            self.store.graphs.owners.add(thread_id, session_id)
             self.store.graphs.fork(connection, target.thread_id, target.graph_checkpoint_id, thread_id, target.pending)
         return branch_id
 

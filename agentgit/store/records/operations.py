@@ -33,7 +33,7 @@ class NewOperation:
         target_id: The target checkpoint.
         branch_id: The branch that it leads to.
         request_id: An id that the caller chose, unique in the session; None for a generated one.
-        owner: The piece of work that performs the operation; empty if it starts and ends in one transaction.
+        owner: The piece of work that performs the operation; None if it starts and ends in one transaction.
         request: The request and its plan, JSON-like.
     """
 
@@ -44,7 +44,7 @@ class NewOperation:
     target_id: int
     branch_id: int
     request_id: str | None
-    owner: str
+    owner: str | None
     request: Mapping[str, Any]
 
 
@@ -62,6 +62,18 @@ class OperationStore:
 
     def begin(self, connection: Connection, new_operation: NewOperation) -> int:
         """Record the start of an operation, and return its id."""
+        operation_id = self._insert(connection, new_operation, status=RUNNING, owner=new_operation.owner)
+        if new_operation.owner is not None:
+            self._set_owner(connection, operation_id, new_operation.owner)
+        self._record_event(connection, operation_id, "begun", new_operation)
+        return operation_id
+
+    def record_done(self, connection: Connection, new_operation: NewOperation) -> None:
+        """Record an operation that starts and ends in this transaction."""
+        operation_id = self._insert(connection, new_operation, status=DONE, ended_at=datetime.now(UTC))
+        self._record_event(connection, operation_id, "done", new_operation)
+
+    def _insert(self, connection: Connection, new_operation: NewOperation, **state: Any) -> int:
         operation_id = new_id()
         row = {
             "tenant_id": self.tenant_id,
@@ -69,27 +81,23 @@ class OperationStore:
             "external_session_id": new_operation.session_id,
             "user_id": new_operation.user_id,
             "kind": new_operation.kind,
-            "status": RUNNING,
             "request_id": new_operation.request_id or str(operation_id),
             "source_id": new_operation.source_id,
             "target_id": new_operation.target_id,
             "internal_session_id": new_operation.branch_id,
-            "owner": new_operation.owner,
             "request": to_json(new_operation.request),
             "report": to_json({}),
             "created_at": datetime.now(UTC),
+            **state,
         }
         row_codes.queue_insert(connection, OPERATION, row)
-        if new_operation.owner:  # one that ends in this transaction, such as a fork, only records its end
-            self._set_owner(connection, operation_id, new_operation.owner)
-            self._record_event(connection, operation_id, "begun")
         return operation_id
 
     def resume(self, connection: Connection, operation_id: int, owner: str) -> None:
         """Resume an operation that nobody is working on, as its new owner."""
         row_codes.update_rows(connection, OPERATION, self._id_condition(operation_id), status=RUNNING)
         self._set_owner(connection, operation_id, owner)
-        self._record_event(connection, operation_id, "resumed")
+        self._record_event(connection, operation_id, "resumed", self._load_started(connection, operation_id))
 
     def _set_owner(self, connection: Connection, operation_id: int, owner: str) -> None:
         statement = update(OPERATION).where(self._id_condition(operation_id)).values(owner=owner)
@@ -123,24 +131,36 @@ class OperationStore:
         values: dict[str, Any] = {"report": to_json(report), "owner": None, "lease_until": None}
         values["ended_at"] = datetime.now(UTC)
         _END.run(connection, {"tenant_id": self.tenant_id, "id": operation_id}, status=status, **values)
-        self._record_event(connection, operation_id, "done" if status == DONE else "incomplete", _counts(report))
+        event = "done" if status == DONE else "incomplete"
+        self._record_event(
+            connection, operation_id, event, self._load_started(connection, operation_id), _counts(report)
+        )
 
-    def _record_event(
-        self, connection: Connection, operation_id: int, event: str, counts: Mapping[str, int] | None = None
-    ) -> None:
-        """Record an event of an operation in the audit trail."""
+    def _load_started(self, connection: Connection, operation_id: int) -> Any:
+        """Read the fields of an operation that its events have."""
         row = _SELECT_EVENT_FIELDS.first(connection, {"tenant": self.tenant_id, "operation": operation_id})
         if row is None:
             raise missing_row("operation", operation_id)
+        return row
+
+    def _record_event(
+        self,
+        connection: Connection,
+        operation_id: int,
+        event: str,
+        started: NewOperation | Any,
+        counts: Mapping[str, int] | None = None,
+    ) -> None:
+        """Record an event of an operation in the audit trail."""
         record_event(
             connection,
             self.tenant_id,
-            f"{row.kind}.{event}",
-            branch_id=row.internal_session_id,
-            user_id=row.user_id,
+            f"{started.kind}.{event}",
+            branch_id=started.branch_id,
+            user_id=started.user_id,
             operation=operation_id,
-            source=row.source_id,
-            checkpoint=row.target_id,
+            source=started.source_id,
+            checkpoint=started.target_id,
             **(counts or {}),
         )
 
@@ -208,7 +228,7 @@ _END = row_codes.SignedUpdate(OPERATION, "status", "report", "owner", "lease_unt
 _SELECT_EVENT_FIELDS = CompiledStatement(
     select(
         OPERATION.c.kind,
-        OPERATION.c.internal_session_id,
+        OPERATION.c.internal_session_id.label("branch_id"),
         OPERATION.c.user_id,
         OPERATION.c.source_id,
         OPERATION.c.target_id,

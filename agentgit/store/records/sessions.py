@@ -30,7 +30,7 @@ from agentgit.store.sql.tables import (
     SESSION,
     TAG,
 )
-from agentgit.store.threads.owners import SESSION_THREAD_PREFIX
+from agentgit.store.threads.owners import thread_of_branch
 from agentgit.values import as_object, to_json
 
 StoredRow = Row[Any]
@@ -191,7 +191,7 @@ class SessionStore:
             "tenant_id": self.tenant_id,
             "id": branch_id,
             "external_session_id": session_id,
-            "thread_id": f"{SESSION_THREAD_PREFIX}{branch_id}",
+            "thread_id": thread_of_branch(branch_id),
             "name": name,
             "status": status,
             "parent_id": parent_id,

@@ -26,6 +26,11 @@ SESSION_THREAD_PREFIX = "agentgit-"
 MAX_KNOWN_THREADS = 10_000
 
 
+def thread_of_branch(branch_id: int) -> str:
+    """Return the id of the thread of a branch."""
+    return f"{SESSION_THREAD_PREFIX}{branch_id}"
+
+
 class ThreadOwners:
     """The owners of threads, as this process last saw them.
 

@@ -27,6 +27,7 @@ from agentgit.store.records.checkpoints import MERGE_KEY, merge_source_id
 from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.tables import LIST
 from agentgit.store.threads import pending_writes
+from agentgit.store.threads.owners import thread_of_branch
 from agentgit.store.transfer import json_checks
 from agentgit.store.transfer.export_states import MAX_VALUE_BYTES, RecentLists
 from agentgit.store.transfer.file_trees import decode_base64
@@ -184,7 +185,7 @@ class ImportedRows:
         return None if old_id is None else self.ids[kind][old_id]
 
     def _branch_thread(self, old_id: int) -> str:
-        return thread_id_of(self.ids["branch"][old_id])
+        return thread_of_branch(self.ids["branch"][old_id])
 
     def session(self, record: Record, name: str) -> dict[str, Any]:
         """Return the row of the session."""
@@ -400,11 +401,6 @@ def _pack_pending(entries: Sequence[Record] | None) -> bytes | None:
 
 def _pack_write(write: Record) -> list[Any]:
     return [write["task"], write["idx"], write["path"], write["channel"], b"".join(write["value"]).hex()]
-
-
-def thread_id_of(branch_id: int) -> str:
-    """Return the LangGraph thread id of a branch."""
-    return f"agentgit-{branch_id}"
 
 
 def new_ids(old_ids: Mapping[str, set[int]]) -> dict[str, dict[int, int]]:
