@@ -32,7 +32,7 @@ from sqlalchemy import Connection, and_, bindparam, delete, exists, func, select
 from agentgit.errors import Corrupt
 from agentgit.sessions.reports import ProgressParts
 from agentgit.sessions.session import OPEN
-from agentgit.store.objects.blobs import FAMILY_LOCK, FULL, RECORD, Blobs, base_hash, unpack
+from agentgit.store.objects.blobs import FULL, RECORD, Blobs, base_hash, unpack
 from agentgit.store.objects.content import verify_lists
 from agentgit.store.objects.packing import CHUNKED, split_hashes
 from agentgit.store.sql import row_codes
@@ -319,13 +319,10 @@ def collect(
     for key in rewritten_lists if not dry_run else ():
         _write_in_full(connection, blobs, key)
     unused_values = [
-        row
-        for row in progress.iterate("values", _read_value_sizes(connection, blobs))
-        if row[0] not in live and row[0] != FAMILY_LOCK.hash
+        row for row in progress.iterate("values", _read_value_sizes(connection, blobs)) if row[0] not in live
     ]
     if not dry_run:
-        unused_hashes = [key for key, _ in unused_values]
-        _delete_values(connection, blobs, unused_hashes if live else [*unused_hashes, FAMILY_LOCK.hash])
+        _delete_values(connection, blobs, [key for key, _ in unused_values])
     return Collected(
         len(unused_values), sum(size for _, size in unused_values), len(orphans), len(rewritten_lists), step_count
     )

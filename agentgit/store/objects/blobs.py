@@ -43,7 +43,7 @@ from agentgit.store.objects.packing import (
     split_hashes,
     unpacked,
 )
-from agentgit.store.sql.batch import slices
+from agentgit.store.sql.batch import batch_of, slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.encryption import PlainBytes
 from agentgit.store.sql.tables import BLOB, LIST, SESSION
@@ -198,8 +198,11 @@ def readable(connection: Connection, values_by_owner: Mapping[int, NewValues]) -
 _NOTHING_NEW = NewValues()
 _NO_VALUES: Mapping[int, NewValues] = {}
 
+FAMILY_LOCKS = 64
+"""The number of rows that writers to families lock on a server. Each is for the families of one remainder."""
+
 FAMILY_LOCK = leaf("lock", b"")
-"""The value that writers to a family lock on a server, as writers to a session lock its row. Nothing refers to it."""
+"""The value of these rows. Nothing refers to it. The rows are never deleted, so a process looks for each only once."""
 
 
 def family_of(thread: str) -> int:
@@ -209,11 +212,11 @@ def family_of(thread: str) -> int:
         thread: The id of the thread.
 
     Example:
-        >>> -(2**53) < family_of("a") < 0, family_of("a") == family_of("b")
+        >>> -(2**53) < family_of("a") < -FAMILY_LOCKS, family_of("a") == family_of("b")
         (True, False)
     """
     digest = sha256(thread.encode(errors="surrogatepass")).digest()
-    return -1 - int.from_bytes(digest[:8], "big") % (2**53 - 1)
+    return -1 - FAMILY_LOCKS - int.from_bytes(digest[:8], "big") % (2**53 - 1 - FAMILY_LOCKS)
 
 
 class BlobStore:
@@ -234,6 +237,8 @@ class BlobStore:
         # still stored.
         self.leaves: LRUCache[bytes, Leaf] = LRUCache(CACHED_BYTES, lambda value: len(value.data) + 256)
         self.lists: LRUCache[bytes, Items] = LRUCache(CACHED_ITEMS, lambda items: len(items.hashes) + 16)
+        self.known_locks: set[int] = set()
+        """The owners of the rows with `FAMILY_LOCK` that were found in the database."""
 
     def of(self, session_id: int) -> Blobs:
         """Return the values of one session, or of a family of threads."""
@@ -260,19 +265,36 @@ class Blobs:
         Each writer calls it, or locks the session in another way, before it reads what is stored. No-op on SQLite,
         which has only one writer.
         """
-        self._lock(connection, _PROTECT_SESSION)
-
-    def lock(self, connection: Connection) -> None:
-        """Wait for the writers of the session, and lock out others until the transaction ends. No-op on SQLite."""
-        self._lock(connection, _LOCK_SESSION)
-
-    def _lock(self, connection: Connection, session_statement: CompiledStatement) -> None:
         if connection.dialect.name == "sqlite":
             return
         if self.session_id > 0:
-            session_statement.run(connection, self._parameters())
+            _PROTECT_SESSION.run(connection, self._parameters())
+            return
+        parameters = {"tenant": self.tenant_id, "session": self._lock_owner, "lock": FAMILY_LOCK.hash}
+        if self._lock_owner in self.store.known_locks:
+            _PROTECT_FAMILY.run(connection, parameters)
+            return
+        batch = batch_of(connection)
+        created_locks = batch.created_locks if batch is not None else set()
+        if _PROTECT_FAMILY.first(connection, parameters) is None:
+            created_locks.add(self._lock_owner)
+            self.lock(connection)
+        elif self._lock_owner not in created_locks:  # it stays, whatever becomes of this transaction
+            self.store.known_locks.add(self._lock_owner)
+
+    def lock(self, connection: Connection) -> None:
+        """Wait for the writers of the session, and lock out others until the transaction ends. No-op on SQLite."""
+        if connection.dialect.name == "sqlite":
+            return
+        if self.session_id > 0:
+            _LOCK_SESSION.run(connection, self._parameters())
         else:
-            _LOCK_FAMILY.run(connection, self._pack_row(FAMILY_LOCK))
+            _LOCK_FAMILY.run(connection, self._pack_row(FAMILY_LOCK) | {"external_session_id": self._lock_owner})
+
+    @property
+    def _lock_owner(self) -> int:
+        """The owner of the row that writers to this family lock."""
+        return -1 - self.session_id % FAMILY_LOCKS
 
     def _parameters(self, **more: Any) -> dict[str, Any]:
         return {"tenant": self.tenant_id, "session": self.session_id, **more}
@@ -649,6 +671,9 @@ _REFERENCES = select(
 _session = select(SESSION.c.id).where(SESSION.c.tenant_id == bindparam("tenant"), SESSION.c.id == bindparam("session"))
 _PROTECT_SESSION = CompiledStatement(_session.with_for_update(read=True, key_share=True))
 _LOCK_SESSION = CompiledStatement(_session.with_for_update())
+_PROTECT_FAMILY = CompiledStatement(
+    select(BLOB.c.size).where(*_is_of_session, BLOB.c.hash == bindparam("lock")).with_for_update(read=True)
+)
 _new_lock = postgresql.insert(BLOB)
 # PostgreSQL locks the row that is there before it looks at the condition.
 _LOCK_FAMILY = CompiledStatement(

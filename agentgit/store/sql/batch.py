@@ -86,8 +86,8 @@ class Batch:
         self._begin = BEGIN_SNAPSHOT if one_moment else BEGIN
         self._has_begun = False
         self._queued: list[Statement] = []
-        self.prefetched: dict[tuple[Any, ...], Any] = {}
-        """The pending results of prefetched queries, by statement and parameters."""
+        self.created_locks: set[int] = set()
+        """The owners for which this transaction has created the row that writers lock; see `agentgit.store.objects`."""
         self._info = connection.info
         self._info[_BATCH] = self
 

@@ -68,32 +68,9 @@ class CompiledStatement:
             connection: A connection in a transaction.
             row: The parameters of the statement, by name.
         """
-        batch = batch_of(connection)
-        prefetched: PendingResult | None = (
-            batch.prefetched.pop(self._prefetch_key(row), None) if batch is not None else None
-        )
-        if prefetched is not None:
-            return prefetched
-        result = PendingResult(batch, self._row_converter(connection))
+        result = PendingResult(batch_of(connection), self._row_converter(connection))
         self._execute(connection, [row], result)
         return result
-
-    def prefetch(self, connection: Connection, row: Mapping[str, Any]) -> None:
-        """Start a query that this transaction needs soon, if that saves a round trip.
-
-        The next `submit`, `all` or `first` with the same parameters gets its result. The rows that it reads must not
-        change in between.
-
-        Args:
-            connection: A connection in a transaction.
-            row: The parameters of the statement, by name.
-        """
-        batch = batch_of(connection)
-        if batch is not None:
-            batch.prefetched[self._prefetch_key(row)] = self.submit(connection, row)
-
-    def _prefetch_key(self, row: Mapping[str, Any]) -> tuple[Any, ...]:
-        return (self, *row.values())
 
     def all(self, connection: Connection, row: Mapping[str, Any]) -> list[Any]:
         """Run a query and return its rows as named tuples.

@@ -10,9 +10,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sqlalchemy import Connection, select, union
+from sqlalchemy import Connection, not_, select, union
 
-from agentgit.store.objects.blobs import BlobStore, family_of, unpack
+from agentgit.store.objects.blobs import FAMILY_LOCKS, BlobStore, family_of, unpack
 from agentgit.store.objects.lru import LRUCache
 from agentgit.store.objects.packing import split_hashes
 from agentgit.store.sql import row_codes
@@ -108,7 +108,9 @@ def assign_thread(connection: Connection, blobs: BlobStore, thread: str, owner: 
 def list_owners(connection: Connection, tenant_id: int) -> list[int]:
     """List the sessions and families that have values, graph checkpoints or writes."""
     queries = (
-        select(table.c.external_session_id).where(table.c.tenant_id == tenant_id)
+        select(table.c.external_session_id).where(
+            table.c.tenant_id == tenant_id, not_(table.c.external_session_id.between(-FAMILY_LOCKS, -1))
+        )
         for table in (BLOB, GRAPH_CHECKPOINT, GRAPH_WRITE)
     )
     return sorted(connection.execute(union(*queries)).scalars())
