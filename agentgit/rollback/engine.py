@@ -31,6 +31,7 @@ from agentgit.rollback.resume import Resumption
 from agentgit.rollback.start import Authorize, StalePlan, Starter, filter_refusals
 from agentgit.rollback.verification import Awaiter, PlanFactory, Verification, wait
 from agentgit.sessions import operation
+from agentgit.sessions.session import PARTIAL, REPLAYING
 from agentgit.store.records.operations import NewOperation
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.records.workspace_snapshots import snapshot_ref_from_row
@@ -290,6 +291,7 @@ class RollbackEngine:
         self.store.sessions.lock(connection, target.external_session_id)
         self.starter.require_checkpoint_exists(connection, target, f"{target.branch_name}#{target.number}")
         parent = self.store.sessions.branch(connection, target.internal_session_id)
+        world_seen = self._world_seen_by_fork(connection, parent)  # read before the world, as in a turn
         branch_id = self.starter.create_branch(connection, target, name, source_id)
         new_operation = NewOperation(
             kind="fork",
@@ -305,9 +307,8 @@ class RollbackEngine:
         self.store.operations.record_done(connection, new_operation)
         last_row = self.store.snapshots.newest_of_session(connection, target.external_session_id)
         last_snapshot = snapshot_ref_from_row(last_row) if last_row is not None else None
-        # The new branch has seen as much of the world as the branch of the checkpoint; its first turn checks the rest.
         self.finisher.publish_branch(
-            connection, branch_id, user_id, snapshot or last_snapshot, current=False, world_seen=parent.world_seen
+            connection, branch_id, user_id, snapshot or last_snapshot, current=False, world_seen=world_seen
         )
         if snapshot is not None and last_row is not None:  # the files on disk are still the last ones
             last_branch = self.store.sessions.branch(connection, last_row.internal_session_id)
@@ -316,6 +317,15 @@ class RollbackEngine:
             new_branch = self.store.sessions.branch(connection, branch_id)
             notes.store_notes(self.store, connection, new_branch, notes.undelivered_notes(as_object(parent.meta)))
         return branch_id
+
+    def _world_seen_by_fork(self, connection: Connection, parent: StoredRow) -> int:
+        """Return how much of the world log a fork has seen: all, or if the world has changed, what its parent has."""
+        last_seq = self.store.world.last_seq(connection, parent.external_session_id)
+        if last_seq == parent.world_seen:
+            return last_seq
+        is_unfinished = parent.status in (REPLAYING, PARTIAL)  # it has not seen what its own operation changed
+        has_diverged = is_unfinished or self.planner.divergence(connection, parent) is not None
+        return int(parent.world_seen) if has_diverged else last_seq
 
 
 def _span_attributes(session_id: int) -> dict[str, Any]:

@@ -152,6 +152,7 @@ class Database:
         # Shared with the copies that `limited_to` returns, like everything that `close` closes.
         self._closed, self._pool = threading.Event(), self.engine.pool
         self._close_listeners: weakref.WeakSet[CloseListener] = weakref.WeakSet()
+        self._close_listeners_lock = threading.Lock()
         self._database_key = f"memory {id(self.engine)}" if self.in_memory else str(self.url)
         process.register_for_fork(self)
 
@@ -447,7 +448,8 @@ class Database:
 
     def register_for_close(self, listener: CloseListener) -> None:
         """Let an object write what waits before the database is closed, for as long as the object exists."""
-        self._close_listeners.add(listener)
+        with self._close_listeners_lock:
+            self._close_listeners.add(listener)
 
     def _record_refusal(self, refusal: NotAllowed) -> None:
         """Write a refusal to the audit trail, in its own transaction. If that fails, log it; the refusal stands."""
@@ -464,7 +466,9 @@ class Database:
 
         Any later use of the object raises `Unavailable`.
         """
-        for listener in list(self._close_listeners):
+        with self._close_listeners_lock:
+            listeners = list(self._close_listeners)
+        for listener in listeners:
             listener.flush_in_background()
         self.bus.close()  # first, because callbacks that still have events may read this database
         self._closed.set()

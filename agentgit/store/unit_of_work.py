@@ -115,6 +115,7 @@ class UnitOfWork:
         self._is_closed = False
         self._has_ended = False
         """True once the turn has tried to write everything for the last time."""
+        self._retries_left = MAX_RETRIES
         process.register_for_fork(self)
         store.database.register_for_close(self)
 
@@ -296,7 +297,7 @@ class UnitOfWork:
                 with self._lock:
                     self._rows[:0], self._calls[:0] = waiting.rows, waiting.calls
                     self._is_closed &= not closing
-                if (self._rows or self._calls) and not self._is_given_up():
+                if (self._rows or self._calls) and not self._gives_up():
                     _flusher.schedule(self, RETRY_SECONDS)
                 raise
             else:
@@ -308,8 +309,9 @@ class UnitOfWork:
     def _writes_in_this_thread(self) -> bool:
         return self._writer == threading.get_ident()
 
-    def _is_given_up(self) -> bool:
-        return self._store.database.is_closed or (self._has_ended and self._failures > MAX_RETRIES)
+    def _gives_up(self) -> bool:
+        self._retries_left -= self._has_ended
+        return self._store.database.is_closed or self._retries_left < 0
 
     def _write(
         self, connection: Connection, waiting: _Waiting, newest: Mapping[Namespace, GraphCheckpoint | None]
@@ -405,25 +407,31 @@ class _Flusher:
         atexit.register(self.flush_all)
 
     def flush_all(self) -> None:
-        """Write everything that waits, as far as that takes no longer than `EXIT_SECONDS`."""
+        """Write everything that waits now, as far as that takes no longer than `EXIT_SECONDS`."""
         with self._condition:
-            self._due = dict.fromkeys(self._due, 0.0)
+            units = list(self._due)
+            self._due = dict.fromkeys(units, 0.0)
             self._condition.notify_all()
             self._condition.wait_for(
-                lambda: not self._due and self._idle_threads == self._threads, timeout=EXIT_SECONDS
+                lambda: not any(unit in self._due or unit.is_waiting for unit in units), timeout=EXIT_SECONDS
             )
 
     def schedule(self, unit: UnitOfWork, seconds: float = FLUSH_SECONDS) -> None:
         """Flush a unit of work after some seconds, unless it is scheduled already."""
         with self._condition:
-            if unit in self._due:
+            if self._due.get(unit, inf) <= monotonic() + seconds:
                 return
             self._due[unit] = due = monotonic() + seconds
-            if not self._idle_threads and self._threads < MAX_THREADS:
-                self._threads, self._idle_threads = self._threads + 1, self._idle_threads + 1
-                threading.Thread(target=self._run, name="agentgit-flush", daemon=True).start()
-            elif due < self._wakes_at:
-                self._condition.notify()
+            if due < self._wakes_at:
+                self._wake_thread()
+
+    def _wake_thread(self) -> None:
+        """Let an idle thread look for what is due; if all are busy, start one. The caller holds the condition."""
+        if self._idle_threads or self._threads >= MAX_THREADS:
+            self._condition.notify()
+            return
+        threading.Thread(target=self._run, name="agentgit-flush", daemon=True).start()
+        self._threads, self._idle_threads = self._threads + 1, self._idle_threads + 1
 
     def before_fork(self) -> None:
         """Do nothing: the threads stay with the parent."""
@@ -450,7 +458,8 @@ class _Flusher:
                     del self._due[unit]
                     self._idle_threads -= 1
                     self._wakes_at = inf  # another thread decides when it wakes next
-                    self._condition.notify()
+                    if self._due:
+                        self._wake_thread()
                     return unit
                 self._condition.wait(seconds if unit is not None else None)
 

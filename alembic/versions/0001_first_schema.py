@@ -405,8 +405,7 @@ WRITES = {
     "tenant": f"{EVERYBODY} OR {USER} IS NULL",
     "user": f"{EVERYBODY} OR id = {USER} AND NOT is_admin AND disabled_at IS NULL",
     "api_key": f"{EVERYBODY} OR user_id = {USER}",
-    "webhook": f"{EVERYBODY} OR user_id = {USER} "
-    "AND (external_session_id IS NULL OR agentgit_sees_session(tenant_id, external_session_id))",
+    "webhook": f"{EVERYBODY} OR user_id = {USER}",
     "session_member": EVERYBODY,
     "session_link": EVERYBODY,
 }
@@ -440,6 +439,11 @@ def _writes(table):
     mine = f"tenant_id = {TENANT}"
     if table == "audit_event":  # what belongs to no session is one chain for all, which each of them makes longer
         return mine
+    if table == "webhook":  # of a session that its user no longer sees, it can still be deleted
+        return (
+            f"{mine} AND ({EVERYBODY} OR external_session_id IS NULL "
+            "OR agentgit_sees_session(tenant_id, external_session_id))"
+        )
     if table in GRAPH_ROWS:
         return (
             f"{mine} AND ({EVERYBODY} OR CASE WHEN external_session_id < 0 THEN thread_id NOT LIKE 'agentgit-%' "

@@ -232,3 +232,50 @@ async def test_a_collection_on_the_loop_of_a_turn_stops_neither(repo):
     ended.set()
     await collecting
     assert texts(agent) == ["hi", "one", "read"]
+
+
+def test_w5_a_fork_of_a_running_turn_runs_although_the_turn_has_acted(repo):
+    """W5: a branch that is forked before the calls of a running turn does not diverge because of them."""
+    world, forks = World(), []
+
+    def act(state):
+        world.tool("add").invoke({"item": "chair"})
+        forks.append(repo.session("s").fork("start"))
+        return {"messages": [AIMessage("acted")]}
+
+    repo.wrap(graph_of(says("one")), "s").invoke({"messages": [("user", "hi")]})
+    repo.session("s").checkpoint("start")
+    agent = repo.wrap(graph_of(act), "s", effects=world.effects(), check_effects=False)
+    agent.invoke({"messages": [("user", "act")]})
+    branch = repo.session("s").branches()[-1].name
+    fork = repo.wrap(graph_of(says("two")), "s", effects=world.effects(), check_effects=False).switch(
+        branch, sync="note"
+    )
+    fork.invoke({"messages": [("user", "go on")]})
+    assert texts(fork)[-2:] == ["go on", "two"]
+
+
+def test_rows_that_wait_while_all_threads_write_get_another_thread(repo):
+    """Two turns whose rows wait at once are both written in the background, although the first write takes long."""
+    stuck, free, seen = threading.Event(), threading.Event(), []
+
+    def hold(plain, unit):
+        if not stuck.is_set():
+            stuck.set()
+            assert free.wait(TIME)
+        plain(unit)
+        seen.append(unit)
+
+    def wait(state):
+        until(lambda: len(seen) >= 1)
+        free.set()
+        return {"messages": [AIMessage("waited")]}
+
+    agents = [repo.wrap(graph_of(says("quick"), wait), name) for name in "ab"]
+    with faults.around(points.FLUSH_IN_BACKGROUND, hold):
+        turns = [threading.Thread(target=agent.invoke, args=[{"messages": [("user", "hi")]}]) for agent in agents]
+        for turn in turns:
+            turn.start()
+        for turn in turns:
+            turn.join(TIME)
+    assert [texts(agent) for agent in agents] == 2 * [["hi", "quick", "waited"]]

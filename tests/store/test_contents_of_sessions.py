@@ -447,10 +447,22 @@ def test_a_user_sends_no_events_of_sessions_of_others(server, restricted):
 
 
 def test_a_collection_names_a_damaged_step_and_deletes_nothing(repo):
-    """If the values of a step cannot be listed, gc raises Corrupt with the row, and every value stays."""
+    """If the values of a step cannot be listed, gc raises Corrupt with the row, and the values of the session stay."""
     chat(repo, "s", "note hello")
     before = owners(repo)
     backend.change(repo, "graph_checkpoint", channels=b"damaged")
-    with pytest.raises(Corrupt, match=r"graph_checkpoint .* nothing was deleted"):
+    with pytest.raises(Corrupt, match=r"graph_checkpoint .* was not collected"):
         repo.maintenance.gc()
     assert owners(repo) == before
+
+
+def test_a_user_deletes_a_webhook_of_a_session_that_is_no_longer_shared(server, restricted):
+    """D5: in the view of a user, an own webhook for a session that the user no longer sees can be deleted."""
+    database, ids = restricted
+    private = _first_step(server, "ada")["external_session_id"]
+    row = {
+        "tenant_id": server.context.store.tenant_id, "id": 1, "user_id": ids["eve"], "url": "https://example.com",
+        "kinds": b"[]", "secret": "x", "created_at": func.now(), "external_session_id": private,
+    }  # fmt: skip
+    backend.write(server, lambda c: c.execute(insert(WEBHOOK).values(**row)))
+    assert database.write(lambda c: c.execute(delete(WEBHOOK)).rowcount) == 1

@@ -442,7 +442,7 @@ def _named_hashes(data: bytes, row: str) -> Iterable[bytes]:
     try:
         return unpack(data).values()
     except ValueError as error:
-        raise Corrupt(f"{row} is damaged, so nothing was deleted. Run: agentgit fsck", row=row) from error
+        raise Corrupt(f"{row} is damaged, so its session was not collected. Run: agentgit fsck", row=row) from error
 
 
 def _load_record_parts(connection: Connection, blobs: Blobs, live: Container[bytes]) -> Iterator[bytes]:

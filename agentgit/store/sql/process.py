@@ -41,14 +41,18 @@ class ForkListener(Protocol):
 
 
 _fork_listeners: weakref.WeakSet[ForkListener] = weakref.WeakSet()
+_fork_listeners_lock = threading.RLock()
+"""Held during a fork, too, so that no other thread changes the listeners in the child's copy."""
 
 
 def register_for_fork(listener: ForkListener) -> None:
     """Notify an object of each fork for as long as it exists."""
-    _fork_listeners.add(listener)
+    with _fork_listeners_lock:
+        _fork_listeners.add(listener)
 
 
 def _notify_before_fork() -> None:
+    _fork_listeners_lock.acquire()
     for listener in list(_fork_listeners):
         listener.before_fork()
 
@@ -56,10 +60,15 @@ def _notify_before_fork() -> None:
 def _notify_after_fork() -> None:
     for listener in list(_fork_listeners):
         listener.after_fork()
+    _fork_listeners_lock.release()
 
 
 if hasattr(os, "register_at_fork"):  # other systems have no fork
-    os.register_at_fork(before=_notify_before_fork, after_in_child=_notify_after_fork)
+    os.register_at_fork(
+        before=_notify_before_fork,
+        after_in_parent=_fork_listeners_lock.release,
+        after_in_child=_notify_after_fork,
+    )
 
 
 _active_owners: set[str] = set()

@@ -62,7 +62,7 @@ from agentgit.store.threads.graph_rows import (
     state_channels,
     unchanged_channels,
 )
-from agentgit.store.threads.owners import SESSION_THREAD_PREFIX, ThreadOwners, assign_thread
+from agentgit.store.threads.owners import SESSION_THREAD_PREFIX, ThreadOwners, copy_values_of_thread
 
 __all__ = [
     "Draft",
@@ -386,8 +386,8 @@ class GraphStore:
         owner = self._owner_of_copy(connection, source, target)
         for one in sorted({self.owners.find(connection, source), owner}):
             self.blobs.of(one).protect(connection)
-        lifecycle.copy(connection, self.tenant_id, source, target)
-        assign_thread(connection, self.blobs, target, owner)
+        copy_values_of_thread(connection, self.blobs, source, owner)
+        lifecycle.copy(connection, self.tenant_id, source, target, owner)
 
     def _owner_of_copy(self, connection: Connection, source: str, target: str) -> int:
         """Return the owner of a copy: its session; outside of sessions the family of the source."""

@@ -40,14 +40,15 @@ def require_empty_thread(connection: Connection, tenant_id: int, thread: str) ->
         raise Conflict(f"Thread {thread!r} already has checkpoints. Copy into a new thread, or delete this one first.")
 
 
-def copy(connection: Connection, tenant_id: int, source: str, target: str) -> None:
-    """Copy a whole thread into a new one, whose values have the same owner. An empty source is a no-op.
+def copy(connection: Connection, tenant_id: int, source: str, target: str, owner: int) -> None:
+    """Copy the rows of a whole thread into a new one. An empty source is a no-op.
 
     Args:
         connection: A connection in a transaction that writes.
         tenant_id: The tenant.
         source: The thread to copy.
         target: The new thread.
+        owner: The owner of the values of the new thread, which has them already.
 
     Raises:
         Conflict: The target exists.
@@ -55,7 +56,7 @@ def copy(connection: Connection, tenant_id: int, source: str, target: str) -> No
     require_empty_thread(connection, tenant_id, target)
     for table in (GRAPH_CHECKPOINT, GRAPH_WRITE):
         conditions = (table.c.tenant_id == tenant_id, table.c.thread_id == source)
-        row_codes.copy_rows(connection, table, *conditions, thread_id=target)
+        row_codes.copy_rows(connection, table, *conditions, thread_id=target, external_session_id=owner)
 
 
 def delete_thread(connection: Connection, tenant_id: int, thread: str) -> None:

@@ -7,10 +7,10 @@ takes its values along, so no row refers to values of another session.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, not_, select, union
+from sqlalchemy import ColumnElement, Connection, Table, not_, select, union
 
 from agentgit.store.objects.blobs import FAMILY_LOCKS, BlobStore, family_of, unpack
 from agentgit.store.objects.lru import LRUCache
@@ -97,12 +97,36 @@ def assign_thread(connection: Connection, blobs: BlobStore, thread: str, owner: 
         owner: The new owner.
     """
     for table in (GRAPH_CHECKPOINT, GRAPH_WRITE):
-        c = table.c
-        conditions = (c.tenant_id == blobs.tenant_id, c.thread_id == thread, c.external_session_id != owner)
-        rows = row_codes.verify_rows(connection, table, connection.execute(select(table).where(*conditions)))
-        if rows:
-            copy_values(connection, blobs, (row._asdict() for row in rows), owner)
+        conditions = _conditions_of_others(table, blobs.tenant_id, thread, owner)
+        if _copy_values_of_rows(connection, blobs, table, conditions, owner):
             row_codes.update_rows(connection, table, *conditions, external_session_id=owner)
+
+
+def copy_values_of_thread(connection: Connection, blobs: BlobStore, thread: str, owner: int) -> None:
+    """Copy the values of a thread to another owner, before its rows are copied.
+
+    Args:
+        connection: A connection in a transaction that writes, and that has protected the values of the owner.
+        blobs: The values of the tenant.
+        thread: The thread.
+        owner: The owner of the copy.
+    """
+    for table in (GRAPH_CHECKPOINT, GRAPH_WRITE):
+        conditions = _conditions_of_others(table, blobs.tenant_id, thread, owner)
+        _copy_values_of_rows(connection, blobs, table, conditions, owner)
+
+
+def _conditions_of_others(table: Table, tenant_id: int, thread: str, owner: int) -> Sequence[ColumnElement[bool]]:
+    return table.c.tenant_id == tenant_id, table.c.thread_id == thread, table.c.external_session_id != owner
+
+
+def _copy_values_of_rows(
+    connection: Connection, blobs: BlobStore, table: Table, conditions: Sequence[ColumnElement[bool]], owner: int
+) -> bool:
+    """Copy the values of the rows that meet the conditions, and return whether there are any."""
+    rows = row_codes.verify_rows(connection, table, connection.execute(select(table).where(*conditions)))
+    copy_values(connection, blobs, (row._asdict() for row in rows), owner)
+    return bool(rows)
 
 
 def list_owners(connection: Connection, tenant_id: int) -> list[int]:
