@@ -68,7 +68,9 @@ class Repository:
         self.close()
 
     def close(self) -> None:
-        """Close all connections. Objects created from this repository raise `Unavailable` from then on.
+        """Write what running turns have not written yet, and close all connections.
+
+        Objects created from this repository raise `Unavailable` from then on.
 
         The repositories that `as_user`, `login` and `authenticate` return share the connections of the one that was
         opened; closing them has no effect.

@@ -155,7 +155,7 @@ def test_an_aim_is_reached_or_missed_by_its_measured_number():
     found = {"saver-turn": Subject("Time", "", lines("2 messages", times, ["SqliteSaver"]))}
     told = aims.table(found)
     assert told is not None
-    assert told.splitlines()[1].split()[-3:] == ["reached", "1", "0.5"]
+    assert told.splitlines()[1].split()[-5:] == ["reached", "at", "most", "1", "0.5"]
     slow = {"saver-turn": Subject("Time", "", lines("2,000 messages", times, ["SqliteSaver"]))}
     assert "missed" in (aims.table(slow) or "")
     assert aims.table({}) is None

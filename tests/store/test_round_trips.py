@@ -80,18 +80,3 @@ def test_d5_a_failed_pipeline_reports_its_error_and_logs_nothing(postgres_url, c
             assert connection.execute(count).scalar_one() == before + 3
         database.write(lambda c: c.execute(delete(TENANT).where(TENANT.c.id.in_([7, 8, 9]))))
     assert caplog.records == []
-
-
-def test_d5_a_prefetched_answer_is_used_once(postgres_url):
-    """D5: a prefetched answer is returned to the first query, and the next query sees later changes."""
-    count = CompiledStatement(select(func.count().label("n")).select_from(TENANT))
-    taken = CompiledStatement(insert(TENANT))
-    row = {"id": 7, "name": "7", "created_at": datetime.now(UTC), "tokens_revoked_at": None}
-
-    def work(connection):
-        count.prefetch(connection, {})
-        taken.run(connection, row)
-        return [count.first(connection, {}).n for _ in range(2)]
-
-    with closing(Database(postgres_url)) as database:
-        assert database.write(work) == [0, 1]
