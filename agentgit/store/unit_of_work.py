@@ -401,6 +401,7 @@ class _Flusher:
     def __init__(self) -> None:
         self._condition = threading.Condition()
         self._due: dict[UnitOfWork, float] = {}
+        self._writing: set[UnitOfWork] = set()
         self._threads, self._idle_threads = 0, 0
         self._wakes_at = inf
         process.register_for_fork(self)
@@ -409,12 +410,16 @@ class _Flusher:
     def flush_all(self) -> None:
         """Write everything that waits now, as far as that takes no longer than `EXIT_SECONDS`."""
         with self._condition:
-            units = list(self._due)
-            self._due = dict.fromkeys(units, 0.0)
+            waiting = {*self._due, *self._writing}
+            self._due = dict.fromkeys(self._due, 0.0)
             self._condition.notify_all()
-            self._condition.wait_for(
-                lambda: not any(unit in self._due or unit.is_waiting for unit in units), timeout=EXIT_SECONDS
-            )
+
+            def is_written() -> bool:
+                """Forget the units that were written once; their turns may go on to add rows."""
+                waiting.intersection_update({unit for unit, due in self._due.items() if due == 0} | self._writing)
+                return not waiting
+
+            self._condition.wait_for(is_written, timeout=EXIT_SECONDS)
 
     def schedule(self, unit: UnitOfWork, seconds: float = FLUSH_SECONDS) -> None:
         """Flush a unit of work after some seconds, unless it is scheduled already."""
@@ -438,15 +443,18 @@ class _Flusher:
 
     def after_fork(self) -> None:
         """Begin without threads and without work, which stay with the parent."""
-        self._condition, self._due = threading.Condition(), {}
+        self._condition, self._due, self._writing = threading.Condition(), {}, set()
         self._threads, self._idle_threads, self._wakes_at = 0, 0, inf
 
     def _run(self) -> None:
         while True:
-            self._wait_for_due().flush_in_background()
+            unit = self._wait_for_due()
+            unit.flush_in_background()
             with self._condition:
+                self._writing.discard(unit)
                 self._idle_threads += 1
                 self._condition.notify_all()  # `flush_all` may wait for it
+            del unit  # a thread without work must not keep a turn in memory
 
     def _wait_for_due(self) -> UnitOfWork:
         with self._condition:
@@ -456,6 +464,7 @@ class _Flusher:
                 seconds = self._wakes_at - monotonic()
                 if unit is not None and seconds <= 0:
                     del self._due[unit]
+                    self._writing.add(unit)
                     self._idle_threads -= 1
                     self._wakes_at = inf  # another thread decides when it wakes next
                     if self._due:
