@@ -412,7 +412,7 @@ WRITES = {
 
 # The rows of a thread decide what its readers see, so nobody adds some to the thread of a branch for another owner.
 GRAPH_ROWS = ("graph_checkpoint", "graph_write")
-STAGED = "thread_id LIKE 'agentgit-import-%'"
+OF_BRANCH, STAGED = (f"left(thread_id, {len(one)}) = '{one}'" for one in ("agentgit-", "agentgit-import-"))
 
 
 def _sees(table):
@@ -446,7 +446,7 @@ def _writes(table):
         )
     if table in GRAPH_ROWS:
         return (
-            f"{mine} AND ({EVERYBODY} OR CASE WHEN external_session_id < 0 THEN thread_id NOT LIKE 'agentgit-%' "
+            f"{mine} AND ({EVERYBODY} OR CASE WHEN external_session_id < 0 THEN NOT {OF_BRANCH} "
             f"OR {STAGED} ELSE agentgit_sees_session(tenant_id, external_session_id) AND ({STAGED} "
             "OR agentgit_is_thread_of(tenant_id, thread_id, external_session_id)) END)"
         )
