@@ -354,13 +354,12 @@ def _triggers_of_postgresql():
                    of.format("hash"), digest)  # fmt: skip
     op.execute(
         "CREATE FUNCTION agentgit_owner_stays() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
-        "RAISE EXCEPTION 'the owner of a session cannot be changed in the view of a user'; END $$"
+        "IF current_setting('agentgit.user_id', true) IS DISTINCT FROM 'all' THEN "
+        "RAISE EXCEPTION 'the owner of a session cannot be changed in the view of a user'; END IF; RETURN NEW; END $$"
     )
     op.execute(
         "CREATE TRIGGER owner_stays BEFORE UPDATE OF user_id ON external_session FOR EACH ROW "
-        "WHEN (OLD.user_id IS DISTINCT FROM NEW.user_id "
-        "AND current_setting('agentgit.user_id', true) IS DISTINCT FROM 'all') "
-        "EXECUTE FUNCTION agentgit_owner_stays()"
+        "WHEN (OLD.user_id IS DISTINCT FROM NEW.user_id) EXECUTE FUNCTION agentgit_owner_stays()"
     )
     op.execute(ASKING.format(name="audit_event_goes", condition=ERASED, row="OLD", refused=REFUSED))
     op.execute(ASKING.format(name="erasure_is_told", condition=told, row="NEW", refused=REFUSED))
