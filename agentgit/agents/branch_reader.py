@@ -84,7 +84,7 @@ class BranchReader(BranchRunner):
         """The report of the last rollback or switch that led to this branch; None if there was none."""
         branch = self._branch
         with branch.reading() as connection:
-            operations = branch.store.operations.of_branches(connection, [self.branch_id])
+            operations = branch.store.operations.of_branch(connection, self.branch_id)
             moves = [row for row in operations if row.kind != "fork"]
             return branch.context.engine().reports.read(connection, moves[-1]) if moves else None
 

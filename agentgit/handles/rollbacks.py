@@ -81,7 +81,7 @@ class Rollbacks(SessionAccess):
         """
 
         def read(connection: Connection) -> RollbackReport:
-            rows = self.context.store.operations.of_branches(connection, [branch_id])
+            rows = self.context.store.operations.of_branch(connection, branch_id)
             matches = [row for row in rows if row.kind == kind]
             # The operation that created a branch is its oldest one; the one that only changed the world is the newest.
             return self.context.engine().reports.read(connection, matches[0] if has_new_branch else matches[-1])
@@ -270,7 +270,7 @@ class Rollbacks(SessionAccess):
 
         def create_request(connection: Connection) -> Request | None:
             row = self.find_branch(connection, branch, required_role)
-            operations = store.operations.of_branches(connection, [row.id])
+            operations = store.operations.of_branch(connection, row.id)
             last_operation = operations[-1] if operations else None
             if (
                 last_operation is None
@@ -306,7 +306,7 @@ class Rollbacks(SessionAccess):
 
         def load(connection: Connection) -> int:
             row = self.find_branch(connection, branch, required_role)
-            operations = self.context.store.operations.of_branches(connection, [row.id])
+            operations = self.context.store.operations.of_branch(connection, row.id)
             if not operations or operations[0].kind != ROLLBACK or operations[0].source_id == row.id:
                 raise NotFound("There is nothing to redo: this branch was not created by a rollback.")
             return int(operations[0].source_id)

@@ -301,7 +301,6 @@ class RollbackEngine:
             target_id=target.id,
             branch_id=branch_id,
             request_id=None,
-            owner=None,
             request={"accepted": sorted(self.planner.accepted_ids(connection, parent.id)), "steps": []},
         )
         self.store.operations.record_done(connection, new_operation)

@@ -87,7 +87,6 @@ class Starter:
             target_id=target.id,
             branch_id=branch_id,
             request_id=request.request_id,
-            owner=owner,
             request={
                 "on_error": request.on_error,
                 "on_drift": request.on_drift,
@@ -99,7 +98,7 @@ class Starter:
                 "steps": plan.as_request(),
             },
         )
-        return self.store.operations.begin(connection, new_operation), True
+        return self.store.operations.begin(connection, new_operation, owner), True
 
     def record_switch(
         self,
@@ -131,7 +130,6 @@ class Starter:
             target_id=branch.head_id or 0,
             branch_id=branch.id,
             request_id=None,
-            owner=owner,
             request={
                 "sync": request.sync,
                 "seen": self.store.world.last_seq(connection, branch.external_session_id),
@@ -143,7 +141,7 @@ class Starter:
                 "steps": plan.as_request(),
             },
         )
-        return self.store.operations.begin(connection, new_operation)
+        return self.store.operations.begin(connection, new_operation, owner)
 
     @staticmethod
     def _require_prechecks(plan: RollbackPlan, precheck_answers: dict[int, str]) -> None:

@@ -413,13 +413,14 @@ def _find_referenced_hashes(
         for id, thread, checkpoint_id, pending in page:
             if not is_ignored(GraphKey(thread, "", checkpoint_id)):
                 yield from pending_writes.hashes(pending, f"checkpoint {id}")
-    for table in (GRAPH_CHECKPOINT, GRAPH_WRITE):
-        hash_column = table.c.channels if table is GRAPH_CHECKPOINT else table.c.value
+    for table, hash_column, parse in (
+        (GRAPH_CHECKPOINT, GRAPH_CHECKPOINT.c.channels, _named_hashes),
+        (GRAPH_WRITE, GRAPH_WRITE.c.value, split_hashes),
+    ):
         query = CompiledStatement(select(*_key_columns(table), hash_column).where(*_conditions(table, blobs)))
         for *key, data in progress.iterate(table.name, query.pages(connection)):
             if not is_ignored(GraphKey(*key)):
-                row = f"{table.name} {'/'.join(key)}"
-                yield from _named_hashes(data, row) if table is GRAPH_CHECKPOINT else split_hashes(data)
+                yield from _parse_hashes(parse, data, table.name, *key)
 
 
 _WITH_PENDING_WRITES = CompiledStatement(
@@ -438,10 +439,16 @@ _WITH_PENDING_WRITES = CompiledStatement(
 """The query for the checkpoints that keep pending writes."""
 
 
-def _named_hashes(data: bytes, row: str) -> Iterable[bytes]:
+def _named_hashes(data: bytes) -> Iterable[bytes]:
+    return unpack(data).values()
+
+
+def _parse_hashes(parse: Callable[[bytes], Iterable[bytes]], data: bytes, table: str, *key: str) -> Iterable[bytes]:
+    """Return the hashes in the bytes of a row, or raise an error that names the row."""
     try:
-        return unpack(data).values()
+        return parse(data)
     except ValueError as error:
+        row = f"{table} {'/'.join(key)}"
         raise Corrupt(f"{row} is damaged, so its session was not collected. Run: agentgit fsck", row=row) from error
 
 
@@ -451,7 +458,7 @@ def _load_record_parts(connection: Connection, blobs: Blobs, live: Container[byt
     records = [key for (key,) in connection.execute(query) if key in live]
     for part in slices(records):
         for key, value in blobs.get_many(connection, part).items():
-            yield from _named_hashes(value.data, f"blob {key.hex()}")
+            yield from _parse_hashes(_named_hashes, value.data, BLOB.name, key.hex())
 
 
 def _load_lists(connection: Connection, blobs: Blobs, live: Container[bytes]) -> dict[bytes, bytes]:

@@ -33,7 +33,6 @@ class NewOperation:
         target_id: The target checkpoint.
         branch_id: The branch that it leads to.
         request_id: An id that the caller chose, unique in the session; None for a generated one.
-        owner: The piece of work that performs the operation; None if it starts and ends in one transaction.
         request: The request and its plan, JSON-like.
     """
 
@@ -44,7 +43,6 @@ class NewOperation:
     target_id: int
     branch_id: int
     request_id: str | None
-    owner: str | None
     request: Mapping[str, Any]
 
 
@@ -60,11 +58,16 @@ class OperationStore:
         self.tenant_id = tenant_id
         self.leases = leases
 
-    def begin(self, connection: Connection, new_operation: NewOperation) -> int:
-        """Record the start of an operation, and return its id."""
-        operation_id = self._insert(connection, new_operation, status=RUNNING, owner=new_operation.owner)
-        if new_operation.owner is not None:
-            self._set_owner(connection, operation_id, new_operation.owner)
+    def begin(self, connection: Connection, new_operation: NewOperation, owner: str) -> int:
+        """Record the start of an operation, and return its id.
+
+        Args:
+            connection: A connection in a transaction that writes.
+            new_operation: The operation.
+            owner: The piece of work that performs it.
+        """
+        operation_id = self._insert(connection, new_operation, status=RUNNING)
+        self._set_owner(connection, operation_id, owner)
         self._record_event(connection, operation_id, "begun", new_operation)
         return operation_id
 

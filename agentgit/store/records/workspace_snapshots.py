@@ -6,7 +6,7 @@ from collections.abc import Collection, Container, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, Select, and_, bindparam, delete, exists, select
+from sqlalchemy import Connection, Select, bindparam, delete, exists, select
 
 from agentgit.effects.files import SnapshotRef
 from agentgit.store.records.sessions import StoredRow
@@ -75,7 +75,9 @@ class SnapshotReferences:
     def newest_of_branch(self, connection: Connection, branch: StoredRow) -> StoredRow | None:
         """Read the newest row of a branch; None if it has none."""
         in_session = WORKSPACE_SNAPSHOT.c.external_session_id == branch.external_session_id
-        return self._find_newest(connection, and_(in_session, WORKSPACE_SNAPSHOT.c.internal_session_id == branch.id))
+        conditions = (self._in_tenant(), in_session, WORKSPACE_SNAPSHOT.c.internal_session_id == branch.id)
+        query = select(WORKSPACE_SNAPSHOT).where(*conditions).order_by(WORKSPACE_SNAPSHOT.c.id.desc())
+        return row_codes.read_first(connection, WORKSPACE_SNAPSHOT, query)
 
     def snapshot_ids(self, connection: Connection, ids: Iterable[int | None]) -> dict[int, str]:
         """Return the snapshot ids of several rows by row id."""
@@ -167,10 +169,6 @@ class SnapshotReferences:
         """Delete rows that `find_unused` returned."""
         for part in slices(ids):
             connection.execute(delete(WORKSPACE_SNAPSHOT).where(self._in_tenant(), WORKSPACE_SNAPSHOT.c.id.in_(part)))
-
-    def _find_newest(self, connection: Connection, condition: Any) -> StoredRow | None:
-        query = select(WORKSPACE_SNAPSHOT).where(self._in_tenant(), condition).order_by(WORKSPACE_SNAPSHOT.c.id.desc())
-        return row_codes.read_first(connection, WORKSPACE_SNAPSHOT, query)
 
     def _in_tenant(self) -> Any:
         return WORKSPACE_SNAPSHOT.c.tenant_id == self.tenant_id
