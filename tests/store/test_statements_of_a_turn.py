@@ -67,10 +67,12 @@ def test_a_turn_sends_no_more_statements_than_it_needs(repo, text, most):
     # The background writes only in a slow turn, and then once more.
     with faults.setting(points.FLUSH_IN_BACKGROUND, lambda unit: None), counting(repo) as statements:
         agent.run(text)
-    assert sum(statements.values()) <= most, statements
+    # A statement to a server inserts seven values at most, because psycopg parses a longer one anew each time.
+    more = not repo.context.store.database.is_sqlite
+    assert sum(statements.values()) <= most + more, statements
     transactions = 1 if text == "hello" else 3  # the end; before it the intent and the outcome
-    for table in ("blob", "graph_checkpoint"):
-        assert statements[f"INSERT {table}"] <= transactions, statements
+    assert statements["INSERT blob"] <= transactions + more, statements
+    assert statements["INSERT graph_checkpoint"] <= transactions, statements
 
 
 @pytest.mark.parametrize("reader", ["history", "messages"])

@@ -30,8 +30,8 @@ from agentgit.sessions.messages import text_of
 from agentgit.store.audit.trail import record_event
 from agentgit.store.maintenance import retention
 from agentgit.store.records.checkpoints import CheckpointState, Label
-from agentgit.store.records.sessions import StoredRow
-from agentgit.store.records.turn_state import TurnState, read_turn_state
+from agentgit.store.records.sessions import StoredRow, TakenOver
+from agentgit.store.records.turn_state import TurnState, query_turn_state
 from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.tables import CHECKPOINT
 from agentgit.store.store import HeadState, checkpoint_state
@@ -157,12 +157,14 @@ class Turn:
         self.context.authorize(connection)
         store.sessions.lock(connection, session_id)
         # Read before the world is checked: what another turn adds to the log in between has not been seen.
-        state = read_turn_state(connection, store.tenant_id, self.branch_id)
+        read_state = query_turn_state(connection, store.tenant_id, self.branch_id)
+        read_acquired = store.sessions.queue_acquire(connection, self.branch_id, owner)
+        state, acquired = read_state(), read_acquired()
         running_operations: list[int] = []
         if state.is_busy:
             running_operations = recover_abandoned(store, connection, session_id)
-            state = read_turn_state(connection, store.tenant_id, self.branch_id)
-        branch = store.sessions.acquire(connection, self.branch_id, owner)
+            state = query_turn_state(connection, store.tenant_id, self.branch_id)()
+        branch = acquired or store.sessions.acquire(connection, self.branch_id, owner)
         if running_operations:
             raise Conflict("A rollback is in progress in this session. Wait until it ends; then run this turn again.")
         head_state = store.head_state_of(connection, branch, state.tally, state.newest)
@@ -277,7 +279,6 @@ class Turn:
 
     def _end(self, connection: Connection, completed: bool) -> _TurnEnd:
         store, sessions = self.context.store, self.context.store.sessions
-        session_meta = self.unit_of_work.read_session_meta()
         if not completed or self.recorder.is_call_running:
             store.journal.abandon(connection, self.branch_id, self.recorder.owner)
         tally = store.journal.tally(connection, self.branch_id) if self.recorder.has_calls else self._state.tally
@@ -292,8 +293,13 @@ class Turn:
         if "searched" not in changes:
             with suppress(Corrupt):  # damaged data must not make a finished turn fail
                 store.search_index.index_next(connection, self.branch_id)
-        sessions.release(connection, self.branch, **changes)
+        try:
+            sessions.release(connection, self.branch, **changes)
+        except TakenOver:
+            self.unit_of_work.read_session_meta()  # raises `NotFound` if the session was deleted
+            raise
         head_id = None if completed else sessions.branch(connection, self.branch_id).head_id
+        session_meta = self.unit_of_work.read_session_meta()
         removed_count = retention.apply_if_due(connection, store, self.branch.external_session_id, session_meta)
         result = "done" if completed and head_state.is_settled else "waiting" if completed else "failed"
         record_event(

@@ -136,7 +136,19 @@ def know_chain(connection: Connection, tenant_id: int, branch_id: int, row: Any)
         branch_id: The branch.
         row: A row with `BRANCH_CHAIN_COLUMNS`.
     """
-    connection.info[_KNOWN] = (tenant_id, branch_id), row
+    connection.info[_KNOWN] = (tenant_id, branch_id), lambda: row
+
+
+def queue_chain(connection: Connection, tenant_id: int, branch_id: int) -> None:
+    """Read the end of a branch's trail together with the next queries, for the events of this transaction.
+
+    Args:
+        connection: The connection of `Database.write`. The session of the branch must be locked.
+        tenant_id: The tenant.
+        branch_id: The branch.
+    """
+    result = _CHAIN_END_OF_BRANCH.submit(connection, {"tenant": tenant_id, "branch": branch_id})
+    connection.info[_KNOWN] = (tenant_id, branch_id), result.first
 
 
 def write_events(connection: Connection) -> None:
@@ -157,6 +169,7 @@ def write_events(connection: Connection) -> None:
         rows.append(_next(chain, event, branch_name))
     _ADD.run(connection, *rows)
     pending.clear()
+    connection.info.pop(_KNOWN, None)  # it may be another end now
     written: WrittenEvents = connection.info[_WRITTEN]
     written.rows += rows
     written.has_hooks |= any(chain.has_hooks for chain in chains.values())
@@ -198,8 +211,10 @@ def _chain_of_branch(
     connection: Connection, event: PendingEvent, chains: dict[tuple[int, int], _Chain]
 ) -> tuple[_Chain, str | None]:
     """Return the end of the trail for events of a branch, and the name of the branch."""
-    known_branch, row = connection.info.pop(_KNOWN, (None, None))
-    if known_branch != (event.tenant_id, event.branch_id):
+    known_branch, read_row = connection.info.pop(_KNOWN, (None, None))
+    if known_branch == (event.tenant_id, event.branch_id):
+        row = read_row()
+    else:
         row = _CHAIN_END_OF_BRANCH.first(connection, {"tenant": event.tenant_id, "branch": event.branch_id})
     if row is None:
         return _chain_of_session(connection, event, chains), None

@@ -301,13 +301,8 @@ class SessionStore:
         Raises:
             Conflict: Another run has the branch, or its rollback was not finished.
         """
-        lease_parameters = self.leases.parameters if self.leases is not None else {}
-        statement = _ACQUIRE[self.leases is not None]
-        rows = statement.all(connection, {**self._branch_parameters(branch_id), "by": owner, **lease_parameters})
-        if rows:
-            row: StoredRow = row_codes.verify_rows(connection, BRANCH, rows)[0]
-            if self.leases is not None:
-                self.leases.start_renewing(owner, LeasedRow(BRANCH, self.tenant_id, branch_id))
+        row = self.queue_acquire(connection, branch_id, owner)()
+        if row is not None:
             return row
         row = self.branch(connection, branch_id)
         require_no_unfinished_rollback(row)
@@ -316,6 +311,24 @@ class SessionStore:
             "agent.fork().",
             head=row.head_id,
         )
+
+    def queue_acquire(self, connection: Connection, branch_id: int, owner: str) -> Callable[[], StoredRow | None]:
+        """Do what `acquire` does, together with the next queries.
+
+        Returns:
+            A function that returns the new row of the branch; None if the branch is not open.
+        """
+        lease_parameters = self.leases.parameters if self.leases is not None else {}
+        statement = _ACQUIRE[self.leases is not None]
+        result = statement.submit(connection, {**self._branch_parameters(branch_id), "by": owner, **lease_parameters})
+
+        def read_row() -> StoredRow | None:
+            rows = row_codes.verify_rows(connection, BRANCH, result.all())
+            if rows and self.leases is not None:
+                self.leases.start_renewing(owner, LeasedRow(BRANCH, self.tenant_id, branch_id))
+            return rows[0] if rows else None
+
+        return read_row
 
     def require_held(self, connection: Connection, acquired_row: StoredRow) -> HeldBranch:
         """Check that a run still holds the branch that it acquired, and read what its next calls need.

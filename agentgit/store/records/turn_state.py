@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, and_, bindparam, exists, func, or_, select
@@ -44,18 +45,27 @@ class TurnState(NamedTuple):
     is_busy: bool
 
 
-def read_turn_state(connection: Connection, tenant_id: int, branch_id: int) -> TurnState:
-    """Read what a turn has to know of its branch. The session must be locked.
+def query_turn_state(connection: Connection, tenant_id: int, branch_id: int) -> Callable[[], TurnState]:
+    """Query what a turn has to know of its branch, together with the next statements. The session must be locked.
 
     The end of the session's trail is read, too, for the events that this transaction records.
 
-    Raises:
-        NotFound: The branch was deleted.
+    Returns:
+        A function that returns what was read. It raises `NotFound` if the branch was deleted.
     """
-    row = _READ.first(connection, {"tenant": tenant_id, "branch": branch_id})
-    if row is None:
-        raise missing_row("branch", branch_id)
-    know_chain(connection, tenant_id, branch_id, row)
+    result = _READ.submit(connection, {"tenant": tenant_id, "branch": branch_id})
+
+    def parse() -> TurnState:
+        row = result.first()
+        if row is None:
+            raise missing_row("branch", branch_id)
+        know_chain(connection, tenant_id, branch_id, row)
+        return _parse(row)
+
+    return parse
+
+
+def _parse(row: Any) -> TurnState:
     return TurnState(
         newest=parse_newest_state(row),
         tally=CallTally.from_row(row),

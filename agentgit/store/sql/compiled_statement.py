@@ -5,16 +5,17 @@ SQLAlchemy's `execute` takes twenty times as long as a small statement in SQLite
 
 from __future__ import annotations
 
+import re
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Dialect
 from sqlalchemy.sql import ClauseElement, Select
-from sqlalchemy.sql.dml import UpdateBase
+from sqlalchemy.sql.dml import Insert, UpdateBase
 from sqlalchemy.types import TypeEngine
 
-from agentgit.store.sql.batch import Batch, Statement, batch_of, flush_batch
+from agentgit.store.sql.batch import Batch, Statement, batch_of, flush_batch, slices
 from agentgit.store.sql.encryption import seal_of
 
 Converter = Callable[[Any], Any]
@@ -87,7 +88,11 @@ class CompiledStatement:
         compiled, batch = self._compile_for(connection), batch_of(connection)
         parameters = [compiled.bind(row) for row in rows]
         if batch is not None:
-            batch.add(Statement(compiled.sql, parameters, result.set_result if result is not None else None))
+            if result is None and compiled.can_merge(rows):
+                for part in slices(parameters, compiled.rows_per_statement):
+                    batch.add(compiled.merge(part))
+            else:
+                batch.add(Statement(compiled.sql, parameters, result.set_result if result is not None else None))
             return
         cursor = connection.connection.cursor()
         try:
@@ -183,12 +188,24 @@ class PendingResult:
         return self._result
 
 
+MAX_CACHED_PARAMETERS = 50
+"""The most parameters of a statement whose conversion psycopg keeps."""
+
+_INSERT = re.compile(r"(INSERT INTO [^()]+\([^()]+\) VALUES )(\(.+?\))((?: ON CONFLICT [^%]+)?)", re.DOTALL)
+_PARAMETER = re.compile(r"%\((\w+)\)s")
+
+
 class _Compiled:
     """The text of a statement for one SQL dialect, and the conversion of its parameters and rows."""
 
     def __init__(self, statement: ClauseElement, dialect: Dialect) -> None:
         compiled: Any = statement.compile(dialect=dialect)
         self.sql = str(compiled)
+        self._insert = _INSERT.fullmatch(self.sql) if isinstance(statement, Insert) else None
+        self._key = [column.name for column in statement.table.primary_key] if isinstance(statement, Insert) else []
+        self._sql_of_rows: dict[int, str] = {}
+        self.rows_per_statement = max(1, MAX_CACHED_PARAMETERS // max(1, len(compiled.binds)))
+        """The greatest number of rows that one statement inserts."""
         # Parameters whose values are part of the statement, like a limit.
         self._fixed_values = {name: bind.effective_value for name, bind in compiled.binds.items() if not bind.required}
         self._parameter_order: Sequence[str] | None = compiled.positiontup if compiled.positional else None
@@ -203,6 +220,29 @@ class _Compiled:
         self._column_converters = _converters(
             enumerate(column.type for column in columns), lambda kind: kind.result_processor(dialect, None), dialect
         )
+
+    def can_merge(self, rows: Sequence[Mapping[str, Any]]) -> bool:
+        """Return whether one statement can insert several rows. An upsert cannot change the same row twice."""
+        if self._insert is None or len(rows) < 2:
+            return False
+        return len({tuple([row.get(name) for name in self._key]) for row in rows}) == len(rows)
+
+    def merge(self, parameters: Sequence[Mapping[str, Any]]) -> Statement:
+        """Return the statement that inserts these rows.
+
+        Args:
+            parameters: What `bind` returned for each row. `can_merge` returned True for these rows.
+        """
+        count = len(parameters)
+        if count == 1:
+            return Statement(self.sql, parameters)
+        if count not in self._sql_of_rows:
+            assert self._insert is not None  # noqa: S101  # `can_merge` returned True
+            head, values, tail = self._insert.groups()
+            all_values = [_PARAMETER.sub(rf"%(\g<1>_{number})s", values) for number in range(count)]
+            self._sql_of_rows[count] = f"{head}{', '.join(all_values)}{tail}"
+        numbered = {f"{name}_{number}": value for number, row in enumerate(parameters) for name, value in row.items()}
+        return Statement(self._sql_of_rows[count], [numbered])
 
     def bind(self, row: Mapping[str, Any]) -> Any:
         """Convert parameters to the order and the types that the driver expects."""
