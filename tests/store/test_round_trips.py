@@ -110,7 +110,7 @@ def test_d5_rows_that_one_statement_inserts_are_stored_as_one_after_the_other(po
     def write(connection):
         connection.exec_driver_sql("CREATE TEMPORARY TABLE item (id bigint PRIMARY KEY, words text) ON COMMIT DROP")
         CompiledStatement(statement).run(connection, *({"id": key, "words": text} for key, text in rows))
-        return dict(connection.execute(select(table)).tuples().all())
+        return {row.id: row.words for row in connection.execute(select(table))}
 
     with closing(Database(postgres_made)) as database:
         assert database.write(write) == expected
