@@ -340,6 +340,7 @@ class WorldLog:
                     TOOL_INVOCATION.c.kind != REDO,
                 )
                 for part in path
+                if part.count != 0
             ),
         )
 
