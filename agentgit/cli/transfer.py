@@ -141,6 +141,9 @@ def import_langgraph(
     session_prefix: Annotated[
         str, typer.Option("--session-prefix", metavar="TEXT", help="The text before the thread id in a session's name.")
     ] = "",
+    as_threads: Annotated[
+        bool, typer.Option("--as-threads", help="Import them as threads of SQLModelSaver, not as sessions.")
+    ] = False,
     db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
@@ -148,7 +151,9 @@ def import_langgraph(
     from agentgit.render.views import transfer
 
     with repository(db, create=True) as repo, _show_progress(as_json) as progress:
-        report = repo.import_langgraph(source, thread, progress, session_prefix=session_prefix, on_error="continue")
+        report = repo.import_langgraph(
+            source, thread, progress, session_prefix=session_prefix, as_threads=as_threads, on_error="continue"
+        )
     output.emit(as_json, report.to_dict, lambda _: transfer.import_lines(report))
     for failure in report.failed:
         raise typer.Exit(failure.error.exit_code if failure.error else 1)  # the exit code of the first failed thread

@@ -198,6 +198,7 @@ class Repository:
         progress: Callable[[ImportProgress], None] | None = None,
         *,
         session_prefix: str = "",
+        as_threads: bool = False,
         on_error: str = "stop",
     ) -> ImportReport:
         """Import each thread of a LangGraph saver as a session. The saver is only read.
@@ -209,12 +210,15 @@ class Repository:
             threads: The ids of the threads; None for all.
             progress: Called with the progress of the import.
             session_prefix: The text before the thread's id in the name of its session.
+            as_threads: True to import them as threads of `SQLModelSaver` with the same ids, for a graph that is
+                compiled with it. Nothing is recorded for a rollback.
             on_error: `stop` at the first thread that cannot be imported, or `continue` with the others.
 
         Raises:
             NotFound: There is no such file or thread.
             SchemaMismatch: The source is not a database of a LangGraph saver.
-            Conflict: A session has other content, or both it and its thread have continued since the last import.
+            Conflict: A session or a thread here has other content, or has continued like its source since the last
+                import.
             Corrupt: A thread is damaged, or what was stored differs from it; nothing of that thread is visible.
             Unavailable: The source does not respond.
         """
@@ -226,6 +230,7 @@ class Repository:
             threads=threads,
             progress=progress,
             session_prefix=session_prefix,
+            as_threads=as_threads,
             on_error=on_error,
         )
         return report

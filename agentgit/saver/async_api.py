@@ -8,7 +8,7 @@ sync connection, as a node does that reads its own turn.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
@@ -23,6 +23,16 @@ from langgraph.checkpoint.base import (
 from agentgit.saver.recorded_turn import RecordedTurn
 from agentgit.saver.thread_operations import ThreadOperations
 from agentgit.store.maintenance.gc import Collected
+
+
+class _Done:
+    """The result of a method that has done its work, and may be awaited."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield from ()
+
+
+DONE = _Done()
 
 
 class AsyncSaverMethods(ThreadOperations):

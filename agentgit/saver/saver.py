@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Awaitable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -25,9 +26,9 @@ from sqlalchemy import URL, Connection
 
 from agentgit.auth.keyring import Keyring
 from agentgit.auth.secret_names import excluded_names
-from agentgit.errors import Conflict, InvalidInput
+from agentgit.errors import Conflict, InvalidInput, NotAllowed
 from agentgit.langgraph_internals import DeltaSnapshot
-from agentgit.saver.async_api import AsyncSaverMethods
+from agentgit.saver.async_api import DONE, AsyncSaverMethods
 from agentgit.saver.codec import Codec, make_codec
 from agentgit.saver.config import (
     HEADER_FIELDS,
@@ -42,6 +43,7 @@ from agentgit.saver.config import (
     scope,
     stored_metadata,
 )
+from agentgit.saver.connections import open_database
 from agentgit.saver.delta_reducer import Channels
 from agentgit.saver.recorded_turn import RecordedTurn
 from agentgit.store.database import Database
@@ -55,6 +57,7 @@ from agentgit.store.sql.encryption import load_keyring
 from agentgit.store.sql.postgres import ALL_USERS
 from agentgit.store.threads.graph_rows import NewCheckpoint, NewWrites
 from agentgit.store.threads.graph_store import Draft, GraphCheckpoint, GraphKey, GraphStore, PendingWrite, Task
+from agentgit.store.threads.langgraph_tables import count_unread_threads, has_langgraph_tables
 from agentgit.values import from_json
 
 PAGE = 16
@@ -64,21 +67,28 @@ PAGE = 16
 class SQLModelSaver(AsyncSaverMethods):
     """A LangGraph checkpointer that stores its data in agentgit's tables.
 
-    It implements LangGraph's `BaseCheckpointSaver`. Sync and async methods can be mixed on one instance, from many
-    threads. Values are addressed by content, so saving a conversation costs only what is new in it.
+    It implements LangGraph's `BaseCheckpointSaver`, and takes what `PostgresSaver`, `AsyncPostgresSaver` and
+    `SqliteSaver` take. Sync and async methods can be mixed on one instance, from many threads. Values are addressed by
+    content, so saving a conversation costs only what is new in it.
 
     Args:
-        database: The database that stores the data.
-        tenant_id: The id of the tenant; None for the first one of the database, which is created if there is none.
-        graphs: The store of the tenant's graph checkpoints, to share its caches with other readers; None for a new one.
+        conn: The database that stores the data: a path, `:memory:`, a URL, a connection string of libpq, a connection
+            or a pool of psycopg, a connection of sqlite3, or an engine of SQLAlchemy. The saver opens connections of
+            its own to the same database, from a pool as many as the pool has at most, and leaves the given object open.
+        pipe: Ignored. Statements to PostgreSQL are always sent in pipelines.
         serde: Your own serializer, such as an encrypting one, which then gets every value. None for LangGraph's
             serializer in its strict mode, which also rebuilds the data types (dataclasses, enums, named tuples,
             pydantic models) of the running program.
+        tenant_id: The id of the tenant; None for the first one of the database, which is created if there is none.
+        graphs: The store of the tenant's graph checkpoints, to share its caches with other readers; None for a new one.
         compression: The compression of new values: `auto`, `zstd`, `zlib` or `none`, as for `agentgit.open`.
         exclude_metadata: Names of settings in `configurable`, and of metadata in a config, that are not stored. Names
             that look like secrets are never stored.
         sessions: True to allow access to the threads of sessions, too. Changing them here, and not through their
             session, breaks the session.
+
+    Raises:
+        InvalidInput: `conn` is not one of these, or names a database or a driver that agentgit does not support.
 
     Example:
         >>> from langgraph.graph import START, StateGraph
@@ -92,18 +102,21 @@ class SQLModelSaver(AsyncSaverMethods):
 
     def __init__(
         self,
-        database: Database,
+        conn: Any,
+        pipe: object = None,
+        serde: SerializerProtocol | None = None,
         *,
         tenant_id: int | None = None,
         graphs: GraphStore | None = None,
-        serde: SerializerProtocol | None = None,
         compression: str = "auto",
         exclude_metadata: Collection[str] = (),
         sessions: bool = False,
     ) -> None:
         super().__init__(serde=serde or JsonPlusSerializer(allowed_msgpack_modules=None))
-        self._shared = _SharedState(database, tenant_id, graphs, Compression(compression).name)
-        self.exclude_metadata = excluded_names(exclude_metadata)
+        self.exclude_metadata, compression_name = excluded_names(exclude_metadata), Compression(compression).name
+        database = conn if isinstance(conn, Database) else open_database(conn)
+        self._shared = _SharedState(database, tenant_id, graphs, compression_name)
+        self._shared.owns_database = database is not conn
         self.sessions = sessions
         self._has_default_serde = serde is None
         self._codec: Codec = make_codec(self.serde, is_default=self._has_default_serde)
@@ -111,8 +124,9 @@ class SQLModelSaver(AsyncSaverMethods):
     @classmethod
     def from_conn_string(
         cls,
-        where: str | Path | URL,
+        conn_string: str | Path | URL,
         *,
+        pipeline: bool = True,
         serde: SerializerProtocol | None = None,
         compression: str = "auto",
         keyring: Keyring | None = None,
@@ -122,8 +136,9 @@ class SQLModelSaver(AsyncSaverMethods):
         """Open a database and return a saver, which is also a sync and async context manager that closes the database.
 
         Args:
-            where: A path, `:memory:` or a URL. On SQLite the tables are created at once; on a server, call `setup()`
-                once.
+            conn_string: A path, `:memory:`, a URL or a connection string of libpq. On SQLite the tables are created at
+                once; on a server, call `setup()` once.
+            pipeline: Ignored. Statements to PostgreSQL are always sent in pipelines.
             serde: Your own serializer for every value; None for LangGraph's serializer in its strict mode.
             compression: The compression of new values: `auto`, `zstd`, `zlib` or `none`, as for `agentgit.open`.
             keyring: The keys that encrypt the contents; None is `$AGENTGIT_ENCRYPTION_KEYS`, else nothing is encrypted.
@@ -131,21 +146,47 @@ class SQLModelSaver(AsyncSaverMethods):
             sessions: True to allow access to the threads of sessions, too.
 
         Raises:
-            InvalidInput: `where` is not a path, and not a URL of SQLite or PostgreSQL, or `exclude_metadata` is not a
-                list of names.
+            InvalidInput: `conn_string` is not a path, and not a URL of SQLite or PostgreSQL, or `exclude_metadata` is
+                not a list of names.
             SchemaMismatch: The database is not agentgit's, or is newer than this library.
         """
         excluded = excluded_names(exclude_metadata)
-        database = Database(where, keyring=load_keyring(keyring))
+        database = Database(conn_string, keyring=load_keyring(keyring))
         saver = cls(database, serde=serde, compression=compression, exclude_metadata=excluded, sessions=sessions)
         saver._shared.owns_database = True
         if saver.database.is_sqlite:
             saver.setup()
         return saver
 
-    def setup(self) -> None:
-        """Create the tables of the database, or bring them up to date. No-op if they are."""
+    def setup(self) -> Awaitable[None]:
+        """Create the tables of the database, or bring them up to date. No-op if they are.
+
+        The work is done when the call returns, so that the result need not be awaited. It can be, as with LangGraph's
+        async savers.
+
+        Warns:
+            UserWarning: The database also has threads of LangGraph's savers, which this saver does not read.
+        """
         schema.upgrade(self.database)
+        count = self._count_unread_threads()
+        if count:
+            warnings.warn(
+                f"{self.database.name} also has {count} thread{'s' * (count != 1)} of LangGraph's savers, which "
+                "SQLModelSaver does not read. To continue them with it, run: agentgit import-langgraph --as-threads",
+                stacklevel=2,
+            )
+        return DONE
+
+    def _count_unread_threads(self) -> int:
+        with self.database.reading() as connection:
+            if not has_langgraph_tables(connection):
+                return 0
+        tenant_id = self.store.tenant_id
+        try:
+            with self.database.reading() as connection:
+                return count_unread_threads(connection, tenant_id)
+        except NotAllowed:  # the tables of LangGraph's savers belong to somebody else
+            return 0
 
     @property
     def database(self) -> Database:
@@ -238,6 +279,7 @@ class SQLModelSaver(AsyncSaverMethods):
         if graph_scope.thread is not None:
             self._require_access(graph_scope.thread)
         required_metadata = from_json(compact(filter or {}))
+        texts = {name: value for name, value in required_metadata.items() if isinstance(value, str)}
         before_id = get_checkpoint_id(before) if before else None
         last_checkpoint: GraphCheckpoint | None = None
         remaining = limit if limit is not None else -1
@@ -245,7 +287,13 @@ class SQLModelSaver(AsyncSaverMethods):
         while remaining != 0:
             with self.database.reading() as connection:
                 page = store.page(
-                    connection, graph_scope, before=before_id, after=last_checkpoint, limit=PAGE, sessions=self.sessions
+                    connection,
+                    graph_scope,
+                    before=before_id,
+                    after=last_checkpoint,
+                    limit=PAGE,
+                    sessions=self.sessions,
+                    texts=texts,
                 )
                 matching = [
                     checkpoint

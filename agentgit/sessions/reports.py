@@ -37,7 +37,7 @@ class ThreadReport:
 
     Args:
         thread_id: The id of the thread in the source.
-        session_name: The name of the session that it became.
+        session_name: The name of the session that it became; None if it became a thread of `SQLModelSaver`.
         status: `imported`, `extended` (it had grown), `unchanged` or `failed`.
         graph_checkpoints: The number of graph checkpoints that were added.
         checkpoints: The number of agentgit's checkpoints that were created.
@@ -48,7 +48,7 @@ class ThreadReport:
     """
 
     thread_id: str
-    session_name: str
+    session_name: str | None
     status: str
     graph_checkpoints: int = 0
     checkpoints: int = 0

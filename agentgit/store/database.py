@@ -116,6 +116,7 @@ class Database:
         pool_size: The greatest number of connections to a server.
         lease_seconds: The time for which a run on a server counts as alive after it last renewed its lease.
         keyring: The keys that encrypt its values; None if they are not encrypted.
+        connect: Returns a new connection to a server; None to connect to `where`.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class Database:
         pool_size: int = postgres.POOL_SIZE,
         lease_seconds: float = LEASE_SECONDS,
         keyring: Keyring | None = None,
+        connect: Callable[[], Any] | None = None,
     ) -> None:
         self.seal = Seal(keyring) if keyring is not None else None
         self.url = parse_url(where)
@@ -137,10 +139,14 @@ class Database:
         self.bus = Bus()
         self._sqlite = SQLiteConnections(self.url, in_memory=self.in_memory) if self.is_sqlite else None
         self.engine: Engine = (
-            self._sqlite.engine if self._sqlite is not None else postgres.create_server_engine(self.url, pool_size)
+            self._sqlite.engine
+            if self._sqlite is not None
+            else postgres.create_server_engine(self.url, pool_size, connect)
         )
         set_seal(self.engine.dialect, self.seal)
-        self._loop_pools = None if self.is_sqlite else _create_loop_pools(self.url, pool_size, self.seal)
+        # `connect` returns connections for threads, so on an event loop `run` uses a thread.
+        uses_threads = self.is_sqlite or connect is not None
+        self._loop_pools = None if uses_threads else _create_loop_pools(self.url, pool_size, self.seal)
         self.leases = None if self.is_sqlite else Leases(self._write_leases, lease_seconds)
         self._driver_error: type[Exception] = self.engine.dialect.loaded_dbapi.Error
         # A database in memory has only one connection, so its users take turns. A file has as many as needed.

@@ -9,6 +9,7 @@ from typing import Any
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from sqlalchemy import URL
 
+from agentgit.agents.importing.plain_thread import PlainThreadImport
 from agentgit.agents.importing.readers import Source, open_database, source_of
 from agentgit.agents.importing.thread import OnStep, ThreadImport
 from agentgit.errors import AgentGitError, InvalidInput
@@ -25,6 +26,7 @@ def import_langgraph(
     threads: Sequence[str] | None,
     progress: OnProgress | None,
     session_prefix: str,
+    as_threads: bool,
     on_error: str,
 ) -> ImportReport:
     """Import threads; see `Repository.import_langgraph`."""
@@ -32,14 +34,21 @@ def import_langgraph(
         raise InvalidInput(f"on_error must be 'stop' or 'continue', not {on_error!r}.")
     if isinstance(threads, str):
         raise InvalidInput(f"threads must be a list of thread ids; write [{threads!r}].")
+    if as_threads and session_prefix:
+        raise InvalidInput("session_prefix names sessions, and as_threads=True makes none. Leave one of them out.")
     reports: list[ThreadReport] = []
     with _open_source(saver_or_url) as source:
         thread_ids = [str(thread) for thread in threads] if threads is not None else source.threads()
         for number, thread in enumerate(thread_ids, 1):
             on_step = _begin_progress(progress, thread, number, len(thread_ids))
-            name = session_prefix + thread
+            name = None if as_threads else session_prefix + thread
+            thread_import = (
+                PlainThreadImport(context.store, source, thread, on_step)
+                if name is None
+                else ThreadImport(context, source, thread, name, on_step)
+            )
             try:
-                reports.append(ThreadImport(context, source, thread, name, on_step).run())
+                reports.append(thread_import.run())
             except AgentGitError as error:
                 if on_error == "stop":
                     raise

@@ -19,8 +19,9 @@ from agentgit.agents.importing.unknown_types import UnknownTypeSerializer
 from agentgit.errors import AgentGitError, Corrupt, InvalidInput, NotFound, SchemaMismatch, Unavailable
 from agentgit.langgraph_internals import set_task_path_column
 from agentgit.saver.config import config_of
-from agentgit.store.sql.url import read_url
+from agentgit.store.sql.url import parse_url
 from agentgit.store.threads.graph_store import GraphKey
+from agentgit.store.threads.langgraph_tables import CHECKPOINTS_COLUMNS
 
 T = TypeVar("T")
 
@@ -219,10 +220,6 @@ def _is_id(value: Any) -> bool:
     return isinstance(value, str) and 0 < len(value) <= 64 and value.isascii() and value.isprintable()
 
 
-COLUMNS = {"thread_id", "checkpoint_ns", "checkpoint_id", "parent_checkpoint_id", "type", "checkpoint", "metadata"}
-"""The columns of the table `checkpoints` of LangGraph's savers, on SQLite and on PostgreSQL."""
-
-
 class DatabaseSource(Source):
     """The threads in a database of LangGraph's savers.
 
@@ -266,7 +263,7 @@ def open_database(path_or_url: str | Path | URL) -> DatabaseSource:
     """Open a database of LangGraph's savers for reading only.
 
     Args:
-        path_or_url: A path or a URL of SQLite or PostgreSQL.
+        path_or_url: A path, a URL of SQLite or PostgreSQL, or a connection string of libpq.
 
     Raises:
         NotFound: The file does not exist.
@@ -274,21 +271,8 @@ def open_database(path_or_url: str | Path | URL) -> DatabaseSource:
         InvalidInput: The URL is not supported, or the package of the saver is not installed.
         Unavailable: The database cannot be reached.
     """
-    url = _parse_url(path_or_url)
-    if url.get_backend_name() == "sqlite":
-        return _open_sqlite(url)
-    if url.get_backend_name() in ("postgresql", "postgres"):
-        return _open_postgres(url)
-    raise InvalidInput(f"{url.drivername} is not supported; LangGraph's savers keep threads in SQLite and PostgreSQL.")
-
-
-def _parse_url(path_or_url: str | Path | URL) -> URL:
-    if isinstance(path_or_url, URL):
-        return path_or_url
-    text = str(path_or_url)
-    if "://" not in text:
-        return URL.create("sqlite", database=text)
-    return read_url("postgresql" + text.removeprefix("postgres") if text.startswith("postgres:") else text)
+    url = parse_url(path_or_url)
+    return _open_sqlite(url) if url.get_backend_name() == "sqlite" else _open_postgres(url)
 
 
 def _import_saver(module: str, name: str, package: str) -> Any:
@@ -397,14 +381,14 @@ def _require_saver_tables(tables: dict[str, set[str]], description: str) -> None
     Raises:
         SchemaMismatch: They did not; the message says what the database contains.
     """
-    if tables.get("checkpoints", set()) >= COLUMNS and {"writes", "checkpoint_writes"} & tables.keys():
+    if tables.get("checkpoints", set()) >= CHECKPOINTS_COLUMNS and {"writes", "checkpoint_writes"} & tables.keys():
         return
     if "graph_checkpoint" in tables and "internal_session" in tables:
         raise SchemaMismatch(
             f"{description} of agentgit: there is nothing to import. Open it with agentgit sessions --db …"
         )
     if "checkpoints" in tables:
-        missing = ", ".join(sorted(COLUMNS - tables["checkpoints"])) or "the table of pending writes"
+        missing = ", ".join(sorted(CHECKPOINTS_COLUMNS - tables["checkpoints"])) or "the table of pending writes"
         raise SchemaMismatch(
             f"{description} with a table `checkpoints` that is not SqliteSaver's or PostgresSaver's: {missing} is "
             "missing. Nothing was read."

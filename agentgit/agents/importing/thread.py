@@ -10,28 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
-from langgraph.checkpoint.base import WRITES_IDX_MAP, CheckpointMetadata, CheckpointTuple
+from langgraph.checkpoint.base import CheckpointTuple
 from sqlalchemy import Connection
 
 from agentgit.agents.importing.commit import EarlierImport, ImportCommit
+from agentgit.agents.importing.copying import CheckpointCopier, NumberedWrites
 from agentgit.agents.importing.readers import Source, ThreadEntry
-from agentgit.agents.importing.unknown_types import UnknownTypeSerializer
-from agentgit.auth.secret_names import is_secret_name
 from agentgit.errors import Conflict, Corrupt, NotFound, Unavailable
 from agentgit.handles.context import Context
-from agentgit.saver.codec import Codec
-from agentgit.saver.config import config_of
 from agentgit.saver.delta_reducer import Channels
-from agentgit.saver.saver import SQLModelSaver
 from agentgit.sessions.reports import EXTENDED, IMPORTED, UNCHANGED, ThreadReport
-from agentgit.store.objects.blobs import compact
 from agentgit.store.sql.batch import slices
-from agentgit.store.store import Store
 from agentgit.store.threads import staging
-from agentgit.store.threads.graph_store import Draft, Encoded, GraphKey, GraphStore, Task
-from agentgit.values import from_json
+from agentgit.store.threads.graph_store import Draft, GraphKey, GraphStore
 
 BATCH = 16
 """The number of graph checkpoints in one transaction."""
@@ -87,18 +80,6 @@ def newest_line(index: Sequence[ThreadEntry], newest: str, name: str) -> ThreadL
     )
 
 
-class _Checker(SQLModelSaver):
-    """Reads the imported copy like a source: unknown types stay bytes, so that both sides can be compared."""
-
-    def __init__(self, store: Store) -> None:
-        super().__init__(store.database, tenant_id=store.tenant_id, graphs=store.graphs, sessions=True)
-        self._source_codec = Codec(UnknownTypeSerializer())
-
-    @property
-    def codec(self) -> Codec:
-        return self._source_codec
-
-
 @dataclass
 class ThreadImport:
     """The import of one thread.
@@ -122,16 +103,12 @@ class ThreadImport:
     def __post_init__(self) -> None:
         store = self.context.store
         self.store = store
-        self.saver = SQLModelSaver(store.database, tenant_id=store.tenant_id, graphs=store.graphs, sessions=True)
-        self._excluded_names = store.exclude_metadata - CheckpointMetadata.__annotations__.keys()
-        self.saver.channels = self.channels
+        self.copier = CheckpointCopier(store, self.channels)
         # A separate instance, because a shared one may cache rows that were staged and removed under the same name.
         self.graphs = GraphStore(store.tenant_id, store.compression)
-        self.checker = _Checker(store)
         self.import_commit = ImportCommit(self.context, self.session_name, self.thread_id)
         self.staging_thread = staging.staging_thread_id(self.context.user.id, self.session_name, self.thread_id)
         self.thread_name = f"Thread {self.thread_id!r}"
-        self._hidden_names: set[str] = set()
         self._other_count = 0
 
     def run(self) -> ThreadReport:
@@ -180,7 +157,7 @@ class ThreadImport:
         )
 
     def _report(self, status: str) -> ThreadReport:
-        hidden = tuple(sorted(self._hidden_names))
+        hidden = tuple(sorted(self.copier.hidden_names))
         return ThreadReport(thread_id=self.thread_id, session_name=self.session_name, status=status, hidden=hidden)
 
     def _is_up_to_date(self, earlier: EarlierImport, newest_id: str, newest: CheckpointTuple) -> bool:
@@ -220,7 +197,6 @@ class ThreadImport:
         known_leaves = [entry for entry in line.entries if entry[:2] in known_parents and entry[:2] not in parent_keys]
         new_entries = [entry for entry in line.entries if entry[:2] not in known_parents]
         entries_to_read, done_count, added_count = [*known_leaves, *new_entries], 0, len(staged_parents)
-        versions: dict[str, Any] = {}
         for entries in slices(entries_to_read, BATCH):
             batch = [(entry, self.source.read(self.thread_id, entry)) for entry in entries]
             on_line = [pair for pair in batch if self._is_on_line(pair[1], line)]
@@ -228,12 +204,12 @@ class ThreadImport:
             drafts = [
                 (
                     entry,
-                    self._draft(entry, found, versions, parent_thread) if entry[:2] not in known_parents else None,
-                    self._numbered_writes(found),
+                    self.copier.draft(entry, found, parent_thread) if entry[:2] not in known_parents else None,
+                    self.copier.numbered_writes(found),
                 )
                 for entry, found in on_line
             ]
-            self.store.database.write(partial(self._put, drafts=drafts))
+            self.store.database.write(partial(put_copies, self.graphs, self.staging_thread, drafts))
             added_count += sum(draft is not None for _, draft, _ in drafts)
             done_count += len(batch)
             self.on_step(done_count, len(entries_to_read))
@@ -253,63 +229,6 @@ class ThreadImport:
         root = parents.get("") if isinstance(parents, Mapping) else None
         return root not in line.others
 
-    def _draft(
-        self, entry: ThreadEntry, checkpoint_tuple: CheckpointTuple, versions: dict[str, Any], parent_thread: str | None
-    ) -> Draft:
-        """Encode the values that differ from the parent, by the versions of the channels."""
-        current_versions = checkpoint_tuple.checkpoint["channel_versions"]
-        previous = versions.pop(entry.ns, (None, {}))
-        parent_versions = previous[1] if previous[0] == entry.parent and entry.parent else {}
-        values = checkpoint_tuple.checkpoint["channel_values"]
-        changed_versions = {
-            name: current_versions.get(name, 0)
-            for name in values
-            if name not in current_versions or parent_versions.get(name) != current_versions[name]
-        }
-        versions[entry.ns] = (entry.id, current_versions)
-        draft = self.saver.draft(
-            {"configurable": {}},
-            checkpoint_tuple.checkpoint,
-            cast(CheckpointMetadata, self._metadata(checkpoint_tuple)),
-            changed_versions,
-            entry.parent,
-        )
-        return replace(draft, parent_thread=parent_thread)
-
-    def _metadata(self, checkpoint_tuple: CheckpointTuple) -> dict[str, Any]:
-        # LangGraph's savers store a program's `configurable` here, with its secrets.
-        metadata = checkpoint_tuple.metadata
-        hidden = {name for name in metadata if name in self._excluded_names or is_secret_name(str(name))}
-        self._hidden_names |= hidden
-        return {name: value for name, value in metadata.items() if name not in hidden}
-
-    def _numbered_writes(self, checkpoint_tuple: CheckpointTuple) -> list[tuple[Task, list[tuple[int, str, Any]]]]:
-        """Number the pending writes of each task as the original saver did. The order of the tasks is kept."""
-        tasks: dict[str, list[tuple[str, Any]]] = {}
-        for task_id, channel, value in checkpoint_tuple.pending_writes or ():
-            tasks.setdefault(task_id, []).append((channel, value))
-        numbered = []
-        for task_index, (task_id, writes) in enumerate(tasks.items()):
-            plain_writes = [one for one in writes if one[0] not in WRITES_IDX_MAP]
-            special_writes = [one for one in writes if one[0] in WRITES_IDX_MAP]
-            rows = [
-                (WRITES_IDX_MAP[channel], channel, self.saver.codec.encode(value).body)
-                for channel, value in special_writes
-            ]
-            rows += [
-                (n, channel, self.saver.codec.encode(value).body) for n, (channel, value) in enumerate(plain_writes)
-            ]
-            numbered.append((Task(task_id, f"{task_index:08}"), rows))
-        return numbered
-
-    def _put(self, connection: Connection, drafts: Sequence[tuple[ThreadEntry, Draft | None, Any]]) -> None:
-        for entry, draft, writes in drafts:
-            graph_key = GraphKey(self.staging_thread, entry.ns, entry.id)
-            if draft is not None:
-                self.graphs.put(connection, graph_key, draft)
-            for task, rows in writes:
-                self.graphs.put_writes(connection, graph_key, task, rows)
-
     # -- checking
 
     def _compare_copy(self, line: ThreadLine, newest: str, earlier: EarlierImport | None, added_count: int) -> None:
@@ -325,8 +244,7 @@ class ThreadImport:
             raise self.import_commit.conflict_error()
         source_tuple = self.source.read(self.thread_id, ThreadEntry("", newest, None))
         thread = self.staging_thread if ("", newest) in staged_parents or earlier is None else earlier.branch_thread_id
-        copy_tuple = self.checker.get_tuple(config_of(GraphKey(thread, "", newest)))
-        differences = ["everything"] if copy_tuple is None else self._differences(copy_tuple, source_tuple)
+        differences = self.copier.differences(GraphKey(thread, "", newest), source_tuple)
         if differences and self._load_parents(self.staging_thread) != staged_parents:
             raise self.import_commit.conflict_error()
         if differences:
@@ -336,50 +254,24 @@ class ThreadImport:
                 row=self.thread_name,
             )
 
-    def _differences(self, ours: CheckpointTuple, theirs: CheckpointTuple) -> list[str]:
-        our_values, their_values = ours.checkpoint["channel_values"], theirs.checkpoint["channel_values"]
-        differences = [
-            f"channel {name!r}"
-            for name in sorted(our_values.keys() | their_values.keys())
-            if not self._is_same_channel(our_values, their_values, name)
-        ]
-        heads = ("ts", "channel_versions", "versions_seen")
-        differences += [name for name in heads if not _is_same_json(ours.checkpoint[name], theirs.checkpoint[name])]  # type: ignore[literal-required]  # `heads` lists keys of the TypedDict
-        if not _is_same_json(ours.metadata, self._metadata(theirs)):
-            differences.append("metadata")
-        if not self._has_same_writes(ours, theirs):
-            differences.append("pending writes")
-        return differences
 
-    def _is_same_channel(self, ours: Mapping[str, Any], theirs: Mapping[str, Any], name: str) -> bool:
-        return name in ours and name in theirs and self._is_same_value(ours[name], theirs[name])
+def put_copies(
+    graphs: GraphStore,
+    thread: str,
+    copies: Sequence[tuple[ThreadEntry, Draft | None, NumberedWrites]],
+    connection: Connection,
+) -> None:
+    """Store copies of graph checkpoints in a staging thread.
 
-    def _is_same_value(self, ours: Any, theirs: Any) -> bool:
-        return _leaf_hashes(self.saver.codec.encode(ours)) == _leaf_hashes(self.saver.codec.encode(theirs)) or bool(
-            type(ours) in (set, frozenset, dict) and ours == theirs
-        )
-
-    def _has_same_writes(self, ours: CheckpointTuple, theirs: CheckpointTuple) -> bool:
-        def by_task(checkpoint_tuple: CheckpointTuple) -> list[tuple[str, str, Any]]:
-            order = {
-                task: n
-                for n, task in enumerate(dict.fromkeys(task for task, _, _ in checkpoint_tuple.pending_writes or ()))
-            }
-            return sorted(
-                checkpoint_tuple.pending_writes or (), key=lambda one: (order[one[0]], one[1] not in WRITES_IDX_MAP)
-            )
-
-        our_writes, their_writes = by_task(ours), by_task(theirs)
-        return [one[:2] for one in our_writes] == [one[:2] for one in their_writes] and all(
-            self._is_same_value(x[2], y[2]) for x, y in zip(our_writes, their_writes, strict=True)
-        )
-
-
-def _leaf_hashes(encoded: Encoded) -> Any:
-    body = encoded.body
-    parts = body.items() if isinstance(body, dict) else [("", body)]
-    return [(name, [leaf.hash for leaf in (part if isinstance(part, list) else [part])]) for name, part in parts]
-
-
-def _is_same_json(ours: Any, theirs: Any) -> bool:
-    return bool(from_json(compact(ours)) == from_json(compact(theirs)))
+    Args:
+        graphs: The store of graph checkpoints.
+        thread: The staging thread.
+        copies: The graph checkpoints, each with its draft and its pending writes; None for one that is already here.
+        connection: A connection in a transaction that writes.
+    """
+    for entry, draft, writes in copies:
+        graph_key = GraphKey(thread, entry.ns, entry.id)
+        if draft is not None:
+            graphs.put(connection, graph_key, draft)
+        for task, rows in writes:
+            graphs.put_writes(connection, graph_key, task, rows)

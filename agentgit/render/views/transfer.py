@@ -61,7 +61,8 @@ def import_lines(report: ImportReport) -> list[Line]:
 
 def _thread_line(thread: ThreadReport) -> Line:
     name = clean(thread.thread_id)
-    session = "" if thread.session_name == thread.thread_id else f" as {clean(thread.session_name)}"
+    is_named_alike = thread.session_name in (None, thread.thread_id)
+    session = "" if is_named_alike else f" as {clean(thread.session_name or '')}"
     return (
         Span(f"{thread.status:9}", STYLES[thread.status]),
         Span(f"  {name}{session}", "reference"),

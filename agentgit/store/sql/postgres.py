@@ -10,7 +10,7 @@ that the driver prepared. A pooler is detected by the process id of the server, 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -108,8 +108,13 @@ PREPARE_THRESHOLD = "prepare_threshold"
 """The URL parameter for the number of runs before the driver prepares a statement, or `none`."""
 
 
-def create_server_engine(url: URL, pool_size: int) -> Engine:
+def create_server_engine(url: URL, pool_size: int, connect: Callable[[], Any] | None = None) -> Engine:
     """Return a new engine for a server.
+
+    Args:
+        url: The URL of the database.
+        pool_size: The maximum number of connections.
+        connect: Returns a new connection of the driver; None to connect to the URL.
 
     Raises:
         InvalidInput: `pool_size` is less than 1, or the URL has an invalid setting.
@@ -118,7 +123,8 @@ def create_server_engine(url: URL, pool_size: int) -> Engine:
     if pool_size < 1:
         raise InvalidInput(f"pool_size must be 1 or more, not {pool_size}.")
     try:
-        engine = create_engine(driver_url(url), **engine_options(pool_size))
+        creator = {} if connect is None else {"creator": connect}
+        engine = create_engine(driver_url(url), **creator, **engine_options(pool_size))
     except ModuleNotFoundError as error:
         raise Unavailable('PostgreSQL needs its driver. Run: pip install "agentgit[postgres]"') from error
     except ArgumentError as error:

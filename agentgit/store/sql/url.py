@@ -1,39 +1,123 @@
-"""The URL of a database: parsed from a path or a URL, and shown without its passwords."""
+"""The URL of a database: parsed from a path, a URL or libpq's parameters, and shown without its passwords."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from agentgit.errors import InvalidInput
+from agentgit.errors import InvalidInput, Unavailable
+
+POSTGRES_DRIVER = "postgresql+psycopg"
+
+_DRIVERS = {"postgresql": POSTGRES_DRIVER, "postgres": POSTGRES_DRIVER, "sqlite+pysqlite": "sqlite"}
+"""The driver names that mean the same as one of the supported ones."""
+
+_LIBPQ_WORDS = "host|hostaddr|port|dbname|user|password|passfile|service|servicefile|sslmode|application_name|options"
+_LIBPQ_STRING = re.compile(rf"\s*(?:{_LIBPQ_WORDS})\s*=", re.ASCII)
 
 
 def parse_url(location: str | Path | URL) -> URL:
-    """Return the URL of a database that a user gave as a path, `:memory:`, or a SQLAlchemy URL.
+    """Return the URL of a database that a user gave as a path, `:memory:`, a SQLAlchemy URL or libpq's parameters.
 
     Args:
-        location: The database.
+        location: The database. A text that begins with a parameter of libpq, such as `host=` or `dbname=`, is a
+            connection string; write `./host=1.db` for a file of such a name.
 
     Raises:
-        InvalidInput: The value is none of these, or the database is not supported.
+        InvalidInput: The value is none of these, or the database or the driver is not supported.
+        Unavailable: The value is libpq's, and psycopg is not installed, which has its parser.
 
     Example:
         >>> parse_url("notes.db").render_as_string()
         'sqlite:///notes.db'
+        >>> parse_url("host=db dbname=notes user=me").render_as_string()
+        'postgresql+psycopg://me@db/notes'
     """
     if isinstance(location, URL):
-        return location
+        return _with_supported_driver(location)
     text = str(location)
+    if isinstance(location, str) and _LIBPQ_STRING.match(text):
+        return libpq_url(text)
     if "://" not in text:
         return URL.create("sqlite", database=text)
-    url = read_url(text)
-    if url.drivername in ("postgresql", "postgres"):
-        url = url.set(drivername="postgresql+psycopg")
-    if url.get_backend_name() not in ("sqlite", "postgresql"):
-        raise InvalidInput(f"agentgit supports SQLite and PostgreSQL, not {url.get_backend_name()}.")
-    return url
+    if _has_several_hosts(text):
+        return libpq_url(text)
+    return _with_supported_driver(read_url(text))
+
+
+def _with_supported_driver(url: URL) -> URL:
+    """Return the URL with the name of the driver that agentgit uses.
+
+    Raises:
+        InvalidInput: The URL has another database or another driver.
+    """
+    name = _DRIVERS.get(url.drivername, url.drivername)
+    if name in ("sqlite", POSTGRES_DRIVER):
+        return url.set(drivername=name)
+    backend, _, driver = url.drivername.partition("+")
+    if backend not in ("sqlite", "postgresql", "postgres"):
+        raise InvalidInput(f"agentgit supports SQLite and PostgreSQL, not {backend}.")
+    supported = "sqlite:///…" if backend == "sqlite" else "postgresql+psycopg://… (or postgresql://…)"
+    raise InvalidInput(
+        f"agentgit does not use the driver {driver}. Write {supported}: sync and async methods take the same URL."
+    )
+
+
+def _has_several_hosts(text: str) -> bool:
+    """Return whether a URL of PostgreSQL lists several hosts, as only libpq reads it."""
+    scheme, _, rest = text.partition("://")
+    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    return scheme in ("postgresql", "postgres", POSTGRES_DRIVER) and "," in authority.rpartition("@")[2]
+
+
+def libpq_url(text: str, parameters: Mapping[str, Any] | None = None) -> URL:
+    """Return the URL of a connection string of libpq.
+
+    Args:
+        text: The parameters as `name=value`, or a URL as libpq reads it. The grammar is that of
+            https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-CONNSTRING
+        parameters: Parameters that are added, or replace those of the text. None as a value leaves one out.
+
+    Raises:
+        InvalidInput: The text is not valid. The error does not contain it, because it may have a password.
+        Unavailable: psycopg is not installed.
+
+    Example:
+        >>> libpq_url("host=a,b port=1,2 dbname=notes sslmode=require").query["host"]
+        'a,b'
+    """
+    try:
+        psycopg, conninfo = import_module("psycopg"), import_module("psycopg.conninfo")
+    except ImportError as error:
+        raise Unavailable('PostgreSQL needs its driver. Run: pip install "agentgit[postgres]"') from error
+    try:
+        found = conninfo.conninfo_to_dict(
+            text.replace(f"{POSTGRES_DRIVER}://", "postgresql://", 1), **(parameters or {})
+        )
+    except psycopg.ProgrammingError:
+        raise InvalidInput(
+            "This is not a valid connection string of PostgreSQL. Use host=… dbname=… user=…, with values that have "
+            "spaces in single quotes, or postgresql://user:password@host:5432/name. It is not shown, because it may "
+            "contain a password."
+        ) from None
+    values = {name: str(value) for name, value in found.items() if value is not None}
+    host, port = values.get("host", ""), values.get("port", "")
+    is_single = bool(host) and "," not in host and not host.startswith(("/", "@")) and (not port or port.isdigit())
+    return URL.create(
+        POSTGRES_DRIVER,
+        username=values.pop("user", None),
+        password=values.pop("password", None),
+        host=values.pop("host") if is_single else None,
+        port=int(values.pop("port")) if is_single and port else None,
+        database=values.pop("dbname", None),
+        query=values,
+    )
 
 
 def read_url(text: str) -> URL:

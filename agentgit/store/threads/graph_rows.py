@@ -7,11 +7,24 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, NamedTuple, TypeAlias
 
-from sqlalchemy import and_, bindparam, delete, exists, func, or_, select
+from sqlalchemy import (
+    Connection,
+    LargeBinary,
+    and_,
+    bindparam,
+    delete,
+    exists,
+    func,
+    literal,
+    or_,
+    select,
+    true,
+    type_coerce,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 
 from agentgit.errors import Corrupt
-from agentgit.store.objects.blobs import unpack
+from agentgit.store.objects.blobs import compact, unpack
 from agentgit.store.objects.content import Body, Encoded
 from agentgit.store.objects.packing import HASH_BYTES
 from agentgit.store.sql import row_codes
@@ -304,6 +317,23 @@ def _upsert_write(dialect: Any) -> Any:
     names = ("external_session_id", "task_path", "channel", "value", "mac")
     updates = {name: statement.excluded[name] for name in names}
     return statement.on_conflict_do_update(index_elements=[c.name for c in GRAPH_WRITE.primary_key], set_=updates)
+
+
+def may_have(connection: Connection, column: Any, entry: Mapping[str, str]) -> Any:
+    """Return the condition that the JSON in a column may have an entry, because it has the text of it.
+
+    Args:
+        connection: A connection to the database.
+        column: A column with JSON that `compact` has written.
+        entry: A name and a text.
+    """
+    text, json = compact(entry), type_coerce(column, LargeBinary)
+    if not text.startswith(b"{"):
+        return true()
+    find = func.instr if connection.dialect.name == "sqlite" else func.pg_catalog.position
+    # JSON that `compact` wrote in its slow way begins with a space, and has other texts.
+    is_other_json = func.substr(json, 1, 1, type_=LargeBinary) == literal(b" ", LargeBinary)
+    return or_(find(json, literal(text[1:-1], LargeBinary)) > 0, is_other_json)
 
 
 _DIALECTS = {"sqlite": sqlite, "postgresql": postgresql}

@@ -16,6 +16,7 @@ from agentgit.store.objects.content import Body, Content, Encoded
 from agentgit.store.objects.plain_values import show_message, show_state
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.compiled_statement import PendingResult
+from agentgit.store.sql.encryption import seal_of
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT
 from agentgit.store.threads import fork, lifecycle, pending_writes, token_usage
 from agentgit.store.threads.append_if_head import (
@@ -56,6 +57,7 @@ from agentgit.store.threads.graph_rows import (
     count_messages,
     hash_state,
     is_shown,
+    may_have,
     parse_graph_checkpoint,
     parse_newest_state,
     parse_pending_writes,
@@ -466,6 +468,7 @@ class GraphStore:
         after: GraphCheckpoint | None = None,
         limit: int = 64,
         sessions: bool = True,
+        texts: Mapping[str, str] | None = None,
     ) -> list[GraphCheckpoint]:
         """List one page of graph checkpoints, newest first.
 
@@ -476,10 +479,13 @@ class GraphStore:
             after: The last graph checkpoint of the previous page; None for the first page.
             limit: The maximum number of graph checkpoints.
             sessions: False leaves out the threads of sessions.
+            texts: Entries of the metadata. Most graph checkpoints without them are left out, but not all.
         """
         columns = GRAPH_CHECKPOINT.c
         query = select(GRAPH_CHECKPOINT).where(columns.tenant_id == self.tenant_id).limit(limit)
         query = query if sessions else query.where(lifecycle.belongs_to_no_session(columns.thread_id))
+        if texts and seal_of(connection) is None:  # encrypted metadata cannot be searched
+            query = query.where(*(may_have(connection, columns.meta, {name: texts[name]}) for name in texts))
         for column, value in zip((columns.thread_id, columns.ns, columns.checkpoint_id), scope, strict=True):
             query = query.where(column == value) if value is not None else query
         before_checkpoint = None

@@ -1,0 +1,163 @@
+"""The import of one thread of another saver as a thread of `SQLModelSaver`, which outside of sessions reads it.
+
+All lines of the thread are copied, with the ids of their graph checkpoints. They are collected in a staging thread, as
+in `agentgit.agents.importing.thread`, and become visible in one transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from sqlalchemy import Connection
+
+from agentgit.agents.importing.copying import CheckpointCopier
+from agentgit.agents.importing.readers import Source, ThreadEntry
+from agentgit.agents.importing.thread import BATCH, OnStep, put_copies
+from agentgit.errors import Conflict, Corrupt, InvalidInput, NotFound, Unavailable
+from agentgit.sessions.reports import EXTENDED, IMPORTED, UNCHANGED, ThreadReport
+from agentgit.store.sql.batch import slices
+from agentgit.store.store import Store
+from agentgit.store.threads import staging
+from agentgit.store.threads.graph_store import GraphKey, GraphStore
+from agentgit.store.threads.owners import SESSION_THREAD_PREFIX
+
+Keys = dict[tuple[str, str], str | None]
+"""The parent of each graph checkpoint, by namespace and id."""
+
+
+class PlainThreadImport:
+    """The import of one thread.
+
+    Args:
+        store: The store of the tenant.
+        source: The source to read from.
+        thread_id: The id of the thread, in the source and here.
+        on_step: A callback that receives the number of graph checkpoints read so far and their total.
+    """
+
+    def __init__(self, store: Store, source: Source, thread_id: str, on_step: OnStep) -> None:
+        self.store, self.source, self.thread_id, self._on_step = store, source, thread_id, on_step
+        self.thread_name = f"Thread {thread_id!r}"
+        self.staging_thread = staging.staging_thread_id(0, "", thread_id)
+        self.copier = CheckpointCopier(store, {})
+        # A separate instance, because a shared one may cache rows that were staged and removed under the same name.
+        self.graphs = GraphStore(store.tenant_id, store.compression)
+
+    def run(self) -> ThreadReport:
+        """Import the thread, or what is new in it since an earlier import.
+
+        Raises:
+            NotFound: There is no such thread.
+            InvalidInput: The id is reserved for the threads of sessions.
+            Conflict: Another thread has this id here, or the thread has continued in both databases.
+            Corrupt: The thread is damaged, or the copy differs from it; nothing of it is visible.
+            Unavailable: The source or the database does not respond; the next import continues from there.
+        """
+        if self.thread_id.startswith(SESSION_THREAD_PREFIX):
+            raise InvalidInput(f"{self.thread_name} cannot be imported: such an id is reserved for sessions.")
+        newest = self.source.newest(self.thread_id)
+        if newest is None:
+            raise NotFound(f"There is no thread {self.thread_id!r} in the database to import from.")
+        entries = sorted(self.source.index(self.thread_id), key=lambda entry: (entry.id, entry.ns))
+        existing = self._load_keys(self.thread_id)
+        new = [entry for entry in entries if entry[:2] not in existing]
+        has_continued = bool(existing.keys() - {entry[:2] for entry in entries})
+        if existing and len(new) == len(entries):
+            raise Conflict(f"{self.thread_name} exists here with other content. Delete one of them, or leave it out.")
+        if new and has_continued:
+            raise Conflict(
+                f"{self.thread_name} has continued in both databases. Continue it here without importing it again, or "
+                "delete it here to import it anew."
+            )
+        leaves = [] if has_continued else self._leaves_with_new_writes(entries, existing)
+        if not new and not leaves:
+            return self._report(UNCHANGED)
+        try:
+            self._stage([*leaves, *new], existing)
+            self._compare_copy(entries[-1], existing)
+            self.store.database.write(partial(self._publish, existing=existing, count=len(new)), durable=True)
+        except Unavailable:
+            raise
+        except Exception:
+            self.store.database.write(self._delete_staged)
+            raise
+        return self._report(EXTENDED if existing else IMPORTED, len(new))
+
+    def _report(self, status: str, count: int = 0) -> ThreadReport:
+        hidden = tuple(sorted(self.copier.hidden_names))
+        return ThreadReport(
+            thread_id=self.thread_id, session_name=None, status=status, graph_checkpoints=count, hidden=hidden
+        )
+
+    def _load_keys(self, thread: str) -> Keys:
+        with self.store.database.reading() as connection:
+            return staging.checkpoint_parents(connection, self.store.tenant_id, thread)
+
+    def _leaves_with_new_writes(self, entries: Sequence[ThreadEntry], existing: Keys) -> list[ThreadEntry]:
+        """Return the graph checkpoints without a successor here that have more pending writes in the source."""
+        parents = {(ns, parent) for (ns, _), parent in existing.items()}
+        leaves = [entry for entry in entries if entry[:2] in existing and entry[:2] not in parents]
+        counts = {}
+        with self.store.database.reading() as connection:
+            for leaf in leaves:
+                graph_key = GraphKey(self.thread_id, leaf.ns, leaf.id)
+                counts[leaf] = staging.count_writes(connection, self.store.tenant_id, graph_key)
+        return [
+            leaf for leaf in leaves if len(self.source.read(self.thread_id, leaf).pending_writes or ()) != counts[leaf]
+        ]
+
+    def _stage(self, entries: Sequence[ThreadEntry], existing: Keys) -> None:
+        """Copy these graph checkpoints to the staging thread, except those that an interrupted import has copied."""
+        with self.store.database.reading() as connection:
+            owner = self.graphs.owners.find(connection, self.thread_id)
+        self.graphs.owners.add(self.staging_thread, owner)  # so that nothing has to be copied when it is published
+        staged = self._load_keys(self.staging_thread)
+        if not staged.keys() <= {entry[:2] for entry in entries} - existing.keys():
+            self.store.database.write(self._delete_staged)  # the thread has changed since an interrupted import
+            staged = {}
+        remaining = [entry for entry in entries if entry[:2] not in staged]
+        parent_thread = self.thread_id if existing else None
+        done_count = 0
+        for batch in slices(remaining, BATCH):
+            copies = []
+            for entry in batch:
+                found = self.source.read(self.thread_id, entry)
+                draft = self.copier.draft(entry, found, parent_thread) if entry[:2] not in existing else None
+                copies.append((entry, draft, self.copier.numbered_writes(found)))
+            self.store.database.write(partial(put_copies, self.graphs, self.staging_thread, copies))
+            done_count += len(batch)
+            self._on_step(done_count, len(remaining))
+
+    def _compare_copy(self, newest: ThreadEntry, existing: Keys) -> None:
+        """Compare the newest copy with the source.
+
+        Raises:
+            Corrupt: It differs.
+        """
+        if newest[:2] in existing:  # only its writes were copied
+            return
+        source_tuple = self.source.read(self.thread_id, newest)
+        differences = self.copier.differences(GraphKey(self.staging_thread, newest.ns, newest.id), source_tuple)
+        if differences:
+            raise Corrupt(
+                f"{self.thread_name} was not imported: the stored copy differs from it in {', '.join(differences)}. If "
+                "it is still running, import it again when it has stopped; otherwise report a bug.",
+                row=self.thread_name,
+            )
+
+    def _publish(self, connection: Connection, *, existing: Keys, count: int) -> None:
+        """Move what was staged to the thread.
+
+        Raises:
+            Conflict: The thread here or the staged rows have changed since they were read.
+        """
+        owner = self.graphs.owners.find(connection, self.thread_id)
+        self.graphs.blobs.of(owner).lock(connection)  # waits for a run of the thread that is saving a step
+        is_same = staging.checkpoint_parents(connection, self.store.tenant_id, self.thread_id) == existing
+        moved_count = staging.move(connection, self.graphs.blobs, self.staging_thread, self.thread_id, owner)
+        if not is_same or moved_count != count:
+            raise Conflict(f"{self.thread_name} changed here while it was imported. Nothing was added. Try again.")
+
+    def _delete_staged(self, connection: Connection) -> None:
+        self.graphs.delete_thread(connection, self.staging_thread)

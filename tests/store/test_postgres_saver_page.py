@@ -1,0 +1,33 @@
+"""The page about replacing PostgresSaver: each of its blocks runs, in order, against a real PostgresSaver."""
+
+import io
+import re
+import shlex
+from contextlib import redirect_stdout
+from pathlib import Path
+
+from command_line import run
+from foreign_threads import postgres_origin
+
+PAGE = (Path(__file__).parents[2] / "docs" / "postgres-saver.md").read_text()
+BLOCK = re.compile(r"^```(py|sh|text)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+ADDRESS = "postgresql://user@host/agents"
+
+
+def test_g6_a_program_moves_from_postgres_saver_by_changing_one_line(postgres_url, recwarn):
+    """G6: a program of PostgresSaver, with a question that waits, continues after the page's commands and its line."""
+    printed, names, shown = io.StringIO(), {}, []
+    with postgres_origin(postgres_url) as origin:
+        for language, source in BLOCK.findall(PAGE):
+            text = source.replace(ADDRESS, origin.url)
+            if language == "py":
+                with redirect_stdout(printed):
+                    exec(compile(text, "postgres-saver.md", "exec"), names)  # noqa: S102  # a block of our own page
+            elif language == "sh":
+                for line in text.splitlines():
+                    result = run(*shlex.split(line)[1:])
+                    assert result.code == 0, result
+            else:
+                shown.append(text)
+    assert printed.getvalue() == "".join(shown) != ""
+    assert not [one for one in recwarn if "threads of LangGraph" in str(one.message)]

@@ -1,0 +1,209 @@
+"""SQLModelSaver takes what LangGraph's own savers take, and behaves like them at its borders."""
+
+import asyncio
+import sqlite3
+
+import aiosqlite
+import psycopg
+import pytest
+from langgraph.checkpoint.base import empty_checkpoint
+from langgraph.checkpoint.postgres import PostgresSaver
+from langgraph.checkpoint.sqlite import SqliteSaver
+from psycopg.rows import dict_row
+from psycopg_pool import AsyncConnectionPool, ConnectionPool
+from saver_checkpoints import on, put, values
+from sqlalchemy import create_engine, event
+from sqlalchemy.ext.asyncio import create_async_engine
+
+import agentgit
+from agentgit import InvalidInput, SQLModelSaver
+from agentgit.store.threads.graph_store import GraphScope
+
+LANGGRAPH = {"autocommit": True, "prepare_threshold": 0, "row_factory": dict_row}
+"""The arguments with which LangGraph's documentation opens connections for PostgresSaver."""
+
+
+def address(url):
+    """Return the URL in the form that libpq reads."""
+    return url.set(drivername="postgresql").render_as_string(hide_password=False)
+
+
+def keywords(url):
+    """Return the connection string of a URL."""
+    return f"host={url.host} port={url.port} user={url.username} dbname={url.database}"
+
+
+@pytest.mark.parametrize(
+    "open_object",
+    [
+        lambda url: psycopg.connect(address(url), **LANGGRAPH),
+        lambda url: ConnectionPool(address(url), kwargs=LANGGRAPH, min_size=1, max_size=2, open=True),
+        lambda url: create_engine(url),
+        lambda url: create_async_engine(url),
+        lambda url: address(url),
+        lambda url: url,
+        keywords,
+        lambda url: f"{keywords(url)} options='-c work_mem=5MB'",
+        lambda url: f"postgresql://{url.username}@{url.host}:{url.port},{url.host}:1/{url.database}",
+    ],
+    ids=["connection", "pool", "engine", "async engine", "URL", "SQLAlchemy URL", "libpq", "libpq options", "hosts"],
+)
+def test_g6_everything_that_names_a_postgres_database_is_taken(postgres_url, open_object):
+    """G6: a connection, a pool, an engine, a URL and libpq's parameters open the same database and stay open."""
+    given = open_object(postgres_url)
+    with SQLModelSaver(given) as saver:
+        saver.setup()
+        put(saver, "t", {"a": 1})
+        assert asyncio.run(saver.aget_tuple(on("t"))).checkpoint["channel_values"] == {"a": 1}
+    with SQLModelSaver(postgres_url) as saver:
+        assert values(saver, on("t")) == {"a": 1}
+    if isinstance(given, psycopg.Connection):
+        assert given.execute("SELECT 1 AS one").fetchone() == {"one": 1}
+        given.close()
+    if isinstance(given, ConnectionPool):
+        with given.connection() as connection:
+            assert connection.execute("SELECT 1 AS one").fetchone() == {"one": 1}
+        given.close()
+
+
+async def test_g6_async_connections_and_pools_are_taken(postgres_url):
+    """G6: what AsyncPostgresSaver takes opens the same database, and `setup` can be awaited."""
+    async with (
+        await psycopg.AsyncConnection.connect(address(postgres_url), **LANGGRAPH) as connection,
+        SQLModelSaver(connection) as saver,
+    ):
+        await saver.setup()
+        new = empty_checkpoint() | {"channel_values": {"a": 1}, "channel_versions": {"a": 1}}
+        await saver.aput(on("t", checkpoint_ns=""), new, {}, {"a": 1})
+    async with (
+        AsyncConnectionPool(address(postgres_url), kwargs=LANGGRAPH, min_size=1, max_size=2, open=False) as pool,
+        SQLModelSaver(pool) as saver,
+    ):
+        assert (await saver.aget_tuple(on("t"))).checkpoint["channel_values"] == {"a": 1}
+        assert saver.database.engine.pool.size() == 2
+
+
+def test_g6_an_engine_connects_with_its_own_arguments_and_listeners(postgres_url):
+    """G6: a database that only the engine can reach is opened through the engine."""
+    engine, connections = create_engine("postgresql+psycopg://"), []
+
+    @event.listens_for(engine, "do_connect")
+    def give_address(_dialect, _record, _args, arguments):
+        arguments |= {"host": postgres_url.host, "user": postgres_url.username, "dbname": postgres_url.database}
+        connections.append(arguments)
+
+    with SQLModelSaver(engine) as saver:
+        put(saver, "t", {"a": 1})
+        assert values(saver, on("t")) == {"a": 1}
+    assert connections
+    assert engine.pool.checkedout() == 0
+
+
+def test_g6_a_sqlite_connection_and_engine_are_taken(tmp_path):
+    """G6: what SqliteSaver takes opens the same file; a new database in memory becomes one of the saver's own."""
+    path = tmp_path / "threads.db"
+    with SQLModelSaver(sqlite3.connect(path, check_same_thread=False)) as saver:
+        put(saver, "t", {"a": 1})
+    with SQLModelSaver(create_engine(f"sqlite:///{path}")) as saver:
+        assert values(saver, on("t")) == {"a": 1}
+    with SQLModelSaver(sqlite3.connect(":memory:")) as saver:
+        put(saver, "t", {"a": 2})
+        assert values(saver, on("t")) == {"a": 2}
+
+
+def memory_with_tables():
+    connection = sqlite3.connect(":memory:")
+    SqliteSaver(connection).setup()
+    return connection
+
+
+def closed(url):
+    connection = psycopg.connect(address(url))
+    connection.close()
+    return connection
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda url: memory_with_tables(), "in memory with tables"),
+        (lambda url: create_engine("sqlite://"), "Only this engine"),
+        (lambda url: aiosqlite.connect("threads.db"), "Give its path"),
+        (lambda url: closed(url), "closed"),
+        (lambda url: ConnectionPool(lambda: address(url), open=False), "for each connection"),
+        (lambda url: "postgresql+asyncpg://me@host/db", r"asyncpg.*postgresql\+psycopg://"),
+        (lambda url: "sqlite+aiosqlite:///threads.db", "aiosqlite.*sqlite:///"),
+        (lambda url: "postgresql+psycopg2://me@host/db", "psycopg2"),
+        (lambda url: "mysql://me@host/db", "SQLite and PostgreSQL"),
+        (lambda url: "host='secret", "not a valid connection string"),
+        (lambda url: "host=a nonsense=secret", "not a valid connection string"),
+        (lambda url: "postgresql://me:secret@a:1,b:x:y/db?nonsense=1", "not a valid"),
+        (lambda url: 3, "int is not a database"),
+        (lambda url: None, "NoneType is not a database"),
+        (lambda url: PostgresSaver, "is not a database"),
+    ],
+)
+def test_g6_what_does_not_name_a_database_is_refused(postgres_url, tmp_path, monkeypatch, build, words):
+    """G6: anything else raises an error that says what to give, shows no secret, and makes no file."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidInput, match=words) as raised:
+        SQLModelSaver(build(postgres_url))
+    assert "secret" not in str(raised.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_g6_a_libpq_string_never_names_a_file(postgres_url, tmp_path, monkeypatch):
+    """G6: `open` reads libpq's parameters as a server, and a path with an equals sign as a file."""
+    monkeypatch.chdir(tmp_path)
+    with agentgit.open(keywords(postgres_url)) as repo:
+        assert repo.sessions() == []
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "lr=0.1").mkdir()
+    for path in ("lr=0.1/notes.db", "./host=1.db", tmp_path / "host=2.db"):
+        SQLModelSaver.from_conn_string(path, pipeline=True).close()
+    assert sorted(one.name for one in tmp_path.rglob("*.db")) == ["host=1.db", "host=2.db", "notes.db"]
+
+
+METADATA = [
+    {"source": "loop", "step": 1, "who": "Ada"},
+    {"source": "input", "step": 2, "who": "Ada", "inner": {"source": "loop"}},
+    {"source": "loop", "step": 3, "who": 'Eve","source":"x'},
+    {"source": "loop", "step": 4, "who": 'Zoë \\ "', "odd": "\ud800"},
+    {"source": "loop", "step": 5.0, "flag": True, "none": None, "list": ["a", "b"]},
+]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "steps"),
+    [
+        ({}, [5, 4, 3, 2, 1]),
+        ({"source": "loop"}, [5, 4, 3, 1]),
+        ({"source": "loop", "who": "Ada"}, [1]),
+        ({"who": 'Eve","source":"x'}, [3]),
+        ({"source": "x"}, []),
+        ({"who": 'Zoë \\ "'}, [4]),
+        ({"odd": "\ud800"}, [4]),
+        ({"step": 5}, [5]),
+        ({"flag": True}, [5]),
+        ({"list": ["a", "b"]}, [5]),
+        ({"inner": {"source": "loop"}}, [2]),
+        ({"who": "' OR 1=1 --"}, []),
+        ({"' OR 1=1 --": "x"}, []),
+    ],
+)
+def test_g6_a_filter_finds_the_same_as_a_comparison_of_the_metadata(database, wanted, steps):
+    """G6: a filter returns exactly the checkpoints whose metadata has its entries, whatever they contain."""
+    saver = SQLModelSaver(database)
+    for metadata in METADATA:
+        put(saver, "t", {"a": metadata["step"]}, meta=metadata)
+    assert [one.metadata["step"] for one in saver.list(on("t"), filter=wanted)] == steps
+
+
+def test_g6_a_filter_by_text_reads_only_the_matching_rows(database):
+    """G6: the database compares texts, so that a thousand other checkpoints are not sent to the program."""
+    saver = SQLModelSaver(database)
+    for step in range(40):
+        put(saver, "t", {"a": step}, meta={"source": "input" if step == 7 else "loop", "step": step})
+    with database.reading() as connection:
+        rows = saver.store.page(connection, GraphScope("t", "", None), texts={"source": "input"})
+    assert [row.meta["step"] for row in rows] == [7]
