@@ -22,6 +22,7 @@ __all__ = [
     "CONFIG_KEY_DURABILITY",
     "CONFIG_KEY_SCRATCHPAD",
     "CONFIG_KEY_SEND",
+    "CONFIG_KEY_STREAM_MESSAGES_V2",
     "CONFIG_KEY_TASK_ID",
     "CONFIG_KEY_THREAD_ID",
     "PUSH",
@@ -58,6 +59,9 @@ try:
     CONFIG_KEY_DURABILITY = _constants.CONFIG_KEY_DURABILITY
     CONFIG_KEY_SCRATCHPAD = _constants.CONFIG_KEY_SCRATCHPAD
     CONFIG_KEY_SEND = _constants.CONFIG_KEY_SEND
+    CONFIG_KEY_STREAM_MESSAGES_V2 = _constants.CONFIG_KEY_STREAM_MESSAGES_V2
+    """Set by version 3 of streams, so that models report their messages in its protocol."""
+
     CONFIG_KEY_TASK_ID = _constants.CONFIG_KEY_TASK_ID
     CONFIG_KEY_THREAD_ID = _constants.CONFIG_KEY_THREAD_ID
     PUSH = _constants.PUSH

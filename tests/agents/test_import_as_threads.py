@@ -179,7 +179,10 @@ def test_g6_what_cannot_be_imported_as_threads_is_refused(repo, origin, world):
         repo.import_langgraph(origin.url, threads=["none"], as_threads=True)
     with pytest.raises(InvalidInput, match="session_prefix"):
         repo.import_langgraph(origin.url, as_threads=True, session_prefix="x")
-    assert backend.threads(repo) == set()
+    origin.talk(shop(world), "t", "hello")
+    report = repo.import_langgraph(origin.url, as_threads=True, on_error="continue")
+    assert statuses(report) == [("agentgit-1", "failed"), ("t", "imported")]
+    assert backend.threads(repo) == {"t"}
 
 
 def test_g6_setup_tells_of_threads_that_the_saver_does_not_read(postgres_url, world):

@@ -42,13 +42,11 @@ def import_langgraph(
         for number, thread in enumerate(thread_ids, 1):
             on_step = _begin_progress(progress, thread, number, len(thread_ids))
             name = None if as_threads else session_prefix + thread
-            thread_import = (
-                PlainThreadImport(context.store, source, thread, on_step)
-                if name is None
-                else ThreadImport(context, source, thread, name, on_step)
-            )
             try:
-                reports.append(thread_import.run())
+                if name is None:
+                    reports.append(PlainThreadImport(context.store, source, thread, on_step).run())
+                else:
+                    reports.append(ThreadImport(context, source, thread, name, on_step).run())
             except AgentGitError as error:
                 if on_error == "stop":
                     raise

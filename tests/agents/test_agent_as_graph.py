@@ -1,0 +1,209 @@
+"""An agent has the methods of its graph, and they return what the graph returns."""
+
+import asyncio
+import inspect
+
+import pytest
+from foreign_threads import rule
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph.state import CompiledStateGraph
+from langgraph.types import Command
+from scripted import World, nested_graph, obedient, tool_node_graph
+
+from agentgit import InvalidInput, RollbackAgent
+from agentgit.demo import ScriptedModel
+
+THREAD = {"configurable": {"thread_id": "t"}}
+
+ABSENT = {
+    "attach_branch": "builds a graph",
+    "attach_edge": "builds a graph",
+    "attach_node": "builds a graph",
+    "validate": "builds a graph",
+    "copy": "makes a graph with other parts; wrap that graph",
+    "checkpointer": "an agent has the saver of its session",
+    "store": "belongs to the graph: agent.graph.store",
+    "cache": "belongs to the graph: agent.graph.cache",
+    "cache_policy": "belongs to the graph",
+    "retry_policy": "belongs to the graph",
+    "step_timeout": "belongs to the graph",
+    "stream_channels": "belongs to the graph",
+    "stream_eager": "belongs to the graph",
+    "clear_cache": "would clear the results of other branches: agent.graph.clear_cache()",
+    "aclear_cache": "would clear the results of other branches: agent.graph.aclear_cache()",
+}
+"""The public names of a compiled graph that an agent does not have, and why."""
+
+
+@pytest.fixture
+def world():
+    """Create a world for the test."""
+    return World()
+
+
+@pytest.fixture
+def graph():
+    """Build a graph as LangGraph runs it, with a world of its own."""
+    return tool_node_graph(obedient(), World().tools(), InMemorySaver())
+
+
+@pytest.fixture
+def agent(repo, world):
+    """Wrap the same graph."""
+    return repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+
+
+def said(text):
+    """Build the input of a user message."""
+    return {"messages": [("user", text)]}
+
+
+def test_g1_an_agent_has_every_public_name_of_its_graph_that_makes_sense_for_it():
+    """G1: a name is missing only if this module says why, and a name that LangGraph adds fails this test."""
+    names = {name for name in dir(CompiledStateGraph) if not name.startswith("_")}
+    assert names - set(dir(RollbackAgent)) - {"name", "config"} == ABSENT.keys()
+
+
+def test_g1_methods_take_the_parameters_of_the_graph():
+    """G1: each parameter of a method of the graph is accepted by the agent's method of the same name."""
+    for name, method in inspect.getmembers(CompiledStateGraph, inspect.isfunction):
+        if name.startswith("_") or name in ABSENT:
+            continue
+        parameters = inspect.signature(getattr(RollbackAgent, name)).parameters
+        accepts_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+        missing = [
+            one.name
+            for one in inspect.signature(method).parameters.values()
+            if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+            and one.name not in parameters
+            and not accepts_any
+        ]
+        assert not missing, (name, missing)
+
+
+def test_g1_an_agent_describes_itself_as_its_graph(agent, graph):
+    """G1: name, nodes, drawing, schemas and subgraphs are those of the graph, sync and async."""
+    assert (agent.name, agent.get_name(), list(agent.nodes), list(agent.channels)) == (
+        graph.name, graph.get_name(), list(graph.nodes), list(graph.channels),
+    )  # fmt: skip
+    assert agent.get_graph().to_json() == graph.get_graph().to_json()
+    assert asyncio.run(agent.aget_graph()).to_json() == graph.get_graph().to_json()
+    for name in ("get_input_jsonschema", "get_output_jsonschema", "get_context_jsonschema"):
+        assert getattr(agent, name)() == getattr(graph, name)(), name
+    assert (agent.InputType, agent.OutputType) == (graph.InputType, graph.OutputType)
+    assert agent.get_input_schema().model_fields.keys() == graph.get_input_schema().model_fields.keys()
+    assert (agent.context_schema, agent.stream_mode) == (graph.context_schema, graph.stream_mode)
+    assert (agent.stream_channels_list, agent.stream_channels_asis) == (
+        graph.stream_channels_list, graph.stream_channels_asis,
+    )  # fmt: skip
+
+
+async def test_g1_subgraphs_are_those_of_the_graph(repo, world):
+    """G1: `get_subgraphs` and its twin yield the subgraphs with their namespaces."""
+    graph = nested_graph(obedient(), world.tools())
+    agent = repo.wrap(graph, "s", effects=world.effects())
+    expected = [(ns, type(one)) for ns, one in graph.get_subgraphs(recurse=True)]
+    assert [(ns, type(one)) for ns, one in agent.get_subgraphs(recurse=True)] == expected != []
+    assert [(ns, type(one)) async for ns, one in agent.aget_subgraphs(recurse=True)] == expected
+
+
+def shape(event):
+    """Return the parts of an event that do not depend on ids and times."""
+    return event["method"], event["params"]["namespace"]
+
+
+@pytest.mark.filterwarnings("ignore::langchain_core._api.beta_decorator.LangChainBetaWarning")
+class TestVersion3:
+    """Version 3 of LangGraph's streams."""
+
+    def test_g5_a_stream_has_the_events_of_the_graph(self, agent, graph, world):
+        """G5: a turn streamed in version 3 yields the graph's events and is recorded as any turn."""
+        expected = list(map(shape, graph.stream_events(said("add chair"), THREAD, version="v3")))
+        assert list(map(shape, agent.stream_events(said("add chair"), version="v3"))) == expected
+        assert [call.tool_name for call in agent.tool_track()] == ["add"]
+        assert agent.undo().history() == []
+        assert world.items == []
+
+    def test_g5_a_stream_has_the_output_and_the_messages(self, agent, graph):
+        """G5: the projections of a run have what they have for the graph."""
+        ours = agent.stream_events(said("add chair"), version="v3")
+        theirs = graph.stream_events(said("add chair"), THREAD, version="v3")
+        assert [len(list(one.text)) for one in ours.messages] == [len(list(one.text)) for one in theirs.messages]
+        assert ours.output["messages"][-1].content == theirs.output["messages"][-1].content
+        assert (ours.interrupted, ours.interrupts) == (False, [])
+
+    async def test_g5_an_async_stream_has_the_events_of_the_graph(self, agent, graph):
+        """G5: the same holds on an event loop."""
+        theirs = await graph.astream_events(said("add chair"), THREAD, version="v3")
+        ours = await agent.astream_events(said("add chair"), version="v3")
+        assert [shape(one) async for one in ours] == [shape(one) async for one in theirs]
+        assert len(await agent.session.acheckpoints()) == 2
+
+    async def test_g5_a_stream_that_is_left_early_releases_the_branch(self, agent):
+        """G5: the next turn can run after a stream was aborted or never read."""
+        async with await agent.astream_events(said("add chair"), version="v3") as run:
+            async for _ in run.values:
+                break
+        await agent.astream_events(said("add chair"), version="v3")
+        assert (await agent.ainvoke(said("hello")))["messages"][-1].content
+        with agent.stream_events(said("add table"), version="v3") as run:
+            next(iter(run))
+        assert agent.invoke(said("hello"))["messages"][-1].content
+
+    def test_g5_an_error_of_a_turn_reaches_the_reader(self, agent):
+        """G5: the output of a run raises what the graph raises, and the turn has ended."""
+        run = agent.stream_events(said("fail because"), version="v3")
+        with pytest.raises(Exception, match="because"):
+            _ = run.output
+        assert agent.branch.status == "open"
+
+
+def test_g1_with_config_sets_the_config_of_each_turn(repo, world):
+    """G1: an agent with a config passes it to each turn, also after a rollback, and the other agent stays as it was."""
+    seen = []
+
+    class Model(ScriptedModel):
+        def _generate(self, messages, stop=None, run_manager=None, **kwargs):
+            seen.append(sorted(set(run_manager.tags) & {"a", "b"}))
+            return super()._generate(messages, stop, run_manager, **kwargs)
+
+    graph = tool_node_graph(Model(rule=obedient().rule), world.tools())
+    first = repo.wrap(graph, "s", effects=world.effects())
+    tagged = first.with_config({"tags": ["a"]})
+    tagged.run("hello")
+    tagged.invoke(said("hello"), {"tags": ["b"]})
+    tagged.undo().run("hello")
+    assert seen == [["a"], ["a", "b"], ["a"]]
+    assert tagged.config["tags"] == ["a"]
+    assert first.config is None
+    with pytest.raises(InvalidInput, match="own thread"):
+        first.with_config({"configurable": {"thread_id": "elsewhere"}})
+
+
+def edit(agent, item):
+    """Edit the call that waits in the subgraph of an agent's graph, and return the config before."""
+    waiting = agent.get_state(subgraphs=True).tasks[0].state
+    message = waiting.values["messages"][-1]
+    changed = message.model_copy(update={"tool_calls": [{**message.tool_calls[0], "args": {"item": item}}]})
+    agent.update_state(waiting.config, {"messages": [changed]})
+    return waiting.config
+
+
+def test_g2_the_state_of_a_waiting_subgraph_can_be_edited(repo, world):
+    """G2: an edit with the config that `get_state(subgraphs=True)` gave changes the call that a person approves."""
+    agent = repo.wrap(nested_graph(ScriptedModel(rule=rule), world.tools()), "s", effects=world.effects())
+    agent.invoke(said("ask for a lamp"))
+    before = edit(agent, "bed")
+    agent.invoke(None)
+    assert agent.get_state().interrupts[0].value == {"add": "bed"}
+    with pytest.raises(InvalidInput, match="head"):
+        agent.update_state(before, {"messages": []})
+    without_root = {"configurable": {k: v for k, v in before["configurable"].items() if k != "checkpoint_map"}}
+    with pytest.raises(InvalidInput, match="head"):
+        agent.update_state(without_root, {"messages": []})
+    agent.invoke(Command(resume="yes"))
+    assert world.items == ["bed"]
+    assert [(call.args, call.status) for call in agent.tool_track()] == [({"item": "bed"}, "done")]
+    undone = agent.rollback("HEAD~1")
+    assert world.items == []
+    assert undone.history() == []
