@@ -38,7 +38,8 @@ OWNERS = (
 """The classes whose methods read and write the database."""
 
 NO_TWIN = {
-    RollbackAgent: {"as_tool", "checkpoint_tools"},  # these make tools, and do no IO
+    # These make tools or describe the graph, and do no IO.
+    RollbackAgent: {"as_tool", "checkpoint_tools", "get_context_jsonschema"},
     Repository: {"trust", "close"},  # `trust` does no IO; a repository is closed at the end, when no event loop runs
     Events: {"on"},  # registers a callback
     Log: {"by_name", "since", "between"},  # these narrow the log, which is read later
