@@ -2,14 +2,25 @@
 
 Names follow OpenTelemetry's semantic conventions for generative AI where they exist. Spans never contain the text of
 messages, arguments or errors. A failed span has the class of the exception.
+
+Other libraries trace the runs of LangChain itself, with a span for each graph and tool. Where one of them does,
+agentgit has no spans of the same things.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Self
+
+SWITCH = "AGENTGIT_TRACING"
+"""The environment variable that turns agentgit's spans off with `off`."""
+
+LANGCHAIN_TRACERS = frozenset({"openinference", "opentelemetry"})
+"""The packages whose callback handlers trace LangChain with OpenTelemetry."""
 
 _NOT_LOADED = object()
 _api: Any = _NOT_LOADED
@@ -109,16 +120,41 @@ def span(name: str, **attributes: Any) -> Iterator[TracedSpan]:
         yield traced
 
 
+def turn_span(agent: str, **attributes: Any) -> TracedSpan:
+    """Start the span of a turn; see `start`. If LangChain is traced, the span of the graph is its child."""
+    if is_langchain_traced():
+        return start("agentgit.turn", **attributes)
+    return start(
+        f"invoke_agent {agent}", gen__ai_operation_name="invoke_agent", gen__ai_agent_name=agent, **attributes
+    )
+
+
 def tool_span(name: str, parent: TracedSpan = NO_SPAN, **attributes: Any) -> TracedSpan:
-    """Start the span of a tool call; see `start`."""
+    """Start the span of a tool call; see `start`. If LangChain is traced, there is one already."""
+    if is_langchain_traced():
+        return NO_SPAN
     return start(
         f"execute_tool {name}", parent, gen__ai_operation_name="execute_tool", gen__ai_tool_name=name, **attributes
     )
 
 
+def is_langchain_traced() -> bool:
+    """Return whether another library traces LangChain's runs with OpenTelemetry.
+
+    Such a library, like OpenInference's or Traceloop's, adds its callback handler to each new callback manager.
+    """
+    callbacks: Any = sys.modules.get("langchain_core.callbacks")
+    if callbacks is None or _load_api() is None:
+        return False
+    handlers = callbacks.CallbackManager([]).handlers
+    return any(type(handler).__module__.partition(".")[0] in LANGCHAIN_TRACERS for handler in handlers)
+
+
 def _load_api() -> Any:
-    """Return the module `opentelemetry.trace`, imported once, or None."""
+    """Return the module `opentelemetry.trace`, imported once; None without it, or if agentgit's spans are off."""
     global _api
+    if os.environ.get(SWITCH, "").lower() in ("off", "0", "false"):
+        return None
     if _api is _NOT_LOADED:
         try:
             _api = importlib.import_module("opentelemetry.trace")

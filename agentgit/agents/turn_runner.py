@@ -26,7 +26,7 @@ from agentgit.async_api import LOOP
 from agentgit.errors import AgentGitError, BranchMoved, InvalidInput
 from agentgit.handles.context import Context
 from agentgit.langgraph_internals import CONFIG_KEY_CACHE
-from agentgit.tracing import NO_SPAN, TracedSpan, start
+from agentgit.tracing import NO_SPAN, TracedSpan, turn_span
 
 Options = Mapping[str, Any]
 """The keyword arguments of a method of the graph."""
@@ -108,10 +108,8 @@ class TurnRunner(DescribedGraph):
 
     def _start_span(self) -> TracedSpan:
         """Start the tracing span of a turn."""
-        return start(
-            f"invoke_agent {self.graph.name}",
-            gen__ai_operation_name="invoke_agent",
-            gen__ai_agent_name=self.graph.name,
+        return turn_span(
+            self.graph.name,
             gen__ai_conversation_id=str(self._branch.session_id),
             agentgit_branch_id=self.branch_id,
         )

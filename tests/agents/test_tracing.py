@@ -1,6 +1,9 @@
 """Turns, calls, checkpoints and rollbacks have OpenTelemetry spans, and nothing is traced without it (W12)."""
 
 import asyncio
+import os
+import subprocess
+import sys
 
 import faults
 import pytest
@@ -143,4 +146,82 @@ def test_w12_without_opentelemetry_nothing_is_traced(repo, agent, told):
     with faults.without_opentelemetry():
         agent.run("add chair")
         agent.undo()
+    assert told() == []
+
+
+TRACED_TURN = """
+import sys
+from importlib import import_module
+
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+exporter, provider = InMemorySpanExporter(), TracerProvider()
+provider.add_span_processor(SimpleSpanProcessor(exporter))
+trace.set_tracer_provider(provider)
+module, _, name = sys.argv[1].partition(":")
+getattr(import_module(module), name)().instrument(tracer_provider=provider)
+
+import agentgit
+from langgraph.checkpoint.memory import InMemorySaver
+from scripted import World, obedient, tool_node_graph
+
+
+def spans(run):
+    exporter.clear()
+    run()
+    found = sorted(exporter.get_finished_spans(), key=lambda span: span.start_time)
+    names = {span.context.span_id: span.name for span in found}
+    return [(span.name, names.get(span.parent.span_id) if span.parent else None) for span in found]
+
+
+world, said = World(), {"messages": [("user", "add chair")]}
+plain = tool_node_graph(obedient(), world.tools(), InMemorySaver())
+expected = spans(lambda: plain.invoke(said, {"configurable": {"thread_id": "t"}}))
+with agentgit.open(":memory:") as repo:
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    found = spans(lambda: agent.invoke(said))
+root = "agentgit.turn" if "agentgit.turn" in dict(found) else None
+own = [name for name, _ in found if name.startswith("agentgit.")]
+others = [(name, None if parent == root else parent) for name, parent in found if not name.startswith("agentgit.")]
+assert others == expected, (expected, found)
+assert len([name for name, _ in found if name.endswith("add")]) == 1, found
+print(*own)
+"""
+"""A program that runs a graph with and without agentgit, while another library traces LangChain."""
+
+
+@pytest.mark.parametrize(
+    "tracer",
+    [
+        "openinference.instrumentation.langchain:LangChainInstrumentor",
+        "opentelemetry.instrumentation.langchain:LangchainInstrumentor",
+    ],
+    ids=["OpenInference", "Traceloop"],
+)
+@pytest.mark.parametrize("switch", ["on", "off"])
+def test_g8_beside_another_tracer_no_span_appears_twice(tracer, switch):
+    """G8: the other library's spans and their parents are those of the plain graph; a switch turns agentgit's off."""
+    program = [sys.executable, "-c", TRACED_TURN, tracer]
+    environment = {**os.environ, "AGENTGIT_TRACING": switch, "PYTHONPATH": os.pathsep.join(sys.path)}
+    result = subprocess.run(program, capture_output=True, text=True, env=environment, check=False)  # noqa: S603  # our own program
+    assert result.returncode == 0, result.stderr
+    turn = ["agentgit.turn", "agentgit.checkpoint", "agentgit.checkpoint"]
+    assert result.stdout.split() == (turn if switch == "on" else [])
+
+
+def test_g8_the_span_of_a_turn_names_the_session_and_the_branch(agent, told):
+    """G8: the span of a turn has the names under which a user finds it."""
+    agent.run("hello")
+    attributes = told()[0].attributes
+    assert (attributes["agentgit.session.name"], attributes["agentgit.branch.name"]) == ("s", "main")
+
+
+def test_g8_a_switch_turns_the_spans_off(agent, told, monkeypatch):
+    """G8: AGENTGIT_TRACING=off leaves no span of agentgit, from the next turn on."""
+    monkeypatch.setenv("AGENTGIT_TRACING", "off")
+    agent.run("add chair")
+    agent.undo()
     assert told() == []

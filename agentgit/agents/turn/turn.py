@@ -143,6 +143,7 @@ class Turn:
             self.branch, self.turn_input = start.branch, start.turn_input
             # A user who loses access during the turn can still end it: what its tools did must be recorded.
             self._resources.enter_context(self.context.store.database.as_user(start.owner_id))
+            self.span.set(agentgit_session_name=start.state.session_name, agentgit_branch_name=start.branch.name)
             self._state, newest = start.state, start.state.newest
             self._last_number, self._searched = start.last_number, start.searched
             self.unit_of_work = UnitOfWork(self.context.store, start.branch, newest, start.state.world_seq)

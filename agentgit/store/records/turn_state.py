@@ -33,6 +33,7 @@ class TurnState(NamedTuple):
         last_number: The number of its last checkpoint; 0 if it has none.
         head_state_id: The graph checkpoint that its head refers to.
         head_position: The position of its head on the tool track.
+        session_name: The name of the session.
         is_busy: True if a branch or an operation of the session is running, or was when its process died.
     """
 
@@ -42,6 +43,7 @@ class TurnState(NamedTuple):
     last_number: int
     head_state_id: str | None
     head_position: int
+    session_name: str
     is_busy: bool
 
 
@@ -73,6 +75,7 @@ def _parse(row: Any) -> TurnState:
         last_number=row.last_number or 0,
         head_state_id=row.head_state_id,
         head_position=row.head_position or 0,
+        session_name=row.session_name,
         is_busy=bool(row.is_busy),
     )
 
