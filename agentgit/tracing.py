@@ -124,9 +124,7 @@ def turn_span(agent: str, **attributes: Any) -> TracedSpan:
     """Start the span of a turn; see `start`. If LangChain is traced, the span of the graph is its child."""
     if is_langchain_traced():
         return start("agentgit.turn", **attributes)
-    return start(
-        f"invoke_agent {agent}", gen__ai_operation_name="invoke_agent", gen__ai_agent_name=agent, **attributes
-    )
+    return start(f"invoke_agent {agent}", gen__ai_operation_name="invoke_agent", gen__ai_agent_name=agent, **attributes)
 
 
 def tool_span(name: str, parent: TracedSpan = NO_SPAN, **attributes: Any) -> TracedSpan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -57,18 +58,21 @@ def locate(conn: Any) -> DatabaseLocation:
         return _locate_engine(conn)
     if isinstance(conn, sqlite3.Connection):
         return _locate_sqlite(conn)
-    package, name = type(conn).__module__.partition(".")[0], type(conn).__name__
-    if package == "psycopg" and hasattr(conn, "info"):
+    packages = {one.__module__.partition(".")[0] for one in type(conn).__mro__}  # none of them need be installed
+    if "psycopg" in packages and hasattr(conn, "info"):
         return _locate_connection(conn)
-    if package == "psycopg_pool" and hasattr(conn, "conninfo"):
+    if "psycopg_pool" in packages and hasattr(conn, "conninfo"):
         return _locate_pool(conn)
-    if hasattr(conn, "sync_engine"):  # SQLAlchemy's AsyncEngine, whose module needs greenlet
-        return DatabaseLocation(parse_url(conn.sync_engine.url))
-    if package == "aiosqlite":
+    if hasattr(conn, "sync_engine"):
+        raise InvalidInput(
+            "An async engine connects only on its event loop. Give its URL, or a sync engine with the same arguments: "
+            "the saver's async methods work with it, too."
+        )
+    if "aiosqlite" in packages:
         raise InvalidInput("The file of an aiosqlite connection is not known. Give its path: SQLModelSaver(path).")
     raise InvalidInput(
-        f"{name} is not a database: give a path, a URL, a connection or a pool of psycopg, a connection of sqlite3, or "
-        "an engine of SQLAlchemy."
+        f"{type(conn).__name__} is not a database: give a path, a URL, a connection or a pool of psycopg, a connection "
+        "of sqlite3, or an engine of SQLAlchemy."
     )
 
 
@@ -92,14 +96,24 @@ def _locate_engine(engine: Engine) -> DatabaseLocation:
 
 
 def _locate_sqlite(connection: sqlite3.Connection) -> DatabaseLocation:
-    databases = {name: path for _, name, path in connection.execute("PRAGMA database_list")}
-    path = databases["main"]
-    if not path and connection.execute("SELECT count(*) FROM sqlite_master").fetchone() != (0,):
+    try:
+        path, tables = _read_sqlite(connection)
+    except sqlite3.Error as error:
+        raise InvalidInput(f"This connection cannot be used ({error}). Give an open one, or the path.") from error
+    if not path and tables:
         raise InvalidInput(
             "This connection has a database in memory with tables in it, which only this connection can read. Give a "
             'file, or ":memory:" for a database in memory that the saver keeps.'
         )
     return DatabaseLocation(URL.create("sqlite", database=path or ":memory:"))
+
+
+def _read_sqlite(connection: sqlite3.Connection) -> tuple[str, int]:
+    """Return the path of a connection's file, empty for a database in memory, and the number of its tables."""
+    cursor = connection.cursor()
+    cursor.row_factory = None
+    path = cursor.execute("SELECT CAST(file AS BLOB) FROM pragma_database_list WHERE name = 'main'").fetchone()[0]
+    return os.fsdecode(path or b""), cursor.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
 
 
 def _locate_connection(connection: Any) -> DatabaseLocation:

@@ -172,7 +172,8 @@ class SQLModelSaver(AsyncSaverMethods):
         if count:
             warnings.warn(
                 f"{self.database.name} also has {count} thread{'s' * (count != 1)} of LangGraph's savers, which "
-                "SQLModelSaver does not read. To continue them with it, run: agentgit import-langgraph --as-threads",
+                "SQLModelSaver does not read. To continue them with it, import them: agentgit import-langgraph URL "
+                "--as-threads --db URL",
                 stacklevel=2,
             )
         return DONE

@@ -150,10 +150,49 @@ def test_g6_an_interrupted_import_shows_nothing_and_can_be_finished(repo, saver,
     assert list(saver.list(on("t"))) == list(saver.list(None)) == []
     steps = []
     repo.import_langgraph(origin.url, progress=steps.append, as_threads=True)
-    assert steps[-1].total == 25 - 16
+    assert steps[-1].total == 25 - 16 + 1  # the newest is read again for new pending writes
     assert [parts(one) for one in saver.list(on("t"))] == newest_first(origin.tuples("t"))
     assert backend.threads(repo) == {"t"}
     assert saver.gc(imports=True).values == 0
+
+
+def test_g6_writes_that_came_after_an_interrupted_import_arrive(repo, saver, origin, world):
+    """G6: a question that was staged without its answer is complete when the import is finished after the answer."""
+    origin.talk(shop(world), "t", "order a chair", "ask for a lamp")
+
+    def stop(now):
+        if now.done == now.total > 0:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        repo.import_langgraph(origin.url, progress=stop, as_threads=True)
+    origin.talk(shop(world), "t", Command(resume="yes"), "and a table")
+    repo.import_langgraph(origin.url, as_threads=True)
+    assert [parts(one) for one in saver.list(on("t"))] == newest_first(origin.tuples("t"))
+
+
+def test_g6_an_answer_that_was_given_anew_arrives(repo, saver, origin, world):
+    """G6: time travel to a question replaces its answer, here as in the source."""
+    origin.talk(shop(world), "t", "ask for a lamp")
+    with origin.saver() as theirs:
+        asked = shop(world)(theirs).get_state(on("t")).config
+    origin.talk(shop(world), "t", Command(resume="yes"))
+    repo.import_langgraph(origin.url, as_threads=True)
+    with origin.saver() as theirs:
+        shop(world)(theirs).invoke(Command(resume="no"), asked)
+    repo.import_langgraph(origin.url, as_threads=True)
+    assert [parts(one) for one in saver.list(on("t"))] == newest_first(origin.tuples("t"))
+
+
+def test_g6_a_pruned_thread_keeps_its_newest_checkpoint(repo, saver, origin, world):
+    """G6: what a thread lost here is not added after what it has, from which a run would continue."""
+    origin.talk(shop(world), "t", "order a chair", "order a table")
+    repo.import_langgraph(origin.url, as_threads=True)
+    saver.prune(["t"])
+    (newest,) = saver.list(on("t"))
+    with pytest.raises(Conflict, match="lacks a part"):
+        repo.import_langgraph(origin.url, as_threads=True)
+    assert list(saver.list(on("t"))) == [newest]
 
 
 def test_g6_a_run_of_the_thread_during_the_import_makes_it_fail(repo, saver, origin, world):

@@ -16,7 +16,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from scripted import World
 
 import agentgit
-from agentgit import Conflict, Unavailable
+from agentgit import Conflict, NotFound, Unavailable
 
 TIME = 30
 """The seconds that a test waits for something that happens at once on an idle machine."""
@@ -279,3 +279,20 @@ def test_rows_that_wait_while_all_threads_write_get_another_thread(repo):
         for turn in turns:
             turn.join(TIME)
     assert [texts(agent) for agent in agents] == 2 * [["hi", "quick", "waited"]]
+
+
+def test_a_session_that_is_deleted_during_its_turn_is_not_found(repo):
+    """The turn of a session that somebody recovered and deleted raises NotFound, and leaves nothing behind."""
+
+    def delete(state):
+        with agentgit.open(backend.url(repo)) as other:
+            session = other.session("s")
+            session.recover(force=True)
+            session.delete()
+        return {"messages": [("ai", "too late")]}
+
+    agent = repo.wrap(graph_of(delete), "s")
+    with pytest.raises(NotFound):
+        agent.run("hello")
+    assert repo.sessions() == []
+    assert repo.maintenance.fsck().is_sound

@@ -16,7 +16,7 @@ from sqlalchemy import create_engine, event
 from sqlalchemy.ext.asyncio import create_async_engine
 
 import agentgit
-from agentgit import InvalidInput, SQLModelSaver
+from agentgit import InvalidInput, SQLModelSaver, Unavailable
 from agentgit.store.threads.graph_store import GraphScope
 
 LANGGRAPH = {"autocommit": True, "prepare_threshold": 0, "row_factory": dict_row}
@@ -39,14 +39,28 @@ def keywords(url):
         lambda url: psycopg.connect(address(url), **LANGGRAPH),
         lambda url: ConnectionPool(address(url), kwargs=LANGGRAPH, min_size=1, max_size=2, open=True),
         lambda url: create_engine(url),
-        lambda url: create_async_engine(url),
         lambda url: address(url),
         lambda url: url,
         keywords,
         lambda url: f"{keywords(url)} options='-c work_mem=5MB'",
         lambda url: f"postgresql://{url.username}@{url.host}:{url.port},{url.host}:1/{url.database}",
+        lambda url: (
+            f"postgres://{url.username}@{url.host}:{url.port},{url.host}:1/{url.database}?prepare_threshold=none"
+        ),
+        lambda url: OwnConnection.connect(address(url), **LANGGRAPH),
     ],
-    ids=["connection", "pool", "engine", "async engine", "URL", "SQLAlchemy URL", "libpq", "libpq options", "hosts"],
+    ids=[
+        "connection",
+        "pool",
+        "engine",
+        "URL",
+        "SQLAlchemy URL",
+        "libpq",
+        "libpq options",
+        "hosts",
+        "threshold",
+        "subclass",
+    ],
 )
 def test_g6_everything_that_names_a_postgres_database_is_taken(postgres_url, open_object):
     """G6: a connection, a pool, an engine, a URL and libpq's parameters open the same database and stay open."""
@@ -111,10 +125,43 @@ def test_g6_a_sqlite_connection_and_engine_are_taken(tmp_path):
         assert values(saver, on("t")) == {"a": 2}
 
 
+@pytest.mark.parametrize("attributes", [{"row_factory": sqlite3.Row}, {"text_factory": bytes}])
+def test_g6_settings_of_a_sqlite_connection_do_not_matter(tmp_path, attributes):
+    """G6: rows and texts in another form do not hide the file of a connection."""
+    for path in (tmp_path / "threads.db", ":memory:"):
+        connection = sqlite3.connect(path)
+        for name, value in attributes.items():
+            setattr(connection, name, value)
+        with SQLModelSaver(connection) as saver:
+            put(saver, "t", {"a": 1})
+    assert (tmp_path / "threads.db").exists()
+
+
+def test_g6_no_error_shows_a_secret_of_a_connection_string(postgres_url):
+    """G6: passwords and client secrets are masked in errors and in the name of a database."""
+    hidden = f"host={postgres_url.host} port=1 dbname=x password=hidden-1 sslpassword=hidden-2"
+    with SQLModelSaver(hidden) as saver:
+        with pytest.raises(Unavailable) as raised:
+            saver.get_tuple(on("t"))
+        with agentgit.open(":memory:") as repo, pytest.raises(Unavailable) as imported:
+            repo.import_langgraph(hidden)
+        assert "hidden" not in f"{raised.value} {imported.value} {saver.database}"
+
+
 def memory_with_tables():
     connection = sqlite3.connect(":memory:")
     SqliteSaver(connection).setup()
     return connection
+
+
+def closed_sqlite():
+    connection = sqlite3.connect(":memory:")
+    connection.close()
+    return connection
+
+
+class OwnConnection(psycopg.Connection):
+    """A connection as a program defines it for itself."""
 
 
 def closed(url):
@@ -128,6 +175,8 @@ def closed(url):
     [
         (lambda url: memory_with_tables(), "in memory with tables"),
         (lambda url: create_engine("sqlite://"), "Only this engine"),
+        (lambda url: create_async_engine(url), "async engine"),
+        (lambda url: closed_sqlite(), "cannot be used"),
         (lambda url: aiosqlite.connect("threads.db"), "Give its path"),
         (lambda url: closed(url), "closed"),
         (lambda url: ConnectionPool(lambda: address(url), open=False), "for each connection"),

@@ -127,7 +127,7 @@ class CheckpointCopier:
         differences += [name for name in heads if not _is_same_json(ours.checkpoint[name], theirs.checkpoint[name])]  # type: ignore[literal-required]  # `heads` lists keys of the TypedDict
         if not _is_same_json(ours.metadata, self.metadata(theirs)):
             differences.append("metadata")
-        if not self._has_same_writes(ours, theirs):
+        if not self._are_same_writes(ours, theirs):
             differences.append("pending writes")
         return differences
 
@@ -139,7 +139,17 @@ class CheckpointCopier:
             type(ours) in (set, frozenset, dict) and ours == theirs
         )
 
-    def _has_same_writes(self, ours: CheckpointTuple, theirs: CheckpointTuple) -> bool:
+    def has_same_writes(self, copy: GraphKey, theirs: CheckpointTuple) -> bool:
+        """Return whether a copy has the pending writes of its source.
+
+        Args:
+            copy: The key of the copy.
+            theirs: The source.
+        """
+        ours = self._checker.get_tuple(config_of(copy))
+        return ours is not None and self._are_same_writes(ours, theirs)
+
+    def _are_same_writes(self, ours: CheckpointTuple, theirs: CheckpointTuple) -> bool:
         def by_task(checkpoint_tuple: CheckpointTuple) -> list[tuple[str, str, Any]]:
             order = {
                 task: n

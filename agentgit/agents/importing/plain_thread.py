@@ -70,11 +70,11 @@ class PlainThreadImport:
                 f"{self.thread_name} has continued in both databases. Continue it here without importing it again, or "
                 "delete it here to import it anew."
             )
-        leaves = [] if has_continued else self._leaves_with_new_writes(entries, existing)
-        if not new and not leaves:
+        self._require_newer(new, existing)
+        if not new and (has_continued or self._has_same_writes(entries, existing)):
             return self._report(UNCHANGED)
         try:
-            self._stage([*leaves, *new], existing)
+            self._stage(entries, existing)
             self._compare_copy(entries[-1], existing)
             self.store.database.write(partial(self._publish, existing=existing, count=len(new)), durable=True)
         except Unavailable:
@@ -94,40 +94,55 @@ class PlainThreadImport:
         with self.store.database.reading() as connection:
             return staging.checkpoint_parents(connection, self.store.tenant_id, thread)
 
-    def _leaves_with_new_writes(self, entries: Sequence[ThreadEntry], existing: Keys) -> list[ThreadEntry]:
-        """Return the graph checkpoints without a successor here that have more pending writes in the source."""
-        parents = {(ns, parent) for (ns, _), parent in existing.items()}
-        leaves = [entry for entry in entries if entry[:2] in existing and entry[:2] not in parents]
-        counts = {}
-        with self.store.database.reading() as connection:
-            for leaf in leaves:
-                graph_key = GraphKey(self.thread_id, leaf.ns, leaf.id)
-                counts[leaf] = staging.count_writes(connection, self.store.tenant_id, graph_key)
-        return [
-            leaf for leaf in leaves if len(self.source.read(self.thread_id, leaf).pending_writes or ()) != counts[leaf]
-        ]
+    def _require_newer(self, new: Sequence[ThreadEntry], existing: Keys) -> None:
+        """Check that what is new follows what is here, because a thread continues from what was stored last.
+
+        Raises:
+            Conflict: Something is missing here, because the thread was pruned, say.
+        """
+        newest = {ns: max(id for other, id in existing if other == ns) for ns, _ in existing}
+        if any(entry.id < newest.get(entry.ns, "") for entry in new):
+            raise Conflict(
+                f"{self.thread_name} lacks a part of its history here, which cannot be added before the rest. Delete "
+                "it here to import it anew."
+            )
+
+    def _has_same_writes(self, entries: Sequence[ThreadEntry], existing: Keys) -> bool:
+        """Return whether the graph checkpoints without a successor have the same pending writes here."""
+        return all(
+            self.copier.has_same_writes(
+                GraphKey(self.thread_id, leaf.ns, leaf.id), self.source.read(self.thread_id, leaf)
+            )
+            for leaf in _ends(entries, existing)
+        )
 
     def _stage(self, entries: Sequence[ThreadEntry], existing: Keys) -> None:
-        """Copy these graph checkpoints to the staging thread, except those that an interrupted import has copied."""
+        """Copy what is missing here to the staging thread, except what an interrupted import has copied.
+
+        A graph checkpoint that is already copied can have got writes since then, from a run that continued it.
+        """
         with self.store.database.reading() as connection:
             owner = self.graphs.owners.find(connection, self.thread_id)
         self.graphs.owners.add(self.staging_thread, owner)  # so that nothing has to be copied when it is published
         staged = self._load_keys(self.staging_thread)
-        if not staged.keys() <= {entry[:2] for entry in entries} - existing.keys():
+        missing = [entry for entry in entries if entry[:2] not in existing]
+        if [entry[:2] for entry in missing[: len(staged)]] != sorted(staged, key=lambda key: (key[1], key[0])):
             self.store.database.write(self._delete_staged)  # the thread has changed since an interrupted import
             staged = {}
-        remaining = [entry for entry in entries if entry[:2] not in staged]
+        known = {**existing, **staged}
+        remaining = [entry for entry in missing if entry[:2] not in staged]
+        to_read = [*_ends(entries, known), *remaining]
         parent_thread = self.thread_id if existing else None
         done_count = 0
-        for batch in slices(remaining, BATCH):
+        for batch in slices(to_read, BATCH):
             copies = []
             for entry in batch:
                 found = self.source.read(self.thread_id, entry)
-                draft = self.copier.draft(entry, found, parent_thread) if entry[:2] not in existing else None
+                draft = self.copier.draft(entry, found, parent_thread) if entry[:2] not in known else None
                 copies.append((entry, draft, self.copier.numbered_writes(found)))
             self.store.database.write(partial(put_copies, self.graphs, self.staging_thread, copies))
             done_count += len(batch)
-            self._on_step(done_count, len(remaining))
+            self._on_step(done_count, len(to_read))
 
     def _compare_copy(self, newest: ThreadEntry, existing: Keys) -> None:
         """Compare the newest copy with the source.
@@ -161,3 +176,17 @@ class PlainThreadImport:
 
     def _delete_staged(self, connection: Connection) -> None:
         self.graphs.delete_thread(connection, self.staging_thread)
+
+
+def _ends(entries: Sequence[ThreadEntry], known: Keys) -> list[ThreadEntry]:
+    """Return the known graph checkpoints that a run can have continued since they were copied.
+
+    These are the ones without a successor, and those from which one of the other entries goes on.
+    """
+    known_parents = {(ns, parent) for (ns, _), parent in known.items()}
+    new_parents = {(entry.ns, entry.parent) for entry in entries if entry[:2] not in known}
+    return [
+        entry
+        for entry in entries
+        if entry[:2] in known and (entry[:2] not in known_parents or entry[:2] in new_parents)
+    ]

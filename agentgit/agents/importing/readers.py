@@ -19,7 +19,8 @@ from agentgit.agents.importing.unknown_types import UnknownTypeSerializer
 from agentgit.errors import AgentGitError, Corrupt, InvalidInput, NotFound, SchemaMismatch, Unavailable
 from agentgit.langgraph_internals import set_task_path_column
 from agentgit.saver.config import config_of
-from agentgit.store.sql.url import parse_url
+from agentgit.store.sql.postgres import driver_url
+from agentgit.store.sql.url import parse_url, redacted_url
 from agentgit.store.threads.graph_store import GraphKey
 from agentgit.store.threads.langgraph_tables import CHECKPOINTS_COLUMNS
 
@@ -347,8 +348,8 @@ def _open_postgres(url: URL) -> DatabaseSource:
     saver_class = _import_saver("langgraph.checkpoint.postgres", "PostgresSaver", "langgraph-checkpoint-postgres")
     psycopg = importlib.import_module("psycopg")
     psycopg_rows = importlib.import_module("psycopg.rows")
-    address = url.set(drivername="postgresql").render_as_string(hide_password=False)
-    display_url = url.set(drivername="postgresql").render_as_string(hide_password=True)
+    url = driver_url(url).set(drivername="postgresql")
+    address, display_url = url.render_as_string(hide_password=False), redacted_url(url)
     try:
         connection = psycopg.connect(address, autocommit=True, prepare_threshold=0, row_factory=psycopg_rows.dict_row)
     except psycopg.Error as error:

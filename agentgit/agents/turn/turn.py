@@ -23,14 +23,14 @@ from agentgit.agents.turn.files import TurnFiles
 from agentgit.agents.turn.recorder import Recorder, message_name
 from agentgit.effects.effects import READ_ONLY, UNDECLARED
 from agentgit.effects.plan import KEEP
-from agentgit.errors import Conflict, Corrupt, WorldDiverged
+from agentgit.errors import AgentGitError, Conflict, Corrupt, Unavailable, WorldDiverged
 from agentgit.rollback import notes
 from agentgit.rollback.crash_recovery import recover_abandoned
 from agentgit.sessions.messages import text_of
 from agentgit.store.audit.trail import record_event
 from agentgit.store.maintenance import retention
 from agentgit.store.records.checkpoints import CheckpointState, Label
-from agentgit.store.records.sessions import StoredRow, TakenOver
+from agentgit.store.records.sessions import StoredRow
 from agentgit.store.records.turn_state import TurnState, query_turn_state
 from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.tables import CHECKPOINT
@@ -272,11 +272,26 @@ class Turn:
         with self._resources:
             self.recorder.end_spans()
             self.files.end()
-            turn_end = self.unit_of_work.write(lambda connection: self._end(connection, completed), closing=True)
+            try:
+                turn_end = self.unit_of_work.write(lambda connection: self._end(connection, completed), closing=True)
+            except Unavailable:
+                raise
+            except AgentGitError:
+                self._require_session()
+                raise
             self.is_settled, self.head_id = turn_end.is_settled, turn_end.head_id
             if turn_end.removed_count:
                 self.context.context.engine().files.release_unused()
             return turn_end.latest_id
+
+    def _require_session(self) -> None:
+        """Check that the session still exists.
+
+        Raises:
+            NotFound: It was deleted during the turn.
+        """
+        with self.context.store.database.reading() as connection:
+            self.context.store.sessions.load_row(connection, self.branch.external_session_id)
 
     def _end(self, connection: Connection, completed: bool) -> _TurnEnd:
         store, sessions = self.context.store, self.context.store.sessions
@@ -294,11 +309,7 @@ class Turn:
         if "searched" not in changes:
             with suppress(Corrupt):  # damaged data must not make a finished turn fail
                 store.search_index.index_next(connection, self.branch_id)
-        try:
-            sessions.release(connection, self.branch, **changes)
-        except TakenOver:
-            self.unit_of_work.read_session_meta()  # raises `NotFound` if the session was deleted
-            raise
+        sessions.release(connection, self.branch, **changes)
         head_id = None if completed else sessions.branch(connection, self.branch_id).head_id
         session_meta = self.unit_of_work.read_session_meta()
         removed_count = retention.apply_if_due(connection, store, self.branch.external_session_id, session_meta)

@@ -20,6 +20,7 @@ from sqlalchemy.util import await_only
 
 from agentgit.errors import InvalidInput, Unavailable
 from agentgit.store.sql.batch import Batch, Statement, flush_batch
+from agentgit.store.sql.url import PREPARE_THRESHOLD, redacted_url
 
 ALL_USERS = "all"
 """The user id of transactions that see the sessions of all users of a tenant."""
@@ -104,9 +105,6 @@ POOL_SIZE = 16
 POOL_SECONDS = 30
 """The time that a transaction waits for a connection before it gives up."""
 
-PREPARE_THRESHOLD = "prepare_threshold"
-"""The URL parameter for the number of runs before the driver prepares a statement, or `none`."""
-
 
 def create_server_engine(url: URL, pool_size: int, connect: Callable[[], Any] | None = None) -> Engine:
     """Return a new engine for a server.
@@ -128,7 +126,7 @@ def create_server_engine(url: URL, pool_size: int, connect: Callable[[], Any] | 
     except ModuleNotFoundError as error:
         raise Unavailable('PostgreSQL needs its driver. Run: pip install "agentgit[postgres]"') from error
     except ArgumentError as error:
-        raise InvalidInput(f"{url.render_as_string(hide_password=True)} cannot be used: {error}") from error
+        raise InvalidInput(f"{redacted_url(url)} cannot be used: {error}") from error
     add_listeners(engine, url)
     return engine
 

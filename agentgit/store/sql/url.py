@@ -15,6 +15,9 @@ from agentgit.errors import InvalidInput, Unavailable
 
 POSTGRES_DRIVER = "postgresql+psycopg"
 
+PREPARE_THRESHOLD = "prepare_threshold"
+"""The URL parameter for the number of runs before the driver prepares a statement, or `none`."""
+
 _DRIVERS = {"postgresql": POSTGRES_DRIVER, "postgres": POSTGRES_DRIVER, "sqlite+pysqlite": "sqlite"}
 """The driver names that mean the same as one of the supported ones."""
 
@@ -47,7 +50,8 @@ def parse_url(location: str | Path | URL) -> URL:
     if "://" not in text:
         return URL.create("sqlite", database=text)
     if _has_several_hosts(text):
-        return libpq_url(text)
+        text, threshold = _split_off(PREPARE_THRESHOLD, text)
+        return libpq_url(text).update_query_dict(threshold)
     return _with_supported_driver(read_url(text))
 
 
@@ -67,6 +71,12 @@ def _with_supported_driver(url: URL) -> URL:
     raise InvalidInput(
         f"agentgit does not use the driver {driver}. Write {supported}: sync and async methods take the same URL."
     )
+
+
+def _split_off(name: str, text: str) -> tuple[str, dict[str, str]]:
+    """Return a URL without a parameter, and the parameter."""
+    found = re.search(rf"(?<=[?&]){name}=([^&#]*)&?", text)
+    return (text.replace(found[0], "", 1).rstrip("?&"), {name: found[1]}) if found else (text, {})
 
 
 def _has_several_hosts(text: str) -> bool:
@@ -154,5 +164,5 @@ def redacted_url(url: URL) -> str:
         >>> redacted_url(parse_url("postgresql://me:se%40cret@host/db?password=more"))
         'postgresql+psycopg://me:***@host/db?password=***'
     """
-    masked = {name: "***" for name in url.query if "password" in name}
+    masked = {name: "***" for name in url.query if "password" in name or "secret" in name}
     return url.update_query_dict(masked).render_as_string(hide_password=True).replace("%2A%2A%2A", "***")
