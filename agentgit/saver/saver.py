@@ -73,9 +73,10 @@ class SQLModelSaver(AsyncSaverMethods):
 
     Args:
         conn: The database that stores the data: a path, `:memory:`, a URL, a connection string of libpq, a connection
-            or a pool of psycopg, a connection of sqlite3, or an engine of SQLAlchemy. The saver opens connections of
-            its own to the same database, from a pool as many as the pool has at most, and leaves the given object open.
-        pipe: Ignored. Statements to PostgreSQL are always sent in pipelines.
+            or a pool of psycopg, a connection of sqlite3, or a sync engine of SQLAlchemy. The saver opens connections
+            of its own to the same database, from a pool as many as the pool has at most, and leaves what it was given
+            open.
+        pipe: Ignored. Statements to PostgreSQL that belong together are always sent in one pipeline.
         serde: Your own serializer, such as an encrypting one, which then gets every value. None for LangGraph's
             serializer in its strict mode, which also rebuilds the data types (dataclasses, enums, named tuples,
             pydantic models) of the running program.
@@ -138,7 +139,7 @@ class SQLModelSaver(AsyncSaverMethods):
         Args:
             conn_string: A path, `:memory:`, a URL or a connection string of libpq. On SQLite the tables are created at
                 once; on a server, call `setup()` once.
-            pipeline: Ignored. Statements to PostgreSQL are always sent in pipelines.
+            pipeline: Ignored. Statements to PostgreSQL that belong together are always sent in one pipeline.
             serde: Your own serializer for every value; None for LangGraph's serializer in its strict mode.
             compression: The compression of new values: `auto`, `zstd`, `zlib` or `none`, as for `agentgit.open`.
             keyring: The keys that encrypt the contents; None is `$AGENTGIT_ENCRYPTION_KEYS`, else nothing is encrypted.
@@ -280,7 +281,6 @@ class SQLModelSaver(AsyncSaverMethods):
         if graph_scope.thread is not None:
             self._require_access(graph_scope.thread)
         required_metadata = from_json(compact(filter or {}))
-        texts = {name: value for name, value in required_metadata.items() if isinstance(value, str)}
         before_id = get_checkpoint_id(before) if before else None
         last_checkpoint: GraphCheckpoint | None = None
         remaining = limit if limit is not None else -1
@@ -294,7 +294,7 @@ class SQLModelSaver(AsyncSaverMethods):
                     after=last_checkpoint,
                     limit=PAGE,
                     sessions=self.sessions,
-                    texts=texts,
+                    entries=required_metadata,
                 )
                 matching = [
                     checkpoint

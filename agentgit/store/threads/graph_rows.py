@@ -36,6 +36,9 @@ from agentgit.values import as_object
 INTERRUPT, RESUME, ERROR = "__interrupt__", "__resume__", "__error__"
 """LangGraph's channels for the interrupt that a task raises, for the answers to it, and for the task's failure."""
 
+MAX_PLAIN_NUMBER = 1e15
+"""The number from which on JSON may write a float with an exponent."""
+
 PREVIOUS = "__previous__"
 """LangGraph's channel for the value that an entrypoint of the functional API saved."""
 
@@ -319,21 +322,39 @@ def _upsert_write(dialect: Any) -> Any:
     return statement.on_conflict_do_update(index_elements=[c.name for c in GRAPH_WRITE.primary_key], set_=updates)
 
 
-def may_have(connection: Connection, column: Any, entry: Mapping[str, str]) -> Any:
+def may_have(connection: Connection, column: Any, name: str, value: Any) -> Any:
     """Return the condition that the JSON in a column may have an entry, because it has the text of it.
 
     Args:
         connection: A connection to the database.
         column: A column with JSON that `compact` has written.
-        entry: A name and a text.
+        name: The name of the entry.
+        value: Its value. Only strings and numbers are compared.
     """
-    text, json = compact(entry), type_coerce(column, LargeBinary)
-    if not text.startswith(b"{"):
+    texts = [compact({name: one}) for one in _equal_values(value)]
+    if not texts or any(text[:1] != b"{" for text in texts):
         return true()
+    json = type_coerce(column, LargeBinary)
     find = func.instr if connection.dialect.name == "sqlite" else func.pg_catalog.position
     # JSON that `compact` wrote in its slow way begins with a space, and has other texts.
     is_other_json = func.substr(json, 1, 1, type_=LargeBinary) == literal(b" ", LargeBinary)
-    return or_(find(json, literal(text[1:-1], LargeBinary)) > 0, is_other_json)
+    return or_(*(find(json, literal(text[1:-1], LargeBinary)) > 0 for text in texts), is_other_json)
+
+
+def _equal_values(value: Any) -> list[Any]:
+    """Return the values that JSON writes differently although Python regards them as equal; none for other types.
+
+    Example:
+        >>> _equal_values("a"), _equal_values(2), _equal_values(True), _equal_values([])
+        (['a'], [2, 2.0], [1, 1.0, True], [])
+    """
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, int | float) or not abs(value) < MAX_PLAIN_NUMBER:
+        return []
+    if value != int(value):
+        return [value]
+    return [int(value), float(value), *([bool(value)] if value in (0, 1) else [])]
 
 
 _DIALECTS = {"sqlite": sqlite, "postgresql": postgresql}

@@ -468,7 +468,7 @@ class GraphStore:
         after: GraphCheckpoint | None = None,
         limit: int = 64,
         sessions: bool = True,
-        texts: Mapping[str, str] | None = None,
+        entries: Mapping[str, Any] | None = None,
     ) -> list[GraphCheckpoint]:
         """List one page of graph checkpoints, newest first.
 
@@ -479,13 +479,13 @@ class GraphStore:
             after: The last graph checkpoint of the previous page; None for the first page.
             limit: The maximum number of graph checkpoints.
             sessions: False leaves out the threads of sessions.
-            texts: Entries of the metadata. Most graph checkpoints without them are left out, but not all.
+            entries: Entries of the metadata. Most graph checkpoints without them are left out, but not all.
         """
         columns = GRAPH_CHECKPOINT.c
         query = select(GRAPH_CHECKPOINT).where(columns.tenant_id == self.tenant_id).limit(limit)
         query = query if sessions else query.where(lifecycle.belongs_to_no_session(columns.thread_id))
-        if texts and seal_of(connection) is None:  # encrypted metadata cannot be searched
-            query = query.where(*(may_have(connection, columns.meta, {name: texts[name]}) for name in texts))
+        if entries and seal_of(connection) is None:  # encrypted metadata cannot be searched
+            query = query.where(*(may_have(connection, columns.meta, name, entries[name]) for name in entries))
         for column, value in zip((columns.thread_id, columns.ns, columns.checkpoint_id), scope, strict=True):
             query = query.where(column == value) if value is not None else query
         before_checkpoint = None
