@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 from langgraph.pregel import Pregel
 from sqlalchemy import Connection
 
+from agentgit.agents.instrumentation import may_rewrite_input
 from agentgit.auth.principal import EDITOR, VIEWER
 from agentgit.effects.declarations import ToolEffects
 from agentgit.effects.files import SnapshotRef, WorkspaceAdapter
@@ -117,6 +118,8 @@ class BranchContext:
             sessions=True,
         )
         self.saver.channels = graph.channels
+        self.may_rewrite_input = may_rewrite_input(graph)
+        """True if the graph can redact the user's message, so that no title may show it before."""
         self.planner = Planner(self.store, context.registry)
         with self.store.database.reading() as connection:
             row = self.store.sessions.branch(connection, branch_id)

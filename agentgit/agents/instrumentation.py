@@ -25,6 +25,9 @@ from agentgit.langgraph_internals import PregelNode, get_function_nonlocals, too
 FRAMEWORK_PACKAGES = frozenset({"", "functools", "langchain", "langchain_core", "langgraph"})
 """The packages whose functions are not searched for tools of the user."""
 
+REWRITING_NODES = (".before_agent", ".before_model")
+"""The ends of the names of the nodes in which a middleware of LangChain can change messages before the model."""
+
 _batch_calls: ContextVar[list[asyncio.Future[Any]]] = ContextVar("of_batch")
 """The calls of the batch that a ToolNode runs in this context."""
 
@@ -53,6 +56,12 @@ def tools_of(graph: Pregel[Any, Any, Any, Any]) -> Iterator[BaseTool]:
         for inner in node.subgraphs:  # includes graphs that a node's function refers to
             if isinstance(inner, Pregel):
                 yield from tools_of(inner)
+
+
+def may_rewrite_input(graph: Pregel[Any, Any, Any, Any]) -> bool:
+    """Return whether a middleware of LangChain can rewrite the user's message before the model, to redact it, say."""
+    graphs = [graph, *(inner for _, inner in graph.get_subgraphs(recurse=True) if isinstance(inner, Pregel))]
+    return any(name.endswith(REWRITING_NODES) for one in graphs for name in one.nodes)
 
 
 def referenced_tools(graph: Pregel[Any, Any, Any, Any]) -> Iterator[BaseTool]:

@@ -6,14 +6,16 @@ import asyncio
 from typing import Any
 
 import pytest
-from langchain.agents.middleware import AgentMiddleware, wrap_tool_call
-from langchain_core.messages import ToolMessage
+from langchain.agents import create_agent
+from langchain.agents.middleware import AgentMiddleware, PIIDetectionError, PIIMiddleware, wrap_tool_call
+from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.tools import BaseTool, tool
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command, interrupt
 from scripted import agent_graph, call, calls, scripted, tool_node_graph
 
-from agentgit import Fenced, effect, reversible
+from agentgit import Fenced, Workspace, effect, reversible
+from agentgit.demo import ScriptedModel
 
 
 def say(text: str = "go") -> dict[str, Any]:
@@ -427,3 +429,59 @@ def test_t1_parallel_questions_receive_their_answers_over_retries_and_act_once(r
     assert left == []
     assert sorted(done) == ["a A", "b B", "c C"]
     assert [message.content for message in agent.messages() if message.type == "tool"] == ["A", "B", "C"]
+
+
+def redacting(**options):
+    """Build an agent whose middleware redacts e-mail addresses, and whose model answers with one."""
+    rules = [PIIMiddleware("email", **{"strategy": "redact", "apply_to_output": True, **options})]
+    return create_agent(
+        ScriptedModel(rule=lambda messages: AIMessage("Sent to ada@example.org.")), [], middleware=rules
+    )
+
+
+def descriptions(agent):
+    """Return the description of each checkpoint of an agent's session."""
+    return [one.metadata["description"] for one in agent.session.checkpoints()]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_g8_titles_do_not_show_what_a_middleware_redacts(repo, tmp_path, nested):
+    """G8: no title, description or reason of a snapshot has the text that PIIMiddleware redacts in the conversation."""
+    graph = redacting()
+    if nested:
+        graph = StateGraph(MessagesState).add_node("agent", graph).add_edge(START, "agent").compile()
+    agent = repo.wrap(graph, "s", workspace=tmp_path / "work")
+    agent.run("write to eve@example.com")
+    shown = f"{agent.tree()} {list(agent.log())} {agent.session.checkpoints()} {agent.history()}"
+    assert "example" not in shown
+    assert descriptions(agent) == ["write to [REDACTED_EMAIL]", "Sent to [REDACTED_EMAIL]."]
+    snapshots = Workspace(tmp_path / "work").list()
+    assert snapshots
+    assert "example" not in str(snapshots)
+
+
+def test_g8_a_turn_that_a_middleware_stops_has_no_title(repo):
+    """G8: the message that a middleware blocked is not the title of its turn."""
+    agent = repo.wrap(redacting(strategy="block"), "s")
+    with pytest.raises(PIIDetectionError):
+        agent.run("write to eve@example.com")
+    assert descriptions(agent) == [None]
+    assert "example" not in str(agent.tree())
+
+
+def test_g8_a_title_is_redacted_before_a_person_answers(repo):
+    """G8: a turn that waits for a person already has its redacted title, and keeps it."""
+
+    @tool
+    def send(to: str) -> str:
+        """Send a letter."""
+        return str(interrupt(f"Send it to {to}?"))
+
+    model = scripted(call("send", to="eve"), "done")
+    agent = repo.wrap(
+        create_agent(model, [send], middleware=[PIIMiddleware("email")]), "s", effects={"send": "irreversible"}
+    )
+    agent.run("write to eve@example.com")
+    assert descriptions(agent) == ["write to [REDACTED_EMAIL]"]
+    agent.invoke(Command(resume="yes"))
+    assert descriptions(agent) == ["write to [REDACTED_EMAIL]", "done"]

@@ -135,7 +135,7 @@ class Turn:
         owner = self._resources.enter_context(self.context.store.register_owner())
         try:
             self.files = TurnFiles(self.context.store, self.context.settings.workspace, self.branch_id)
-            self.files.begin(self.turn_input.title)
+            self.files.begin(self._first_title)
             # Need not be durable: the first intent of the turn is, and takes everything written before it to disk.
             start = self.context.store.database.write(
                 lambda connection: self._begin(connection, owner), async_commit=True
@@ -193,7 +193,7 @@ class Turn:
         if not (self.turn_input.is_new and self.context.settings.checkpoint_interval.before_turns):
             return start
         before = head_state.checkpoint_state
-        label = self._label("before", self.turn_input.title, self.turn_input.message_id)
+        label = self._label("before", self._first_title, self.turn_input.message_id)
         self._add_checkpoint(connection, branch, before, label, last_number=state.last_number)
         has_new_text = (before.graph_checkpoint_id, before.position) != (state.head_state_id, state.head_position)
         return start._replace(
@@ -284,6 +284,26 @@ class Turn:
                 self.context.context.engine().files.release_unused()
             return turn_end.latest_id
 
+    @property
+    def _first_title(self) -> str | None:
+        """The title of the turn when it begins; None if the graph can still redact it."""
+        return None if self.context.may_rewrite_input else self.turn_input.title
+
+    def _add_redacted_title(self, connection: Connection, latest: GraphCheckpoint | None) -> None:
+        """Describe the checkpoint before this turn with the user's message as the graph has left it.
+
+        Args:
+            connection: The connection of the transaction that ends the turn.
+            latest: The newest graph checkpoint.
+        """
+        store, message_id = self.context.store, self.turn_input.message_id
+        if message_id is None or latest is None:
+            return
+        messages = (message["data"] for message in store.graphs.messages_at(connection, latest))
+        text = next((text_of(message) for message in messages if message.get("id") == message_id), None)
+        if text is not None:
+            store.checkpoints.describe_restore_point(connection, self.branch_id, message_id, inputs.first_line(text))
+
     def _require_session(self) -> None:
         """Check that the session still exists.
 
@@ -302,6 +322,9 @@ class Turn:
         self.files.record_snapshot(connection, self.branch)
         world_seq = self.unit_of_work.world_seq
         changes: dict[str, Any] = {"world_seen": world_seq} if (world_seq or 0) > self.branch.world_seen else {}
+        if completed and self.context.may_rewrite_input:
+            with suppress(Corrupt):  # damaged data must not make a finished turn fail
+                self._add_redacted_title(connection, head_state.latest)
         if head_state.is_settled:
             self._make_requested_checkpoints(connection, head_state.checkpoint_state, last_batch=None)
             if completed and self._is_end_checkpoint_due(connection):

@@ -189,6 +189,25 @@ class CheckpointStore:
             _MOVE_HEAD.run(connection, {"tenant_id": self.tenant_id, "id": branch_id}, head_id=checkpoint_id)
         return checkpoint_id, last_number + 1
 
+    def describe_restore_point(
+        self, connection: Connection, branch_id: int, message_id: str, description: str | None
+    ) -> None:
+        """Set the description of the automatic checkpoint before a user's message, if it has none yet.
+
+        Args:
+            connection: A connection in a transaction that writes.
+            branch_id: The branch.
+            message_id: The id of the message.
+            description: The description.
+        """
+        conditions = (
+            CHECKPOINT.c.tenant_id == self.tenant_id,
+            CHECKPOINT.c.internal_session_id == branch_id,
+            CHECKPOINT.c.restore_point == message_id,
+            CHECKPOINT.c.description.is_(None),
+        )
+        row_codes.update_rows(connection, CHECKPOINT, *conditions, description=description)
+
     def set_workspace_snapshot(self, connection: Connection, checkpoint_id: int, workspace_snapshot_id: int) -> None:
         """Set the files of a checkpoint that has none. A template's files are restored after the checkpoint is made."""
         conditions = (CHECKPOINT.c.tenant_id == self.tenant_id, CHECKPOINT.c.id == checkpoint_id)
