@@ -151,7 +151,7 @@ def is_langchain_traced() -> bool:
 def _load_api() -> Any:
     """Return the module `opentelemetry.trace`, imported once; None without it, or if agentgit's spans are off."""
     global _api
-    if os.environ.get(SWITCH, "").lower() in ("off", "0", "false"):
+    if os.environ.get(SWITCH, "").strip().lower() in ("off", "0", "false"):
         return None
     if _api is _NOT_LOADED:
         try:

@@ -131,6 +131,8 @@ class BranchContext:
         self.thread_id: str = row.thread_id
         self.seen_checkpoint_id: str | None = head.checkpoint_id if head else None
         """The newest graph checkpoint that the agent has seen."""
+        self.interrupted_turn: Any = None
+        """A `Turn` that waits for an answer, with the checkpoints and the rollback that its tools requested."""
         self.interrupted_heads: tuple[int | None, ...] = ()
         """The head of the branch after a turn that was interrupted; empty after a completed turn.
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.types import StateSnapshot
 
 from agentgit.agents import inputs
-from agentgit.agents.branch_context import Graph
 from agentgit.agents.inputs import pair_configs
-from agentgit.agents.isolation import detached, detached_config
+from agentgit.agents.isolation import RUN_KEYS, detached, detached_config
+from agentgit.agents.streamed_turn import StreamedTurn, streamed_turn
 from agentgit.agents.turn_runner import END, NO_OPTIONS, Options, TurnRunner
 from agentgit.async_api import async_twin
+from agentgit.errors import InvalidInput
 from agentgit.langgraph_internals import CONFIG_KEY_STREAM_MESSAGES_V2
 
 
@@ -34,14 +34,16 @@ class BranchRunner(TurnRunner):
         """Return an agent on the same branch whose turns begin with a config, as the graph's `with_config`.
 
         Raises:
-            InvalidInput: The config names another thread than the branch's own.
+            InvalidInput: The config names another thread than the branch's own, or a checkpoint.
         """
         graph = self.graph.with_config(config, **kwargs)
         self._require_own_thread(graph.config or {})
-        runner = type(self)(self._branch.context, graph, self._branch.settings, self.branch_id)
-        runner._interrupted_turn = self._interrupted_turn
-        runner._branch.seen_checkpoint_id = self._branch.seen_checkpoint_id
-        return runner
+        if names := RUN_KEYS & (graph.config or {}).get("configurable", {}).keys() - {"thread_id"}:
+            raise InvalidInput(
+                f"A branch runs only from its head; leave {', '.join(sorted(names))} out of the config. To run from an "
+                "earlier checkpoint, call fork(to) or rollback(to)."
+            )
+        return self._with_graph(graph)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         """Run one turn, as the graph's `invoke`.
@@ -104,33 +106,38 @@ class BranchRunner(TurnRunner):
                         yield chunk
 
     def stream_events(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        """Run one turn, as the graph's `stream_events`. Version 3 begins the turn when the stream is first read."""
-        if kwargs.get("version") == "v3":
-            with detached():
-                return self._streamed_graph.stream_events(input, detached_config(config), **kwargs)
-        return super().stream_events(input, config, **kwargs)
+        """Run one turn, as the graph's `stream_events`.
+
+        With `version="v3"`, the turn begins when the stream is first read. Read it to its end, or use it in `with`: a
+        stream that is left open holds the branch.
+        """
+        if kwargs.get("version") != "v3":
+            return super().stream_events(input, config, **kwargs)
+        turn = self._streamed_turn(kwargs.pop("transformers", None))
+        with detached():
+            return turn.graph.stream_events(input, detached_config(config), transformers=turn.transformers, **kwargs)
 
     def astream_events(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        """Run one turn, as the graph's `astream_events`. Version 3 begins the turn when the stream is first read."""
+        """Run one turn, as the graph's `astream_events`; with `version="v3"` as `stream_events`."""
         if kwargs.get("version") == "v3":
-            with detached():
-                return self._streamed_graph.astream_events(input, detached_config(config), **kwargs)
+            return self._aopen_stream(input, config, kwargs)
         return self._aiterate_events(input, config, kwargs)
 
-    @property
-    def _streamed_graph(self) -> Graph:
-        """A copy of the graph whose streams are turns of this agent, for LangGraph's version 3 of streams."""
-        streamed: Any = copy.copy(self._instrumented_graph)
+    async def _aopen_stream(self, input: Any, config: RunnableConfig | None, options: dict[str, Any]) -> Any:
+        turn = self._streamed_turn(options.pop("transformers", None))
+        with detached():
+            return await turn.graph.astream_events(
+                input, detached_config(config), transformers=turn.transformers, **options
+            )
+
+    def _streamed_turn(self, transformers: Any) -> StreamedTurn:
         markers = {CONFIG_KEY_STREAM_MESSAGES_V2: True}
-
-        def stream(input: Any, config: RunnableConfig | None = None, **options: Any) -> Iterator[Any]:
-            return self._iterate_stream(input, config, options, markers)
-
-        def astream(input: Any, config: RunnableConfig | None = None, **options: Any) -> AsyncGenerator[Any, None]:
-            return self._aiterate_stream(input, config, options, markers)
-
-        streamed.stream, streamed.astream = stream, astream
-        return cast(Graph, streamed)
+        return streamed_turn(
+            self._instrumented_graph,
+            lambda input, config, options: self._iterate_stream(input, config, options, markers),
+            lambda input, config, options: self._aiterate_stream(input, config, options, markers),
+            transformers,
+        )
 
     async def _aiterate_events(self, input: Any, config: RunnableConfig | None, options: Options) -> AsyncIterator[Any]:
         async with (

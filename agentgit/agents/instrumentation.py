@@ -25,8 +25,8 @@ from agentgit.langgraph_internals import PregelNode, get_function_nonlocals, too
 FRAMEWORK_PACKAGES = frozenset({"", "functools", "langchain", "langchain_core", "langgraph"})
 """The packages whose functions are not searched for tools of the user."""
 
-REWRITING_NODES = (".before_agent", ".before_model")
-"""The ends of the names of the nodes in which a middleware of LangChain can change messages before the model."""
+REWRITING_NODES = (".before_agent", ".before_model", ".after_model", ".after_agent")
+"""The ends of the names of the nodes in which a middleware of LangChain can change messages."""
 
 _batch_calls: ContextVar[list[asyncio.Future[Any]]] = ContextVar("of_batch")
 """The calls of the batch that a ToolNode runs in this context."""
@@ -59,7 +59,7 @@ def tools_of(graph: Pregel[Any, Any, Any, Any]) -> Iterator[BaseTool]:
 
 
 def may_rewrite_input(graph: Pregel[Any, Any, Any, Any]) -> bool:
-    """Return whether a middleware of LangChain can rewrite the user's message before the model, to redact it, say."""
+    """Return whether a middleware of LangChain can rewrite the user's message, to redact it, say."""
     graphs = [graph, *(inner for _, inner in graph.get_subgraphs(recurse=True) if isinstance(inner, Pregel))]
     return any(name.endswith(REWRITING_NODES) for one in graphs for name in one.nodes)
 

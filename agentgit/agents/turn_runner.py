@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import sys
 import warnings
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -58,14 +59,7 @@ class TurnRunner(DescribedGraph):
     def __init__(self, context: Context, graph: Graph, settings: TurnSettings, branch_id: int) -> None:
         super().__init__(graph)
         self._branch = branch = BranchContext(context, graph, settings, branch_id)
-        self._instrumented_graph: Graph = instrumented_copy(
-            graph, lambda cache: BranchCache(cache, self._current_turn), checkpointer=branch.saver
-        )
-        nested_cache = uncopied_graph_cache(graph)
-        # LangGraph passes this cache on to every nested graph, which then ignores its own.
-        self._nested_config = (
-            {CONFIG_KEY_CACHE: BranchCache(nested_cache, self._current_turn)} if nested_cache is not None else {}
-        )
+        self._instrument()
         self._known_current_branch = branch.served.moved_to
         self._turn: Turn | None = None
         self.rollback_error: AgentGitError | None = None
@@ -75,8 +69,6 @@ class TurnRunner(DescribedGraph):
         self._begin_future: asyncio.Future[tuple[Turn, RunnableConfig]] | None = None
         self._is_ending = False
         """True while a turn on an event loop releases its branch."""
-        self._interrupted_turn: Turn | None = None
-        """A turn that waits for an answer, with the checkpoints and the rollback that its tools requested."""
 
     @property
     def branch_id(self) -> int:
@@ -86,9 +78,29 @@ class TurnRunner(DescribedGraph):
     def _on_branch(self, branch_id: int) -> Self:
         """Return a runner of the same graph on another branch of the session."""
         runner = type(self)(self._branch.context, self.graph, self._branch.settings, branch_id)
-        if branch_id == self.branch_id:
-            runner._interrupted_turn = self._interrupted_turn  # the requests of a waiting turn belong to its branch
+        if branch_id == self.branch_id:  # the requests of a waiting turn belong to its branch
+            runner._branch.interrupted_turn = self._branch.interrupted_turn
         return runner
+
+    def _with_graph(self, graph: Graph) -> Self:
+        """Return a runner of another form of the graph on the same branch, which shares what is known of the branch."""
+        runner = copy.copy(self)
+        runner.graph = graph
+        runner._turn, runner._begin_future, runner._is_ending = None, None, False
+        runner._instrument()
+        return runner
+
+    def _instrument(self) -> None:
+        """Copy the graph with the saver of the branch and with caches of this runner's turns."""
+        graph = self.graph
+        self._instrumented_graph: Graph = instrumented_copy(
+            graph, lambda cache: BranchCache(cache, self._current_turn), checkpointer=self._branch.saver
+        )
+        nested_cache = uncopied_graph_cache(graph)
+        # LangGraph passes this cache on to every nested graph, which then ignores its own.
+        self._nested_config = (
+            {CONFIG_KEY_CACHE: BranchCache(nested_cache, self._current_turn)} if nested_cache is not None else {}
+        )
 
     def _current_turn(self) -> Turn | None:
         return self._turn
@@ -142,11 +154,10 @@ class TurnRunner(DescribedGraph):
             span,
             saves_each_step=saves_each_step,
         )
-        if self._interrupted_turn is not None and not turn.turn_input.is_new:
-            turn.requested_checkpoints, turn.after_turn = (
-                self._interrupted_turn.requested_checkpoints,
-                self._interrupted_turn.after_turn,
-            )
+        interrupted_turn = self._branch.interrupted_turn
+        if interrupted_turn is not None and not turn.turn_input.is_new:
+            turn.requested_checkpoints = interrupted_turn.requested_checkpoints
+            turn.after_turn = interrupted_turn.after_turn
         turn.begin()
         self._turn = self._branch.saver.turn = turn
         with detached():
@@ -194,7 +205,7 @@ class TurnRunner(DescribedGraph):
                 self._branch.saver.turn = None
             self._is_ending = False
         # If a tool waits for an answer, the requests of the others are done when the answered turn has ended.
-        self._interrupted_turn = turn if completed and not turn.is_settled else None
+        self._branch.interrupted_turn = turn if completed and not turn.is_settled else None
         if completed and turn.is_settled and turn.after_turn is not None:
             self.rollback_error = None
             try:

@@ -6,7 +6,9 @@ import inspect
 import pytest
 from foreign_threads import rule
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.graph.state import CompiledStateGraph
+from langgraph.stream import StreamTransformer
 from langgraph.types import Command
 from scripted import World, nested_graph, obedient, tool_node_graph
 
@@ -107,6 +109,22 @@ async def test_g1_subgraphs_are_those_of_the_graph(repo, world):
     assert [(ns, type(one)) async for ns, one in agent.aget_subgraphs(recurse=True)] == expected
 
 
+class Failing(StreamTransformer):
+    """A transformer that fails at the first update."""
+
+    required_stream_modes = ("updates",)
+
+    def init(self):
+        """Return no projections."""
+        return {}
+
+    def process(self, event):
+        """Fail."""
+        if event["method"] == "updates":
+            raise ValueError("this transformer fails")
+        return True
+
+
 def shape(event):
     """Return the parts of an event that do not depend on ids and times."""
     return event["method"], event["params"]["namespace"]
@@ -150,6 +168,44 @@ class TestVersion3:
             next(iter(run))
         assert agent.invoke(said("hello"))["messages"][-1].content
 
+    def test_g5_a_transformer_that_fails_ends_the_turn(self, agent):
+        """G5: the reader gets the error of a transformer, and the next turn can run."""
+        run = agent.stream_events(said("add chair"), version="v3", transformers=[Failing])
+        with pytest.raises(ValueError, match="this transformer fails"):
+            _ = run.output
+        assert agent.run("hello")
+
+    async def test_g5_a_transformer_that_fails_ends_the_turn_on_an_event_loop(self, agent):
+        """G5: the same holds on an event loop."""
+        run = await agent.astream_events(said("add chair"), version="v3", transformers=[Failing])
+        with pytest.raises(ValueError, match="this transformer fails"):
+            await run.output()
+        assert await agent.arun("hello")
+
+    @pytest.mark.parametrize("is_async", [False, True])
+    def test_g5_a_stream_inside_another_graph_has_its_own_events(self, agent, is_async):
+        """G5: a node of a plain graph that streams an agent gets the messages and the output of the agent's turn."""
+        seen = []
+
+        def node(state):
+            run = agent.stream_events(said("add chair"), version="v3")
+            seen.append(([len(list(one.text)) for one in run.messages], run.output["messages"][-1].content))
+            return {}
+
+        async def anode(state):
+            run = await agent.astream_events(said("add chair"), version="v3")
+            messages = [one async for one in run.messages]
+            seen.append(([len(await one.text) for one in messages], (await run.output())["messages"][-1].content))
+            return {}
+
+        outer = (
+            StateGraph(MessagesState).add_node("inner", anode if is_async else node).add_edge(START, "inner").compile()
+        )
+        given = said("go")
+        asyncio.run(outer.ainvoke(given)) if is_async else outer.invoke(given)
+        assert [output for _, output in seen] == ["done"]
+        assert len(seen[0][0]) == 2
+
     def test_g5_an_error_of_a_turn_reaches_the_reader(self, agent):
         """G5: the output of a run raises what the graph raises, and the turn has ended."""
         run = agent.stream_events(said("fail because"), version="v3")
@@ -178,6 +234,24 @@ def test_g1_with_config_sets_the_config_of_each_turn(repo, world):
     assert first.config is None
     with pytest.raises(InvalidInput, match="own thread"):
         first.with_config({"configurable": {"thread_id": "elsewhere"}})
+
+
+@pytest.mark.parametrize("place", [{"checkpoint_id": "1f"}, {"checkpoint_ns": "agent"}, {"checkpoint_map": {}}])
+def test_g1_with_config_cannot_move_the_turns_of_an_agent(agent, place):
+    """G1: a config that names a place in the history is refused, as it is for a turn."""
+    with pytest.raises(InvalidInput, match="head"):
+        agent.with_config({"configurable": place})
+
+
+def test_g1_agents_with_a_config_take_turns_on_the_branch(agent):
+    """G1: an agent and those that `with_config` made of it can run one after the other, as one conversation."""
+    for number in range(3):
+        agent.with_config({"tags": [str(number)]}).run("hello")
+    agent.run("hello")
+    first, second = agent.with_config(tags=["a"]), agent.with_config(tags=["b"])
+    for one in (first, second, first, agent):
+        one.run("hello")
+    assert len(agent.history()) == 2 * 8
 
 
 def edit(agent, item):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware, PIIDetectionError, PIIMiddleware, wrap_tool_call
-from langchain_core.messages import AIMessage, ToolMessage
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import BaseTool, tool
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command, interrupt
@@ -467,6 +467,16 @@ def test_g8_a_turn_that_a_middleware_stops_has_no_title(repo):
         agent.run("write to eve@example.com")
     assert descriptions(agent) == [None]
     assert "example" not in str(agent.tree())
+
+
+def test_g8_a_title_belongs_to_one_turn(repo):
+    """G8: a later turn whose message has the id of a blocked one gets its title alone."""
+    agent = repo.wrap(redacting(strategy="block"), "s")
+    with pytest.raises(PIIDetectionError):
+        agent.invoke({"messages": [HumanMessage("write to eve@example.com", id="m1")]})
+    with pytest.raises(PIIDetectionError):  # the model answers with an address, too
+        agent.invoke({"messages": [HumanMessage("hello", id="m1")]})
+    assert descriptions(agent) == [None, None]
 
 
 def test_g8_a_title_is_redacted_before_a_person_answers(repo):

@@ -218,7 +218,7 @@ METADATA = [
     {"source": "input", "step": 2, "who": "Ada", "inner": {"source": "loop"}},
     {"source": "loop", "step": 3, "who": 'Eve","source":"x'},
     {"source": "loop", "step": 4, "who": 'Zoë \\ "', "odd": "\ud800"},
-    {"source": "loop", "step": 5.0, "flag": True, "none": None, "list": ["a", "b"]},
+    {"source": "loop", "step": 5.0, "flag": True, "zero": -0.0, "none": None, "list": ["a", "b"]},
 ]
 
 
@@ -241,6 +241,7 @@ METADATA = [
         ({"step": 1e300}, []),
         ({"step": 2**70}, []),
         ({"step": 0.5}, []),
+        ({"zero": 0}, [5]),
         ({"flag": True}, [5]),
         ({"list": ["a", "b"]}, [5]),
         ({"inner": {"source": "loop"}}, [2]),

@@ -105,6 +105,8 @@ class Turn:
     _state: TurnState = field(init=False)
     _last_number: int | None = None
     """The number of the last checkpoint of the branch; None if it must be read."""
+    _before_number: int | None = None
+    """The number of the checkpoint before this turn; None if there is none."""
     _searched: int = 0
     """The number of checkpoints whose text the search index has."""
     _known_head: GraphCheckpoint | None = None
@@ -146,6 +148,7 @@ class Turn:
             self.span.set(agentgit_session_name=start.state.session_name, agentgit_branch_name=start.branch.name)
             self._state, newest = start.state, start.state.newest
             self._last_number, self._searched = start.last_number, start.searched
+            self._before_number = start.last_number if start.last_number != start.state.last_number else None
             self.unit_of_work = UnitOfWork(self.context.store, start.branch, newest, start.state.world_seq)
             self._known_head = newest.checkpoint if not newest.has_writes else None
             self.recorder = Recorder(self, owner, start.batch, start.unfinished_batch)
@@ -297,12 +300,13 @@ class Turn:
             latest: The newest graph checkpoint.
         """
         store, message_id = self.context.store, self.turn_input.message_id
-        if message_id is None or latest is None:
+        if message_id is None or latest is None or self._before_number is None:
             return
         messages = (message["data"] for message in store.graphs.messages_at(connection, latest))
         text = next((text_of(message) for message in messages if message.get("id") == message_id), None)
         if text is not None:
-            store.checkpoints.describe_restore_point(connection, self.branch_id, message_id, inputs.first_line(text))
+            title = inputs.first_line(text)
+            store.checkpoints.describe_automatic(connection, self.branch_id, self._before_number, title)
 
     def _require_session(self) -> None:
         """Check that the session still exists.

@@ -189,21 +189,20 @@ class CheckpointStore:
             _MOVE_HEAD.run(connection, {"tenant_id": self.tenant_id, "id": branch_id}, head_id=checkpoint_id)
         return checkpoint_id, last_number + 1
 
-    def describe_restore_point(
-        self, connection: Connection, branch_id: int, message_id: str, description: str | None
-    ) -> None:
-        """Set the description of the automatic checkpoint before a user's message, if it has none yet.
+    def describe_automatic(self, connection: Connection, branch_id: int, number: int, description: str | None) -> None:
+        """Set the description of an automatic checkpoint, if it has none yet.
 
         Args:
             connection: A connection in a transaction that writes.
             branch_id: The branch.
-            message_id: The id of the message.
+            number: The number of the checkpoint on its branch.
             description: The description.
         """
         conditions = (
             CHECKPOINT.c.tenant_id == self.tenant_id,
             CHECKPOINT.c.internal_session_id == branch_id,
-            CHECKPOINT.c.restore_point == message_id,
+            CHECKPOINT.c.number == number,
+            CHECKPOINT.c.is_auto,
             CHECKPOINT.c.description.is_(None),
         )
         row_codes.update_rows(connection, CHECKPOINT, *conditions, description=description)

@@ -354,7 +354,8 @@ def _equal_values(value: Any) -> list[Any]:
         return []
     if value != int(value):
         return [value]
-    return [int(value), float(value), *([bool(value)] if value in (0, 1) else [])]
+    zeros = [-0.0] if value == 0 else []
+    return [int(value), float(value), *zeros, *([bool(value)] if value in (0, 1) else [])]
 
 
 _DIALECTS = {"sqlite": sqlite, "postgresql": postgresql}
