@@ -2,7 +2,7 @@
 
 import backend
 import pytest
-from foreign_threads import AsyncOrigin, on, postgres_origin, rule, said, shop, sqlite_origin
+from foreign_threads import ORIGINS, on, open_origin, postgres_origin, rule, said, shop, sqlite_origin
 from langgraph.types import Command
 from scripted import World, nested_graph
 
@@ -23,15 +23,11 @@ def origin(tmp_path):
     return sqlite_origin(tmp_path)
 
 
-@pytest.fixture(params=["SqliteSaver", "AsyncSqliteSaver", "PostgresSaver"])
+@pytest.fixture(params=ORIGINS)
 def any_origin(request, tmp_path):
     """Yield a source database of one of LangGraph's savers."""
-    if request.param == "PostgresSaver":
-        with postgres_origin(request.getfixturevalue("postgres_url")) as made:
-            yield made
-    else:
-        kind = AsyncOrigin if request.param == "AsyncSqliteSaver" else type(sqlite_origin(tmp_path))
-        yield kind(str(tmp_path / "langgraph.db"))
+    with open_origin(request.param, tmp_path, lambda: request.getfixturevalue("postgres_url")) as made:
+        yield made
 
 
 @pytest.fixture

@@ -120,3 +120,24 @@ def postgres_origin(server: Any) -> Iterator[PostgresOrigin]:
 def sqlite_origin(folder: Path) -> Origin:
     """Return an origin for a SQLite file that does not exist yet."""
     return Origin(str(folder / "langgraph.db"))
+
+
+ORIGINS = ("SqliteSaver", "AsyncSqliteSaver", "PostgresSaver")
+"""The savers whose databases `open_origin` makes."""
+
+
+@contextmanager
+def open_origin(saver: str, folder: Path, server: Callable[[], Any]) -> Iterator[Origin]:
+    """Yield an empty source database of one of LangGraph's savers.
+
+    Args:
+        saver: One of `ORIGINS`.
+        folder: The folder for a SQLite file.
+        server: Returns the URL of a PostgreSQL server; called only for PostgresSaver.
+    """
+    if saver == "PostgresSaver":
+        with postgres_origin(server()) as made:
+            yield made
+    else:
+        kind = AsyncOrigin if saver == "AsyncSqliteSaver" else Origin
+        yield kind(str(folder / "langgraph.db"))

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 from langgraph.checkpoint.base import WRITES_IDX_MAP, CheckpointMetadata, CheckpointTuple
+from sqlalchemy import Connection
 
 from agentgit.agents.importing.readers import ThreadEntry
 from agentgit.agents.importing.unknown_types import UnknownTypeSerializer
 from agentgit.auth.secret_names import is_secret_name
+from agentgit.errors import Corrupt
 from agentgit.saver.codec import Codec
 from agentgit.saver.config import config_of
 from agentgit.saver.delta_reducer import Channels
 from agentgit.saver.saver import SQLModelSaver
 from agentgit.store.objects.blobs import compact
 from agentgit.store.store import Store
-from agentgit.store.threads.graph_store import Draft, Encoded, GraphKey, Task
+from agentgit.store.threads.graph_store import Draft, Encoded, GraphKey, GraphStore, Task
 from agentgit.values import from_json
 
 NumberedWrites = list[tuple[Task, list[tuple[int, str, Any]]]]
@@ -173,3 +175,39 @@ def _leaf_hashes(encoded: Encoded) -> Any:
 
 def _is_same_json(ours: Any, theirs: Any) -> bool:
     return bool(from_json(compact(ours)) == from_json(compact(theirs)))
+
+
+def put_copies(
+    graphs: GraphStore,
+    thread: str,
+    copies: Sequence[tuple[ThreadEntry, Draft | None, NumberedWrites]],
+    connection: Connection,
+) -> None:
+    """Store copies of graph checkpoints in a staging thread.
+
+    Args:
+        graphs: The store of graph checkpoints.
+        thread: The staging thread.
+        copies: The graph checkpoints, each with its draft and its pending writes; None for one that is already here.
+        connection: A connection in a transaction that writes.
+    """
+    for entry, draft, writes in copies:
+        graph_key = GraphKey(thread, entry.ns, entry.id)
+        if draft is not None:
+            graphs.put(connection, graph_key, draft)
+        for task, rows in writes:
+            graphs.put_writes(connection, graph_key, task, rows)
+
+
+def differing_copy(name: str, differences: Sequence[str]) -> Corrupt:
+    """Return the error for a copy that differs from its source in these parts.
+
+    Args:
+        name: The name of the thread.
+        differences: What `CheckpointCopier.differences` returned.
+    """
+    return Corrupt(
+        f"{name} was not imported: the stored copy differs from it in {', '.join(differences)}. If it is still "
+        "running, import it again when it has stopped; otherwise report a bug.",
+        row=name,
+    )

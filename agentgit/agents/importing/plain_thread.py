@@ -11,10 +11,10 @@ from functools import partial
 
 from sqlalchemy import Connection
 
-from agentgit.agents.importing.copying import CheckpointCopier
+from agentgit.agents.importing.copying import CheckpointCopier, differing_copy, put_copies
 from agentgit.agents.importing.readers import Source, ThreadEntry
-from agentgit.agents.importing.thread import BATCH, OnStep, put_copies
-from agentgit.errors import Conflict, Corrupt, InvalidInput, NotFound, Unavailable
+from agentgit.agents.importing.thread import BATCH, OnStep
+from agentgit.errors import Conflict, InvalidInput, NotFound, Unavailable
 from agentgit.sessions.reports import EXTENDED, IMPORTED, UNCHANGED, ThreadReport
 from agentgit.store.sql.batch import slices
 from agentgit.store.store import Store
@@ -155,11 +155,7 @@ class PlainThreadImport:
         source_tuple = self.source.read(self.thread_id, newest)
         differences = self.copier.differences(GraphKey(self.staging_thread, newest.ns, newest.id), source_tuple)
         if differences:
-            raise Corrupt(
-                f"{self.thread_name} was not imported: the stored copy differs from it in {', '.join(differences)}. If "
-                "it is still running, import it again when it has stopped; otherwise report a bug.",
-                row=self.thread_name,
-            )
+            raise differing_copy(self.thread_name, differences)
 
     def _publish(self, connection: Connection, *, existing: Keys, count: int) -> None:
         """Move what was staged to the thread.

@@ -16,7 +16,7 @@ from langgraph.checkpoint.base import CheckpointTuple
 from sqlalchemy import Connection
 
 from agentgit.agents.importing.commit import EarlierImport, ImportCommit
-from agentgit.agents.importing.copying import CheckpointCopier, NumberedWrites
+from agentgit.agents.importing.copying import CheckpointCopier, differing_copy, put_copies
 from agentgit.agents.importing.readers import Source, ThreadEntry
 from agentgit.errors import Conflict, Corrupt, NotFound, Unavailable
 from agentgit.handles.context import Context
@@ -24,7 +24,7 @@ from agentgit.saver.delta_reducer import Channels
 from agentgit.sessions.reports import EXTENDED, IMPORTED, UNCHANGED, ThreadReport
 from agentgit.store.sql.batch import slices
 from agentgit.store.threads import staging
-from agentgit.store.threads.graph_store import Draft, GraphKey, GraphStore
+from agentgit.store.threads.graph_store import GraphKey, GraphStore
 
 BATCH = 16
 """The number of graph checkpoints in one transaction."""
@@ -248,30 +248,4 @@ class ThreadImport:
         if differences and self._load_parents(self.staging_thread) != staged_parents:
             raise self.import_commit.conflict_error()
         if differences:
-            raise Corrupt(
-                f"{self.thread_name} was not imported: the stored copy differs from it in {', '.join(differences)}. If "
-                "it is still running, import it again when it has stopped; otherwise report a bug.",
-                row=self.thread_name,
-            )
-
-
-def put_copies(
-    graphs: GraphStore,
-    thread: str,
-    copies: Sequence[tuple[ThreadEntry, Draft | None, NumberedWrites]],
-    connection: Connection,
-) -> None:
-    """Store copies of graph checkpoints in a staging thread.
-
-    Args:
-        graphs: The store of graph checkpoints.
-        thread: The staging thread.
-        copies: The graph checkpoints, each with its draft and its pending writes; None for one that is already here.
-        connection: A connection in a transaction that writes.
-    """
-    for entry, draft, writes in copies:
-        graph_key = GraphKey(thread, entry.ns, entry.id)
-        if draft is not None:
-            graphs.put(connection, graph_key, draft)
-        for task, rows in writes:
-            graphs.put_writes(connection, graph_key, task, rows)
+            raise differing_copy(self.thread_name, differences)
