@@ -1,7 +1,7 @@
 """Import of a thread that waits for an answer, with the finished calls of its unfinished batch (T9)."""
 
 import pytest
-from foreign_threads import AsyncOrigin, postgres_origin, sqlite_origin
+from foreign_threads import ORIGINS, open_origin
 from langchain_core.messages import AIMessage, ToolMessage
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command
@@ -34,16 +34,11 @@ def one_task(world, saver=None):
     return tool_node_graph(ScriptedModel(rule=rule), world.tools(), saver)
 
 
-@pytest.fixture(params=["SqliteSaver", "AsyncSqliteSaver", "PostgresSaver"])
+@pytest.fixture(params=ORIGINS)
 def origin(request, tmp_path):
     """Yield a source database of one of LangGraph's savers."""
-    if request.param == "PostgresSaver":
-        with postgres_origin(request.getfixturevalue("postgres_url")) as made:
-            yield made
-    elif request.param == "AsyncSqliteSaver":
-        yield AsyncOrigin(str(tmp_path / "langgraph.db"))
-    else:
-        yield sqlite_origin(tmp_path)
+    with open_origin(request.param, tmp_path, lambda: request.getfixturevalue("postgres_url")) as made:
+        yield made
 
 
 def track(agent):
