@@ -4,7 +4,6 @@ import gc
 import os
 import shutil
 import threading
-import uuid
 from collections import defaultdict
 from contextlib import ExitStack, closing
 
@@ -12,13 +11,14 @@ import backend
 import cached_databases
 import faults
 import points
+import postgres_databases
 import pytest
 import sent_statements
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 from notebook_shells import ipython, shown  # noqa: F401  # fixtures
 from receivers import Receiver
-from sqlalchemy import create_engine, make_url, text
+from sqlalchemy import make_url, text
 from sqlalchemy.exc import OperationalError
 
 import agentgit
@@ -114,24 +114,18 @@ def postgres_made():
     If no server answers, the test is skipped and the summary reports it; with $AGENTGIT_REQUIRE_POSTGRES it fails.
     """
     missing = pytest.fail if os.environ.get("AGENTGIT_REQUIRE_POSTGRES") else pytest.skip
-    server = create_engine(POSTGRES, isolation_level="AUTOCOMMIT", connect_args={"connect_timeout": 30})
-    name = f"agentgit_test_{uuid.uuid4().hex}"
-    try:
-        with server.connect() as connection:
-            connection.execute(text(f'CREATE DATABASE "{name}"'))
+    with ExitStack() as stack:
+        try:
+            url = stack.enter_context(postgres_databases.created(POSTGRES))
+        except OperationalError:
+            missing(f"{LEFT_OUT}: no server answers at {POSTGRES}; set $AGENTGIT_TEST_POSTGRES_URL")
+        with postgres_databases.on(POSTGRES) as server, server.connect() as connection:
             # The tests kill processes, not the server, so commits need not wait for the disk.
-            connection.execute(text(f'ALTER DATABASE "{name}" SET synchronous_commit = off'))
+            connection.execute(text(f'ALTER DATABASE "{url.database}" SET synchronous_commit = off'))
             sent_statements.read_volatile_functions(connection)
-    except OperationalError:
-        server.dispose()
-        missing(f"{LEFT_OUT}: no server answers at {POSTGRES}; set $AGENTGIT_TEST_POSTGRES_URL")
-    url = POSTGRES.set(database=name)
-    with closing(Database(url)) as database:
-        schema.upgrade(database)
-    yield url
-    with server.connect() as connection:
-        connection.execute(text(f'DROP DATABASE "{name}" WITH (FORCE)'))
-    server.dispose()
+        with closing(Database(url)) as database:
+            schema.upgrade(database)
+        yield url
 
 
 @pytest.fixture
@@ -145,14 +139,8 @@ def postgres_url(postgres_made):
 @pytest.fixture
 def empty_server(postgres_made):
     """Create a PostgreSQL database without tables, yield its URL, and drop it at the end."""
-    server = create_engine(POSTGRES, isolation_level="AUTOCOMMIT")
-    name = f"agentgit_test_{uuid.uuid4().hex}"
-    with server.connect() as connection:
-        connection.execute(text(f'CREATE DATABASE "{name}"'))
-    yield postgres_made.set(database=name)
-    with server.connect() as connection:
-        connection.execute(text(f'DROP DATABASE "{name}" WITH (FORCE)'))
-    server.dispose()
+    with postgres_databases.created(postgres_made) as url:
+        yield url
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

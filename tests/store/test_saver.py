@@ -27,7 +27,6 @@ from sqlalchemy import select
 
 from agentgit import SQLModelSaver
 from agentgit.errors import Conflict, InvalidInput, SchemaMismatch
-from agentgit.store.database import Database
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
 from agentgit.store.threads import graph_store
 
@@ -391,20 +390,14 @@ def test_a_saver_does_not_close_a_database_passed_to_it(database):
 
 
 @pytest.mark.long
-def test_a_server_without_tables_names_the_upgrade_command(postgres_url):
+def test_a_server_without_tables_names_the_upgrade_command(empty_server):
     """Bad input: a server database without tables is refused with the command, and `setup()` creates them."""
-    empty = postgres_url.set(database=f"{postgres_url.database}_empty")
-    server = Database(postgres_url)
-    with server.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        connection.exec_driver_sql(f'CREATE DATABASE "{empty.database}"')
-        with SQLModelSaver.from_conn_string(empty) as saver:
-            with pytest.raises(SchemaMismatch, match="agentgit db upgrade"):
-                saver.get_tuple(on("t"))
-            saver.setup()
-            put(saver, "t", {"a": 1})
-            assert values(saver, on("t")) == {"a": 1}
-        connection.exec_driver_sql(f'DROP DATABASE "{empty.database}" WITH (FORCE)')
-    server.close()
+    with SQLModelSaver.from_conn_string(empty_server) as saver:
+        with pytest.raises(SchemaMismatch, match="agentgit db upgrade"):
+            saver.get_tuple(on("t"))
+        saver.setup()
+        put(saver, "t", {"a": 1})
+        assert values(saver, on("t")) == {"a": 1}
 
 
 def test_concurrent_threads_can_share_one_saver(saver):

@@ -2,13 +2,12 @@
 
 import asyncio
 import sqlite3
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-import psycopg
+import postgres_databases
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langgraph.checkpoint.postgres import PostgresSaver
 from langgraph.checkpoint.sqlite import SqliteSaver
@@ -109,12 +108,8 @@ class PostgresOrigin(Origin):
 @contextmanager
 def postgres_origin(server: Any) -> Iterator[PostgresOrigin]:
     """Create an empty PostgreSQL database on the server of a URL, and drop it at the end."""
-    name = f"langgraph_test_{uuid.uuid4().hex}"
-    base = server.set(drivername="postgresql")
-    with psycopg.connect(base.render_as_string(hide_password=False), autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE "{name}"')
-        yield PostgresOrigin(base.set(database=name).render_as_string(hide_password=False))
-        connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+    with postgres_databases.created(server) as url:
+        yield PostgresOrigin(url.set(drivername="postgresql").render_as_string(hide_password=False))
 
 
 def sqlite_origin(folder: Path) -> Origin:

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import backend
 import faults
+import postgres_databases
 import pytest
-from sqlalchemy import URL, create_engine, text
+from sqlalchemy import URL, text
 from sqlalchemy.exc import DBAPIError
 
 SIZE = "64m"
@@ -47,22 +48,18 @@ def postgres_database(disk: Path, server: URL) -> Iterator[URL]:
     """
     folder, name = disk / "server", f"agentgit_test_{uuid.uuid4().hex}"
     folder.mkdir()
-    engine = create_engine(server, isolation_level="AUTOCOMMIT")
-    try:
-        shutil.chown(folder, "postgres")
-        with engine.connect() as connection:
+    with postgres_databases.on(server) as engine, engine.connect() as connection:
+        try:
+            shutil.chown(folder, "postgres")
             connection.execute(text(f"CREATE TABLESPACE {name} LOCATION '{folder}'"))
-    except (LookupError, DBAPIError):
-        engine.dispose()
-        pytest.skip("the server cannot use a disk of this machine")
-    with engine.connect() as connection:
-        connection.execute(text(f"CREATE DATABASE {name} TABLESPACE {name}"))
-    try:
-        backend.upgrade(server.set(database=name))
-        yield server.set(database=name)
-    finally:
-        faults.empty_disk(str(disk))
-        with engine.connect() as connection:
-            connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
-            connection.execute(text(f"DROP TABLESPACE {name}"))
-        engine.dispose()
+        except (LookupError, DBAPIError):
+            pytest.skip("the server cannot use a disk of this machine")
+        try:
+            with postgres_databases.created(server, name) as url:
+                backend.upgrade(url)
+                try:
+                    yield url
+                finally:
+                    faults.empty_disk(str(disk))
+        finally:
+            postgres_databases.drop(connection, f"TABLESPACE {name}")
