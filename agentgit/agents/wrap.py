@@ -52,76 +52,120 @@ def wrap(
     force: bool = False,
 ) -> RollbackAgent:
     """Wrap a compiled graph; see `Repository.wrap`."""
-    if isinstance(graph, StateGraph):
-        raise InvalidInput("This graph is not compiled. Wrap graph.compile().")
-    if not isinstance(graph, Pregel):
-        raise InvalidInput(f"{type(graph).__name__} is not a LangGraph graph; wrap what graph.compile() returns.")
-    interval = Interval.read(auto_checkpoint)
-    if fence not in FENCE_MODES:
-        raise InvalidInput(
-            f"fence must be {', '.join(map(repr, FENCE_MODES[:-1]))} or {FENCE_MODES[-1]!r}, not {fence!r}."
-        )
     if thread_id is not None and template is not None:
         raise InvalidInput("A session starts from a thread or from a template, not from both; leave one of them out.")
     _require_replay(replay, template, force=force)
-    user_effects = as_effects(effects)
-    tools = _tools_by_name(graph)
-    # If the graph does not list its tools, a tool with one of agentgit's names counts as agentgit's own, unless the
-    # user declares its effect.
-    own_tool_names = (
-        frozenset(name for name in tools if all(map(is_checkpoint_tool, tools[name])))
-        if tools
-        else CHECKPOINT_TOOLS - set(user_effects)
+    wrapped = WrappedGraph(
+        context,
+        graph,
+        effects=effects,
+        auto_checkpoint=auto_checkpoint,
+        check_effects=check_effects,
+        fence=fence,
+        workspace=workspace,
     )
-    user_tools = {name: same for name, same in tools.items() if name not in own_tool_names}
-    effects_by_tool = resolve_effects(user_tools, user_effects, context.effects, check=check_effects)
-    tool_effects = ToolEffects(effects_by_tool, context.effects, argument_normalizers(user_tools, effects_by_tool))
-    adapter = None
-    if workspace is not None:
-        store = context.store
-        adapter = attach_workspace(workspace, holder=str(store.tenant_id), excluded_paths=store.database.files)
     if thread_id is not None:
         import_thread(context, graph, session, thread_id)
-
-    declared_effects = [(name, effect) for name, effect in effects_by_tool.items() if effect is not None]
-    declared_effects += [
-        (tool.name, own_effect)
-        for tool in referenced_tools(graph)
-        if tool.name not in effects_by_tool and (own_effect := declared_on(tool)) is not None
-    ]
-    runners = {name: tool_caller(namesakes) for name, namesakes in user_tools.items()}
-
-    def register_tools(session_id: int) -> None:
-        context.registry.declare(session_id, declared_effects, runners)
-
     factory = SessionFactory(context)
-    external_session = factory.ensure(session, template, run=register_tools if replay == EXECUTE else None, force=force)
-    register_tools(external_session.id)
-    served = context.registry.session(external_session.id)
-    context.registry.sessions.keep(external_session.id)
-    if adapter is not None:
-        served.workspace = adapter
-        if template is not None:
-            factory.restore_files(template, external_session)
+    run = wrapped.declare_tools if replay == EXECUTE else None
+    external_session = factory.ensure(session, template, run=run, force=force)
+    wrapped.attach(external_session.id)
+    if wrapped.settings.workspace is not None and template is not None:
+        factory.restore_files(template, external_session)
     if template is not None and replay == EXECUTE:
         factory.run_calls(template, external_session, force=force)
     with context.store.database.reading() as connection:
-        reloaded_session = context.lookup.session(
-            connection, external_session.id
-        )  # its current branch may have changed since
+        # Its current branch may have changed since.
+        reloaded_session = context.lookup.session(connection, external_session.id)
         branch_row = context.lookup.branch(connection, reloaded_session, branch)
-    settings = TurnSettings(
-        user_id=context.user.id,
-        effects=tool_effects,
-        unrecorded_tools=own_tool_names,
-        checkpoint_interval=interval,
-        fence_mode=fence,
-        workspace=adapter,
-    )
-    intercept()
-    # Not a method of the agent, which would keep its connections and caches.
-    served.agent_factories[context] = lambda context, branch_id: RollbackAgent(context, graph, settings, branch_id)
-    return RollbackAgent(context, graph, settings, branch_row.id)
+    return RollbackAgent(context, graph, wrapped.settings, branch_row.id)
+
+
+class WrappedGraph:
+    """A graph with the effects of its tools and the settings of its turns, for any number of sessions.
+
+    Args:
+        context: The store and the principal.
+        graph: A compiled graph; it is not modified.
+        effects: The effects of its tools; see `Repository.wrap`.
+        auto_checkpoint: The times at which automatic checkpoints are made.
+        check_effects: False to allow effects of tools that are not visible in the graph.
+        fence: What to do about a call whose effect already exists.
+        workspace: The directory whose files belong to the sessions.
+
+    Raises:
+        InvalidInput, NotFound: As for `Repository.wrap`.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        graph: Any,
+        *,
+        effects: Mapping[str, Effect | str] | None,
+        auto_checkpoint: AutoCheckpoint = "turn",
+        check_effects: bool = True,
+        fence: FenceMode = "replay",
+        workspace: str | Path | Workspace | None = None,
+    ) -> None:
+        if isinstance(graph, StateGraph):
+            raise InvalidInput("This graph is not compiled. Wrap graph.compile().")
+        if not isinstance(graph, Pregel):
+            raise InvalidInput(f"{type(graph).__name__} is not a LangGraph graph; wrap what graph.compile() returns.")
+        interval = Interval.read(auto_checkpoint)
+        if fence not in FENCE_MODES:
+            raise InvalidInput(
+                f"fence must be {', '.join(map(repr, FENCE_MODES[:-1]))} or {FENCE_MODES[-1]!r}, not {fence!r}."
+            )
+        user_effects = as_effects(effects)
+        tools = _tools_by_name(graph)
+        # If the graph does not list its tools, a tool with one of agentgit's names counts as agentgit's own, unless the
+        # user declares its effect.
+        own_tool_names = (
+            frozenset(name for name in tools if all(map(is_checkpoint_tool, tools[name])))
+            if tools
+            else CHECKPOINT_TOOLS - set(user_effects)
+        )
+        user_tools = {name: same for name, same in tools.items() if name not in own_tool_names}
+        effects_by_tool = resolve_effects(user_tools, user_effects, context.effects, check=check_effects)
+        adapter = None
+        if workspace is not None:
+            store = context.store
+            adapter = attach_workspace(workspace, holder=str(store.tenant_id), excluded_paths=store.database.files)
+        self.context, self.graph = context, graph
+        self._declared_effects = [(name, effect) for name, effect in effects_by_tool.items() if effect is not None]
+        self._declared_effects += [
+            (tool.name, own_effect)
+            for tool in referenced_tools(graph)
+            if tool.name not in effects_by_tool and (own_effect := declared_on(tool)) is not None
+        ]
+        self._runners = {name: tool_caller(namesakes) for name, namesakes in user_tools.items()}
+        self.settings = TurnSettings(
+            user_id=context.user.id,
+            effects=ToolEffects(effects_by_tool, context.effects, argument_normalizers(user_tools, effects_by_tool)),
+            unrecorded_tools=own_tool_names,
+            checkpoint_interval=interval,
+            fence_mode=fence,
+            workspace=adapter,
+        )
+        intercept()
+
+    def declare_tools(self, session_id: int) -> None:
+        """Declare the tools of the graph, with their undo functions, for a session."""
+        self.context.registry.declare(session_id, self._declared_effects, self._runners)
+
+    def attach(self, session_id: int) -> None:
+        """Make the tools, the workspace and agents of the graph available to a session in this process."""
+        self.declare_tools(session_id)
+        registry, graph, settings = self.context.registry, self.graph, self.settings
+        served = registry.session(session_id)
+        registry.sessions.keep(session_id)
+        if settings.workspace is not None:
+            served.workspace = settings.workspace
+        # Not a method of the agent, which would keep its connections and caches.
+        served.agent_factories[self.context] = lambda context, branch_id: RollbackAgent(
+            context, graph, settings, branch_id
+        )
 
 
 def _require_replay(replay: str, template: CheckpointRef | None, *, force: bool) -> None:

@@ -243,6 +243,10 @@ class SQLModelSaver(AsyncSaverMethods):
         thread, ns, checkpoint_id = address(config)
         return self._require_access(thread), ns, checkpoint_id
 
+    def _config_of(self, graph_key: GraphKey) -> RunnableConfig:
+        """Return the config that names a checkpoint for the callers of this saver."""
+        return config_of(graph_key)
+
     # -- reading
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
@@ -339,10 +343,10 @@ class SQLModelSaver(AsyncSaverMethods):
         }
         parent = stored.key._replace(checkpoint_id=stored.parent_id) if stored.parent_id else None
         return CheckpointTuple(
-            config_of(stored.key),
+            self._config_of(stored.key),
             cast(Checkpoint, checkpoint),
             cast(CheckpointMetadata, {**stored.meta, **typed_metadata}),
-            config_of(parent) if parent else None,
+            self._config_of(parent) if parent else None,
             [self._decode_write(write, bodies[write.value]) for write in writes],
         )
 
@@ -418,7 +422,7 @@ class SQLModelSaver(AsyncSaverMethods):
             draft = replace(draft, continues=is_continuation(config, metadata))
             if turn is None or not turn.put(NewCheckpoint(graph_key, draft)):
                 self._put_now(graph_key, draft)
-        return config_of(graph_key)
+        return self._config_of(graph_key)
 
     def _put_now(self, graph_key: GraphKey, draft: Draft) -> None:
         store = self.store

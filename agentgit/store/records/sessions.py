@@ -67,19 +67,29 @@ class SessionStore:
 
     # -- external sessions
 
-    def create(self, connection: Connection, user_id: int, name: str) -> int:
+    def create(self, connection: Connection, user_id: int, name: str, thread_id: str | None = None) -> int:
         """Create a session with its first branch, `main`, and return its id.
+
+        Args:
+            connection: A connection in a transaction that writes.
+            user_id: The owner.
+            name: The name, which no other session of the owner has.
+            thread_id: The id by which clients of a served graph know it; None for the name, if no other session of the
+                owner is known by it.
 
         Raises:
             NotAllowed: The user was deleted.
         """
         self.users.require_exists(connection, user_id)
+        if thread_id is None and self._find_thread(connection, user_id, name) is None:
+            thread_id = name
         now, session_id = datetime.now(UTC), new_id()
         row = {
             "tenant_id": self.tenant_id,
             "id": session_id,
             "user_id": user_id,
             "session_name": name,
+            "thread_id": thread_id,
             "created_at": now,
             "updated_at": now,
             "is_active": True,
@@ -90,6 +100,24 @@ class SessionStore:
         self.set_current(connection, session_id, branch_id)
         record_event(connection, self.tenant_id, "session.created", session_id=session_id, user_id=user_id)
         return session_id
+
+    def _find_thread(self, connection: Connection, user_id: int, thread_id: str) -> int | None:
+        """Return the id of a user's session that clients know by a thread id."""
+        c = SESSION.c
+        condition = and_(c.tenant_id == self.tenant_id, c.user_id == user_id, c.thread_id == thread_id)
+        return connection.execute(select(c.id).where(condition)).scalar()
+
+    def of_thread(self, connection: Connection, user_id: int, thread_id: str) -> int | None:
+        """Return the id of the user's session for a thread of a served graph; None if there is none.
+
+        A session that is known by no thread id, such as an imported one, is found by its name.
+        """
+        session_id = self._find_thread(connection, user_id, thread_id)
+        if session_id is not None:
+            return session_id
+        c = SESSION.c
+        condition = and_(c.tenant_id == self.tenant_id, c.user_id == user_id, c.session_name == thread_id)
+        return connection.execute(select(c.id).where(condition, c.thread_id.is_(None))).scalar()
 
     def load_row(self, connection: Connection, session_id: int) -> StoredRow:
         """Read the row of one session that must exist.

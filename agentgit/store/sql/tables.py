@@ -95,11 +95,15 @@ class ErasedNameRow(TableRow, table=True):
 
 
 class ExternalSessionRow(TableRow, table=True):
-    """A session with the name that its owner gave it. `current_branch_id` changes."""
+    """A session with the name that its owner gave it. `current_branch_id` changes.
+
+    `thread_id` is the id by which clients of a served graph know it. It stays when the session is renamed.
+    """
 
     __tablename__ = "external_session"
     __table_args__ = (
         UniqueConstraint("tenant_id", "user_id", "session_name"),
+        UniqueConstraint("tenant_id", "user_id", "thread_id"),
         Index(None, "tenant_id", "user_id", "updated_at", "id"),
     )
 
@@ -107,6 +111,7 @@ class ExternalSessionRow(TableRow, table=True):
     id: int = column.bigint(primary_key=True)
     user_id: int = column.bigint()
     session_name: str = column.safe_text()
+    thread_id: str | None = column.safe_text(nullable=True)
     created_at: datetime = column.timestamp()
     updated_at: datetime = column.timestamp()
     is_active: bool = Field(default=True, sa_column=Column(Boolean, nullable=False))
