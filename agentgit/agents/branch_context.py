@@ -19,7 +19,7 @@ from agentgit.effects.registry import Registry
 from agentgit.errors import InvalidInput
 from agentgit.handles.context import Context
 from agentgit.rollback import Planner
-from agentgit.saver.saver import SQLModelSaver
+from agentgit.saver.branch_saver import BranchSaver
 from agentgit.sessions import ExternalSession
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.sessions import StoredRow
@@ -103,21 +103,21 @@ class BranchContext:
         graph: The user's graph; it is not modified.
         settings: The settings that apply to every turn.
         branch_id: The id of the branch.
+        client_thread: The thread id by which the graph and its clients know the branch; None for its own.
     """
 
-    def __init__(self, context: Context, graph: Graph, settings: TurnSettings, branch_id: int) -> None:
+    def __init__(
+        self,
+        context: Context,
+        graph: Graph,
+        settings: TurnSettings,
+        branch_id: int,
+        client_thread: str | None = None,
+    ) -> None:
         self.context = context
         self.graph = graph
         self.settings = settings
         self.store = context.store.detached_copy()
-        self.saver = SQLModelSaver(
-            self.store.database,
-            tenant_id=self.store.tenant_id,
-            graphs=self.store.graphs,
-            exclude_metadata=self.store.exclude_metadata,
-            sessions=True,
-        )
-        self.saver.channels = graph.channels
         self.may_rewrite_input = may_rewrite_input(graph)
         """True if the graph can redact the user's message, so that no title may show it before."""
         self.planner = Planner(self.store, context.registry)
@@ -129,6 +129,10 @@ class BranchContext:
         self.served = context.registry.session(self.session_id)
         """The resources of the session in this process."""
         self.thread_id: str = row.thread_id
+        self.client_thread = client_thread or row.thread_id
+        """The thread id in the configs that the graph and its callers see."""
+        self.saver = BranchSaver(self.store, row.thread_id, self.client_thread)
+        self.saver.channels = graph.channels
         self.seen_checkpoint_id: str | None = head.checkpoint_id if head else None
         """The newest graph checkpoint that the agent has seen."""
         self.interrupted_turn: Any = None

@@ -108,7 +108,8 @@ class TurnRunner(DescribedGraph):
     # -- configs and options
 
     def _require_own_thread(self, config: RunnableConfig) -> None:
-        if config.get("configurable", {}).get("thread_id", self._branch.thread_id) != self._branch.thread_id:
+        thread = self._branch.client_thread
+        if config.get("configurable", {}).get("thread_id", thread) != thread:
             raise InvalidInput("This agent runs on its branch's own thread; leave thread_id out of the config.")
 
     def _fill_config(self, config: RunnableConfig | None) -> RunnableConfig:
@@ -116,7 +117,7 @@ class TurnRunner(DescribedGraph):
         config = detached_config(config)
         self._require_own_thread(config)
         with detached():  # else LangChain merges the surrounding config into it
-            return merge_configs(config, {"configurable": {"thread_id": self._branch.thread_id, **self._nested_config}})
+            return merge_configs(config, {"configurable": {"thread_id": self._branch.client_thread, **self._nested_config}})
 
     def _start_span(self) -> TracedSpan:
         """Start the tracing span of a turn."""

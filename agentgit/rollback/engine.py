@@ -307,7 +307,7 @@ class RollbackEngine:
         last_row = self.store.snapshots.newest_of_session(connection, target.external_session_id)
         last_snapshot = snapshot_ref_from_row(last_row) if last_row is not None else None
         self.finisher.publish_branch(
-            connection, branch_id, user_id, snapshot or last_snapshot, current=False, world_seen=world_seen
+            connection, branch_id, user_id, snapshot or last_snapshot, target, current=False, world_seen=world_seen
         )
         if snapshot is not None and last_row is not None:  # the files on disk are still the last ones
             last_branch = self.store.sessions.branch(connection, last_row.internal_session_id)

@@ -17,6 +17,7 @@ from agentgit.rollback.report import Reports
 from agentgit.rollback.resume import Resumption
 from agentgit.sessions import operation
 from agentgit.sessions.session import OPEN, PARTIAL
+from agentgit.store.queries.graph_points import move
 from agentgit.store.records.checkpoints import CheckpointState, Label
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.store import Store
@@ -69,8 +70,16 @@ class Finisher:
             session = sessions.load_row(connection, row.external_session_id)
             # Somebody may have moved the session to another branch before a stopped rollback was resumed.
             is_on_source = session.current_branch_id == row.source_id
+            point = request.get("point")
+            target = self.store.checkpoints.load_row(connection, row.target_id)
             self.publish_branch(
-                connection, row.internal_session_id, row.user_id, snapshot, current=is_on_source, created_by=row
+                connection,
+                row.internal_session_id,
+                row.user_id,
+                snapshot,
+                move(target, point) if point else target,
+                current=is_on_source,
+                created_by=row,
             )
         else:
             current = row.kind == SWITCH and request["current"]
@@ -119,6 +128,7 @@ class Finisher:
         branch_id: int,
         user_id: int,
         snapshot: SnapshotRef | None,
+        branch_point: StoredRow,
         *,
         current: bool,
         created_by: StoredRow | None = None,
@@ -131,6 +141,7 @@ class Finisher:
             branch_id: The branch.
             user_id: The id of the user who asked for it.
             snapshot: The current files of the branch; None if it has none.
+            branch_point: The row of the checkpoint that it starts from.
             current: True to make it the session's current branch.
             created_by: The operation that created it; None for a fork.
             world_seen: The part of the world log that it has seen; None for all.
@@ -139,7 +150,6 @@ class Finisher:
             Corrupt: The state of the branch differs from the state of its branch point.
         """
         branch = self.store.sessions.branch(connection, branch_id)
-        branch_point = self.store.checkpoints.load_row(connection, branch.branch_point_id)
         self.store.verify_state(connection, branch, branch_point.state_hash)
         state_hash, graph_checkpoint_id = branch_point.state_hash, branch_point.graph_checkpoint_id
         if created_by is not None and self.rerun_track.has_reruns(created_by):

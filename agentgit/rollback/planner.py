@@ -38,6 +38,7 @@ from agentgit.effects.plan import (
 )
 from agentgit.effects.registry import Registry
 from agentgit.rollback.request import Request
+from agentgit.store.queries.graph_points import move
 from agentgit.store.records.journal import TrackPart
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.tables import CHECKPOINT
@@ -309,6 +310,8 @@ class Planner:
                 connection, self.store.sessions.branch(connection, row.internal_session_id), refusals
             )
         target = self.store.checkpoints.find(connection, CHECKPOINT.c.id == row.target_id)[0]
+        if request.get("point"):
+            target = move(target, request["point"])
         label = f"checkpoint {row.target_id}"
         return self.plan_rollback(
             connection,

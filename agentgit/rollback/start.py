@@ -17,6 +17,7 @@ from agentgit.rollback.files import RollbackFiles
 from agentgit.rollback.planner import Planner, Refusals
 from agentgit.rollback.request import Request, SwitchRequest
 from agentgit.sessions.session import REPLAYING
+from agentgit.store.queries.graph_points import moved_to
 from agentgit.store.records.operations import NewOperation
 from agentgit.store.records.sessions import StoredRow, require_no_unfinished_rollback
 from agentgit.store.store import Store
@@ -93,6 +94,7 @@ class Starter:
                 "tools": request.tools,
                 "replay": request.replay,
                 "force": request.force,
+                "point": moved_to(target),
                 "accepted": sorted(self.planner.accepted_ids(connection, request.source_id)),
                 **self.files.request_fields(connection, session_id, snapshot),
                 "steps": plan.as_request(),
@@ -162,6 +164,7 @@ class Starter:
             earlier_request.get("tools"),
             earlier_request.get("replay"),
             earlier_files,
+            earlier_request.get("point"),
         )
         options = (
             request.target.id,
@@ -169,6 +172,7 @@ class Starter:
             request.tools,
             request.replay,
             vars(snapshot) if snapshot else None,
+            moved_to(request.target),
         )
         if earlier_options != (ROLLBACK, *options):
             raise InvalidInput(

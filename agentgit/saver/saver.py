@@ -55,7 +55,7 @@ from agentgit.store.schema import schema
 from agentgit.store.schema.tenants import ensure_tenant
 from agentgit.store.sql.encryption import load_keyring
 from agentgit.store.sql.postgres import ALL_USERS
-from agentgit.store.threads.graph_rows import NewCheckpoint, NewWrites
+from agentgit.store.threads.graph_rows import GraphScope, NewCheckpoint, NewWrites
 from agentgit.store.threads.graph_store import Draft, GraphCheckpoint, GraphKey, GraphStore, PendingWrite, Task
 from agentgit.store.threads.langgraph_tables import count_unread_threads, has_langgraph_tables
 from agentgit.values import from_json
@@ -281,9 +281,7 @@ class SQLModelSaver(AsyncSaverMethods):
             before: A config that names a checkpoint; only older ones are listed.
             limit: The maximum number of checkpoints; None for all.
         """
-        graph_scope = scope(config)
-        if graph_scope.thread is not None:
-            self._require_access(graph_scope.thread)
+        graph_scope, threads = self._scope(config)
         required_metadata = from_json(compact(filter or {}))
         before_id = get_checkpoint_id(before) if before else None
         last_checkpoint: GraphCheckpoint | None = None
@@ -299,6 +297,7 @@ class SQLModelSaver(AsyncSaverMethods):
                     limit=PAGE,
                     sessions=self.sessions,
                     entries=required_metadata,
+                    threads=threads,
                 )
                 matching = [
                     checkpoint
@@ -316,6 +315,13 @@ class SQLModelSaver(AsyncSaverMethods):
             if len(page) < PAGE:
                 return
             last_checkpoint = page[-1]
+
+    def _scope(self, config: RunnableConfig | None) -> tuple[GraphScope, Sequence[str] | None]:
+        """Return the checkpoints to list, and their threads if there are several; None for all threads."""
+        graph_scope = scope(config)
+        if graph_scope.thread is not None:
+            self._require_access(graph_scope.thread)
+        return graph_scope, None
 
     def _build_tuples(
         self,

@@ -469,6 +469,7 @@ class GraphStore:
         limit: int = 64,
         sessions: bool = True,
         entries: Mapping[str, Any] | None = None,
+        threads: Sequence[str] | None = None,
     ) -> list[GraphCheckpoint]:
         """List one page of graph checkpoints, newest first.
 
@@ -480,9 +481,11 @@ class GraphStore:
             limit: The maximum number of graph checkpoints.
             sessions: False leaves out the threads of sessions.
             entries: Entries of the metadata. Most graph checkpoints without them are left out, but not all.
+            threads: The threads to list together, if `scope` names no thread; None for all.
         """
         columns = GRAPH_CHECKPOINT.c
         query = select(GRAPH_CHECKPOINT).where(columns.tenant_id == self.tenant_id).limit(limit)
+        query = query if threads is None else query.where(columns.thread_id.in_(threads))
         query = query if sessions else query.where(lifecycle.belongs_to_no_session(columns.thread_id))
         if entries and seal_of(connection) is None:  # encrypted metadata cannot be searched
             query = query.where(*(may_have(connection, columns.meta, name, entries[name]) for name in entries))

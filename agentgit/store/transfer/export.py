@@ -285,8 +285,9 @@ class _PathExport(_Export):
         replaced_rows = [
             branch_points.get(row.internal_session_id, row) if row.kind == "branch" else row for row in rows
         ]
-        # A branch whose inherited calls ran again begins with a state that differs from its branch point's.
-        points = [a if a.state_hash == b.state_hash else b for a, b in zip(replaced_rows, rows, strict=True)]
+        # A branch begins with another state if its inherited calls ran again, or if it starts from a graph checkpoint
+        # before its branch point.
+        points = [a if _is_same_point(a, b) else b for a, b in zip(replaced_rows, rows, strict=True)]
         states = {(row.graph_checkpoint_id, row.state_hash) for row in points}
         if len(states) > len({graph_checkpoint_id for graph_checkpoint_id, _ in states}):
             raise Conflict(
@@ -434,3 +435,8 @@ class _PathExport(_Export):
                 "report": {group: items if group == "kept" else [] for group in GROUPS},
             }
         )
+
+
+def _is_same_point(point: StoredRow, other: StoredRow) -> bool:
+    """Return whether two checkpoints have the same state and the same calls before them."""
+    return bool(point.state_hash == other.state_hash and point.position == other.position)

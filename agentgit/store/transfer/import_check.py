@@ -379,10 +379,9 @@ class Checker:
             if point is None:
                 raise ValueError(f"comes after a branch {name!r} that starts from no checkpoint of its parent")
             start_position = point["position"]
-        if record["inherited"] not in (
-            0,
-            start_position,
-        ):  # 0: its calls ran again, so it recorded its whole track itself
+        # 0: its calls ran again, so it recorded its whole track itself. Fewer than its branch point has: it starts from
+        # a graph checkpoint before that point.
+        if not 0 <= record["inherited"] <= start_position:
             raise ValueError(f"comes after a branch {name!r} that does not begin at its branch point")
         start_position = record["inherited"]
         if (record["head"] is None) != (not positions) or (positions and record["head"] not in branch.points):

@@ -189,13 +189,13 @@ class RowCheck:
             self._require_own_checkpoint(name, "head", row.head_id, row.id)
             self._require_own_checkpoint(name, "branch point", row.branch_point_id, row.parent_id)
             branch_point = self.checkpoint_positions.get(row.branch_point_id or 0)
-            # A branch that executed its calls again has the whole track itself and inherits nothing.
-            valid_starts = {0, branch_point.position} if branch_point is not None else {0}
-            if row.inherited not in valid_starts and (branch_point or not row.branch_point_id):
+            # A branch that executed its calls again has the whole track itself and inherits nothing. One that starts
+            # from a graph checkpoint before its branch point inherits the calls up to there.
+            most = branch_point.position if branch_point is not None else 0
+            if not 0 <= row.inherited <= most and (branch_point or not row.branch_point_id):
                 self.report.add(
                     name,
-                    f"it records {row.inherited} inherited calls, but its branch point has "
-                    f"{branch_point.position if branch_point else 0}",
+                    f"it records {row.inherited} inherited calls, but its branch point has {most}",
                     RESTORE,
                 )
             self.require_valid_json(name, meta=row.meta)
