@@ -32,6 +32,8 @@ __all__ = [
     "DeltaSnapshot",
     "PregelNode",
     "PregelScratchpad",
+    "RunnableCallable",
+    "RunnableSeq",
     "channels_from_checkpoint",
     "get_function_nonlocals",
     "is_internal_key",
@@ -47,6 +49,7 @@ CHECKED_VERSION = "1.2.22"
 
 try:
     from langgraph._internal import _config, _constants, _scratchpad
+    from langgraph._internal._runnable import RunnableCallable, RunnableSeq
     from langgraph.checkpoint.serde import _msgpack
     from langgraph.checkpoint.serde.types import _DeltaSnapshot as DeltaSnapshot
     from langgraph.graph.message import _messages_delta_reducer as messages_delta_reducer

@@ -54,11 +54,19 @@ class TurnRunner(DescribedGraph):
         graph: The user's graph; it is not modified.
         settings: The settings that apply to every turn.
         branch_id: The branch.
+        client_thread: The thread id by which the graph and its clients know the branch; None for its own.
     """
 
-    def __init__(self, context: Context, graph: Graph, settings: TurnSettings, branch_id: int) -> None:
+    def __init__(
+        self,
+        context: Context,
+        graph: Graph,
+        settings: TurnSettings,
+        branch_id: int,
+        client_thread: str | None = None,
+    ) -> None:
         super().__init__(graph)
-        self._branch = branch = BranchContext(context, graph, settings, branch_id)
+        self._branch = branch = BranchContext(context, graph, settings, branch_id, client_thread)
         self._instrument()
         self._known_current_branch = branch.served.moved_to
         self._turn: Turn | None = None
@@ -117,7 +125,9 @@ class TurnRunner(DescribedGraph):
         config = detached_config(config)
         self._require_own_thread(config)
         with detached():  # else LangChain merges the surrounding config into it
-            return merge_configs(config, {"configurable": {"thread_id": self._branch.client_thread, **self._nested_config}})
+            return merge_configs(
+                config, {"configurable": {"thread_id": self._branch.client_thread, **self._nested_config}}
+            )
 
     def _start_span(self) -> TracedSpan:
         """Start the tracing span of a turn."""

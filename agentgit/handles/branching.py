@@ -19,6 +19,7 @@ from agentgit.sessions import InternalSession
 from agentgit.sessions.session import RUNNING
 from agentgit.store.audit.trail import record_event
 from agentgit.store.maintenance import retention
+from agentgit.store.queries.graph_points import GraphPoint
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.checkpoints import CheckpointState, Label
 from agentgit.store.records.sessions import StoredRow, require_no_unfinished_rollback
@@ -198,7 +199,13 @@ class Branching(SessionAccess):
             return point
         return replace(point, workspace_snapshot_id=self.context.store.snapshots.record(connection, branch, snapshot))
 
-    def fork(self, branch_id: int, to: CheckpointRef | None, name: str | None, snapshot: SnapshotRef | None) -> int:
+    def fork(
+        self,
+        branch_id: int,
+        to: CheckpointRef | GraphPoint | None,
+        name: str | None,
+        snapshot: SnapshotRef | None,
+    ) -> int:
         """Create a branch from another one, and return its id.
 
         Args:

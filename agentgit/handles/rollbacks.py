@@ -14,6 +14,7 @@ from agentgit.errors import InvalidInput, NotFound
 from agentgit.handles.context import BranchRef, SessionAccess
 from agentgit.rollback import Request, SwitchRequest
 from agentgit.sessions.operation import DONE
+from agentgit.store.queries.graph_points import GraphPoint
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.checkpoints import CheckpointState
 from agentgit.store.records.sessions import StoredRow, require_no_unfinished_rollback
@@ -41,7 +42,7 @@ class Rollbacks(SessionAccess):
 
     # -- rollback
 
-    def plan(self, to: CheckpointRef, branch: BranchRef, options: RollbackOptions) -> RollbackPlan:
+    def plan(self, to: CheckpointRef | GraphPoint, branch: BranchRef, options: RollbackOptions) -> RollbackPlan:
         """Return what a rollback would do, without doing anything.
 
         Raises:
@@ -58,7 +59,7 @@ class Rollbacks(SessionAccess):
             replay=options.replay,
         )
 
-    def run(self, to: CheckpointRef, branch: BranchRef, options: RollbackOptions) -> int:
+    def run(self, to: CheckpointRef | GraphPoint, branch: BranchRef, options: RollbackOptions) -> int:
         """Roll back, and return the id of the new branch, or of the same branch if the conversation is unchanged.
 
         Raises:
@@ -93,7 +94,7 @@ class Rollbacks(SessionAccess):
         return self.context.engine().read_report(operation_id)
 
     def _find_target(
-        self, connection: Connection, branch: BranchRef, to: CheckpointRef, required_role: Role = VIEWER
+        self, connection: Connection, branch: BranchRef, to: CheckpointRef | GraphPoint, required_role: Role = VIEWER
     ) -> tuple[StoredRow, StoredRow, str]:
         """Find the branch to leave, the checkpoint to go to, and the checkpoint's display name."""
         session = self.load_session(connection, required_role)

@@ -40,6 +40,8 @@ from agentgit.store.transfer.summary import TransferSummary
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
     from agentgit.agents.branch_context import AutoCheckpoint
+    from agentgit.agents.graph.rollback_graph import RollbackGraph
+    from agentgit.agents.graph.threads import Confirm
     from agentgit.agents.wrap import FenceMode
     from agentgit.workspace.api import Workspace
 
@@ -190,6 +192,66 @@ class Repository:
             force=force,
         )
         return agent
+
+    def graph(
+        self,
+        graph: Any,
+        *,
+        effects: Mapping[str, Effect | str] | None = None,
+        confirm: Confirm = "interrupt",
+        auto_checkpoint: AutoCheckpoint = "turn",
+        check_effects: bool = True,
+        fence: FenceMode = "replay",
+        workspace: str | Path | Workspace | None = None,
+    ) -> RollbackGraph:
+        """Return a graph for hosts and clients of LangGraph, whose threads are sessions of this repository.
+
+        It is a LangGraph graph: servers and libraries take it where they take a compiled graph. A thread id belongs to
+        one session, which its first run creates. A run continues the current branch. A run or `update_state` with an
+        older `checkpoint_id` is a rollback to that point, then the run. History lists all branches, newest first.
+
+        Args:
+            graph: Any compiled graph. It is not modified, and its checkpointer is not used.
+            effects: The effects of tools, by tool name, as for `wrap`.
+            confirm: What a run at an older checkpoint does before it reverses a compensable effect or makes a reversed
+                one again: `interrupt` (ask with the plan; `Command(resume=True)` continues, any other answer cancels),
+                `raise` (raise `RollbackBlocked`) or `never` (do it). Reversible effects are reversed without asking. An
+                effect that cannot be reversed always raises `RollbackBlocked`; no client can force it.
+            auto_checkpoint: The times at which automatic checkpoints are made, as for `wrap`.
+            check_effects: False to allow `effects` to name tools that are not visible in the graph.
+            fence: What to do about a call that repeats one which a rollback kept, as for `wrap`.
+            workspace: The directory whose files belong to the sessions, as for `wrap`. The threads share it.
+
+        Raises:
+            InvalidInput, NotFound: As for `wrap`.
+
+        Example:
+            >>> import agentgit
+            >>> from agentgit.demo import EFFECTS, build, open_shop
+            >>> shop = open_shop("served.db")
+            >>> app = agentgit.open(":memory:").graph(build(shop), effects=EFFECTS)
+            >>> config = {"configurable": {"thread_id": "support-42"}}
+            >>> before = app.invoke({"messages": [("user", "hello")]}, config)
+            >>> then = app.get_state(config).config
+            >>> after = app.invoke({"messages": [("user", "order two chairs")]}, config)
+            >>> again = app.invoke({"messages": [("user", "order a sofa")]}, then)
+            >>> again["messages"][-1].content
+            'Ordered 1 sofa for 300 euros (sofa-1).'
+        """
+        wrap_module = importlib.import_module("agentgit.agents.wrap")
+        threads_module = importlib.import_module("agentgit.agents.graph.threads")
+        graph_module = importlib.import_module("agentgit.agents.graph.rollback_graph")
+        wrapped = wrap_module.WrappedGraph(
+            self._context,
+            graph,
+            effects=effects,
+            auto_checkpoint=auto_checkpoint,
+            check_effects=check_effects,
+            fence=fence,
+            workspace=workspace,
+        )
+        served: RollbackGraph = graph_module.make_graph(threads_module.Threads(self._context, wrapped, confirm))
+        return served
 
     def import_langgraph(
         self,

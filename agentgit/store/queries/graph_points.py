@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from sqlalchemy import Connection, and_, select
 
+from agentgit.errors import NotFound
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.tables import CHECKPOINT, GRAPH_CHECKPOINT
@@ -31,6 +32,16 @@ class GraphPoint:
     checkpoint: GraphCheckpoint
     is_head: bool
     target: StoredRow | None
+
+    def require_target(self) -> StoredRow:
+        """Return the row of the checkpoint to roll back to.
+
+        Raises:
+            NotFound: There is none.
+        """
+        if self.target is None:
+            raise NotFound(f"Branch {self.branch.name} has no checkpoint after {self.checkpoint.key.checkpoint_id}.")
+        return self.target
 
 
 def find_graph_point(

@@ -17,6 +17,7 @@ from agentgit.sessions import ExternalSession, InternalSession
 from agentgit.sessions.messages import from_stored
 from agentgit.store.audit.trail import record_event
 from agentgit.store.objects.lru import LRUCache
+from agentgit.store.queries.graph_points import GraphPoint
 from agentgit.store.records.log import parts_of_path
 from agentgit.store.records.sessions import Segment, StoredRow
 from agentgit.store.sql.ids import is_id
@@ -350,9 +351,11 @@ class Lookup:
         return [row for row in restore_points if row.restore_point in input_ids][:1]
 
     def target(
-        self, connection: Connection, session: ExternalSession, branch: StoredRow, ref: CheckpointRef
+        self, connection: Connection, session: ExternalSession, branch: StoredRow, ref: CheckpointRef | GraphPoint
     ) -> tuple[StoredRow, str]:
-        """Resolve a reference as `checkpoint` does. Return the checkpoint and its display name."""
+        """Resolve a reference as `checkpoint` does, or a point. Return the checkpoint and its display name."""
+        if isinstance(ref, GraphPoint):
+            return ref.require_target(), f"{ref.branch.name} at {ref.checkpoint.key.checkpoint_id}"
         row = self.checkpoint(connection, session, branch, ref)
         reference = f"{row.branch_name}#{row.number}"
         return row, f"{row.name} ({reference})" if row.name else reference

@@ -1,0 +1,337 @@
+"""The threads of a served graph: each is a session, and a run takes place on one of its branches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+from langchain_core.runnables import RunnableConfig
+from sqlalchemy import Connection
+
+from agentgit.agents.branch_context import Graph, TurnSettings
+from agentgit.agents.branch_runner import BranchRunner
+from agentgit.agents.graph import confirmation
+from agentgit.agents.graph.confirmation import Confirmation, describe
+from agentgit.agents.wrap import WrappedGraph
+from agentgit.auth.principal import WRITE
+from agentgit.effects import RollbackPlan
+from agentgit.errors import InvalidInput, NotFound, RollbackBlocked
+from agentgit.handles.branching import Branching
+from agentgit.handles.context import Context
+from agentgit.handles.rollbacks import RollbackOptions, Rollbacks
+from agentgit.saver.branch_saver import SessionThreads, ThreadReader
+from agentgit.saver.config import address
+from agentgit.store.queries.graph_points import GraphPoint, find_graph_point
+from agentgit.store.records.sessions import StoredRow
+from agentgit.store.threads.graph_rows import INTERRUPT
+from agentgit.values import as_object
+
+Confirm = Literal["interrupt", "raise", "never"]
+"""What a run does before it reverses an effect that a compensating action only makes good."""
+
+MODES = ("interrupt", "raise", "never")
+
+
+class Threads:
+    """The threads of a served graph.
+
+    Args:
+        context: The store and the principal.
+        wrapped: The graph with the settings of its turns.
+        confirm: What a run does before it reverses an effect that needs consent.
+    """
+
+    def __init__(self, context: Context, wrapped: WrappedGraph, confirm: Confirm) -> None:
+        if confirm not in MODES:
+            raise InvalidInput(f"confirm must be 'interrupt', 'raise' or 'never', not {confirm!r}.")
+        self.context, self.wrapped, self.confirm = context, wrapped, confirm
+        self.reader = ThreadReader(context.store, self._find_threads)
+        self.reader.channels = wrapped.graph.channels
+
+    # -- sessions
+
+    def find(self, thread_id: str) -> int | None:
+        """Return the id of the session of a thread; None if there is none."""
+        return self.context.read(
+            lambda connection: self.context.store.sessions.of_thread(connection, self.context.user.id, thread_id)
+        )
+
+    def ensure(self, thread_id: str) -> int:
+        """Return the id of the session of a thread, which is created if there is none.
+
+        Raises:
+            InvalidInput: The id cannot be the name of a session.
+        """
+        session_id = self.find(thread_id) or self.context.change(lambda c: self._find_or_create(c, thread_id))
+        self.wrapped.attach(session_id)
+        return session_id
+
+    def _find_or_create(self, connection: Connection, thread_id: str) -> int:
+        sessions, user_id = self.context.store.sessions, self.context.user.id
+        session_id = sessions.of_thread(connection, user_id, thread_id)
+        if session_id is not None:
+            return session_id
+        self.context.lookup.require_scope(connection, WRITE)
+        name, taken = thread_id, sessions.names(connection, user_id)
+        number = 2
+        while name in taken:  # another session was renamed to it
+            name, number = f"{thread_id}-{number}", number + 1
+        return sessions.create(connection, user_id, name, thread_id)
+
+    def _find_threads(self, thread_id: str) -> SessionThreads | None:
+        session_id = self.find(thread_id)
+        if session_id is None:
+            return None
+
+        def read(connection: Connection) -> SessionThreads:
+            session = self.context.lookup.session(connection, session_id)
+            rows = self.context.store.sessions.branches(connection, session_id)
+            current = next(row.thread_id for row in rows if row.id == session.current_internal_session_id)
+            return SessionThreads(current, [row.thread_id for row in rows])
+
+        return self.context.read(read)
+
+    # -- runs
+
+    def run(self, config: RunnableConfig, input: Any, graph: Graph) -> Run:
+        """Bring a thread and its world to the point at which a run begins.
+
+        Args:
+            config: The config of the run: its thread and, to roll back, a checkpoint.
+            input: The input of the run.
+            graph: The graph to run.
+
+        Raises:
+            NotFound: The thread has no such checkpoint.
+            RollbackBlocked: An effect cannot be reversed, or needs consent; nothing was done.
+            RollbackIncomplete: An undo function raised; the next run of the thread continues.
+        """
+        thread = self._open(config)
+        branch, asked = thread.branch, confirmation.read(as_object(thread.branch.meta))
+        if thread.moves_to is not None:
+            branch, asked = self._move(thread, thread.moves_to)
+        elif asked is not None:
+            branch, input, asked = self._answer(thread, input, asked)
+        return Run(self._runner(branch, config, graph, asked), input, _run_config(config))
+
+    def update(self, config: RunnableConfig, graph: Graph) -> Run:
+        """Bring a thread to the point at which its state is updated. The next run brings the world to it.
+
+        Args:
+            config: The config of the update: its thread and, optionally, a checkpoint.
+            graph: The graph whose state is updated.
+
+        Raises:
+            NotFound: The thread has no such checkpoint.
+        """
+        thread = self._open(config)
+        branch = thread.branch
+        if thread.moves_to is not None:
+            branch, _ = self._fork(thread, thread.moves_to, Confirmation(previous=branch.id))
+        return Run(self._runner(branch, config, graph, None), None, _run_config(config))
+
+    def _open(self, config: RunnableConfig) -> _Thread:
+        thread_id, _, _ = address(config)
+        session_id, root_id = self.ensure(thread_id), _root_id(config["configurable"])
+        rollbacks = Rollbacks(self.context, session_id)
+        branch = rollbacks.read_branch(None)
+        point = self._find_point(session_id, root_id) if root_id else None
+        if root_id and point is None:
+            raise NotFound(
+                f"Thread {thread_id} has no checkpoint {root_id}. List them: graph.get_state_history(config)."
+            )
+        is_here = point is None or (point.is_head and point.branch.id == branch.id)
+        return _Thread(rollbacks, branch, None if is_here else point)
+
+    def _runner(
+        self, branch: StoredRow, config: RunnableConfig, graph: Graph, asked: Confirmation | None
+    ) -> ThreadRunner:
+        thread_id, _, _ = address(config)
+        return ThreadRunner(self.context, graph, self.wrapped.settings, branch.id, thread_id, asked)
+
+    def _find_point(self, session_id: int, checkpoint_id: str) -> GraphPoint | None:
+        def read(connection: Connection) -> GraphPoint | None:
+            session = self.context.lookup.session(connection, session_id)
+            return find_graph_point(
+                self.context.store, connection, session_id, session.current_internal_session_id, checkpoint_id
+            )
+
+        return self.context.read(read)
+
+    def _require_target(self, thread: _Thread, point: GraphPoint) -> GraphPoint:
+        """Return a point with a checkpoint to roll back to; if its branch has none after the point, make one."""
+        if point.target is not None:
+            return point
+        branching = Branching(self.context, thread.rollbacks.session_id)
+        snapshot = branching.take_snapshot("rollback")
+        self.context.change(lambda c: branching.ensure_checkpoint(c, point.branch.id, snapshot))
+        found = self._find_point(thread.rollbacks.session_id, point.checkpoint.key.checkpoint_id)
+        if found is None:
+            raise NotFound("The checkpoint was deleted. Nothing was run.")
+        return found
+
+    def _move(self, thread: _Thread, point: GraphPoint) -> tuple[StoredRow, Confirmation | None]:
+        """Roll back to a point, or switch to the branch whose head it is.
+
+        Returns:
+            The branch to run on, and the consent that the run asks for.
+        """
+        rollbacks, current_id = thread.rollbacks, thread.branch.id
+        if point.is_head:
+            plan = rollbacks.plan_switch(point.branch.id)
+            if self._requires_consent(plan):
+                return self._ask(thread, point.branch.id, Confirmation(previous=current_id, plan=describe(plan)))
+            self._reconcile(thread, point.branch.id)
+            return rollbacks.read_branch(point.branch.id), None
+        point = self._require_target(thread, point)
+        plan = rollbacks.plan(point, current_id, RollbackOptions())
+        if self._requires_consent(plan):
+            return self._fork(thread, point, Confirmation(previous=current_id, plan=describe(plan)))
+        return rollbacks.read_branch(rollbacks.run(point, current_id, RollbackOptions())), None
+
+    def _requires_consent(self, plan: RollbackPlan) -> bool:
+        """Return whether a run must ask before it acts on the world.
+
+        Raises:
+            RollbackBlocked: An effect cannot be reversed, or the plan needs consent and `confirm` is `raise`.
+        """
+        if plan.blockers:
+            reasons = "; ".join(f"{step.invocation}: {step.why}" for step in plan.blockers)
+            raise RollbackBlocked(f"Nothing was done. {reasons}.", plan)
+        steps = [step for step in plan.steps if confirmation.needs_consent(step)]
+        if not steps or self.confirm == "never":
+            return False
+        if self.confirm == "raise":
+            raise RollbackBlocked(f"Nothing was done. This needs consent: {'; '.join(map(str, steps))}.", plan)
+        return True
+
+    def _reconcile(self, thread: _Thread, branch_id: int) -> None:
+        """Bring the world to the state of a branch, and continue there."""
+        thread.rollbacks.switch(branch_id, thread.branch.id, sync="world")
+
+    def _fork(self, thread: _Thread, point: GraphPoint, asked: Confirmation) -> tuple[StoredRow, Confirmation]:
+        """Continue on a new branch, and leave the world as it is until a run has brought it to that branch."""
+        point = self._require_target(thread, point)
+        branching = Branching(self.context, thread.rollbacks.session_id)
+        return self._ask(thread, branching.fork(thread.branch.id, point, None, None), asked)
+
+    def _ask(self, thread: _Thread, branch_id: int, asked: Confirmation) -> tuple[StoredRow, Confirmation]:
+        self._remember(branch_id, asked)
+        return thread.rollbacks.set_current_branch(branch_id), asked
+
+    def _answer(self, thread: _Thread, input: Any, asked: Confirmation) -> tuple[StoredRow, Any, Confirmation | None]:
+        """Act on a person's answer, or ask if nothing was asked yet.
+
+        Returns:
+            The branch to run on, the input of the run, and the consent that it asks for.
+        """
+        rollbacks, branch = thread.rollbacks, thread.branch
+        task = self._asking_task(branch) if asked.plan is not None else None
+        if asked.is_given or task is not None:
+            if not confirmation.is_resume(input):
+                if asked.is_given or input is None:
+                    return branch, input, asked if input is None else None
+                self._remember(branch.id, None)
+                return rollbacks.set_current_branch(asked.previous), input, None
+            if asked.is_given:
+                return branch, input, asked
+            if not confirmation.is_consent(input):
+                self._remember(branch.id, None)
+                return rollbacks.set_current_branch(asked.previous), None, None
+            self._reconcile(thread, branch.id)
+            given = asked.given(task or "")
+            self._remember(branch.id, given)
+            return rollbacks.read_branch(branch.id), input, given
+        plan = rollbacks.plan_switch(branch.id)
+        if self._requires_consent(plan):
+            question = Confirmation(previous=asked.previous, plan=describe(plan))
+            return *self._ask(thread, branch.id, question)[:1], input, question
+        self._reconcile(thread, branch.id)
+        self._remember(branch.id, None)
+        return rollbacks.read_branch(branch.id), input, None
+
+    def _asking_task(self, branch: StoredRow) -> str | None:
+        """Return the id of the task that waits for consent; None if none does."""
+        graphs = self.context.store.graphs
+
+        def read(connection: Connection) -> str | None:
+            newest = graphs.newest(connection, branch.thread_id)
+            writes = graphs.writes(connection, newest.key) if newest is not None else []
+            return next((write.task_id for write in writes if write.channel == INTERRUPT), None)
+
+        return self.context.read(read)
+
+    def _remember(self, branch_id: int, asked: Confirmation | None) -> None:
+        entry = confirmation.entry(asked)
+        self.context.change(lambda c: self.context.store.sessions.merge_metadata(c, branch_id, entry))
+
+
+class _Thread(NamedTuple):
+    """A thread when a run begins.
+
+    Args:
+        rollbacks: The operations of its session.
+        branch: Its current branch.
+        moves_to: The point to roll back to first; None to continue.
+    """
+
+    rollbacks: Rollbacks
+    branch: StoredRow
+    moves_to: GraphPoint | None
+
+
+class Run(NamedTuple):
+    """A run that can begin.
+
+    Args:
+        runner: Runs the graph on the branch.
+        input: The input.
+        config: The config, without the checkpoint that it named.
+    """
+
+    runner: ThreadRunner
+    input: Any
+    config: RunnableConfig
+
+
+class ThreadRunner(BranchRunner):
+    """Runs the graph on a branch that the graph and its clients know by the id of their thread.
+
+    Args:
+        context: The store and the principal.
+        graph: The graph; it is not modified.
+        settings: The settings that apply to every turn.
+        branch_id: The branch.
+        thread_id: The thread id of the clients.
+        asked: The consent that the run asks for.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        graph: Graph,
+        settings: TurnSettings,
+        branch_id: int,
+        thread_id: str,
+        asked: Confirmation | None = None,
+    ) -> None:
+        self._asked = asked
+        super().__init__(context, graph, settings, branch_id, thread_id)
+
+    def _instrument(self) -> None:
+        super()._instrument()
+        if self._asked is not None and self._asked.plan is not None:
+            self._instrumented_graph = confirmation.asking_copy(self._instrumented_graph, self._asked)
+
+
+def _root_id(configurable: Mapping[str, Any]) -> str | None:
+    """Return the checkpoint of the whole graph that a config names, also one for a subgraph."""
+    if configurable.get("checkpoint_ns"):
+        return (configurable.get("checkpoint_map") or {}).get("")
+    return configurable.get("checkpoint_id")
+
+
+def _run_config(config: RunnableConfig) -> RunnableConfig:
+    """Return a config without the checkpoint from which its run begins, which is the newest one then."""
+    left_out = ("checkpoint_id", "checkpoint_ns", "checkpoint_map")
+    return {**config, "configurable": {k: v for k, v in config["configurable"].items() if k not in left_out}}
