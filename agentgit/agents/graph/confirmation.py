@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from langchain_core.runnables import RunnableConfig
+from langgraph.constants import START
 from langgraph.errors import GraphInterrupt
 from langgraph.types import Command, interrupt
 
@@ -114,8 +115,9 @@ def asking_copy(graph: Graph, asked: Confirmation) -> Graph:
     nodes = {
         name: node.copy({"bound": RunnableSeq(RunnableCallable(question.ask, trace=False), node.bound)})
         for name, node in graph.nodes.items()
+        if name != START
     }
-    return graph.copy({"nodes": nodes})
+    return graph.copy({"nodes": {**graph.nodes, **nodes}})
 
 
 class _Question:

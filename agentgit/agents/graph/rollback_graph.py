@@ -49,12 +49,12 @@ class RollbackGraph(Pregel[Any, Any, Any, Any]):
 
     def _iterate(self, input: Any, config: RunnableConfig | None, options: dict[str, Any]) -> Iterator[Any]:
         run = self._begin(input, config)
-        yield from run.runner.stream(run.input, run.config, **options)
+        yield from run.runner.iterate(run, options)
 
     async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
         """Run the graph on the session of the thread, as the graph's `astream`."""
         run = await asyncio.to_thread(self._begin, input, config)
-        stream = run.runner.astream(run.input, run.config, **kwargs)
+        stream = run.runner.aiterate(run, kwargs)
         try:
             async for chunk in stream:
                 yield chunk

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 from langchain_core.runnables import RunnableConfig
@@ -19,6 +19,7 @@ from agentgit.errors import InvalidInput, NotFound, RollbackBlocked
 from agentgit.handles.branching import Branching
 from agentgit.handles.context import Context
 from agentgit.handles.rollbacks import RollbackOptions, Rollbacks
+from agentgit.langgraph_internals import is_internal_key
 from agentgit.saver.branch_saver import SessionThreads, ThreadReader
 from agentgit.saver.config import address
 from agentgit.store.queries.graph_points import GraphPoint, find_graph_point
@@ -315,13 +316,26 @@ class ThreadRunner(BranchRunner):
         thread_id: str,
         asked: Confirmation | None = None,
     ) -> None:
-        self._asked = asked
+        self._asked = asked  # before the graph is instrumented
         super().__init__(context, graph, settings, branch_id, thread_id)
+
+    def iterate(self, run: Run, options: Mapping[str, Any]) -> Iterator[Any]:
+        """Run one turn and yield its chunks. LangGraph's own settings for the run stay as they are in its config."""
+        return self._iterate_stream(run.input, run.config, options, _internal_settings(run.config))
+
+    def aiterate(self, run: Run, options: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
+        """Run one turn and yield its chunks, as `iterate`."""
+        return self._aiterate_stream(run.input, run.config, options, _internal_settings(run.config))
 
     def _instrument(self) -> None:
         super()._instrument()
         if self._asked is not None and self._asked.plan is not None:
             self._instrumented_graph = confirmation.asking_copy(self._instrumented_graph, self._asked)
+
+
+def _internal_settings(config: RunnableConfig) -> Mapping[str, Any]:
+    """Return what LangGraph has put into a config for its version 3 of streams, or a host for the graph."""
+    return {k: v for k, v in config["configurable"].items() if is_internal_key(k)}
 
 
 def _root_id(configurable: Mapping[str, Any]) -> str | None:
