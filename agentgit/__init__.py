@@ -31,6 +31,7 @@ from agentgit.version import VERSION
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
+    from agentgit.agents.graph.rollback_graph import RollbackGraph
     from agentgit.agents.not_done import NotDone
     from agentgit.handles.session import Session
     from agentgit.repository import Repository, open
@@ -63,6 +64,7 @@ __all__ = [
     "Repository",
     "RollbackAgent",
     "RollbackBlocked",
+    "RollbackGraph",
     "RollbackIncomplete",
     "RollbackPlan",
     "RollbackReport",
@@ -89,6 +91,7 @@ _LAZY_NAMES = {
     "NotDone": "agentgit.agents.not_done",
     "Repository": "agentgit.repository",
     "RollbackAgent": "agentgit.agents.agent",
+    "RollbackGraph": "agentgit.agents.graph.rollback_graph",
     "SQLModelSaver": "agentgit.saver.saver",
     "Session": "agentgit.handles.session",
     "Workspace": "agentgit.workspace.api",

@@ -135,6 +135,8 @@ class BranchContext:
         self.saver.channels = graph.channels
         self.seen_checkpoint_id: str | None = head.checkpoint_id if head else None
         """The newest graph checkpoint that the agent has seen."""
+        self.asks_first = False
+        """True if a turn asks a person before it can act, so that the world need not be the branch's yet."""
         self.interrupted_turn: Any = None
         """A `Turn` that waits for an answer, with the checkpoints and the rollback that its tools requested."""
         self.interrupted_heads: tuple[int | None, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -92,11 +93,16 @@ def is_resume(input: Any) -> bool:
     return isinstance(input, Command) and input.resume is not None
 
 
+_INTERRUPT_ID = re.compile("[0-9a-f]{32}")
+
+
 def is_consent(input: Command[Any]) -> bool:
     """Return whether an answer consents: True, or an approval as LangChain's human-in-the-loop middleware has it."""
     answer = input.resume
-    if isinstance(answer, Mapping) and len(answer) == 1 and "type" not in answer:
-        answer = next(iter(answer.values()))  # by the id of the interrupt, or `decisions`
+    if isinstance(answer, Mapping) and len(answer) == 1 and _INTERRUPT_ID.fullmatch(next(iter(answer))):
+        answer = next(iter(answer.values()))
+    if isinstance(answer, Mapping):
+        answer = answer.get("decisions", answer)
     if isinstance(answer, list) and len(answer) == 1:
         answer = answer[0]
     if isinstance(answer, Mapping):

@@ -126,10 +126,10 @@ class Threads:
             NotFound: The thread has no such checkpoint.
         """
         thread = self._open(config)
-        branch = thread.branch
+        branch, asked = thread.branch, confirmation.read(as_object(thread.branch.meta))
         if thread.moves_to is not None:
-            branch, _ = self._fork(thread, thread.moves_to, Confirmation(previous=branch.id))
-        return Run(self._runner(branch, config, graph, None), None, _run_config(config))
+            branch, asked = self._fork(thread, thread.moves_to, Confirmation(previous=branch.id))
+        return Run(self._runner(branch, config, graph, asked), None, _run_config(config))
 
     def _open(self, config: RunnableConfig) -> _Thread:
         thread_id, _, _ = address(config)
@@ -318,6 +318,7 @@ class ThreadRunner(BranchRunner):
     ) -> None:
         self._asked = asked  # before the graph is instrumented
         super().__init__(context, graph, settings, branch_id, thread_id)
+        self._branch.asks_first = asked is not None and not asked.is_given
 
     def iterate(self, run: Run, options: Mapping[str, Any]) -> Iterator[Any]:
         """Run one turn and yield its chunks. LangGraph's own settings for the run stay as they are in its config."""

@@ -181,7 +181,8 @@ class Turn:
                 f"new head with agent = agent.switch({branch.name!r}), or branch off with agent.fork().",
                 head=branch.head_id,
             )
-        self._require_world_unchanged(connection, branch, state.world_seq)
+        if not self.context.asks_first:
+            self._require_world_unchanged(connection, branch, state.world_seq)
         self.files.record_snapshot(connection, branch)
         start = _TurnStart(
             branch,
@@ -325,7 +326,11 @@ class Turn:
         head_state = store.head_state_of(connection, self.branch, tally, self.unit_of_work.newest)
         self.files.record_snapshot(connection, self.branch)
         world_seq = self.unit_of_work.world_seq
-        changes: dict[str, Any] = {"world_seen": world_seq} if (world_seq or 0) > self.branch.world_seen else {}
+        changes: dict[str, Any] = (
+            {"world_seen": world_seq}
+            if (world_seq or 0) > self.branch.world_seen and not self.context.asks_first
+            else {}
+        )
         if completed and self.context.may_rewrite_input:
             with suppress(Corrupt):  # damaged data must not make a finished turn fail
                 self._add_redacted_title(connection, head_state.latest)

@@ -1,0 +1,415 @@
+"""A graph of `repo.graph` is a LangGraph graph whose threads are sessions, and whose older checkpoints roll back."""
+
+import asyncio
+import inspect
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from langchain_core.messages import HumanMessage
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.graph.state import CompiledStateGraph
+from langgraph.pregel import Pregel
+from langgraph.store.memory import InMemoryStore
+from langgraph.types import Command
+from scripted import World, call, calls, functional_graph, nested_graph, obedient, tool_node_graph
+
+from agentgit import Conflict, InvalidInput, NotFound, RollbackBlocked
+from agentgit.demo import ScriptedModel
+
+THREAD = {"configurable": {"thread_id": "t"}}
+
+OVERRIDDEN = {
+    "stream": "a run is a turn of a session, after a rollback if its checkpoint is not the newest",
+    "astream": "as stream",
+    "bulk_update_state": "an update is a turn of a session, on a new branch if its checkpoint is not the newest",
+    "abulk_update_state": "as bulk_update_state",
+    "copy": "keeps the sessions, whatever saver it is given",
+}
+"""The public methods that differ from those of the plain graph, and why. All others are inherited."""
+
+
+@pytest.fixture
+def world():
+    """Create a world for the test."""
+    return World()
+
+
+@pytest.fixture
+def plain(world):
+    """Build the graph as LangGraph runs it."""
+    return tool_node_graph(obedient(), World().tools(), InMemorySaver())
+
+
+@pytest.fixture
+def app(repo, world):
+    """Serve the same graph."""
+    return repo.graph(tool_node_graph(obedient(), world.tools()), effects=world.effects())
+
+
+def said(text):
+    """Build the input of a user message."""
+    return {"messages": [("user", text)]}
+
+
+def run(app, *texts):
+    """Send messages one after the other, and return the config of the state after each."""
+    points = []
+    for text in texts:
+        app.invoke(said(text), THREAD)
+        points.append(app.get_state(THREAD).config)
+    return points
+
+
+def contents(values):
+    """Return the texts of the messages of a state."""
+    return [message.content for message in values["messages"]]
+
+
+# -- a graph like any other
+
+
+def test_g1_it_is_what_takes_a_graph_expects(app, plain):
+    """G1: it is a compiled state graph with every public name, and it has no checkpointer that a host could refuse."""
+    assert isinstance(app, CompiledStateGraph)
+    assert set(dir(plain)) <= set(dir(app))
+    assert app.checkpointer is None
+
+
+def test_g1_only_the_methods_in_the_table_differ(app):
+    """G1: every other public method is LangGraph's own, and those in the table take all its parameters."""
+    differing = set()
+    for owner in (CompiledStateGraph, Pregel):
+        for name, method in inspect.getmembers(owner, inspect.isfunction):
+            if name.startswith("_") or getattr(type(app), name) is getattr(CompiledStateGraph, name):
+                continue
+            differing.add(name)
+            parameters = inspect.signature(getattr(type(app), name)).parameters
+            takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+            assert takes_any or parameters.keys() == inspect.signature(method).parameters.keys(), name
+    assert differing == OVERRIDDEN.keys()
+
+
+def test_g1_it_describes_itself_as_the_graph(app, plain):
+    """G1: drawing, schemas, names and nodes are those of the plain graph."""
+    assert app.get_graph().to_json() == plain.get_graph().to_json()
+    assert (app.name, list(app.nodes), list(app.channels)) == (plain.name, list(plain.nodes), list(plain.channels))
+    for name in ("get_input_jsonschema", "get_output_jsonschema", "get_context_jsonschema"):
+        assert getattr(app, name)() == getattr(plain, name)(), name
+
+
+def shown(chunk):
+    """Return a chunk without what differs from run to run."""
+    return str([message.content for message in chunk["messages"]]) if "messages" in chunk else str(list(chunk))
+
+
+@pytest.mark.parametrize("mode", ["values", "updates", "messages", "tasks", "checkpoints", "debug", "custom"])
+def test_g5_streams_are_those_of_the_graph(app, plain, mode):
+    """G5: in each mode, sync and async, a run yields as many chunks of the same types as the plain graph."""
+
+    async def collect(graph):
+        return [chunk async for chunk in graph.astream(said("add table"), THREAD, stream_mode=mode)]
+
+    for served, expected in (
+        (list(app.stream(said("add chair"), THREAD, stream_mode=mode)),
+         list(plain.stream(said("add chair"), THREAD, stream_mode=mode))),
+        (asyncio.run(collect(app)), asyncio.run(collect(plain))),
+    ):  # fmt: skip
+        assert [type(one) for one in served] == [type(one) for one in expected]
+        if mode in ("values", "updates"):
+            assert list(map(shown, served)) == list(map(shown, expected))
+
+
+def test_g5_chunks_name_the_thread_of_the_client(app):
+    """G5: no chunk of any mode contains the id of an internal thread."""
+    for mode in ("checkpoints", "debug", "tasks", "updates"):
+        assert "agentgit-" not in str(list(app.stream(said("add chair"), THREAD, stream_mode=mode)))
+    assert "agentgit-" not in str(list(app.get_state_history(THREAD)))
+
+
+def test_g1_state_and_history_are_those_of_the_graph(app, plain):
+    """G1: after the same runs, state and history have the same steps, parents and values, sync and async."""
+
+    def steps(history):
+        history = list(history)
+        ids = [one.config["configurable"]["checkpoint_id"] for one in history]
+        parents = [one.parent_config and one.parent_config["configurable"]["checkpoint_id"] for one in history]
+        assert parents == [*ids[1:], None]
+        return [(one.next, one.metadata["step"], one.metadata["source"], contents(one.values)) for one in history]
+
+    async def read(graph):
+        return [one async for one in graph.aget_state_history(THREAD)], await graph.aget_state(THREAD)
+
+    for text in ("add chair", "look"):
+        app.invoke(said(text), THREAD)
+        plain.invoke(said(text), THREAD)
+    without = [steps(graph.get_state_history(THREAD)) for graph in (app, plain)]
+    assert without[0] == without[1]
+    (history, state), (expected, _) = asyncio.run(read(app)), asyncio.run(read(plain))
+    assert steps(history) == steps(expected)
+    assert contents(state.values) == contents(plain.get_state(THREAD).values)
+    assert [one.config for one in app.get_state_history(THREAD, limit=2)] == [one.config for one in history[:2]]
+
+
+def test_g1_a_thread_is_a_session(repo, app):
+    """G1: the first run of a thread creates its session, and renaming the session does not move the thread."""
+    run(app, "add chair")
+    session = repo.session("t")
+    history = session.get_checkpoint("HEAD").conversation_history
+    assert contents(app.get_state(THREAD).values) == [message["content"] for message in history]
+    session.rename("renamed")
+    run(app, "look")
+    assert [one.session_name for one in repo.sessions()] == ["renamed"]
+    other = repo.wrap(tool_node_graph(obedient(), World().tools()), "t", check_effects=False)
+    other.invoke(said("hello"))
+    assert len(app.get_state(THREAD).values["messages"]) == 8
+
+
+def test_g1_a_session_that_was_wrapped_is_a_thread(repo, app, world):
+    """G1: a session that an agent of the same process has created continues as the thread of its name."""
+    repo.wrap(tool_node_graph(obedient(), world.tools()), "t", effects=world.effects()).invoke(said("add chair"))
+    run(app, "add table")
+    assert world.items == ["chair", "table"]
+    assert len(repo.session("t").tool_track()) == 2
+
+
+def test_g1_nodes_get_the_thread_and_the_store_of_the_host(repo):
+    """G1: a node sees the client's thread id, and a copy that a host makes has the host's store and our sessions."""
+    seen = []
+
+    def node(state, config, *, store):
+        seen.append((config["configurable"]["thread_id"], store))
+        return {"messages": [("ai", "hm")]}
+
+    graph = StateGraph(MessagesState).add_node("node", node).add_edge(START, "node").compile()
+    store = InMemoryStore()
+    app = repo.graph(graph).copy({"checkpointer": InMemorySaver(), "store": store})
+    app.invoke(said("hello"), THREAD)
+    assert seen == [("t", store)]
+    assert [one.session_name for one in repo.sessions()] == ["t"]
+
+
+def test_g1_a_functional_graph_is_served(repo, world):
+    """G1: a graph of LangGraph's functional API is a Pregel without a builder, and runs as any other."""
+    app = repo.graph(functional_graph(obedient(), world.tools()), effects=world.effects(), check_effects=False)
+    app.invoke({"messages": [HumanMessage("add chair")]}, THREAD)
+    assert world.items == ["chair"]
+    assert not isinstance(app, CompiledStateGraph)
+
+
+# -- a run at an older checkpoint is a rollback
+
+
+def test_g2_a_run_at_an_older_checkpoint_reverses_what_came_later(repo, app, world):
+    """G2: the later effects are reversed, the run takes place on a new branch, and the old branch stays as it was."""
+    first, second = run(app, "add chair", "add table")
+    answer = app.invoke(said("add sofa"), first)
+    assert world.items == ["chair", "sofa"]
+    assert contents(answer)[-4:] == ["add sofa", "hm", '{"item": "sofa", "number": 2}', "done"]
+    assert [branch.name for branch in repo.session("t").branches()] == ["main", "main-2"]
+    assert contents(app.get_state(second).values)[-4] == "add table"
+    assert contents(app.get_state(THREAD).values) == contents(answer)
+    assert repo.maintenance.fsck(3).is_sound
+
+
+async def test_g2_async_runs_roll_back_too(app, world):
+    """G2: ainvoke and astream roll back as their sync twins."""
+    first, _ = await asyncio.to_thread(run, app, "add chair", "add table")
+    await app.ainvoke(said("add sofa"), first)
+    assert world.items == ["chair", "sofa"]
+    async for _ in app.astream(said("add lamp"), first):
+        pass
+    assert world.items == ["chair", "lamp"]
+
+
+def test_g2_a_step_in_the_middle_of_a_turn_can_be_run_again(repo, app, world):
+    """G2: at a checkpoint before the tools ran, their effect is reversed and made again, once."""
+    run(app, "add chair", "add table")
+    before_tools = [one.config for one in app.get_state_history(THREAD) if one.next == ("tools",)]
+    app.invoke(None, before_tools[0])
+    assert world.log[-3:] == [("add", {"item": "table"}), ("remove", {"item": "table"}), ("add", {"item": "table"})]
+    assert world.items == ["chair", "table"]
+    app.invoke(None, before_tools[1])
+    assert world.items == ["chair"]
+    assert [call.args for call in repo.session("t").tool_track()] == [{"item": "chair"}]
+    assert repo.maintenance.fsck(3).is_sound
+
+
+def test_g2_the_head_of_another_branch_brings_its_effects_back(app, world):
+    """G2: a run at the head of a branch that was left asks, and makes its reversed effects again."""
+    first, second = run(app, "add chair", "add table")
+    app.invoke(said("add sofa"), first)
+    assert app.invoke(said("look"), second)["__interrupt__"]
+    app.invoke(Command(resume=True), THREAD)
+    assert sorted(world.items) == ["chair", "table"]
+    assert contents(app.get_state(THREAD).values)[-4] == "look"
+
+
+def test_g2_history_lists_all_branches_each_checkpoint_once(app):
+    """G2: ids stay the same, none appears twice, and each checkpoint but the first has its parent in the list."""
+    first, _ = run(app, "add chair", "add table")
+    before = [one.config["configurable"]["checkpoint_id"] for one in app.get_state_history(THREAD)]
+    app.invoke(said("add sofa"), first)
+    history = list(app.get_state_history(THREAD))
+    ids = [one.config["configurable"]["checkpoint_id"] for one in history]
+    assert ids == sorted(set(ids), reverse=True)
+    assert set(before) < set(ids)
+    parents = [one.parent_config["configurable"]["checkpoint_id"] for one in history[:-1]]
+    assert set(parents) <= set(ids)
+
+
+def test_g2_an_update_at_an_older_checkpoint_moves_the_branch_point(app, world):
+    """G2: the update itself leaves the world alone; the next run brings it to the new branch."""
+    first, _ = run(app, "add chair", "add table")
+    updated = app.update_state(first, {"messages": [HumanMessage("add sofa", id="edited")]}, as_node="__start__")
+    assert world.items == ["chair", "table"]
+    assert app.get_state(THREAD).config == updated
+    app.invoke(None, updated)
+    assert world.items == ["chair", "sofa"]
+
+
+# -- consent
+
+
+def test_g2_a_compensation_is_asked_for_with_its_plan(app, world):
+    """G2: a run that would compensate interrupts with the plan first, and nothing has happened."""
+    first, _ = run(app, "add chair", "charge 5")
+    question = app.invoke(said("add sofa"), first)["__interrupt__"][0]
+    assert question.value["steps"][0] | {"reason": ""} == {
+        "action": "reverse", "tool": "charge", "args": {"amount": 5}, "effect": "compensable", "reason": "",
+    }  # fmt: skip
+    assert (world.items, world.charges) == (["chair"], [5])
+    assert app.get_state(THREAD).interrupts == (question,)
+
+
+@pytest.mark.parametrize("answer", [True, "approve", {"decisions": [{"type": "approve"}]}])
+def test_g2_with_consent_the_run_goes_on(app, world, answer):
+    """G2: consent reverses the effect, and the run continues with its input."""
+    first, _ = run(app, "add chair", "charge 5")
+    app.invoke(said("add sofa"), first)
+    app.invoke(Command(resume=answer), THREAD)
+    assert (world.items, world.charges) == (["chair", "sofa"], [])
+
+
+@pytest.mark.parametrize("answer", [False, "no", {"force": True}, [], 1])
+def test_g2_any_other_answer_cancels(app, world, answer):
+    """G2: without consent nothing is done, and the thread is where it was; no answer can force."""
+    first, second = run(app, "add chair", "charge 5")
+    app.invoke(said("add sofa"), first)
+    app.invoke(Command(resume=answer), THREAD)
+    assert (world.items, world.charges) == (["chair"], [5])
+    assert app.get_state(THREAD).config == second
+    run(app, "add lamp")
+    assert (world.items, world.charges) == (["chair", "lamp"], [5])
+
+
+def test_g2_confirm_never_does_it_and_confirm_raise_refuses(repo, world):
+    """G2: the operator can choose to compensate without asking, or to refuse."""
+    graph = tool_node_graph(obedient(), world.tools())
+    app = repo.graph(graph, effects=world.effects(), confirm="raise")
+    first, second = run(app, "add chair", "charge 5")
+    with pytest.raises(RollbackBlocked, match="charge"):
+        app.invoke(said("add sofa"), first)
+    assert (world.charges, app.get_state(THREAD).config) == ([5], second)
+    repo.graph(graph, effects=world.effects(), confirm="never").invoke(said("add sofa"), first)
+    assert (world.items, world.charges) == (["chair", "sofa"], [])
+    with pytest.raises(InvalidInput, match="confirm"):
+        repo.graph(graph, effects=world.effects(), confirm="ask")
+
+
+def test_g2_what_cannot_be_undone_blocks_the_run(app, world):
+    """G2: an irreversible effect refuses the rollback in every mode, and nothing has changed."""
+    first, second = run(app, "add chair", "send letter")
+    forced = {"configurable": {**first["configurable"], "force": True, "tools": "keep"}}
+    with pytest.raises(RollbackBlocked, match="send"):
+        app.invoke(said("add sofa"), forced)
+    assert (world.sent, world.items, app.get_state(THREAD).config) == (["letter"], ["chair"], second)
+
+
+# -- interrupts and subgraphs
+
+
+def test_g2_an_interrupted_run_can_be_resumed_and_left(repo, world):
+    """G2: a question of the graph waits and resumes; a run at an older checkpoint leaves it behind."""
+
+    def rule(messages):
+        last = messages[-1]
+        return calls(call("add_if_approved", item=last.content)) if last.type == "human" else calls(text="done")
+
+    app = repo.graph(tool_node_graph(ScriptedModel(rule=rule), world.tools()), effects=world.effects())
+    assert app.invoke(said("chair"), THREAD)["__interrupt__"]
+    app.invoke(Command(resume="yes"), THREAD)
+    first = app.get_state(THREAD).config
+    app.invoke(said("table"), THREAD)
+    app.invoke(said("sofa"), first)
+    app.invoke(Command(resume="yes"), THREAD)
+    assert world.items == ["chair", "sofa"]
+    assert repo.maintenance.fsck(3).is_sound
+
+
+def test_g2_subgraphs_run_and_roll_back(repo, world):
+    """G2: a tool in a subgraph is reversed as any other, and subgraph states are read."""
+    app = repo.graph(nested_graph(obedient(), world.tools()), effects=world.effects())
+    first, _ = run(app, "add chair", "add table")
+    assert app.get_state(THREAD, subgraphs=True).values
+    app.invoke(said("add sofa"), first)
+    assert world.items == ["chair", "sofa"]
+
+
+# -- bad input
+
+
+def test_unknown_threads_and_checkpoints_are_typed_errors(app):
+    """Bad input: an unknown thread reads as empty, an unknown checkpoint is not found, and neither creates anything."""
+    assert app.get_state({"configurable": {"thread_id": "nobody"}}).values == {}
+    assert list(app.get_state_history({"configurable": {"thread_id": "nobody"}})) == []
+    run(app, "add chair")
+    with pytest.raises(NotFound, match="no checkpoint"):
+        app.invoke(said("hello"), {"configurable": {"thread_id": "t", "checkpoint_id": "1f1e0000"}})
+    with pytest.raises(InvalidInput, match="thread_id"):
+        app.invoke(said("hello"))
+
+
+def test_a_checkpoint_of_another_thread_is_not_found(app, world):
+    """Bad input: a checkpoint id of another thread names nothing here, and nothing is run."""
+    (point,) = run(app, "add chair")
+    with pytest.raises(NotFound, match="no checkpoint"):
+        app.invoke(said("add table"), {"configurable": {**point["configurable"], "thread_id": "other"}})
+    assert world.items == ["chair"]
+
+
+def test_a_user_does_not_find_the_threads_of_another(repo, app):
+    """Bad input: another user's thread of the same id is a thread of their own."""
+    run(app, "add chair")
+    repo.users.add("ann")
+    served = repo.as_user("ann").graph(tool_node_graph(obedient(), World().tools()), check_effects=False)
+    assert served.get_state(THREAD).values == {}
+    served.invoke(said("hello"), THREAD)
+    assert len(served.get_state(THREAD).values["messages"]) == 2
+
+
+def test_a_second_run_of_a_thread_is_a_conflict(app):
+    """Bad input: while a run of a thread has not ended, another one is refused."""
+    run(app, "hello")
+    stream = app.stream(said("look"), THREAD)
+    next(stream)
+    with pytest.raises(Conflict):
+        app.invoke(said("hello"), THREAD)
+    list(stream)
+    run(app, "hello")
+
+
+def test_threads_run_side_by_side(app, world):
+    """Several threads run at once through one graph, and each has its own messages."""
+    with ThreadPoolExecutor(4) as pool:
+        configs = [{"configurable": {"thread_id": f"t{n}"}} for n in range(8)]
+        answers = list(pool.map(lambda config: app.invoke(said("hello"), config), configs))
+    assert [len(answer["messages"]) for answer in answers] == 8 * [2]
+    assert all(len(app.get_state(config).values["messages"]) == 2 for config in configs)
+
+
+def test_it_refuses_to_be_a_node(app):
+    """Bad input: as a node of a plain graph its effects could not be undone, so it says so."""
+    outer = StateGraph(MessagesState).add_node("inner", app).add_edge(START, "inner").compile()
+    with pytest.raises(InvalidInput, match="node of another graph"):
+        outer.invoke(said("hello"))
