@@ -49,6 +49,7 @@ VERBS = {
     "Repository.close": (OWN, None),
     "Repository.context": (OWN, None),
     "Repository.events": (OWN, None),
+    "Repository.graph": (OWN, None),
     "Repository.import_": (OWN, None),
     "Repository.import_langgraph": (OWN, None),
     "Repository.keys": (OWN, None),

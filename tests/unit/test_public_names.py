@@ -40,7 +40,8 @@ OWNERS = (
 NO_TWIN = {
     # These make tools or describe the graph, and do no IO.
     RollbackAgent: {"as_tool", "checkpoint_tools", "get_context_jsonschema"},
-    Repository: {"trust", "close"},  # `trust` does no IO; a repository is closed at the end, when no event loop runs
+    # `trust` and `graph` do not use the database; a repository is closed at the end, when no event loop runs.
+    Repository: {"trust", "graph", "close"},
     Events: {"on"},  # registers a callback
     Log: {"by_name", "since", "between"},  # these narrow the log, which is read later
 }
