@@ -129,11 +129,16 @@ class TurnRunner(DescribedGraph):
                 config, {"configurable": {"thread_id": self._branch.client_thread, **self._nested_config}}
             )
 
+    @property
+    def _conversation_id(self) -> str:
+        """The id of the conversation in traces."""
+        return str(self._branch.session_id)
+
     def _start_span(self) -> TracedSpan:
         """Start the tracing span of a turn."""
         return turn_span(
             self.graph.name,
-            gen__ai_conversation_id=str(self._branch.session_id),
+            gen__ai_conversation_id=self._conversation_id,
             agentgit_branch_id=self.branch_id,
         )
 

@@ -57,6 +57,15 @@ OF_A_TURN = [
 ]  # fmt: skip
 
 
+def test_g8_the_spans_of_a_served_graph_name_the_thread_and_the_branch(repo, world, told):
+    """G8: a run of a served graph is one turn, which names the client's thread, the session and the branch."""
+    app = repo.graph(tool_node_graph(obedient(), world.tools()), effects=world.effects())
+    app.invoke({"messages": [("user", "add chair")]}, {"configurable": {"thread_id": "thread-7"}})
+    (turn,) = [span for span in told() if span.name == TURN]
+    assert turn.attributes["gen_ai.conversation.id"] == "thread-7"
+    assert (turn.attributes["agentgit.session.name"], turn.attributes["agentgit.branch.name"]) == ("thread-7", "main")
+
+
 def test_w12_a_turn_is_a_span_with_its_calls_and_checkpoints(repo, agent, told):
     """W12: a turn's span has its checkpoints and tool calls as children, named by the conventions, without contents."""
     agent.run(f"add {SECRET}")

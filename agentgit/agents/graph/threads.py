@@ -320,6 +320,10 @@ class ThreadRunner(BranchRunner):
         super().__init__(context, graph, settings, branch_id, thread_id)
         self._branch.asks_first = asked is not None and not asked.is_given
 
+    @property
+    def _conversation_id(self) -> str:
+        return self._branch.client_thread
+
     def iterate(self, run: Run, options: Mapping[str, Any]) -> Iterator[Any]:
         """Run one turn and yield its chunks. LangGraph's own settings for the run stay as they are in its config."""
         return self._iterate_stream(run.input, run.config, options, _internal_settings(run.config))
