@@ -19,7 +19,7 @@ from agentgit.effects.registry import Registry
 from agentgit.errors import InvalidInput
 from agentgit.handles.context import Context
 from agentgit.rollback import Planner
-from agentgit.saver.branch_saver import BranchSaver
+from agentgit.saver.branch_saver import BranchSaver, SessionSaver
 from agentgit.sessions import ExternalSession
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.sessions import StoredRow
@@ -104,6 +104,7 @@ class BranchContext:
         settings: The settings that apply to every turn.
         branch_id: The id of the branch.
         client_thread: The thread id by which the graph and its clients know the branch; None for its own.
+        shared_saver: A saver whose cache of messages the branch shares; None for a cache of its own.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class BranchContext:
         settings: TurnSettings,
         branch_id: int,
         client_thread: str | None = None,
+        shared_saver: SessionSaver | None = None,
     ) -> None:
         self.context = context
         self.graph = graph
@@ -131,7 +133,7 @@ class BranchContext:
         self.thread_id: str = row.thread_id
         self.client_thread = client_thread or row.thread_id
         """The thread id in the configs that the graph and its callers see."""
-        self.saver = BranchSaver(self.store, row.thread_id, self.client_thread)
+        self.saver = BranchSaver(self.store, row.thread_id, self.client_thread, shared_saver)
         self.saver.channels = graph.channels
         self.seen_checkpoint_id: str | None = head.checkpoint_id if head else None
         """The newest graph checkpoint that the agent has seen."""

@@ -27,6 +27,7 @@ from agentgit.async_api import LOOP
 from agentgit.errors import AgentGitError, BranchMoved, InvalidInput
 from agentgit.handles.context import Context
 from agentgit.langgraph_internals import CONFIG_KEY_CACHE
+from agentgit.saver.branch_saver import SessionSaver
 from agentgit.tracing import NO_SPAN, TracedSpan, turn_span
 
 Options = Mapping[str, Any]
@@ -55,6 +56,7 @@ class TurnRunner(DescribedGraph):
         settings: The settings that apply to every turn.
         branch_id: The branch.
         client_thread: The thread id by which the graph and its clients know the branch; None for its own.
+        shared_saver: A saver whose cache of messages the runner shares; None for a cache of its own.
     """
 
     def __init__(
@@ -64,9 +66,10 @@ class TurnRunner(DescribedGraph):
         settings: TurnSettings,
         branch_id: int,
         client_thread: str | None = None,
+        shared_saver: SessionSaver | None = None,
     ) -> None:
         super().__init__(graph)
-        self._branch = branch = BranchContext(context, graph, settings, branch_id, client_thread)
+        self._branch = branch = BranchContext(context, graph, settings, branch_id, client_thread, shared_saver)
         self._instrument()
         self._known_current_branch = branch.served.moved_to
         self._turn: Turn | None = None

@@ -42,10 +42,13 @@ class BranchSaver(SessionSaver):
         store: The store of the tenant.
         thread_id: The thread of the branch.
         client_thread: The thread id in the configs of its callers.
+        shared: Another saver of the sessions, whose cache of messages it shares; None for a cache of its own.
     """
 
-    def __init__(self, store: Store, thread_id: str, client_thread: str) -> None:
+    def __init__(self, store: Store, thread_id: str, client_thread: str, shared: SessionSaver | None = None) -> None:
         super().__init__(store)
+        if shared is not None:
+            self.serde, self._codec = shared.serde, shared.codec
         self._thread_id, self._client_thread = thread_id, client_thread
 
     def _own(self, thread: str) -> str:

@@ -148,7 +148,7 @@ class Threads:
         self, branch: StoredRow, config: RunnableConfig, graph: Graph, asked: Confirmation | None
     ) -> ThreadRunner:
         thread_id, _, _ = address(config)
-        return ThreadRunner(self.context, graph, self.wrapped.settings, branch.id, thread_id, asked)
+        return ThreadRunner(self.context, graph, self.wrapped.settings, branch.id, thread_id, self.reader, asked)
 
     def _find_point(self, session_id: int, checkpoint_id: str) -> GraphPoint | None:
         def read(connection: Connection) -> GraphPoint | None:
@@ -304,6 +304,7 @@ class ThreadRunner(BranchRunner):
         settings: The settings that apply to every turn.
         branch_id: The branch.
         thread_id: The thread id of the clients.
+        reader: The reader of the threads, whose cache of messages all runs share.
         asked: The consent that the run asks for.
     """
 
@@ -314,10 +315,11 @@ class ThreadRunner(BranchRunner):
         settings: TurnSettings,
         branch_id: int,
         thread_id: str,
+        reader: ThreadReader,
         asked: Confirmation | None = None,
     ) -> None:
         self._asked = asked  # before the graph is instrumented
-        super().__init__(context, graph, settings, branch_id, thread_id)
+        super().__init__(context, graph, settings, branch_id, thread_id, reader)
         self._branch.asks_first = asked is not None and not asked.is_given
 
     @property

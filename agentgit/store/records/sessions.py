@@ -103,9 +103,9 @@ class SessionStore:
 
     def _find_thread(self, connection: Connection, user_id: int, thread_id: str) -> int | None:
         """Return the id of a user's session that clients know by a thread id."""
-        c = SESSION.c
-        condition = and_(c.tenant_id == self.tenant_id, c.user_id == user_id, c.thread_id == thread_id)
-        return connection.execute(select(c.id).where(condition)).scalar()
+        parameters = {"tenant": self.tenant_id, "user": user_id, "thread": thread_id}
+        row = _SELECT_OF_THREAD.first(connection, parameters)
+        return row.id if row is not None else None
 
     def of_thread(self, connection: Connection, user_id: int, thread_id: str) -> int | None:
         """Return the id of the user's session for a thread of a served graph; None if there is none.
@@ -499,6 +499,13 @@ class SessionStore:
 # The statements of every turn are built once, because building one takes as long as running it.
 _this_branch = (BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.id == bindparam("branch"))
 _SELECT_BRANCH = CompiledStatement(select(BRANCH).where(*_this_branch))
+_SELECT_OF_THREAD = CompiledStatement(
+    select(SESSION.c.id).where(
+        SESSION.c.tenant_id == bindparam("tenant"),
+        SESSION.c.user_id == bindparam("user"),
+        SESSION.c.thread_id == bindparam("thread"),
+    )
+)
 _SELECT_BRANCHES = row_codes.AuthenticQuery(
     select(BRANCH)
     .where(BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.external_session_id == bindparam("session"))
