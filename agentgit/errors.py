@@ -24,7 +24,7 @@ from html import escape
 from typing import Any, ClassVar
 
 
-class AgentGitError(Exception):
+class AgentGitError(RuntimeError):
     """The base class of all errors that agentgit raises on purpose."""
 
     exit_code: ClassVar[int] = 1

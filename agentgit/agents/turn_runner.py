@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from contextvars import copy_context
 from functools import partial
 from time import monotonic
 from typing import Any, Self
@@ -278,10 +279,9 @@ class TurnRunner(DescribedGraph):
             is_completed = True
         finally:
             self._is_ending = True
-            if is_completed:
-                await asyncio.shield(asyncio.to_thread(self._end, turn, completed=True))
-            else:
-                self._end(turn, completed=False)  # without await: a cancelled task may not be resumed after one
+            # The thread begins at once, so that the branch is released even if a cancelled task is not resumed.
+            end = partial(copy_context().run, self._end, turn, completed=is_completed)
+            await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, end))
 
     async def _await_previous_turn(self) -> None:
         """Wait briefly for a turn of this agent that was cancelled, or whose stream was not read to its end.

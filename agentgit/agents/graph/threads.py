@@ -181,9 +181,12 @@ class Threads:
         if point.is_head:
             plan = rollbacks.plan_switch(point.branch.id)
             if self._requires_consent(plan):
-                return self._ask(thread, point.branch.id, Confirmation(previous=current_id, plan=describe(plan)))
+                return self._fork(thread, point, Confirmation(previous=current_id, plan=describe(plan)))
             self._reconcile(thread, point.branch.id)
             return rollbacks.read_branch(point.branch.id), None
+        if point.branch.id != current_id:  # what was reversed since that branch was left is made again
+            branch, asked = self._fork(thread, point, Confirmation(previous=current_id))
+            return self._bring_world(thread, branch, asked)
         point = self._require_target(thread, point)
         plan = rollbacks.plan(point, current_id, RollbackOptions())
         if self._requires_consent(plan):
@@ -243,13 +246,29 @@ class Threads:
             given = asked.given(task or "")
             self._remember(branch.id, given)
             return rollbacks.read_branch(branch.id), input, given
-        plan = rollbacks.plan_switch(branch.id)
-        if self._requires_consent(plan):
-            question = Confirmation(previous=asked.previous, plan=describe(plan))
-            return *self._ask(thread, branch.id, question)[:1], input, question
+        branch, question = self._bring_world(thread, branch, asked)
+        return branch, input, question
+
+    def _bring_world(
+        self, thread: _Thread, branch: StoredRow, asked: Confirmation
+    ) -> tuple[StoredRow, Confirmation | None]:
+        """Bring the world to the state of the current branch, or return the question to ask first.
+
+        Raises:
+            RollbackBlocked: It is not possible. The thread is back on the previous branch.
+        """
+        plan = thread.rollbacks.plan_switch(branch.id)
+        try:
+            requires_consent = self._requires_consent(plan)
+        except RollbackBlocked:
+            self._remember(branch.id, None)
+            thread.rollbacks.set_current_branch(asked.previous)
+            raise
+        if requires_consent:
+            return self._ask(thread, branch.id, Confirmation(previous=asked.previous, plan=describe(plan)))
         self._reconcile(thread, branch.id)
         self._remember(branch.id, None)
-        return rollbacks.read_branch(branch.id), input, None
+        return thread.rollbacks.read_branch(branch.id), None
 
     def _asking_task(self, branch: StoredRow) -> str | None:
         """Return the id of the task that waits for consent; None if none does."""
