@@ -16,6 +16,7 @@ from langgraph.prebuilt import ToolNode
 from agentgit.errors import Unavailable
 
 __all__ = [
+    "CONFIG_KEYS_OF_HOSTS",
     "CONFIG_KEY_CACHE",
     "CONFIG_KEY_CHECKPOINT_MAP",
     "CONFIG_KEY_CHECKPOINT_NS",
@@ -33,7 +34,6 @@ __all__ = [
     "PregelNode",
     "PregelScratchpad",
     "RunnableCallable",
-    "RunnableSeq",
     "channels_from_checkpoint",
     "get_function_nonlocals",
     "is_internal_key",
@@ -49,7 +49,7 @@ CHECKED_VERSION = "1.2.22"
 
 try:
     from langgraph._internal import _config, _constants, _scratchpad
-    from langgraph._internal._runnable import RunnableCallable, RunnableSeq
+    from langgraph._internal._runnable import RunnableCallable
     from langgraph.checkpoint.serde import _msgpack
     from langgraph.checkpoint.serde.types import _DeltaSnapshot as DeltaSnapshot
     from langgraph.graph.message import _messages_delta_reducer as messages_delta_reducer
@@ -57,6 +57,14 @@ try:
 
     # Keys of config["configurable"] in a running task.
     CONFIG_KEY_CACHE = _constants.CONFIG_KEY_CACHE
+    CONFIG_KEYS_OF_HOSTS = frozenset(
+        {
+            _constants.CONFIG_KEY_STREAM_MESSAGES_V2,
+            _constants.CONFIG_KEY_RUNTIME,
+            _constants.CONFIG_KEY_NODE_FINISHED,
+            _constants.CONFIG_KEY_NODE_ERROR,
+        }
+    )
     CONFIG_KEY_CHECKPOINT_MAP = _constants.CONFIG_KEY_CHECKPOINT_MAP
     CONFIG_KEY_CHECKPOINT_NS = _constants.CONFIG_KEY_CHECKPOINT_NS
     CONFIG_KEY_DURABILITY = _constants.CONFIG_KEY_DURABILITY

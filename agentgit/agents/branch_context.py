@@ -131,14 +131,14 @@ class BranchContext:
         self.served = context.registry.session(self.session_id)
         """The resources of the session in this process."""
         self.thread_id: str = row.thread_id
-        self.client_thread = client_thread or row.thread_id
+        self.client_thread = client_thread if client_thread is not None else row.thread_id
         """The thread id in the configs that the graph and its callers see."""
         self.saver = BranchSaver(self.store, row.thread_id, self.client_thread, shared_saver)
         self.saver.channels = graph.channels
         self.seen_checkpoint_id: str | None = head.checkpoint_id if head else None
         """The newest graph checkpoint that the agent has seen."""
-        self.asks_first = False
-        """True if a turn asks a person before it can act, so that the world need not be the branch's yet."""
+        self.needs_world = True
+        """False for a turn in which nothing can act, so that the world need not be as the branch left it."""
         self.interrupted_turn: Any = None
         """A `Turn` that waits for an answer, with the checkpoints and the rollback that its tools requested."""
         self.interrupted_heads: tuple[int | None, ...] = ()

@@ -23,6 +23,10 @@ TEMPLATE_REQUEST_ID = "template"
 """The request id of the operation that runs a template's calls in the world of a session created from it."""
 
 
+LONGEST_NAME = 200
+"""The most characters of the name of a session."""
+
+
 class SessionFactory:
     """Creates sessions.
 
@@ -211,5 +215,5 @@ def require_name(name: str) -> None:
     Raises:
         InvalidInput: The name is empty, or longer than 200 characters.
     """
-    if not isinstance(name, str) or not name.strip() or len(name) > 200:
-        raise InvalidInput(f"A session needs a name of 1 to 200 characters, not {name!r}.")
+    if not isinstance(name, str) or not name.strip() or len(name) > LONGEST_NAME:
+        raise InvalidInput(f"A session needs a name of 1 to {LONGEST_NAME} characters, not {name!r}.")

@@ -67,11 +67,10 @@ def test_channels_are_read_from_a_checkpoint():
     assert channels["n"].get() == 7, MOVED.format("channels_from_checkpoint")
 
 
-def test_a_node_can_begin_with_another_function():
-    """RunnableSeq and RunnableCallable put a function before a node's own; both see the config of the task."""
+def test_a_runnable_gets_the_config_of_its_task():
+    """RunnableCallable gives a function its input and the config."""
     first = internals.RunnableCallable(lambda value, config: value + config["configurable"]["more"], trace=False)
-    both = internals.RunnableSeq(first, internals.RunnableCallable(lambda value: 2 * value, trace=False))
-    assert both.invoke(1, {"configurable": {"more": 2}}) == 6, MOVED.format("RunnableSeq or RunnableCallable")
+    assert first.invoke(1, {"configurable": {"more": 2}}) == 3, MOVED.format("RunnableCallable")
 
 
 def test_a_separate_pregel_node_writes_a_mapping_to_the_channels():

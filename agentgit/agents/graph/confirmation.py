@@ -6,7 +6,7 @@ import re
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.constants import START
@@ -17,7 +17,7 @@ from agentgit.agents.branch_context import Graph
 from agentgit.effects import RollbackPlan
 from agentgit.effects.effects import COMPENSABLE
 from agentgit.effects.plan import REDO, REVERSE, PlanStep
-from agentgit.langgraph_internals import RunnableCallable, RunnableSeq
+from agentgit.langgraph_internals import CONFIG_KEY_TASK_ID, RunnableCallable
 
 KEY = "confirm"
 """The key in the metadata of a branch."""
@@ -36,30 +36,17 @@ class Confirmation:
     Args:
         previous: The branch to return to without consent.
         plan: The value of the interrupt; None if nothing was asked yet.
-        is_given: True if a person has consented.
-        task: The id of the task that asked.
     """
 
     previous: int
     plan: Mapping[str, Any] | None = None
-    is_given: bool = False
-    task: str | None = None
-
-    def given(self, task: str) -> Self:
-        """Return this with the consent that a task has got."""
-        return replace(self, is_given=True, task=task)
 
 
 def read(meta: Mapping[str, Any]) -> Confirmation | None:
     """Return the consent that a branch needs, from its metadata."""
     match meta.get(KEY):
-        case {
-            "previous": int(previous),
-            "plan": dict() | None as plan,
-            "is_given": bool(is_given),
-            "task": str() | None as task,
-        }:
-            return Confirmation(previous=previous, plan=plan, is_given=is_given, task=task)
+        case {"previous": int(previous), "plan": dict() | None as plan}:
+            return Confirmation(previous=previous, plan=plan)
     return None
 
 
@@ -78,6 +65,7 @@ def describe(plan: RollbackPlan) -> dict[str, Any]:
     steps = [
         {
             "action": step.action,
+            "call": str(step.invocation.id),
             "tool": step.invocation.tool_name,
             "args": step.invocation.args,
             "effect": step.invocation.effect,
@@ -88,9 +76,28 @@ def describe(plan: RollbackPlan) -> dict[str, Any]:
     return {"type": TYPE, "message": str(plan), "steps": steps, "resume": "true continues, anything else cancels"}
 
 
+def covers(asked: Confirmation, plan: RollbackPlan) -> bool:
+    """Return whether a person was asked about each step of a plan that needs consent."""
+    shown = [(step.get("action"), step.get("call")) for step in (asked.plan or {}).get("steps", ())]
+    return all((step.action, str(step.invocation.id)) in shown for step in plan.steps if needs_consent(step))
+
+
+def is_question(value: Any) -> bool:
+    """Return whether the value of an interrupt is a question for consent."""
+    return isinstance(value, Mapping) and value.get("type") == TYPE
+
+
 def is_resume(input: Any) -> bool:
     """Return whether the input of a run answers an interrupt."""
     return isinstance(input, Command) and input.resume is not None
+
+
+def without_answer(input: Any) -> Any:
+    """Return the input of a run without its answer, which belongs to no question of that run."""
+    if not is_resume(input):
+        return input
+    rest = replace(input, resume=None)
+    return rest if rest.update is not None or rest.goto else None
 
 
 _INTERRUPT_ID = re.compile("[0-9a-f]{32}")
@@ -115,13 +122,11 @@ def asking_copy(graph: Graph, asked: Confirmation) -> Graph:
 
     Args:
         graph: The graph; it is not modified.
-        asked: What to ask, or a consent, which the task that asked must find when it runs again.
+        asked: What to ask.
     """
-    question = _Question(asked)
+    question = _Question(asked.plan or {})
     nodes = {
-        name: node.copy({"bound": RunnableSeq(RunnableCallable(question.ask, trace=False), node.bound)})
-        for name, node in graph.nodes.items()
-        if name != START
+        name: node.copy({"bound": question.before(node.bound)}) for name, node in graph.nodes.items() if name != START
     }
     return graph.copy({"nodes": {**graph.nodes, **nodes}})
 
@@ -130,20 +135,34 @@ class _Question:
     """Asks in the first task of a run.
 
     Args:
-        asked: What to ask, or a consent.
+        value: The value of the interrupt.
     """
 
-    def __init__(self, asked: Confirmation) -> None:
-        self._asked, self._lock = asked, threading.Lock()
-        self._task: str | None = asked.task
+    def __init__(self, value: Mapping[str, Any]) -> None:
+        self._value, self._lock = value, threading.Lock()
+        self._task: str | None = None
 
-    def ask(self, input: Any, config: RunnableConfig) -> Any:
-        """Ask, and return the input of the node."""
-        task = config["configurable"]["checkpoint_ns"].rpartition(":")[2]
+    def before(self, bound: Any) -> RunnableCallable:
+        """Return a runnable that asks, then runs another one. LangGraph gives its context only to the first of a node.
+
+        Args:
+            bound: The other one.
+        """
+
+        def run(input: Any, config: RunnableConfig) -> Any:
+            self._ask(config)
+            return bound.invoke(input, config)
+
+        async def arun(input: Any, config: RunnableConfig) -> Any:
+            self._ask(config)
+            return await bound.ainvoke(input, config)
+
+        return RunnableCallable(run, arun, name=getattr(bound, "name", None), trace=False)
+
+    def _ask(self, config: RunnableConfig) -> None:
+        task = config["configurable"][CONFIG_KEY_TASK_ID]
         with self._lock:
             self._task = self._task or task
-        if task == self._task:
-            interrupt(dict(self._asked.plan or {}))
-        elif not self._asked.is_given:
+        if task != self._task:
             raise GraphInterrupt(())
-        return input
+        interrupt(dict(self._value))

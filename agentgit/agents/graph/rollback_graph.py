@@ -53,6 +53,7 @@ class RollbackGraph(Pregel[Any, Any, Any, Any]):
 
     async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
         """Run the graph on the session of the thread, as the graph's `astream`."""
+        await self.agentgit_threads.await_previous_run(self._config(config))
         run = await asyncio.to_thread(self._begin, input, config)
         stream = run.runner.aiterate(run, kwargs)
         try:
@@ -71,12 +72,19 @@ class RollbackGraph(Pregel[Any, Any, Any, Any]):
 
     async def abulk_update_state(self, config: RunnableConfig, supersteps: Sequence[Any]) -> RunnableConfig:
         """Update the state, as `bulk_update_state`."""
+        await self.agentgit_threads.await_previous_run(self._config(config))
         run = await asyncio.to_thread(self.agentgit_threads.update, self._config(config), self._plain())
         updated: RunnableConfig = await run.runner.abulk_update_state(run.config, supersteps)
         return updated
 
     def _begin(self, input: Any, config: RunnableConfig | None) -> Run:
-        return self.agentgit_threads.run(self._config(config), input, self._plain())
+        run = self.agentgit_threads.run(self._config(config), input, self._plain())
+        if run.is_declined and self.get_state(run.config).next:
+            raise InvalidInput(
+                "Nothing was done. The thread is where it was, in the middle of a run; to continue that, run it with "
+                "None."
+            )
+        return run
 
     def _config(self, config: RunnableConfig | None) -> RunnableConfig:
         """Return the config of a run, with what `with_config` has set.

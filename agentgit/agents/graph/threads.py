@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
+from weakref import WeakValueDictionary
 
 from langchain_core.runnables import RunnableConfig
 from sqlalchemy import Connection
@@ -19,7 +20,8 @@ from agentgit.errors import InvalidInput, NotFound, RollbackBlocked
 from agentgit.handles.branching import Branching
 from agentgit.handles.context import Context
 from agentgit.handles.rollbacks import RollbackOptions, Rollbacks
-from agentgit.langgraph_internals import is_internal_key
+from agentgit.handles.templates import LONGEST_NAME, require_name
+from agentgit.langgraph_internals import CONFIG_KEYS_OF_HOSTS
 from agentgit.saver.branch_saver import SessionThreads, ThreadReader
 from agentgit.saver.config import address
 from agentgit.store.queries.graph_points import GraphPoint, find_graph_point
@@ -48,6 +50,14 @@ class Threads:
         self.context, self.wrapped, self.confirm = context, wrapped, confirm
         self.reader = ThreadReader(context.store, self._find_threads)
         self.reader.channels = wrapped.graph.channels
+        self._runners: WeakValueDictionary[str, ThreadRunner] = WeakValueDictionary()
+        """The last runner of each thread, as long as something needs it."""
+
+    async def await_previous_run(self, config: RunnableConfig) -> None:
+        """Wait briefly for a run of the same thread that was cancelled, or whose stream was not read to its end."""
+        runner = self._runners.get(address(config)[0])
+        if runner is not None:
+            await runner.await_end()
 
     # -- sessions
 
@@ -73,10 +83,11 @@ class Threads:
         if session_id is not None:
             return session_id
         self.context.lookup.require_scope(connection, WRITE)
-        name, taken = thread_id, sessions.names(connection, user_id)
+        require_name(thread_id[:LONGEST_NAME])
+        name, taken = thread_id[:LONGEST_NAME], sessions.names(connection, user_id)
         number = 2
-        while name in taken:  # another session was renamed to it
-            name, number = f"{thread_id}-{number}", number + 1
+        while name in taken:  # another session was renamed to it, or has a thread id that begins in the same way
+            name, number = f"{thread_id[: LONGEST_NAME - 8]}-{number}", number + 1
         return sessions.create(connection, user_id, name, thread_id)
 
     def _find_threads(self, thread_id: str) -> SessionThreads | None:
@@ -105,15 +116,19 @@ class Threads:
         Raises:
             NotFound: The thread has no such checkpoint.
             RollbackBlocked: An effect cannot be reversed, or needs consent; nothing was done.
-            RollbackIncomplete: An undo function raised; the next run of the thread continues.
+            RollbackIncomplete: An undo function raised. The same run again continues, or `repo.resume(operation)`.
         """
         thread = self._open(config)
-        branch, asked = thread.branch, confirmation.read(as_object(thread.branch.meta))
+        branch, asked, is_declined = thread.branch, thread.asked, False
         if thread.moves_to is not None:
             branch, asked = self._move(thread, thread.moves_to)
+            input = confirmation.without_answer(input) if asked is not None else input
         elif asked is not None:
             branch, input, asked = self._answer(thread, input, asked)
-        return Run(self._runner(branch, config, graph, asked), input, _run_config(config))
+            is_declined = branch.id == thread.previous_id and input is None
+        elif confirmation.is_resume(input):
+            self._require_known_question(config)
+        return Run(self._runner(branch, config, graph, asked), input, _run_config(config), is_declined)
 
     def update(self, config: RunnableConfig, graph: Graph) -> Run:
         """Bring a thread to the point at which its state is updated. The next run brings the world to it.
@@ -126,10 +141,15 @@ class Threads:
             NotFound: The thread has no such checkpoint.
         """
         thread = self._open(config)
-        branch, asked = thread.branch, confirmation.read(as_object(thread.branch.meta))
+        branch, asked = thread.branch, thread.asked
         if thread.moves_to is not None:
-            branch, asked = self._fork(thread, thread.moves_to, Confirmation(previous=branch.id))
-        return Run(self._runner(branch, config, graph, asked), None, _run_config(config))
+            branch, asked = self._fork(thread, thread.moves_to, Confirmation(previous=thread.previous_id))
+        runner = self._runner(branch, config, graph, asked)
+        runner.leaves_world_alone()
+        ns = config["configurable"].get("checkpoint_ns")
+        own = {"checkpoint_ns": ns} if ns else {}
+        run_config = _run_config(config)
+        return Run(runner, None, {**run_config, "configurable": {**run_config["configurable"], **own}})
 
     def _open(self, config: RunnableConfig) -> _Thread:
         thread_id, _, _ = address(config)
@@ -142,13 +162,29 @@ class Threads:
                 f"Thread {thread_id} has no checkpoint {root_id}. List them: graph.get_state_history(config)."
             )
         is_here = point is None or (point.is_head and point.branch.id == branch.id)
-        return _Thread(rollbacks, branch, None if is_here else point)
+        return _Thread(rollbacks, branch, confirmation.read(as_object(branch.meta)), None if is_here else point)
+
+    def _require_known_question(self, config: RunnableConfig) -> None:
+        """Check that an answer is not for a question for consent of which nothing else is known here.
+
+        Raises:
+            InvalidInput: It is, such as in a session that was imported.
+        """
+        newest = self.reader.get_tuple(_run_config(config))
+        writes = (newest.pending_writes or []) if newest is not None else []
+        values = [one.value for _, channel, given in writes if channel == INTERRUPT for one in given]
+        if any(map(confirmation.is_question, values)):
+            raise InvalidInput(
+                "This question was asked in another database, so nothing was run. Run at an older checkpoint again."
+            )
 
     def _runner(
         self, branch: StoredRow, config: RunnableConfig, graph: Graph, asked: Confirmation | None
     ) -> ThreadRunner:
         thread_id, _, _ = address(config)
-        return ThreadRunner(self.context, graph, self.wrapped.settings, branch.id, thread_id, self.reader, asked)
+        runner = ThreadRunner(self.context, graph, self.wrapped.settings, branch.id, thread_id, self.reader, asked)
+        self._runners[thread_id] = runner
+        return runner
 
     def _find_point(self, session_id: int, checkpoint_id: str) -> GraphPoint | None:
         def read(connection: Connection) -> GraphPoint | None:
@@ -177,20 +213,20 @@ class Threads:
         Returns:
             The branch to run on, and the consent that the run asks for.
         """
-        rollbacks, current_id = thread.rollbacks, thread.branch.id
+        rollbacks, current_id, previous_id = thread.rollbacks, thread.branch.id, thread.previous_id
         if point.is_head:
             plan = rollbacks.plan_switch(point.branch.id)
             if self._requires_consent(plan):
-                return self._fork(thread, point, Confirmation(previous=current_id, plan=describe(plan)))
+                return self._fork(thread, point, Confirmation(previous=previous_id, plan=describe(plan)))
             self._reconcile(thread, point.branch.id)
             return rollbacks.read_branch(point.branch.id), None
         if point.branch.id != current_id:  # what was reversed since that branch was left is made again
-            branch, asked = self._fork(thread, point, Confirmation(previous=current_id))
+            branch, asked = self._fork(thread, point, Confirmation(previous=previous_id))
             return self._bring_world(thread, branch, asked)
         point = self._require_target(thread, point)
         plan = rollbacks.plan(point, current_id, RollbackOptions())
         if self._requires_consent(plan):
-            return self._fork(thread, point, Confirmation(previous=current_id, plan=describe(plan)))
+            return self._fork(thread, point, Confirmation(previous=previous_id, plan=describe(plan)))
         return rollbacks.read_branch(rollbacks.run(point, current_id, RollbackOptions())), None
 
     def _requires_consent(self, plan: RollbackPlan) -> bool:
@@ -230,24 +266,23 @@ class Threads:
             The branch to run on, the input of the run, and the consent that it asks for.
         """
         rollbacks, branch = thread.rollbacks, thread.branch
-        task = self._asking_task(branch) if asked.plan is not None else None
-        if asked.is_given or task is not None:
-            if not confirmation.is_resume(input):
-                if asked.is_given or input is None:
-                    return branch, input, asked if input is None else None
-                self._remember(branch.id, None)
-                return rollbacks.set_current_branch(asked.previous), input, None
-            if asked.is_given:
-                return branch, input, asked
-            if not confirmation.is_consent(input):
-                self._remember(branch.id, None)
-                return rollbacks.set_current_branch(asked.previous), None, None
-            self._reconcile(thread, branch.id)
-            given = asked.given(task or "")
-            self._remember(branch.id, given)
-            return rollbacks.read_branch(branch.id), input, given
-        branch, question = self._bring_world(thread, branch, asked)
-        return branch, input, question
+        if asked.plan is None or not self._is_waiting(branch):
+            branch, question = self._bring_world(thread, branch, asked)
+            return branch, confirmation.without_answer(input) if question is not None else input, question
+        if input is None:
+            return branch, None, asked
+        if not (confirmation.is_resume(input) and confirmation.is_consent(input)):
+            self._remember(branch.id, None)
+            input = None if confirmation.is_resume(input) else input
+            return rollbacks.set_current_branch(asked.previous), input, None
+        plan, input = rollbacks.plan_switch(branch.id), confirmation.without_answer(input)
+        if not confirmation.covers(asked, plan) and self._requires_consent(plan):
+            branch, question = self._ask(thread, branch.id, Confirmation(previous=asked.previous, plan=describe(plan)))
+            return branch, input, question
+        self._reconcile(thread, branch.id)
+        self._remember(branch.id, None)
+        # The task begins now, and asks its own questions.
+        return rollbacks.read_branch(branch.id), input, None
 
     def _bring_world(
         self, thread: _Thread, branch: StoredRow, asked: Confirmation
@@ -270,14 +305,13 @@ class Threads:
         self._remember(branch.id, None)
         return thread.rollbacks.read_branch(branch.id), None
 
-    def _asking_task(self, branch: StoredRow) -> str | None:
-        """Return the id of the task that waits for consent; None if none does."""
+    def _is_waiting(self, branch: StoredRow) -> bool:
+        """Return whether a question of a branch waits for its answer."""
         graphs = self.context.store.graphs
 
-        def read(connection: Connection) -> str | None:
+        def read(connection: Connection) -> bool:
             newest = graphs.newest(connection, branch.thread_id)
-            writes = graphs.writes(connection, newest.key) if newest is not None else []
-            return next((write.task_id for write in writes if write.channel == INTERRUPT), None)
+            return newest is not None and self.context.store.is_interrupted(connection, newest)
 
         return self.context.read(read)
 
@@ -292,12 +326,19 @@ class _Thread(NamedTuple):
     Args:
         rollbacks: The operations of its session.
         branch: Its current branch.
+        asked: The consent that the branch needs.
         moves_to: The point to roll back to first; None to continue.
     """
 
     rollbacks: Rollbacks
     branch: StoredRow
+    asked: Confirmation | None
     moves_to: GraphPoint | None
+
+    @property
+    def previous_id(self) -> int:
+        """The branch to return to without consent: the current one, unless it waits for consent itself."""
+        return self.branch.id if self.asked is None else self.asked.previous
 
 
 class Run(NamedTuple):
@@ -307,11 +348,13 @@ class Run(NamedTuple):
         runner: Runs the graph on the branch.
         input: The input.
         config: The config, without the checkpoint that it named.
+        is_declined: True if a person did not consent, so that nothing may run.
     """
 
     runner: ThreadRunner
     input: Any
     config: RunnableConfig
+    is_declined: bool = False
 
 
 class ThreadRunner(BranchRunner):
@@ -339,7 +382,16 @@ class ThreadRunner(BranchRunner):
     ) -> None:
         self._asked = asked  # before the graph is instrumented
         super().__init__(context, graph, settings, branch_id, thread_id, reader)
-        self._branch.asks_first = asked is not None and not asked.is_given
+        if asked is not None:
+            self.leaves_world_alone()
+
+    async def await_end(self) -> None:
+        """Wait briefly for the end of the turn, if it was cancelled or its stream was left."""
+        await self._await_previous_turn()
+
+    def leaves_world_alone(self) -> None:
+        """Run a turn in which nothing acts, also where another branch has changed the world."""
+        self._branch.needs_world = False
 
     @property
     def _conversation_id(self) -> str:
@@ -360,8 +412,8 @@ class ThreadRunner(BranchRunner):
 
 
 def _internal_settings(config: RunnableConfig) -> Mapping[str, Any]:
-    """Return what LangGraph has put into a config for its version 3 of streams, or a host for the graph."""
-    return {k: v for k, v in config["configurable"].items() if is_internal_key(k)}
+    """Return what LangGraph or a host has put into a config. Other settings could replace the saver, or an answer."""
+    return {k: v for k, v in config["configurable"].items() if k in CONFIG_KEYS_OF_HOSTS}
 
 
 def _root_id(configurable: Mapping[str, Any]) -> str | None:
@@ -374,4 +426,5 @@ def _root_id(configurable: Mapping[str, Any]) -> str | None:
 def _run_config(config: RunnableConfig) -> RunnableConfig:
     """Return a config without the checkpoint from which its run begins, which is the newest one then."""
     left_out = ("checkpoint_id", "checkpoint_ns", "checkpoint_map")
-    return {**config, "configurable": {k: v for k, v in config["configurable"].items() if k not in left_out}}
+    kept = {k: v for k, v in config["configurable"].items() if k not in left_out}
+    return {**config, "configurable": {**kept, "thread_id": str(kept["thread_id"])}}

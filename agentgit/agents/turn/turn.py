@@ -181,7 +181,7 @@ class Turn:
                 f"new head with agent = agent.switch({branch.name!r}), or branch off with agent.fork().",
                 head=branch.head_id,
             )
-        if not self.context.asks_first:
+        if self.context.needs_world:
             self._require_world_unchanged(connection, branch, state.world_seq)
         self.files.record_snapshot(connection, branch)
         start = _TurnStart(
@@ -327,9 +327,7 @@ class Turn:
         self.files.record_snapshot(connection, self.branch)
         world_seq = self.unit_of_work.world_seq
         changes: dict[str, Any] = (
-            {"world_seen": world_seq}
-            if (world_seq or 0) > self.branch.world_seen and not self.context.asks_first
-            else {}
+            {"world_seen": world_seq} if (world_seq or 0) > self.branch.world_seen and self.context.needs_world else {}
         )
         if completed and self.context.may_rewrite_input:
             with suppress(Corrupt):  # damaged data must not make a finished turn fail

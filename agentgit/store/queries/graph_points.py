@@ -15,6 +15,7 @@ from agentgit.store.sql import row_codes
 from agentgit.store.sql.tables import CHECKPOINT, GRAPH_CHECKPOINT
 from agentgit.store.store import Store
 from agentgit.store.threads.graph_rows import GraphCheckpoint, parse_graph_checkpoint
+from agentgit.store.threads.pending_writes import NO_WRITES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,8 +116,18 @@ def _find_target(
             "message_count": checkpoint.message_count,
             "position": _position(store, connection, branch, checkpoint, before, after),
             "workspace_snapshot_id": before.workspace_snapshot_id if before is not None else None,
+            "keeps_writes": _has_memory_of_subgraphs(store, connection, branch.thread_id),
         },
     )
+
+
+def _has_memory_of_subgraphs(store: Store, connection: Connection, thread_id: str) -> bool:
+    """Return whether a subgraph of a thread has a history of its own, which only a copy with the writes continues."""
+    c = GRAPH_CHECKPOINT.c
+    query = select(c.ns).where(
+        c.tenant_id == store.tenant_id, c.thread_id == thread_id, c.ns != "", c.ns.not_like("%:%")
+    )
+    return connection.execute(query.limit(1)).first() is not None
 
 
 def _position(
@@ -145,7 +156,8 @@ def move(row: StoredRow, point: dict[str, Any]) -> StoredRow:
         row: The row.
         point: The state, JSON-like, as `moved_to` returns it.
     """
-    changes = {**point, "state_hash": bytes.fromhex(point["state_hash"]), "pending": None, "restore_point": None}
+    changes = {**point, "state_hash": bytes.fromhex(point["state_hash"]), "restore_point": None}
+    changes["pending"] = None if point["keeps_writes"] else NO_WRITES
     return cast("StoredRow", SimpleNamespace(**{**row._asdict(), **changes}, moved_to=point))
 
 
