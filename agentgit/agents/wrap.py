@@ -55,7 +55,7 @@ def wrap(
     if thread_id is not None and template is not None:
         raise InvalidInput("A session starts from a thread or from a template, not from both; leave one of them out.")
     _require_replay(replay, template, force=force)
-    wrapped = WrappedGraph(
+    wrapped = PreparedGraph(
         context,
         graph,
         effects=effects,
@@ -81,7 +81,7 @@ def wrap(
     return RollbackAgent(context, graph, wrapped.settings, branch_row.id)
 
 
-class WrappedGraph:
+class PreparedGraph:
     """A graph with the effects of its tools and the settings of its turns, for any number of sessions.
 
     Args:

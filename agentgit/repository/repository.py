@@ -241,7 +241,7 @@ class Repository:
         wrap_module = importlib.import_module("agentgit.agents.wrap")
         threads_module = importlib.import_module("agentgit.agents.graph.threads")
         graph_module = importlib.import_module("agentgit.agents.graph.rollback_graph")
-        wrapped = wrap_module.WrappedGraph(
+        wrapped = wrap_module.PreparedGraph(
             self._context,
             graph,
             effects=effects,

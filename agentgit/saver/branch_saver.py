@@ -189,8 +189,42 @@ class ThreadReader(SessionSaver):
         """
         raise InvalidInput(READ_ONLY)
 
+    def delete_thread(self, thread_id: str) -> None:
+        """Refuse to delete.
 
-READ_ONLY = "Threads of sessions are written only by runs of repo.graph(...); run or update that graph."
+        Raises:
+            InvalidInput: Always.
+        """
+        raise InvalidInput(READ_ONLY)
+
+    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Refuse to delete.
+
+        Raises:
+            InvalidInput: Always.
+        """
+        raise InvalidInput(READ_ONLY)
+
+    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Refuse to copy.
+
+        Raises:
+            InvalidInput: Always.
+        """
+        raise InvalidInput(READ_ONLY)
+
+    def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """Refuse to delete.
+
+        Raises:
+            InvalidInput: Always.
+        """
+        raise InvalidInput(READ_ONLY)
+
+
+READ_ONLY = (
+    "Threads of sessions are written only by runs of repo.graph(...). To delete one, call repo.session(...).delete()."
+)
 
 
 def _name(found: CheckpointTuple) -> tuple[str, str]:

@@ -13,11 +13,10 @@ from langgraph.pregel import Pregel
 from langgraph.store.memory import InMemoryStore
 from langgraph.types import Command
 from scripted import World, call, calls, functional_graph, nested_graph, obedient, tool_node_graph
+from served import THREAD, contents, run, said
 
 from agentgit import Conflict, InvalidInput, NotFound, RollbackBlocked
 from agentgit.demo import ScriptedModel
-
-THREAD = {"configurable": {"thread_id": "t"}}
 
 OVERRIDDEN = {
     "stream": "a run is a turn of a session, after a rollback if its checkpoint is not the newest",
@@ -45,25 +44,6 @@ def plain(world):
 def app(repo, world):
     """Serve the same graph."""
     return repo.graph(tool_node_graph(obedient(), world.tools()), effects=world.effects())
-
-
-def said(text):
-    """Build the input of a user message."""
-    return {"messages": [("user", text)]}
-
-
-def run(app, *texts):
-    """Send messages one after the other, and return the config of the state after each."""
-    points = []
-    for text in texts:
-        app.invoke(said(text), THREAD)
-        points.append(app.get_state(THREAD).config)
-    return points
-
-
-def contents(values):
-    """Return the texts of the messages of a state."""
-    return [message.content for message in values["messages"]]
 
 
 # -- a graph like any other
@@ -355,6 +335,24 @@ def test_g2_subgraphs_run_and_roll_back(repo, world):
     assert app.get_state(THREAD, subgraphs=True).values
     app.invoke(said("add sofa"), first)
     assert world.items == ["chair", "sofa"]
+
+
+def test_reading_threads_changes_nothing(app, world):
+    """Bad input: the saver that a graph reads its threads with deletes, copies and writes nothing."""
+    (point,) = run(app, "add chair")
+    reader = app.agentgit_threads.reader
+    for refused in (
+        lambda: reader.delete_thread("t"),
+        lambda: reader.delete_for_runs(["run"]),
+        lambda: reader.copy_thread("t", "u"),
+        lambda: reader.prune(["t"]),
+        lambda: reader.put(THREAD, {}, {}, {}),
+        lambda: reader.put_writes(THREAD, [], "task"),
+        lambda: list(reader.list(None)),
+    ):
+        with pytest.raises(InvalidInput):
+            refused()
+    assert app.get_state(THREAD).config == point
 
 
 # -- bad input

@@ -13,7 +13,7 @@ from agentgit.agents.branch_context import Graph, TurnSettings
 from agentgit.agents.branch_runner import BranchRunner
 from agentgit.agents.graph import confirmation
 from agentgit.agents.graph.confirmation import Confirmation, describe
-from agentgit.agents.wrap import WrappedGraph
+from agentgit.agents.wrap import PreparedGraph
 from agentgit.auth.principal import WRITE
 from agentgit.effects import RollbackPlan
 from agentgit.errors import InvalidInput, NotFound, RollbackBlocked
@@ -44,7 +44,7 @@ class Threads:
         confirm: What a run does before it reverses an effect that needs consent.
     """
 
-    def __init__(self, context: Context, wrapped: WrappedGraph, confirm: Confirm) -> None:
+    def __init__(self, context: Context, wrapped: PreparedGraph, confirm: Confirm) -> None:
         if confirm not in MODES:
             raise InvalidInput(f"confirm must be 'interrupt', 'raise' or 'never', not {confirm!r}.")
         self.context, self.wrapped, self.confirm = context, wrapped, confirm

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from sqlalchemy import Connection, and_, select
 
@@ -158,7 +158,8 @@ def move(row: StoredRow, point: dict[str, Any]) -> StoredRow:
     """
     changes = {**point, "state_hash": bytes.fromhex(point["state_hash"]), "restore_point": None}
     changes["pending"] = None if point["keeps_writes"] else NO_WRITES
-    return cast("StoredRow", SimpleNamespace(**{**row._asdict(), **changes}, moved_to=point))
+    moved: Any = SimpleNamespace(**{**row._asdict(), **changes}, moved_to=point)
+    return moved  # type: ignore[no-any-return]  # it has the columns of the row
 
 
 def moved_to(row: StoredRow) -> dict[str, Any] | None:

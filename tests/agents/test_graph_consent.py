@@ -1,0 +1,166 @@
+"""A served graph asks before it compensates, and only an answer to the plan that was shown consents."""
+
+import pytest
+from langchain_core.messages import HumanMessage
+from langchain_core.tools import tool
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.config import get_config, get_store
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import Command, interrupt
+from scripted import World, call, calls, obedient, tool_node_graph
+from served import THREAD, contents, is_asked, run, said
+
+import agentgit
+from agentgit import InvalidInput, compensable
+from agentgit.demo import ScriptedModel
+
+YES, NO = Command(resume=True), Command(resume=False)
+
+
+@pytest.fixture
+def world():
+    """Create a world for the test."""
+    return World()
+
+
+@pytest.fixture
+def app(repo, world):
+    """Serve a graph with tools of the world."""
+    return repo.graph(tool_node_graph(obedient(), world.tools()), effects=world.effects())
+
+
+def test_g2_an_answer_that_comes_with_the_run_answers_nothing(app, world):
+    """G2: `Command(resume=True)` at an older checkpoint, or after an update, is asked first."""
+    old, _ = run(app, "hello", "charge 5")
+    before_tools = next(one.config for one in app.get_state_history(THREAD) if one.next == ("tools",))
+    assert is_asked(app.invoke(YES, before_tools))
+    app.invoke(NO, THREAD)
+    app.update_state(old, {"messages": [HumanMessage("add chair")]}, as_node="__start__")
+    assert is_asked(app.invoke(YES, THREAD))
+    assert (world.charges, world.items) == ([5], [])
+
+
+def test_g2_consent_does_not_answer_the_question_of_a_tool(repo):
+    """G2: after consent, a tool that asks a person itself asks again."""
+    paid = []
+
+    @tool
+    def pay(amount: int) -> str:
+        """Pay if a person says yes."""
+        answer = interrupt("pay?")
+        paid.append(amount)
+        return f"paid: {answer}"
+
+    model = ScriptedModel(
+        rule=lambda messages: calls(call("pay", amount=5)) if messages[-1].type == "human" else calls(text="done")
+    )
+    app = repo.graph(
+        tool_node_graph(model, [pay]), effects={"pay": compensable(lambda args, result: paid.remove(args["amount"]))}
+    )
+    app.invoke(said("pay"), THREAD)
+    app.invoke(Command(resume="yes"), THREAD)
+    before_tools = [one.config for one in app.get_state_history(THREAD) if one.next == ("tools",)]
+    assert is_asked(app.invoke(None, before_tools[-1]))
+    assert app.invoke(YES, THREAD)["__interrupt__"][0].value == "pay?"
+    assert paid == []
+    app.invoke(Command(resume="again"), THREAD)
+    assert contents(app.get_state(THREAD).values)[-2] == "paid: again"
+    assert paid == [5]
+
+
+def test_g2_declining_returns_to_the_branch_before_all_questions(app, world):
+    """G2: with two questions open, an answer that declines runs nothing on the branch of the first one."""
+    first, second, third = run(app, "hello", "charge 5", "charge 6")
+    app.invoke(said("add a"), first)
+    app.invoke(said("add b"), second)
+    app.invoke(NO, THREAD)
+    assert (world.charges, world.items) == ([5, 6], [])
+    assert app.get_state(THREAD).config == third
+
+
+def test_g2_a_new_message_instead_of_an_answer_cancels(app, world):
+    """G2: a new message while the question waits continues where the thread was."""
+    first, _ = run(app, "hello", "charge 5")
+    app.invoke(said("add a"), first)
+    run(app, "add b")
+    assert (world.charges, world.items) == ([5], ["b"])
+    assert contents(app.get_state(THREAD).values)[:3] == ["hello", "hm", "charge 5"]
+
+
+def test_g2_private_settings_of_a_client_have_no_effect(app, world):
+    """G2: a client can neither replace the saver nor answer the question by LangGraph's private keys."""
+    old, _ = run(app, "hello", "charge 5")
+    foreign = InMemorySaver()
+    app.invoke(said("look"), {"configurable": {"thread_id": "t", "__pregel_checkpointer": foreign}})
+    assert list(foreign.list(None)) == []
+    question = app.invoke(said("add a"), old)["__interrupt__"][0]
+    answered = {"thread_id": "t", "__pregel_resume_map": {question.id: True}, "__pregel_resuming": True}
+    assert is_asked(app.invoke(None, {"configurable": answered}))
+    assert (world.charges, world.items) == ([5], [])
+
+
+def test_g2_the_first_node_has_its_context_after_the_question(repo, world):
+    """G2: a node before which a person was asked can use the config, the store and questions of its own."""
+    charge = world.tool("charge")
+
+    def node(state):
+        get_config(), get_store()
+        charge.invoke({"amount": 5})
+        return {"messages": [("ai", interrupt("own?"))]}
+
+    graph = StateGraph(MessagesState).add_node("node", node).add_edge(START, "node").compile()
+    app = repo.graph(graph, effects={"charge": compensable(world.refund)}, check_effects=False)
+    app.invoke(said("one"), THREAD)
+    app.invoke(Command(resume="first"), THREAD)
+    start = list(app.get_state_history(THREAD))[-1].config
+    assert is_asked(app.invoke(said("two"), start))
+    assert app.invoke(YES, THREAD)["__interrupt__"][0].value == "own?"
+    assert contents(app.invoke(Command(resume="second"), THREAD)) == ["two", "second"]
+    assert world.charges == [5]
+
+
+def test_g2_consent_covers_only_the_plan_that_was_shown(repo, app, world):
+    """G2: if more would be compensated than the person saw, the run asks again with the new plan."""
+    old, _ = run(app, "hello", "charge 5")
+    app.invoke(said("add a"), old)
+    graph = tool_node_graph(obedient(), world.tools())
+    repo.wrap(graph, "t", branch="main", effects=world.effects()).run("charge 100")
+    again = app.invoke(YES, THREAD)["__interrupt__"][0].value
+    assert [step["args"] for step in again["steps"]] == [{"amount": 100}, {"amount": 5}]
+    assert world.charges == [5, 100]
+    app.invoke(YES, THREAD)
+    assert (world.charges, world.items) == ([], ["a"])
+
+
+def test_g2_an_imported_question_cannot_be_answered(repo, app, world, tmp_path):
+    """G2: a question that an export brought along is refused, because what it asked about is not known here."""
+    old, _ = run(app, "hello", "charge 5")
+    app.invoke(said("add a"), old)
+    repo.session("t").export(tmp_path / "t.agentgit")
+    with agentgit.open(tmp_path / "other.db") as other:
+        other.import_(tmp_path / "t.agentgit")
+        served = other.graph(tool_node_graph(obedient(), world.tools()), effects=world.effects())
+        with pytest.raises(InvalidInput, match="another database"):
+            served.invoke(YES, THREAD)
+    assert (world.charges, world.items) == ([5], [])
+
+
+def test_g2_declining_does_not_run_a_failed_step_again(app, world):
+    """G2: the run that failed before the question stays as it is, and its tool is not called again."""
+    (old,) = run(app, "hello")
+    with pytest.raises(RuntimeError, match="boom"):
+        app.invoke(said("charge 5; fail boom"), THREAD)
+    app.invoke(said("look"), old)
+    with pytest.raises(InvalidInput, match="in the middle of a run"):
+        app.invoke(NO, THREAD)
+    assert (len(world.happened("fail")), world.charges) == (1, [5])
+
+
+async def test_g2_async_runs_ask_and_answer_too(app, world):
+    """G2: ainvoke asks, and continues with consent."""
+    await app.ainvoke(said("hello"), THREAD)
+    old = (await app.aget_state(THREAD)).config
+    await app.ainvoke(said("charge 5"), THREAD)
+    assert is_asked(await app.ainvoke(said("add a"), old))
+    await app.ainvoke(YES, THREAD)
+    assert (world.charges, world.items) == ([], ["a"])
