@@ -116,7 +116,7 @@ _table(
     "external_session",
     _id("id", key=True), _id("user_id"), _words("session_name"), _words("thread_id", null=True),
     _moment("created_at"), _moment("updated_at"), _flag("is_active"), _id("current_branch_id", null=True),
-    _bytes("meta"), _mac(), _unique("user_id", "session_name"), _unique("user_id", "thread_id"),
+    _bytes("meta"), _mac(), _unique("user_id", "session_name"), _index("user_id", "thread_id"),
     _index("user_id", "updated_at", "id"),
 )  # fmt: skip
 _table(

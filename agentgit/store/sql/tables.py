@@ -103,7 +103,7 @@ class ExternalSessionRow(TableRow, table=True):
     __tablename__ = "external_session"
     __table_args__ = (
         UniqueConstraint("tenant_id", "user_id", "session_name"),
-        UniqueConstraint("tenant_id", "user_id", "thread_id"),
+        Index(None, "tenant_id", "user_id", "thread_id"),
         Index(None, "tenant_id", "user_id", "updated_at", "id"),
     )
 
