@@ -143,8 +143,8 @@ class RollbackAgent(BranchReader):
         Args:
             to: A Checkpoint, its id, a tag, its name, `branch`, `branch#7`, `branch~2`, `HEAD`, `HEAD~1`, or
                 `message:<id>` for the point before a user's message.
-            tools: `reverse`, `keep` (leave the world alone) or `require_clean` (refuse if any effect would have to be
-                reversed).
+            tools: `reverse`, `reversible` (reverse only reversible effects), `keep` (leave the world alone) or
+                `require_clean` (refuse if any effect would have to be reversed).
             files: True to restore the files of the workspace, if one is attached. The current files are first kept in
                 a safety snapshot.
             conversation: False to reverse only effects and restore only files, and stay on this branch.

@@ -203,8 +203,8 @@ class BranchReader(BranchRunner):
 
         Args:
             to: A Checkpoint, its id, a tag, its name, `branch`, `branch#7`, `branch~2`, `HEAD`, `HEAD~1`.
-            tools: `reverse`, `keep` (leave the world alone) or `require_clean` (refuse if any effect would have to be
-                reversed).
+            tools: `reverse`, `reversible` (reverse only reversible effects), `keep` (leave the world alone) or
+                `require_clean` (refuse if any effect would have to be reversed).
             files: False to leave the files of the workspace alone.
             conversation: False to plan only for effects and files.
             replay: `record`, `redo` or `execute`, as `rollback` describes them.

@@ -133,8 +133,8 @@ class PreparedGraph:
             store = context.store
             adapter = attach_workspace(workspace, holder=str(store.tenant_id), excluded_paths=store.database.files)
         self.context, self.graph = context, graph
-        self._declared_effects = [(name, effect) for name, effect in effects_by_tool.items() if effect is not None]
-        self._declared_effects += [
+        self.tool_effects = [(name, effect) for name, effect in effects_by_tool.items() if effect is not None]
+        self.tool_effects += [
             (tool.name, own_effect)
             for tool in referenced_tools(graph)
             if tool.name not in effects_by_tool and (own_effect := declared_on(tool)) is not None
@@ -152,7 +152,7 @@ class PreparedGraph:
 
     def declare_tools(self, session_id: int) -> None:
         """Declare the tools of the graph, with their undo functions, for a session."""
-        self.context.registry.declare(session_id, self._declared_effects, self._runners)
+        self.context.registry.declare(session_id, self.tool_effects, self._runners)
 
     def attach(self, session_id: int) -> None:
         """Make the tools, the workspace and agents of the graph available to a session in this process."""

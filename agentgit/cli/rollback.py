@@ -32,7 +32,8 @@ Tools = Annotated[
     typer.Option(
         "--tools",
         metavar="WHAT",
-        help="What to do with later effects: reverse, keep, or require_clean (refuse if there are any).",
+        help="What to do with later effects: reverse, reversible (only reversible ones), keep, or require_clean "
+        "(refuse if there are any).",
     ),
 ]
 Replay = Annotated[

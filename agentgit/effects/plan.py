@@ -19,8 +19,9 @@ GONE = "gone"
 REDO = "redo"
 ANSWER = "answer"
 
-TOOLS_MODES = ("reverse", "keep", "require_clean")
-"""How a rollback treats effects: reverse them, leave the world alone, or refuse if any would have to be reversed."""
+TOOLS_MODES = ("reverse", "reversible", "keep", "require_clean")
+"""How a rollback treats effects: reverse them all; reverse the reversible ones and keep the others; leave the world
+alone; or refuse if any would have to be reversed."""
 
 RECORD, EXECUTE = "record", "execute"
 REPLAY_MODES = (RECORD, REDO, EXECUTE)
@@ -366,6 +367,9 @@ def _plan_call(call: ToolInvocation, undo_obstacle: ReasonFunction, tools: str) 
         reason += f"; its tool started {call.runs} times to ask a person, so what it does before asking ran each time"
     if tools == "keep" and action != KEEP:
         return PlanStep(action=KEEP, invocation=call, why="the world is left alone, as requested")
+    is_reversible = action == REVERSE and call.effect != effects.COMPENSABLE
+    if tools == "reversible" and action != KEEP and not is_reversible and call.status != invocation.INTENDED:
+        return PlanStep(action=KEEP, invocation=call, why=f"only reversible effects are reversed; {reason}")
     if tools == "require_clean" and action == REVERSE:
         return PlanStep(
             action=BLOCK, invocation=call, why="it would have to be reversed, but a clean world is required"

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping
+from typing import Protocol
+from weakref import WeakSet
 
 from agentgit.effects.declarations import ALL
 from agentgit.effects.effects import (
@@ -27,6 +30,7 @@ from agentgit.effects.served_sessions import (
     ServedSessions,
     ToolEffectPairs,
     ToolRunner,
+    effect_identity,
 )
 from agentgit.errors import NotFound
 
@@ -36,6 +40,17 @@ ALL_SESSIONS = 0
 ROLE_NAMES = {"undo": "undo function", "verify": "verify", "precheck": "precheck"}
 
 DECLARE_HINT = "wrap the graph again, or name the module that declares it: trust=[...], --trust MODULE"
+
+
+class ServedGraph(Protocol):
+    """A graph that serves any session of a repository."""
+
+    @property
+    def tool_effects(self) -> ToolEffectPairs:
+        """The effects of its tools."""
+
+    def declare_tools(self, session_id: int) -> None:
+        """Declare its tools for a session."""
 
 
 class Registry:
@@ -55,6 +70,8 @@ class Registry:
 
     def __init__(self, defaults: Mapping[str, Effect] | None = None) -> None:
         self.sessions = ServedSessions()
+        self.graphs: WeakSet[ServedGraph] = WeakSet()
+        """The graphs that serve any session."""
         self._for_all = NO_DECLARATIONS
         self._deferred: list[Callable[[], None]] = []
         self._lock = threading.RLock()
@@ -90,6 +107,21 @@ class Registry:
             return
         with self._lock:
             self._for_all = self._for_all.extended(effects, runners or {})
+
+    def declare_served_tools(self, session_id: int) -> None:
+        """Declare the tools of the served graphs for a session that no graph has run in this process.
+
+        A graph is left out if another one has a different tool of the same name: it is not known which of them ran.
+        """
+        if not self.graphs or self.sessions.declarations(session_id) is not NO_DECLARATIONS:
+            return
+        graphs, namesakes = [*self.graphs], defaultdict[str, set[Hashable]](set)
+        for graph in graphs:
+            for name, effect in graph.tool_effects:
+                namesakes[name].add(effect_identity(effect))
+        for graph in graphs:
+            if all(len(namesakes[name]) == 1 for name, _ in graph.tool_effects):
+                graph.declare_tools(session_id)
 
     def session(self, session_id: int) -> ServedSession:
         """Return what this process holds for a session. It is kept only for as long as the caller refers to it."""

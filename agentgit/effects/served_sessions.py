@@ -89,10 +89,7 @@ class Declarations:
                 (place, tuple((path, name, _identity(function)) for path, (name, function) in by_path.items()))
                 for place, by_path in self.functions.items()
             ),
-            tuple(
-                (tool_name, *(_identity(getattr(effect, one.name)) for one in fields(effect)))
-                for tool_name, effect in self.effects.items()
-            ),
+            tuple((tool_name, effect_identity(effect)) for tool_name, effect in self.effects.items()),
             tuple((tool_name, _identity(runner)) for tool_name, runner in self.runners.items()),
         )
 
@@ -109,6 +106,11 @@ def _try_import(path: str) -> Undo | str:
         return import_function(path)
     except (NotFound, InvalidInput) as error:
         return str(error)
+
+
+def effect_identity(effect: Effect) -> Hashable:
+    """Return a key that is equal for effects with the same functions."""
+    return tuple(_identity(getattr(effect, one.name)) for one in fields(effect))
 
 
 def _identity(value: Any) -> Hashable:

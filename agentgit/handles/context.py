@@ -185,6 +185,7 @@ class SessionAccess:
         Raises:
             NotFound, NotAllowed: The principal does not have that role.
         """
+        self.context.registry.declare_served_tools(self.session_id)
         return self.context.lookup.session(connection, self.session_id, required_role)
 
     def find_branch(self, connection: Connection, ref: BranchRef, required_role: Role = VIEWER) -> StoredRow:

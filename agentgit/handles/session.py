@@ -182,7 +182,8 @@ class Session(SessionReader):
         Args:
             to: The checkpoint to go back to.
             branch: The branch to leave; None is the current one.
-            tools: `reverse`, `keep` (leave the world alone) or `require_clean` (refuse if anything is to be reversed).
+            tools: `reverse`, `reversible` (reverse only reversible effects), `keep` (leave the world alone) or
+                `require_clean` (refuse if anything is to be reversed).
             files: True to restore the files of the workspace, if one is attached. A safety snapshot keeps their
                 previous content.
             conversation: False to roll back only tool effects and files, and stay on the branch.

@@ -283,7 +283,8 @@ class SessionReader:
         Args:
             to: The checkpoint to go back to.
             branch: The branch to leave; None is the current one.
-            tools: `reverse`, `keep` (leave the world alone) or `require_clean` (refuse if anything is to be reversed).
+            tools: `reverse`, `reversible` (reverse only reversible effects), `keep` (leave the world alone) or
+                `require_clean` (refuse if anything is to be reversed).
             files: False to leave the files of the workspace alone.
             conversation: False to plan only for tool effects and files.
             replay: `record`, `redo` or `execute`; see `rollback`.

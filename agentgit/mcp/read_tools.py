@@ -103,8 +103,8 @@ After = Annotated[
 Tools = Annotated[
     str,
     Field(
-        description="What to do with the effects of later tool calls. reverse: undo them. keep: keep them. "
-        "require_clean: fail if there are any."
+        description="What to do with the effects of later tool calls. reverse: undo them. reversible: undo only "
+        "reversible ones. keep: keep them. require_clean: fail if there are any."
     ),
 ]
 Files = Annotated[bool, Field(description="False if the rollback must not change the files of the workspace.")]

@@ -40,6 +40,7 @@ from agentgit.store.transfer.summary import TransferSummary
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
     from agentgit.agents.branch_context import AutoCheckpoint
+    from agentgit.agents.graph.host_saver import HostSaver
     from agentgit.agents.graph.rollback_graph import RollbackGraph
     from agentgit.agents.graph.threads import Confirm
     from agentgit.agents.wrap import FenceMode
@@ -252,6 +253,28 @@ class Repository:
         )
         served: RollbackGraph = graph_module.make_graph(threads_module.Threads(self._context, wrapped, confirm))
         return served
+
+    def saver(self) -> HostSaver:
+        """Return the saver to give a host beside the graphs of `graph`, whose threads are sessions of this user.
+
+        A host that has its own API for threads deletes, copies and prunes sessions with it, and cancels a run with a
+        rollback to the point before it. Only the runs of the graphs write.
+
+        Example:
+            >>> import agentgit
+            >>> from agentgit.demo import EFFECTS, build, open_shop
+            >>> repo = agentgit.open(":memory:")
+            >>> app = repo.graph(build(open_shop("hosted.db")), effects=EFFECTS)
+            >>> answer = app.invoke({"messages": [("user", "hello")]}, {"configurable": {"thread_id": "support-42"}})
+            >>> saver = repo.saver()
+            >>> saver.copy_thread("support-42", "support-43")
+            >>> saver.delete_thread("support-42")
+            >>> [session.session_name for session in repo.sessions()]
+            ['support-43']
+        """
+        saver_module = importlib.import_module("agentgit.agents.graph.host_saver")  # late, as in `wrap`
+        saver: HostSaver = saver_module.HostSaver(self._context)
+        return saver
 
     def import_langgraph(
         self,
@@ -526,6 +549,7 @@ class Repository:
         """
         target = self.operation(operation.id if isinstance(operation, Operation) else operation)
         self._context.read(lambda c: self._context.authorize(c, target.external_session_id))
+        self._context.registry.declare_served_tools(target.external_session_id)
         with self._context.recording_moves(target.external_session_id):
             return self._context.engine().resume(target.id, force=force)
 

@@ -64,11 +64,11 @@ class Request:
             raise InvalidInput(f"request_id must be a printable string of 1 to 64 characters, not {self.request_id!r}.")
         if not self.conversation:
             self._require_world_only()
-        if self.replay == EXECUTE and self.tools == "keep":
+        if self.replay == EXECUTE and self.tools in ("keep", "reversible"):
             raise InvalidInput(
-                "replay='execute' reverses the calls of the path and then makes them again; with tools='keep' they "
-                "would happen twice. Leave tools out. For a fresh world, start a new session: "
-                "repo.wrap(graph, 'NEW NAME', template='SESSION@CHECKPOINT', replay='execute')."
+                "replay='execute' reverses the calls of the path and then makes them again; with "
+                f"tools={self.tools!r}, effects that stay would happen twice. Leave tools out. For a fresh world, start "
+                "a new session: repo.wrap(graph, 'NEW NAME', template='SESSION@CHECKPOINT', replay='execute')."
             )
 
     def _require_world_only(self) -> None:

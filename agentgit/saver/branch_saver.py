@@ -81,7 +81,7 @@ class SessionThreads(NamedTuple):
 
 
 class ThreadReader(SessionSaver):
-    """Reads the branches of a session as one thread. It does not write: only a turn of a session writes to it.
+    """Reads the branches of a session as one thread. Only a turn of a session writes to it.
 
     Args:
         store: The store of the tenant.
@@ -189,41 +189,9 @@ class ThreadReader(SessionSaver):
         """
         raise InvalidInput(READ_ONLY)
 
-    def delete_thread(self, thread_id: str) -> None:
-        """Refuse to delete.
-
-        Raises:
-            InvalidInput: Always.
-        """
-        raise InvalidInput(READ_ONLY)
-
-    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """Refuse to delete.
-
-        Raises:
-            InvalidInput: Always.
-        """
-        raise InvalidInput(READ_ONLY)
-
-    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """Refuse to copy.
-
-        Raises:
-            InvalidInput: Always.
-        """
-        raise InvalidInput(READ_ONLY)
-
-    def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """Refuse to delete.
-
-        Raises:
-            InvalidInput: Always.
-        """
-        raise InvalidInput(READ_ONLY)
-
 
 READ_ONLY = (
-    "Threads of sessions are written only by runs of repo.graph(...). To delete one, call repo.session(...).delete()."
+    "Threads of sessions are written only by runs of repo.graph(...). A host deletes and copies them with repo.saver()."
 )
 
 

@@ -13,6 +13,8 @@ from agentgit.agents.branch_context import Graph, TurnSettings
 from agentgit.agents.branch_runner import BranchRunner
 from agentgit.agents.graph import confirmation
 from agentgit.agents.graph.confirmation import Confirmation, describe
+from agentgit.agents.graph.host_saver import HostSaver
+from agentgit.agents.graph.thread_sessions import ThreadSessions
 from agentgit.agents.wrap import PreparedGraph
 from agentgit.auth.principal import WRITE
 from agentgit.effects import RollbackPlan
@@ -22,9 +24,8 @@ from agentgit.handles.context import Context
 from agentgit.handles.rollbacks import RollbackOptions, Rollbacks
 from agentgit.handles.templates import LONGEST_NAME, require_name
 from agentgit.langgraph_internals import CONFIG_KEYS_OF_HOSTS
-from agentgit.saver.branch_saver import SessionThreads, ThreadReader
 from agentgit.saver.config import address
-from agentgit.store.queries.graph_points import GraphPoint, find_graph_point
+from agentgit.store.queries.graph_points import GraphPoint
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.threads.graph_rows import INTERRUPT
 from agentgit.values import as_object
@@ -35,7 +36,7 @@ Confirm = Literal["interrupt", "raise", "never"]
 MODES = ("interrupt", "raise", "never")
 
 
-class Threads:
+class Threads(ThreadSessions):
     """The threads of a served graph.
 
     Args:
@@ -47,8 +48,10 @@ class Threads:
     def __init__(self, context: Context, wrapped: PreparedGraph, confirm: Confirm) -> None:
         if confirm not in MODES:
             raise InvalidInput(f"confirm must be 'interrupt', 'raise' or 'never', not {confirm!r}.")
-        self.context, self.wrapped, self.confirm = context, wrapped, confirm
-        self.reader = ThreadReader(context.store, self._find_threads)
+        super().__init__(context)
+        self.wrapped, self.confirm = wrapped, confirm
+        context.registry.graphs.add(wrapped)
+        self.reader = HostSaver(context)
         self.reader.channels = wrapped.graph.channels
         self._runners: WeakValueDictionary[str, ThreadRunner] = WeakValueDictionary()
         """The last runner of each thread, as long as something needs it."""
@@ -60,12 +63,6 @@ class Threads:
             await runner.await_end()
 
     # -- sessions
-
-    def find(self, thread_id: str) -> int | None:
-        """Return the id of the session of a thread; None if there is none."""
-        return self.context.read(
-            lambda connection: self.context.store.sessions.of_thread(connection, self.context.user.id, thread_id)
-        )
 
     def ensure(self, thread_id: str) -> int:
         """Return the id of the session of a thread, which is created if there is none.
@@ -89,19 +86,6 @@ class Threads:
         while name in taken:  # another session was renamed to it, or has a thread id that begins in the same way
             name, number = f"{thread_id[: LONGEST_NAME - 8]}-{number}", number + 1
         return sessions.create(connection, user_id, name, thread_id)
-
-    def _find_threads(self, thread_id: str) -> SessionThreads | None:
-        session_id = self.find(thread_id)
-        if session_id is None:
-            return None
-
-        def read(connection: Connection) -> SessionThreads:
-            session = self.context.lookup.session(connection, session_id)
-            rows = self.context.store.sessions.branches(connection, session_id)
-            current = next(row.thread_id for row in rows if row.id == session.current_internal_session_id)
-            return SessionThreads(current, [row.thread_id for row in rows])
-
-        return self.context.read(read)
 
     # -- runs
 
@@ -156,7 +140,7 @@ class Threads:
         session_id, root_id = self.ensure(thread_id), _root_id(config["configurable"])
         rollbacks = Rollbacks(self.context, session_id)
         branch = rollbacks.read_branch(None)
-        point = self._find_point(session_id, root_id) if root_id else None
+        point = self.find_point(session_id, root_id) if root_id else None
         if root_id and point is None:
             raise NotFound(
                 f"Thread {thread_id} has no checkpoint {root_id}. List them: graph.get_state_history(config)."
@@ -186,27 +170,6 @@ class Threads:
         self._runners[thread_id] = runner
         return runner
 
-    def _find_point(self, session_id: int, checkpoint_id: str) -> GraphPoint | None:
-        def read(connection: Connection) -> GraphPoint | None:
-            session = self.context.lookup.session(connection, session_id)
-            return find_graph_point(
-                self.context.store, connection, session_id, session.current_internal_session_id, checkpoint_id
-            )
-
-        return self.context.read(read)
-
-    def _require_target(self, thread: _Thread, point: GraphPoint) -> GraphPoint:
-        """Return a point with a checkpoint to roll back to; if its branch has none after the point, make one."""
-        if point.target is not None:
-            return point
-        branching = Branching(self.context, thread.rollbacks.session_id)
-        snapshot = branching.take_snapshot("rollback")
-        self.context.change(lambda c: branching.ensure_checkpoint(c, point.branch.id, snapshot))
-        found = self._find_point(thread.rollbacks.session_id, point.checkpoint.key.checkpoint_id)
-        if found is None:
-            raise NotFound("The checkpoint was deleted. Nothing was run.")
-        return found
-
     def _move(self, thread: _Thread, point: GraphPoint) -> tuple[StoredRow, Confirmation | None]:
         """Roll back to a point, or switch to the branch whose head it is.
 
@@ -223,7 +186,7 @@ class Threads:
         if point.branch.id != current_id:  # what was reversed since that branch was left is made again
             branch, asked = self._fork(thread, point, Confirmation(previous=previous_id))
             return self._bring_world(thread, branch, asked)
-        point = self._require_target(thread, point)
+        point = self.require_target(thread.rollbacks.session_id, point)
         plan = rollbacks.plan(point, current_id, RollbackOptions())
         if self._requires_consent(plan):
             return self._fork(thread, point, Confirmation(previous=previous_id, plan=describe(plan)))
@@ -251,7 +214,7 @@ class Threads:
 
     def _fork(self, thread: _Thread, point: GraphPoint, asked: Confirmation) -> tuple[StoredRow, Confirmation]:
         """Continue on a new branch, and leave the world as it is until a run has brought it to that branch."""
-        point = self._require_target(thread, point)
+        point = self.require_target(thread.rollbacks.session_id, point)
         branching = Branching(self.context, thread.rollbacks.session_id)
         return self._ask(thread, branching.fork(thread.branch.id, point, None, None), asked)
 
@@ -377,7 +340,7 @@ class ThreadRunner(BranchRunner):
         settings: TurnSettings,
         branch_id: int,
         thread_id: str,
-        reader: ThreadReader,
+        reader: HostSaver,
         asked: Confirmation | None = None,
     ) -> None:
         self._asked = asked  # before the graph is instrumented

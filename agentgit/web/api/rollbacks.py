@@ -14,7 +14,7 @@ from agentgit.web.api.responses import JsonResponse
 
 router = APIRouter(tags=["rollbacks"])
 
-Tools = Literal["reverse", "keep", "require_clean"]
+Tools = Literal["reverse", "reversible", "keep", "require_clean"]
 Replay = Literal["record", "redo", "execute"]
 OnFailure = Literal["stop", "continue"]
 REF = Field(min_length=1, max_length=300, description="A checkpoint: `main#3`, `HEAD~1`, a name, a tag or an id.")

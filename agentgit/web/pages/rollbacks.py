@@ -21,7 +21,7 @@ from agentgit.web.security import require_same_site
 router = APIRouter()
 
 Checkbox = Annotated[bool, Form()]
-Tools = Literal["reverse", "keep", "require_clean"]
+Tools = Literal["reverse", "reversible", "keep", "require_clean"]
 
 
 @router.get("/sessions/{session_id}/rollback")
