@@ -17,6 +17,12 @@ $(BIN)/.ready: requirements/dev.txt pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
+# The server of LangGraph, for the tests that run it: it needs other versions than .venv has.
+.venv-host/.ready: requirements/host.txt
+	$(PYTHON) -m venv --clear .venv-host
+	.venv-host/bin/pip install --quiet --disable-pip-version-check --requirement requirements/host.txt
+	@touch $@
+
 demo: $(BIN)/.ready
 	@$(BIN)/agentgit demo
 
@@ -25,7 +31,7 @@ test: $(BIN)/.ready
 	$(BIN)/pytest -n $(WORKERS) -m "not long"
 
 # Those, and then everything else.
-test-all: test
+test-all: test .venv-host/.ready
 	$(BIN)/pytest -n $(WORKERS) -m long
 
 check: $(BIN)/.ready
@@ -49,6 +55,9 @@ pins:
 	$(PYTHON) -m venv --clear .venv
 	$(BIN)/pip install --quiet --upgrade --editable ".[dev]"
 	$(BIN)/pip list --format=freeze --exclude-editable --exclude pip --exclude setuptools > requirements/dev.txt
+	$(PYTHON) -m venv --clear .venv-host
+	.venv-host/bin/pip install --quiet --upgrade ".[server]" langchain "langgraph-cli[inmem]"
+	.venv-host/bin/pip list --format=freeze --exclude agentgit --exclude pip --exclude setuptools > requirements/host.txt
 
 clean:
-	rm -rf .venv dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-host dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -72,6 +72,8 @@ class Registry:
         self.sessions = ServedSessions()
         self.graphs: WeakSet[ServedGraph] = WeakSet()
         """The graphs that serve any session."""
+        self.running_calls: set[int] = set()
+        """The ids of the calls that run in this process, also in the thread of a turn that was cancelled."""
         self._for_all = NO_DECLARATIONS
         self._deferred: list[Callable[[], None]] = []
         self._lock = threading.RLock()

@@ -67,8 +67,8 @@ class Request:
         if self.replay == EXECUTE and self.tools in ("keep", "reversible"):
             raise InvalidInput(
                 "replay='execute' reverses the calls of the path and then makes them again; with "
-                f"tools={self.tools!r}, effects that stay would happen twice. Leave tools out. For a fresh world, start "
-                "a new session: repo.wrap(graph, 'NEW NAME', template='SESSION@CHECKPOINT', replay='execute')."
+                f"tools={self.tools!r}, effects that stay would happen twice. Leave tools out. For a fresh world, "
+                "start a new session: repo.wrap(graph, 'NEW NAME', template='SESSION@CHECKPOINT', replay='execute')."
             )
 
     def _require_world_only(self) -> None:

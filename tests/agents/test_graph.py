@@ -338,14 +338,10 @@ def test_g2_subgraphs_run_and_roll_back(repo, world):
 
 
 def test_reading_threads_changes_nothing(app, world):
-    """Bad input: the saver that a graph reads its threads with deletes, copies and writes nothing."""
+    """Bad input: the saver that a graph reads its threads with writes nothing."""
     (point,) = run(app, "add chair")
     reader = app.agentgit_threads.reader
     for refused in (
-        lambda: reader.delete_thread("t"),
-        lambda: reader.delete_for_runs(["run"]),
-        lambda: reader.copy_thread("t", "u"),
-        lambda: reader.prune(["t"]),
         lambda: reader.put(THREAD, {}, {}, {}),
         lambda: reader.put_writes(THREAD, [], "task"),
         lambda: list(reader.list(None)),

@@ -142,7 +142,7 @@ def test_d3_session_and_repository_verbs_have_async_twins():
     from agentgit.repository.users import Keys, Users
     from agentgit.repository.webhooks import Webhooks
 
-    without = {"close", "trust", "wrap", "agent", "graph", "trajectories"}
+    without = {"close", "trust", "wrap", "agent", "graph", "saver", "trajectories"}
     for kind in (agentgit.Session, Sharing, SessionRetention, agentgit.Repository, Maintenance, Users, Keys, Webhooks):
         public = {n: f for n, f in inspect.getmembers(kind, inspect.isfunction) if not n.startswith("_")}
         verbs = {n for n in public if not (n.startswith("a") and n[1:] in public)} - without

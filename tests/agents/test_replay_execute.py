@@ -415,8 +415,9 @@ def test_t2_a_batch_that_waits_for_a_person_blocks_a_replay(repo):
 def test_t2_replay_execute_refuses_tools_keep_and_honors_require_clean(repo, shop, agent):
     """T2: tools='keep' is refused; require_clean allows a replay only if there is nothing to reverse."""
     for ask in (agent.plan_rollback, agent.rollback, agent.session.plan_rollback):
-        with pytest.raises(InvalidInput, match="happen twice"):
-            ask("here", replay="execute", tools="keep")
+        for tools in ("keep", "reversible"):  # what they keep would be made a second time
+            with pytest.raises(InvalidInput, match="happen twice"):
+                ask("here", replay="execute", tools=tools)
     with pytest.raises(RollbackBlocked, match="a clean world is required"):
         agent.rollback("here", replay="execute", tools="require_clean")
     start = agent.rollback("main#1")

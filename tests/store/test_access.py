@@ -50,6 +50,7 @@ VERBS = {
     "Repository.context": (OWN, None),
     "Repository.events": (OWN, None),
     "Repository.graph": (OWN, None),
+    "Repository.saver": (OWN, None),
     "Repository.import_": (OWN, None),
     "Repository.import_langgraph": (OWN, None),
     "Repository.keys": (OWN, None),

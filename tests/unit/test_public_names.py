@@ -40,8 +40,8 @@ OWNERS = (
 NO_TWIN = {
     # These make tools or describe the graph, and do no IO.
     RollbackAgent: {"as_tool", "checkpoint_tools", "get_context_jsonschema"},
-    # `trust` and `graph` do not use the database; a repository is closed at the end, when no event loop runs.
-    Repository: {"trust", "graph", "close"},
+    # `trust`, `graph` and `saver` do not use the database; a repository is closed at the end, when no event loop runs.
+    Repository: {"trust", "graph", "saver", "close"},
     Events: {"on"},  # registers a callback
     Log: {"by_name", "since", "between"},  # these narrow the log, which is read later
 }

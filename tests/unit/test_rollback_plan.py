@@ -90,6 +90,19 @@ def test_w2_the_modes_keep_and_require_clean_reverse_nothing():
     assert not clean.is_admissible
 
 
+def test_w2_the_mode_reversible_keeps_what_needs_consent():
+    """W2: `reversible` reverses only reversible effects, keeps the others, and never waits for a person."""
+    plan = decide(
+        call(4, "irreversible"),
+        call(3, "compensable"),
+        call(2, "reversible"),
+        call(1, "undeclared"),
+        tools="reversible",
+    )
+    assert [step.action for step in plan.steps] == ["keep", "keep", "reverse", "keep"]
+    assert plan.is_admissible
+
+
 def test_w2_a_plan_reads_as_text_and_as_data():
     """W2: a person and a program can both read a plan."""
     plan = decide(call(1, "reversible", args={"n": 2}))

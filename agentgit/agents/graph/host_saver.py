@@ -12,7 +12,8 @@ from sqlalchemy import Connection, and_, select
 from agentgit.agents.graph import confirmation
 from agentgit.agents.graph.thread_sessions import ThreadSessions
 from agentgit.async_api import awaiting
-from agentgit.errors import Conflict, InvalidInput, NotFound, RollbackBlocked
+from agentgit.effects import RollbackPlan
+from agentgit.errors import Conflict, InvalidInput, NotFound, RollbackBlocked, RollbackIncomplete
 from agentgit.handles.branching import Branching
 from agentgit.handles.context import Context
 from agentgit.handles.rollbacks import RollbackOptions, Rollbacks
@@ -27,13 +28,16 @@ from agentgit.values import as_object
 T = TypeVar("T")
 
 LONGEST_WAIT = 60.0
-"""The seconds to wait for the end of a turn that was cancelled. A tool that runs in a thread cannot be stopped."""
+"""The seconds to wait for the end of a turn that was cancelled, and then for its calls: a thread cannot be stopped."""
 
 FLUSH_TIME = 0.2
 """The seconds after which the first checkpoint of a run that has ended is written."""
 
 POLL_INTERVAL = 0.1
 """The seconds between two attempts."""
+
+CANCEL = RollbackOptions(tools="reversible", on_error="continue")
+"""The rollback of a run that is cancelled: nobody can be asked for consent."""
 
 PRUNE_STRATEGIES = ("keep_latest", "delete")
 
@@ -157,11 +161,22 @@ class HostSaver(ThreadReader):
             rollbacks.set_current_branch(asked.previous)
         else:
             to = self._find_start(session_id, run)
-            rollbacks.run(to, branch.id, RollbackOptions(tools="reversible", on_error="continue"))
+            self._await_calls(rollbacks.plan(to, branch.id, CANCEL))
+            with self._context.recording_moves(session_id):
+                try:
+                    rollbacks.run(to, branch.id, CANCEL)
+                except RollbackIncomplete as incomplete:  # an undo function raised; what still cannot be undone stays
+                    self._context.engine().resume(incomplete.operation, force=True)
         return True
 
+    def _await_calls(self, plan: RollbackPlan) -> None:
+        """Wait for the calls of a plan that run on after their turn was cancelled, so that they can be reversed."""
+        ids, deadline = {step.invocation.id for step in plan.steps}, time.monotonic() + LONGEST_WAIT
+        while not ids.isdisjoint(self._context.registry.running_calls) and time.monotonic() < deadline:
+            time.sleep(POLL_INTERVAL)
+
     def _find_run(self, connection: Connection, branch: StoredRow, run_id: str) -> Run | None:
-        """Find a run, if the newest checkpoint of a branch is one of its own. Forks have copies of its checkpoints."""
+        """Find a run, if the newest checkpoint of a branch is one of its own."""
         c, newest = GRAPH_CHECKPOINT.c, self.store.newest(connection, branch.thread_id)
         query = (
             select(c.checkpoint_id, c.parent_id)
@@ -172,8 +187,22 @@ class HostSaver(ThreadReader):
         rows = connection.execute(query).all()
         if newest is None or newest.key.checkpoint_id not in {row.checkpoint_id for row in rows}:
             return None
+        # Forks have copies of its checkpoints, of which the first has no parent.
         first_id = rows[0].checkpoint_id
-        return Run(next((row.parent_id for row in rows if row.checkpoint_id == first_id and row.parent_id), None))
+        parent_id = next((row.parent_id for row in rows if row.checkpoint_id == first_id and row.parent_id), None)
+        if parent_id is not None:
+            return Run(parent_id, None)
+        beginning_id = self._find_beginning(connection, branch.external_session_id)
+        return Run(None, beginning_id) if beginning_id is not None else None
+
+    def _find_beginning(self, connection: Connection, session_id: int) -> int | None:
+        """Return the checkpoint before the first run of a session; None if the session began with a state."""
+        root = self._context.store.sessions.branches(connection, session_id)[0]
+        c = CHECKPOINT.c
+        query = select(c.id).where(
+            c.tenant_id == self.store.tenant_id, c.internal_session_id == root.id, c.graph_checkpoint_id.is_(None)
+        )
+        return connection.execute(query.order_by(c.number).limit(1)).scalar()
 
     def _find_start(self, session_id: int, run: Run) -> GraphPoint | int:
         """Return the point before a run.
@@ -181,23 +210,12 @@ class HostSaver(ThreadReader):
         Raises:
             NotFound: It was deleted.
         """
-        if run.parent_id is None:
-            return self._context.read(lambda connection: self._find_empty_checkpoint(connection, session_id))
-        point = self._sessions.find_point(session_id, run.parent_id)
+        if run.beginning_id is not None:
+            return run.beginning_id
+        point = self._sessions.find_point(session_id, run.parent_id or "")
         if point is None:
             raise NotFound(f"The checkpoint before the run, {run.parent_id}, was deleted. Nothing was done.")
         return self._sessions.require_target(session_id, point)
-
-    def _find_empty_checkpoint(self, connection: Connection, session_id: int) -> int:
-        root = self._context.store.sessions.branches(connection, session_id)[0]
-        c = CHECKPOINT.c
-        query = select(c.id).where(
-            c.tenant_id == self.store.tenant_id, c.internal_session_id == root.id, c.graph_checkpoint_id.is_(None)
-        )
-        id = connection.execute(query.order_by(c.number).limit(1)).scalar()
-        if id is None:
-            raise NotFound("The checkpoint before the first run was deleted. Nothing was done.")
-        return int(id)
 
 
 class Run(NamedTuple):
@@ -205,9 +223,11 @@ class Run(NamedTuple):
 
     Args:
         parent_id: The graph checkpoint before its first one; None if it is the first run of its thread.
+        beginning_id: The checkpoint before the first run of its thread; None for another run.
     """
 
     parent_id: str | None
+    beginning_id: int | None
 
 
 def _when_idle(action: Callable[[], T]) -> T:

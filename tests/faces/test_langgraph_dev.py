@@ -1,0 +1,406 @@
+"""The example behind `langgraph dev`, and a graph with slow tools, driven by LangGraph's SDK (G3).
+
+The server is LangGraph's own, with its in-memory runtime and its detector of blocking calls. `make .venv-host/.ready`
+installs it in an environment of its own.
+"""
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import time
+from contextlib import closing
+from pathlib import Path
+
+import httpx
+import pytest
+from langgraph_sdk import get_client
+from langgraph_sdk.errors import APIStatusError
+
+import agentgit
+
+pytestmark = pytest.mark.long
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = ROOT / ".venv-host" / "bin" / "langgraph"
+STREAM_MODES = (
+    "values", "updates", "messages", "messages-tuple", "events", "debug", "custom", "tasks", "checkpoints"
+)  # fmt: skip
+FLUSH_INTERVAL = 10
+"""The seconds after which the in-memory runtime has written its runs to a file."""
+
+
+class Server:
+    """A server on loopback.
+
+    Args:
+        source: The folder with its langgraph.json.
+        folder: The folder for its databases.
+    """
+
+    def __init__(self, source, folder):
+        assert PROGRAM.exists(), "Run: make .venv-host/.ready"
+        self.folder, self.app, self.log = folder, folder / "app", folder / "log"
+        shutil.copytree(source, self.app)
+        with closing(socket.socket()) as free:
+            free.bind(("127.0.0.1", 0))
+            self.address = f"http://127.0.0.1:{free.getsockname()[1]}"
+        self.process = None
+
+    def start(self):
+        """Start it, and wait until it answers."""
+        environment = {
+            **os.environ, "PYTHONPATH": str(ROOT), "SHOP_FOLDER": str(self.folder), "LANGSMITH_TRACING": "false"
+        }  # fmt: skip
+        port = self.address.rpartition(":")[2]
+        command = [PROGRAM, "dev", "--no-browser", "--no-reload", "--port", port]
+        with self.log.open("a") as log:
+            self.process = subprocess.Popen(  # noqa: S603  # the program of the test environment
+                command, cwd=self.app, env=environment, stdout=log, stderr=log, start_new_session=True
+            )
+        deadline = time.monotonic() + 90
+        while not self.is_up():
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+    def is_up(self):
+        """Return whether it answers."""
+        try:
+            return httpx.get(f"{self.address}/ok").is_success
+        except httpx.TransportError:
+            return False
+
+    def kill(self):
+        """Kill it with all its threads, as a machine that loses its power."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    @property
+    def ledger(self):
+        """The lines that its tools have written."""
+        path = self.folder / "ledger"
+        return path.read_text().splitlines() if path.exists() else []
+
+    async def wait_for(self, line):
+        """Wait until a tool has written a line."""
+        deadline = time.monotonic() + 30
+        while line not in self.ledger:
+            assert time.monotonic() < deadline, self.ledger
+            await asyncio.sleep(0.02)
+
+    @property
+    def orders(self):
+        """What the example's shop has been ordered, with its status."""
+        with closing(sqlite3.connect(self.folder / "shop.db")) as connection:
+            return connection.execute("SELECT item, status FROM orders ORDER BY rowid").fetchall()
+
+
+@pytest.fixture(scope="module")
+def servers():
+    """Stop all servers at the end."""
+    started = []
+    yield started
+    for server in started:
+        if server.process is not None and server.process.poll() is None:
+            server.kill()
+
+
+@pytest.fixture(scope="module")
+def shop(servers, tmp_path_factory):
+    """Start the example."""
+    servers.append(Server(ROOT / "examples" / "server", tmp_path_factory.mktemp("shop")))
+    servers[-1].start()
+    return servers[-1]
+
+
+@pytest.fixture(scope="module")
+def slow(servers, tmp_path_factory):
+    """Start a graph whose tools take long."""
+    servers.append(Server(ROOT / "tests" / "support" / "slow_server", tmp_path_factory.mktemp("slow")))
+    servers[-1].start()
+    return servers[-1]
+
+
+class Client:
+    """A thread of a server, in the SDK of LangGraph.
+
+    Args:
+        server: The server.
+        graph: The name of the graph.
+    """
+
+    def __init__(self, server, graph):
+        self.server, self.graph, self.sdk = server, graph, get_client(url=server.address)
+        self.thread = None
+        self.first_order, self.first_line = len(server.orders) if graph == "shop" else 0, len(server.ledger)
+
+    async def __aenter__(self):
+        """Create the thread."""
+        self.thread = (await self.sdk.threads.create())["thread_id"]
+        return self
+
+    async def __aexit__(self, *error):
+        """Close the connections."""
+        await self.sdk.aclose()
+
+    async def say(self, text, **more):
+        """Run to the end with a message, and return the values."""
+        return await self.sdk.runs.wait(self.thread, self.graph, input=said(text), **more)
+
+    async def run(self, text):
+        """Begin a run with a message, and return its id."""
+        return (await self.sdk.runs.create(self.thread, self.graph, input=said(text)))["run_id"]
+
+    async def checkpoint(self):
+        """Return the newest checkpoint."""
+        state = await self.sdk.threads.get_state(self.thread)
+        return {"checkpoint_id": state["checkpoint"]["checkpoint_id"]}
+
+    async def messages(self):
+        """Return the texts of the messages."""
+        state = await self.sdk.threads.get_state(self.thread)
+        return [message["content"] for message in state["values"].get("messages", ()) if message["content"]]
+
+    @property
+    def orders(self):
+        """What this thread has ordered, with its status."""
+        return self.server.orders[self.first_order :]
+
+    @property
+    def ledger(self):
+        """What the tools of this thread have written."""
+        return self.server.ledger[self.first_line :]
+
+
+def said(text):
+    """Build the input of a message."""
+    return {"messages": [{"role": "user", "content": text}]}
+
+
+@pytest.fixture
+async def buyer(shop):
+    """Begin a thread of the example."""
+    async with Client(shop, "shop") as client:
+        yield client
+
+
+@pytest.fixture
+async def worker(slow):
+    """Begin a thread of the slow graph."""
+    async with Client(slow, "slow") as client:
+        yield client
+
+
+# -- the example
+
+
+async def test_g3_runs_and_every_stream_mode_work(buyer):
+    """G3: a run ends with its values, and each stream mode yields its events without an error."""
+    answer = await buyer.say("order two chairs")
+    assert answer["messages"][-1]["content"].startswith("Ordered 2 chairs")
+    for mode in STREAM_MODES:
+        chunks = buyer.sdk.runs.stream(buyer.thread, "shop", input=said("hello"), stream_mode=mode)
+        events = {chunk.event async for chunk in chunks}
+        assert "error" not in events
+        assert any(event.startswith(mode.partition("-")[0]) for event in events) or mode == "custom"
+    assert buyer.orders == [("chair", "open")]
+
+
+async def test_g3_a_run_from_an_older_checkpoint_undoes_what_came_later(buyer):
+    """G3: a fork from a checkpoint cancels the later orders; the shop's own table proves it, and history keeps both."""
+    await buyer.say("order two chairs")
+    before = await buyer.checkpoint()
+    await buyer.say("order a table")
+    await buyer.say("order a lamp", checkpoint=before)
+    assert buyer.orders == [("chair", "open"), ("table", "cancelled"), ("lamp", "open")]
+    history = await buyer.sdk.threads.get_history(buyer.thread, limit=100)
+    last = [state["values"]["messages"][-1]["content"] for state in history if not state["next"]]
+    assert [any(word in text for text in last) for word in ("chair", "table", "lamp")] == [True] * 3
+
+
+async def test_g3_consent_is_an_interrupt_of_the_server(buyer):
+    """G3: a fork before a payment asks with the plan; a yes refunds it and goes on."""
+    await buyer.say("order two chairs")
+    before = await buyer.checkpoint()
+    await buyer.say("pay")
+    await buyer.say("order a lamp", checkpoint=before)
+    state = await buyer.sdk.threads.get_state(buyer.thread)
+    assert "charge_card" in state["tasks"][0]["interrupts"][0]["value"]["message"]
+    assert ("lamp", "open") not in buyer.orders
+    await buyer.sdk.runs.wait(buyer.thread, "shop", command={"resume": True})
+    assert buyer.orders[-1] == ("lamp", "open")
+
+
+async def test_g3_update_state_at_an_older_checkpoint_moves_the_thread(buyer):
+    """G3: after an update at an older checkpoint, the next run brings the world to it."""
+    await buyer.say("order two chairs")
+    before = await buyer.checkpoint()
+    await buyer.say("order a table")
+    await buyer.sdk.threads.update_state(buyer.thread, said("order a lamp"), checkpoint_id=before["checkpoint_id"])
+    assert ("table", "open") in buyer.orders
+    await buyer.say("order a sofa")
+    assert [order for order in buyer.orders if order[0] != "chair"] == [("table", "cancelled"), ("sofa", "open")]
+
+
+async def test_g3_what_cannot_be_undone_is_refused_readably(buyer):
+    """G3: the error of a run before a mail names the tool, and the thread stays as it is."""
+    await buyer.say("order a chair")
+    before = await buyer.checkpoint()
+    await buyer.say("mail a note to bob")
+    messages = await buyer.messages()
+    answer = await buyer.say("order a lamp", checkpoint=before, raise_error=False)
+    assert "send_mail" in json.dumps(answer["__error__"])
+    assert buyer.orders == [("chair", "open")]
+    assert await buyer.messages() == messages
+
+
+async def test_g3_bad_checkpoints_are_errors_of_the_run(buyer, shop):
+    """G3: an unknown checkpoint and one of another thread are errors that say so; nothing runs."""
+    async with Client(shop, "shop") as other:
+        await other.say("order a chair")
+        foreign = await other.checkpoint()
+    for id in ("1f0d3b4e-0000-6000-8000-000000000000", foreign["checkpoint_id"]):
+        answer = await buyer.say("order a lamp", checkpoint={"checkpoint_id": id}, raise_error=False)
+        assert "has no checkpoint" in json.dumps(answer["__error__"])
+    assert ("lamp", "open") not in buyer.orders
+    with pytest.raises(APIStatusError, match="not found"):
+        await buyer.sdk.threads.get_state("00000000-0000-4000-8000-000000000000")
+
+
+async def test_g3_the_servers_own_verbs_reach_the_session(buyer, shop):
+    """G3: a copied thread continues by itself, a deleted run is rolled back, and a deleted thread is erased."""
+    await buyer.say("order a chair")
+    copied = (await buyer.sdk.threads.copy(buyer.thread))["thread_id"]
+    await buyer.sdk.runs.wait(copied, "shop", input=said("order a sofa"))
+    await buyer.say("order a table")
+    run = (await buyer.sdk.runs.list(buyer.thread))[0]["run_id"]
+    await buyer.sdk.runs.delete(buyer.thread, run)
+    assert buyer.orders == [("chair", "open"), ("sofa", "open"), ("table", "cancelled")]
+    assert len(await buyer.messages()) == 3
+    await buyer.sdk.threads.delete(buyer.thread)
+    with agentgit.open(shop.folder / "agentgit.db") as repo:
+        threads = {session.session_name for session in repo.sessions()}
+    assert copied in threads
+    assert buyer.thread not in threads
+
+
+async def test_g3_agentgits_routes_are_part_of_the_server(buyer, shop):
+    """G3: under /agentgit, a link opens the pages, and a key plans, rolls back and switches; others see nothing."""
+    await buyer.say("order a chair")
+    await buyer.say("order a table")
+    with agentgit.open(shop.folder / "agentgit.db") as repo:
+        session = repo.session(buyer.thread)
+        editor = repo.users.add(f"editor-{session.id}")
+        session.sharing.share(editor, role="editor")
+        key = repo.keys.create("studio", user=editor, scopes=("write",)).secret
+    token = re.findall(r"/agentgit/enter\?token=(\S+)", shop.log.read_text())[-1]
+    with httpx.Client(follow_redirects=True) as browser:
+        assert buyer.thread in browser.get(f"{shop.address}/agentgit/enter", params={"token": token}).text
+    base = f"{shop.address}/agentgit/api/v1/sessions/{session.id}"
+    assert httpx.get(f"{base}/tree").status_code == 401
+    with httpx.Client(headers={"authorization": f"Bearer {key}"}) as web:
+        points = web.get(f"{base}/log").json()["items"]
+        before = next(point["id"] for point in points if point["description"].endswith("order a table"))
+        plan = web.get(f"{base}/plan-rollback", params={"to": before}).json()
+        assert [step["action"] for step in plan["steps"]] == ["reverse"]
+        assert web.post(f"{base}/rollback", json={"to": str(before)}).status_code == 201
+        assert buyer.orders == [("chair", "open"), ("table", "cancelled")]
+        assert len(await buyer.messages()) == 3
+        assert web.post(f"{base}/switch", json={"branch": "main"}).status_code == 200
+        assert len(web.get(f"{base}/tree").json()["branches"]) == 2
+    assert len(await buyer.messages()) == 6
+
+
+async def test_g3_a_restarted_server_reverses_what_it_did_before(buyer, shop):
+    """G3: after kill -9 and a restart, a run from an older checkpoint cancels the orders of before."""
+    await buyer.say("order a chair")
+    before = await buyer.checkpoint()
+    await buyer.say("order a table")
+    await asyncio.sleep(FLUSH_INTERVAL + 2)  # otherwise the server runs again what its file has as running
+    shop.kill()
+    shop.start()
+    await buyer.sdk.threads.create(thread_id=buyer.thread, graph_id="shop", if_exists="do_nothing")
+    assert len(await buyer.messages()) == 6
+    await buyer.say("order a lamp", checkpoint=before)
+    assert buyer.orders == [("chair", "open"), ("table", "cancelled"), ("lamp", "open")]
+
+
+# -- slow tools
+
+
+async def test_g3_cancel_with_rollback_reverses_the_run(worker):
+    """G3: the call in flight ends, then it and the calls before it are reversed; a payment stays and is reported."""
+    await worker.say("order chair")
+    run = await worker.run("order lamp; pay lamp; slow table")
+    await worker.server.wait_for("begin table")
+    await worker.sdk.runs.cancel(worker.thread, run, wait=True, action="rollback")
+    await worker.server.wait_for("cancel lamp")
+    made = ["order chair", "order lamp", "pay lamp", "begin table", "order table"]
+    assert worker.ledger == [*made, "cancel table", "cancel lamp"]
+    while await worker.messages() != ["order chair", "chair", "done"]:
+        await asyncio.sleep(0.05)
+    with agentgit.open(worker.server.folder / "agentgit.db") as repo:
+        report = repo.session(worker.thread).operations()[0].report
+    assert len(report["reversed"]) == 2
+    assert [kept["reason"] for kept in report["kept"]] == [
+        "only reversible effects are reversed; its undo compensates for it"
+    ]
+    await worker.say("order bed")
+    assert worker.ledger[-1] == "order bed"
+
+
+async def test_g3_the_first_run_of_a_thread_can_be_cancelled(worker):
+    """G3: the thread is empty again, and goes on."""
+    run = await worker.run("slow desk")
+    await worker.server.wait_for("begin desk")
+    await worker.sdk.runs.cancel(worker.thread, run, wait=True, action="rollback")
+    await worker.say("order bed")
+    assert worker.ledger == ["begin desk", "order desk", "cancel desk", "order bed"]
+    assert await worker.messages() == ["order bed", "bed", "done"]
+
+
+@pytest.mark.parametrize(("strategy", "kept"), [("rollback", False), ("interrupt", True), ("enqueue", True)])
+async def test_g3_a_second_run_of_a_busy_thread(worker, strategy, kept):
+    """G3: each strategy of the server for two runs at once leaves the world as the conversation tells it."""
+    item = f"sofa-{strategy}"
+    await worker.run(f"slow {item}")
+    await worker.server.wait_for(f"begin {item}")
+    await worker.say("order bed", multitask_strategy=strategy)
+    await worker.server.wait_for(f"order {item}")
+    assert (f"cancel {item}" in worker.ledger) is not kept
+    assert (f"slow {item}" in await worker.messages()) is kept
+    assert worker.ledger.count("order bed") == 1
+
+
+async def test_g3_a_question_of_a_tool_is_resumed(worker):
+    """G3: an interrupt of the user's own tool is answered through the server, and its call happens once."""
+    answer = await worker.say("ask shelf")
+    assert answer["__interrupt__"][0]["value"] == "shelf"
+    await worker.sdk.runs.wait(worker.thread, "slow", command={"resume": "yes"})
+    assert worker.ledger == ["order shelf"]
+
+
+async def test_g3_a_run_that_was_killed_is_joined_after_a_restart(worker, slow):
+    """G3: after kill -9 the server continues the run, a client joins it, and no order is made twice."""
+    items = [f"part{number}" for number in range(9)]
+    run = await worker.run("; ".join(f"slow {item}" for item in items))
+    await asyncio.sleep(FLUSH_INTERVAL + 2)
+    slow.kill()
+    slow.start()
+    await worker.sdk.runs.join(worker.thread, run)
+    assert [worker.ledger.count(f"order {item}") for item in items] == [1] * len(items)
+    assert (await worker.messages())[-1] == "done"
+
+
+async def test_g3_nothing_blocks_the_event_loop(shop, slow):
+    """G3: the server's own detector, which these runs had on, has found nothing, and nothing failed unnoticed."""
+    for server in (shop, slow):
+        log = re.sub(r"\x1b\[[0-9;]*m", "", server.log.read_text())
+        assert "Blocking call" not in log
+        assert "Failed to clean up custom checkpointer" not in log
