@@ -133,10 +133,12 @@ class Client:
     Args:
         server: The server.
         graph: The name of the graph.
+        user: The name of the user.
     """
 
-    def __init__(self, server, graph):
-        self.server, self.graph, self.sdk = server, graph, get_client(url=server.address)
+    def __init__(self, server, graph, user="ada"):
+        self.server, self.graph = server, graph
+        self.sdk = get_client(url=server.address, headers={"authorization": f"Bearer {user}"})
         self.thread = None
         self.first_order, self.first_line = len(server.orders) if graph == "shop" else 0, len(server.ledger)
 
@@ -363,6 +365,26 @@ async def test_g3_the_first_run_of_a_thread_can_be_cancelled(worker):
     await worker.say("order bed")
     assert worker.ledger == ["begin desk", "order desk", "cancel desk", "order bed"]
     assert await worker.messages() == ["order bed", "bed", "done"]
+
+
+async def test_g3_a_thread_of_another_user_is_not_found(worker, slow):
+    """G3: with the server's own authorization, nobody reads, runs, forks or deletes a thread of somebody else."""
+    await worker.say("order rug")
+    async with Client(slow, "slow", "bob") as bob:
+        threads, runs = bob.sdk.threads, bob.sdk.runs
+        for refused in (
+            threads.get_state(worker.thread),
+            threads.get_history(worker.thread),
+            threads.update_state(worker.thread, said("hello")),
+            threads.delete(worker.thread),
+            runs.create(worker.thread, "slow", input=said("order bed")),
+        ):
+            with pytest.raises(APIStatusError, match="not found"):
+                await refused
+        config = {"configurable": {"thread_id": worker.thread}}
+        await runs.wait(bob.thread, "slow", input=said("hello"), config=config)
+    assert await worker.messages() == ["order rug", "rug", "done"]
+    assert worker.ledger == ["order rug"]
 
 
 @pytest.mark.parametrize(("strategy", "kept"), [("rollback", False), ("interrupt", True), ("enqueue", True)])
