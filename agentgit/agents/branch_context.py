@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from langgraph.pregel import Pregel
 from sqlalchemy import Connection
@@ -21,6 +21,7 @@ from agentgit.handles.context import Context
 from agentgit.rollback import Planner
 from agentgit.saver.branch_saver import BranchSaver, SessionSaver
 from agentgit.sessions import ExternalSession
+from agentgit.store.queries.branch_heads import BranchHead, read_branch_head
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.sessions import StoredRow
 
@@ -95,6 +96,18 @@ class TurnSettings:
     workspace: WorkspaceAdapter | None = None
 
 
+class ClientThread(NamedTuple):
+    """The thread as which the graph and its clients know a branch.
+
+    Args:
+        id: The thread id in the configs that they see.
+        saver: A saver whose cache of messages the branch shares; None for a cache of its own.
+    """
+
+    id: str
+    saver: SessionSaver | None = None
+
+
 class BranchContext:
     """One branch: the store and the principal, the graph and its settings, and the newest known state of the branch.
 
@@ -102,9 +115,8 @@ class BranchContext:
         context: The store and the principal.
         graph: The user's graph; it is not modified.
         settings: The settings that apply to every turn.
-        branch_id: The id of the branch.
-        client_thread: The thread id by which the graph and its clients know the branch; None for its own.
-        shared_saver: A saver whose cache of messages the branch shares; None for a cache of its own.
+        branch: The id of the branch, or the branch with its head as they were just read.
+        client: The thread as which the graph and its clients know the branch; None for its own.
     """
 
     def __init__(
@@ -112,9 +124,8 @@ class BranchContext:
         context: Context,
         graph: Graph,
         settings: TurnSettings,
-        branch_id: int,
-        client_thread: str | None = None,
-        shared_saver: SessionSaver | None = None,
+        branch: int | BranchHead,
+        client: ClientThread | None = None,
     ) -> None:
         self.context = context
         self.graph = graph
@@ -123,19 +134,21 @@ class BranchContext:
         self.may_rewrite_input = may_rewrite_input(graph)
         """True if the graph can redact the user's message, so that no title may show it before."""
         self.planner = Planner(self.store, context.registry)
-        with self.store.database.reading() as connection:
-            row = self.store.sessions.branch(connection, branch_id)
-            head = self.store.graphs.head(connection, row.thread_id)
+        if isinstance(branch, int):
+            with self.store.database.reading() as connection:
+                branch = read_branch_head(self.store, connection, branch)
+        row = branch.row
         self.branch_id: int = row.id
         self.session_id: int = row.external_session_id
         self.served = context.registry.session(self.session_id)
         """The resources of the session in this process."""
         self.thread_id: str = row.thread_id
-        self.client_thread = client_thread if client_thread is not None else row.thread_id
+        client = client or ClientThread(row.thread_id)
+        self.client_thread = client.id
         """The thread id in the configs that the graph and its callers see."""
-        self.saver = BranchSaver(self.store, row.thread_id, self.client_thread, shared_saver)
+        self.saver = BranchSaver(self.store, row.thread_id, client.id, client.saver)
         self.saver.channels = graph.channels
-        self.seen_checkpoint_id: str | None = head.checkpoint_id if head else None
+        self.seen_checkpoint_id: str | None = branch.checkpoint_id
         """The newest graph checkpoint that the agent has seen."""
         self.needs_world = True
         """False for a turn in which nothing can act, so that the world need not be as the branch left it."""

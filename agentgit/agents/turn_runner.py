@@ -17,7 +17,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs
 
 from agentgit.agents import inputs
-from agentgit.agents.branch_context import BranchContext, Graph, TurnSettings
+from agentgit.agents.branch_context import BranchContext, ClientThread, Graph, TurnSettings
 from agentgit.agents.described_graph import DescribedGraph
 from agentgit.agents.instrumentation import instrumented_copy
 from agentgit.agents.isolation import detached, detached_config, require_not_nested
@@ -28,7 +28,7 @@ from agentgit.async_api import LOOP
 from agentgit.errors import AgentGitError, BranchMoved, InvalidInput
 from agentgit.handles.context import Context
 from agentgit.langgraph_internals import CONFIG_KEY_CACHE
-from agentgit.saver.branch_saver import SessionSaver
+from agentgit.store.queries.branch_heads import BranchHead
 from agentgit.tracing import NO_SPAN, TracedSpan, turn_span
 
 Options = Mapping[str, Any]
@@ -55,9 +55,8 @@ class TurnRunner(DescribedGraph):
         context: The store and the principal.
         graph: The user's graph; it is not modified.
         settings: The settings that apply to every turn.
-        branch_id: The branch.
-        client_thread: The thread id by which the graph and its clients know the branch; None for its own.
-        shared_saver: A saver whose cache of messages the runner shares; None for a cache of its own.
+        branch: The id of the branch, or the branch with its head as they were just read.
+        client: The thread as which the graph and its clients know the branch; None for its own.
     """
 
     def __init__(
@@ -65,14 +64,13 @@ class TurnRunner(DescribedGraph):
         context: Context,
         graph: Graph,
         settings: TurnSettings,
-        branch_id: int,
-        client_thread: str | None = None,
-        shared_saver: SessionSaver | None = None,
+        branch: int | BranchHead,
+        client: ClientThread | None = None,
     ) -> None:
         super().__init__(graph)
-        self._branch = branch = BranchContext(context, graph, settings, branch_id, client_thread, shared_saver)
+        self._branch = BranchContext(context, graph, settings, branch, client)
         self._instrument()
-        self._known_current_branch = branch.served.moved_to
+        self._known_current_branch = self._branch.served.moved_to
         self._turn: Turn | None = None
         self.rollback_error: AgentGitError | None = None
         """The error of the last rollback that the model requested; None if it succeeded or none was requested."""

@@ -21,6 +21,7 @@ from agentgit.effects import Effect
 from agentgit.effects.declarations import ToolEffects, as_effects
 from agentgit.effects.effects import declared_on
 from agentgit.effects.plan import EXECUTE, RECORD
+from agentgit.effects.served_sessions import Declarations
 from agentgit.errors import InvalidInput
 from agentgit.handles.context import Context
 from agentgit.handles.templates import SessionFactory
@@ -36,34 +37,20 @@ FenceMode = Literal["replay", "raise", "off"]
 
 
 def wrap(
-    context: Context,
-    graph: Any,
+    wrapped: PreparedGraph,
     session: str,
     *,
-    effects: Mapping[str, Effect | str] | None,
-    auto_checkpoint: AutoCheckpoint,
     branch: str | None,
-    check_effects: bool,
-    fence: FenceMode = "replay",
-    workspace: str | Path | Workspace | None = None,
-    thread_id: str | None = None,
-    template: CheckpointRef | None = None,
-    replay: str = RECORD,
-    force: bool = False,
+    thread_id: str | None,
+    template: CheckpointRef | None,
+    replay: str,
+    force: bool,
 ) -> RollbackAgent:
-    """Wrap a compiled graph; see `Repository.wrap`."""
+    """Return an agent that runs a graph on a session; see `Repository.wrap`."""
     if thread_id is not None and template is not None:
         raise InvalidInput("A session starts from a thread or from a template, not from both; leave one of them out.")
     _require_replay(replay, template, force=force)
-    wrapped = PreparedGraph(
-        context,
-        graph,
-        effects=effects,
-        auto_checkpoint=auto_checkpoint,
-        check_effects=check_effects,
-        fence=fence,
-        workspace=workspace,
-    )
+    context, graph = wrapped.context, wrapped.graph
     if thread_id is not None:
         import_thread(context, graph, session, thread_id)
     factory = SessionFactory(context)
@@ -103,10 +90,10 @@ class PreparedGraph:
         graph: Any,
         *,
         effects: Mapping[str, Effect | str] | None,
-        auto_checkpoint: AutoCheckpoint = "turn",
-        check_effects: bool = True,
-        fence: FenceMode = "replay",
-        workspace: str | Path | Workspace | None = None,
+        auto_checkpoint: AutoCheckpoint,
+        check_effects: bool,
+        fence: FenceMode,
+        workspace: str | Path | Workspace | None,
     ) -> None:
         if isinstance(graph, StateGraph):
             raise InvalidInput("This graph is not compiled. Wrap graph.compile().")
@@ -140,6 +127,8 @@ class PreparedGraph:
             if tool.name not in effects_by_tool and (own_effect := declared_on(tool)) is not None
         ]
         self._runners = {name: tool_caller(namesakes) for name, namesakes in user_tools.items()}
+        self._declarations: Declarations | None = None
+        """What a session had after these tools were last declared for it; most sessions share it."""
         self.settings = TurnSettings(
             user_id=context.user.id,
             effects=ToolEffects(effects_by_tool, context.effects, argument_normalizers(user_tools, effects_by_tool)),
@@ -151,8 +140,10 @@ class PreparedGraph:
         intercept()
 
     def declare_tools(self, session_id: int) -> None:
-        """Declare the tools of the graph, with their undo functions, for a session."""
-        self.context.registry.declare(session_id, self.tool_effects, self._runners)
+        """Declare the tools of the graph, with their undo functions, for a session. No-op if nothing has changed."""
+        sessions = self.context.registry.sessions
+        if self._declarations is None or not sessions.renew(session_id, self._declarations):
+            self._declarations = sessions.declare(session_id, self.tool_effects, self._runners)
 
     def attach(self, session_id: int) -> None:
         """Make the tools, the workspace and agents of the graph available to a session in this process."""

@@ -177,15 +177,29 @@ class ServedSessions:
         declared = self._declared.get(session_id)
         return (declared() if declared is not None else None) or NO_DECLARATIONS
 
-    def declare(self, session_id: int, effects: ToolEffectPairs, runners: Mapping[str, ToolRunner | str]) -> None:
-        """Add declarations for the tools of a session."""
+    def renew(self, session_id: int, declarations: Declarations) -> bool:
+        """Count declarations as the most recently used, if a session has exactly these; return whether it has."""
+        with self.lock:
+            if self.declarations(session_id) is not declarations:
+                return False
+            self._add_declared(session_id, declarations)
+            return True
+
+    def declare(
+        self, session_id: int, effects: ToolEffectPairs, runners: Mapping[str, ToolRunner | str]
+    ) -> Declarations:
+        """Add declarations for the tools of a session, and return all that it has then."""
         with self.lock:
             extended = self.declarations(session_id).extended(effects, runners)
             declarations = self._shared.setdefault(extended.identity(), extended)
-            _add_recent(self._recent_declarations, declarations, None, RECENT_DECLARATIONS)
-            _add_recent(self._declared, session_id, ref(declarations), DECLARED_SESSIONS)
+            self._add_declared(session_id, declarations)
             if (session := self._in_use.get(session_id)) is not None:
                 session.declarations = declarations
+            return declarations
+
+    def _add_declared(self, session_id: int, declarations: Declarations) -> None:
+        _add_recent(self._recent_declarations, declarations, None, RECENT_DECLARATIONS)
+        _add_recent(self._declared, session_id, ref(declarations), DECLARED_SESSIONS)
 
 
 def _add_recent(recent: OrderedDict[K, T], key: K, value: T, limit: int) -> None:

@@ -177,20 +177,17 @@ class Repository:
         """
         # Imported late: importing LangGraph takes a second, and only running an agent needs it.
         wrap_module = importlib.import_module("agentgit.agents.wrap")
-        agent: RollbackAgent = wrap_module.wrap(
+        wrapped = wrap_module.PreparedGraph(
             self._context,
             graph,
-            session,
             effects=effects,
             auto_checkpoint=auto_checkpoint,
-            branch=branch,
             check_effects=check_effects,
             fence=fence,
             workspace=workspace,
-            thread_id=thread_id,
-            template=template,
-            replay=replay,
-            force=force,
+        )
+        agent: RollbackAgent = wrap_module.wrap(
+            wrapped, session, branch=branch, thread_id=thread_id, template=template, replay=replay, force=force
         )
         return agent
 

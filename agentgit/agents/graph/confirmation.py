@@ -51,7 +51,7 @@ def read(meta: Mapping[str, Any]) -> Confirmation | None:
 
 
 def entry(asked: Confirmation | None) -> Mapping[str, Any]:
-    """Return the entry for the metadata of a branch; None removes it."""
+    """Return the entry for the metadata of a branch, which removes the one that it has if nothing is asked any more."""
     return {KEY: None if asked is None else {**vars(asked)}}
 
 

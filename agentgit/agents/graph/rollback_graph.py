@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Any, Self
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any, Self, TypeVar
 
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config, merge_configs
@@ -18,8 +19,20 @@ from agentgit.agents.isolation import require_not_nested
 from agentgit.errors import InvalidInput
 from agentgit.langgraph_internals import CONFIG_KEY_TASK_ID
 
+Method = TypeVar("Method", bound=Callable[..., Any])
+
 OWN = ("agentgit_graph", "agentgit_threads")
 """The attributes that the graph it was made from does not have."""
+
+
+def _signed_as(original: Callable[..., Any]) -> Callable[[Method], Method]:
+    """Give a method the signature of LangGraph's own, whose options it passes on."""
+
+    def sign(method: Method) -> Method:
+        method.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]  # `inspect` reads it
+        return method
+
+    return sign
 
 
 class RollbackGraph(Pregel[Any, Any, Any, Any]):
@@ -37,6 +50,7 @@ class RollbackGraph(Pregel[Any, Any, Any, Any]):
 
     # -- runs
 
+    @_signed_as(Pregel.stream)
     def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
         """Run the graph on the session of the thread, as the graph's `stream`.
 
@@ -51,6 +65,7 @@ class RollbackGraph(Pregel[Any, Any, Any, Any]):
         run = self._begin(input, config)
         yield from run.runner.iterate(run, options)
 
+    @_signed_as(Pregel.astream)
     async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
         """Run the graph on the session of the thread, as the graph's `astream`."""
         await self.agentgit_threads.await_previous_run(self._config(config))

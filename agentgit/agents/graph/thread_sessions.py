@@ -8,6 +8,7 @@ from agentgit.errors import NotFound
 from agentgit.handles.branching import Branching
 from agentgit.handles.context import Context
 from agentgit.saver.branch_saver import SessionThreads
+from agentgit.store.queries.branch_heads import BranchHead, find_thread_head
 from agentgit.store.queries.graph_points import GraphPoint, find_graph_point
 
 
@@ -29,17 +30,22 @@ class ThreadSessions:
 
     def find_threads(self, thread_id: str) -> SessionThreads | None:
         """Return the threads of the branches of a session; None if there is no such session."""
-        session_id = self.find(thread_id)
-        if session_id is None:
-            return None
 
-        def read(connection: Connection) -> SessionThreads:
-            session = self.context.lookup.session(connection, session_id)
-            rows = self.context.store.sessions.branches(connection, session_id)
-            current = next(row.thread_id for row in rows if row.id == session.current_internal_session_id)
-            return SessionThreads(current, [row.thread_id for row in rows])
+        def read(connection: Connection) -> SessionThreads | None:
+            head = self.find_head(connection, thread_id)
+            if head is None:
+                return None
+            rows = self.context.store.sessions.branches(connection, head.row.external_session_id)
+            return SessionThreads(head.row.thread_id, [row.thread_id for row in rows])
 
         return self.context.read(read)
+
+    def find_head(self, connection: Connection, thread_id: str) -> BranchHead | None:
+        """Find where the next run of a thread begins; None if the thread has no session."""
+        head = find_thread_head(self.context.store, connection, self.context.user.id, thread_id)
+        if head is not None:
+            self.context.lookup.require_role(connection, head.row.external_session_id)
+        return head
 
     def find_point(self, session_id: int, checkpoint_id: str) -> GraphPoint | None:
         """Find a checkpoint of a session by LangGraph's id; None if there is none."""

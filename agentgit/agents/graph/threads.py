@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 from langchain_core.runnables import RunnableConfig
 from sqlalchemy import Connection
 
-from agentgit.agents.branch_context import Graph, TurnSettings
+from agentgit.agents.branch_context import ClientThread, Graph, TurnSettings
 from agentgit.agents.branch_runner import BranchRunner
 from agentgit.agents.graph import confirmation
 from agentgit.agents.graph.confirmation import Confirmation, describe
@@ -25,6 +25,7 @@ from agentgit.handles.rollbacks import RollbackOptions, Rollbacks
 from agentgit.handles.templates import LONGEST_NAME, require_name
 from agentgit.langgraph_internals import CONFIG_KEYS_OF_HOSTS
 from agentgit.saver.config import address
+from agentgit.store.queries.branch_heads import BranchHead
 from agentgit.store.queries.graph_points import GraphPoint
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.threads.graph_rows import INTERRUPT
@@ -70,9 +71,7 @@ class Threads(ThreadSessions):
         Raises:
             InvalidInput: The id cannot be the name of a session.
         """
-        session_id = self.find(thread_id) or self.context.change(lambda c: self._find_or_create(c, thread_id))
-        self.wrapped.attach(session_id)
-        return session_id
+        return self.find(thread_id) or self.context.change(lambda c: self._find_or_create(c, thread_id))
 
     def _find_or_create(self, connection: Connection, thread_id: str) -> int:
         sessions, user_id = self.context.store.sessions, self.context.user.id
@@ -112,7 +111,7 @@ class Threads(ThreadSessions):
             is_declined = branch.id == thread.previous_id and input is None
         elif confirmation.is_resume(input):
             self._require_known_question(config)
-        return Run(self._runner(branch, config, graph, asked), input, _run_config(config), is_declined)
+        return Run(self._runner(thread, branch, config, graph, asked), input, _run_config(config), is_declined)
 
     def update(self, config: RunnableConfig, graph: Graph) -> Run:
         """Bring a thread to the point at which its state is updated. The next run brings the world to it.
@@ -128,7 +127,7 @@ class Threads(ThreadSessions):
         branch, asked = thread.branch, thread.asked
         if thread.moves_to is not None:
             branch, asked = self._fork(thread, thread.moves_to, Confirmation(previous=thread.previous_id))
-        runner = self._runner(branch, config, graph, asked)
+        runner = self._runner(thread, branch, config, graph, asked)
         runner.leaves_world_alone()
         ns = config["configurable"].get("checkpoint_ns")
         own = {"checkpoint_ns": ns} if ns else {}
@@ -137,16 +136,25 @@ class Threads(ThreadSessions):
 
     def _open(self, config: RunnableConfig) -> _Thread:
         thread_id, _, _ = address(config)
-        session_id, root_id = self.ensure(thread_id), _root_id(config["configurable"])
-        rollbacks = Rollbacks(self.context, session_id)
-        branch = rollbacks.read_branch(None)
-        point = self.find_point(session_id, root_id) if root_id else None
-        if root_id and point is None:
+        root_id = _root_id(config["configurable"])
+        head = self.context.read(lambda connection: self.find_head(connection, thread_id))
+        if head is None:
+            self.ensure(thread_id)
+            head = self.context.read(lambda connection: self.find_head(connection, thread_id))
+        if head is None:
+            raise NotFound(f"Thread {thread_id} was deleted. Nothing was run.")
+        session_id = head.row.external_session_id
+        self.wrapped.attach(session_id)
+        thread = _Thread(Rollbacks(self.context, session_id), head, confirmation.read(as_object(head.row.meta)), None)
+        if not root_id or root_id == head.checkpoint_id:
+            return thread
+        point = self.find_point(session_id, root_id)
+        if point is None:
             raise NotFound(
                 f"Thread {thread_id} has no checkpoint {root_id}. List them: graph.get_state_history(config)."
             )
-        is_here = point is None or (point.is_head and point.branch.id == branch.id)
-        return _Thread(rollbacks, branch, confirmation.read(as_object(branch.meta)), None if is_here else point)
+        is_here = point.is_head and point.branch.id == thread.branch.id  # it was saved in the meantime
+        return thread if is_here else thread._replace(moves_to=point)
 
     def _require_known_question(self, config: RunnableConfig) -> None:
         """Check that an answer is not for a question for consent of which nothing else is known here.
@@ -163,11 +171,12 @@ class Threads(ThreadSessions):
             )
 
     def _runner(
-        self, branch: StoredRow, config: RunnableConfig, graph: Graph, asked: Confirmation | None
+        self, thread: _Thread, branch: StoredRow, config: RunnableConfig, graph: Graph, asked: Confirmation | None
     ) -> ThreadRunner:
-        thread_id, _, _ = address(config)
-        runner = ThreadRunner(self.context, graph, self.wrapped.settings, branch.id, thread_id, self.reader, asked)
-        self._runners[thread_id] = runner
+        client = ClientThread(address(config)[0], self.reader)
+        known = thread.head if branch is thread.branch else branch.id
+        runner = ThreadRunner(self.context, graph, self.wrapped.settings, known, client, asked)
+        self._runners[client.id] = runner
         return runner
 
     def _move(self, thread: _Thread, point: GraphPoint) -> tuple[StoredRow, Confirmation | None]:
@@ -288,15 +297,20 @@ class _Thread(NamedTuple):
 
     Args:
         rollbacks: The operations of its session.
-        branch: Its current branch.
+        head: Its current branch, as it was read.
         asked: The consent that the branch needs.
         moves_to: The point to roll back to first; None to continue.
     """
 
     rollbacks: Rollbacks
-    branch: StoredRow
+    head: BranchHead
     asked: Confirmation | None
     moves_to: GraphPoint | None
+
+    @property
+    def branch(self) -> StoredRow:
+        """Its current branch."""
+        return self.head.row
 
     @property
     def previous_id(self) -> int:
@@ -327,9 +341,8 @@ class ThreadRunner(BranchRunner):
         context: The store and the principal.
         graph: The graph; it is not modified.
         settings: The settings that apply to every turn.
-        branch_id: The branch.
-        thread_id: The thread id of the clients.
-        reader: The reader of the threads, whose cache of messages all runs share.
+        branch: The id of the branch, or the branch with its head as they were just read.
+        client: The thread as which the clients know the branch.
         asked: The consent that the run asks for.
     """
 
@@ -338,13 +351,12 @@ class ThreadRunner(BranchRunner):
         context: Context,
         graph: Graph,
         settings: TurnSettings,
-        branch_id: int,
-        thread_id: str,
-        reader: HostSaver,
+        branch: int | BranchHead,
+        client: ClientThread,
         asked: Confirmation | None = None,
     ) -> None:
         self._asked = asked  # before the graph is instrumented
-        super().__init__(context, graph, settings, branch_id, thread_id, reader)
+        super().__init__(context, graph, settings, branch, client)
         if asked is not None:
             self.leaves_world_alone()
 

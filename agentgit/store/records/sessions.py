@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Row, Select, and_, bindparam, select, update
+from sqlalchemy import Connection, Row, Select, and_, bindparam, func, select, update
 
 from agentgit.checkpoints import references
 from agentgit.errors import Conflict
@@ -81,7 +81,8 @@ class SessionStore:
             NotAllowed: The user was deleted.
         """
         self.users.require_exists(connection, user_id)
-        if thread_id is None and self._find_thread(connection, user_id, name) is None:
+        thread = {"tenant": self.tenant_id, "user": user_id, "thread": name}
+        if thread_id is None and _SELECT_WITH_THREAD.first(connection, thread) is None:
             thread_id = name
         now, session_id = datetime.now(UTC), new_id()
         row = {
@@ -101,23 +102,14 @@ class SessionStore:
         record_event(connection, self.tenant_id, "session.created", session_id=session_id, user_id=user_id)
         return session_id
 
-    def _find_thread(self, connection: Connection, user_id: int, thread_id: str) -> int | None:
-        """Return the id of a user's session that clients know by a thread id."""
-        parameters = {"tenant": self.tenant_id, "user": user_id, "thread": thread_id}
-        row = _SELECT_OF_THREAD.first(connection, parameters)
-        return row.id if row is not None else None
-
     def of_thread(self, connection: Connection, user_id: int, thread_id: str) -> int | None:
         """Return the id of the user's session for a thread of a served graph; None if there is none.
 
         A session that is known by no thread id, such as an imported one, is found by its name.
         """
-        session_id = self._find_thread(connection, user_id, thread_id)
-        if session_id is not None:
-            return session_id
-        c = SESSION.c
-        condition = and_(c.tenant_id == self.tenant_id, c.user_id == user_id, c.session_name == thread_id)
-        return connection.execute(select(c.id).where(condition, c.thread_id.is_(None))).scalar()
+        thread = {"tenant": self.tenant_id, "user": user_id, "thread": thread_id}
+        row = _SELECT_OF_THREAD.first(connection, thread)
+        return row.id if row is not None else None
 
     def load_row(self, connection: Connection, session_id: int) -> StoredRow:
         """Read the row of one session that must exist.
@@ -435,8 +427,9 @@ class SessionStore:
         row_codes.update_rows(connection, BRANCH, *conditions, inherited=0)
 
     def merge_metadata(self, connection: Connection, branch_id: int, entries: Mapping[str, Any]) -> None:
-        """Add entries to the metadata of a branch; existing keys are replaced."""
+        """Add entries to the metadata of a branch. Existing keys are replaced, and removed if their value is None."""
         meta = {**self._lock_and_read_metadata(connection, branch_id), **entries}
+        meta = {name: value for name, value in meta.items() if value is not None}
         _SET_META.run(connection, {**self._branch_parameters(branch_id), "now": to_json(meta)})
 
     def _lock_and_read_metadata(self, connection: Connection, branch_id: int) -> dict[str, Any]:
@@ -499,13 +492,17 @@ class SessionStore:
 # The statements of every turn are built once, because building one takes as long as running it.
 _this_branch = (BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.id == bindparam("branch"))
 _SELECT_BRANCH = CompiledStatement(select(BRANCH).where(*_this_branch))
-_SELECT_OF_THREAD = CompiledStatement(
-    select(SESSION.c.id).where(
-        SESSION.c.tenant_id == bindparam("tenant"),
-        SESSION.c.user_id == bindparam("user"),
-        SESSION.c.thread_id == bindparam("thread"),
-    )
+_known = SESSION.alias("known")
+_of_user = select(_known.c.id).where(_known.c.tenant_id == bindparam("tenant"), _known.c.user_id == bindparam("user"))
+_with_thread = _of_user.where(_known.c.thread_id == bindparam("thread"))
+_with_name = _of_user.where(_known.c.session_name == bindparam("thread"), _known.c.thread_id.is_(None))
+IS_OF_THREAD = and_(
+    SESSION.c.tenant_id == bindparam("tenant"),
+    SESSION.c.id == func.coalesce(_with_thread.limit(1).scalar_subquery(), _with_name.limit(1).scalar_subquery()),
 )
+"""The condition for a user's session of a thread of a served graph; see `SessionStore.of_thread`."""
+_SELECT_WITH_THREAD = CompiledStatement(_with_thread.limit(1))
+_SELECT_OF_THREAD = CompiledStatement(select(SESSION.c.id).where(IS_OF_THREAD))
 _SELECT_BRANCHES = row_codes.AuthenticQuery(
     select(BRANCH)
     .where(BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.external_session_id == bindparam("session"))

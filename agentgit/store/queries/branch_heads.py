@@ -1,0 +1,67 @@
+"""The heads of branches: where the next run of a branch, or of a thread of clients, begins."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, and_, bindparam, select
+
+from agentgit.store.records.sessions import IS_OF_THREAD, StoredRow
+from agentgit.store.sql import row_codes
+from agentgit.store.sql.driver_errors import missing_row
+from agentgit.store.sql.encryption import seal_of
+from agentgit.store.sql.tables import BRANCH, GRAPH_CHECKPOINT, SESSION
+from agentgit.store.store import Store
+from agentgit.store.threads.graph_rows import is_newest
+
+
+class BranchHead(NamedTuple):
+    """A branch and its newest graph checkpoint, read in one statement.
+
+    Args:
+        row: The row of the branch.
+        checkpoint_id: LangGraph's id of the graph checkpoint; None if there is none yet.
+    """
+
+    row: StoredRow
+    checkpoint_id: str | None
+
+
+def read_branch_head(store: Store, connection: Connection, branch_id: int) -> BranchHead:
+    """Read a branch and its newest graph checkpoint.
+
+    Raises:
+        NotFound: The branch was deleted.
+    """
+    row = _OF_BRANCH.first(connection, {"tenant": store.tenant_id, "branch": branch_id})
+    if row is None:
+        raise missing_row("branch", branch_id)
+    return BranchHead(row, row.newest_id)
+
+
+def find_thread_head(store: Store, connection: Connection, user_id: int, thread_id: str) -> BranchHead | None:
+    """Find the current branch of a user's session for a thread of a served graph; None if there is no session.
+
+    Args:
+        store: The store of the tenant.
+        connection: Any open connection.
+        user_id: The owner of the session.
+        thread_id: The id by which clients know the session.
+    """
+    row = _OF_THREAD.first(connection, {"tenant": store.tenant_id, "user": user_id, "thread": thread_id})
+    if row is None:
+        return None
+    if seal_of(connection) is not None:  # the row of the session says which branch is the current one
+        store.sessions.load_row(connection, row.external_session_id)
+    return BranchHead(row, row.newest_id)
+
+
+def _query(source: Any, *conditions: Any) -> row_codes.AuthenticQuery:
+    newest = source.outerjoin(GRAPH_CHECKPOINT, is_newest(BRANCH.c.tenant_id, BRANCH.c.thread_id))
+    query = select(BRANCH, GRAPH_CHECKPOINT.c.checkpoint_id.label("newest_id")).select_from(newest)
+    return row_codes.AuthenticQuery(query.where(*conditions), BRANCH)
+
+
+_OF_BRANCH = _query(BRANCH, BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.id == bindparam("branch"))
+_is_current = and_(BRANCH.c.tenant_id == SESSION.c.tenant_id, BRANCH.c.id == SESSION.c.current_branch_id)
+_OF_THREAD = _query(SESSION.join(BRANCH, _is_current), IS_OF_THREAD)
