@@ -67,20 +67,14 @@ def runs_turns(repo, way, world):
     return lambda text: app.invoke(said(text), THREAD)
 
 
-def fewest(repo, run, text):
-    """Return the statements of the turn with the fewest of three.
-
-    LangGraph's threads decide whether the last step before a call is written with its intent or with its outcome.
-    """
-    counted = []
-    for _ in range(3):  # as in a session that is in use
-        run(text)
+def count_statements(repo, run, text):
+    """Return the statements of a turn in a session that is in use."""
     for _ in range(3):
-        # The background writes only in a slow turn, and then once more.
-        with faults.setting(points.FLUSH_IN_BACKGROUND, lambda unit: None), counting(repo) as statements:
-            run(text)
-        counted.append(statements)
-    return min(counted, key=Counter.total)
+        run(text)
+    # The background writes only in a slow turn, and then once more.
+    with faults.setting(points.FLUSH_IN_BACKGROUND, lambda unit: None), counting(repo) as statements:
+        run(text)
+    return statements
 
 
 @pytest.mark.parametrize(
@@ -89,12 +83,14 @@ def fewest(repo, run, text):
 )
 def test_a_turn_sends_no_more_statements_than_it_needs(repo, way, text, most):
     """A turn sends so many statements at most, with one insert for each table and transaction for its steps."""
-    statements = fewest(repo, runs_turns(repo, way, World()), text)
+    statements = count_statements(repo, runs_turns(repo, way, World()), text)
     transactions = 1 if text == "hello" else 3  # the end; before it the intent and the outcome
     # A statement to a server inserts seven values at most, because psycopg parses a longer one anew each time. A call
     # has more values than that, and when a step is written decides which of the transactions need a second statement.
     more = 0 if repo.context.store.database.is_sqlite else min(transactions, 2)
-    assert statements.total() <= most + more, statements
+    # On a busy machine LangGraph's thread saves the step before a call so late that it is written with the outcome.
+    late = statements["INSERT graph_checkpoint"] - min(transactions, 2)
+    assert statements.total() <= most + more + 3 * late, statements
     assert statements["INSERT blob"] <= transactions + more, statements
     assert statements["INSERT graph_checkpoint"] <= transactions, statements
 
@@ -105,7 +101,7 @@ def test_a_served_turn_reads_its_session_branch_and_head_at_once(repo):
     for way in ("wrapped", "served"):
         began = []
         run = runs_turns(repo, way, World())
-        found[way] = fewest(repo, run, "hello")
+        found[way] = count_statements(repo, run, "hello")
         with (
             faults.setting(points.FLUSH_IN_BACKGROUND, lambda unit: None),
             faults.before(points.EVERY_READ, lambda began=began: began.append("read")),
