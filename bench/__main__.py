@@ -24,19 +24,21 @@ from bench import (
     measure,
     memory,
     model,
+    served,
     size,
     start,
     turn,
     upkeep,
 )  # fmt: skip
 from bench.honest import explored, faults, overhead, payments
-from bench.multiuser import sessions, turns, wall
+from bench.multiuser import process, sessions, turns, wall
 from bench.saver import forks, lists, long, puts
 from bench.stage import FULL, QUICK, Stage
 from bench.workspace import snapshots, undo
 
 SUBJECTS = {
     "turn": turn.measure,
+    "graph": served.measure,
     "first": first.measure,
     "large": large.measure,
     "model": model.measure,
@@ -59,6 +61,7 @@ SUBJECTS = {
     "saver-list": lists.measure,
     "saver-fork": forks.measure,
     "multiuser-turns": turns.measure,
+    "multiuser-process": process.measure,
     "multiuser-sessions": sessions.measure,
     "multiuser-wall": wall.measure,
     "workspace-snapshots": snapshots.measure,

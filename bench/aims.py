@@ -9,8 +9,9 @@ from bench import first, fork
 from bench.contenders import OURS, SQLITE, WRAPPED
 from bench.graphs import CHAT, TOOL
 from bench.measure import Counts, Subject, drawn
-from bench.multiuser.turns import POSTGRES
+from bench.multiuser.turns import POSTGRES, SERVED
 from bench.saver.contenders import COUNTERPART, OURS_FULL, OURS_PLAIN
+from bench.served import MESSAGE_COUNTS
 from bench.turn import NAMES
 
 TITLE = "Aims"
@@ -62,6 +63,18 @@ def _clients() -> Iterator[Aim]:
                 yield Aim(text, "multiuser-turns", case, name, f"x {POSTGRES}", limit, is_minimum=True)
 
 
+def _served() -> Iterator[Aim]:
+    for database in ("SQLite", "PostgreSQL"):
+        for kind in (CHAT, TOOL):
+            for messages in MESSAGE_COUNTS:
+                case = f"{NAMES[kind]}, {messages} messages, {database}"
+                yield Aim(f"turn of {case}: served, of wrapped", "graph", case, SERVED, WRAPPED, 1.1)
+    for messages in MESSAGE_COUNTS:
+        case = f"{messages} messages, 64 threads"
+        text = f"turns/s with {case} in one process: served, of PostgresSaver's"
+        yield Aim(text, "multiuser-process", case, SERVED, f"x {POSTGRES}", 0.9, is_minimum=True)
+
+
 SIZE, TURN, PUT, FORK, LIST = "saver-size", "saver-turn", "saver-put", "saver-fork", "saver-list"
 MIDDLE, FORKED = "in the middle of 300 turns", f"{OURS}, fork"
 WHOLE, FEW = "memory, newest 1,002", "200 checkpoints"
@@ -69,6 +82,7 @@ WHOLE, FEW = "memory, newest 1,002", "200 checkpoints"
 AIMS = (
     *_turns(),
     *_clients(),
+    *_served(),
     Aim("fork at 10 messages, less an fsync, ms", "fork", "10 messages", fork.FORK_ALONE, MILLISECONDS, 2),
     Aim("fork at 10,000 messages, of that at 10", "fork", "10,000 messages", fork.FORK, "10 messages", 1.2),
     Aim("rollback of one call, less 3 fsync, ms", "fork", "10 messages", fork.ROLLBACK_ALONE, MILLISECONDS, 5),

@@ -52,12 +52,14 @@ class CrowdScale:
         messages: The messages of their conversations.
         clients: The numbers of concurrent clients.
         turns: The turns of all clients together; each client has at least three.
+        rounds: The number of runs of each contender with many threads in one process.
         sessions: The numbers of sessions among which one user lists some.
     """
 
     messages: tuple[int, ...]
     clients: tuple[int, ...]
     turns: int
+    rounds: int
     sessions: tuple[int, ...]
 
 
@@ -109,7 +111,7 @@ FULL = Scale(
     rollbacks=100, steps=100, explored=((2, 3), (2, 4), (4, 4), (4, 5)), found=100_000,
     served=(1_000, 5_000, 10_000), values=(1_000_000, 20_000_000), waits=5, read=10_000,
     multiuser=CrowdScale(
-        messages=(2, 100), clients=(1, 4, 16, 64), turns=480, sessions=(1_000, 10_000, 100_000, 1_000_000)
+        messages=(2, 100), clients=(1, 4, 16, 64), turns=480, rounds=5, sessions=(1_000, 10_000, 100_000, 1_000_000)
     ),
     saver=SaverScale(
         turns=(50, 200, 500, 1000), messages=(100, 400, 2000), fresh=30, stored=(10, 100, 500), puts=30,
@@ -120,7 +122,7 @@ QUICK = Scale(
     messages=(2, 100), fresh=12, turns=(20, 60), forks=8, forked=(10, 100), starts=3, looks=3,
     rollbacks=10, steps=10, explored=((2, 3), (2, 4)), found=5_000,
     served=(50, 100), values=(1_000_000,), waits=1, read=200,
-    multiuser=CrowdScale(messages=(2,), clients=(1, 2), turns=6, sessions=(1_000, 2_000)),
+    multiuser=CrowdScale(messages=(2,), clients=(1, 2), turns=6, rounds=1, sessions=(1_000, 2_000)),
     saver=SaverScale(
         turns=(4, 8), messages=(10,), fresh=2, stored=(10, 50), puts=2,
         forked=8, forks=2, flat=(10, 100), listed=10, lists=2,

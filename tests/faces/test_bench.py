@@ -95,6 +95,7 @@ def test_a_quick_run_measures_the_savers(tmp_path: Path):
 
 OTHER_SUBJECTS = [
     "turn",
+    "graph",
     "first",
     "large",
     "model",
