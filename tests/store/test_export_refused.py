@@ -285,6 +285,7 @@ LIES = {
     "two roots": (change("branch", at=1, parent=None, point=None), "lacks a parent"),
     "a head that is elsewhere": (change("branch", head=7), "head is not one of its checkpoints"),
     "a wrong beginning": (change("branch", at=1, inherited=7), "does not begin at its branch point"),
+    "a beginning before its point": (change("branch", at=1, inherited=1), "does not begin at its branch point"),
     "a current branch that is not there": (change("session", current=7), "refers to branch 7"),
     "a status that does not exist": (change("call", status="maybe"), "status is not one of"),
     "a call that still runs": (change("call", status="intended"), "status is not one of"),

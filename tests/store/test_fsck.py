@@ -2,10 +2,13 @@
 
 import os
 import threading
+from io import BytesIO
 
 import backend
+import exports
 import orjson
 import pytest
+import served
 from scripted import GRAPHS, World, obedient, tool_node_graph
 from sqlalchemy import literal_column, select, table, text, update
 
@@ -267,6 +270,32 @@ def test_w13_a_check_changes_nothing_and_does_not_read_from_the_cache(lived):
     assert all_rows(lived) == before
     assert isinstance(first[0], Finding)
     assert first[0].row in str(first[0])
+
+
+def test_w13_only_a_branch_that_starts_before_its_branch_point_inherits_fewer_calls(repo):
+    """W13: a branch that a run began in the middle of a turn is sound; with a changed count, any other one is not."""
+    world = World()
+    app = repo.graph(tool_node_graph(obedient(), world.tools()), effects=world.effects())
+    served.run(app, "add a", "add b", "add c")
+    _, middle, _ = (one.config for one in app.get_state_history(served.THREAD) if one.next == ("tools",))
+    app.invoke(None, middle)  # from its branch point, after b, it inherits only a
+    repo.session("t").fork("main#4", name="forked")
+    assert repo.maintenance.fsck(level=3).findings == ()
+    export = exports.written(repo, "t")
+    damage(repo, "UPDATE internal_session SET inherited = 1 WHERE name = 'forked'")
+    findings = [str(one) for one in repo.maintenance.fsck(level=1).findings]
+    assert any("it records 1 inherited calls, but its branch point has 2" in one for one in findings)
+
+    def inherit_fewer(records):
+        branches = {branch["name"]: branch for branch in exports.of(records, "branch")}
+        assert (branches["main-2"]["inherited"], branches["forked"]["inherited"]) == (1, 2)
+        branches["forked"]["inherited"] = 1
+
+    with agentgit.open(":memory:") as other:
+        other.import_(BytesIO(export))
+        assert other.maintenance.fsck(level=3).findings == ()
+        with pytest.raises(Corrupt, match="does not begin at its branch point"):
+            other.import_(exports.forged(export, inherit_fewer), session="again")
 
 
 @pytest.mark.parametrize(

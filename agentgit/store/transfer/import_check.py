@@ -306,7 +306,7 @@ class Checker:
         if state != (record["state_hash"] or b"", record["messages"]):
             raise ValueError("has no graph checkpoint, or one with another state")
         branch.numbers.add(record["number"])
-        branch.points[record["id"]] = {"position": record["position"]}
+        branch.points[record["id"]] = {name: record[name] for name in ("number", "position", "state")}
 
     def _add_tag(self, record: Record) -> None:
         self._require_ids("checkpoint", record["checkpoint"])
@@ -373,15 +373,18 @@ class Checker:
     def _check_branch(self, branch: _Branch) -> None:
         """Check a branch against its branch point, and its checkpoints against its calls."""
         record, positions = branch.record, [point["position"] for point in branch.points.values()]
-        name, start_position = record["name"], 0
+        name, start_position, starts_before_point = record["name"], 0, False
         if record["point"] is not None:
             point = self._branches[record["parent"]].points.get(record["point"])
             if point is None:
                 raise ValueError(f"comes after a branch {name!r} that starts from no checkpoint of its parent")
             start_position = point["position"]
+            first = min(branch.points.values(), key=lambda one: one["number"], default=None)
+            starts_before_point = first is None or first["state"] != point["state"]
         # 0: its calls ran again, so it recorded its whole track itself. Fewer than its branch point has: it starts from
-        # a graph checkpoint before that point.
-        if not 0 <= record["inherited"] <= start_position:
+        # a graph checkpoint before that point, and inherits the calls up to there.
+        inherits_fewer = starts_before_point and 0 < record["inherited"] < start_position
+        if record["inherited"] not in (0, start_position) and not inherits_fewer:
             raise ValueError(f"comes after a branch {name!r} that does not begin at its branch point")
         start_position = record["inherited"]
         if (record["head"] is None) != (not positions) or (positions and record["head"] not in branch.points):

@@ -189,10 +189,10 @@ class RowCheck:
             self._require_own_checkpoint(name, "head", row.head_id, row.id)
             self._require_own_checkpoint(name, "branch point", row.branch_point_id, row.parent_id)
             branch_point = self.checkpoint_positions.get(row.branch_point_id or 0)
-            # A branch that executed its calls again has the whole track itself and inherits nothing. One that starts
-            # from a graph checkpoint before its branch point inherits the calls up to there.
             most = branch_point.position if branch_point is not None else 0
-            if not 0 <= row.inherited <= most and (branch_point or not row.branch_point_id):
+            # A branch that executed its calls again has the whole track itself and inherits nothing.
+            is_valid = row.inherited in (0, most) or (0 < row.inherited < most and self._starts_before_point(row))
+            if not is_valid and (branch_point or not row.branch_point_id):
                 self.report.add(
                     name,
                     f"it records {row.inherited} inherited calls, but its branch point has {most}",
@@ -203,6 +203,18 @@ class RowCheck:
             if branch_id not in self.branch_tracks or self.branch_tracks[branch_id].session_id != session_id:
                 todo = "Continue on another branch: agentgit switch SESSION BRANCH."
                 self.report.add(f"external_session {session_id}", f"its branch {branch_id} is missing", todo)
+
+    def _starts_before_point(self, branch: Any) -> bool:
+        """Return whether a branch begins with another graph checkpoint than its branch point.
+
+        Then it inherits the calls up to there. The beginning of a branch without checkpoints is unknown.
+        """
+        c = CHECKPOINT.c
+        states = select(c.graph_checkpoint_id).where(c.tenant_id == self.store.tenant_id)
+        own = states.where(c.internal_session_id == branch.id).order_by(c.number).limit(1)
+        first = self.connection.execute(own).first()
+        point = self.connection.execute(states.where(c.id == branch.branch_point_id)).scalar()
+        return first is None or first.graph_checkpoint_id != point
 
     def _require_own_checkpoint(
         self, name: str, relation: str, checkpoint_id: int | None, branch_id: int | None
