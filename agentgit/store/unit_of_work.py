@@ -391,7 +391,13 @@ class UnitOfWork:
 
 
 MAX_THREADS = 32
-"""The most threads that write in the background, so that a slow database does not delay the others."""
+"""The most threads that write in the background."""
+
+SLOW_SECONDS = 0.25
+"""The time that a write in the background has alone; then another thread goes on with what else is due.
+
+In a busy process, threads that write at the same time cost more than they save: with 64 turns at once a quarter of all
+CPU time. A turn that ends meanwhile has written its rows itself."""
 
 EXIT_SECONDS = 5.0
 """The longest time for which a process that ends waits until what its turns have left is written."""
@@ -401,11 +407,14 @@ class _Flusher:
     """The threads of a process that write what has waited long enough. They start when they are first needed."""
 
     def __init__(self) -> None:
-        self._condition = threading.Condition()
+        lock = threading.RLock()
+        self._condition, self._written = threading.Condition(lock), threading.Condition(lock)
         self._due: dict[UnitOfWork, float] = {}
-        self._writing: set[UnitOfWork] = set()
-        self._threads, self._idle_threads = 0, 0
-        self._wakes_at = inf
+        self._writing: dict[UnitOfWork, float] = {}
+        """The units that are being written, each with the time when that began."""
+        self._threads = 0
+        self._idle: dict[threading.Thread, float] = {}
+        """The threads that wait, each with the time when it looks again for what is due."""
         process.register_for_fork(self)
         atexit.register(self.flush_all)
 
@@ -414,65 +423,74 @@ class _Flusher:
         with self._condition:
             waiting = {*self._due, *self._writing}
             self._due = dict.fromkeys(self._due, 0.0)
-            self._condition.notify_all()
+            self._wake_thread()
 
             def is_written() -> bool:
                 """Forget the units that were written once; their turns may go on to add rows."""
-                waiting.intersection_update({unit for unit, due in self._due.items() if due == 0} | self._writing)
+                waiting.intersection_update(
+                    {unit for unit, due in self._due.items() if due == 0} | self._writing.keys()
+                )
                 return not waiting
 
-            self._condition.wait_for(is_written, timeout=EXIT_SECONDS)
+            self._written.wait_for(is_written, timeout=EXIT_SECONDS)
 
     def schedule(self, unit: UnitOfWork, seconds: float = FLUSH_SECONDS) -> None:
         """Flush a unit of work after some seconds, unless it is scheduled already."""
         with self._condition:
             if self._due.get(unit, inf) <= monotonic() + seconds:
                 return
-            self._due[unit] = due = monotonic() + seconds
-            if due < self._wakes_at:
-                self._wake_thread()
+            self._due[unit] = monotonic() + seconds
+            self._wake_thread()
+
+    def _next_time(self) -> float:
+        """Return the time of the next write; infinity if nothing waits. What `flush_all` writes does not wait."""
+        due, newest = min(self._due.values(), default=inf), max(self._writing.values(), default=-inf)
+        return due and max(due, newest + SLOW_SECONDS)
 
     def _wake_thread(self) -> None:
-        """Let an idle thread look for what is due; if all are busy, start one. The caller holds the condition."""
-        if self._idle_threads or self._threads >= MAX_THREADS:
+        """Let an idle thread look for what is due, unless one does so in time; if all are busy, start one.
+
+        The caller holds the condition.
+        """
+        if self._next_time() >= min(self._idle.values(), default=inf):
+            return
+        if self._idle or self._threads >= MAX_THREADS:
             self._condition.notify()
             return
-        threading.Thread(target=self._run, name="agentgit-flush", daemon=True).start()
-        self._threads, self._idle_threads = self._threads + 1, self._idle_threads + 1
+        thread = threading.Thread(target=self._run, name="agentgit-flush", daemon=True)
+        self._threads, self._idle[thread] = self._threads + 1, 0.0
+        thread.start()
 
     def before_fork(self) -> None:
         """Do nothing: the threads stay with the parent."""
 
     def after_fork(self) -> None:
         """Begin without threads and without work, which stay with the parent."""
-        self._condition, self._due, self._writing = threading.Condition(), {}, set()
-        self._threads, self._idle_threads, self._wakes_at = 0, 0, inf
+        lock = threading.RLock()
+        self._condition, self._written = threading.Condition(lock), threading.Condition(lock)
+        self._due, self._writing, self._threads, self._idle = {}, {}, 0, {}
 
     def _run(self) -> None:
         while True:
             unit = self._wait_for_due()
             unit.flush_in_background()
             with self._condition:
-                self._writing.discard(unit)
-                self._idle_threads += 1
-                self._condition.notify_all()  # `flush_all` may wait for it
+                self._writing.pop(unit, None)
+                self._written.notify_all()
             del unit  # a thread without work must not keep a turn in memory
 
     def _wait_for_due(self) -> UnitOfWork:
+        thread = threading.current_thread()
         with self._condition:
-            while True:
-                unit = min(self._due, key=self._due.__getitem__, default=None)
-                self._wakes_at = self._due[unit] if unit is not None else inf
-                seconds = self._wakes_at - monotonic()
-                if unit is not None and seconds <= 0:
-                    del self._due[unit]
-                    self._writing.add(unit)
-                    self._idle_threads -= 1
-                    self._wakes_at = inf  # another thread decides when it wakes next
-                    if self._due:
-                        self._wake_thread()
-                    return unit
-                self._condition.wait(seconds if unit is not None else None)
+            while (seconds := (at := self._next_time()) - monotonic()) > 0:
+                self._idle[thread] = at
+                self._condition.wait(seconds if at < inf else None)
+            unit = min(self._due, key=self._due.__getitem__)
+            del self._due[unit]
+            self._writing[unit] = monotonic()
+            self._idle.pop(thread, None)
+            self._wake_thread()  # if this write takes long, the other one goes on
+            return unit
 
 
 _flusher = _Flusher()

@@ -155,7 +155,7 @@ def test_a_program_that_ends_has_the_steps_of_a_turn_in_a_thread(repo):
 
 
 def test_a_slow_write_in_the_background_delays_no_other_turn(repo, tmp_path):
-    """While the background writes slowly for one turn, it writes the steps of another turn as soon as before."""
+    """While the background writes slowly for one turn, it soon writes the steps of another turn, too."""
     slow_write, other_is_stored, waited = threading.Event(), threading.Event(), []
     other = agentgit.open(tmp_path / "other.db")
 
@@ -183,6 +183,41 @@ def test_a_slow_write_in_the_background_delays_no_other_turn(repo, tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_the_background_writes_for_one_turn_after_the_other(repo):
+    """As long as no write is slow, the steps of many turns are written by one thread at a time."""
+    running, most, lock = [], [], threading.Lock()
+    stored = threading.Barrier(8)
+
+    def one_at_a_time(flush, unit):
+        with lock:
+            running.append(unit)
+            most.append(len(running))
+        flush(unit)
+        with lock:
+            running.remove(unit)
+
+    def turn(number):
+        other = agentgit.open(backend.url(repo))
+
+        def wait(state):
+            with other:
+                agent = other.wrap(graph_of(says("a")), f"s{number}")
+                until(lambda: backend.from_outside(lambda: texts(agent)) == ["hi", "one"])
+            stored.wait(TIME)
+            return {"messages": [AIMessage("two")]}
+
+        repo.wrap(graph_of(says("one"), wait), f"s{number}").invoke({"messages": [("user", "hi")]})
+
+    with faults.setting(points.SLOW_FLUSH, 10 * TIME), faults.around(points.FLUSH_IN_BACKGROUND, one_at_a_time):
+        threads = [threading.Thread(target=turn, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(most) >= 8
+    assert max(most) == 1
+
+
 def test_a_process_that_is_forked_in_a_turn_writes_nothing_of_the_turn(repo):
     """If a process is forked in a turn, the child can read, and each call of the turn is stored once, by the parent."""
     world = World()

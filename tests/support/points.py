@@ -69,6 +69,7 @@ FLUSH = Point("store.unit_of_work", "UnitOfWork.flush")
 """The write of what waits in a turn, and nothing else."""
 FLUSH_WITH_WORK = Point("store.unit_of_work", "UnitOfWork.write")
 """The write of what waits in a turn, with an intent or the end of the turn."""
+SLOW_FLUSH = Point("store.unit_of_work", "SLOW_SECONDS")
 FLUSH_IN_BACKGROUND = Point("store.unit_of_work", "UnitOfWork.flush_in_background")
 WRITE_STEPS = Point("store.unit_of_work", "UnitOfWork._write")
 """The statements that write what waits, in a transaction that has checked that the turn holds its branch."""
