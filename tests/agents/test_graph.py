@@ -4,6 +4,7 @@ import asyncio
 import inspect
 from concurrent.futures import ThreadPoolExecutor
 
+import backend
 import pytest
 from langchain_core.messages import HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
@@ -15,6 +16,7 @@ from langgraph.types import Command
 from scripted import World, call, calls, functional_graph, nested_graph, obedient, tool_node_graph
 from served import THREAD, contents, run, said
 
+import agentgit
 from agentgit import Conflict, InvalidInput, NotFound, RollbackBlocked
 from agentgit.demo import ScriptedModel
 
@@ -365,6 +367,52 @@ def test_unknown_threads_and_checkpoints_are_typed_errors(app):
         app.invoke(said("hello"), {"configurable": {"thread_id": "t", "checkpoint_id": "1f1e0000"}})
     with pytest.raises(InvalidInput, match="thread_id"):
         app.invoke(said("hello"))
+
+
+def test_a_run_finds_what_another_process_did_to_its_thread(repo, app, world):
+    """Between two runs, another process can roll the session back, and delete it and make it anew."""
+    run(app, "add chair", "add table")
+    with agentgit.open(backend.url(repo)) as other:
+        other.session("t").fork("main#2", name="elsewhere")
+        other.session("t").switch("elsewhere", sync="ignore")
+        answer = app.invoke(said("hello"), THREAD)
+        assert [text for text in contents(answer) if text.startswith("add")] == ["add chair"]
+        assert app.get_state(THREAD).values == answer
+        other.session("t").delete()
+    answer = app.invoke(said("add sofa"), THREAD)
+    assert [text for text in contents(answer) if text.startswith("add")] == ["add sofa"]
+    point = app.get_state(THREAD).config
+    app.invoke(said("add lamp"), THREAD)
+    app.invoke(said("look"), point)  # the tools are declared for the new session, too
+    assert world.items == ["chair", "table", "sofa"]
+    assert repo.maintenance.fsck(3).is_sound
+
+
+def test_a_run_declares_its_tools_again_after_another_graph_did(repo, app, world):
+    """If another graph was wrapped on the session with the same names of tools, a run declares its own again."""
+    point = run(app, "add chair")[0]
+    elsewhere = World()
+    repo.wrap(tool_node_graph(obedient(), elsewhere.tools()), "t", effects=elsewhere.effects())
+    app.invoke(said("add table"), THREAD)
+    app.invoke(said("look"), point)
+    assert world.items == ["chair"]
+    assert elsewhere.log == []
+
+
+def test_a_settled_question_leaves_nothing_in_the_metadata(repo, app, world):
+    """After an answer, the metadata of the branch has no entry for consent."""
+    first = run(app, "add chair", "charge 5")[0]
+    assert app.invoke(said("look"), first)["__interrupt__"]
+    asked = [row.meta for row in branch_rows(repo)]
+    app.invoke(Command(resume=True), THREAD)
+    assert [b"confirm" in meta for meta in asked] == [False, True]
+    assert not any(b"confirm" in row.meta for row in branch_rows(repo))
+
+
+def branch_rows(repo):
+    """Return the stored rows of the branches of the thread."""
+    session_id = repo.session("t").id
+    return repo.context.read(lambda c: repo.context.store.sessions.branches(c, session_id))
 
 
 def test_a_checkpoint_of_another_thread_is_not_found(app, world):
