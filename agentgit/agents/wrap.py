@@ -139,6 +139,16 @@ class PreparedGraph:
         )
         intercept()
 
+    @property
+    def user_id(self) -> int:
+        """The id of the user whose sessions it serves."""
+        return self.context.user.id
+
+    @property
+    def name(self) -> str:
+        """The name of the graph."""
+        return str(self.graph.name)
+
     def declare_tools(self, session_id: int) -> None:
         """Declare the tools of the graph, with their undo functions, for a session. No-op if nothing has changed."""
         sessions = self.context.registry.sessions

@@ -26,6 +26,7 @@ from agentgit.effects.served_sessions import (
     NO_DECLARATIONS,
     Declarations,
     DeclaredFunction,
+    HostRuns,
     ServedSession,
     ServedSessions,
     ToolEffectPairs,
@@ -39,6 +40,9 @@ ALL_SESSIONS = 0
 
 ROLE_NAMES = {"undo": "undo function", "verify": "verify", "precheck": "precheck"}
 
+GRAPH_NAME = "graph"
+"""The key in the metadata of a session for the name of the served graph that created it."""
+
 DECLARE_HINT = "wrap the graph again, or name the module that declares it: trust=[...], --trust MODULE"
 
 
@@ -48,6 +52,14 @@ class ServedGraph(Protocol):
     @property
     def tool_effects(self) -> ToolEffectPairs:
         """The effects of its tools."""
+
+    @property
+    def user_id(self) -> int:
+        """The id of the user whose sessions it serves."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
 
     def declare_tools(self, session_id: int) -> None:
         """Declare its tools for a session."""
@@ -72,8 +84,11 @@ class Registry:
         self.sessions = ServedSessions()
         self.graphs: WeakSet[ServedGraph] = WeakSet()
         """The graphs that serve any session."""
-        self.running_calls: set[int] = set()
-        """The ids of the calls that run in this process, also in the thread of a turn that was cancelled."""
+        self.host_runs = HostRuns()
+        """The runs of hosts that have not ended."""
+        self.running_calls: dict[int, int] = {}
+        """The branches of the calls that run in threads of this process, by the ids of the calls. A thread goes on
+        after its turn was cancelled."""
         self._for_all = NO_DECLARATIONS
         self._deferred: list[Callable[[], None]] = []
         self._lock = threading.RLock()
@@ -110,14 +125,21 @@ class Registry:
         with self._lock:
             self._for_all = self._for_all.extended(effects, runners or {})
 
-    def declare_served_tools(self, session_id: int) -> None:
-        """Declare the tools of the served graphs for a session that no graph has run in this process.
+    def declare_served_tools(self, session_id: int, user_id: int, name: object) -> None:
+        """Declare the tools of the served graph that created a session, if no graph has run it in this process.
 
-        A graph is left out if another one has a different tool of the same name: it is not known which of them ran.
+        A graph is left out if another one of the same name has a different tool of the same name: it is not known which
+        of them ran.
+
+        Args:
+            session_id: The session.
+            user_id: The id of its owner.
+            name: The name of the graph; None if no served graph created it.
         """
-        if not self.graphs or self.sessions.declarations(session_id) is not NO_DECLARATIONS:
+        graphs = [one for one in self.graphs if (one.user_id, one.name) == (user_id, name)]
+        if not graphs or self.sessions.declarations(session_id) is not NO_DECLARATIONS:
             return
-        graphs, namesakes = [*self.graphs], defaultdict[str, set[Hashable]](set)
+        namesakes = defaultdict[str, set[Hashable]](set)
         for graph in graphs:
             for name, effect in graph.tool_effects:
                 namesakes[name].add(effect_identity(effect))

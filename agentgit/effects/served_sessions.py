@@ -38,6 +38,9 @@ open."""
 DECLARED_SESSIONS = 50_000
 """The number of sessions without an agent or a handle whose declarations are kept. Each takes about 150 bytes."""
 
+RECENT_RUNS = 10_000
+"""The number of runs of hosts that are remembered until they end."""
+
 RECENT_DECLARATIONS = 1_000
 """The number of different declarations that are kept. They differ if each session has its own tools or functions."""
 
@@ -207,3 +210,44 @@ def _add_recent(recent: OrderedDict[K, T], key: K, value: T, limit: int) -> None
     recent.move_to_end(key)
     while len(recent) > limit:
         recent.popitem(last=False)
+
+
+class HostRun(NamedTuple):
+    """A run of a host, as it began.
+
+    Args:
+        thread_id: The thread, as the host knows it.
+        session_id: The session.
+        branch_id: Its branch.
+        epoch: The number of runs that had taken the branch before.
+        head_id: The last checkpoint of the branch; None if it had none.
+        start_id: The checkpoint of the point where it began; None if its turn makes one.
+    """
+
+    thread_id: str
+    session_id: int
+    branch_id: int
+    epoch: int
+    head_id: int | None
+    start_id: int | None = None
+
+
+class HostRuns:
+    """The runs of hosts that have not ended in this process: those that run, and those that were cancelled."""
+
+    def __init__(self) -> None:
+        self._runs: OrderedDict[str, HostRun] = OrderedDict()
+        self.held: set[str] = set()
+        """The threads in which a cancelled run is being rolled back, so that no other run may begin."""
+
+    def begin(self, run_id: str, run: HostRun) -> None:
+        """Remember a run."""
+        _add_recent(self._runs, run_id, run, RECENT_RUNS)
+
+    def end(self, run_id: str) -> None:
+        """Forget a run that ended by itself, or was rolled back."""
+        self._runs.pop(run_id, None)
+
+    def find(self, run_id: str) -> HostRun | None:
+        """Return a run that has not ended; None if there is none."""
+        return self._runs.get(run_id)

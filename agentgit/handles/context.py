@@ -14,7 +14,7 @@ from agentgit.auth.principal import EDITOR, READ, VIEWER, Role
 from agentgit.checkpoints import Checkpoint
 from agentgit.checkpoints.merge import MergePlan, Resolve
 from agentgit.effects import Effect
-from agentgit.effects.registry import Registry
+from agentgit.effects.registry import GRAPH_NAME, Registry
 from agentgit.errors import NotFound
 from agentgit.rollback import RollbackEngine, awaiter_for_current_loop
 from agentgit.sessions import ExternalSession, InternalSession
@@ -185,8 +185,9 @@ class SessionAccess:
         Raises:
             NotFound, NotAllowed: The principal does not have that role.
         """
-        self.context.registry.declare_served_tools(self.session_id)
-        return self.context.lookup.session(connection, self.session_id, required_role)
+        session = self.context.lookup.session(connection, self.session_id, required_role)
+        self.context.registry.declare_served_tools(session.id, session.user_id, session.metadata.get(GRAPH_NAME))
+        return session
 
     def find_branch(self, connection: Connection, ref: BranchRef, required_role: Role = VIEWER) -> StoredRow:
         """Find the row of a branch of the session.

@@ -35,6 +35,7 @@ class RollbackOptions:
     on_error: str = "stop"
     on_drift: str = "stop"
     request_id: str | None = None
+    epoch: int | None = None
 
 
 class Rollbacks(SessionAccess):

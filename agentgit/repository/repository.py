@@ -12,11 +12,11 @@ from sqlalchemy import Connection
 
 from agentgit.async_api import async_twin
 from agentgit.auth import JWT, Principal, ShareLink, User
-from agentgit.auth.principal import WRITE
+from agentgit.auth.principal import EDITOR, WRITE
 from agentgit.checkpoints import Checkpoint
 from agentgit.effects import Effect, RollbackReport, ToolInvocation
 from agentgit.errors import InvalidInput, NotFound
-from agentgit.handles.context import Context, UserRef
+from agentgit.handles.context import Context, SessionAccess, UserRef
 from agentgit.handles.session import Session
 from agentgit.handles.session_reader import SessionRef
 from agentgit.handles.templates import SessionFactory
@@ -545,8 +545,8 @@ class Repository:
             RollbackIncomplete: A reversal or a tool failed again.
         """
         target = self.operation(operation.id if isinstance(operation, Operation) else operation)
-        self._context.read(lambda c: self._context.authorize(c, target.external_session_id))
-        self._context.registry.declare_served_tools(target.external_session_id)
+        access = SessionAccess(self._context, target.external_session_id)
+        self._context.read(lambda c: access.load_session(c, EDITOR))
         with self._context.recording_moves(target.external_session_id):
             return self._context.engine().resume(target.id, force=force)
 

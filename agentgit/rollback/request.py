@@ -36,6 +36,7 @@ class Request:
         on_error: One of `ON_ERROR`, for an undo function or a tool that raises.
         on_drift: One of `ON_ERROR`, for a tool that runs again and returns something different.
         request_id: An idempotency key of the caller, unique in the session.
+        epoch: The number of runs that have taken the branch that is left; None if it does not matter.
 
     Raises:
         InvalidInput: An argument is not valid, or arguments contradict each other.
@@ -54,6 +55,7 @@ class Request:
     on_error: str = "stop"
     on_drift: str = "stop"
     request_id: str | None = None
+    epoch: int | None = None
 
     def __post_init__(self) -> None:
         require_one_of("tools", self.tools, TOOLS_MODES)

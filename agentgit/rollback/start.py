@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 from agentgit.effects import RollbackPlan
 from agentgit.effects.files import SnapshotRef
 from agentgit.effects.plan import ROLLBACK, SWITCH
-from agentgit.errors import InvalidInput, NotFound, RollbackBlocked
+from agentgit.errors import Conflict, InvalidInput, NotFound, RollbackBlocked
 from agentgit.rollback import notes
 from agentgit.rollback.crash_recovery import require_idle
 from agentgit.rollback.files import RollbackFiles
@@ -70,6 +70,8 @@ class Starter:
             if earlier_operation is not None:
                 return self._require_same_request(earlier_operation, request, snapshot), False
         require_idle(self.store, connection, session_id)
+        if request.epoch not in (None, self.store.sessions.branch(connection, request.source_id).epoch):
+            raise Conflict("The branch has run in the meantime. Nothing was done.")
         self.require_checkpoint_exists(connection, target, request.label)
         plan = self.planner.plan_request(connection, request, filter_refusals(precheck_answers))
         self._require_prechecks(plan, precheck_answers)

@@ -2,9 +2,11 @@
 
 import asyncio
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from scripted import World, obedient, tool_node_graph
+from langgraph.types import Command
+from scripted import World, call, calls, obedient, scripted, tool_node_graph
 from served import THREAD, contents, run, said
 
 import agentgit
@@ -41,6 +43,16 @@ def host_run(app, text, config=THREAD):
     return id
 
 
+def cancelled_run(app, input, config=THREAD, after="tools"):
+    """Run as a host does, cancel the run after a node, and return its id."""
+    id = str(uuid.uuid4())
+    input = said(input) if isinstance(input, str) else input
+    chunks = app.stream(input, {**config, "metadata": {"run_id": id}}, stream_mode="updates")
+    assert any(after in chunk for chunk in chunks)
+    chunks.close()
+    return id
+
+
 def test_g3_the_saver_reads_what_the_graph_reads(app, saver):
     """G3: `get_tuple` and `list` give the checkpoints of the thread, and `put` is refused."""
     run(app, "add chair", "look")
@@ -55,9 +67,9 @@ def test_g3_the_saver_reads_what_the_graph_reads(app, saver):
 
 
 def test_g3_a_cancelled_run_is_rolled_back(app, saver, world, repo):
-    """G3: the last run is undone on a new branch, the old branch stays, and doing it again changes nothing."""
+    """G3: the run is undone on a new branch, the old branch stays, and doing it again changes nothing."""
     run(app, "add chair")
-    id = host_run(app, "add table")
+    id = cancelled_run(app, "add table")
     for _ in range(2):
         saver.delete_for_runs([id])
         assert world.items == ["chair"]
@@ -69,25 +81,34 @@ def test_g3_a_cancelled_run_is_rolled_back(app, saver, world, repo):
 
 def test_g3_the_first_run_leaves_an_empty_thread(app, saver, world):
     """G3: before its first run, a thread has no values."""
-    saver.delete_for_runs([host_run(app, "add chair")])
+    saver.delete_for_runs([cancelled_run(app, "add chair")])
     assert world.items == []
     assert app.get_state(THREAD).values == {}
     run(app, "add lamp")
     assert world.items == ["lamp"]
 
 
-def test_g3_runs_that_others_have_followed_stay(app, saver, world):
-    """G3: nothing after a deleted run is undone; a run and those after it are undone together."""
-    first, second = host_run(app, "add chair"), host_run(app, "add table")
-    saver.delete_for_runs([first, str(uuid.uuid4())])
-    assert world.items == ["chair", "table"]
-    saver.delete_for_runs([first, second])
-    assert world.items == []
+def test_g3_what_has_ended_stays(app, saver, world, repo):
+    """G3: deleting runs that ended, failed, were followed by others, or that nobody knows undoes nothing."""
+    ended, followed = host_run(app, "add chair"), cancelled_run(app, "add table")
+    last = host_run(app, "add lamp")
+    saver.delete_for_runs([ended, followed, last, str(uuid.uuid4())])
+    assert world.items == ["chair", "table", "lamp"]
+    assert len(repo.session("t").branches()) == 1
+
+
+def test_g3_an_update_of_the_state_is_kept(app, saver, world):
+    """G3: a cancelled run that `update_state` has followed stays, with the update."""
+    id = cancelled_run(app, "add chair")
+    app.update_state(THREAD, said("hello"))
+    saver.delete_for_runs([id])
+    assert world.items == ["chair"]
+    assert contents(app.get_state(THREAD).values)[-1] == "hello"
 
 
 def test_g3_what_needs_consent_stays_and_is_reported(app, saver, world, repo):
     """G3: a payment and a mail stay, and the report of the rollback names them."""
-    saver.delete_for_runs([host_run(app, "add chair; charge 5; send hello")])
+    saver.delete_for_runs([cancelled_run(app, "add chair; charge 5; send hello")])
     assert (world.items, world.charges, world.sent) == ([], [5], ["hello"])
     report = repo.session("t").operations()[0].report
     assert (len(report["reversed"]), len(report["kept"])) == (1, 2)
@@ -95,7 +116,7 @@ def test_g3_what_needs_consent_stays_and_is_reported(app, saver, world, repo):
 
 def test_g3_an_undo_that_raises_does_not_stop_the_others(app, saver, world, repo):
     """G3: the other effects are reversed, and the report names the one that stays."""
-    id = host_run(app, "add chair; add table")
+    id = cancelled_run(app, "add chair; add table")
     world.broken.add("table")
     saver.delete_for_runs([id])
     assert world.items == ["table"]
@@ -104,17 +125,63 @@ def test_g3_an_undo_that_raises_does_not_stop_the_others(app, saver, world, repo
     assert "table is stuck" in report["kept"][0]["reason"]
 
 
-def test_g3_a_run_that_waits_for_consent_is_cancelled_without_effect(app, saver, world):
+def test_g3_a_run_that_asks_for_consent_is_cancelled_without_effect(app, saver, world):
     """G3: the thread is where it was, and goes on."""
     (before, _) = run(app, "add chair", "charge 5")
     values = contents(app.get_state(THREAD).values)
-    id = host_run(app, "add lamp", before)
-    assert app.get_state(THREAD).interrupts
+    id = cancelled_run(app, "add lamp", before, after="__interrupt__")
     saver.delete_for_runs([id])
     assert not app.get_state(THREAD).interrupts
     assert (world.items, world.charges) == (["chair"], [5])
     run(app, "add sofa")
     assert contents(app.get_state(THREAD).values)[: len(values)] == values
+
+
+def asking(repo, world, first):
+    """Serve a graph that makes a call and, in the same batch, one that asks."""
+    model = scripted(calls(first, call("add_if_approved", item="table")), "done", "hello")
+    return repo.graph(tool_node_graph(model, world.tools()), effects=world.effects())
+
+
+def test_g3_an_answer_is_taken_back_and_the_question_is_open_again(repo, saver, world):
+    """G3: cancelling the run of an answer keeps what the run before it did, and another answer counts."""
+    app = asking(repo, world, call("add", item="chair"))
+    run(app, "hello")
+    assert app.get_state(THREAD).interrupts
+    saver.delete_for_runs([cancelled_run(app, Command(resume="yes"))])
+    assert world.items == ["chair"]
+    assert app.get_state(THREAD).interrupts
+    app.invoke(Command(resume="no"), THREAD)
+    assert world.items == ["chair"]
+
+
+def test_g3_files_that_others_have_changed_stay(repo, tmp_path):
+    """G3: in a directory that somebody else has written to, the effects of tools are still reversed."""
+    world = World()
+    graph = tool_node_graph(obedient(), world.tools())
+    app = repo.graph(graph, effects=world.effects(), workspace=tmp_path / "files")
+    run(app, "add chair")
+    id = cancelled_run(app, "add table")
+    (tmp_path / "files" / "theirs").write_text("keep me")
+    repo.saver().delete_for_runs([id])
+    assert world.items == ["chair"]
+    assert (tmp_path / "files" / "theirs").read_text() == "keep me"
+
+
+def test_g3_waiting_for_a_run_holds_no_thread_of_the_loop(repo):
+    """G3: with one thread in the executor of the loop, a thread is deleted as soon as its run has ended."""
+    world = World()
+    app, saver = repo.graph(tool_node_graph(obedient(), world.tools()), effects=world.effects()), repo.saver()
+
+    async def host():
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        running = asyncio.create_task(app.ainvoke(said("add_later chair"), THREAD))
+        while not repo.sessions():
+            await asyncio.sleep(0.01)
+        await asyncio.gather(saver.adelete_thread("t"), running, return_exceptions=True)
+
+    asyncio.run(host())
+    assert repo.sessions() == []
 
 
 def test_g3_undo_functions_of_coroutines_run_on_the_hosts_loop(repo):
@@ -129,25 +196,40 @@ def test_g3_undo_functions_of_coroutines_run_on_the_hosts_loop(repo):
 
     async def host():
         id = str(uuid.uuid4())
-        await app.ainvoke(said("add chair"), {**THREAD, "metadata": {"run_id": id}})
-        await repo.saver().adelete_for_runs([id])
+        chunks = app.astream(said("add chair"), {**THREAD, "metadata": {"run_id": id}}, stream_mode="updates")
+        async for chunk in chunks:
+            if "tools" in chunk:
+                break
+        await chunks.aclose()
+        await asyncio.gather(*(repo.saver().adelete_for_runs([id]) for _ in range(3)))
         return asyncio.get_running_loop()
 
     assert asyncio.run(host()) in loops
-    assert world.items == []
+    assert (len(loops), world.items) == (1, [])
 
 
 def test_g3_a_copied_thread_has_a_world_of_its_own(app, saver, world):
     """G3: the copy continues from the newest state; cancelling its run touches nothing of the original."""
-    id = host_run(app, "add chair")
+    run(app, "add chair")
     saver.copy_thread("t", "copy")
     assert contents(app.get_state(thread("copy")).values) == contents(app.get_state(THREAD).values)
-    copied = host_run(app, "add table", thread("copy"))
-    saver.delete_for_runs([copied])
+    saver.delete_for_runs([cancelled_run(app, "add table", thread("copy"))])
     assert world.items == ["chair"]
-    saver.delete_for_runs([id])
-    assert world.items == []
+    saver.delete_for_runs([cancelled_run(app, "add lamp")])
+    assert world.items == ["chair"]
     assert contents(app.get_state(thread("copy")).values)[0] == "add chair"
+
+
+def test_g3_a_thread_that_waits_is_not_copied(repo, saver, world):
+    """G3: the calls of a batch whose question is open would happen again in the copy, so it is refused."""
+    app = asking(repo, world, call("charge", amount=5))
+    run(app, "hello")
+    with pytest.raises(Conflict, match="waits for an answer"):
+        saver.copy_thread("t", "copy")
+    app.invoke(Command(resume="yes"), THREAD)
+    saver.copy_thread("t", "copy")
+    app.invoke(said("hello"), thread("copy"))
+    assert (world.items, world.charges) == (["table"], [5])
 
 
 def test_g3_a_copy_never_replaces_a_thread(app, saver):
@@ -220,14 +302,35 @@ def test_g3_a_session_is_rolled_back_before_any_run_of_this_process(database, ap
 def test_g3_tools_that_two_graphs_have_are_not_guessed(database, app, world):
     """G3: if two graphs have different tools of one name, neither undoes a call whose graph is not known."""
     run(app, "add chair")
-    other = World()
     with agentgit.open(database.url) as restarted:
-        graphs = [
-            restarted.graph(tool_node_graph(obedient(), one.tools()), effects=one.effects()) for one in (world, other)
-        ]
+        worlds = (world, World())
+        graphs = [restarted.graph(tool_node_graph(obedient(), one.tools()), effects=one.effects()) for one in worlds]
         with pytest.raises(RollbackBlocked, match="declared here"):
             restarted.session("t").undo()
-        assert (world.items, len(graphs)) == (["chair"], 2)
+        assert world.items == ["chair"]
         graphs[0].invoke(said("look"), THREAD)  # now it is known
         restarted.session("t").undo(2)
         assert world.items == []
+
+
+@pytest.mark.parametrize("other", ["user", "wrap", "name"])
+def test_g3_tools_of_another_world_undo_nothing(database, other):
+    """G3: the graph of another user, of another name, or beside `repo.wrap` does not undo a call of this session."""
+    own, foreign = World(), World()
+    foreign.items.append("chair")
+    graph = tool_node_graph(obedient(), own.tools())
+    with agentgit.open(database.url) as repo:
+        bob = repo.as_user(repo.users.add("bob")) if other == "user" else repo
+        if other == "wrap":
+            bob.wrap(graph, "t", effects=own.effects()).invoke(said("add chair"))
+        else:
+            bob.graph(graph, effects=own.effects()).invoke(said("add chair"), THREAD)
+    with agentgit.open(database.url) as restarted:
+        graph = tool_node_graph(obedient(), foreign.tools())
+        if other == "name":
+            graph.name = "another"
+        served = restarted.graph(graph, effects=foreign.effects())
+        bob = restarted.as_user("bob") if other == "user" else restarted
+        with pytest.raises(RollbackBlocked, match="declared here"):
+            bob.session("t").undo()
+        assert (own.items, foreign.items, served.name) == (["chair"], ["chair"], graph.name)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from typing import Any, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -13,11 +15,13 @@ from agentgit.agents.branch_context import ClientThread, Graph, TurnSettings
 from agentgit.agents.branch_runner import BranchRunner
 from agentgit.agents.graph import confirmation
 from agentgit.agents.graph.confirmation import Confirmation, describe
-from agentgit.agents.graph.host_saver import HostSaver
+from agentgit.agents.graph.host_saver import POLL_INTERVAL, HostSaver
 from agentgit.agents.graph.thread_sessions import ThreadSessions
 from agentgit.agents.wrap import PreparedGraph
 from agentgit.auth.principal import WRITE
 from agentgit.effects import RollbackPlan
+from agentgit.effects.registry import GRAPH_NAME
+from agentgit.effects.served_sessions import HostRun
 from agentgit.errors import InvalidInput, NotFound, RollbackBlocked
 from agentgit.handles.branching import Branching
 from agentgit.handles.context import Context
@@ -58,10 +62,13 @@ class Threads(ThreadSessions):
         """The last runner of each thread, as long as something needs it."""
 
     async def await_previous_run(self, config: RunnableConfig) -> None:
-        """Wait briefly for a run of the same thread that was cancelled, or whose stream was not read to its end."""
-        runner = self._runners.get(address(config)[0])
+        """Wait for a run of the same thread that was cancelled, or briefly if its stream was not read to its end."""
+        thread_id, _, _ = address(config)
+        runner = self._runners.get(thread_id)
         if runner is not None:
             await runner.await_end()
+        while thread_id in self.context.registry.host_runs.held:
+            await asyncio.sleep(POLL_INTERVAL)
 
     # -- sessions
 
@@ -84,7 +91,7 @@ class Threads(ThreadSessions):
         number = 2
         while name in taken:  # another session was renamed to it, or has a thread id that begins in the same way
             name, number = f"{thread_id[: LONGEST_NAME - 8]}-{number}", number + 1
-        return sessions.create(connection, user_id, name, thread_id)
+        return sessions.create(connection, user_id, name, thread_id, {GRAPH_NAME: self.wrapped.name})
 
     # -- runs
 
@@ -111,7 +118,19 @@ class Threads(ThreadSessions):
             is_declined = branch.id == thread.previous_id and input is None
         elif confirmation.is_resume(input):
             self._require_known_question(config)
-        return Run(self._runner(thread, branch, config, graph, asked), input, _run_config(config), is_declined)
+        host_run = self._host_run(config, input, branch) if _run_id(config) is not None else None
+        runner = self._runner(thread, branch, config, graph, asked)
+        return Run(runner, input, _run_config(config), is_declined, host_run)
+
+    def _host_run(self, config: RunnableConfig, input: Any, branch: StoredRow) -> HostRun:
+        """Return where a run of a host begins. Only a turn with a new input makes a checkpoint of that point."""
+        start_id = None
+        if input is None or confirmation.is_resume(input):
+            branching = Branching(self.context, branch.external_session_id)
+            snapshot = branching.take_snapshot("run")
+            start_id = self.context.change(lambda c: branching.ensure_checkpoint(c, branch.id, snapshot)).id
+        thread_id, _, _ = address(config)
+        return HostRun(thread_id, branch.external_session_id, branch.id, branch.epoch, branch.head_id, start_id)
 
     def update(self, config: RunnableConfig, graph: Graph) -> Run:
         """Bring a thread to the point at which its state is updated. The next run brings the world to it.
@@ -326,12 +345,14 @@ class Run(NamedTuple):
         input: The input.
         config: The config, without the checkpoint that it named.
         is_declined: True if a person did not consent, so that nothing may run.
+        host_run: Where it begins, if its host has named it.
     """
 
     runner: ThreadRunner
     input: Any
     config: RunnableConfig
     is_declined: bool = False
+    host_run: HostRun | None = None
 
 
 class ThreadRunner(BranchRunner):
@@ -374,11 +395,31 @@ class ThreadRunner(BranchRunner):
 
     def iterate(self, run: Run, options: Mapping[str, Any]) -> Iterator[Any]:
         """Run one turn and yield its chunks. LangGraph's own settings for the run stay as they are in its config."""
-        return self._iterate_stream(run.input, run.config, options, _internal_settings(run.config))
+        with self._counted(run):
+            yield from self._iterate_stream(run.input, run.config, options, _internal_settings(run.config))
 
-    def aiterate(self, run: Run, options: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
+    async def aiterate(self, run: Run, options: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
         """Run one turn and yield its chunks, as `iterate`."""
-        return self._aiterate_stream(run.input, run.config, options, _internal_settings(run.config))
+        with self._counted(run):
+            stream = self._aiterate_stream(run.input, run.config, options, _internal_settings(run.config))
+            async with aclosing(stream) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+
+    @contextmanager
+    def _counted(self, run: Run) -> Iterator[None]:
+        """Count a run of a host until it ends by itself. One that is cancelled stays, so that it can be rolled back."""
+        runs, run_id = self._branch.registry.host_runs, _run_id(run.config)
+        if run.host_run is None or run_id is None:
+            yield
+            return
+        runs.begin(run_id, run.host_run)
+        try:
+            yield
+        except Exception:
+            runs.end(run_id)
+            raise
+        runs.end(run_id)
 
     def _instrument(self) -> None:
         super()._instrument()
@@ -389,6 +430,12 @@ class ThreadRunner(BranchRunner):
 def _internal_settings(config: RunnableConfig) -> Mapping[str, Any]:
     """Return what LangGraph or a host has put into a config. Other settings could replace the saver, or an answer."""
     return {k: v for k, v in config["configurable"].items() if k in CONFIG_KEYS_OF_HOSTS}
+
+
+def _run_id(config: RunnableConfig) -> str | None:
+    """Return the id that a host has given a run."""
+    run_id = (config.get("metadata") or {}).get("run_id")
+    return run_id if isinstance(run_id, str) else None
 
 
 def _root_id(configurable: Mapping[str, Any]) -> str | None:

@@ -262,8 +262,6 @@ class Recorder(BaseCallbackHandler):
             self._function_runs[run_id] = FunctionRun(
                 effect, is_seen=request.is_reachable, has_begun=not request.is_reachable
             )
-            if call.id is not None:
-                self.turn.context.registry.running_calls.add(call.id)
         except AgentGitError as error:
             self._spans.pop(run_id, NO_SPAN).end(error)
             raise as_bubble_up(error) from error.__cause__
@@ -347,6 +345,12 @@ class Recorder(BaseCallbackHandler):
         ):
             yield
 
+    def record_thread(self, run_id: UUID) -> None:
+        """Note that a call runs in a thread, which goes on if the turn is cancelled, until its outcome is recorded."""
+        call = self._running.get(run_id)
+        if call is not None and call.id is not None:
+            self.turn.context.registry.running_calls[call.id] = self.branch.id
+
     def record_result(self, run_id: UUID, value: Any) -> None:
         """Record what a tool returned, before LangChain turns it into the text of a message."""
         if run_id in self._running:
@@ -418,10 +422,7 @@ class Recorder(BaseCallbackHandler):
     def record_cancellation(self, run_id: UUID, error: BaseException) -> None:
         """Handle a cancelled call, which LangChain does not report; the end of the turn writes it to the journal."""
         self._spans.pop(run_id, NO_SPAN).end(error)
-        call = self._running.get(run_id)
-        self._fail_attempt(call, error)
-        if call is not None and call.id is not None:
-            self.turn.context.registry.running_calls.discard(call.id)
+        self._fail_attempt(self._running.get(run_id), error)
 
     def _fail_attempt(self, call: AdmittedCall | None, error: BaseException) -> None:
         """Pass the error to whatever waits for the call, unless the call has already ended."""
@@ -446,7 +447,7 @@ class Recorder(BaseCallbackHandler):
         if call is not None and (call.answer is None or (outcome.status != DONE and call.id is not None)):
             self._record_outcome(call, outcome)
         if call is not None and call.id is not None:
-            self.turn.context.registry.running_calls.discard(call.id)
+            self.turn.context.registry.running_calls.pop(call.id, None)
         if batch is not None and all(other.intent.batch != batch for other in list(self._running.values())):
             self.turn.on_batch_ended(batch)
 

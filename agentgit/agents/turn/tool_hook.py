@@ -157,6 +157,7 @@ def _intercepted_copy(tool: BaseTool, recorder: Recorder, run_id: UUID) -> BaseT
     def run(*args: Any, **kwargs: Any) -> Any:
         if (answer := recorder.answer(run_id)) is not None:
             return _as_returned(tool, answer.wait())
+        recorder.record_thread(run_id)
         with recorder.call_context(run_id):
             value = tool._run(*args, **with_own_view(kwargs))
         recorder.record_result(run_id, value)

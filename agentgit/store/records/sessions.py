@@ -67,7 +67,14 @@ class SessionStore:
 
     # -- external sessions
 
-    def create(self, connection: Connection, user_id: int, name: str, thread_id: str | None = None) -> int:
+    def create(
+        self,
+        connection: Connection,
+        user_id: int,
+        name: str,
+        thread_id: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> int:
         """Create a session with its first branch, `main`, and return its id.
 
         Args:
@@ -76,6 +83,7 @@ class SessionStore:
             name: The name, which no other session of the owner has.
             thread_id: The id by which clients of a served graph know it; None for the name, if no other session of the
                 owner is known by it.
+            metadata: The metadata of the session, JSON-like; None for none.
 
         Raises:
             NotAllowed: The user was deleted.
@@ -94,7 +102,7 @@ class SessionStore:
             "created_at": now,
             "updated_at": now,
             "is_active": True,
-            "meta": to_json({}),
+            "meta": to_json(metadata or {}),
         }
         row_codes.insert_rows(connection, SESSION, row)
         branch_id = self.create_branch(connection, session_id, "main")
