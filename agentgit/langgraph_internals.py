@@ -7,11 +7,13 @@ checks that each of these names does what the package relies on, and names the o
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
 from langgraph.prebuilt import ToolNode
+from langgraph.store.base.batch import AsyncBatchedBaseStore
 
 from agentgit.errors import Unavailable
 
@@ -21,6 +23,7 @@ __all__ = [
     "CONFIG_KEY_CHECKPOINT_MAP",
     "CONFIG_KEY_CHECKPOINT_NS",
     "CONFIG_KEY_DURABILITY",
+    "CONFIG_KEY_RUNTIME",
     "CONFIG_KEY_SCRATCHPAD",
     "CONFIG_KEY_SEND",
     "CONFIG_KEY_STREAM_MESSAGES_V2",
@@ -37,6 +40,7 @@ __all__ = [
     "channels_from_checkpoint",
     "get_function_nonlocals",
     "is_internal_key",
+    "loop_of_store",
     "messages_delta_reducer",
     "recast_checkpoint_ns",
     "set_task_path_column",
@@ -68,6 +72,9 @@ try:
     CONFIG_KEY_CHECKPOINT_MAP = _constants.CONFIG_KEY_CHECKPOINT_MAP
     CONFIG_KEY_CHECKPOINT_NS = _constants.CONFIG_KEY_CHECKPOINT_NS
     CONFIG_KEY_DURABILITY = _constants.CONFIG_KEY_DURABILITY
+    CONFIG_KEY_RUNTIME = _constants.CONFIG_KEY_RUNTIME
+    """What a host, or the graph that calls this one, gives to the nodes: its store, for example."""
+
     CONFIG_KEY_SCRATCHPAD = _constants.CONFIG_KEY_SCRATCHPAD
     CONFIG_KEY_SEND = _constants.CONFIG_KEY_SEND
     CONFIG_KEY_STREAM_MESSAGES_V2 = _constants.CONFIG_KEY_STREAM_MESSAGES_V2
@@ -102,6 +109,11 @@ except (ImportError, AttributeError) as error:
 def is_internal_key(key: object) -> bool:
     """Return whether a key of config["configurable"] belongs to a running graph."""
     return isinstance(key, str) and key.startswith("__pregel_")
+
+
+def loop_of_store(store: Any) -> asyncio.AbstractEventLoop | None:
+    """Return the event loop on which an `AsyncBatchedBaseStore` works; None for any other store."""
+    return store._loop if isinstance(store, AsyncBatchedBaseStore) else None
 
 
 def set_task_path_column(saver: Any, *, exists: bool) -> None:

@@ -13,6 +13,7 @@ from langgraph.types import StateSnapshot
 from agentgit.agents import inputs
 from agentgit.agents.inputs import pair_configs
 from agentgit.agents.isolation import RUN_KEYS, detached, detached_config
+from agentgit.agents.memory import with_recorded_store
 from agentgit.agents.streamed_turn import StreamedTurn, streamed_turn
 from agentgit.agents.turn_runner import END, NO_OPTIONS, Options, TurnRunner
 from agentgit.async_api import async_twin
@@ -70,7 +71,7 @@ class BranchRunner(TurnRunner):
             markers: LangGraph's own settings for the run.
         """
         with self._turn_context(input, config, options) as (value, run_config):
-            run_config["configurable"] |= markers
+            run_config["configurable"] |= with_recorded_store(markers, self._recorded_store)
             chunks = self._instrumented_graph.stream(value, run_config, **self._durable_options(options))
             while True:
                 with self._running():
@@ -96,7 +97,7 @@ class BranchRunner(TurnRunner):
     ) -> AsyncGenerator[Any, None]:
         """Run one turn and yield its chunks, as `_iterate_stream`."""
         async with self._aturn_context(input, config, options) as (value, run_config):
-            run_config["configurable"] |= markers
+            run_config["configurable"] |= with_recorded_store(markers, self._recorded_store)
             stream = self._instrumented_graph.astream(
                 value, run_config, **self._durable_options(options, is_async=True)
             )

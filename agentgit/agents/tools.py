@@ -21,6 +21,7 @@ from agentgit.agents.turn.recorded_results import as_recorded, handover_record
 from agentgit.agents.turn.tool_hook import reporting_copy
 from agentgit.effects.declarations import ALL, default_effect, hints_in, stricter
 from agentgit.effects.effects import Effect, declared_on, import_function, require_function
+from agentgit.effects.memory import MEMORY_TOOLS
 from agentgit.effects.served_sessions import ToolRunner
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.langgraph_internals import is_internal_key
@@ -160,7 +161,7 @@ def _require_known(tools: ToolsByName, user_effects: Mapping[str, Effect], *, ch
         raise InvalidInput(
             f"effects={{{ALL!r}: ...}} belongs to agentgit.open(..., effects=); here, give one for each tool by name."
         )
-    unknown = sorted(set(user_effects) - set(tools))
+    unknown = sorted(set(user_effects) - set(tools) - MEMORY_TOOLS)
     if check and tools and unknown:
         raise InvalidInput(
             f"The graph has no tool {', '.join(unknown)}; it has {', '.join(sorted(tools))}. "

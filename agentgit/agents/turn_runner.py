@@ -21,8 +21,10 @@ from agentgit.agents.branch_context import BranchContext, ClientThread, Graph, T
 from agentgit.agents.described_graph import DescribedGraph
 from agentgit.agents.instrumentation import instrumented_copy
 from agentgit.agents.isolation import detached, detached_config, require_not_nested
+from agentgit.agents.memory import RecordedStore, is_wrappable, plain_store
 from agentgit.agents.node_caches import BranchCache, uncopied_graph_cache
 from agentgit.agents.turn.checkpoint_tracker import SaveBarrier
+from agentgit.agents.turn.recorder import Recorder
 from agentgit.agents.turn.turn import ThreadedTurn, Turn
 from agentgit.async_api import LOOP
 from agentgit.errors import AgentGitError, BranchMoved, InvalidInput
@@ -104,13 +106,27 @@ class TurnRunner(DescribedGraph):
         """Copy the graph with the saver of the branch and with caches of this runner's turns."""
         graph = self.graph
         self._instrumented_graph: Graph = instrumented_copy(
-            graph, lambda cache: BranchCache(cache, self._current_turn), checkpointer=self._branch.saver
+            graph,
+            lambda cache: BranchCache(cache, self._current_turn),
+            checkpointer=self._branch.saver,
+            store=self._recorded_store(graph.store),
         )
         nested_cache = uncopied_graph_cache(graph)
         # LangGraph passes this cache on to every nested graph, which then ignores its own.
         self._nested_config = (
             {CONFIG_KEY_CACHE: BranchCache(nested_cache, self._current_turn)} if nested_cache is not None else {}
         )
+
+    def _recorded_store(self, store: Any) -> Any:
+        """Return a store whose writes the turns of this object record; a store that cannot be wrapped stays as it is"""
+        if not is_wrappable(store):
+            return store
+        declared = self._branch.settings.effects.tools
+        locks = self._branch.store.database.named_locks
+        return RecordedStore(plain_store(store), self._current_recorder, locks, declared)
+
+    def _current_recorder(self) -> Recorder | None:
+        return self._turn.recorder if self._turn is not None else None
 
     def _current_turn(self) -> Turn | None:
         return self._turn

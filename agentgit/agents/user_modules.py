@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from langchain_core.tools import BaseTool, tool
 from langgraph.graph import StateGraph
@@ -18,6 +18,7 @@ from langgraph.pregel import Pregel
 
 from agentgit.agents.checkpoint_tools import is_checkpoint_tool
 from agentgit.agents.instrumentation import tools_of
+from agentgit.agents.memory import as_memory, is_wrappable
 from agentgit.agents.tools import require_fit, tool_caller
 from agentgit.effects.effects import KINDS, Effect, as_effect, declared_on
 from agentgit.effects.function_names import MAIN
@@ -27,10 +28,11 @@ from agentgit.values import describe_error
 
 
 def register_modules(registry: Registry, paths: Sequence[str]) -> None:
-    """Register the tools and effects that modules declare, for the calls of every session.
+    """Register the tools and effects that modules declare, and their store, for the calls of every session.
 
     Effects come from decorators and from mappings of tool names to effects. Tools are LangChain tools, lists of them,
-    decorated functions, and the tools of graphs. A module that is still being executed, like the program itself, is
+    decorated functions, and the tools of graphs. If there is one store, also that of a graph, it is the long-term
+    memory of the sessions. A module that is still being executed, like the program itself, is
     inspected when one of its declarations is first needed; it is never executed a second time.
 
     Args:
@@ -51,11 +53,11 @@ def register_modules(registry: Registry, paths: Sequence[str]) -> None:
 def _register_paths(registry: Registry, paths: Sequence[str]) -> None:
     declarations = [_load_declarations(path) for path in paths]
     tools: dict[str, list[BaseTool]] = {}
-    for candidate in (one for named, _ in declarations for one in named if not is_checkpoint_tool(one)):
+    for candidate in (found for one in declarations for found in one.tools if not is_checkpoint_tool(found)):
         if not any(_function_of(candidate) is _function_of(other) for other in tools.get(candidate.name, ())):
             tools.setdefault(candidate.name, []).append(candidate)
     declared_effects: list[tuple[str, Effect, list[BaseTool]]]
-    declared_effects = [(name, effect, []) for _, effects in declarations for name, effect in effects.items()]
+    declared_effects = [(name, effect, []) for one in declarations for name, effect in one.effects.items()]
     declared_effects += [
         (one.name, own_effect, [one]) for same in tools.values() for one in same if (own_effect := declared_on(one))
     ]
@@ -66,6 +68,9 @@ def _register_paths(registry: Registry, paths: Sequence[str]) -> None:
         [(name, effect) for name, effect, _ in declared_effects],
         {name: tool_caller(namesakes) for name, namesakes in tools.items()},
     )
+    stores = [store for one in declarations for store in one.stores]
+    if stores and all(store is stores[0] for store in stores):
+        registry.memory_of_all = as_memory(stores[0])
 
 
 def _function_of(tool: BaseTool) -> Any:
@@ -188,18 +193,37 @@ def _is_main(module: str) -> bool:
     return origin is not None and os.path.realpath(origin) == os.path.realpath(program)
 
 
-def _load_declarations(path: str) -> tuple[list[BaseTool], dict[str, Effect]]:
-    """Return the tools that a path names, and the effects that mappings of its module declare."""
+class _Found(NamedTuple):
+    """What a path names.
+
+    Args:
+        tools: The tools.
+        effects: The effects that mappings of its module declare.
+        stores: The stores, also those of its graphs.
+    """
+
+    tools: list[BaseTool]
+    effects: dict[str, Effect]
+    stores: list[Any]
+
+
+def _load_declarations(path: str) -> _Found:
     named_values, module_values = import_path(path), list(vars(_import_module(path)).values())
-    tools = [one for value in named_values for one in _tools_in(value)]
+    found = _find_in(named_values)
     effects = {name: effect for value in module_values for name, effect in _effects_in(value)}
-    if ":" in path and not tools and not any(dict(_effects_in(value)) for value in named_values):
-        tools = [one for value in named_values if callable(value) for one in _tools_in(call_function(value, path))]
-        effects = effects if tools else {}
-    if not tools and not effects:
+    if ":" in path and not any(found) and not any(dict(_effects_in(value)) for value in named_values):
+        found = _find_in([call_function(value, path) for value in named_values if callable(value)])
+        effects = effects if any(found) else {}
+    if not any(found) and not effects:
         hint = "" if ":" in path else f" Name the list, the graph, or the function that returns it: {path}:NAME"
         raise NotFound(f"{path} has no tools and declares no effects.{hint}")
-    return tools, effects
+    return found._replace(effects=effects)
+
+
+def _find_in(values: Sequence[Any]) -> _Found:
+    tools = [one for value in values for one in _tools_in(value)]
+    stores = [value.store if isinstance(value, Pregel) else value for value in values]
+    return _Found(tools, {}, [store for store in stores if is_wrappable(store)])
 
 
 def _effects_in(value: Any) -> Iterator[tuple[str, Effect]]:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from langchain_core.tools import BaseTool
 from langgraph.graph import StateGraph
 from langgraph.pregel import Pregel
+from langgraph.store.base import BaseStore
 
 from agentgit.agents.agent import RollbackAgent
 from agentgit.agents.branch_context import AutoCheckpoint, Interval, TurnSettings
 from agentgit.agents.checkpoint_tools import CHECKPOINT_TOOLS, is_checkpoint_tool
 from agentgit.agents.importing.import_langgraph import import_thread
 from agentgit.agents.instrumentation import referenced_tools, tools_of
+from agentgit.agents.memory import as_memory, is_wrappable, require_declarable
 from agentgit.agents.tools import ToolsByName, argument_normalizers, resolve_effects, tool_caller
 from agentgit.agents.turn.call_interceptor import FENCE_MODES
 from agentgit.agents.turn.tool_hook import intercept
@@ -79,6 +82,7 @@ class PreparedGraph:
         check_effects: False to allow effects of tools that are not visible in the graph.
         fence: What to do about a call whose effect already exists.
         workspace: The directory whose files belong to the sessions.
+        store: The long-term memory of the graph; None for the store that the graph was compiled with.
 
     Raises:
         InvalidInput, NotFound: As for `Repository.wrap`.
@@ -94,6 +98,7 @@ class PreparedGraph:
         check_effects: bool,
         fence: FenceMode,
         workspace: str | Path | Workspace | None,
+        store: BaseStore | None,
     ) -> None:
         if isinstance(graph, StateGraph):
             raise InvalidInput("This graph is not compiled. Wrap graph.compile().")
@@ -104,7 +109,10 @@ class PreparedGraph:
             raise InvalidInput(
                 f"fence must be {', '.join(map(repr, FENCE_MODES[:-1]))} or {FENCE_MODES[-1]!r}, not {fence!r}."
             )
+        graph = graph if store is None else graph.copy({"store": _require_store(store)})
+        _warn_of_unknown_store(graph.store)
         user_effects = as_effects(effects)
+        require_declarable(user_effects)
         tools = _tools_by_name(graph)
         # If the graph does not list its tools, a tool with one of agentgit's names counts as agentgit's own, unless the
         # user declares its effect.
@@ -117,8 +125,10 @@ class PreparedGraph:
         effects_by_tool = resolve_effects(user_tools, user_effects, context.effects, check=check_effects)
         adapter = None
         if workspace is not None:
-            store = context.store
-            adapter = attach_workspace(workspace, holder=str(store.tenant_id), excluded_paths=store.database.files)
+            own_store = context.store
+            adapter = attach_workspace(
+                workspace, holder=str(own_store.tenant_id), excluded_paths=own_store.database.files
+            )
         self.context, self.graph = context, graph
         self.tool_effects = [(name, effect) for name, effect in effects_by_tool.items() if effect is not None]
         self.tool_effects += [
@@ -149,23 +159,53 @@ class PreparedGraph:
         """The name of the graph."""
         return str(self.graph.name)
 
-    def declare_tools(self, session_id: int) -> None:
-        """Declare the tools of the graph, with their undo functions, for a session. No-op if nothing has changed."""
-        sessions = self.context.registry.sessions
-        if self._declarations is None or not sessions.renew(session_id, self._declarations):
-            self._declarations = sessions.declare(session_id, self.tool_effects, self._runners)
+    def declare_tools(self, session_id: int, store: Any = None) -> None:
+        """Declare the tools of the graph, with their undo functions, and its memory for a session.
 
-    def attach(self, session_id: int) -> None:
-        """Make the tools, the workspace and agents of the graph available to a session in this process."""
-        self.declare_tools(session_id)
+        Args:
+            session_id: The session.
+            store: The store of a run, which its host may give; None for that of the graph.
+        """
+        registry = self.context.registry
+        if self._declarations is None or not registry.sessions.renew(session_id, self._declarations):
+            self._declarations = registry.sessions.declare(session_id, self.tool_effects, self._runners)
+        memory = as_memory(store if store is not None else self.graph.store)
+        served = registry.session(session_id)
+        if memory is not None:
+            served.memory = memory
+        registry.sessions.keep(session_id)
+
+    def attach(self, session_id: int, store: Any = None) -> None:
+        """Make the tools, the workspace, the memory and agents of the graph available to a session in this process.
+
+        Args:
+            session_id: The session.
+            store: The store of a run, which its host may give; None for that of the graph.
+        """
         registry, graph, settings = self.context.registry, self.graph, self.settings
         served = registry.session(session_id)
-        registry.sessions.keep(session_id)
+        self.declare_tools(session_id, store)
         if settings.workspace is not None:
             served.workspace = settings.workspace
         # Not a method of the agent, which would keep its connections and caches.
         served.agent_factories[self.context] = lambda context, branch_id: RollbackAgent(
             context, graph, settings, branch_id
+        )
+
+
+def _require_store(store: Any) -> BaseStore:
+    if not is_wrappable(store):
+        raise InvalidInput(f"store must be a BaseStore of LangGraph, not {store!r}.")
+    found: BaseStore = store
+    return found
+
+
+def _warn_of_unknown_store(store: Any) -> None:
+    if store is not None and not is_wrappable(store):
+        warnings.warn(
+            f"The store of the graph, {type(store).__name__}, is not a BaseStore of LangGraph, so it is outside: what "
+            "the graph writes to it is neither recorded nor undone.",
+            stacklevel=2,
         )
 
 

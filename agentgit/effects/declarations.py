@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentgit.effects.effects import (
     IDEMPOTENT,
     IRREVERSIBLE,
+    MEMORY,
     READ_ONLY,
     UNDECLARED,
     Effect,
@@ -16,6 +17,7 @@ from agentgit.effects.effects import (
     decorated_effects,
 )
 from agentgit.effects.invocation import identity
+from agentgit.effects.memory import item_identity
 from agentgit.errors import InvalidInput
 
 ANNOTATION_PATHS = ((), ("annotations",), ("mcp", "annotations"), ("mcp", "tool", "annotations"))
@@ -183,5 +185,13 @@ def record_fields(
         "undo": effect.undo_path,
         "verify": effect.verify_path,
         "precheck": effect.precheck_path,
-        "identity": identity(tool_name, args, identity_args) if effect.has_identity else None,
+        "identity": _identity(effect, tool_name, args, identity_args),
     }
+
+
+def _identity(
+    effect: Effect, tool_name: str, args: Mapping[str, Any], identity_args: Sequence[str] | None
+) -> str | None:
+    if effect.kind == MEMORY:
+        return item_identity(args)
+    return identity(tool_name, args, identity_args) if effect.has_identity else None

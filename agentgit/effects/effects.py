@@ -68,9 +68,14 @@ REVERSIBLE = "reversible"
 COMPENSABLE = "compensable"
 IRREVERSIBLE = "irreversible"
 UNDECLARED = "undeclared"
+MEMORY = "memory"
+"""The effect of a write to long-term memory, which agentgit records and undoes itself."""
 
 KINDS = (READ_ONLY, IDEMPOTENT, REVERSIBLE, COMPENSABLE, IRREVERSIBLE)
 """The effect kinds that a tool can declare."""
+
+RECORDED_KINDS = (*KINDS, MEMORY, UNDECLARED)
+"""The effects that a recorded call can have."""
 
 UNDOABLE = (REVERSIBLE, COMPENSABLE)
 """The kinds that require an undo function."""

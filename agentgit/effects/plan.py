@@ -9,6 +9,7 @@ from typing import Any, Self
 from agentgit.effects import effects, invocation
 from agentgit.effects.files import FileChanges
 from agentgit.effects.invocation import IMPORTED_REASON, ToolInvocation
+from agentgit.effects.memory import MemoryWrite, is_memory_write
 from agentgit.errors import InvalidInput
 from agentgit.values import PrintableDrawing, escape_path
 
@@ -42,6 +43,11 @@ UNDECLARED_REASON = (
     "a declaration applies to later calls only"
 )
 """The reason why an undeclared call is kept."""
+
+
+class Stays(str):
+    """A reason that blocks nothing: the effect stays as it is, or is not had again, and the other steps are done."""
+
 
 ReasonFunction = Callable[[ToolInvocation], str | None]
 """A function that returns why an action on an invocation is impossible; None if it is possible."""
@@ -340,7 +346,8 @@ def _plan_path(
 
 def _plan_rerun(call: ToolInvocation, redo_obstacle: ReasonFunction, reason: str) -> PlanStep:
     obstacle = _uncertainty(call) or redo_obstacle(call)
-    return PlanStep(action=REDO if obstacle is None else BLOCK, invocation=call, why=obstacle or reason, otherwise=GONE)
+    action = REDO if obstacle is None else GONE if isinstance(obstacle, Stays) else BLOCK
+    return PlanStep(action=action, invocation=call, why=obstacle or reason, otherwise=GONE)
 
 
 def _plan_redo(call: ToolInvocation, redo_obstacle: ReasonFunction) -> PlanStep:
@@ -408,8 +415,10 @@ def _decide(call: ToolInvocation, undo_obstacle: ReasonFunction) -> tuple[str, s
     if call.effect == effects.IDEMPOTENT:
         return KEEP, "it has no undo function; calling it again is harmless"
     if (obstacle := undo_obstacle(call)) is not None:
-        return BLOCK, obstacle
+        return KEEP if isinstance(obstacle, Stays) else BLOCK, obstacle
     retry_note = "; an earlier attempt failed" if call.status == invocation.REVERSE_FAILED else ""
+    if is_memory_write(call):
+        return REVERSE, MemoryWrite.of(call).undo_reason + retry_note
     return REVERSE, (
         "its undo compensates for it" if call.effect == effects.COMPENSABLE else "its undo reverses it"
     ) + retry_note

@@ -22,6 +22,7 @@ from agentgit.effects.effects import (
 from agentgit.effects.files import WorkspaceAdapter
 from agentgit.effects.function_names import FunctionName, is_different, possible_change, printable_name
 from agentgit.effects.invocation import IMPORTED_REASON, REVERSE_FAILED, REVERSE_UNKNOWN, UNKNOWN, ToolInvocation
+from agentgit.effects.memory import Memory, is_memory_write, redoer, undoer, verifier
 from agentgit.effects.served_sessions import (
     NO_DECLARATIONS,
     Declarations,
@@ -90,6 +91,8 @@ class Registry:
         """The branches of the calls that run in threads of this process, by the ids of the calls. A thread goes on
         after its turn was cancelled."""
         self._for_all = NO_DECLARATIONS
+        self.memory_of_all: Memory | None = None
+        """The store that is the long-term memory of each session that has no other one here; None if none is known."""
         self._deferred: list[Callable[[], None]] = []
         self._lock = threading.RLock()
         self.declare(ALL_SESSIONS, (defaults or {}).items())
@@ -155,6 +158,21 @@ class Registry:
         """Return the workspace that holds a session's files; None if none is attached here."""
         return self.session(session_id).workspace
 
+    def memory(self, session_id: int) -> Memory:
+        """Return the store that is a session's long-term memory.
+
+        Raises:
+            NotFound: None is attached here.
+        """
+        self._run_deferred()
+        memory = self.session(session_id).memory or self.memory_of_all
+        if memory is None:
+            raise NotFound(
+                "the store that it wrote to is not attached here; wrap the graph with its store again, or name the "
+                "module that has the store: trust=[...], --trust MODULE"
+            )
+        return memory
+
     def undo(self, session_id: int, call: ToolInvocation) -> Undo:
         """Return the function that undoes one recorded call.
 
@@ -163,6 +181,8 @@ class Registry:
         """
         if call.is_imported:
             raise NotFound(IMPORTED_REASON)
+        if is_memory_write(call):
+            return undoer(self.memory(session_id))
         undo = self._find_function("undo", session_id, call)
         if undo is None:
             raise NotFound(f"no undo function for {printable_name(call.tool_name)} is declared here; {DECLARE_HINT}")
@@ -174,6 +194,8 @@ class Registry:
         Raises:
             NotFound: It is not declared here, or only a different one is.
         """
+        if is_memory_write(call) and not call.is_imported:
+            return verifier(self.memory(session_id))
         return self._find_function("verify", session_id, call)
 
     def precheck(self, session_id: int, call: ToolInvocation) -> CheckFunction | None:
@@ -196,6 +218,8 @@ class Registry:
             NotFound: The tool is not available, or only its graph can call it; or the tool of that name here has a
                 different undo function from the one that the call recorded.
         """
+        if is_memory_write(call):
+            return redoer(self.memory(session_id))
         self._run_deferred()
         runners = (declared.runners.get(name) for declared, name in self._places(session_id, call.tool_name)[:2])
         runner = next((one for one in runners if one is not None), None)

@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 from agentgit.effects.effects import Effect, Undo, import_function
 from agentgit.effects.files import WorkspaceAdapter
 from agentgit.effects.function_names import FunctionName, name_of
+from agentgit.effects.memory import Memory
 from agentgit.errors import InvalidInput, NotFound
 
 K = TypeVar("K")
@@ -140,6 +141,8 @@ class ServedSession:
         self.declarations = declarations
         self.workspace: WorkspaceAdapter | None = None
         """The workspace that holds the session's files; None if none is attached here."""
+        self.memory: Memory | None = None
+        """The store that is the session's long-term memory; None if none is attached here."""
         self.moved_to: int | None = None
         """The branch to which a rollback or switch in this process has moved the session; None if none has."""
         self.agent_factories: WeakKeyDictionary[Any, Callable[[Any, int], Any]] = WeakKeyDictionary()

@@ -131,6 +131,7 @@ class Repository:
         check_effects: bool = True,
         fence: FenceMode = "replay",
         workspace: str | Path | Workspace | None = None,
+        store: Any = None,
         thread_id: str | None = None,
         template: CheckpointRef | None = None,
         replay: str = "record",
@@ -153,6 +154,8 @@ class Repository:
                 declared `once` is never called twice.
             workspace: The directory whose files belong to the session: checkpoints save them, and rollbacks restore
                 them. Or a Workspace, created with its own options.
+            store: The long-term memory of the graph, a LangGraph `BaseStore`; None for the store that the graph was
+                compiled with. What the graph writes to it is recorded, and a rollback undoes it.
             thread_id: A thread of the saver that the graph was compiled with. It is read into the session and
                 continued; what was read before is not read again.
             template: The checkpoint from which a new session begins, with its conversation and state, and its files if
@@ -185,6 +188,7 @@ class Repository:
             check_effects=check_effects,
             fence=fence,
             workspace=workspace,
+            store=store,
         )
         agent: RollbackAgent = wrap_module.wrap(
             wrapped, session, branch=branch, thread_id=thread_id, template=template, replay=replay, force=force
@@ -201,6 +205,7 @@ class Repository:
         check_effects: bool = True,
         fence: FenceMode = "replay",
         workspace: str | Path | Workspace | None = None,
+        store: Any = None,
     ) -> RollbackGraph:
         """Return a graph for hosts and clients of LangGraph, whose threads are sessions of this repository.
 
@@ -219,6 +224,7 @@ class Repository:
             check_effects: False to allow `effects` to name tools that are not visible in the graph.
             fence: What to do about a call that repeats one which a rollback kept, as for `wrap`.
             workspace: The directory whose files belong to the sessions, as for `wrap`. The threads share it.
+            store: The long-term memory of the graph, as for `wrap`. A host that gives a store of its own replaces it.
 
         Raises:
             InvalidInput, NotFound: As for `wrap`.
@@ -247,6 +253,7 @@ class Repository:
             check_effects=check_effects,
             fence=fence,
             workspace=workspace,
+            store=store,
         )
         served: RollbackGraph = graph_module.make_graph(threads_module.Threads(self._context, wrapped, confirm))
         return served

@@ -15,7 +15,8 @@ from sqlalchemy import Connection
 from agentgit.effects import ToolInvocation, invocation
 from agentgit.effects.effects import Undo, takes_invocation
 from agentgit.effects.invocation import FAILED, STANDING, idempotency_key, idempotency_key_set, join_errors
-from agentgit.effects.plan import EXECUTE, REDO, REVERSE
+from agentgit.effects.memory import is_memory_write
+from agentgit.effects.plan import EXECUTE, GONE, KEEP, REDO, REVERSE, Stays
 from agentgit.effects.registry import Registry
 from agentgit.effects.results import LASTING, NothingDone, ResultChange, ResultRewriter, comparable
 from agentgit.effects.served_sessions import ToolRunner
@@ -124,6 +125,7 @@ class Executor:
         self.registry = registry
         self.awaiter = awaiter
         self.verification = verification
+        self.memory_conflicts = verification.memory_conflicts
 
     def execute(self, row: StoredRow, owner: str) -> bool:
         """Execute the remaining steps of an operation in order; return False if it stopped early.
@@ -159,6 +161,30 @@ class Executor:
             return call is not None and call.status == invocation.REVERSED
         if self.registry.undo_obstacle(row.external_session_id, call) is not None:
             return False
+        if not is_memory_write(call):
+            return self._reverse_call(row, call, owner)
+        with self.memory_conflicts.lock(call):
+            return self._leave_on_conflict(row, call, owner, REVERSE) or self._reverse_call(row, call, owner)
+
+    def _leave_on_conflict(self, row: StoredRow, call: ToolInvocation, owner: str, action: str) -> bool:
+        """Replace a step by one that leaves memory as it is, if the item has another value by now; return whether."""
+        conflict = self.memory_conflicts.find(row.external_session_id, call, action)
+        if not isinstance(conflict, Stays):
+            return False
+
+        def write(connection: Connection) -> None:
+            self.store.operations.require_held(connection, row.id, owner)
+            current = self.store.operations.find(connection, row.id)
+            request = as_object(current.request if current is not None else row.request)
+            for step in request["steps"]:
+                if step["invocation"] == call.id and step["action"] == action:
+                    step |= {"action": KEEP if action == REVERSE else GONE, "why": conflict}
+            self.store.operations.set_request(connection, row.id, request)
+
+        self.store.database.write(write, durable=True)
+        return True
+
+    def _reverse_call(self, row: StoredRow, call: ToolInvocation, owner: str) -> bool:
         undo = self.registry.undo(row.external_session_id, call)
         try:
             self._record_reversal(row, owner, call, invocation.REVERSING)
@@ -228,6 +254,17 @@ class Executor:
             return False
         if earlier_run is None and self.may_still_be_in_world(row, original):
             return False
+        if not is_memory_write(original):
+            return self._run_again(row, original, earlier_run, owner)
+        with self.memory_conflicts.lock(original):
+            if self._leave_on_conflict(row, original, owner, REDO):
+                return True
+            adapted = self.memory_conflicts.adapted(row.external_session_id, original)
+            return self._run_again(row, adapted, earlier_run, owner)
+
+    def _run_again(
+        self, row: StoredRow, original: ToolInvocation, earlier_run: ToolInvocation | None, owner: str
+    ) -> bool:
         runner = self.registry.runner(row.external_session_id, original)
         intent = _rerun_intent(row, original, owner, earlier_run)
         rerun_id = self.store.database.write(lambda c: self._record_intent(c, row, intent), durable=True)

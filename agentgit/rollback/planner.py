@@ -9,7 +9,7 @@ from dataclasses import replace
 from sqlalchemy import Connection
 
 from agentgit.effects import RollbackPlan, ToolInvocation
-from agentgit.effects.effects import IDEMPOTENT, READ_ONLY, UNDECLARED
+from agentgit.effects.effects import IDEMPOTENT, MEMORY, READ_ONLY, UNDECLARED
 from agentgit.effects.invocation import (
     DONE,
     FAILED,
@@ -52,7 +52,7 @@ HAPPENED = STANDING - {FAILED} | {REVERSED}
 UNSURE = frozenset({INTENDED, UNKNOWN, REVERSING, REVERSE_UNKNOWN})
 """The statuses of calls for which it is unknown whether they happened or were reversed."""
 
-REPEATABLE = frozenset({READ_ONLY, IDEMPOTENT})
+REPEATABLE = frozenset({READ_ONLY, IDEMPOTENT, MEMORY})
 """The effects whose calls may always run again, even if the outcome of the first run is unknown."""
 
 
@@ -227,7 +227,9 @@ class Planner:
             tools=tools,
             replay=replay,
             track=self.path_calls.load_past_calls(connection, target, path, later) if replay == EXECUTE else (),
-            redo_obstacle=lambda call: self.path_calls.rerun_obstacle(connection, session_id, call),
+            redo_obstacle=lambda call: (
+                (refusals or {}).get(call.id) or self.path_calls.rerun_obstacle(connection, session_id, call)
+            ),
             remark=lambda call: self._remark(session_id, call),
             kind=kind,
         )
@@ -251,7 +253,9 @@ class Planner:
             accepted_ids=self.accepted_ids(connection, branch.id),
             undo_obstacle=lambda call: (refusals or {}).get(call.id) or self.registry.undo_obstacle(session_id, call),
             replay=REDO,
-            redo_obstacle=lambda call: self.path_calls.rerun_obstacle(connection, session_id, call),
+            redo_obstacle=lambda call: (
+                (refusals or {}).get(call.id) or self.path_calls.rerun_obstacle(connection, session_id, call)
+            ),
             remark=lambda call: self._remark(session_id, call),
             kind=SWITCH,
         )

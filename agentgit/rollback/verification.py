@@ -20,9 +20,11 @@ from sqlalchemy import Connection
 from agentgit.async_api import WAITING_LOOP
 from agentgit.effects import RollbackPlan, ToolInvocation, invocation
 from agentgit.effects.invocation import join_errors
+from agentgit.effects.memory import is_memory_write
 from agentgit.effects.registry import Registry
 from agentgit.errors import Conflict, InvalidInput, NotFound
 from agentgit.rollback.crash_recovery import recover_all_abandoned
+from agentgit.rollback.memory import MemoryConflicts
 from agentgit.rollback.planner import Refusals
 from agentgit.store.store import Store
 from agentgit.values import describe_error, portable
@@ -124,6 +126,7 @@ class Verification:
         self.store = store
         self.registry = registry
         self.awaiter = awaiter
+        self.memory_conflicts = MemoryConflicts(store, registry)
 
     def plan_with_prechecks(self, create_plan: PlanFactory) -> tuple[RollbackPlan, dict[int, str]]:
         """Create a plan, run the prechecks of its reversals, and plan again if a precheck refuses.
@@ -135,12 +138,21 @@ class Verification:
         """
         with self.store.database.reading() as connection:
             plan = create_plan(connection, {})
-        answers = {step.invocation.id: self._run_precheck(step.invocation) for step in plan.reversals}
+        answers = {
+            step.invocation.id: None if is_memory_write(step.invocation) else self._run_precheck(step.invocation)
+            for step in plan.reversals
+        }
+        answers |= self._memory_conflicts(plan)
         refusals = {id: answer for id, answer in answers.items() if answer is not None}
         if not refusals:
             return plan, dict.fromkeys(answers, "")
         with self.store.database.reading() as connection:
             return create_plan(connection, refusals), {id: answer or "" for id, answer in answers.items()}
+
+    def _memory_conflicts(self, plan: RollbackPlan) -> dict[int, str]:
+        """Return why writes to memory are not undone or made again, by the id of the call."""
+        call = next((one.invocation for one in plan.steps if is_memory_write(one.invocation)), None)
+        return {} if call is None else self.memory_conflicts.find_in_plan(self._session_id_of(call), plan)
 
     def _run_precheck(self, call: ToolInvocation) -> str | None:
         """Return why one effect cannot be undone now; None if it can."""

@@ -36,6 +36,7 @@ from agentgit.store.sql.driver_errors import (
     translate_error,
 )
 from agentgit.store.sql.encryption import Seal, set_seal
+from agentgit.store.sql.named_locks import LOCK_FILE_SUFFIX, NamedLocks
 from agentgit.store.sql.nested_transactions import (
     TimedLock,
     TransactionState,
@@ -153,6 +154,11 @@ class Database:
         self._connection_lock: AbstractContextManager[Any] = (
             TimedLock(threading.RLock()) if self.in_memory else nullcontext()
         )
+        self.named_locks = (
+            NamedLocks(path=None if self.in_memory else os.path.realpath(str(self.url.database)))
+            if self.is_sqlite
+            else NamedLocks(engine=self.engine)
+        )
         # SQLite's own lock is polled with sleeps of milliseconds, so writers of one process take turns here instead.
         self._write_lock = self._shared_write_lock()
         # Shared with the copies that `limited_to` returns, like everything that `close` closes.
@@ -221,7 +227,7 @@ class Database:
         if not self.is_sqlite or self.in_memory:
             return []
         path = os.path.realpath(str(self.url.database))
-        return [path + suffix for suffix in ("", "-wal", "-shm", "-journal")]
+        return [path + suffix for suffix in ("", "-wal", "-shm", "-journal", LOCK_FILE_SUFFIX)]
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a sync function that uses this database, without blocking the event loop.
@@ -445,6 +451,7 @@ class Database:
         _write_locks.clear()
         self._write_lock = self._shared_write_lock()
         self.bus.after_fork()
+        self.named_locks.after_fork()
         if not self.is_sqlite:
             self.engine.dispose(close=False)
         if self._loop_pools is not None:

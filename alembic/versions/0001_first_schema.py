@@ -194,6 +194,10 @@ _table(
     _of("internal_session_id", "internal_session", "fk_tool_invocation_tenant_id_internal_session_id"),
     _unique("internal_session_id", "arrival"), _index("external_session_id", "status"),
     *(_index("external_session_id", name, only=name) for name in ("identity", "replay_of", "task")),
+    sa.Index(
+        "ix_tool_invocation_memory", "tenant_id", "identity",
+        sqlite_where=sa.text("effect = 'memory'"), postgresql_where=sa.text("effect = 'memory'"),
+    ),
 )  # fmt: skip
 _table(
     "world_log",

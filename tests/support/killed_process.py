@@ -49,7 +49,8 @@ def after(point: Point | ShopPoint) -> Hook:
     return lambda: faults.after(point, die)
 
 
-def _to(status: str) -> Callable[..., bool]:
+def to_status(status: str) -> Callable[..., bool]:
+    """Return a condition: a call of the journal gets this status."""
     return lambda journal, connection, call, to, **how: to == status
 
 
@@ -68,11 +69,11 @@ TURN: dict[str, Hook] = CALLS | {
 
 REVERSAL: dict[str, Hook] = {
     "before the operation": before(points.BEGIN_OPERATION),
-    "before the reversal": before(points.MOVE_CALL, _to("reversing")),
+    "before the reversal": before(points.MOVE_CALL, to_status("reversing")),
     "after its intent": before(points.UNDO_CALL),
     "in the undo": before(CANCEL),
     "after the undo": after(CANCEL),
-    "before its record": before(points.MOVE_CALL, _to("reversed")),
+    "before its record": before(points.MOVE_CALL, to_status("reversed")),
     "before the publication": before(points.PUBLISH_OPERATION),
     "after the publication": after(points.FINISH_OPERATION),
 }

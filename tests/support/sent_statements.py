@@ -44,6 +44,8 @@ EXEMPT = {
 
 LOCAL_FUNCTIONS = {
     "set_config": "sets something for this transaction on the machine that the program is connected to",
+    "pg_try_advisory_lock": "locks a name on that machine, against other programs that are connected to it",
+    "pg_advisory_unlock": "releases such a lock",
     "pg_database_size": "shows the size of the database on that machine",
 }
 """The volatile functions that a statement without any table may call: it runs on the machine that gets it."""

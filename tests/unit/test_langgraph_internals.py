@@ -3,6 +3,7 @@
 If LangGraph moves a name, the failing test shows it with the installed version and the last checked version.
 """
 
+import asyncio
 import inspect
 import re
 import subprocess
@@ -19,6 +20,8 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import START, StateGraph
 from langgraph.prebuilt import ToolNode
+from langgraph.store.base.batch import AsyncBatchedBaseStore
+from langgraph.store.memory import InMemoryStore
 
 import agentgit
 from agentgit import langgraph_internals as internals
@@ -28,6 +31,7 @@ MOVED = f"LangGraph {version('langgraph')} has moved {{}}; agentgit was made wit
 KEYS = {
     "CONFIG_KEY_CACHE": "__pregel_cache", "CONFIG_KEY_CHECKPOINT_MAP": "checkpoint_map",
     "CONFIG_KEY_CHECKPOINT_NS": "checkpoint_ns", "CONFIG_KEY_DURABILITY": "__pregel_durability",
+    "CONFIG_KEY_RUNTIME": "__pregel_runtime",
     "CONFIG_KEY_SCRATCHPAD": "__pregel_scratchpad", "CONFIG_KEY_SEND": "__pregel_send",
     "CONFIG_KEY_TASK_ID": "__pregel_task_id", "CONFIG_KEY_THREAD_ID": "thread_id", "PUSH": "__pregel_push",
 }  # fmt: skip
@@ -146,6 +150,18 @@ def test_a_sqlite_saver_has_the_attribute_that_selects_its_columns():
     internals.set_task_path_column(saver, exists=False)
     assert "self._has_task_path" in inspect.getsource(SqliteSaver.get_tuple), MOVED.format("SqliteSaver._has_task_path")
     assert saver._has_task_path is False
+
+
+async def test_an_async_store_has_the_loop_on_which_it_works():
+    """A rollback finds out whether the event loop of a store still runs; a store without a loop has none."""
+
+    class Store(AsyncBatchedBaseStore):
+        async def abatch(self, ops):
+            return [None for _ in ops]
+
+    loop = internals.loop_of_store(Store())
+    assert loop is asyncio.get_running_loop(), MOVED.format("AsyncBatchedBaseStore._loop")
+    assert internals.loop_of_store(InMemoryStore()) is None
 
 
 def test_keys_of_a_running_graph_are_recognized():

@@ -30,6 +30,7 @@ from agentgit.checkpoints import references
 from agentgit.effects import ToolInvocation, invocation
 from agentgit.effects.effects import READ_ONLY, UNDECLARED
 from agentgit.effects.files import SnapshotRef
+from agentgit.effects.memory import is_memory_write
 from agentgit.effects.plan import BLOCK, REDO, REVERSE
 from agentgit.errors import Conflict, InvalidInput, WorldDiverged
 from agentgit.handles.branching import Branching
@@ -288,15 +289,16 @@ class Explorer:
             for s in plan.steps
             if s.action in (REVERSE, REDO, BLOCK) and not _is_own_call(s.invocation, own_positions)
         ]
-        if foreign_steps and acting_tools:
+        blocking_steps = [step for step in foreign_steps if not is_memory_write(step.invocation)]  # memory is shared
+        if blocking_steps and acting_tools:
             raise WorldDiverged(
                 "An exploration reverses every effect that is not on its own path, and these are not its own: "
-                f"{'; '.join(map(str, foreign_steps))}. First bring the world to this branch with "
+                f"{'; '.join(map(str, blocking_steps))}. First bring the world to this branch with "
                 f"agent = agent.switch({start_row.branch_name!r}, sync='world'), or choose a new name.",
                 plan,
             )
         self._initial_log_length = None if plan.changes_world else last_seq
-        return not foreign_steps
+        return bool(acting_tools) or not foreign_steps
 
     def _end_positions(self, connection: Connection) -> dict[int, float]:
         """Return for each explored branch the track position at the end of its turn; later calls are not part of it."""

@@ -15,7 +15,7 @@ from langgraph.types import Command, interrupt
 
 from agentgit.agents.branch_context import Graph
 from agentgit.effects import RollbackPlan
-from agentgit.effects.effects import COMPENSABLE
+from agentgit.effects.effects import COMPENSABLE, MEMORY
 from agentgit.effects.plan import REDO, REVERSE, PlanStep
 from agentgit.langgraph_internals import CONFIG_KEY_TASK_ID, RunnableCallable
 
@@ -57,6 +57,8 @@ def entry(asked: Confirmation | None) -> Mapping[str, Any]:
 
 def needs_consent(step: PlanStep) -> bool:
     """Return whether a step only makes an effect good, or has an effect again."""
+    if step.invocation.effect == MEMORY:
+        return False
     return step.action == REDO or (step.action == REVERSE and step.invocation.effect == COMPENSABLE)
 
 

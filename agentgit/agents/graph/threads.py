@@ -17,6 +17,7 @@ from agentgit.agents.graph import confirmation
 from agentgit.agents.graph.confirmation import Confirmation, describe
 from agentgit.agents.graph.host_saver import POLL_INTERVAL, HostSaver
 from agentgit.agents.graph.thread_sessions import ThreadSessions
+from agentgit.agents.memory import store_of_run
 from agentgit.agents.wrap import PreparedGraph
 from agentgit.auth.principal import WRITE
 from agentgit.effects import RollbackPlan
@@ -108,7 +109,7 @@ class Threads(ThreadSessions):
             RollbackBlocked: An effect cannot be reversed, or needs consent; nothing was done.
             RollbackIncomplete: An undo function raised. The same run again continues, or `repo.resume(operation)`.
         """
-        thread = self._open(config)
+        thread = self._open(config, graph)
         branch, asked, is_declined = thread.branch, thread.asked, False
         if thread.moves_to is not None:
             branch, asked = self._move(thread, thread.moves_to)
@@ -142,7 +143,7 @@ class Threads(ThreadSessions):
         Raises:
             NotFound: The thread has no such checkpoint.
         """
-        thread = self._open(config)
+        thread = self._open(config, graph)
         branch, asked = thread.branch, thread.asked
         if thread.moves_to is not None:
             branch, asked = self._fork(thread, thread.moves_to, Confirmation(previous=thread.previous_id))
@@ -153,7 +154,7 @@ class Threads(ThreadSessions):
         run_config = _run_config(config)
         return Run(runner, None, {**run_config, "configurable": {**run_config["configurable"], **own}})
 
-    def _open(self, config: RunnableConfig) -> _Thread:
+    def _open(self, config: RunnableConfig, graph: Graph) -> _Thread:
         thread_id, _, _ = address(config)
         root_id = _root_id(config["configurable"])
         head = self.context.read(lambda connection: self.find_head(connection, thread_id))
@@ -163,7 +164,7 @@ class Threads(ThreadSessions):
         if head is None:
             raise NotFound(f"Thread {thread_id} was deleted. Nothing was run.")
         session_id = head.row.external_session_id
-        self.wrapped.attach(session_id)
+        self.wrapped.attach(session_id, store_of_run(config["configurable"], graph.store))
         thread = _Thread(Rollbacks(self.context, session_id), head, confirmation.read(as_object(head.row.meta)), None)
         if not root_id or root_id == head.checkpoint_id:
             return thread

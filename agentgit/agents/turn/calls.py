@@ -20,11 +20,11 @@ from uuid import UUID
 from langgraph.errors import ParentCommand
 
 from agentgit.agents.turn.fence_errors import aborted_call_error, as_bubble_up
-from agentgit.effects.effects import IDEMPOTENT, READ_ONLY, UNDECLARED, Effect
+from agentgit.effects.effects import IDEMPOTENT, MEMORY, READ_ONLY, UNDECLARED, Effect
 from agentgit.langgraph_internals import CONFIG_KEY_CHECKPOINT_NS, PUSH, recast_checkpoint_ns
 from agentgit.store.records.journal import Intent
 
-HARMLESS = frozenset({READ_ONLY, IDEMPOTENT, UNDECLARED})
+HARMLESS = frozenset({READ_ONLY, IDEMPOTENT, MEMORY, UNDECLARED})
 """The effects of calls that may run again when the record has no answer: repeating does no harm, or is undeclared."""
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -157,6 +157,26 @@ class Recorder(BaseCallbackHandler):
         has_effect = effect is not None and effect.kind != READ_ONLY
         task = str(configurable.get(CONFIG_KEY_CHECKPOINT_NS) or "")
         self._expected_calls[run_id] = ExpectedCall(parent_run_id, configurable, effect, has_effect, is_in_batch(task))
+
+    def register_write(
+        self, run_id: UUID, effect: Effect, parent_run_id: UUID | None, configurable: Mapping[str, Any]
+    ) -> None:
+        """Register a write to memory that is about to be made.
+
+        Args:
+            run_id: The run of the write.
+            effect: Its effect.
+            parent_run_id: The run that makes it.
+            configurable: LangGraph's configuration of the task that makes it.
+        """
+        # A repeated write is recorded with the value before it, so it need not wait for the steps before it.
+        self._expected_calls[run_id] = ExpectedCall(
+            parent_run_id, configurable, effect, has_effect=False, is_in_batch=False
+        )
+
+    def recording_function(self, run_id: UUID) -> AbstractContextManager[None]:
+        """Record that a call acts in the block, and the exception that it raises."""
+        return self._function_runs[run_id].recording()
 
     def wait_for_saves(self, run_id: UUID) -> None:
         """Wait until the graph checkpoints before an expected call are saved, if the call acts on the world.

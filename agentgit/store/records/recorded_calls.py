@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Row, bindparam, func, select
 
 from agentgit.effects import ToolInvocation
-from agentgit.effects.effects import READ_ONLY
+from agentgit.effects.effects import MEMORY, READ_ONLY
 from agentgit.effects.invocation import (
     CALL,
     DONE,
@@ -217,7 +217,7 @@ class RecordedCalls:
 
         Args:
             connection: Any open connection.
-            call: The outer call.
+            call: The outer call. Its writes to memory are left out: each is undone and made again by itself.
             statuses: The statuses to include.
             include_reads: True to include calls that only read.
         """
@@ -239,8 +239,22 @@ class RecordedCalls:
             TOOL_INVOCATION.c.status.in_(sorted(statuses)),
             *(() if include_reads else (TOOL_INVOCATION.c.effect != READ_ONLY,)),
             TOOL_INVOCATION.c.kind == CALL,
+            TOOL_INVOCATION.c.effect != MEMORY,
         )
         return self.journal.invocations_from_rows(connection, rows)
+
+    def later_writers(self, connection: Connection, session_id: int, identity: str, invocation_id: int) -> list[int]:
+        """Return the ids of the other sessions whose writes to one item of memory stand and are newer than a call.
+
+        Args:
+            connection: An open connection that sees the sessions of all users.
+            session_id: The session of the call.
+            identity: The hash that all writes to the item share.
+            invocation_id: The call. A newer write has a greater id, also if it was made again.
+        """
+        parameters = {"tenant": self.tenant_id, "session": session_id, "identity": identity, "call": invocation_id}
+        rows = self.journal.authentic(connection, connection.execute(_LATER_WRITES, parameters).all())
+        return list(dict.fromkeys(row.external_session_id for row in rows))
 
     def fail_replay(self, connection: Connection, invocation_id: int, error: str) -> None:
         """Mark a replay as failed, because its call raised before it used the recorded answer.
@@ -258,6 +272,22 @@ class RecordedCalls:
         in_tenant = TOOL_INVOCATION.c.tenant_id == self.tenant_id
         rows = connection.execute(query.where(in_tenant, *conditions).order_by(TOOL_INVOCATION.c.id)).all()
         return self.journal.authentic(connection, rows)
+
+
+_LATER_WRITES = (
+    select(TOOL_INVOCATION)
+    .where(
+        TOOL_INVOCATION.c.tenant_id == bindparam("tenant"),
+        TOOL_INVOCATION.c.identity == bindparam("identity"),
+        TOOL_INVOCATION.c.effect == MEMORY,
+        TOOL_INVOCATION.c.id > bindparam("call"),
+        TOOL_INVOCATION.c.status.in_(sorted(STANDING - {FAILED})),
+        TOOL_INVOCATION.c.made_on.is_(None),
+        TOOL_INVOCATION.c.external_session_id != bindparam("session"),
+        ~IS_SUPERSEDED,
+    )
+    .order_by(TOOL_INVOCATION.c.id.desc())
+)
 
 
 def _branch_ids(rows: Sequence[Row[Any]]) -> set[int]:

@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, and_, bindparam, case, exists, false, func, or_, select
 
 from agentgit.effects import ToolInvocation
-from agentgit.effects.effects import READ_ONLY, REVERSIBLE, UNDECLARED
+from agentgit.effects.effects import MEMORY, READ_ONLY, REVERSIBLE, UNDECLARED
 from agentgit.effects.invocation import (
     CALL,
     FAILED,
@@ -405,7 +405,8 @@ _CHANGES_BY_OTHERS = CompiledStatement(
         WORLD_LOG.c.tenant_id == bindparam("tenant"),
         WORLD_LOG.c.external_session_id == bindparam("session"),
         WORLD_LOG.c.seq > bindparam("seen"),
-        and_(TOOL_INVOCATION.c.effect != READ_ONLY, TOOL_INVOCATION.c.effect != UNDECLARED),
+        # Memory is shared by sessions, so its changes never stop a branch.
+        *(TOOL_INVOCATION.c.effect != effect for effect in (READ_ONLY, MEMORY, UNDECLARED)),
         # A call is ours if this branch made it. A reversal is ours if the rollback or switch was to this branch.
         case(
             (

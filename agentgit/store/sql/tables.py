@@ -323,6 +323,7 @@ class ToolInvocationRow(TableRow, table=True):
         Index(None, "tenant_id", "external_session_id", "status"),
         # Few rows have these columns set, so the other rows are left out of the indexes.
         Index(None, "tenant_id", "external_session_id", "identity", **partial_index("identity IS NOT NULL")),
+        Index("ix_tool_invocation_memory", "tenant_id", "identity", **partial_index("effect = 'memory'")),
         Index(None, "tenant_id", "external_session_id", "replay_of", **partial_index("replay_of IS NOT NULL")),
         Index(None, "tenant_id", "external_session_id", "task", **partial_index("task IS NOT NULL")),
         tenant_foreign_key("internal_session_id", "internal_session"),

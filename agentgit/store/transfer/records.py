@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentgit.effects import invocation
-from agentgit.effects.effects import KINDS, UNDECLARED
+from agentgit.effects.effects import RECORDED_KINDS
 from agentgit.effects.plan import ANSWER, BLOCK, GONE, KEEP, REDO, REVERSE
 from agentgit.effects.report import GROUPS
 from agentgit.errors import InvalidInput
@@ -187,7 +187,7 @@ _FIELDS_BY_KIND: dict[str, dict[str, Check]] = {
         "batch_index": number(),
         "tool": text,
         "tool_call_id": nullable(text),
-        "effect": one_of(*KINDS, UNDECLARED),
+        "effect": one_of(*RECORDED_KINDS),
         "status": one_of(*STATUSES),
         "args": arguments,
         "result": list_of(json_bytes),

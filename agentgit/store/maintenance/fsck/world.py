@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import and_, func, select
 
 from agentgit.effects import invocation
-from agentgit.effects.effects import KINDS, UNDECLARED
+from agentgit.effects.effects import RECORDED_KINDS
 from agentgit.effects.invocation import FAILED, PAUSED, REVERSED, TRANSITIONS
 from agentgit.effects.plan import ROLLBACK, SWITCH
 from agentgit.sessions import operation
@@ -41,7 +41,7 @@ def _check_calls(check: RowCheck) -> None:
         check.require_same_session(name, "branch", row.internal_session_id, row.external_session_id)
         check.require_existing(name, "earlier call", row.replay_of, check.call_ids)
         check.require_known(name, "status", row.status, CALL_STATUSES)
-        check.require_known(name, "effect", row.effect, (*KINDS, UNDECLARED))
+        check.require_known(name, "effect", row.effect, RECORDED_KINDS)
         check.require_known(name, "kind", row.kind, CALL_KINDS)
         if check.with_hashes:
             check.require_valid_json(name, args=row.args, result=row.result, answers=row.answers)

@@ -1,0 +1,423 @@
+"""Long-term memory: the store of a graph, so that each turn records what its nodes and tools write to it.
+
+A write is a call of a built-in tool, `memory.put` or `memory.delete`, with the value before. Reads, searches and
+lists pass through. Between turns, and for the store object that the user's code holds itself, nothing is recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import functools
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
+from typing import Any, TypeVar
+from uuid import UUID
+
+from langchain_core.runnables.config import var_child_runnable_config
+from langchain_core.utils.uuid import uuid7
+from langgraph.store.base import NOT_PROVIDED, BaseStore, GetOp, Op, PutOp, Result
+from langgraph.store.memory import InMemoryStore
+
+from agentgit.agents.turn.recorder import Recorder
+from agentgit.effects.effects import IDEMPOTENT, MEMORY, READ_ONLY, Effect
+from agentgit.effects.memory import DELETE, MEMORY_TOOLS, MEMORY_WRITE, PUT, ItemName, lock_name
+from agentgit.errors import InvalidInput, Unavailable
+from agentgit.langgraph_internals import CONFIG_KEY_RUNTIME, loop_of_store
+from agentgit.rollback.verification import awaiter_for_current_loop
+from agentgit.store.sql.named_locks import NamedLocks
+from agentgit.values import portable
+
+T = TypeVar("T")
+
+DECLARABLE = (READ_ONLY, IDEMPOTENT)
+"""The effects that a user may declare for the two tools: the writes are recorded, and a rollback leaves them."""
+
+
+class RecordedStore(BaseStore):
+    """A store whose writes are recorded in the running turn of an agent. In all else, it is the user's store.
+
+    Args:
+        store: The user's store.
+        current_recorder: A function that returns the recorder of the running turn; None between turns.
+        locks: The locks that are held while an item is read, compared and written.
+        effects: The effects that the user declares for the two tools.
+    """
+
+    def __init__(
+        self,
+        store: BaseStore,
+        current_recorder: Callable[[], Recorder | None],
+        locks: NamedLocks,
+        effects: Mapping[str, Effect | None],
+    ) -> None:
+        self.agentgit_store = store
+        self._current_recorder = current_recorder
+        self._locks = locks
+        self._effects = effects
+
+    # -- the same as the user's store
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """The class of the user's store, for `isinstance`."""
+        return type(self.agentgit_store)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "agentgit_store":  # it is not set yet, as in `copy.copy`
+            raise AttributeError(name)
+        return getattr(self.agentgit_store, name)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(plain_store(other) == self.agentgit_store)
+
+    def __hash__(self) -> int:
+        return hash(self.agentgit_store)
+
+    @property
+    def supports_ttl(self) -> bool:  # type: ignore[override]
+        """True if items can expire."""
+        return self.agentgit_store.supports_ttl
+
+    @property
+    def ttl_config(self) -> Any:  # type: ignore[override]
+        """How items expire."""
+        return self.agentgit_store.ttl_config
+
+    def get(self, *args: Any, **options: Any) -> Any:
+        """Read an item."""
+        return self._detached(self.agentgit_store.get(*args, **options))
+
+    def search(self, *args: Any, **options: Any) -> Any:
+        """Search for items."""
+        return self._detached(self.agentgit_store.search(*args, **options))
+
+    def list_namespaces(self, *args: Any, **options: Any) -> Any:
+        """List namespaces."""
+        return self.agentgit_store.list_namespaces(*args, **options)
+
+    async def aget(self, *args: Any, **options: Any) -> Any:
+        """Read an item."""
+        return self._detached(await self.agentgit_store.aget(*args, **options))
+
+    async def asearch(self, *args: Any, **options: Any) -> Any:
+        """Search for items."""
+        return self._detached(await self.agentgit_store.asearch(*args, **options))
+
+    async def alist_namespaces(self, *args: Any, **options: Any) -> Any:
+        """List namespaces."""
+        return await self.agentgit_store.alist_namespaces(*args, **options)
+
+    # -- writes
+
+    def put(self, namespace: tuple[str, ...], key: str, value: Any, *args: Any, **options: Any) -> None:
+        """Put an item, and record it."""
+        with self._recording([_put_op(namespace, key, value, *args, **options)]):
+            self.agentgit_store.put(namespace, key, self._detached(value), *args, **options)
+
+    def delete(self, namespace: tuple[str, ...], key: str) -> None:
+        """Delete an item, and record it."""
+        with self._recording([PutOp(namespace, str(key), None)]):
+            self.agentgit_store.delete(namespace, key)
+
+    def batch(self, ops: Iterable[Op]) -> list[Result]:
+        """Execute several operations, and record those that write."""
+        own_ops = self._detached(list(ops))
+        with self._recording(own_ops):
+            return self._detached(self.agentgit_store.batch(own_ops))
+
+    async def aput(self, namespace: tuple[str, ...], key: str, value: Any, *args: Any, **options: Any) -> None:
+        """Put an item, and record it."""
+        async with self._arecording([_put_op(namespace, key, value, *args, **options)]):
+            await self.agentgit_store.aput(namespace, key, self._detached(value), *args, **options)
+
+    async def adelete(self, namespace: tuple[str, ...], key: str) -> None:
+        """Delete an item, and record it."""
+        async with self._arecording([PutOp(namespace, str(key), None)]):
+            await self.agentgit_store.adelete(namespace, key)
+
+    async def abatch(self, ops: Iterable[Op]) -> list[Result]:
+        """Execute several operations, and record those that write."""
+        own_ops = self._detached(list(ops))
+        async with self._arecording(own_ops):
+            return self._detached(await self.agentgit_store.abatch(own_ops))
+
+    def _detached(self, value: T) -> T:
+        """Copy what goes to or comes from an `InMemoryStore`, which shares its objects with its callers.
+
+        Otherwise a caller that changes a value that it has read, and then puts it, would change the value before.
+        """
+        if not isinstance(self.agentgit_store, InMemoryStore):
+            return value
+        try:
+            return copy.deepcopy(value)
+        except Exception:  # noqa: BLE001  # some objects cannot be copied
+            return value
+
+    @contextmanager
+    def _recording(self, ops: Sequence[Op]) -> Iterator[None]:
+        """Record the writes among operations that the block executes."""
+        recorder, writes = self._current_recorder(), _last_writes(ops)
+        if recorder is None or not writes:
+            yield
+            return
+        items, effects = self._undoable_items(writes), self._effects
+        with self._locks.hold(map_names(items)) if items else nullcontext():
+            befores = self.agentgit_store.batch([_read_op(item) for item in items]) if items else []
+            calls = _begin(recorder, writes, effects, dict(zip(items, befores, strict=True)))
+            with _failing(recorder, calls), _running(recorder, calls):
+                yield
+            stored = self.agentgit_store.batch(map(_read_op, inexact)) if (inexact := _inexact(writes)) else []
+            _end(recorder, calls, dict(zip(inexact, stored, strict=True)))
+
+    @asynccontextmanager
+    async def _arecording(self, ops: Sequence[Op]) -> AsyncIterator[None]:
+        """Record the writes among operations that the block executes, without blocking the event loop."""
+        recorder, writes = self._current_recorder(), _last_writes(ops)
+        if recorder is None or not writes:
+            yield
+            return
+        items = self._undoable_items(writes)
+        keys = await self._locks.acquire(map_names(items)) if items else frozenset[int]()
+        try:
+            befores = await self.agentgit_store.abatch([_read_op(item) for item in items]) if items else []
+            begin = functools.partial(_begin, recorder, writes, self._effects, dict(zip(items, befores, strict=True)))
+            calls = await _in_thread(begin, lambda begun: _abort(recorder, begun))
+            try:
+                with _running(recorder, calls):
+                    yield
+            except Exception as error:
+                await asyncio.to_thread(_fail, recorder, calls, error)
+                raise
+            except BaseException:
+                _abort(recorder, calls)
+                raise
+            stored = await self.agentgit_store.abatch(map(_read_op, inexact)) if (inexact := _inexact(writes)) else []
+            end = functools.partial(_end, recorder, calls, dict(zip(inexact, stored, strict=True)))
+            await _in_thread(end, lambda _: None)
+        finally:
+            if keys:
+                await asyncio.shield(asyncio.to_thread(self._locks.release, keys))
+
+    def _undoable_items(self, writes: Mapping[ItemName, PutOp]) -> list[ItemName]:
+        """Return the items whose writes can be undone, so that their values before are recorded."""
+        return [item for item, op in writes.items() if _effect_of(op, self._effects).kind == MEMORY]
+
+
+class StoreMemory:
+    """The memory of a session, as a rollback uses it; see `agentgit.effects.memory.Memory`.
+
+    Args:
+        store: The user's store.
+    """
+
+    def __init__(self, store: BaseStore) -> None:
+        self.store = store
+
+    def read(self, item: ItemName) -> Any:
+        """Return the value of an item, JSON-like; None if there is none. Its time to live stays as it is."""
+        found = self._run(lambda: self.store.batch([_read_op(item)]), lambda: self.store.abatch([_read_op(item)]))[0]
+        return portable(found.value) if found is not None else None
+
+    def write(self, item: ItemName, value: Any, options: Mapping[str, Any]) -> None:
+        """Put or, with None, delete an item; `options` are further arguments of `put`."""
+        if value is None:
+            self._run(lambda: self.store.delete(*item), lambda: self.store.adelete(*item))
+        else:
+            self._run(lambda: self.store.put(*item, value, **options), lambda: self.store.aput(*item, value, **options))
+
+    def _run(self, run: Callable[[], Any], arun: Callable[[], Any]) -> Any:
+        """Run an operation, on the event loop of an async store."""
+        loop = loop_of_store(self.store)
+        if loop is not None and (loop.is_closed() or not loop.is_running()):
+            raise Unavailable("The event loop of the store does not run any more. Open the store again.")
+        try:
+            return run()
+        except NotImplementedError:  # it has only async methods
+            return awaiter_for_current_loop()(arun())
+
+
+def plain_store(store: Any) -> Any:
+    """Return the user's store behind a store that a turn has seen."""
+    return store.agentgit_store if type(store) is RecordedStore else store
+
+
+def as_memory(store: Any) -> StoreMemory | None:
+    """Return the memory that a store is; None if there is no store, or it cannot be wrapped."""
+    store = plain_store(store)
+    return StoreMemory(store) if is_wrappable(store) else None
+
+
+def is_wrappable(store: Any) -> bool:
+    """Return whether writes to a store can be recorded."""
+    return isinstance(store, BaseStore)
+
+
+def with_recorded_store(settings: Mapping[str, Any], record: Callable[[Any], Any]) -> Mapping[str, Any]:
+    """Return LangGraph's own settings for a run, in which the store that a host gives is recorded.
+
+    Args:
+        settings: The settings.
+        record: A function that wraps a store.
+    """
+    runtime = settings.get(CONFIG_KEY_RUNTIME)
+    store = getattr(runtime, "store", None)
+    if store is None:
+        return settings
+    recorded = copy.copy(runtime)
+    object.__setattr__(recorded, "store", record(store))  # the class may be frozen
+    return {**settings, CONFIG_KEY_RUNTIME: recorded}
+
+
+def store_of_run(configurable: Mapping[str, Any], graph_store: Any) -> Any:
+    """Return the store that a run uses: the one that its host gives, or else that of the graph."""
+    runtime = configurable.get(CONFIG_KEY_RUNTIME)
+    return getattr(runtime, "store", None) if runtime is not None else graph_store
+
+
+def require_declarable(effects: Mapping[str, Effect]) -> None:
+    """Check the effects that a user declares for the two tools.
+
+    Raises:
+        InvalidInput: An effect is neither `read_only` nor `idempotent`.
+    """
+    for name in sorted(MEMORY_TOOLS & set(effects)):
+        if effects[name].kind not in DECLARABLE:
+            raise InvalidInput(
+                f"effects={{{name!r}: ...}} must be 'idempotent' or 'read_only', which leave memory as it is in a "
+                "rollback. Leave it out to have its writes undone."
+            )
+
+
+# -- the recorded calls
+
+Calls = Mapping[ItemName, UUID]
+"""The run of the call that records the write to each item."""
+
+
+def map_names(items: Iterable[ItemName]) -> list[str]:
+    """Return the names of the locks of items."""
+    return list(map(lock_name, items))
+
+
+def _put_op(
+    namespace: tuple[str, ...], key: str, value: Any, index: Any = None, *, ttl: Any = NOT_PROVIDED, **_: Any
+) -> PutOp:
+    """Return the operation that `put` makes of its arguments; a store may have more of them."""
+    return PutOp(namespace, str(key), value, index, None if ttl is NOT_PROVIDED else ttl)
+
+
+def _read_op(item: ItemName) -> GetOp:
+    return GetOp(*item, refresh_ttl=False)
+
+
+def _last_writes(ops: Sequence[Op]) -> dict[ItemName, PutOp]:
+    """Return the last write to each item, which is the one that stores apply."""
+    return {(tuple(op.namespace), str(op.key)): op for op in ops if isinstance(op, PutOp)}
+
+
+def _tool_name(op: PutOp) -> str:
+    return DELETE if op.value is None else PUT
+
+
+def _effect_of(op: PutOp, effects: Mapping[str, Effect | None]) -> Effect:
+    return effects.get(_tool_name(op)) or MEMORY_WRITE
+
+
+def _begin(
+    recorder: Recorder,
+    writes: Mapping[ItemName, PutOp],
+    effects: Mapping[str, Effect | None],
+    befores: Mapping[ItemName, Any],
+) -> Calls:
+    """Record the intents of writes, and return their runs by item."""
+    config: Mapping[str, Any] = var_child_runnable_config.get() or {}
+    parent_run_id = getattr(config.get("callbacks"), "parent_run_id", None)
+    begun: dict[ItemName, UUID] = {}
+    try:
+        for item, op in writes.items():
+            run_id, effect = uuid7(), _effect_of(op, effects)
+            recorder.register_write(run_id, effect, parent_run_id, config.get("configurable", {}))
+            recorder.on_tool_start({"name": _tool_name(op)}, "", run_id=run_id, inputs=_args(item, op, effect, befores))
+            begun[item] = run_id
+    except Exception as error:
+        _fail(recorder, begun, error)
+        raise
+    return begun
+
+
+def _args(item: ItemName, op: PutOp, effect: Effect, befores: Mapping[ItemName, Any]) -> dict[str, Any]:
+    namespace, key = item
+    # In this order, because short forms show only the beginning.
+    args: dict[str, Any] = {"key": key} | ({"value": op.value} if op.value is not None else {})
+    args["namespace"] = list(namespace)
+    args |= {name: given for name, given in (("index", op.index), ("ttl", op.ttl)) if given is not None}
+    if not _is_json(op.value):
+        args["value_exact"] = False
+    if effect.kind == MEMORY:
+        found = befores[item]
+        args["before"] = found.value if found is not None else None
+        if not _is_json(args["before"]):
+            args["before_exact"] = False
+    return args
+
+
+def _is_json(value: Any) -> bool:
+    """Return whether the record has a value exactly as it is."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_json(item) for key, item in value.items())
+    if isinstance(value, list):
+        return all(map(_is_json, value))
+    return value is None or (type(value) in (bool, int, float, str) and portable(value) == value)
+
+
+@contextmanager
+def _running(recorder: Recorder, calls: Calls) -> Iterator[None]:
+    with ExitStack() as stack:
+        for run_id in calls.values():
+            stack.enter_context(recorder.recording_function(run_id))
+        yield
+
+
+@contextmanager
+def _failing(recorder: Recorder, calls: Calls) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        _fail(recorder, calls, error)
+        raise
+
+
+def _inexact(writes: Mapping[ItemName, PutOp]) -> list[ItemName]:
+    """Return the items whose new values the store may hold in another form, as a database holds a date as text."""
+    return [item for item, op in writes.items() if not _is_json(op.value)]
+
+
+def _end(recorder: Recorder, calls: Calls, stored: Mapping[ItemName, Any]) -> None:
+    """Record that writes are done, each with the value that the store holds, if that may be in another form."""
+    for item, run_id in calls.items():
+        found = stored.get(item)
+        recorder.on_tool_end(found.value if found is not None else None, run_id=run_id)
+
+
+def _fail(recorder: Recorder, calls: Calls, error: BaseException) -> None:
+    for run_id in calls.values():
+        recorder.on_tool_error(error, run_id=run_id)
+
+
+def _abort(recorder: Recorder, calls: Calls) -> None:
+    """Handle writes that were cancelled at an unknown point; the end of the turn records them as unknown."""
+    for run_id in calls.values():
+        recorder.record_cancellation(run_id, asyncio.CancelledError())
+
+
+async def _in_thread(function: Callable[[], Any], abandon: Callable[[Any], None]) -> Any:
+    """Run a function in a thread, and hand its result to `abandon` if the caller is cancelled meanwhile."""
+    running = asyncio.ensure_future(asyncio.to_thread(function))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        running.add_done_callback(
+            lambda done: abandon(done.result()) if not done.cancelled() and done.exception() is None else None
+        )
+        raise

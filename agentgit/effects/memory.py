@@ -1,0 +1,150 @@
+"""Long-term memory: writes to a LangGraph store, as calls of two built-in tools, and when they can be undone. Pure.
+
+Memory is shared by sessions. A write is undone only while the value is the one that it wrote; otherwise it stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+from agentgit.effects.effects import MEMORY, Effect
+from agentgit.effects.invocation import UNKNOWN, ToolInvocation, identity
+
+PUT, DELETE = "memory.put", "memory.delete"
+MEMORY_TOOLS = frozenset({PUT, DELETE})
+"""The names of the tools whose calls are the writes to memory."""
+
+ITEM_ARGS = ("namespace", "key")
+"""The arguments that name an item."""
+
+INEXACT_REASON = "has types that JSON does not have, so the record cannot restore it"
+
+ItemName = tuple[tuple[str, ...], str]
+"""The namespace and the key of an item."""
+
+
+class _MemoryWrite(Effect):
+    """The effect of a write to memory. No tool can declare it."""
+
+    def __post_init__(self) -> None:
+        pass
+
+
+MEMORY_WRITE = _MemoryWrite(MEMORY, identity_args=ITEM_ARGS)
+"""The effect of `memory.put` and `memory.delete`, unless `effects={...}` declares another one."""
+
+
+class Memory(Protocol):
+    """A store, as a rollback uses it. Values are JSON-like, as the record has them."""
+
+    def read(self, item: ItemName) -> Any:
+        """Return the value of an item; None if there is none."""
+
+    def write(self, item: ItemName, value: Any, options: Mapping[str, Any]) -> None:
+        """Put or, with None, delete an item; `options` are further arguments of `put`."""
+
+
+@dataclass(frozen=True)
+class MemoryWrite:
+    """One write to memory.
+
+    Args:
+        item: The item.
+        value: The value that was written, JSON-like; None if the item was deleted.
+        before: The value before; None if there was no such item.
+        options: Further arguments of `put`: `index` and `ttl`.
+        is_value_exact: False if the record does not have the value as it was.
+        is_before_exact: False if the record does not have the value before as it was.
+    """
+
+    item: ItemName
+    value: Any
+    before: Any
+    options: Mapping[str, Any]
+    is_value_exact: bool = True
+    is_before_exact: bool = True
+
+    @classmethod
+    def of(cls, call: ToolInvocation) -> Self:
+        """Return the write that a call of one of the two tools made."""
+        args = call.args
+        return cls(
+            (tuple(args["namespace"]), args["key"]),
+            args.get("value") if call.result is None else call.result,
+            args["before"],
+            {name: args[name] for name in ("index", "ttl") if name in args},
+            args.get("value_exact", True),
+            args.get("before_exact", True),
+        )
+
+    def undo_conflict(self, current: Any) -> str | None:
+        """Return why the write is not undone, given the current value; None if it can be."""
+        if current == self.before:
+            return None  # it was already undone, or wrote the same value
+        if current != self.value:
+            return "the item was deleted since, or has expired" if current is None else "the item was changed since"
+        return None if self.is_before_exact else f"the value before it {INEXACT_REASON}"
+
+    def redo_conflict(self, current: Any) -> str | None:
+        """Return why the write is not made again, given the current value; None if it can be."""
+        if current not in (self.before, self.value):
+            return "the item was changed since"
+        return None if self.is_value_exact else f"its value {INEXACT_REASON}"
+
+    @property
+    def undo_reason(self) -> str:
+        """What undoing the write does, for a plan."""
+        return "the item is deleted again" if self.before is None else "the value before it is written back"
+
+
+def is_memory_write(call: ToolInvocation) -> bool:
+    """Return whether a call is a write to memory that agentgit undoes."""
+    return call.effect == MEMORY
+
+
+def item_identity(args: Mapping[str, Any]) -> str:
+    """Return a hash that is the same for all writes to one item."""
+    return identity("memory", args, ITEM_ARGS)
+
+
+def lock_name(item: ItemName) -> str:
+    """Return the name of the lock that is held while an item is read, compared and written."""
+    namespace, key = item
+    return "\0".join(map(str, ("memory", *namespace, key)))
+
+
+def verifier(memory: Memory) -> Callable[[ToolInvocation], bool]:
+    """Return a function that tells whether the value that a call wrote may be in memory."""
+
+    def verify(call: ToolInvocation) -> bool:
+        write = MemoryWrite.of(call)
+        current = memory.read(write.item)
+        if current == write.value:
+            return True
+        # Another value was written since: the call may have happened before that, and an undo is over.
+        return current != write.before and call.status == UNKNOWN
+
+    return verify
+
+
+def undoer(memory: Memory) -> Callable[[Mapping[str, Any], Any, ToolInvocation], None]:
+    """Return the undo function of writes; the caller holds the lock and has compared the value."""
+
+    def undo(args: Mapping[str, Any], result: Any, invocation: ToolInvocation) -> None:
+        write = MemoryWrite.of(invocation)
+        if memory.read(write.item) != write.before:
+            memory.write(write.item, write.before, {})
+
+    return undo
+
+
+def redoer(memory: Memory) -> Callable[[dict[str, Any], str], None]:
+    """Return the function that makes a write again; the caller holds the lock and has compared the value."""
+
+    def redo(args: dict[str, Any], thread_id: str) -> None:
+        item = (tuple(args["namespace"]), args["key"])
+        memory.write(item, args.get("value"), {name: args[name] for name in ("index", "ttl") if name in args})
+
+    return redo

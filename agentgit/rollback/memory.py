@@ -1,0 +1,144 @@
+"""Conflicts of memory: writes that are not undone or made again, because the item has another value by now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import Connection
+
+from agentgit.effects import RollbackPlan, ToolInvocation
+from agentgit.effects.memory import ItemName, Memory, MemoryWrite, is_memory_write, lock_name
+from agentgit.effects.plan import REDO, REVERSE, Stays
+from agentgit.effects.registry import Registry
+from agentgit.errors import NotFound
+from agentgit.store.store import Store
+from agentgit.values import describe_error
+
+MAX_NAMES = 3
+"""The maximum number of sessions that a conflict names."""
+
+
+class MemoryConflicts:
+    """Compares what the sessions wrote to memory with what is there now.
+
+    Args:
+        store: The store of the database.
+        registry: The memory that each session has in this process.
+    """
+
+    def __init__(self, store: Store, registry: Registry) -> None:
+        self.store = store
+        self.registry = registry
+
+    @contextmanager
+    def lock(self, call: ToolInvocation) -> Iterator[None]:
+        """Keep other sessions from writing the item of a call until the block ends.
+
+        Raises:
+            Unavailable: Another session's write does not end.
+        """
+        with self.store.database.named_locks.hold([lock_name(MemoryWrite.of(call).item)]):
+            yield
+
+    def find(self, session_id: int, call: ToolInvocation, action: str) -> str | None:
+        """Return why a write cannot be undone, or made again, now; None if it can.
+
+        Args:
+            session_id: The session.
+            call: The call that made the write.
+            action: `reverse` or `redo`.
+        """
+        return self._find_all(session_id, [(call, action)]).get(call.id)
+
+    def find_in_plan(self, session_id: int, plan: RollbackPlan) -> dict[int, str]:
+        """Return the conflicts of a plan by the id of the call, as they are after the steps before each."""
+        return self._find_all(
+            session_id,
+            [
+                (step.invocation, step.action)
+                for step in plan.steps
+                if step.action in (REVERSE, REDO) and is_memory_write(step.invocation)
+            ],
+        )
+
+    def _find_all(self, session_id: int, steps: Sequence[tuple[ToolInvocation, str]]) -> dict[int, str]:
+        try:
+            memory = self.registry.memory(session_id)
+        except NotFound:
+            return {}  # the plan says so anyway
+        items = dict.fromkeys(MemoryWrite.of(call).item for call, _ in steps)
+        values = {item: _read(memory, item) for item in items}  # before a transaction is open
+        conflicts: dict[int, str] = {}
+        with self.store.all_users_database.reading() as connection:
+            for call, action in steps:
+                conflict = self._conflict(connection, session_id, call, action, values)
+                if conflict is not None:
+                    conflicts[call.id] = conflict
+        return conflicts
+
+    def _conflict(
+        self, connection: Connection, session_id: int, call: ToolInvocation, action: str, values: dict[ItemName, Any]
+    ) -> str | None:
+        """Return the conflict of a write; if there is none, set the value that its item then has.
+
+        Args:
+            connection: An open connection that sees the sessions of all users.
+            session_id: The session.
+            call: The call that made the write.
+            action: `reverse` or `redo`.
+            values: The values of the items after the steps so far.
+        """
+        write = MemoryWrite.of(call)
+        current = values[write.item]
+        if isinstance(current, _Unreadable):
+            return current
+        if action == REVERSE:
+            conflict = write.undo_conflict(current)
+        else:  # an imported write was made in another memory
+            conflict = None if call.is_imported else write.redo_conflict(current)
+        target = write.before if action == REVERSE else write.value
+        if current == target:
+            return None
+        writers = "" if call.is_imported else self._describe_writers(connection, session_id, call)
+        if conflict is None and action == REVERSE and writers:
+            conflict = "the item was written since"
+        if conflict is not None:
+            return Stays(f"{conflict}{f' by {writers}' if writers else ''}, so it stays as it is")
+        values[write.item] = target
+        return None
+
+    def adapted(self, session_id: int, call: ToolInvocation) -> ToolInvocation:
+        """Return a write that is to be made again, with the value before in this memory if it was made in another."""
+        if not call.is_imported:
+            return call
+        before = self.registry.memory(session_id).read(MemoryWrite.of(call).item)
+        return replace(call, args={**call.args, "before": before})
+
+    def _describe_writers(self, connection: Connection, session_id: int, call: ToolInvocation) -> str:
+        """Name the other sessions that wrote the item of a call since; those of other users without their names."""
+        ids = self.store.recorded_calls.later_writers(connection, session_id, call.identity or "", call.id)
+        if not ids:
+            return ""
+        own_user_id = self.store.sessions.load_row(connection, session_id).user_id
+        rows = [self.store.sessions.load_row(connection, id) for id in ids[:MAX_NAMES]]
+        names = [
+            f"session {row.session_name!r}" if row.user_id == own_user_id else "a session of another user"
+            for row in rows
+        ]
+        more = f"{len(ids) - MAX_NAMES} more" if len(ids) > MAX_NAMES else None
+        return " and ".join(dict.fromkeys(filter(None, [*names, more])))
+
+
+class _Unreadable(str):
+    """The reason why an item cannot be read."""
+
+
+def _read(memory: Memory, item: ItemName) -> Any:
+    """Return the value of an item, or why it cannot be read."""
+    try:
+        return memory.read(item)
+    except Exception as error:  # noqa: BLE001  # whatever a store raises is a reason not to write to it
+        return _Unreadable(f"its store cannot be read: {describe_error(error)}")

@@ -1,0 +1,201 @@
+"""Locks by name, for work outside of the database that two processes must not do at the same time.
+
+No transaction with data is open while such a lock is held. Processes that use one SQLite file exclude each other with
+a lock on a file beside it, those that use one server with its advisory locks. The locks of a killed process are free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Collection, Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+from sqlalchemy import Engine, PoolProxiedConnection
+from sqlalchemy.exc import SQLAlchemyError
+
+from agentgit.errors import Unavailable
+
+TIMEOUT_SECONDS = 30.0
+"""The time to wait for a lock."""
+
+POLL_SECONDS = 0.003
+
+_of_parent: list[PoolProxiedConnection] = []
+"""Connections of the parent process, kept so that nothing is sent on them when they are collected as garbage."""
+
+LOCK_FILE_SUFFIX = "-memory-lock"
+
+
+class NamedLocks:
+    """The named locks of one database.
+
+    Args:
+        engine: The engine of a server; None for SQLite.
+        path: The path of a SQLite file; None for a server and for a database in memory.
+    """
+
+    def __init__(self, engine: Engine | None = None, path: str | None = None) -> None:
+        self._engine, self._path = engine, path
+        self._mutex = threading.Lock()
+        self._held: set[int] = set()
+        self._lock_file: int | None = None
+        self._connection: PoolProxiedConnection | None = None
+
+    def after_fork(self) -> None:
+        """Hold no lock in a child process. The locks of the parent stay as they are."""
+        self._mutex, self._held = threading.Lock(), set()
+        if self._lock_file is not None:
+            os.close(self._lock_file)
+        if self._connection is not None:
+            _of_parent.append(self._connection)
+        self._lock_file = self._connection = None
+
+    @contextmanager
+    def hold(self, names: Collection[str]) -> Iterator[None]:
+        """Hold the locks with these names until the block ends.
+
+        Raises:
+            Unavailable: Another holder did not release them in time.
+        """
+        keys, deadline = _keys(names), time.monotonic() + TIMEOUT_SECONDS
+        while not self.try_acquire(keys):
+            _require_time(deadline)
+            time.sleep(POLL_SECONDS)
+        try:
+            yield
+        finally:
+            self.release(keys)
+
+    async def acquire(self, names: Collection[str]) -> frozenset[int]:
+        """Acquire the locks with these names without blocking the event loop; return what `release` takes.
+
+        Raises:
+            Unavailable: Another holder did not release them in time.
+        """
+        keys, deadline = _keys(names), time.monotonic() + TIMEOUT_SECONDS
+        while not await self._try_in_thread(keys):
+            _require_time(deadline)
+            await asyncio.sleep(POLL_SECONDS)
+        return keys
+
+    async def _try_in_thread(self, keys: frozenset[int]) -> bool:
+        if self._held & keys:
+            return False
+        attempt = asyncio.ensure_future(asyncio.to_thread(self.try_acquire, keys))
+        try:
+            return await asyncio.shield(attempt)
+        except asyncio.CancelledError:  # the thread goes on
+            attempt.add_done_callback(lambda done: self._release_unwanted(done, keys))
+            raise
+
+    def _release_unwanted(self, attempt: asyncio.Future[bool], keys: frozenset[int]) -> None:
+        if not attempt.cancelled() and attempt.exception() is None and attempt.result():
+            self.release(keys)
+
+    def try_acquire(self, keys: frozenset[int]) -> bool:
+        """Acquire all these locks if none of them is held; return whether they were acquired."""
+        with self._mutex:
+            if self._held & keys or not self._try_against_others(keys):
+                return False
+            self._held |= keys
+            return True
+
+    def release(self, keys: frozenset[int]) -> None:
+        """Release locks that `acquire` acquired."""
+        with self._mutex:
+            self._held -= keys
+            self._unlock(keys)
+
+    # -- against other processes; called with the mutex held
+
+    def _try_against_others(self, keys: frozenset[int]) -> bool:
+        if self._path is not None:
+            return self._try_lock_file(self._path)
+        return self._engine is None or self._try_advisory_locks(self._engine, keys)
+
+    def _try_lock_file(self, path: str) -> bool:
+        """Lock the file. The holders of different names in one process share this lock."""
+        if self._lock_file is not None:
+            return True
+        try:
+            lock_file = os.open(path + LOCK_FILE_SUFFIX, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise Unavailable(f"{path}{LOCK_FILE_SUFFIX} cannot be opened: {error.strerror}.") from error
+        try:
+            fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock_file)
+            return False
+        self._lock_file = lock_file
+        return True
+
+    def _try_advisory_locks(self, engine: Engine, keys: frozenset[int]) -> bool:
+        """Lock the keys on one connection, which is kept for as long as any lock is held."""
+        try:
+            self._connection = self._connection or _connect(engine)
+            taken: set[int] = set()
+            for key in sorted(keys):
+                if not _call(self._connection, "pg_try_advisory_lock", key):
+                    self._unlock(taken)
+                    return False
+                taken.add(key)
+        except (SQLAlchemyError, engine.dialect.loaded_dbapi.Error) as error:
+            self._drop_connection()
+            raise Unavailable(f"The database does not respond: {error}.") from error
+        return True
+
+    def _unlock(self, keys: Collection[int]) -> None:
+        if self._connection is not None and self._engine is not None:
+            try:
+                for key in keys:
+                    _call(self._connection, "pg_advisory_unlock", key)
+            except self._engine.dialect.loaded_dbapi.Error:  # the server releases the locks of a broken connection
+                self._drop_connection()
+        if self._held:
+            return
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        if self._lock_file is not None:
+            fcntl.flock(self._lock_file, fcntl.LOCK_UN)  # a process that was forked meanwhile may have the file open
+            os.close(self._lock_file)
+            self._lock_file = None
+
+    def _drop_connection(self) -> None:
+        if self._connection is not None:
+            self._connection.invalidate()
+            self._connection = None
+
+
+def _connect(engine: Engine) -> PoolProxiedConnection:
+    connection = engine.raw_connection()
+    if getattr(engine.pool, "size", lambda: 0)() == 1:
+        connection.detach()  # else the holder of the lock would wait for the pool's only connection
+    return connection
+
+
+def _call(connection: PoolProxiedConnection, function: str, key: int) -> Any:
+    with closing(connection.cursor()) as cursor:
+        cursor.execute(f"SELECT {function}(%s)", (key,))
+        row = cursor.fetchone()
+        return row[0] if row is not None else None
+
+
+def _keys(names: Collection[str]) -> frozenset[int]:
+    """Return the key of each name, as PostgreSQL takes it: an integer of 64 bits."""
+    digests = (hashlib.sha256(name.encode(errors="surrogatepass")).digest() for name in names)
+    return frozenset(int.from_bytes(digest[:8], signed=True) for digest in digests)
+
+
+def _require_time(deadline: float) -> None:
+    if time.monotonic() > deadline:
+        raise Unavailable(
+            f"Another write to the same memory has not ended within {TIMEOUT_SECONDS:.0f} s. Try again. If this is "
+            "called on an event loop, use the async method: await arollback(), for example."
+        )

@@ -1,0 +1,59 @@
+"""Locks by name exclude the threads, tasks and processes that use one database."""
+
+import asyncio
+from contextlib import closing
+
+import pytest
+
+from agentgit import Unavailable
+from agentgit.store.database import Database
+from agentgit.store.sql import named_locks
+
+
+@pytest.fixture
+def other(database):
+    """Open the database once more, as another process does."""
+    with closing(Database(database.url)) as other:
+        yield other
+
+
+def test_a_name_has_one_holder_at_a_time(database, other, monkeypatch):
+    """A second holder of a name waits, and gives up with a typed error; afterwards the name is free."""
+    monkeypatch.setattr(named_locks, "TIMEOUT_SECONDS", 0.1)
+    for second in (database, other):
+        with (
+            database.named_locks.hold(["a", "b"]),
+            pytest.raises(Unavailable, match="same memory"),
+            second.named_locks.hold(["b", "c"]),
+        ):
+            pass
+        with second.named_locks.hold(["b", "c"]):
+            pass
+
+
+def test_other_names_have_other_holders(database):
+    """Holders of different names do not wait for each other in one process."""
+    with database.named_locks.hold(["a"]), database.named_locks.hold(["b"]):
+        pass
+
+
+async def test_a_cancelled_waiter_holds_nothing(database, other):
+    """A task that is cancelled while it waits, or just as it gets the lock, leaves it free."""
+    keys = await database.named_locks.acquire(["a"])
+    waiting = asyncio.ensure_future(other.named_locks.acquire(["a"]))
+    await asyncio.sleep(0.05)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    database.named_locks.release(keys)
+    other.named_locks.release(await asyncio.wait_for(other.named_locks.acquire(["a"]), 10))
+
+
+def test_a_pool_of_one_connection_is_left_to_the_holder(postgres_url):
+    """The holder of a lock can use the database, also if its pool has a single connection."""
+    with (
+        closing(Database(postgres_url, pool_size=1)) as database,
+        database.named_locks.hold(["a"]),
+        database.reading() as connection,
+    ):
+        assert connection.exec_driver_sql("SELECT 1").scalar() == 1
