@@ -14,7 +14,6 @@ from langgraph.types import Command, RetryPolicy, interrupt
 from scripted import World, call, calls, scripted, tool_node_graph
 
 from agentgit import InvalidInput, RollbackBlocked, effect
-from agentgit.langgraph_internals import CONFIG_KEY_SEND
 
 __all__ = ["desk", "home"]  # the fixtures
 
@@ -40,7 +39,7 @@ def note(text: str, call_id: Annotated[str, InjectedToolCallId]) -> Command[Any]
 @tool
 def jot(text: str) -> str:
     """Write a note into the state, as deepagents does it: without a command."""
-    get_config()["configurable"][CONFIG_KEY_SEND]([("notes", [text])])
+    get_config()["configurable"]["__pregel_send"]([("notes", [text])])
     return "jotted"
 
 
