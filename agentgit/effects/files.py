@@ -146,7 +146,7 @@ class WorkspaceAdapter(Protocol):
         """Take a snapshot; return the last one if nothing has changed since."""
 
     def holds(self, path: str) -> bool:
-        """Return whether a path is in the workspace, links included."""
+        """Return whether a path is among the files that snapshots have, links included."""
 
     def covers(self, args: Mapping[str, Any]) -> bool:
         """Return whether every file that the arguments of a call name is in the workspace."""

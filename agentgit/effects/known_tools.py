@@ -241,8 +241,8 @@ def _kind_in_backend(backend: Any, path: str | None, holds: Holds) -> str | None
 
 
 def _is_on_disk_in(backend: Any, path: str | None, holds: Holds) -> bool:
-    if backend.virtual_mode:
-        return holds(f"{backend.cwd}{path or ''}")
+    if getattr(backend, "virtual_mode", None) is True:
+        return holds(f"{getattr(backend, 'cwd', '')}{path or ''}")
     return path is not None and holds(path)  # any path of the machine
 
 

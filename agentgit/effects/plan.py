@@ -44,7 +44,7 @@ MAX_NAMED_TOOLS = 3
 """The maximum number of blocking tools that a summary names."""
 
 UNDECLARED_REASON = (
-    "its tool was not declared when it was called, so it can only be undone by hand; "
+    "its effect was not declared when it was called, so it can only be undone by hand; "
     "a declaration applies to later calls only"
 )
 """The reason why an undeclared call is kept."""

@@ -60,11 +60,13 @@ class LocalWorkspaceAdapter:
         return SnapshotRef(snapshot=snapshot.id, settings=self.settings)
 
     def holds(self, path: str) -> bool:
-        """Return whether a path is in the workspace, links included."""
-        return self.workspace.holds(path) and self.workspace.holds(os.path.realpath(path))
+        """Return whether a path is among the files that snapshots have, links included."""
+        return self.workspace.captures(path) and self.workspace.captures(os.path.realpath(path))
 
     def covers(self, args: Mapping[str, Any]) -> bool:
         """Return whether every file that the arguments of a call name is in the workspace."""
+        if not self.workspace.settings["environment"]:
+            return True  # only a custom environment knows what it restores
         return all(any(map(self.holds, self._candidate_paths(path))) for path in named_paths(args))
 
     def back_up(self, tool_name: str, args: Mapping[str, Any]) -> None:

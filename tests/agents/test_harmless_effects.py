@@ -13,7 +13,7 @@ from langgraph.prebuilt import ToolNode, tools_condition
 from langgraph.types import Command, RetryPolicy, interrupt
 from scripted import World, call, calls, scripted, tool_node_graph
 
-from agentgit import InvalidInput, RollbackBlocked, effect
+from agentgit import InvalidInput, RollbackBlocked, Workspace, effect
 
 __all__ = ["desk", "home"]  # the fixtures
 
@@ -230,6 +230,42 @@ def test_t11_a_file_outside_the_workspace_is_not_covered(repo, desk, tmp_path):
     assert kept == {"link/linked.txt", "../up.txt", str(outside)}
     assert outside.exists()
     assert not (desk.root / "in.txt").exists()
+
+
+def test_t11_an_excluded_file_is_not_covered(repo, desk):
+    """T11: no snapshot has an excluded file, so a call that writes one is undeclared, and is listed."""
+    for name in (".git", "cache"):
+        (desk.root / name).mkdir()
+        (desk.root / name / "old").write_text("old", "utf-8")
+    workspace = Workspace(desk.root, exclude_patterns=["*.log", "cache/"])
+    agent = written(
+        repo, desk, "write a.log 1; write .git/old 2; write cache/new 3; write in.txt 4", workspace=workspace
+    )
+    assert {one.args["path"]: one.effect for one in agent.tool_track()} == {
+        "a.log": "undeclared",
+        ".git/old": "undeclared",
+        "cache/new": "undeclared",
+        "in.txt": "workspace",
+    }
+    kept = {item.invocation.args["path"] for item in agent.rollback("before").report.kept}
+    assert kept == {"a.log", ".git/old", "cache/new"}
+
+
+def test_t11_an_environment_of_the_user_decides_what_it_restores(repo, desk):
+    """T11: a custom environment may keep files anywhere, so a declared `workspace` call is believed."""
+
+    class Environment:
+        def checkpoint(self) -> str:
+            return "1"
+
+        def restore(self, id: str) -> None:
+            (desk.root / "a.txt").unlink()
+
+    (desk.root.parent / "storage").mkdir(exist_ok=True)
+    workspace = Workspace(desk.root.parent / "storage", environment=Environment())
+    agent = written(repo, desk, f"write {desk.root / 'a.txt'} 1", workspace=workspace)
+    assert [one.effect for one in agent.tool_track()] == ["workspace"]
+    assert (agent.rollback("before").report.kept, desk.files) == ([], {})
 
 
 def test_t11_files_of_another_branch_do_not_stop_a_branch(repo, desk):
