@@ -242,7 +242,7 @@ def _kind_in_backend(backend: Any, path: str | None, holds: Holds) -> str | None
 
 def _is_on_disk_in(backend: Any, path: str | None, holds: Holds) -> bool:
     if getattr(backend, "virtual_mode", None) is True:
-        return holds(f"{getattr(backend, 'cwd', '')}{path or ''}")
+        return holds(f"{str(getattr(backend, 'cwd', '')).rstrip('/')}{path or ''}")
     return path is not None and holds(path)  # any path of the machine
 
 

@@ -344,10 +344,21 @@ class Planner:
         return "; ".join(remark for remark in remarks if remark) or None
 
     def _file_calls(self, connection: Connection, branch_id: int, calls: Sequence[ToolInvocation]) -> set[int]:
-        """Return the ids of the calls of a branch that changed files; those of other branches went with their files."""
-        ids = [call.first_id for call in calls if call.effect == WORKSPACE]
+        """Return the ids of the calls whose changes to files are there on a branch.
+
+        The files of other branches were restored when the session left them. A restore of files alone leaves those of
+        the calls before its checkpoint.
+        """
+        file_calls = [call for call in calls if call.effect == WORKSPACE]
+        if not file_calls:
+            return set()
+        for row in self.store.operations.of_branch(connection, branch_id):
+            if row.internal_session_id == row.source_id and as_object(row.request).get("files") is not None:
+                targets = self.store.checkpoints.find(connection, CHECKPOINT.c.id == row.target_id)
+                position = targets[0].position if targets else 0
+                file_calls = [call for call in file_calls if call.id > row.id or call.position < position]
         path = self.store.track_parts(connection, self.store.sessions.branch(connection, branch_id))
-        return self.store.world.ids_on_path(connection, path, ids)
+        return self.store.world.ids_on_path(connection, path, [call.first_id for call in file_calls])
 
     def _load_gone_calls(
         self, connection: Connection, session_id: int, path: Sequence[TrackPart]

@@ -203,6 +203,18 @@ def test_t11_kept_files_are_said_to_be_kept(repo, desk):
     assert desk.files == {}
 
 
+def test_t11_files_that_were_rewound_are_not_said_to_be_kept(repo, desk):
+    """T11: after a restore of the files alone, only calls whose files are there are listed as kept."""
+    agent = written(repo, desk, "write a.txt 1", workspace=desk.root)
+    middle = agent.checkpoint("middle")
+    agent.invoke(say("write b.txt 2"))
+    agent.rewind_files(middle)
+    agent.invoke(say("write c.txt 3"))
+    assert set(desk.files) == {"a.txt", "c.txt"}
+    kept = {step.invocation.args["path"] for step in agent.plan_rollback("before", files=False).kept}
+    assert kept == {"a.txt", "c.txt"}
+
+
 def test_t11_without_a_snapshot_the_files_are_said_to_stay(repo, desk):
     """T11: without a workspace, the plan says that there is no snapshot to restore the files from."""
     agent = written(repo, desk, "write a.txt 1")

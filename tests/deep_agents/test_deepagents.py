@@ -98,6 +98,16 @@ def test_t11_files_in_the_state_go_without_a_line(repo, backend):
     assert not any(items for group, items in forth.report.groups().items() if group != "replayed")
 
 
+async def test_t11_files_of_async_turns_go_without_a_line(repo):
+    """T11: the async functions of the tools are known too."""
+    agent = await repo.awrap(deep(StateBackend(), *WORK), "s")
+    before = await agent.acheckpoint("before")
+    await agent.ainvoke(say())
+    assert set(agent.state["files"]) == {"/a.txt", "/sub.txt"}
+    back = await agent.arollback(before)
+    assert (back.report.kept, back.state.get("files") or {}) == ([], {})
+
+
 def test_t11_files_on_disk_go_with_the_workspace(repo, work):
     """T11: with FilesystemBackend in the workspace, the files come back, and only the files are listed."""
     (work / "old.txt").write_text("old", "utf-8")
