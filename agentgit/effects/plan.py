@@ -378,7 +378,10 @@ def _plan_call(
         return None
     if call.effect == effects.WORKSPACE and call.status != invocation.INTENDED:
         why_kept = kept_files(call)
-        return None if why_kept is None else PlanStep(action=KEEP, invocation=call, why=why_kept)
+        if why_kept is None:
+            return None
+        if call.status != invocation.FAILED and not call.is_imported:
+            return PlanStep(action=KEEP, invocation=call, why=why_kept)
     action, reason = _decide(call, undo_obstacle)
     if call.runs > 1:
         reason += f"; its tool started {call.runs} times to ask a person, so what it does before asking ran each time"

@@ -395,5 +395,5 @@ def _has_changed(step: PlanStep, last_action: str | None) -> bool:
 def _why_files_are_kept(*, has_snapshot: bool, is_wanted: bool = True) -> str | None:
     """Return why the files of a workspace stay as they are; None if they are restored."""
     if not has_snapshot:
-        return "it changed files, and there is no snapshot to restore them from"
-    return None if is_wanted else "it changed files of the workspace, which are left as they are, as requested"
+        return "there is no snapshot to restore its files from"
+    return None if is_wanted else "the files of the workspace are left as they are, as requested"
