@@ -7,7 +7,7 @@ WORKERS ?= 2
 # The tests start hundreds of processes; without its bytecode each would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all check docs bench format pins clean
+.PHONY: demo test test-all test-deepagents check docs bench format pins clean
 
 # One stamp file says that .venv has what the pinned requirements ask for.
 $(BIN)/.ready: requirements/dev.txt pyproject.toml
@@ -31,8 +31,13 @@ test: $(BIN)/.ready
 	$(BIN)/pytest -n $(WORKERS) -m "not long"
 
 # Those, and then everything else.
-test-all: test .venv-host/.ready
+test-all: test test-deepagents .venv-host/.ready
 	$(BIN)/pytest -n $(WORKERS) -m long
+
+# The tests of sessions of deepagents, whose packages are kept apart, so that they change no pinned version.
+test-deepagents: $(BIN)/.ready
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .deepagents -r requirements/deepagents.txt
+	PYTHONPATH=.deepagents $(BIN)/pytest tests/deep_agents
 
 check: $(BIN)/.ready
 	$(BIN)/ruff check .
@@ -60,4 +65,4 @@ pins:
 	.venv-host/bin/pip list --format=freeze --exclude agentgit --exclude pip --exclude setuptools > requirements/host.txt
 
 clean:
-	rm -rf .venv .venv-host dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-host .deepagents dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis

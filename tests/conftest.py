@@ -50,7 +50,7 @@ sent_statements.watch_connections()
 MOST_VARIANTS = 3
 """The number of variants of a parametrized test that `make test` runs; `make test-all` runs all variants."""
 
-ONE_DATABASE = {"agents", "faces", "crash"}
+ONE_DATABASE = {"agents", "deep_agents", "faces", "crash"}
 """Test folders that `make test` runs on SQLite only; the tests of the store run on both databases."""
 
 

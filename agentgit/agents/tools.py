@@ -21,6 +21,7 @@ from agentgit.agents.turn.recorded_results import as_recorded, handover_record
 from agentgit.agents.turn.tool_hook import reporting_copy
 from agentgit.effects.declarations import ALL, default_effect, hints_in, stricter
 from agentgit.effects.effects import Effect, declared_on, import_function, require_function
+from agentgit.effects.known_tools import Holds, profile_of
 from agentgit.effects.memory import MEMORY_TOOLS
 from agentgit.effects.served_sessions import ToolRunner
 from agentgit.errors import InvalidInput, NotFound
@@ -126,9 +127,14 @@ ToolsByName = Mapping[str, Sequence[BaseTool]]
 
 
 def resolve_effects(
-    tools: ToolsByName, user_effects: Mapping[str, Effect], defaults: Mapping[str, Effect], *, check: bool
+    tools: ToolsByName,
+    user_effects: Mapping[str, Effect],
+    defaults: Mapping[str, Effect],
+    profile_effects: Mapping[str, Effect | None],
+    *,
+    check: bool,
 ) -> dict[str, Effect | None]:
-    """Return the effect of each tool: the user's declaration, else the tool's own, else the default.
+    """Return the effect of each tool: the user's declaration, else the tool's own, else its profile's or the default.
 
     MCP annotations of a tool can make its effect stricter.
 
@@ -136,6 +142,7 @@ def resolve_effects(
         tools: The tools found in the graph, without those of agentgit.
         user_effects: The effects that the user declares.
         defaults: The effects that the repository declares for all other tools.
+        profile_effects: The effects of the tools that are known; see `profile_effects`.
         check: False if the user may name tools that were not found in the graph.
 
     Raises:
@@ -147,13 +154,30 @@ def resolve_effects(
     effects: dict[str, Effect | None] = {}
     for name in {**tools, **user_effects}:
         namesakes = tools.get(name, ())
-        effect = user_effects.get(name) or _own_effect(name, namesakes) or default_effect(defaults, name)
+        effect = user_effects.get(name) or _own_effect(name, namesakes)
+        effect = effect or default_effect(defaults, name, profile_effects.get(name))
         for tool in namesakes:
             effect = stricter(effect, hints_in(tool.metadata))
         if effect is not None:
             require_fit(name, effect, namesakes)
         effects[name] = effect
     return effects
+
+
+def profile_effects(tools: ToolsByName, holds: Holds) -> dict[str, Effect | None]:
+    """Return the effects of the tools that are known; None if the effects of the calls of a tool differ.
+
+    Args:
+        tools: The tools found in the graph. A name is left out if one of its tools is not known.
+        holds: Returns whether the workspace has a path.
+    """
+    found: dict[str, Effect | None] = {}
+    for name, namesakes in tools.items():
+        profiles = [profile_of(tool) for tool in namesakes]
+        effects = [profile.effect(None, holds) for profile in profiles if profile is not None]
+        if len(effects) == len(profiles):
+            found[name] = effects[0] if all(effect == effects[0] for effect in effects) else None
+    return found
 
 
 def _require_known(tools: ToolsByName, user_effects: Mapping[str, Effect], *, check: bool) -> None:

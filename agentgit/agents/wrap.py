@@ -17,7 +17,7 @@ from agentgit.agents.checkpoint_tools import CHECKPOINT_TOOLS, is_checkpoint_too
 from agentgit.agents.importing.import_langgraph import import_thread
 from agentgit.agents.instrumentation import referenced_tools, tools_of
 from agentgit.agents.memory import as_memory, is_wrappable, require_declarable
-from agentgit.agents.tools import ToolsByName, argument_normalizers, resolve_effects, tool_caller
+from agentgit.agents.tools import ToolsByName, argument_normalizers, profile_effects, resolve_effects, tool_caller
 from agentgit.agents.turn.call_interceptor import FENCE_MODES
 from agentgit.agents.turn.tool_hook import intercept
 from agentgit.effects import Effect
@@ -122,13 +122,14 @@ class PreparedGraph:
             else CHECKPOINT_TOOLS - set(user_effects)
         )
         user_tools = {name: same for name, same in tools.items() if name not in own_tool_names}
-        effects_by_tool = resolve_effects(user_tools, user_effects, context.effects, check=check_effects)
         adapter = None
         if workspace is not None:
             own_store = context.store
             adapter = attach_workspace(
                 workspace, holder=str(own_store.tenant_id), excluded_paths=own_store.database.files
             )
+        known_effects = profile_effects(user_tools, adapter.holds if adapter is not None else lambda path: False)
+        effects_by_tool = resolve_effects(user_tools, user_effects, context.effects, known_effects, check=check_effects)
         self.context, self.graph = context, graph
         self.tool_effects = [(name, effect) for name, effect in effects_by_tool.items() if effect is not None]
         self.tool_effects += [
@@ -141,7 +142,12 @@ class PreparedGraph:
         """What a session had after these tools were last declared for it; most sessions share it."""
         self.settings = TurnSettings(
             user_id=context.user.id,
-            effects=ToolEffects(effects_by_tool, context.effects, argument_normalizers(user_tools, effects_by_tool)),
+            effects=ToolEffects(
+                effects_by_tool,
+                context.effects,
+                argument_normalizers(user_tools, effects_by_tool),
+                profiled=known_effects.keys() - user_effects.keys(),
+            ),
             unrecorded_tools=own_tool_names,
             checkpoint_interval=interval,
             fence_mode=fence,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,8 +10,9 @@ from agentgit.effects.effects import (
     IDEMPOTENT,
     IRREVERSIBLE,
     MEMORY,
-    READ_ONLY,
+    NEUTRAL,
     UNDECLARED,
+    UNSHARED,
     Effect,
     as_effect,
     decorated_effects,
@@ -90,11 +91,11 @@ def stricter(effect: Effect | None, hints: Hints) -> Effect | None:
         'irreversible'
     """
     kind = effect.kind if effect is not None else UNDECLARED
-    if kind == READ_ONLY and hints.read_only is True:
+    if kind in NEUTRAL and hints.read_only is True:
         return effect  # both agree, and MCP ignores the destructive hint of a read-only tool
-    if hints.destructive is True and kind in (READ_ONLY, IDEMPOTENT, UNDECLARED):
+    if hints.destructive is True and kind in (*NEUTRAL, IDEMPOTENT, UNDECLARED):
         return replace(effect, kind=IRREVERSIBLE) if effect is not None else Effect(IRREVERSIBLE)
-    if kind == READ_ONLY and hints.read_only is False:
+    if kind in NEUTRAL and hints.read_only is False:
         return None
     return effect
 
@@ -111,29 +112,40 @@ class ToolEffects:
         tools: The effect of every tool that is visible in the graph or named by the user; None for an undeclared tool.
         defaults: The repository's declarations for all other tools, by name or `*`.
         normalizers: A function that normalizes the arguments of a tool, by name, for tools with a known schema.
+        profiled: The names of the tools whose effect in `tools` comes from their profile.
     """
 
     tools: Mapping[str, Effect | None] = field(default_factory=dict)
     defaults: Mapping[str, Effect] = field(default_factory=dict)
     normalizers: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = field(default_factory=dict)
+    profiled: Collection[str] = ()
 
-    def get(self, name: str, metadata: Any = None, decorator_effect: Effect | None = None) -> Effect | None:
+    def get(
+        self,
+        name: str,
+        metadata: Any = None,
+        decorator_effect: Effect | None = None,
+        profile_effect: Effect | None = None,
+    ) -> Effect | None:
         """Return the effect of a tool; None if it is undeclared.
 
         Args:
             name: The name of the tool.
             metadata: The tool's LangChain metadata. It is available even if the tool is not visible in the graph.
             decorator_effect: The effect that the tool's decorator declares, if it has one.
+            profile_effect: The effect of this call by the profile of the tool, if it has one.
         """
-        is_declared = name in self.tools
-        effect = self.tools[name] if is_declared else decorator_effect or default_effect(self.defaults, name)
+        if name in self.tools and name not in self.profiled:
+            effect = self.tools[name] or profile_effect  # undeclared is only another tool with this name
+        else:
+            effect = decorator_effect or default_effect(self.defaults, name, profile_effect)
         return stricter(effect, hints_in(metadata)) if metadata else effect
 
     @property
     def has_effects(self) -> bool:
-        """True if any tool that may be called is declared with an effect other than `read_only`."""
+        """True if any tool that may be called is declared with an effect that must not happen twice."""
         declared = (*self.tools.values(), *self.defaults.values(), *decorated_effects())
-        return any(effect is not None and effect.kind != READ_ONLY for effect in declared)
+        return any(effect is not None and effect.kind not in UNSHARED for effect in declared)
 
     def normalize(self, name: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the arguments of a call in the normalized form in which calls are compared."""
@@ -144,9 +156,15 @@ class ToolEffects:
         return {name: effect.kind if effect else UNDECLARED for name, effect in sorted(self.tools.items())}
 
 
-def default_effect(defaults: Mapping[str, Effect], name: str) -> Effect | None:
-    """Return a repository's default effect for a tool; None if it has none."""
-    return defaults.get(name) or defaults.get(ALL)
+def default_effect(defaults: Mapping[str, Effect], name: str, profile_effect: Effect | None = None) -> Effect | None:
+    """Return a repository's default effect for a tool; None if it has none.
+
+    Args:
+        defaults: The repository's declarations, by name or `*`.
+        name: The name of the tool.
+        profile_effect: The effect by the profile of the tool, which precedes `*`.
+    """
+    return defaults.get(name) or profile_effect or defaults.get(ALL)
 
 
 def as_effects(declared: Mapping[str, Effect | str] | None) -> dict[str, Effect]:

@@ -63,6 +63,8 @@ def _origin(tool: Any) -> str:
 
 
 READ_ONLY = "read_only"
+STATE = "state"
+WORKSPACE = "workspace"
 IDEMPOTENT = "idempotent"
 REVERSIBLE = "reversible"
 COMPENSABLE = "compensable"
@@ -71,11 +73,17 @@ UNDECLARED = "undeclared"
 MEMORY = "memory"
 """The effect of a write to long-term memory, which agentgit records and undoes itself."""
 
-KINDS = (READ_ONLY, IDEMPOTENT, REVERSIBLE, COMPENSABLE, IRREVERSIBLE)
+KINDS = (READ_ONLY, STATE, WORKSPACE, IDEMPOTENT, REVERSIBLE, COMPENSABLE, IRREVERSIBLE)
 """The effect kinds that a tool can declare."""
 
 RECORDED_KINDS = (*KINDS, MEMORY, UNDECLARED)
 """The effects that a recorded call can have."""
+
+NEUTRAL = (READ_ONLY, STATE)
+"""The kinds that leave the outside world as it is, so that nothing is reversed, kept or reported."""
+
+UNSHARED = (*NEUTRAL, WORKSPACE, MEMORY, UNDECLARED)
+"""The kinds that never stop another branch. Files are compared by their snapshots; sessions share memory."""
 
 UNDOABLE = (REVERSIBLE, COMPENSABLE)
 """The kinds that require an undo function."""
@@ -153,8 +161,14 @@ class Effect:
             raise InvalidInput(f"once must be True or False, not {self.once!r}.")
         names = [name for name in ("identity_args", "verify", "precheck") if getattr(self, name) is not None]
         names += [name for name in ("once", "failed_on") if getattr(self, name)]
-        if self.kind == READ_ONLY and names:
-            raise InvalidInput(f"A tool that is {READ_ONLY} changes nothing; leave out {', '.join(names)}.")
+        if self.kind in NEUTRAL and names:
+            raise InvalidInput(
+                f"A tool that is {self.kind} changes nothing outside the graph; leave out {', '.join(names)}."
+            )
+        if self.kind == WORKSPACE and names:
+            raise InvalidInput(
+                f"The calls of a tool that is {WORKSPACE} are taken back with the files; leave out {', '.join(names)}."
+            )
         if self.kind not in UNDOABLE and "precheck" in names:
             raise InvalidInput(f"A tool that is {self.kind} is never undone; leave out precheck.")
 
@@ -203,7 +217,7 @@ def effect(
     once: bool = False,
     failed_on: tuple[type[Exception], ...] = (),
 ) -> Effect:
-    """Declare that a tool is `read_only`, `idempotent` or `irreversible`.
+    """Declare that a tool is `read_only`, `state`, `workspace`, `idempotent` or `irreversible`.
 
     Args:
         kind: The kind of the effect.

@@ -145,6 +145,12 @@ class WorkspaceAdapter(Protocol):
     def take_snapshot(self, reason: str) -> SnapshotRef:
         """Take a snapshot; return the last one if nothing has changed since."""
 
+    def holds(self, path: str) -> bool:
+        """Return whether a path is among the files that snapshots have, links included."""
+
+    def covers(self, args: Mapping[str, Any]) -> bool:
+        """Return whether every file that the arguments of a call name is in the workspace."""
+
     def back_up(self, tool_name: str, args: Mapping[str, Any]) -> None:
         """Save the files that a tool call is about to change."""
 

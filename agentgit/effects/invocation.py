@@ -11,7 +11,7 @@ from datetime import datetime
 from reprlib import Repr
 from typing import Any, Self
 
-from agentgit.effects.effects import IRREVERSIBLE, READ_ONLY, REVERSIBLE
+from agentgit.effects.effects import IRREVERSIBLE, NEUTRAL, REVERSIBLE, WORKSPACE
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.values import Displayable, TableList, to_json
 
@@ -316,7 +316,7 @@ def mark(effect: str, status: str) -> str | None:
         >>> mark("reversible", "done"), mark("irreversible", "done"), mark("read_only", "done")
         ('done', 'irreversible', None)
     """
-    if effect == READ_ONLY:
+    if effect in NEUTRAL or effect == WORKSPACE:
         return None
     status_mark = _MARK_OF_STATUS.get(status)
     return IRREVERSIBLE if status_mark == "done" and effect == IRREVERSIBLE else status_mark

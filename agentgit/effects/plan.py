@@ -35,11 +35,17 @@ NOT_RERUN_REASON = "it was reversed later, and its tool does not run again"
 
 RERUN_REASON = "its tool runs again for the new branch"
 
+ANSWERED_REASONS = {
+    effects.STATE: "it changed only the state of the graph, which is restored",
+    effects.WORKSPACE: "it changed only files of the workspace, which are restored from a snapshot, not made again",
+}
+"""The reasons why a call is answered from the record instead of running again, by its effect."""
+
 MAX_NAMED_TOOLS = 3
 """The maximum number of blocking tools that a summary names."""
 
 UNDECLARED_REASON = (
-    "its tool was not declared when it was called, so it can only be undone by hand; "
+    "its effect was not declared when it was called, so it can only be undone by hand; "
     "a declaration applies to later calls only"
 )
 """The reason why an undeclared call is kept."""
@@ -270,6 +276,7 @@ def make_plan(
     track: Sequence[PastCall] = (),
     redo_obstacle: ReasonFunction = lambda call: None,
     remark: ReasonFunction = lambda call: None,
+    kept_files: ReasonFunction = lambda call: None,
     kind: str = ROLLBACK,
 ) -> RollbackPlan:
     """Plan an action for every effect that is in the world and is not on the path to the checkpoint.
@@ -290,15 +297,20 @@ def make_plan(
         track: The calls before the checkpoint, oldest first; only needed for `execute`.
         redo_obstacle: Returns why the tool of an invocation cannot run again; None if it can.
         remark: Returns a further remark about the functions of an invocation; None if there is none.
+        kept_files: Returns why the files that an invocation changed stay as they are; None if they do not.
         kind: The kind of the plan.
     """
-    reversals, reruns = _plan_path(track, undo_obstacle, tools)
+
+    def plan_call(call: ToolInvocation) -> PlanStep | None:
+        return _plan_call(call, undo_obstacle, kept_files, tools)
+
+    reversals, reruns = _plan_path(track, plan_call)
     steps = [
         PlanStep(action=KEEP, invocation=call, why="an earlier rollback kept it")
         if call.first_id in accepted_ids and not call.is_imported and call.id not in reversals
         else _add_remark(step, remark)
         for call in later
-        if (step := reversals[call.id] if call.id in reversals else _plan_call(call, undo_obstacle, tools)) is not None
+        if (step := reversals[call.id] if call.id in reversals else plan_call(call)) is not None
     ]
     if replay == EXECUTE:
         steps += reruns
@@ -317,7 +329,7 @@ def _add_remark(step: PlanStep, remark: ReasonFunction) -> PlanStep:
 
 
 def _plan_path(
-    track: Sequence[PastCall], undo_obstacle: ReasonFunction, tools: str
+    track: Sequence[PastCall], plan_call: Callable[[ToolInvocation], PlanStep | None]
 ) -> tuple[dict[int, PlanStep | None], list[PlanStep]]:
     """Plan the calls on the path that run again.
 
@@ -328,19 +340,19 @@ def _plan_path(
     reversals: dict[int, PlanStep | None] = {}
     reruns: list[PlanStep] = []
     for call in track:
-        step = None if call.effective_run is None else _plan_call(call.effective_run, undo_obstacle, tools)
+        step = None if call.effective_run is None else plan_call(call.effective_run)
         if call.invocation.status in (invocation.FAILED, invocation.PAUSED):
             continue  # it does not run again; an effect that it may have had is planned like any other
         obstacle = call.blocked or (step.why if step is not None and step.action == BLOCK else None)
-        is_in_world = call.effective_run is not None or call.invocation.effect == effects.READ_ONLY
+        is_in_world = call.effective_run is not None or call.invocation.effect in effects.NEUTRAL
         if call.effective_run is not None:
             is_reversed = obstacle is None and step is not None and step.action == REVERSE
             reversals[call.effective_run.id] = step if is_reversed else None
-        action = BLOCK if obstacle is not None else REDO
+        answered_reason = ANSWERED_REASONS.get(call.invocation.effect)
+        action = BLOCK if obstacle is not None else REDO if answered_reason is None else ANSWER
+        reason = obstacle or answered_reason or RERUN_REASON
         fallback = ANSWER if is_in_world else GONE
-        reruns.append(
-            PlanStep(action=action, invocation=call.invocation, why=obstacle or RERUN_REASON, otherwise=fallback)
-        )
+        reruns.append(PlanStep(action=action, invocation=call.invocation, why=reason, otherwise=fallback))
     return reversals, reruns
 
 
@@ -366,9 +378,17 @@ def _uncertainty(call: ToolInvocation) -> str | None:
     return None
 
 
-def _plan_call(call: ToolInvocation, undo_obstacle: ReasonFunction, tools: str) -> PlanStep | None:
-    if call.effect == effects.READ_ONLY or call.status not in invocation.STANDING:
+def _plan_call(
+    call: ToolInvocation, undo_obstacle: ReasonFunction, kept_files: ReasonFunction, tools: str
+) -> PlanStep | None:
+    if call.effect in effects.NEUTRAL or call.status not in invocation.STANDING:
         return None
+    if call.effect == effects.WORKSPACE and call.status != invocation.INTENDED:
+        why_kept = kept_files(call)
+        if why_kept is None:
+            return None
+        if call.status != invocation.FAILED and not call.is_imported:
+            return PlanStep(action=KEEP, invocation=call, why=why_kept)
     action, reason = _decide(call, undo_obstacle)
     if call.runs > 1:
         reason += f"; its tool started {call.runs} times to ask a person, so what it does before asking ran each time"

@@ -246,7 +246,7 @@ class Registry:
         """Return why the declarations forbid a second run of a recorded call; None if they allow it."""
         declared = self._find_effect(session_id, call.tool_name)
         if call.effect == UNDECLARED:
-            return "its tool was not declared when it was called, so the effect of a second run is unknown"
+            return "its effect was not declared when it was called, so that of a second run is unknown"
         if call.effect == IRREVERSIBLE or (declared is not None and declared.kind == IRREVERSIBLE):
             return "its tool is irreversible, and must not run a second time"
         # A reversible or idempotent call records an identity only if its tool is declared with once=True.

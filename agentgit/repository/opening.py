@@ -60,7 +60,8 @@ def open(
             tenant is created.
         create: False to raise `NotFound` if the file, the tenant or the user does not exist.
         effects: The effects of tools that neither `wrap(effects=...)` nor the tool itself declares, by tool name: an
-            Effect, or `read_only`, `idempotent`, `irreversible`. `*` is every tool that is not named.
+            Effect, or `read_only`, `state`, `workspace`, `idempotent`, `irreversible`. `*` is every tool that is not
+            named.
         compression: The compression of new values: `auto` (zstd above 4 KiB; smaller ones stay readable with SQL),
             `zstd` (from 512 bytes on), `zlib` (the same, larger and slower) or `none`. Any of them can be read.
         pool_size: The maximum number of connections to a server; each event loop has its own pool of this size.

@@ -142,8 +142,9 @@ class Repository:
         Args:
             graph: Any compiled graph. It is not modified.
             session: The session's name.
-            effects: The effects of tools, by tool name: an Effect, or `read_only`, `idempotent`, `irreversible`. They
-                override what a tool itself declares, which overrides the defaults of `agentgit.open`.
+            effects: The effects of tools, by tool name: an Effect, or `read_only`, `state`, `workspace`, `idempotent`,
+                `irreversible`. They override what a tool itself declares, which overrides the defaults of
+                `agentgit.open`.
             auto_checkpoint: `turn` (before each user message and after its turn), `tool` (also after each batch of
                 tool calls), `tool:10` (only at every tenth call), a number n (after every n-th turn) or `off`.
             branch: The branch to continue; None for the current one.

@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from agentgit.effects.effects import READ_ONLY
+from agentgit.effects.effects import NEUTRAL
 from agentgit.effects.files import FileChanges, SnapshotRef
 from agentgit.effects.plan import ANSWER, GONE, KEEP, REVERSE, ROLLBACK, SWITCH
 from agentgit.effects.report import ReportItem
@@ -119,7 +119,7 @@ class Finisher:
     def _action_for_skipped_redo(self, connection: Connection, row: StoredRow, invocation_id: int) -> str:
         """Return the action for a call that was to run again and did not; the record answers for an existing effect."""
         call = self.store.journal.invocations(connection, [invocation_id])[invocation_id]
-        is_in_world = call.effect == READ_ONLY or self.store.world.may_be_in_world(connection, call)
+        is_in_world = call.effect in NEUTRAL or self.store.world.may_be_in_world(connection, call)
         return ANSWER if is_in_world and self.rerun_track.has_reruns(row) else GONE
 
     def publish_branch(

@@ -9,7 +9,8 @@ from dataclasses import replace
 from sqlalchemy import Connection
 
 from agentgit.effects import RollbackPlan, ToolInvocation
-from agentgit.effects.effects import IDEMPOTENT, MEMORY, READ_ONLY, UNDECLARED
+from agentgit.effects.effects import IDEMPOTENT, MEMORY, NEUTRAL, STATE, UNDECLARED, WORKSPACE
+from agentgit.effects.files import SnapshotRef
 from agentgit.effects.invocation import (
     DONE,
     FAILED,
@@ -52,7 +53,7 @@ HAPPENED = STANDING - {FAILED} | {REVERSED}
 UNSURE = frozenset({INTENDED, UNKNOWN, REVERSING, REVERSE_UNKNOWN})
 """The statuses of calls for which it is unknown whether they happened or were reversed."""
 
-REPEATABLE = frozenset({READ_ONLY, IDEMPOTENT, MEMORY})
+REPEATABLE = frozenset({*NEUTRAL, WORKSPACE, IDEMPOTENT, MEMORY})
 """The effects whose calls may always run again, even if the outcome of the first run is unknown."""
 
 
@@ -134,6 +135,8 @@ class PathCalls:
             return f"its outcome is unknown ({uncertain_call.status}); check, then call repo.resolve()"
         if inner_calls := self.store.recorded_calls.inner_calls(connection, call, HAPPENED):
             return f"it called {inner_calls[0]}, which is not recorded outside a turn"
+        if call.effect in (STATE, WORKSPACE):
+            return None  # it does not run again: its state and its files are restored
         return self.rerun_obstacle(connection, session_id, call)
 
     def _waiting_call_ids(self, connection: Connection, target: StoredRow) -> set[str]:
@@ -177,6 +180,7 @@ class Planner:
 
     def plan_request(self, connection: Connection, request: Request, refusals: Refusals | None = None) -> RollbackPlan:
         """Plan the rollback that a request describes; see `plan_rollback`."""
+        has_snapshot = isinstance(request.files, SnapshotRef) or request.target.workspace_snapshot_id is not None
         return self.plan_rollback(
             connection,
             request.source_id,
@@ -184,6 +188,7 @@ class Planner:
             request.label,
             tools=request.tools,
             replay=request.replay,
+            kept_files=_why_files_are_kept(has_snapshot=has_snapshot, is_wanted=bool(request.files)),
             kind=request.kind,
             refusals=refusals,
         )
@@ -197,6 +202,7 @@ class Planner:
         *,
         tools: str = "reverse",
         replay: str = RECORD,
+        kept_files: str | None = None,
         kind: str = ROLLBACK,
         refusals: Refusals | None = None,
     ) -> RollbackPlan:
@@ -209,6 +215,7 @@ class Planner:
             label: The user's name for the checkpoint.
             tools: One of `TOOLS_MODES`.
             replay: One of `REPLAY_MODES`; `execute` also plans the calls on the path.
+            kept_files: Why the files of the workspace stay as they are; None if they are restored.
             kind: The subject of the plan.
             refusals: The refusals of prechecks.
         """
@@ -216,14 +223,17 @@ class Planner:
         branch = self.store.sessions.branch(connection, target.internal_session_id)
         path = self.store.track_parts(connection, branch, target.position)
         later = self.store.world.calls_in_effect(connection, session_id, () if replay == EXECUTE else path)
+        accepted_ids = self.accepted_ids(connection, source_id)
+        present_ids = self._file_calls(connection, source_id, later) | accepted_ids if kept_files else set()
         return make_plan(
             checkpoint_id=target.id,
             target=label,
             position=target.position,
             later=later,
             gone=self._load_gone_calls(connection, session_id, path),
-            accepted_ids=self.accepted_ids(connection, source_id),
+            accepted_ids=accepted_ids,
             undo_obstacle=lambda call: (refusals or {}).get(call.id) or self.registry.undo_obstacle(session_id, call),
+            kept_files=lambda call: kept_files if call.first_id in present_ids else None,
             tools=tools,
             replay=replay,
             track=self.path_calls.load_past_calls(connection, target, path, later) if replay == EXECUTE else (),
@@ -244,6 +254,8 @@ class Planner:
         """
         session_id = branch.external_session_id
         path = self.store.track_parts(connection, branch)
+        has_snapshot = self.store.snapshots.newest_of_branch(connection, branch) is not None
+        kept_files = _why_files_are_kept(has_snapshot=has_snapshot)
         return make_plan(
             checkpoint_id=branch.head_id or 0,
             target=f"branch {branch.name}",
@@ -252,6 +264,7 @@ class Planner:
             gone=self._load_gone_calls(connection, session_id, path),
             accepted_ids=self.accepted_ids(connection, branch.id),
             undo_obstacle=lambda call: (refusals or {}).get(call.id) or self.registry.undo_obstacle(session_id, call),
+            kept_files=lambda call: kept_files,
             replay=REDO,
             redo_obstacle=lambda call: (
                 (refusals or {}).get(call.id) or self.path_calls.rerun_obstacle(connection, session_id, call)
@@ -317,6 +330,7 @@ class Planner:
         if request.get("point"):
             target = move(target, request["point"])
         label = f"checkpoint {row.target_id}"
+        keeps_files, has_snapshot = request.get("files") is None, target.workspace_snapshot_id is not None
         return self.plan_rollback(
             connection,
             row.source_id,
@@ -324,6 +338,7 @@ class Planner:
             label,
             tools=request["tools"],
             replay=request["replay"],
+            kept_files=_why_files_are_kept(has_snapshot=has_snapshot, is_wanted=False) if keeps_files else None,
             refusals=refusals,
         )
 
@@ -331,6 +346,23 @@ class Planner:
         """Return a remark on a call's functions for the plan: one has changed, is missing here, or raised."""
         remarks = (self.registry.remark(session_id, call), call.verify_raised)
         return "; ".join(remark for remark in remarks if remark) or None
+
+    def _file_calls(self, connection: Connection, branch_id: int, calls: Sequence[ToolInvocation]) -> set[int]:
+        """Return the ids of the calls whose changes to files are there on a branch.
+
+        The files of other branches were restored when the session left them. A restore of files alone leaves those of
+        the calls before its checkpoint.
+        """
+        file_calls = [call for call in calls if call.effect == WORKSPACE]
+        if not file_calls:
+            return set()
+        for row in self.store.operations.of_branch(connection, branch_id):
+            if row.internal_session_id == row.source_id and as_object(row.request).get("files") is not None:
+                targets = self.store.checkpoints.find(connection, CHECKPOINT.c.id == row.target_id)
+                position = targets[0].position if targets else 0
+                file_calls = [call for call in file_calls if call.id > row.id or call.position < position]
+        path = self.store.track_parts(connection, self.store.sessions.branch(connection, branch_id))
+        return self.store.world.ids_on_path(connection, path, [call.first_id for call in file_calls])
 
     def _load_gone_calls(
         self, connection: Connection, session_id: int, path: Sequence[TrackPart]
@@ -362,3 +394,10 @@ def _has_changed(step: PlanStep, last_action: str | None) -> bool:
         return last_action != REVERSED
     in_world_statuses = (DONE, REVERSE_FAILED)
     return step.invocation.status not in in_world_statuses or last_action not in in_world_statuses
+
+
+def _why_files_are_kept(*, has_snapshot: bool, is_wanted: bool = True) -> str | None:
+    """Return why the files of a workspace stay as they are; None if they are restored."""
+    if not has_snapshot:
+        return "there is no snapshot to restore its files from"
+    return None if is_wanted else "the files of the workspace are left as they are, as requested"

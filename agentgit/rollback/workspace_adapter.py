@@ -25,7 +25,7 @@ from agentgit.values import escape_path
 from agentgit.workspace.api import Workspace
 from agentgit.workspace.base import AUTO
 from agentgit.workspace.locations import require_known_storage
-from agentgit.workspace.modified_files import paths_of
+from agentgit.workspace.modified_files import named_paths, paths_of
 from agentgit.workspace.values import Restored, RestorePlan
 
 HOLDER = "holder"
@@ -58,6 +58,16 @@ class LocalWorkspaceAdapter:
         """Take a snapshot, or use the one that matches the files; it is pinned while a checkpoint may need it."""
         snapshot = self.workspace.ensure_snapshot(reason, kind=AUTO, holder=self.holder)
         return SnapshotRef(snapshot=snapshot.id, settings=self.settings)
+
+    def holds(self, path: str) -> bool:
+        """Return whether a path is among the files that snapshots have, links included."""
+        return self.workspace.captures(path) and self.workspace.captures(os.path.realpath(path))
+
+    def covers(self, args: Mapping[str, Any]) -> bool:
+        """Return whether every file that the arguments of a call name is in the workspace."""
+        if not self.workspace.settings["environment"]:
+            return True  # only a custom environment knows what it restores
+        return all(any(map(self.holds, self._candidate_paths(path))) for path in named_paths(args))
 
     def back_up(self, tool_name: str, args: Mapping[str, Any]) -> None:
         """Save the files of the workspace that a tool call is about to change on the undo stack."""

@@ -345,6 +345,14 @@ class WorkspaceBase(ABC):
             return False
         return True
 
+    def captures(self, path: str | os.PathLike[str]) -> bool:
+        """Return whether snapshots have the file at a path: it is in the workspace, and not excluded.
+
+        Args:
+            path: The path, absolute or relative to the workspace.
+        """
+        return self.holds(path) and self._engine.captures(self.relative(path))
+
     def _notify_listeners(self, event: str, value: Any) -> None:
         for callback in self._listeners[event]:
             try:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from agentgit.effects.effects import READ_ONLY, DeclarationsByTool, declared_on, tool_name
+from agentgit.effects.effects import NEUTRAL, DeclarationsByTool, declared_on, tool_name
 from agentgit.errors import InvalidInput
 
 Tool = TypeVar("Tool")
@@ -139,7 +139,7 @@ def paths_of(tool_name: str, tool: Any, args: Mapping[str, Any]) -> Modifies | N
     if declared_arguments is not None:
         return _modified_paths(path for name in declared_arguments for path in _paths_in_value(args.get(name)))
     effect = declared_on(tool)
-    if effect is not None and effect.kind == READ_ONLY:
+    if effect is not None and effect.kind in NEUTRAL:
         return None
     names = set(_tool_names(tool_name))
     if names & SHELL_TOOLS:
@@ -147,6 +147,16 @@ def paths_of(tool_name: str, tool: Any, args: Mapping[str, Any]) -> Modifies | N
     if not names & FILE_TOOLS or str(args.get("command")) in READING_COMMANDS:
         return None
     return _modified_paths(_paths_in_arguments(args))
+
+
+def named_paths(args: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the paths in the arguments of a call, by the names of the arguments.
+
+    Example:
+        >>> named_paths({"path": "a.txt", "text": "x"})
+        ('a.txt',)
+    """
+    return tuple(dict.fromkeys(_paths_in_arguments(args)))
 
 
 def _declared_arguments(tool_name: str, tool: Any) -> tuple[str, ...] | None:

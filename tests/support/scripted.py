@@ -41,6 +41,14 @@ def scripted(*replies: AIMessage | str | ToolCall) -> ScriptedModel:
     return ScriptedModel(replies=[calls(reply) if isinstance(reply, dict) else reply for reply in replies])
 
 
+def saying(*replies: AIMessage | str | ToolCall) -> ScriptedModel:
+    """Make a model that gives its replies one after the other, whatever other models have said before."""
+    rest = iter(
+        [calls(one) if isinstance(one, dict) else AIMessage(one) if isinstance(one, str) else one for one in replies]
+    )
+    return ScriptedModel(rule=lambda messages: next(rest))
+
+
 def obedient() -> ScriptedModel:
     """Make a model that obeys user messages like `add chair; charge 5; look`; other text is chat."""
 

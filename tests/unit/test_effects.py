@@ -197,6 +197,10 @@ DECLARED = {kind: Effect(kind, undo) if kind in UNDOABLE else Effect(kind) for k
         ("read_only", False, True, "irreversible"),
         ("read_only", None, True, "irreversible"),
         ("idempotent", True, None, "idempotent"),
+        ("state", True, True, "state"),
+        ("state", False, None, "undeclared"),
+        ("state", None, True, "irreversible"),
+        ("workspace", False, True, "workspace"),
         ("idempotent", False, None, "idempotent"),
         ("idempotent", None, True, "irreversible"),
         ("reversible", False, True, "reversible"),
@@ -210,7 +214,7 @@ def test_w3_mcp_annotations_change_effects_as_documented(kind, read_only, destru
     assert (found.kind if found else "undeclared") == then
 
 
-MINDED = ("read_only", "idempotent", "undeclared", "reversible", "compensable", "irreversible")
+MINDED = ("read_only", "state", "workspace", "idempotent", "undeclared", "reversible", "compensable", "irreversible")
 """The effects, from the least strict to the strictest."""
 
 

@@ -24,6 +24,27 @@ def decide(*later: ToolInvocation, tools: str = "reverse", missing: str | None =
     )
 
 
+@pytest.mark.parametrize("status", ["intended", "done", "failed", "unknown"])
+def test_t11_a_state_call_is_no_step(status):
+    """T11: whatever happened to a call that changes only the state, a plan does not list it."""
+    assert decide(call(1, "state", status)).steps == []
+
+
+def test_t11_a_workspace_call_is_a_step_only_if_its_files_stay():
+    """T11: a call that changes only files is kept with its files, for that reason, and not listed if they go."""
+    calls = [call(1, "workspace", "done"), call(2, "workspace", "unknown"), call(3, "workspace", "failed")]
+    assert decide(*calls).steps == []
+    options = {"checkpoint_id": 1, "target": "main#1", "position": 0, "undo_obstacle": lambda _: None}
+    plan = make_plan(later=calls, kept_files=lambda _: "they stay", **options)
+    assert [(step.action, step.why) for step in plan.steps] == [
+        ("keep", "they stay"),
+        ("keep", "they stay"),
+        ("keep", "it failed (None), so there is no result to reverse"),
+    ]
+    (running,) = make_plan(later=[call(1, "workspace", "intended")], **options).steps
+    assert running.action == "block"
+
+
 @pytest.mark.parametrize(
     ("kind", "status", "action"),
     [

@@ -28,7 +28,7 @@ from agentgit.agents.explore.variants import Variant
 from agentgit.async_api import awaiting
 from agentgit.checkpoints import references
 from agentgit.effects import ToolInvocation, invocation
-from agentgit.effects.effects import READ_ONLY, UNDECLARED
+from agentgit.effects.effects import NEUTRAL, UNDECLARED
 from agentgit.effects.files import SnapshotRef
 from agentgit.effects.memory import is_memory_write
 from agentgit.effects.plan import BLOCK, REDO, REVERSE
@@ -204,7 +204,7 @@ class Explorer:
             Conflict: The name belongs to another exploration.
         """
         kinds = self.settings.effects.kinds()
-        acting_tools = [name for name, kind in kinds.items() if kind not in (READ_ONLY, UNDECLARED)]
+        acting_tools = [name for name, kind in kinds.items() if kind not in (*NEUTRAL, UNDECLARED)]
         if self.settings.workspace is not None:
             acting_tools.append("those that write files")
         if self.together and acting_tools:

@@ -28,10 +28,10 @@ from agentgit.agents.turn.fence_errors import (
     unreachable_error,
     unreadable_error,
 )
-from agentgit.agents.turn.recorded_results import UnreadableResult, rebuild_result
+from agentgit.agents.turn.recorded_results import UnreadableResult, has_command, rebuild_result
 from agentgit.agents.turn.running_turn import RunningTurn
 from agentgit.effects import ToolInvocation
-from agentgit.effects.effects import COMPENSABLE, IRREVERSIBLE, READ_ONLY
+from agentgit.effects.effects import COMPENSABLE, IRREVERSIBLE, READ_ONLY, STATE
 from agentgit.effects.invocation import (
     DONE,
     FAILED,
@@ -97,7 +97,12 @@ class CallInterceptor:
             earlier = self._attempts.get(request.retry_key)
             blocks_new_attempt = earlier is not None and not earlier.can_repeat(is_harmless=request.is_harmless)
             scope = scope_name("call", request.requester, slot.name, request.intent.tool_name)
-            if earlier is not None and blocks_new_attempt and self._is_answerable(request, slot, earlier.intent.args):
+            if (
+                earlier is not None
+                and blocks_new_attempt
+                and not (request.intent.effect == STATE and earlier.has_only_written)
+                and self._is_answerable(request, slot, earlier.intent.args)
+            ):
                 slot.attempt = earlier
                 return AdmittedCall(request.intent, None, earlier.answer, None, earlier.used_numbers, slot.name, scope)
             attempt = self._attempts[request.retry_key] = slot.attempt = Attempt(request.intent)
@@ -203,6 +208,8 @@ class CallInterceptor:
             if request.is_harmless:
                 return None
             raise unreadable_error(attempt, error) from error
+        if request.intent.effect == STATE and not has_command(value):
+            return None  # what it wrote to the state itself was lost with its task
         return AdmittedCall(
             request.intent, None, InflightResult.of(value), used_numbers=self._load_used_numbers(request, attempt)
         )

@@ -20,12 +20,14 @@ from uuid import UUID
 from langgraph.errors import ParentCommand
 
 from agentgit.agents.turn.fence_errors import aborted_call_error, as_bubble_up
-from agentgit.effects.effects import IDEMPOTENT, MEMORY, READ_ONLY, UNDECLARED, Effect
+from agentgit.agents.turn.recorded_results import has_command
+from agentgit.effects.effects import IDEMPOTENT, MEMORY, NEUTRAL, UNDECLARED, WORKSPACE, Effect
+from agentgit.effects.known_tools import ToolProfile
 from agentgit.langgraph_internals import CONFIG_KEY_CHECKPOINT_NS, PUSH, recast_checkpoint_ns
 from agentgit.store.records.journal import Intent
 
-HARMLESS = frozenset({READ_ONLY, IDEMPOTENT, MEMORY, UNDECLARED})
-"""The effects of calls that may run again when the record has no answer: repeating does no harm, or is undeclared."""
+HARMLESS = frozenset({*NEUTRAL, WORKSPACE, IDEMPOTENT, MEMORY, UNDECLARED})
+"""The effects of calls that may run again when the record has no answer: no harm, can be taken back, or undeclared."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class ExpectedCall:
         effect: The effect of its tool; None if it is undeclared.
         has_effect: True if its tool may change the world.
         is_in_batch: True if a ToolNode makes the call as part of a batch.
+        profile: The profile of its tool, whose effect may depend on the arguments; None if it is not known.
     """
 
     parent_run_id: UUID | None
@@ -45,6 +48,7 @@ class ExpectedCall:
     effect: Effect | None
     has_effect: bool
     is_in_batch: bool
+    profile: ToolProfile | None = None
 
     @property
     def task(self) -> str:
@@ -307,6 +311,12 @@ class Attempt:
         """True if the call raised or was aborted: the next equal call is another attempt at it."""
         error = self._future.exception() if self._future.done() else None
         return error is not None and not isinstance(error, ParentCommand)  # a tool hands over by this one
+
+    @property
+    def has_only_written(self) -> bool:
+        """True if the call ended without a command: what it wrote to the graph's state itself is lost with its task."""
+        has_ended = self._future.done() and not self.has_failed
+        return has_ended and self._future.exception() is None and not has_command(self._future.result())
 
     def can_repeat(self, *, is_harmless: bool) -> bool:
         """Return whether the call may be made again: it failed, or it was aborted and repeating it does no harm."""

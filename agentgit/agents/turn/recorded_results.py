@@ -48,6 +48,11 @@ def as_recorded(value: Any) -> Any:
     return portable(value)
 
 
+def has_command(value: Any) -> bool:
+    """Return whether a tool returned a command, which holds what the call changes in the state of the graph."""
+    return any(isinstance(one, Command) for one in (value if isinstance(value, list) else [value]))
+
+
 def handover_record(error: ParentCommand) -> Any:
     """Return the form in which the journal stores that a tool handed over to the graph that called it.
 

@@ -29,8 +29,9 @@ from agentgit.agents.turn.interrupts import Interrupts, is_in_batch
 from agentgit.agents.turn.recorded_results import as_recorded, handover_record, value_of
 from agentgit.agents.turn.running_turn import RunningTurn
 from agentgit.effects.declarations import record_fields
-from agentgit.effects.effects import READ_ONLY, Effect, declared_by_name, declared_on
+from agentgit.effects.effects import NEUTRAL, UNSHARED, WORKSPACE, Effect, declared_by_name, declared_on
 from agentgit.effects.invocation import DONE, FAILED, PAUSED, UNKNOWN, idempotency_key_set, identity
+from agentgit.effects.known_tools import ToolProfile, profile_of
 from agentgit.effects.results import FunctionRun
 from agentgit.errors import AgentGitError
 from agentgit.langgraph_internals import CONFIG_KEY_CHECKPOINT_NS
@@ -63,6 +64,7 @@ class Recorder(BaseCallbackHandler):
         self.interceptor = CallInterceptor(turn)
         self.interrupts = Interrupts(turn.context.store, turn.branch, turn.context.saver.codec)
         self.effects = turn.context.settings.effects
+        self.workspace = turn.context.settings.workspace
         self.unrecorded_tools = turn.context.settings.unrecorded_tools
         self._batch_numbers = itertools.count(batch)
         self.has_calls = False
@@ -153,10 +155,14 @@ class Recorder(BaseCallbackHandler):
             configurable: LangGraph's configuration of the task that makes the call.
         """
         is_recorded = tool.name not in self.unrecorded_tools
-        effect = self._effect_of(tool.name, tool.metadata, declared_on(tool)) if is_recorded else None
-        has_effect = effect is not None and effect.kind != READ_ONLY
+        own_effect = declared_on(tool)
+        profile = profile_of(tool) if is_recorded and own_effect is None else None
+        effect = self._effect_of(tool.name, tool.metadata, own_effect, profile) if is_recorded else None
+        has_effect = effect is not None and effect.kind not in UNSHARED
         task = str(configurable.get(CONFIG_KEY_CHECKPOINT_NS) or "")
-        self._expected_calls[run_id] = ExpectedCall(parent_run_id, configurable, effect, has_effect, is_in_batch(task))
+        self._expected_calls[run_id] = ExpectedCall(
+            parent_run_id, configurable, effect, has_effect, is_in_batch(task), profile
+        )
 
     def register_write(
         self, run_id: UUID, effect: Effect, parent_run_id: UUID | None, configurable: Mapping[str, Any]
@@ -236,6 +242,10 @@ class Recorder(BaseCallbackHandler):
         self.has_calls = True
         args = portable(inputs if inputs is not None else {"input": input_str})
         effect = expected_call.effect if expected_call else self._effect_of(name, metadata, declared_by_name(name))
+        if expected_call is not None and expected_call.profile is not None:
+            effect = self._effect_of(name, metadata, None, expected_call.profile, args)
+        elif effect is not None and effect.kind == WORKSPACE and not self._covers(args):
+            effect = None
         frame = self.scopes.frame(parent)
         request_name, scope = self._request_name(tool_call_id, parent, task), frame.scope if frame else scope_name(task)
         is_batched = expected_call is not None and expected_call.is_in_batch
@@ -272,12 +282,12 @@ class Recorder(BaseCallbackHandler):
         )
         try:
             call = self._running[run_id] = self.interceptor.authorize(request)
-            if intent.effect != READ_ONLY:
+            if intent.effect not in NEUTRAL:
                 self.acted_keys.append(call.intent.idempotency_key)
             self.scopes.begin_tool(run_id, parent, call.scope, lambda: self.interrupts.graph_numbers(run_id))
             if is_batched:
                 self._batch_runs.add(run_id)
-            if call.answer is None and intent.effect != READ_ONLY:
+            if call.answer is None and intent.effect not in NEUTRAL:
                 self._back_up_files(run_id, name, args)
             self._function_runs[run_id] = FunctionRun(
                 effect, is_seen=request.is_reachable, has_begun=not request.is_reachable
@@ -294,14 +304,29 @@ class Recorder(BaseCallbackHandler):
             self._record_failure(run_id, error, f"its tool was not run: {error}")
             raise
 
-    def _effect_of(self, name: str, metadata: Any, own_effect: Effect | None) -> Effect | None:
-        """Return the effect of a tool.
+    def _covers(self, args: Mapping[str, Any]) -> bool:
+        """Return whether the workspace has the files that a call names. Without one, no file is ever restored."""
+        return self.workspace is None or self.workspace.covers(args)
+
+    def _holds(self, path: str) -> bool:
+        return self.workspace is not None and self.workspace.holds(path)
+
+    def _effect_of(
+        self,
+        name: str,
+        metadata: Any,
+        own_effect: Effect | None,
+        profile: ToolProfile | None = None,
+        args: Mapping[str, Any] | None = None,
+    ) -> Effect | None:
+        """Return the effect of a tool, or of one call of it.
 
         If the graph does not list the tool, the functions of its decorator are registered for later.
         """
         if own_effect is not None and name not in self.effects.tools:
             self.turn.context.registry.declare(self.branch.external_session_id, [(name, own_effect)])
-        return self.effects.get(name, metadata, own_effect)
+        profile_effect = profile.effect(args, self._holds) if profile is not None else None
+        return self.effects.get(name, metadata, own_effect, profile_effect)
 
     def _request_name(self, tool_call_id: str | None, run_id: UUID | None, task: str) -> str | None:
         """Return a name for the request of a call, if the task that makes the call received its AI message.

@@ -21,7 +21,7 @@ from agentgit.agents.inputs import TurnInput
 from agentgit.agents.turn.checkpoint_tracker import CheckpointTracker
 from agentgit.agents.turn.files import TurnFiles
 from agentgit.agents.turn.recorder import Recorder, message_name
-from agentgit.effects.effects import MEMORY, READ_ONLY, UNDECLARED
+from agentgit.effects.effects import UNSHARED
 from agentgit.effects.plan import KEEP
 from agentgit.errors import AgentGitError, Conflict, Corrupt, Unavailable, WorldDiverged
 from agentgit.rollback import notes
@@ -248,7 +248,7 @@ class Turn:
             WorldDiverged: Another branch has changed the world during this turn.
         """
         store = self.context.store
-        if effect not in (READ_ONLY, MEMORY, UNDECLARED) and self.unit_of_work.world_seq is None:
+        if effect not in UNSHARED and self.unit_of_work.world_seq is None:
             last_seq = store.world.last_seq(connection, self.branch.external_session_id)
             self._require_world_unchanged(connection, store.sessions.branch(connection, self.branch_id), last_seq)
 

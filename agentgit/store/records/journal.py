@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Integer, Row, and_, bindparam, case, exists, false, func, insert, or_, select, update
 
 from agentgit.effects import ToolInvocation
-from agentgit.effects.effects import READ_ONLY
+from agentgit.effects.effects import NEUTRAL
 from agentgit.effects.invocation import (
     CALL,
     DONE,
@@ -239,7 +239,7 @@ class Journal:
             Conflict: The current status of the call does not allow this outcome.
         """
         row = self._change_status(connection, invocation_id, outcome.status, **_outcome_columns(outcome))
-        if row.effect != READ_ONLY:
+        if row.effect not in NEUTRAL:
             if not is_past:
                 self._record_audit_event(connection, row, outcome.status, None)
             return self._append_to_world_log(connection, row, outcome.status, None)

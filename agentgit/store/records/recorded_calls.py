@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Row, bindparam, func, select
 
 from agentgit.effects import ToolInvocation
-from agentgit.effects.effects import MEMORY, READ_ONLY
+from agentgit.effects.effects import MEMORY, NEUTRAL
 from agentgit.effects.invocation import (
     CALL,
     DONE,
@@ -95,7 +95,9 @@ _indexed_calls = (
 )
 _SELECT_CALLS = CompiledStatement(
     select(_indexed_calls).where(
-        _indexed_calls.c.effect != READ_ONLY, _indexed_calls.c.kind != REPLAY, _indexed_calls.c.made_on.is_(None)
+        *(_indexed_calls.c.effect != kind for kind in NEUTRAL),
+        _indexed_calls.c.kind != REPLAY,
+        _indexed_calls.c.made_on.is_(None),
     )
 )
 _SELECT_REDO_STATUSES = CompiledStatement(
@@ -237,7 +239,7 @@ class RecordedCalls:
             TOOL_INVOCATION.c.arrival > outer_row.arrival,
             TOOL_INVOCATION.c.started_at <= call.ended_at,
             TOOL_INVOCATION.c.status.in_(sorted(statuses)),
-            *(() if include_reads else (TOOL_INVOCATION.c.effect != READ_ONLY,)),
+            *(() if include_reads else (TOOL_INVOCATION.c.effect != kind for kind in NEUTRAL)),
             TOOL_INVOCATION.c.kind == CALL,
             TOOL_INVOCATION.c.effect != MEMORY,
         )

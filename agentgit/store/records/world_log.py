@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, and_, bindparam, case, exists, false, func, or_, select
 
 from agentgit.effects import ToolInvocation
-from agentgit.effects.effects import MEMORY, READ_ONLY, REVERSIBLE, UNDECLARED
+from agentgit.effects.effects import NEUTRAL, REVERSIBLE, UNSHARED
 from agentgit.effects.invocation import (
     CALL,
     FAILED,
@@ -120,7 +120,7 @@ class WorldLog:
                 TOOL_INVOCATION.c.tenant_id == self.tenant_id,
                 TOOL_INVOCATION.c.external_session_id == session_id,
                 TOOL_INVOCATION.c.status.in_(sorted(STANDING)),
-                TOOL_INVOCATION.c.effect != READ_ONLY,
+                *(TOOL_INVOCATION.c.effect != kind for kind in NEUTRAL),
                 TOOL_INVOCATION.c.kind != REPLAY,
                 or_(TOOL_INVOCATION.c.kind == REDO, ~self._is_recorded_on(connection, path)),
                 ~IS_SUPERSEDED,
@@ -304,7 +304,7 @@ class WorldLog:
         return [
             call.idempotency_key
             for call in self.journal.track(connection, path)
-            if call.effect != READ_ONLY and not reversed_ids & {call.id, call.replay_of}
+            if call.effect not in NEUTRAL and not reversed_ids & {call.id, call.replay_of}
         ]
 
     # -- the path
@@ -406,7 +406,7 @@ _CHANGES_BY_OTHERS = CompiledStatement(
         WORLD_LOG.c.external_session_id == bindparam("session"),
         WORLD_LOG.c.seq > bindparam("seen"),
         # Memory is shared by sessions, so its changes never stop a branch.
-        *(TOOL_INVOCATION.c.effect != effect for effect in (READ_ONLY, MEMORY, UNDECLARED)),
+        and_(*(TOOL_INVOCATION.c.effect != kind for kind in UNSHARED)),
         # A call is ours if this branch made it. A reversal is ours if the rollback or switch was to this branch.
         case(
             (

@@ -73,6 +73,10 @@ class CustomEngine:
         """Return an empty list: restores by a custom environment are not journaled."""
         return []
 
+    def captures(self, path: bytes) -> bool:
+        """Return False: only a custom environment knows what it restores."""
+        return False
+
     def discard_cache(self) -> None:
         """Do nothing: this engine caches no state."""
 

@@ -273,6 +273,17 @@ class FileEngine:
         index = self._cached_index or self._catalog.load_index(None)
         return tuple(sorted((os.fsdecode(path), skipped.why) for path, skipped in index.skipped.items()))
 
+    def captures(self, path: bytes) -> bool:
+        """Return whether snapshots have a file, as far as its path decides it.
+
+        Args:
+            path: The path, relative to the workspace.
+        """
+        absolute = os.path.join(self._root, path)
+        if any(absolute == outside or absolute.startswith(outside + b"/") for outside in self._outside_paths()):
+            return False
+        return not IgnoreRules(self._root, self._patterns).ignored(path, directory=os.path.isdir(absolute))
+
     def discard_cache(self) -> None:
         """Discard the cached index after an interrupted operation, so that it is read from storage again."""
         self._cached_index = None

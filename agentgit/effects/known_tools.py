@@ -1,0 +1,262 @@
+"""The effects of tools that packages for LangGraph bring along, by the functions of these tools. Pure: no imports.
+
+A tool is known by the code of its function, never by its name: another tool with the same name stays undeclared, and
+so does a function that wraps the known one.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+from agentgit.effects.effects import READ_ONLY, STATE, WORKSPACE, Effect
+
+BY_BACKEND = "by backend"
+"""The effect of a tool that changes a file of deepagents: it depends on the backend that has the file."""
+
+BY_SHELL = "by shell"
+"""The effect of the tool that runs a command of deepagents: most backends have no shell, so it does nothing."""
+
+BY_SUBAGENT = "by subagent"
+"""The effect of the tool that runs a subagent of deepagents: the tools of a local graph are recorded themselves."""
+
+STRUCTURED_TOOL = "langchain_core.tools.structured:StructuredTool"
+"""The class of all known tools. A subclass may do something else."""
+
+STATE_BACKEND = "deepagents.backends.state:StateBackend"
+STORE_BACKEND = "deepagents.backends.store:StoreBackend"
+COMPOSITE_BACKEND = "deepagents.backends.composite:CompositeBackend"
+FILE_BACKEND = "deepagents.backends.filesystem:FilesystemBackend"
+LOCAL_SHELL_BACKEND = "deepagents.backends.local_shell:LocalShellBackend"
+BACKENDS_ON_DISK = (FILE_BACKEND, LOCAL_SHELL_BACKEND)
+BACKENDS_WITHOUT_SHELL = (STATE_BACKEND, STORE_BACKEND, FILE_BACKEND)
+
+LOCAL_GRAPH = "langgraph.pregel.main:Pregel"
+"""The class of a graph that runs in this process; the tools of a remote graph are not recorded."""
+
+Holds = Callable[[str], bool]
+"""A function that returns whether the workspace of the session has a path."""
+
+
+@dataclass(frozen=True)
+class KnownTool:
+    """A tool of a package.
+
+    Args:
+        package: The package that has it.
+        name: The name of the tool; `*` stands for a part that its user chooses.
+        module: The module of its functions.
+        functions: The qualified names of its functions, for calls and for asynchronous calls.
+        effect: The kind of its effect, or `BY_BACKEND`, `BY_SHELL` or `BY_SUBAGENT`.
+    """
+
+    package: str
+    name: str
+    module: str
+    functions: tuple[str, ...]
+    effect: str
+
+
+def _file_tool(name: str, effect: str) -> KnownTool:
+    prefix = f"FilesystemMiddleware._create_{name}_tool.<locals>"
+    functions = (f"{prefix}.sync_{name}", f"{prefix}.async_{name}")
+    return KnownTool("deepagents", name, "deepagents.middleware.filesystem", functions, effect)
+
+
+def _handoff_tool(package: str, module: str) -> KnownTool:
+    return KnownTool(package, "transfer_to_*", module, ("create_handoff_tool.<locals>.handoff_to_agent",), STATE)
+
+
+_SEARCH = "langchain.agents.middleware.file_search"
+_SUBAGENTS, _REMOTE_SUBAGENTS = "deepagents.middleware.subagents", "deepagents.middleware.async_subagents"
+_COMPACT = "SummarizationToolMiddleware._create_compact_tool.<locals>"
+
+KNOWN_TOOLS = (
+    KnownTool(
+        "langchain",
+        "write_todos",
+        "langchain.agents.middleware.todo",
+        ("_write_todos", "_awrite_todos", "write_todos"),
+        STATE,
+    ),
+    *(
+        KnownTool("langchain", name, _SEARCH, (f"FilesystemFileSearchMiddleware.__init__.<locals>.{name}",), READ_ONLY)
+        for name in ("glob_search", "grep_search")
+    ),
+    *(_file_tool(name, READ_ONLY) for name in ("ls", "read_file", "glob", "grep")),
+    *(_file_tool(name, BY_BACKEND) for name in ("write_file", "edit_file", "delete")),
+    _file_tool("execute", BY_SHELL),
+    KnownTool(
+        "deepagents",
+        "task",
+        _SUBAGENTS,
+        ("_build_task_tool.<locals>.task", "_build_task_tool.<locals>.atask"),
+        BY_SUBAGENT,
+    ),
+    KnownTool(
+        "deepagents",
+        "compact_conversation",
+        "deepagents.middleware.summarization",
+        (f"{_COMPACT}.sync_compact", f"{_COMPACT}.async_compact"),
+        BY_BACKEND,
+    ),
+    _handoff_tool("langgraph-supervisor", "langgraph_supervisor.handoff"),
+    KnownTool(
+        "langgraph-supervisor",
+        "forward_message",
+        "langgraph_supervisor.handoff",
+        ("create_forward_message_tool.<locals>.forward_message",),
+        STATE,
+    ),
+    _handoff_tool("langgraph-swarm", "langgraph_swarm.handoff"),
+    KnownTool(
+        "langgraph-bigtool",
+        "retrieve_tools",
+        "langgraph_bigtool.tools",
+        (
+            "get_default_retrieval_tool.<locals>.retrieve_tools",
+            "get_default_retrieval_tool.<locals>.aretrieve_tools",
+        ),
+        READ_ONLY,
+    ),
+)
+"""The tools whose effects are known. All others are undeclared: a shell, or a tool that starts work elsewhere."""
+
+_BY_FUNCTION = {(known.module, function): known for known in KNOWN_TOOLS for function in known.functions}
+_EFFECTS = {kind: Effect(kind) for kind in (READ_ONLY, STATE, WORKSPACE)}
+
+
+@dataclass(frozen=True)
+class ToolProfile:
+    """A known tool of a graph.
+
+    Args:
+        known: What is known about tools of its kind.
+        variables: The variables that its function refers to, by name.
+    """
+
+    known: KnownTool
+    variables: Mapping[str, Any]
+
+    def effect(self, args: Mapping[str, Any] | None, holds: Holds) -> Effect | None:
+        """Return the effect of a call; None if it is not known.
+
+        Args:
+            args: The arguments of the call; None for the strongest effect that a call may have.
+            holds: Returns whether the workspace of the session has a path.
+        """
+        if self.known.effect == BY_BACKEND:
+            path = None if args is None or "file_path" not in args else _normalize_path(str(args["file_path"]))
+            kind = _kind_in_backend(self._backend, path, holds)
+        elif self.known.effect == BY_SHELL:
+            kind = READ_ONLY if _class_path(_default_backend(self._backend)) in BACKENDS_WITHOUT_SHELL else None
+        elif self.known.effect == BY_SUBAGENT:
+            kind = STATE if self._runs_local_graphs(None if args is None else args.get("subagent_type")) else None
+        else:
+            kind = self.known.effect
+        return None if kind is None else _EFFECTS[kind]
+
+    @property
+    def _backend(self) -> Any:
+        middleware = self.variables.get("self")
+        if middleware is not None:
+            return getattr(middleware, "backend", None)
+        return getattr(getattr(self.variables.get("mw"), "_summarization", None), "_backend", None)
+
+    def _runs_local_graphs(self, name: Any) -> bool:
+        graphs = self.variables.get("subagent_graphs")
+        if not isinstance(graphs, Mapping):
+            return False
+        chosen = graphs.values() if name is None else [graphs[name]] if name in graphs else []
+        return all(any(_path_of(base) == LOCAL_GRAPH for base in type(graph).__mro__) for graph in chosen)
+
+
+def profile_of(tool: Any) -> ToolProfile | None:
+    """Return the profile of a tool; None if the tool is not known.
+
+    Args:
+        tool: A LangChain tool.
+    """
+    functions = [function for name in ("func", "coroutine") if (function := getattr(tool, name, None)) is not None]
+    if not functions or _class_path(tool) != STRUCTURED_TOOL:
+        return None
+    known = [_BY_FUNCTION.get(_code_name(function)) for function in functions]
+    if known[0] is None or any(other is not known[0] for other in known):
+        return None
+    return ToolProfile(known[0], dict(_variables(functions[0])))
+
+
+def _code_name(function: Any) -> tuple[str, str]:
+    """Return the module and the qualified name of a function's code. `functools.wraps` does not copy these."""
+    if not isinstance(function, FunctionType):
+        return "", ""
+    return str(function.__globals__.get("__name__")), function.__code__.co_qualname
+
+
+def _variables(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+
+
+def _path_of(cls: type) -> str:
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def _class_path(value: Any) -> str:
+    return _path_of(type(value))
+
+
+# -- the backends of deepagents
+
+
+def _normalize_path(path: str) -> str:
+    """Return a path in the form in which the tools of deepagents pass it to their backend."""
+    return posixpath.normpath("/" + path.replace("\\", "/").lstrip("/"))
+
+
+def _kind_in_backend(backend: Any, path: str | None, holds: Holds) -> str | None:
+    """Return the kind of effect of a change to a file; None if it is not known.
+
+    Args:
+        backend: The backend of the tool.
+        path: The path of the file for the model, which begins with a slash; None for any file.
+        holds: Returns whether the workspace of the session has a path.
+    """
+    backend_class = _class_path(backend)
+    if backend_class == STATE_BACKEND:
+        return STATE
+    if backend_class == STORE_BACKEND:  # the store of the graph records its writes itself; another store does not
+        return STATE if getattr(backend, "_store", backend) is None else None
+    if backend_class in BACKENDS_ON_DISK:
+        return WORKSPACE if _is_on_disk_in(backend, path, holds) else None
+    if backend_class == COMPOSITE_BACKEND:
+        return _kind_in_routes(backend, path, holds)
+    return None
+
+
+def _is_on_disk_in(backend: Any, path: str | None, holds: Holds) -> bool:
+    if getattr(backend, "virtual_mode", None) is True:
+        return holds(f"{str(getattr(backend, 'cwd', '')).rstrip('/')}{path or ''}")
+    return path is not None and holds(path)  # any path of the machine
+
+
+def _kind_in_routes(backend: Any, path: str | None, holds: Holds) -> str | None:
+    if path is None:
+        kinds = {_kind_in_backend(one, None, holds) for one in (backend.default, *backend.routes.values())}
+        return None if None in kinds else WORKSPACE if WORKSPACE in kinds else STATE
+    for prefix in sorted(backend.routes, key=len, reverse=True):
+        root = prefix.rstrip("/")
+        if path == root or path.startswith(f"{root}/"):
+            return _kind_in_backend(backend.routes[prefix], path[len(root) :] or "/", holds)
+    return _kind_in_backend(backend.default, path, holds)
+
+
+def _default_backend(backend: Any) -> Any:
+    """Return the backend that runs commands."""
+    return backend.default if _class_path(backend) == COMPOSITE_BACKEND else backend

@@ -1,0 +1,310 @@
+"""Tools that change only the state of the graph or only files of the workspace, and what reports say of them (T11)."""
+
+import operator
+from typing import Annotated, Any
+
+import pytest
+from file_tools import Desk, desk, home
+from langchain_core.messages import ToolMessage
+from langchain_core.tools import InjectedToolCallId, tool
+from langgraph.config import get_config
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode, tools_condition
+from langgraph.types import Command, RetryPolicy, interrupt
+from scripted import World, call, calls, scripted, tool_node_graph
+
+from agentgit import InvalidInput, RollbackBlocked, Workspace, effect
+
+__all__ = ["desk", "home"]  # the fixtures
+
+FILES = {"write_file": "workspace", "delete_file": "workspace"}
+
+
+def say(text: str = "go") -> dict[str, Any]:
+    return {"messages": [("user", text)]}
+
+
+class Notes(MessagesState):
+    """A conversation with notes."""
+
+    notes: Annotated[list[str], operator.add]
+
+
+@tool
+def note(text: str, call_id: Annotated[str, InjectedToolCallId]) -> Command[Any]:
+    """Write a note into the state."""
+    return Command(update={"notes": [text], "messages": [ToolMessage("noted", tool_call_id=call_id)]})
+
+
+@tool
+def jot(text: str) -> str:
+    """Write a note into the state, as deepagents does it: without a command."""
+    get_config()["configurable"]["__pregel_send"]([("notes", [text])])
+    return "jotted"
+
+
+def notes_graph(model, *tools, retry=None):
+    builder = StateGraph(Notes)
+    builder.add_node("model", lambda state: {"messages": [model.invoke(state["messages"])]})
+    builder.add_node("tools", ToolNode([note, jot, *tools], handle_tool_errors=False), retry_policy=retry)
+    builder.add_edge(START, "model")
+    builder.add_conditional_edges("model", tools_condition)
+    builder.add_edge("tools", "model")
+    return builder.compile()
+
+
+NOTES = {"note": "state", "jot": "state"}
+
+
+# -- state
+
+
+def test_t11_a_state_call_is_taken_back_without_a_line(repo):
+    """T11: what a `state` tool changed is gone after a rollback, and neither plan nor report lists the call."""
+    agent = repo.wrap(notes_graph(scripted(call("note", text="a"), call("jot", text="b"), "done")), "s", effects=NOTES)
+    before = agent.checkpoint("before")
+    agent.invoke(say())
+    assert agent.state["notes"] == ["a", "b"]
+    assert [one.effect for one in agent.tool_track()] == ["state", "state"]
+    plan = agent.plan_rollback(before)
+    assert (plan.steps, plan.changes_world) == ([], False)
+    back = agent.rollback(before)
+    assert back.state.get("notes", []) == []
+    assert not any(items for group, items in back.report.groups().items() if group != "replayed")
+
+
+@pytest.mark.parametrize("tools", ["keep", "require_clean"])
+def test_t11_a_state_call_is_no_line_in_any_mode(repo, tools):
+    """T11: whatever a rollback does with tools, a `state` call is neither kept nor in its way."""
+    agent = repo.wrap(notes_graph(scripted(call("note", text="a"), "done")), "s", effects=NOTES)
+    before = agent.checkpoint("before")
+    agent.invoke(say())
+    assert agent.rollback(before, tools=tools).report.kept == []
+
+
+@pytest.mark.parametrize("effects", [NOTES, NOTES | {"deliver": "idempotent"}])
+def test_t11_a_state_call_runs_again_with_its_task(repo, effects):
+    """T11: if a batch is resumed, a `state` call without a command runs again, because its writes were lost."""
+    world = World()
+
+    @tool
+    def deliver(item: str) -> str:
+        """Deliver, if a person agrees."""
+        world.items.append(f"{item} for {interrupt('for whom?')}")
+        return "delivered"
+
+    batch = calls(call("jot", text="a"), call("note", text="b"), call("deliver", item="chair"))
+    agent = repo.wrap(notes_graph(scripted(batch, "done"), deliver), "s", effects=effects)
+    before = agent.checkpoint("before")
+    agent.invoke(say())
+    agent.invoke(Command(resume="Ann"))
+    assert sorted(agent.state["notes"]) == ["a", "b"]
+    assert world.items == ["chair for Ann"]
+    kept = {item.invocation.tool_name for item in agent.rollback(before).report.kept}
+    assert kept == {"deliver"}
+
+
+def test_t11_a_state_call_runs_again_when_its_node_is_retried(repo):
+    """T11: if LangGraph runs a node again in the same turn, a `state` call without a command runs again too."""
+    fails = [True]
+
+    @tool
+    def deliver(item: str) -> str:
+        """Deliver, the second time."""
+        if fails and fails.pop():
+            raise ConnectionError("not yet")
+        return "delivered"
+
+    batch = calls(call("jot", text="a"), call("note", text="b"), call("deliver", item="chair"))
+    graph = notes_graph(scripted(batch, "done"), deliver, retry=RetryPolicy(initial_interval=0.01))
+    agent = repo.wrap(graph, "s", effects=NOTES)
+    agent.invoke(say())
+    assert sorted(agent.state["notes"]) == ["a", "b"]
+
+
+def test_t11_replay_execute_answers_state_and_workspace_calls_from_the_record(repo, desk):
+    """T11: with replay="execute", neither blocks: the state and the files are restored, and no tool writes them."""
+    script = scripted(call("note", text="a"), call("write_file", path="a.txt", text="1"), call("add", item="x"), "done")
+    graph = notes_graph(script, *desk.tools())
+    effects = NOTES | FILES | {"shell": "irreversible", "add": desk.world.effects()["add"]}
+    agent = repo.wrap(graph, "s", effects=effects, workspace=desk.root)
+    agent.invoke(say())
+    plan = agent.plan_rollback(agent.head, replay="execute")
+    assert [(step.action, step.invocation.tool_name) for step in plan.steps] == [
+        ("reverse", "add"),
+        ("answer", "note"),
+        ("answer", "write_file"),
+        ("redo", "add"),
+    ]
+    again = agent.rollback(agent.head, replay="execute")
+    assert (again.state["notes"], desk.files, desk.world.items) == (["a"], {"a.txt": "1"}, ["x"])
+    assert [one.tool_name for one in again.tool_track()] == ["note", "write_file", "add"]
+
+
+def test_t11_a_nested_effect_is_not_hidden_by_the_state_call_around_it(repo):
+    """T11: a `state` tool that calls an irreversible one does not hide it: the inner call blocks the rollback."""
+    world = World()
+    charge = world.tool("send")
+
+    @tool
+    def plan_and_send(text: str, call_id: Annotated[str, InjectedToolCallId]) -> Command[Any]:
+        """Send, and note it."""
+        charge.invoke({"text": text})
+        return Command(update={"notes": [text], "messages": [ToolMessage("sent", tool_call_id=call_id)]})
+
+    graph = notes_graph(scripted(call("plan_and_send", text="hi"), "done"), plan_and_send)
+    effects = {"plan_and_send": "state", "send": "irreversible"}
+    agent = repo.wrap(graph, "s", effects=effects, check_effects=False)
+    before = agent.checkpoint("before")
+    agent.invoke(say())
+    with pytest.raises(RollbackBlocked) as blocked:
+        agent.rollback(before)
+    assert [step.invocation.tool_name for step in blocked.value.plan.steps] == ["send"]
+    blockers = agent.plan_rollback(agent.head, replay="execute").blockers
+    assert [step.invocation.tool_name for step in blockers] == ["plan_and_send", "send"]
+
+
+# -- workspace
+
+
+def written(repo, desk: Desk, *orders: str, effects: Any = FILES, **options: Any):
+    """Wrap a desk's graph, make the checkpoint `before`, and run the orders, one turn each."""
+    agent = repo.wrap(desk.graph(), "s", effects=effects, **options)
+    agent.checkpoint("before")
+    for order in orders:
+        agent.invoke(say(order))
+    return agent
+
+
+def test_t11_a_workspace_call_goes_with_its_files(repo, desk):
+    """T11: a rollback that restores the files lists the files, and not the `workspace` calls."""
+    agent = written(repo, desk, "write a.txt hello", "write b.txt x; delete a.txt", workspace=desk.root)
+    assert desk.files == {"b.txt": "x"}
+    plan = agent.plan_rollback("before")
+    assert (plan.steps, [change.path for change in plan.files.changes]) == ([], ["b.txt"])
+    back = agent.rollback("before")
+    assert (desk.files, back.report.kept) == ({}, [])
+    forth = back.switch("main", sync="world")
+    assert (desk.files, forth.report.kept, forth.report.gone) == ({"b.txt": "x"}, [], [])
+
+
+def test_t11_kept_files_are_said_to_be_kept(repo, desk):
+    """T11: with files=False, the calls whose files stay are listed with that reason, and only those."""
+    agent = written(repo, desk, "write a.txt 1", workspace=desk.root)
+    second = agent.rollback("before")  # a.txt is gone
+    second.invoke(say("write b.txt 2"))
+    third = second.rollback("before", files=False)
+    (kept,) = third.report.kept
+    assert (kept.invocation.args["path"], desk.files) == ("b.txt", {"b.txt": "2"})
+    assert kept.reason == "the files of the workspace are left as they are, as requested"
+    fourth = third.rollback("before", files=False)
+    assert [item.reason for item in fourth.report.kept] == ["an earlier rollback kept it"]
+    assert fourth.rollback("before").report.kept == []
+    assert desk.files == {}
+
+
+def test_t11_files_that_were_rewound_are_not_said_to_be_kept(repo, desk):
+    """T11: after a restore of the files alone, only calls whose files are there are listed as kept."""
+    agent = written(repo, desk, "write a.txt 1", workspace=desk.root)
+    middle = agent.checkpoint("middle")
+    agent.invoke(say("write b.txt 2"))
+    agent.rewind_files(middle)
+    agent.invoke(say("write c.txt 3"))
+    assert set(desk.files) == {"a.txt", "c.txt"}
+    kept = {step.invocation.args["path"] for step in agent.plan_rollback("before", files=False).kept}
+    assert kept == {"a.txt", "c.txt"}
+
+
+def test_t11_without_a_snapshot_the_files_are_said_to_stay(repo, desk):
+    """T11: without a workspace, the plan says that there is no snapshot to restore the files from."""
+    agent = written(repo, desk, "write a.txt 1")
+    (step,) = agent.plan_rollback("before").steps
+    assert (step.action, step.why) == ("keep", "there is no snapshot to restore its files from")
+    agent.rollback("before")
+    assert desk.files == {"a.txt": "1"}
+
+
+def test_t11_a_file_outside_the_workspace_is_not_covered(repo, desk, tmp_path):
+    """T11: a call of a `workspace` tool that names a file outside the workspace is undeclared, and is listed."""
+    outside = tmp_path / "outside.txt"
+    (desk.root / "link").symlink_to(tmp_path)
+    orders = f"write {outside} 1; write ../up.txt 2; write link/linked.txt 3; write in.txt 4"
+    agent = written(repo, desk, orders, workspace=desk.root)
+    effects = {one.args["path"]: one.effect for one in agent.tool_track()}
+    assert effects == {
+        str(outside): "undeclared",
+        "../up.txt": "undeclared",
+        "link/linked.txt": "undeclared",
+        "in.txt": "workspace",
+    }
+    back = agent.rollback("before")
+    kept = {item.invocation.args["path"] for item in back.report.kept}
+    assert kept == {"link/linked.txt", "../up.txt", str(outside)}
+    assert outside.exists()
+    assert not (desk.root / "in.txt").exists()
+
+
+def test_t11_an_excluded_file_is_not_covered(repo, desk):
+    """T11: no snapshot has an excluded file, so a call that writes one is undeclared, and is listed."""
+    for name in (".git", "cache"):
+        (desk.root / name).mkdir()
+        (desk.root / name / "old").write_text("old", "utf-8")
+    workspace = Workspace(desk.root, exclude_patterns=["*.log", "cache/"])
+    agent = written(
+        repo, desk, "write a.log 1; write .git/old 2; write cache/new 3; write in.txt 4", workspace=workspace
+    )
+    assert {one.args["path"]: one.effect for one in agent.tool_track()} == {
+        "a.log": "undeclared",
+        ".git/old": "undeclared",
+        "cache/new": "undeclared",
+        "in.txt": "workspace",
+    }
+    kept = {item.invocation.args["path"] for item in agent.rollback("before").report.kept}
+    assert kept == {"a.log", ".git/old", "cache/new"}
+
+
+def test_t11_an_environment_of_the_user_decides_what_it_restores(repo, desk):
+    """T11: a custom environment may keep files anywhere, so a declared `workspace` call is believed."""
+
+    class Environment:
+        def checkpoint(self) -> str:
+            return "1"
+
+        def restore(self, id: str) -> None:
+            (desk.root / "a.txt").unlink()
+
+    (desk.root.parent / "storage").mkdir(exist_ok=True)
+    workspace = Workspace(desk.root.parent / "storage", environment=Environment())
+    agent = written(repo, desk, f"write {desk.root / 'a.txt'} 1", workspace=workspace)
+    assert [one.effect for one in agent.tool_track()] == ["workspace"]
+    assert (agent.rollback("before").report.kept, desk.files) == ([], {})
+
+
+def test_t11_files_of_another_branch_do_not_stop_a_branch(repo, desk):
+    """T11: the `workspace` calls of another branch are no effects that a branch must bring back first."""
+    agent = written(repo, desk, "write a.txt 1", effects=FILES)
+    other = agent.fork(name="other")
+    other.invoke(say("write b.txt 2"))
+    agent.invoke(say("write c.txt 3"))
+    assert set(desk.files) == {"a.txt", "b.txt", "c.txt"}
+
+
+@pytest.mark.parametrize("kind", ["state", "workspace"])
+def test_t11_options_that_need_an_effect_outside_are_refused(kind):
+    """T11: `state` and `workspace` take none of the options of an effect on the world."""
+    for options in ({"once": True}, {"identity_args": ["a"]}, {"verify": lambda invocation: True}):
+        with pytest.raises(InvalidInput, match="leave out"):
+            effect(kind, **options)
+
+
+def test_t11_the_server_of_a_tool_makes_its_effect_stricter(repo):
+    """T11: a tool of an MCP server that changes things there is not `state`, whoever declares it."""
+    for hints, kind in (
+        ({"readOnlyHint": False}, "undeclared"),
+        ({"readOnlyHint": True}, "state"),
+        ({"destructiveHint": True}, "irreversible"),
+    ):
+        remote = World().tool("add")
+        remote.metadata = hints
+        agent = repo.wrap(tool_node_graph(scripted("hello"), [remote]), str(hints), effects={"add": "state"})
+        assert agent.effects == {"add": kind}
