@@ -425,6 +425,9 @@ def test_q1_the_state_of_another_user_in_a_forged_row_is_not_readable(url, colum
             lambda: me.wrap(build("shop.db"), session="mallory"),
             lambda: me.session("mallory").branch().conversation_history,
             lambda: me.session("mallory").export(BytesIO()),
+            lambda: me.graph(build("shop.db"), effects=EFFECTS).invoke(
+                {"messages": [("user", "hm")]}, {"configurable": {"thread_id": "mallory"}}
+            ),
         ):
             with pytest.raises(Corrupt, match="without the key") as caught:
                 read()

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sqlalchemy import Connection, bindparam, select
 
 from agentgit.store.records.sessions import IS_OF_THREAD, StoredRow
 from agentgit.store.sql import row_codes
-from agentgit.store.sql.driver_errors import missing_row
 from agentgit.store.sql.encryption import seal_of
 from agentgit.store.sql.tables import BRANCH, GRAPH_CHECKPOINT, SESSION
 from agentgit.store.store import Store
 
 
 class BranchHead(NamedTuple):
-    """A branch and its newest graph checkpoint, read in one statement.
+    """A branch and its newest graph checkpoint.
 
     Args:
         row: The row of the branch.
@@ -32,14 +31,13 @@ def read_branch_head(store: Store, connection: Connection, branch_id: int) -> Br
     Raises:
         NotFound: The branch was deleted.
     """
-    row = _OF_BRANCH.first(connection, {"tenant": store.tenant_id, "branch": branch_id})
-    if row is None:
-        raise missing_row("branch", branch_id)
-    return BranchHead(row, row.newest_id)
+    row = store.sessions.branch(connection, branch_id)
+    head = store.graphs.head(connection, row.thread_id)
+    return BranchHead(row, head.checkpoint_id if head is not None else None)
 
 
 def find_thread_head(store: Store, connection: Connection, user_id: int, thread_id: str) -> BranchHead | None:
-    """Find the current branch of a user's session for a thread of a served graph; None if there is no session.
+    """Find the current branch of a user's session for a thread of a served graph; None if it has none.
 
     Args:
         store: The store of the tenant.
@@ -50,21 +48,22 @@ def find_thread_head(store: Store, connection: Connection, user_id: int, thread_
     row = _OF_THREAD.first(connection, {"tenant": store.tenant_id, "user": user_id, "thread": thread_id})
     if row is None:
         return None
-    if seal_of(connection) is not None:  # the row of the session says which branch is the current one
+    if seal_of(connection) is not None:  # the codes of the other two rows are verified, too
         store.sessions.load_row(connection, row.external_session_id)
+        store.graphs.head(connection, row.thread_id)
     return BranchHead(row, row.newest_id)
 
 
-def _query(branch_id: Any) -> row_codes.AuthenticQuery:
-    """Build the query for a branch. Without joins, a server uses the right indexes even before it has statistics."""
+def _query() -> row_codes.AuthenticQuery:
+    """Build the query for a thread. Without joins, a server uses the right indexes even before it has statistics."""
     c = GRAPH_CHECKPOINT.c
     of_branch = (c.tenant_id == BRANCH.c.tenant_id, c.thread_id == BRANCH.c.thread_id, c.ns == "")
     newest = select(c.checkpoint_id).where(*of_branch).order_by(c.seq.desc()).limit(1).scalar_subquery()
+    current_id = select(SESSION.c.current_branch_id).where(IS_OF_THREAD).scalar_subquery()
     query = select(BRANCH, newest.label("newest_id"))
     return row_codes.AuthenticQuery(
-        query.where(BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.id == branch_id), BRANCH
+        query.where(BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.id == current_id), BRANCH
     )
 
 
-_OF_BRANCH = _query(bindparam("branch"))
-_OF_THREAD = _query(select(SESSION.c.current_branch_id).where(IS_OF_THREAD).scalar_subquery())
+_OF_THREAD = _query()
