@@ -435,8 +435,8 @@ def _internal_settings(config: RunnableConfig) -> Mapping[str, Any]:
 
 def _run_id(config: RunnableConfig) -> str | None:
     """Return the id that a host has given a run."""
-    run_id = (config.get("metadata") or {}).get("run_id")
-    return run_id if isinstance(run_id, str) else None
+    run_id = config["configurable"].get("run_id") or (config.get("metadata") or {}).get("run_id")
+    return str(run_id) if run_id else None
 
 
 def _root_id(configurable: Mapping[str, Any]) -> str | None:
