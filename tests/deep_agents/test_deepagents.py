@@ -202,7 +202,7 @@ def test_t11_a_composite_backend_of_state_and_workspace_is_not_undeclared(repo, 
 
 @pytest.mark.parametrize("is_own", [False, True], ids=["store of the graph", "store of the backend"])
 def test_t11_files_in_a_store_count_by_the_store(repo, is_own):
-    """T11: with StoreBackend, the store of the graph records the writes; another store does not."""
+    """T10, T11: with StoreBackend, the writes to the store of the graph are undone; those to another one are kept."""
     store = InMemoryStore()
     backend = StoreBackend(namespace=lambda runtime: ("files",), **({"store": store} if is_own else {}))
     agent = repo.wrap(deep(backend, *WORK, store=store), "s")
@@ -210,7 +210,9 @@ def test_t11_files_in_a_store_count_by_the_store(repo, is_own):
     agent.invoke(say())
     kind = "undeclared" if is_own else "state"
     assert {one.effect for one in agent.tool_track() if one.tool_name in ("write_file", "edit_file")} == {kind}
+    assert store.search(("files",))
     assert ("write_file" in names(agent.rollback("before").report.kept)) is is_own
+    assert bool(store.search(("files",))) is is_own
 
 
 # -- what acts on the world

@@ -367,6 +367,22 @@ async def test_g3_the_first_run_of_a_thread_can_be_cancelled(worker):
     assert await worker.messages() == ["order bed", "bed", "done"]
 
 
+async def test_t10_the_memory_of_the_server_is_undone(worker):
+    """T10: what a run has put into the server's own store is gone after a run from an older checkpoint."""
+
+    async def remembered(item):
+        found = await worker.sdk.store.search_items(["items"])
+        return item in [one["key"] for one in found["items"]]
+
+    await worker.say("hello")
+    before = await worker.checkpoint()
+    await worker.say("remember birthday")
+    assert await remembered("birthday")
+    await worker.say("remember name", checkpoint=before)
+    assert not await remembered("birthday")
+    assert await remembered("name")
+
+
 async def test_g3_a_thread_of_another_user_is_not_found(worker, slow):
     """G3: with the server's own authorization, nobody reads, runs, forks or deletes a thread of somebody else."""
     await worker.say("order rug")

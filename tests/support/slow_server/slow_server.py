@@ -6,6 +6,7 @@ from pathlib import Path
 
 from langchain_core.messages import AIMessage
 from langchain_core.tools import tool
+from langgraph.config import get_store
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
 from langgraph.types import interrupt
@@ -53,6 +54,13 @@ def ask(item: str) -> str:
     return item
 
 
+@tool
+def remember(item: str) -> str:
+    """Remember an item for all threads."""
+    get_store().put(("items",), item, {"name": item})
+    return item
+
+
 def cancel(args, result):
     """Undo an order."""
     write(f"cancel {args['item']}")
@@ -75,7 +83,7 @@ def obey(messages):
     )
 
 
-tools, model = [order, slow, pay, ask], ScriptedModel(rule=obey)
+tools, model = [order, slow, pay, ask, remember], ScriptedModel(rule=obey)
 builder = StateGraph(MessagesState)
 builder.add_node("model", lambda state: {"messages": [model.invoke(state["messages"])]})
 builder.add_node("tools", ToolNode(tools))
@@ -86,6 +94,7 @@ builder.add_edge("tools", "model")
 undo = agentgit.reversible(cancel)
 repo = agentgit.open(folder / "agentgit.db")
 graph = repo.graph(
-    builder.compile(), effects={"order": undo, "slow": undo, "ask": undo, "pay": agentgit.compensable(refund)}
+    builder.compile(),
+    effects={"order": undo, "slow": undo, "ask": undo, "remember": "state", "pay": agentgit.compensable(refund)},
 )
 checkpointer = repo.saver()
