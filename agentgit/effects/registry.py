@@ -83,8 +83,7 @@ class Registry:
 
     def __init__(self, defaults: Mapping[str, Effect] | None = None) -> None:
         self.sessions = ServedSessions()
-        self.graphs: WeakSet[ServedGraph] = WeakSet()
-        """The graphs that serve any session."""
+        self._graphs: WeakSet[ServedGraph] = WeakSet()
         self.host_runs = HostRuns()
         """The runs of hosts that have not ended."""
         self.running_calls: dict[int, int] = {}
@@ -128,6 +127,11 @@ class Registry:
         with self._lock:
             self._for_all = self._for_all.extended(effects, runners or {})
 
+    def serve(self, graph: ServedGraph) -> None:
+        """Remember a graph that serves any session of its user, for as long as it exists."""
+        with self._lock:
+            self._graphs.add(graph)
+
     def declare_served_tools(self, session_id: int, user_id: int, name: object) -> None:
         """Declare the tools of the served graph that created a session, if no graph has run it in this process.
 
@@ -139,7 +143,8 @@ class Registry:
             user_id: The id of its owner.
             name: The name of the graph; None if no served graph created it.
         """
-        graphs = [one for one in self.graphs if (one.user_id, one.name) == (user_id, name)]
+        with self._lock:
+            graphs = [one for one in self._graphs if (one.user_id, one.name) == (user_id, name)]
         if not graphs or self.sessions.declarations(session_id) is not NO_DECLARATIONS:
             return
         namesakes = defaultdict[str, set[Hashable]](set)

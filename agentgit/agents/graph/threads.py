@@ -56,7 +56,7 @@ class Threads(ThreadSessions):
             raise InvalidInput(f"confirm must be 'interrupt', 'raise' or 'never', not {confirm!r}.")
         super().__init__(context)
         self.wrapped, self.confirm = wrapped, confirm
-        context.registry.graphs.add(wrapped)
+        context.registry.serve(wrapped)
         self.reader = HostSaver(context)
         self.reader.channels = wrapped.graph.channels
         self._runners: WeakValueDictionary[str, ThreadRunner] = WeakValueDictionary()
