@@ -239,6 +239,23 @@ def test_t2_an_executed_replay_killed_at_any_point_is_finished_once(point, repo,
         assert shop.standing == {}
 
 
+@pytest.mark.parametrize("point", POINTS["fork"])
+def test_g2_a_server_killed_at_any_point_of_a_fork_is_asked_again(point, repo, shop, agent, verify, kill):
+    """G2: after a kill in the rollback or the run of a fork, the same run leaves the world as its branch tells it."""
+    kill(shop, "fork", point)
+    repo, _ = reopened(repo, verify)
+    with repo:
+        is_true(repo, shop)
+        for operation in repo.session("s").operations():
+            finished(repo, shop, operation, verify)
+        told(repo, shop)
+        answer = killed_process.forked(repo, verify=verify)
+        assert answer["messages"][-1].content == "done"
+        assert shop.standing == {"a": 1, "d": 1}
+        is_true(repo, shop)
+        assert repo.maintenance.fsck().is_sound
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("point", POINTS["fresh"])
 def test_t2_template_calls_killed_at_any_point_are_finished_once(

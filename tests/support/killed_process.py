@@ -94,12 +94,25 @@ VERBS: dict[str, Callable[[Any], Any]] = {
     ),
 }
 
+VERBS["fork"] = lambda agent: forked(
+    Repository(agent.session.context), verify=agent._branch.settings.effects.tools["order"].verify is not None
+)
+
 POINTS = {"run": TURN, "rollback": REVERSAL, "switch": REVERSAL | AGAIN, "execute": REVERSAL | AGAIN, "fresh": FRESH}
+POINTS["fork"] = REVERSAL | TURN
 
 
 def wrapped(repo: Any, *, verify: bool) -> Any:
     """Wrap the graph of the shop of this process, with effect functions that any process can import."""
     return repo.wrap(shop.here().graph(), "s", effects=shop.imported(verify=verify))
+
+
+def forked(repo: Any, *, verify: bool) -> Any:
+    """Order again through a served graph, at the checkpoint after the first turn, as a host does."""
+    app = repo.graph(shop.here().graph(), effects=shop.imported(verify=verify), confirm="never")
+    thread = {"configurable": {"thread_id": "s"}}
+    first = [state.config for state in app.get_state_history(thread) if not state.next][-1]
+    return app.invoke(wish([("order", "d")]), first)
 
 
 def begun_afresh(repo: Any, *, verify: bool) -> Any:
