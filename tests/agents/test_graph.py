@@ -2,7 +2,9 @@
 
 import asyncio
 import inspect
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypedDict
 
 import backend
 import pytest
@@ -14,10 +16,10 @@ from langgraph.pregel import Pregel
 from langgraph.store.memory import InMemoryStore
 from langgraph.types import Command
 from scripted import World, call, calls, functional_graph, nested_graph, obedient, tool_node_graph
-from served import THREAD, contents, run, said
+from served import THREAD, contents, run, said, told_world
 
 import agentgit
-from agentgit import Conflict, InvalidInput, NotFound, RollbackBlocked
+from agentgit import Conflict, InvalidInput, NotFound, RollbackBlocked, reversible
 from agentgit.demo import ScriptedModel
 
 OVERRIDDEN = {
@@ -451,6 +453,63 @@ def test_threads_run_side_by_side(app, world):
         answers = list(pool.map(lambda config: app.invoke(said("hello"), config), configs))
     assert [len(answer["messages"]) for answer in answers] == 8 * [2]
     assert all(len(app.get_state(config).values["messages"]) == 2 for config in configs)
+
+
+def test_a_run_during_a_rollback_is_refused(repo, world):
+    """Bad input: while a rollback of the thread is going on, runs are refused with the reason, and nothing is lost."""
+    began, may_end = threading.Event(), threading.Event()
+
+    def remove(args, result):
+        began.set()
+        assert may_end.wait(30)
+        world.remove(args, result)
+
+    effects = world.effects(add=reversible(remove))
+    app = repo.graph(tool_node_graph(obedient(), world.tools()), effects=effects)
+    first, _ = run(app, "add chair", "add table")
+    with ThreadPoolExecutor(1) as pool:
+        fork = pool.submit(app.invoke, said("add lamp"), first)
+        assert began.wait(30)
+        for attempt in (lambda: app.invoke(said("look"), THREAD), lambda: app.invoke(said("add sofa"), first)):
+            with pytest.raises((Conflict, RollbackBlocked), match=r"rollback|reversing"):
+                attempt()
+        may_end.set()
+        assert contents(fork.result(60))[-4] == "add lamp"
+    assert world.items == ["chair", "lamp"]
+
+
+def test_two_forks_at_once_leave_one_true_world(app, world):
+    """Bad input: of two runs at one older checkpoint, each succeeds or is refused; the state tells of the world."""
+    first, _ = run(app, "add chair", "add table")
+    with ThreadPoolExecutor(2) as pool:
+        forks = [pool.submit(app.invoke, said(f"add {item}"), first) for item in ("lamp", "sofa")]
+        errors = [fork.exception(60) for fork in forks]
+    assert all(error is None or isinstance(error, Conflict | RollbackBlocked) for error in errors)
+    assert any(error is None for error in errors)
+    items, _ = told_world(app.get_state(THREAD).values)
+    assert sorted(world.items) == items
+
+
+def test_a_graph_whose_state_has_no_messages(repo, world):
+    """Bad input: a state without messages is served, forked and described as any other."""
+
+    class Basket(TypedDict):
+        items: list[str]
+
+    add = world.tool("add")
+
+    def buy(state):
+        return {"items": [*state["items"], add.invoke({"item": f"item{len(state['items'])}"})["item"]]}
+
+    builder = StateGraph(Basket).add_node(buy).add_edge(START, "buy")
+    app = repo.graph(builder.compile(), effects=world.effects(), check_effects=False)
+    app.invoke({"items": []}, THREAD)
+    first = app.get_state(THREAD).config
+    app.invoke({"items": ["item0"]}, THREAD)
+    assert world.items == ["item0", "item1"]
+    assert app.invoke({"items": ["item0", "a", "b"]}, first)["items"][-1] == "item3"
+    assert world.items == ["item0", "item3"]
+    assert len(list(app.get_state_history(THREAD))) == 9
 
 
 def test_it_refuses_to_be_a_node(app):
