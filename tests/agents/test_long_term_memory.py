@@ -287,6 +287,31 @@ def test_t10_variants_of_an_exploration_do_not_read_each_others_memory(repo, sto
     assert contents(store) == {"food": "pizza", "pet": "cat"}
 
 
+def test_t10_an_exploration_beside_a_branch_that_wrote_since(repo, store):
+    """T10: variants begin with the memory of their own starting point, and the other branch's write can return."""
+    agent = repo.wrap(noting(store), "a")
+    agent.invoke(said("+food=pizza"))
+    before = agent.checkpoint("before")
+    fork = agent.fork(before)
+    agent.invoke(said("+food=soup"))
+    fork.explore(1, ["+pet=cat", "+food=pasta"])
+    assert contents(store) == {"food": "pizza"}
+    (write,) = agent.session.tool_track(branch="explore/2")[1:]
+    assert write.args["before"] == {"is": "pizza"}
+    agent.switch("main", sync="world")
+    assert contents(store) == {"food": "soup"}
+
+
+def test_t10_parallel_variants_may_not_share_memory(repo, store):
+    """T10: variants that write to memory at the same time are refused, unless their writes are not undone anyway."""
+    with pytest.raises(InvalidInput, match="write to memory"):
+        repo.wrap(noting(store), "a").explore(1, ["+pet=cat", "+food=pasta"], parallel=True)
+    assert contents(store) == {}
+    unmanaged = repo.wrap(noting(store), "b", effects=dict.fromkeys(("memory.put", "memory.delete"), "read_only"))
+    unmanaged.explore(1, ["+pet=cat", "+food=pasta"], parallel=True)
+    assert contents(store) == {"pet": "cat", "food": "pasta"}
+
+
 # -- the store is as LangGraph's
 
 

@@ -25,12 +25,13 @@ from agentgit.agents import inputs
 from agentgit.agents.branch_context import BranchContext
 from agentgit.agents.branch_runner import BranchRunner
 from agentgit.agents.explore.variants import Variant
+from agentgit.agents.memory import is_wrappable
 from agentgit.async_api import awaiting
 from agentgit.checkpoints import references
 from agentgit.effects import ToolInvocation, invocation
 from agentgit.effects.effects import NEUTRAL, UNDECLARED
 from agentgit.effects.files import SnapshotRef
-from agentgit.effects.memory import is_memory_write
+from agentgit.effects.memory import MEMORY_TOOLS, is_memory_write
 from agentgit.effects.plan import BLOCK, REDO, REVERSE
 from agentgit.errors import Conflict, InvalidInput, WorldDiverged
 from agentgit.handles.branching import Branching
@@ -207,9 +208,10 @@ class Explorer:
         acting_tools = [name for name, kind in kinds.items() if kind not in (*NEUTRAL, UNDECLARED)]
         if self.settings.workspace is not None:
             acting_tools.append("those that write files")
-        if self.together and acting_tools:
+        writers = [*acting_tools, *(["those that write to memory"] if self._shares_memory else [])]
+        if self.together and writers:
             raise InvalidInput(
-                f"These tools change the world: {', '.join(acting_tools)}. Branches that run in parallel would affect "
+                f"These tools change the world: {', '.join(writers)}. Branches that run in parallel would affect "
                 "each other. Leave parallel out, so that they run one after the other, each in its own world."
             )
         recover_all_abandoned(self.store, self.branch.session_id)
@@ -221,6 +223,12 @@ class Explorer:
         yield from self._breadth_first(start_row.id) if self.together else self._depth_first(start_row.id, ())
         # With another agent, so that this agent still notices if somebody else has moved its branch meanwhile.
         self._sync_world(self.create_runner(self.branch.branch_id))
+
+    @property
+    def _shares_memory(self) -> bool:
+        """True if the graph has a store whose writes are undone, so that its branches would affect each other."""
+        declared = self.settings.effects.tools
+        return is_wrappable(self.branch.graph.store) and not all(declared.get(name) for name in MEMORY_TOOLS)
 
     def _begin(self, connection: Connection, files: SnapshotRef | None) -> tuple[str, dict[str, StoredRow], StoredRow]:
         """Return the name, the branches explored before, and the checkpoint from which the exploration starts."""
@@ -274,7 +282,7 @@ class Explorer:
     def _check_world(self, start_row: StoredRow, acting_tools: list[str]) -> bool:
         """Return whether the world must be brought to the state of each branch before its turn.
 
-        If no tool changes the world, differences in the world are ignored.
+        If no tool changes the world, differences in the world are ignored, except for memory, which any node can write.
 
         Raises:
             WorldDiverged: The world differs from its state at the starting point by effects that are not the
@@ -298,7 +306,7 @@ class Explorer:
                 plan,
             )
         self._initial_log_length = None if plan.changes_world else last_seq
-        return bool(acting_tools) or not foreign_steps
+        return bool(acting_tools) or not blocking_steps
 
     def _end_positions(self, connection: Connection) -> dict[int, float]:
         """Return for each explored branch the track position at the end of its turn; later calls are not part of it."""
