@@ -25,7 +25,7 @@ from memory_graphs import NAMESPACE, STORES, aact, contents, embed, noting, open
 from scripted import call, calls, tool_node_graph
 
 import agentgit
-from agentgit import InvalidInput, Keyring, RollbackBlocked, reversible
+from agentgit import InvalidInput, Keyring, RollbackBlocked, Workspace, reversible
 from agentgit.demo import ScriptedModel
 
 THREAD = {"configurable": {"thread_id": "t"}}
@@ -812,6 +812,15 @@ def test_t10_a_store_that_cannot_be_wrapped_is_outside(repo):
         agent = repo.wrap(noting(notes, lambda state: get_store().put("x") and None), "a")
     agent.invoke(said("go"))
     assert notes.args == ("x",)
+
+
+def test_t10_a_deletion_from_memory_backs_up_no_file(repo, store, tmp_path):
+    """T10: `memory.delete` is no tool that deletes files, so nothing of the workspace is put on its undo stack."""
+    (tmp_path / "report.txt").write_text("June")
+    agent = repo.wrap(noting(store), "a", workspace=tmp_path)
+    agent.invoke(said("+food=pizza -food"))
+    assert [call.tool_name for call in agent.tool_track()] == ["memory.put", "memory.delete"]
+    assert Workspace(tmp_path).undo_stack.depth == 0
 
 
 def test_t10_values_are_erased_with_the_session(repo, store):

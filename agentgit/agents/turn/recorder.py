@@ -32,6 +32,7 @@ from agentgit.effects.declarations import record_fields
 from agentgit.effects.effects import NEUTRAL, UNSHARED, WORKSPACE, Effect, declared_by_name, declared_on
 from agentgit.effects.invocation import DONE, FAILED, PAUSED, UNKNOWN, idempotency_key_set, identity
 from agentgit.effects.known_tools import ToolProfile, profile_of
+from agentgit.effects.memory import MEMORY_TOOLS
 from agentgit.effects.results import FunctionRun
 from agentgit.errors import AgentGitError
 from agentgit.langgraph_internals import CONFIG_KEY_CHECKPOINT_NS
@@ -287,7 +288,7 @@ class Recorder(BaseCallbackHandler):
             self.scopes.begin_tool(run_id, parent, call.scope, lambda: self.interrupts.graph_numbers(run_id))
             if is_batched:
                 self._batch_runs.add(run_id)
-            if call.answer is None and intent.effect not in NEUTRAL:
+            if call.answer is None and intent.effect not in NEUTRAL and name not in MEMORY_TOOLS:
                 self._back_up_files(run_id, name, args)
             self._function_runs[run_id] = FunctionRun(
                 effect, is_seen=request.is_reachable, has_begun=not request.is_reachable
@@ -493,6 +494,8 @@ class Recorder(BaseCallbackHandler):
             self._record_outcome(call, outcome)
         if call is not None and call.id is not None:
             self.turn.context.registry.running_calls.pop(call.id, None)
+        if call is not None and call.intent.tool_name in MEMORY_TOOLS:  # it changes no file
+            return
         if batch is not None and all(other.intent.batch != batch for other in list(self._running.values())):
             self.turn.on_batch_ended(batch)
 
