@@ -43,13 +43,14 @@ class NamedLocks:
     def __init__(self, engine: Engine | None = None, path: str | None = None) -> None:
         self._engine, self._path = engine, path
         self._mutex = threading.Lock()
-        self._held: set[int] = set()
+        self._held: dict[int, asyncio.AbstractEventLoop | None] = {}
+        """The event loop on which each lock is held; None if a thread holds it."""
         self._lock_file: int | None = None
         self._connection: PoolProxiedConnection | None = None
 
     def after_fork(self) -> None:
         """Hold no lock in a child process. The locks of the parent stay as they are."""
-        self._mutex, self._held = threading.Lock(), set()
+        self._mutex, self._held = threading.Lock(), {}
         if self._lock_file is not None:
             os.close(self._lock_file)
         if self._connection is not None:
@@ -60,17 +61,22 @@ class NamedLocks:
     def hold(self, names: Collection[str]) -> Iterator[None]:
         """Hold the locks with these names until the block ends.
 
+        A lock that a task of the event loop of this thread holds is left out: the task cannot go on while this waits.
+
         Raises:
             Unavailable: Another holder did not release them in time.
         """
-        keys, deadline = _keys(names), time.monotonic() + TIMEOUT_SECONDS
-        while not self.try_acquire(keys):
+        all_keys, deadline, loop = _keys(names), time.monotonic() + TIMEOUT_SECONDS, _running_loop()
+        while not self.try_acquire(keys := self._without_those_of(loop, all_keys)):
             _require_time(deadline)
             time.sleep(POLL_SECONDS)
         try:
             yield
         finally:
             self.release(keys)
+
+    def _without_those_of(self, loop: asyncio.AbstractEventLoop | None, keys: frozenset[int]) -> frozenset[int]:
+        return keys if loop is None else frozenset(key for key in keys if self._held.get(key) is not loop)
 
     async def acquire(self, names: Collection[str]) -> frozenset[int]:
         """Acquire the locks with these names without blocking the event loop; return what `release` takes.
@@ -85,9 +91,10 @@ class NamedLocks:
         return keys
 
     async def _try_in_thread(self, keys: frozenset[int]) -> bool:
-        if self._held & keys:
+        if self._held.keys() & keys:
             return False
-        attempt = asyncio.ensure_future(asyncio.to_thread(self.try_acquire, keys))
+        loop = asyncio.get_running_loop()
+        attempt = asyncio.ensure_future(asyncio.to_thread(self.try_acquire, keys, loop))
         try:
             return await asyncio.shield(attempt)
         except asyncio.CancelledError:  # the thread goes on
@@ -98,18 +105,24 @@ class NamedLocks:
         if not attempt.cancelled() and attempt.exception() is None and attempt.result():
             self.release(keys)
 
-    def try_acquire(self, keys: frozenset[int]) -> bool:
-        """Acquire all these locks if none of them is held; return whether they were acquired."""
+    def try_acquire(self, keys: frozenset[int], loop: asyncio.AbstractEventLoop | None = None) -> bool:
+        """Acquire all these locks if none of them is held; return whether they were acquired.
+
+        Args:
+            keys: The keys of the locks.
+            loop: The event loop whose task is to hold them; None for a thread.
+        """
         with self._mutex:
-            if self._held & keys or not self._try_against_others(keys):
+            if self._held.keys() & keys or not self._try_against_others(keys):
                 return False
-            self._held |= keys
+            self._held |= dict.fromkeys(keys, loop)
             return True
 
     def release(self, keys: frozenset[int]) -> None:
         """Release locks that `acquire` acquired."""
         with self._mutex:
-            self._held -= keys
+            for key in keys:
+                del self._held[key]
             self._unlock(keys)
 
     # -- against other processes; called with the mutex held
@@ -193,9 +206,13 @@ def _keys(names: Collection[str]) -> frozenset[int]:
     return frozenset(int.from_bytes(digest[:8], signed=True) for digest in digests)
 
 
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
 def _require_time(deadline: float) -> None:
     if time.monotonic() > deadline:
-        raise Unavailable(
-            f"Another write to the same memory has not ended within {TIMEOUT_SECONDS:.0f} s. Try again. If this is "
-            "called on an event loop, use the async method: await arollback(), for example."
-        )
+        raise Unavailable(f"Another write to the same memory has not ended within {TIMEOUT_SECONDS:.0f} s. Try again.")
