@@ -255,11 +255,13 @@ class PastCall:
         effective_run: The run whose effect may be in the world: the call itself, or the newest run in its place; None
             if there is none.
         blocked: Why its tool must not or cannot run again; None if it can.
+        answered: Why it is answered from the record instead, and its effect stays; None if its effect decides.
     """
 
     invocation: ToolInvocation
     effective_run: ToolInvocation | None = None
     blocked: str | None = None
+    answered: str | None = None
 
 
 def make_plan(
@@ -343,12 +345,13 @@ def _plan_path(
         step = None if call.effective_run is None else plan_call(call.effective_run)
         if call.invocation.status in (invocation.FAILED, invocation.PAUSED):
             continue  # it does not run again; an effect that it may have had is planned like any other
-        obstacle = call.blocked or (step.why if step is not None and step.action == BLOCK else None)
+        is_stuck = step is not None and step.action == BLOCK and call.answered is None
+        obstacle = call.blocked or (step.why if step is not None and is_stuck else None)
+        answered_reason = call.answered or ANSWERED_REASONS.get(call.invocation.effect)
         is_in_world = call.effective_run is not None or call.invocation.effect in effects.NEUTRAL
         if call.effective_run is not None:
-            is_reversed = obstacle is None and step is not None and step.action == REVERSE
+            is_reversed = (obstacle or answered_reason) is None and step is not None and step.action == REVERSE
             reversals[call.effective_run.id] = step if is_reversed else None
-        answered_reason = ANSWERED_REASONS.get(call.invocation.effect)
         action = BLOCK if obstacle is not None else REDO if answered_reason is None else ANSWER
         reason = obstacle or answered_reason or RERUN_REASON
         fallback = ANSWER if is_in_world else GONE

@@ -249,6 +249,8 @@ class Registry:
 
     def rerun_prohibition(self, session_id: int, call: ToolInvocation) -> str | None:
         """Return why the declarations forbid a second run of a recorded call; None if they allow it."""
+        if is_memory_write(call):
+            return None  # `*` stands for the user's tools
         declared = self._find_effect(session_id, call.tool_name)
         if call.effect == UNDECLARED:
             return "its effect was not declared when it was called, so that of a second run is unknown"

@@ -23,6 +23,7 @@ from agentgit.effects.invocation import (
     STANDING,
     UNKNOWN,
 )
+from agentgit.effects.memory import MEMORY_TOOLS, is_memory_write
 from agentgit.effects.plan import (
     BLOCK,
     EXECUTE,
@@ -88,21 +89,31 @@ class PathCalls:
         effective_runs = {run.first_id: run for run in reversed(calls_in_effect) if run.status != FAILED}
         waiting_call_ids = self._waiting_call_ids(connection, target)
         blocked: dict[int, str | None] = {}
+        answered: dict[int, str | None] = {}
         outer_calls: dict[int, ToolInvocation] = {}
         for call in calls:
             inner_calls = self.store.recorded_calls.inner_calls(connection, call, HAPPENED, include_reads=True)
             outer_calls.update((inner_call.id, call) for inner_call in inner_calls)
-            reason = self._block_reason(connection, target.external_session_id, call, effective_runs.get(call.id))
+            effective_run = effective_runs.get(call.id)
+            answered[call.id] = self._answer_reason(connection, call, effective_run)
+            reason = self._block_reason(connection, target.external_session_id, call, effective_run, answered[call.id])
             if call.tool_call_id in waiting_call_ids:
                 reason = "its batch is waiting for a person's answer, and continues as it is"
             if call.id in outer_calls:
                 outer_call = outer_calls[call.id]
                 reason = f"{outer_call} called it, and does not run again" if blocked[outer_call.id] else None
+                answered[call.id] = answered[outer_call.id]
             blocked[call.id] = reason
         return [
-            PastCall(invocation=call, effective_run=effective_runs.get(call.id), blocked=blocked[call.id])
+            PastCall(
+                invocation=call,
+                effective_run=effective_runs.get(call.id),
+                blocked=blocked[call.id],
+                answered=answered[call.id],
+            )
             for call in calls
-            if call.id not in outer_calls or blocked[call.id]  # calls that a tool makes itself run again with that tool
+            # Calls that a tool makes itself run again with that tool.
+            if call.id not in outer_calls or blocked[call.id] or answered[call.id]
         ]
 
     def load_calls(self, connection: Connection, path: Sequence[TrackPart]) -> dict[int, ToolInvocation]:
@@ -122,9 +133,16 @@ class PathCalls:
         return self.registry.rerun_obstacle(session_id, call)
 
     def _block_reason(
-        self, connection: Connection, session_id: int, call: ToolInvocation, effective_run: ToolInvocation | None
+        self,
+        connection: Connection,
+        session_id: int,
+        call: ToolInvocation,
+        effective_run: ToolInvocation | None,
+        answer_reason: str | None,
     ) -> str | None:
-        """Return why a call on the path must not or cannot run again; None if it can."""
+        """Return why a call on the path must not or cannot run again; None if it can, or is answered anyway."""
+        if call.tool_name in MEMORY_TOOLS and answer_reason is not None:
+            return None
         if reason := self.registry.rerun_prohibition(session_id, call):
             return reason
         uncertain_call = next(
@@ -135,9 +153,20 @@ class PathCalls:
             return f"its outcome is unknown ({uncertain_call.status}); check, then call repo.resolve()"
         if inner_calls := self.store.recorded_calls.inner_calls(connection, call, HAPPENED):
             return f"it called {inner_calls[0]}, which is not recorded outside a turn"
-        if call.effect in (STATE, WORKSPACE):
+        if answer_reason is not None or call.effect in (STATE, WORKSPACE):
             return None  # it does not run again: its state and its files are restored
         return self.rerun_obstacle(connection, session_id, call)
+
+    def _answer_reason(
+        self, connection: Connection, call: ToolInvocation, effective_run: ToolInvocation | None
+    ) -> str | None:
+        """Return why a call on the path is answered from the record because of memory; None if it is not."""
+        if call.tool_name in MEMORY_TOOLS:
+            return None if is_memory_write(call) else "memory stays as it is, as its effect says"
+        is_in_world = effective_run is not None or call.effect in NEUTRAL
+        if is_in_world and self.store.recorded_calls.has_written_memory(connection, call):
+            return "its writes to memory are made again by themselves"
+        return None
 
     def _waiting_call_ids(self, connection: Connection, target: StoredRow) -> set[str]:
         """Return the tool call ids of a batch that waits at a checkpoint for a person's answer."""

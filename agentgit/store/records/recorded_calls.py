@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from agentgit.effects.invocation import (
     UNKNOWN,
     mark,
 )
+from agentgit.effects.memory import MEMORY_TOOLS
 from agentgit.sessions.tree import Branch, Point
 from agentgit.store.records.journal import IS_ON_TRACK, TRACK_ORDER, WITH_BRANCH, Journal, TrackPart
 from agentgit.store.records.sessions import SessionStore, StoredRow
@@ -223,27 +224,50 @@ class RecordedCalls:
             statuses: The statuses to include.
             include_reads: True to include calls that only read.
         """
-        if call.ended_at is None or call.kind != CALL:
+        rows = self._load_inner_rows(
+            connection,
+            call,
+            lambda outer_row: TOOL_INVOCATION.c.arrival > outer_row.arrival,
+            TOOL_INVOCATION.c.status.in_(sorted(statuses)),
+            *(() if include_reads else (TOOL_INVOCATION.c.effect != kind for kind in NEUTRAL)),
+            TOOL_INVOCATION.c.tool_name.not_in(sorted(MEMORY_TOOLS)),
+        )
+        return self.journal.invocations_from_rows(connection, rows)
+
+    def has_written_memory(self, connection: Connection, call: ToolInvocation) -> bool:
+        """Return whether a call wrote to memory itself. The row of a call that only reads may be the later one."""
+        is_write = TOOL_INVOCATION.c.tool_name.in_(sorted(MEMORY_TOOLS))
+        rows = self._load_inner_rows(
+            connection, call, lambda outer_row: TOOL_INVOCATION.c.started_at >= outer_row.started_at, is_write
+        )
+        return bool(rows)
+
+    def _load_inner_rows(
+        self, connection: Connection, call: ToolInvocation, begins_in: Callable[[Any], Any], *conditions: Any
+    ) -> Sequence[Row[Any]]:
+        if call.ended_at is None or call.kind != CALL or call.tool_name in MEMORY_TOOLS:
             return []
-        query = select(TOOL_INVOCATION.c.batch, TOOL_INVOCATION.c.batch_index, TOOL_INVOCATION.c.arrival)
+        query = select(
+            TOOL_INVOCATION.c.batch,
+            TOOL_INVOCATION.c.batch_index,
+            TOOL_INVOCATION.c.arrival,
+            TOOL_INVOCATION.c.started_at,
+        )
         outer_row = connection.execute(
             query.where(TOOL_INVOCATION.c.tenant_id == self.tenant_id, TOOL_INVOCATION.c.id == call.id)
         ).first()
         if outer_row is None:
             raise missing_row("tool invocation", call.id)
-        rows = self._load_rows(
+        return self._load_rows(
             connection,
             TOOL_INVOCATION.c.internal_session_id == call.internal_session_id,
             TOOL_INVOCATION.c.batch == outer_row.batch,
             TOOL_INVOCATION.c.batch_index == outer_row.batch_index,
-            TOOL_INVOCATION.c.arrival > outer_row.arrival,
+            begins_in(outer_row),
             TOOL_INVOCATION.c.started_at <= call.ended_at,
-            TOOL_INVOCATION.c.status.in_(sorted(statuses)),
-            *(() if include_reads else (TOOL_INVOCATION.c.effect != kind for kind in NEUTRAL)),
             TOOL_INVOCATION.c.kind == CALL,
-            TOOL_INVOCATION.c.effect != MEMORY,
+            *conditions,
         )
-        return self.journal.invocations_from_rows(connection, rows)
 
     def later_writers(self, connection: Connection, session_id: int, identity: str, invocation_id: int) -> list[int]:
         """Return the ids of the other sessions whose writes to one item of memory stand and are newer than a call.
