@@ -20,18 +20,15 @@ from langgraph.store.base import NOT_PROVIDED, BaseStore, GetOp, Op, PutOp, Resu
 from langgraph.store.memory import InMemoryStore
 
 from agentgit.agents.turn.recorder import Recorder
-from agentgit.effects.effects import IDEMPOTENT, MEMORY, READ_ONLY, Effect
-from agentgit.effects.memory import DELETE, MEMORY_TOOLS, MEMORY_WRITE, PUT, ItemName, lock_name
-from agentgit.errors import InvalidInput, Unavailable
+from agentgit.effects.effects import MEMORY, Effect
+from agentgit.effects.memory import DELETE, MEMORY_WRITE, PUT, ItemName, lock_name
+from agentgit.errors import Unavailable
 from agentgit.langgraph_internals import CONFIG_KEY_RUNTIME, loop_of_store
 from agentgit.rollback.verification import awaiter_for_current_loop
 from agentgit.store.sql.named_locks import NamedLocks
 from agentgit.values import portable
 
 T = TypeVar("T")
-
-DECLARABLE = (READ_ONLY, IDEMPOTENT)
-"""The effects that a user may declare for the two tools: the writes are recorded, and a rollback leaves them."""
 
 
 class RecordedStore(BaseStore):
@@ -162,7 +159,7 @@ class RecordedStore(BaseStore):
             yield
             return
         items, effects = self._undoable_items(writes), self._effects
-        with self._locks.hold(map_names(items)) if items else nullcontext():
+        with self._locks.hold(lock_names(items)) if items else nullcontext():
             befores = self.agentgit_store.batch([_read_op(item) for item in items]) if items else []
             calls = _begin(recorder, writes, effects, dict(zip(items, befores, strict=True)))
             with _failing(recorder, calls), _running(recorder, calls):
@@ -178,7 +175,7 @@ class RecordedStore(BaseStore):
             yield
             return
         items = self._undoable_items(writes)
-        keys = await self._locks.acquire(map_names(items)) if items else frozenset[int]()
+        keys = await self._locks.acquire(lock_names(items)) if items else frozenset[int]()
         try:
             befores = await self.agentgit_store.abatch([_read_op(item) for item in items]) if items else []
             begin = functools.partial(_begin, recorder, writes, self._effects, dict(zip(items, befores, strict=True)))
@@ -221,10 +218,9 @@ class StoreMemory:
 
     def write(self, item: ItemName, value: Any, options: Mapping[str, Any]) -> None:
         """Put or, with None, delete an item; `options` are further arguments of `put`."""
-        if value is None:
-            self._run(lambda: self.store.delete(*item), lambda: self.store.adelete(*item))
-        else:
-            self._run(lambda: self.store.put(*item, value, **options), lambda: self.store.aput(*item, value, **options))
+        ttl = options.get("ttl", (self.store.ttl_config or {}).get("default_ttl"))
+        op = PutOp(*item, value, options.get("index"), ttl)  # `put` of the user's class may write something else
+        self._run(lambda: self.store.batch([op]), lambda: self.store.abatch([op]))
 
     def _run(self, run: Callable[[], Any], arun: Callable[[], Any]) -> Any:
         """Run an operation, on the event loop of an async store."""
@@ -275,27 +271,13 @@ def store_of_run(configurable: Mapping[str, Any], graph_store: Any) -> Any:
     return getattr(runtime, "store", None) if runtime is not None else graph_store
 
 
-def require_declarable(effects: Mapping[str, Effect]) -> None:
-    """Check the effects that a user declares for the two tools.
-
-    Raises:
-        InvalidInput: An effect is neither `read_only` nor `idempotent`.
-    """
-    for name in sorted(MEMORY_TOOLS & set(effects)):
-        if effects[name].kind not in DECLARABLE:
-            raise InvalidInput(
-                f"effects={{{name!r}: ...}} must be 'idempotent' or 'read_only', which leave memory as it is in a "
-                "rollback. Leave it out to have its writes undone."
-            )
-
-
 # -- the recorded calls
 
 Calls = Mapping[ItemName, UUID]
 """The run of the call that records the write to each item."""
 
 
-def map_names(items: Iterable[ItemName]) -> list[str]:
+def lock_names(items: Iterable[ItemName]) -> list[str]:
     """Return the names of the locks of items."""
     return list(map(lock_name, items))
 

@@ -16,13 +16,14 @@ from agentgit.agents.branch_context import AutoCheckpoint, Interval, TurnSetting
 from agentgit.agents.checkpoint_tools import CHECKPOINT_TOOLS, is_checkpoint_tool
 from agentgit.agents.importing.import_langgraph import import_thread
 from agentgit.agents.instrumentation import referenced_tools, tools_of
-from agentgit.agents.memory import as_memory, is_wrappable, require_declarable
+from agentgit.agents.memory import as_memory, is_wrappable
 from agentgit.agents.tools import ToolsByName, argument_normalizers, profile_effects, resolve_effects, tool_caller
 from agentgit.agents.turn.call_interceptor import FENCE_MODES
 from agentgit.agents.turn.tool_hook import intercept
 from agentgit.effects import Effect
 from agentgit.effects.declarations import ToolEffects, as_effects
 from agentgit.effects.effects import declared_on
+from agentgit.effects.memory import MEMORY_TOOLS, require_declarable
 from agentgit.effects.plan import EXECUTE, RECORD
 from agentgit.effects.served_sessions import Declarations
 from agentgit.errors import InvalidInput
@@ -111,7 +112,8 @@ class PreparedGraph:
             )
         graph = graph if store is None else graph.copy({"store": _require_store(store)})
         _warn_of_unknown_store(graph.store)
-        user_effects = as_effects(effects)
+        memory_effects = {name: context.effects[name] for name in MEMORY_TOOLS & context.effects.keys()}
+        user_effects = memory_effects | as_effects(effects)
         require_declarable(user_effects)
         tools = _tools_by_name(graph)
         # If the graph does not list its tools, a tool with one of agentgit's names counts as agentgit's own, unless the

@@ -9,12 +9,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
-from agentgit.effects.effects import MEMORY, Effect
+from agentgit.effects.effects import IDEMPOTENT, MEMORY, READ_ONLY, Effect
 from agentgit.effects.invocation import UNKNOWN, ToolInvocation, identity
+from agentgit.errors import InvalidInput
 
 PUT, DELETE = "memory.put", "memory.delete"
 MEMORY_TOOLS = frozenset({PUT, DELETE})
 """The names of the tools whose calls are the writes to memory."""
+
+DECLARABLE = (READ_ONLY, IDEMPOTENT)
+"""The effects that a user may declare for the two tools: the writes are recorded, and a rollback leaves them."""
 
 ITEM_ARGS = ("namespace", "key")
 """The arguments that name an item."""
@@ -81,22 +85,43 @@ class MemoryWrite:
 
     def undo_conflict(self, current: Any) -> str | None:
         """Return why the write is not undone, given the current value; None if it can be."""
-        if current == self.before:
+        if is_same(current, self.before):
             return None  # it was already undone, or wrote the same value
-        if current != self.value:
+        if not is_same(current, self.value):
             return "the item was deleted since, or has expired" if current is None else "the item was changed since"
         return None if self.is_before_exact else f"the value before it {INEXACT_REASON}"
 
     def redo_conflict(self, current: Any) -> str | None:
         """Return why the write is not made again, given the current value; None if it can be."""
-        if current not in (self.before, self.value):
+        if not is_same(current, self.before) and not is_same(current, self.value):
             return "the item was changed since"
         return None if self.is_value_exact else f"its value {INEXACT_REASON}"
 
     @property
     def undo_reason(self) -> str:
         """What undoing the write does, for a plan."""
+        if is_same(self.before, self.value):
+            return "there is nothing to change: it left the item as it was"
         return "the item is deleted again" if self.before is None else "the value before it is written back"
+
+
+def require_declarable(effects: Mapping[str, Effect]) -> None:
+    """Check the effects that a user declares for the two tools.
+
+    Raises:
+        InvalidInput: An effect is neither `read_only` nor `idempotent`.
+    """
+    for name in sorted(MEMORY_TOOLS & set(effects)):
+        if effects[name].kind not in DECLARABLE:
+            raise InvalidInput(
+                f"effects={{{name!r}: ...}} must be 'idempotent' or 'read_only', which leave memory as it is in a "
+                "rollback. Leave it out to have its writes undone."
+            )
+
+
+def is_same(value: Any, other: Any) -> bool:
+    """Return whether two JSON-like values are the same as JSON: 1 and 1.0 are, 1 and True are not."""
+    return bool(value == other) and identity("", {"": value}, None) == identity("", {"": other}, None)
 
 
 def is_memory_write(call: ToolInvocation) -> bool:
@@ -121,10 +146,10 @@ def verifier(memory: Memory) -> Callable[[ToolInvocation], bool]:
     def verify(call: ToolInvocation) -> bool:
         write = MemoryWrite.of(call)
         current = memory.read(write.item)
-        if current == write.value:
+        if is_same(current, write.value):
             return True
         # Another value was written since: the call may have happened before that, and an undo is over.
-        return current != write.before and call.status == UNKNOWN
+        return not is_same(current, write.before) and call.status == UNKNOWN
 
     return verify
 
@@ -134,7 +159,7 @@ def undoer(memory: Memory) -> Callable[[Mapping[str, Any], Any, ToolInvocation],
 
     def undo(args: Mapping[str, Any], result: Any, invocation: ToolInvocation) -> None:
         write = MemoryWrite.of(invocation)
-        if memory.read(write.item) != write.before:
+        if not is_same(memory.read(write.item), write.before):
             memory.write(write.item, write.before, {})
 
     return undo

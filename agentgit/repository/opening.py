@@ -14,6 +14,7 @@ from agentgit.auth.secret_names import excluded_names
 from agentgit.checkpoints import references
 from agentgit.effects import Effect
 from agentgit.effects.declarations import as_effects
+from agentgit.effects.memory import require_declarable
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.handles.context import Context
 from agentgit.repository.login import disabled_user_error
@@ -96,6 +97,7 @@ def open(
     if where == "":
         raise InvalidInput("The database is an empty string; give a path or a URL, or leave it out.")
     defaults, hosts = as_effects(effects), WebhookHosts.of(_list_from(webhook_hosts, WEBHOOK_HOSTS))
+    require_declarable(defaults)
     excluded = excluded_names(exclude_metadata)
     database = Database(
         where if where is not None else os.environ.get(ENVIRONMENT) or DEFAULT,

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from agentgit.effects import RollbackPlan, ToolInvocation
-from agentgit.effects.memory import ItemName, Memory, MemoryWrite, is_memory_write, lock_name
+from agentgit.effects.memory import ItemName, Memory, MemoryWrite, is_memory_write, is_same, lock_name
 from agentgit.effects.plan import REDO, REVERSE, Stays
 from agentgit.effects.registry import Registry
 from agentgit.errors import NotFound
@@ -100,7 +100,7 @@ class MemoryConflicts:
         else:  # an imported write was made in another memory
             conflict = None if call.is_imported else write.redo_conflict(current)
         target = write.before if action == REVERSE else write.value
-        if current == target:
+        if is_same(current, target):
             return None
         writers = "" if call.is_imported else self._describe_writers(connection, session_id, call)
         if conflict is None and action == REVERSE and writers:

@@ -312,6 +312,125 @@ def test_t10_parallel_variants_may_not_share_memory(repo, store):
     assert contents(store) == {"pet": "cat", "food": "pasta"}
 
 
+def test_t10_true_is_not_one(repo, store):
+    """T10: a value that equals the value before in Python, but not in JSON, is undone."""
+    store.put(NAMESPACE, "on", {"is": True})
+
+    def act(state):
+        get_store().put(NAMESPACE, "on", {"is": 1})
+        return {}
+
+    agent = repo.wrap(StateGraph(MessagesState).add_node("act", act).add_edge(START, "act").compile(store=store), "a")
+    before = agent.checkpoint("before")
+    agent.invoke(said("go"))
+    assert contents(store)["on"] is not True
+    agent.rollback(before)
+    assert contents(store)["on"] is True
+
+
+def test_t10_the_deletion_of_an_item_that_never_existed(repo, store):
+    """T10: a plan says that there is nothing to change, not that the item is deleted again."""
+    agent = repo.wrap(noting(store), "a")
+    before = agent.checkpoint("before")
+    agent.invoke(said("-food"))
+    (step,) = agent.plan_rollback(before).steps
+    assert step.why == "there is nothing to change: it left the item as it was"
+    agent.rollback(before)
+    assert contents(store) == {}
+
+
+def test_t10_a_store_whose_put_does_more_than_write(repo):
+    """T10: an undo writes the value before, and not what the class of the user's store makes of a `put`."""
+
+    class CountingStore(InMemoryStore):
+        def put(self, namespace, key, value, *args, **options):
+            super().put(namespace, key, {**value, "puts": value.get("puts", 0) + 1}, *args, **options)
+
+    store = CountingStore()
+    agent = repo.wrap(noting(store), "a")
+    InMemoryStore.put(store, NAMESPACE, "food", {"is": "pizza"})
+    before = agent.checkpoint("before")
+    InMemoryStore.put(store, NAMESPACE, "food", {"is": "pizza", "puts": 0})
+    agent.invoke(said("-food"))
+    agent.rollback(before)
+    assert store.get(NAMESPACE, "food").value == {"is": "pizza", "puts": 0}
+
+
+def test_t10_replay_execute_leaves_writes_that_are_declared_idempotent(repo, store):
+    """T10: writes that are left are answered from the record: they are neither made again nor a blocker."""
+    agent = repo.wrap(noting(store), "a", effects=dict.fromkeys(("memory.put", "memory.delete"), "idempotent"))
+    agent.invoke(said("+food=pizza"))
+    point = agent.checkpoint("point")
+    agent.invoke(said("+food=pasta"))
+    report = agent.rollback(point, replay="execute").report
+    assert (report.status, [one.invocation.args["value"] for one in report.answered]) == ("done", [{"is": "pizza"}])
+    assert contents(store) == {"food": "pasta"}
+
+
+def test_t10_a_default_for_all_tools_does_not_hold_for_memory(store):
+    """T10: `*` stands for the user's tools; the path is written again with replay="execute"."""
+    with agentgit.open(":memory:", effects={"*": "irreversible"}) as repo:
+        agent = repo.wrap(noting(store), "a")
+        agent.invoke(said("+food=pizza"))
+        point = agent.checkpoint("point")
+        agent.invoke(said("+food=pasta"))
+        agent.rollback(point, replay="execute")
+    assert contents(store) == {"food": "pizza"}
+
+
+def test_t10_memory_can_be_left_out_for_a_whole_repository(store):
+    """T10: `agentgit.open(effects=...)` declares the two tools for all graphs, with the same checks as `wrap`."""
+    with pytest.raises(InvalidInput, match="leave memory as it is"):
+        agentgit.open(":memory:", effects={"memory.put": "irreversible"})
+    with agentgit.open(":memory:", effects={"memory.put": "idempotent"}) as repo:
+        agent = repo.wrap(noting(store), "a")
+        before = agent.checkpoint("before")
+        agent.invoke(said("+food=pizza"))
+        assert [step.action for step in agent.plan_rollback(before).steps] == ["keep"]
+        own = repo.wrap(noting(store), "b", effects={"memory.put": "read_only"})
+        assert own.effects["memory.put"] == "read_only"
+
+
+@pytest.mark.parametrize("effect", ["read_only", "idempotent"])
+def test_t10_replay_execute_answers_a_tool_that_writes_to_memory(repo, store, effect):
+    """T10: its writes are made again by themselves, and it cannot run outside of a turn, where it has no store."""
+    agent = repo.wrap(noting(store), "a", effects={"remember": effect}, check_effects=False)
+    agent.invoke(said("tool:+food=pizza"))
+    point = agent.checkpoint("point")
+    plan = agent.plan_rollback(point, replay="execute")
+    assert {(step.action, step.invocation.tool_name) for step in plan.steps} == {
+        ("reverse", "memory.put"),
+        ("answer", "remember"),
+        ("redo", "memory.put"),
+    }
+    agent.rollback(point, replay="execute")
+    assert contents(store) == {"food": "pizza"}
+
+
+async def test_t10_a_sync_write_beside_an_async_write_of_the_same_item(repo):
+    """T10: on one event loop, a sync write does not wait for the task that it keeps from going on."""
+
+    class SlowStore(InMemoryStore):
+        async def aput(self, *args, **options):
+            writing.set()
+            await asyncio.sleep(0.05)
+            self.put(*args, **options)
+
+    async def slow(state):
+        await get_store().aput(NAMESPACE, "food", {"is": "pizza"})
+
+    async def quick(state):
+        await writing.wait()
+        get_store().put(NAMESPACE, "food", {"is": "pasta"})
+
+    writing, store = asyncio.Event(), SlowStore()
+    graph = StateGraph(MessagesState).add_node("slow", slow).add_node("quick", quick)
+    graph = graph.add_edge(START, "slow").add_edge(START, "quick").compile(store=store)
+    agent = await repo.awrap(graph, "a")
+    await asyncio.wait_for(agent.ainvoke(said("go")), 20)
+    assert sorted(call.args["value"]["is"] for call in await agent.atool_track()) == ["pasta", "pizza"]
+
+
 # -- the store is as LangGraph's
 
 
