@@ -7,7 +7,7 @@ so does a function that wraps the known one.
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -34,8 +34,8 @@ LOCAL_SHELL_BACKEND = "deepagents.backends.local_shell:LocalShellBackend"
 BACKENDS_ON_DISK = (FILE_BACKEND, LOCAL_SHELL_BACKEND)
 BACKENDS_WITHOUT_SHELL = (STATE_BACKEND, STORE_BACKEND, FILE_BACKEND)
 
-LOCAL_GRAPH = "langgraph.pregel.main:Pregel"
-"""The class of a graph that runs in this process; the tools of a remote graph are not recorded."""
+LOCAL_GRAPHS = ("langgraph.graph.state:CompiledStateGraph", "langgraph.pregel.main:Pregel")
+"""The classes of graphs that run in this process. A subclass may run elsewhere, where its tools are not recorded."""
 
 Holds = Callable[[str], bool]
 """A function that returns whether the workspace of the session has a path."""
@@ -171,7 +171,7 @@ class ToolProfile:
         if not isinstance(graphs, Mapping):
             return False
         chosen = graphs.values() if name is None else [graphs[name]] if name in graphs else []
-        return all(any(_path_of(base) == LOCAL_GRAPH for base in type(graph).__mro__) for graph in chosen)
+        return all(_is_exactly(graph, LOCAL_GRAPHS) for graph in chosen)
 
 
 def profile_of(tool: Any) -> ToolProfile | None:
@@ -181,7 +181,7 @@ def profile_of(tool: Any) -> ToolProfile | None:
         tool: A LangChain tool.
     """
     functions = [function for name in ("func", "coroutine") if (function := getattr(tool, name, None)) is not None]
-    if not functions or _class_path(tool) != STRUCTURED_TOOL:
+    if not functions or not _is_exactly(tool, (STRUCTURED_TOOL,)):
         return None
     known = [_BY_FUNCTION.get(_code_name(function)) for function in functions]
     if known[0] is None or any(other is not known[0] for other in known):
@@ -204,12 +204,15 @@ def _variables(function: FunctionType) -> Iterator[tuple[str, Any]]:
             continue
 
 
-def _path_of(cls: type) -> str:
-    return f"{cls.__module__}:{cls.__qualname__}"
-
-
 def _class_path(value: Any) -> str:
-    return _path_of(type(value))
+    return f"{type(value).__module__}:{type(value).__qualname__}"
+
+
+def _is_exactly(value: Any, class_paths: Collection[str]) -> bool:
+    """Return whether a value is of one of these classes, with the methods of its class."""
+    if _class_path(value) not in class_paths:
+        return False
+    return not any(callable(getattr(type(value), name, None)) for name in vars(value))
 
 
 # -- the backends of deepagents

@@ -31,6 +31,12 @@ class Loud(StructuredTool):
     """A tool that does more than its function."""
 
 
+def patched(known):
+    """Replace a method of a tool, not that of its class."""
+    object.__setattr__(known, "_run", lambda **_: transfer_to_bob())
+    return known
+
+
 def impostors() -> dict[str, Any]:
     known = create_handoff_tool(agent_name="Bob")
     fields = {"name": known.name, "description": "x", "args_schema": known.args_schema}
@@ -41,6 +47,7 @@ def impostors() -> dict[str, Any]:
         "a subclass": Loud(**fields, func=known.func),
         "a partial": StructuredTool(**fields, func=functools.partial(known.func)),
         "no function": StructuredTool(**fields, func=None, coroutine=None),
+        "a patched one": patched(create_handoff_tool(agent_name="Bob")),
         "no tool": None,
     }
 
