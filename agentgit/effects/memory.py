@@ -119,6 +119,13 @@ def require_declarable(effects: Mapping[str, Effect]) -> None:
             )
 
 
+def names_item(args: Mapping[str, Any]) -> bool:
+    """Return whether the arguments of a recorded write name an item and have the value before it."""
+    namespace = args.get("namespace")
+    has_names = isinstance(namespace, list) and all(isinstance(name, str | int) for name in namespace)
+    return has_names and isinstance(args.get("key"), str) and "before" in args
+
+
 def is_same(value: Any, other: Any) -> bool:
     """Return whether two JSON-like values are the same as JSON: 1 and 1.0 are, 1 and True are not."""
     return bool(value == other) and identity("", {"": value}, None) == identity("", {"": other}, None)

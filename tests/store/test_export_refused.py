@@ -17,12 +17,15 @@ import pytest
 from exports import everything, file_of, forged, of, rows, written
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.graph import START, StateGraph
+from langgraph.store.memory import InMemoryStore
+from memory_graphs import noting, said
 from scripted import World, agent_graph, call, calls, obedient, scripted, tool_node_graph
 
 import agentgit
 from agentgit import Corrupt, InvalidInput, SQLModelSaver
 from agentgit.saver.codec import make_codec
 from agentgit.store.objects.blobs import leaf, list_hash, pack
+from agentgit.store.sql.tables import TOOL_INVOCATION
 from agentgit.store.threads.graph_rows import hash_state
 from agentgit.store.transfer import import_, import_check, lines
 from agentgit.store.transfer.fields import MAX_COUNT
@@ -597,3 +600,17 @@ def test_b8_a_pickle_of_a_custom_serializer_is_refused(export, target):
         target, forged(export, lambda found: found.insert(found.index(of(found, "value")[0]), hostile)), "pickle",
         error=Corrupt,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("missing", ["namespace", "key", "before"])
+def test_t10_a_write_to_memory_without_its_item_is_refused(target, missing):
+    """B8, T10: a plan needs the item and the value before it, so an import and fsck check them."""
+    with agentgit.open(":memory:") as repo:
+        repo.wrap(noting(InMemoryStore()), "s").invoke(said("+food=pizza"))
+        whole = written(repo, "s")
+        backend.write(repo, lambda c: c.execute(TOOL_INVOCATION.update().values(args=b'{"key":"food"}')))
+        assert [one.what for one in repo.maintenance.fsck(2).findings] == [
+            "it is a write to memory without the item or the value before it"
+        ]
+    refused(target, forged(whole, lambda found: of(found, "call")[0]["args"].pop(missing)), "a write to memory without")
+    target.import_(BytesIO(whole))

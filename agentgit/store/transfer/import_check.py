@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from agentgit.effects.effects import MEMORY
 from agentgit.effects.invocation import CALL, PAUSED, REDO
+from agentgit.effects.memory import names_item
 from agentgit.store.objects.blobs import RECORD, Leaf, unpack
 from agentgit.store.records.journal import LAST_LOGGED_STATUSES
 from agentgit.store.threads.graph_rows import conversation_channel, hash_state
@@ -18,6 +20,7 @@ from agentgit.store.transfer import json_checks
 from agentgit.store.transfer.file_trees import MAX_UNPACK_RATIO, UNPACKED_BYTES_ALLOWED, FileChecker, FileSink
 from agentgit.store.transfer.import_rows import ListItems, ValueReader, is_message, require_readable
 from agentgit.store.transfer.records import COUNTED_KINDS, HEADER
+from agentgit.values import from_json
 
 Record = Mapping[str, Any]
 
@@ -328,6 +331,8 @@ class Checker:
             raise ValueError(f"is a duplicate of call {record['arrival']} of its branch")
         if len(record["result"]) > 1 or (record["kind"] != CALL and record["replay_of"] is None):
             raise ValueError("has two results, or does not say which call it replays")
+        if record["effect"] == MEMORY and not names_item(from_json(record["args"])):
+            raise ValueError("is a write to memory without the item or the value before it")
         branch.arrivals.add(record["arrival"])
         self._statuses[record["id"]] = record["status"]
         branch.call_count += record["status"] != PAUSED and record["kind"] != REDO

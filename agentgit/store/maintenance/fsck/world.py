@@ -7,15 +7,17 @@ from typing import Any
 from sqlalchemy import and_, func, select
 
 from agentgit.effects import invocation
-from agentgit.effects.effects import RECORDED_KINDS
+from agentgit.effects.effects import MEMORY, RECORDED_KINDS
 from agentgit.effects.invocation import FAILED, PAUSED, REVERSED, TRANSITIONS
+from agentgit.effects.memory import names_item
 from agentgit.effects.plan import ROLLBACK, SWITCH
+from agentgit.errors import Corrupt
 from agentgit.sessions import operation
 from agentgit.store.maintenance.fsck.rows import RowCheck
 from agentgit.store.maintenance.fsck.values import RESTORE
 from agentgit.store.records.journal import LAST_LOGGED_STATUSES, LOGGED_STATUSES
 from agentgit.store.sql.tables import BRANCH, OPERATION, TOOL_INVOCATION, WORLD_LOG
-from agentgit.values import from_json
+from agentgit.values import as_object, from_json
 
 CALL_STATUSES = frozenset({*TRANSITIONS, FAILED, PAUSED, REVERSED})
 CALL_KINDS = (invocation.CALL, invocation.REPLAY, invocation.REDO)
@@ -45,6 +47,16 @@ def _check_calls(check: RowCheck) -> None:
         check.require_known(name, "kind", row.kind, CALL_KINDS)
         if check.with_hashes:
             check.require_valid_json(name, args=row.args, result=row.result, answers=row.answers)
+            if row.effect == MEMORY and not _names_item(row.args):
+                check.report.add(name, "it is a write to memory without the item or the value before it", RESTORE)
+
+
+def _names_item(args: bytes) -> bool:
+    """Return whether arguments name an item of memory; True if they are unreadable and already reported."""
+    try:
+        return names_item(as_object(args))
+    except Corrupt:
+        return True
 
 
 def _check_operations(check: RowCheck) -> None:
