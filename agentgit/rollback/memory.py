@@ -97,8 +97,10 @@ class MemoryConflicts:
             return current
         if action == REVERSE:
             conflict = write.undo_conflict(current)
-        else:  # an imported write was made in another memory
-            conflict = None if call.is_imported else write.redo_conflict(current)
+        else:
+            # An imported write was made in another memory, whose value before need not be in this one.
+            is_new_here = call.is_imported and current is None
+            conflict = (replace(write, before=None) if is_new_here else write).redo_conflict(current)
         target = write.before if action == REVERSE else write.value
         if is_same(current, target):
             return None

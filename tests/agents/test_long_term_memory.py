@@ -696,6 +696,24 @@ def test_t10_a_template_writes_to_the_memory_of_the_new_session(repo, store):
     assert contents(store) == {"food": "pizza"}
 
 
+def test_t10_a_template_does_not_overwrite_what_is_in_the_new_sessions_memory(repo, store, tmp_path):
+    """T10: calls of a template or an import that are made again leave an item that has another value here."""
+    agent = repo.wrap(noting(store), "a")
+    agent.invoke(said("+food=pizza +food=pasta +pet=cat"))
+    agent.checkpoint("end")
+    agent.session.export(tmp_path / "a.jsonl")
+    with agentgit.open(tmp_path / "other.db") as fresh:
+        fresh.import_(tmp_path / "a.jsonl")
+        for target, wrap in ((repo, {"session": "b", "template": "a@end", "replay": "execute"}), (fresh, None)):
+            other = InMemoryStore()
+            other.put(NAMESPACE, "food", {"is": "soup"})
+            if wrap is not None:
+                target.wrap(noting(other), **wrap)
+            else:
+                target.wrap(noting(other), "a").rollback("end", replay="execute")
+            assert contents(other) == {"food": "soup", "pet": "cat"}
+
+
 def test_t10_a_change_during_the_rollback_stays(repo, store):
     """T10: a value that another session writes after the plan and before the undo is kept and named, too."""
     ours, theirs = repo.wrap(noting(store), "ours"), repo.wrap(noting(store), "theirs")
