@@ -1,6 +1,9 @@
 """Locks by name exclude the threads, tasks and processes that use one database."""
 
 import asyncio
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
@@ -35,6 +38,29 @@ def test_other_names_have_other_holders(database):
     """Holders of different names do not wait for each other in one process."""
     with database.named_locks.hold(["a"]), database.named_locks.hold(["b"]):
         pass
+
+
+def test_a_busy_process_leaves_the_lock_to_others(database, other, monkeypatch):
+    """Holders of different names that overlap in one process do not keep another process waiting for good."""
+    monkeypatch.setattr(named_locks, "SHARE_SECONDS", 0.1)
+    monkeypatch.setattr(named_locks, "TIMEOUT_SECONDS", 5)
+    is_over = threading.Event()
+
+    def write(name):
+        while not is_over.is_set():
+            with database.named_locks.hold([name]):
+                time.sleep(0.01)
+
+    with ThreadPoolExecutor() as pool:
+        writers = [pool.submit(write, name) for name in "abcd"]
+        try:
+            for _ in range(3):
+                with other.named_locks.hold(["other"]):
+                    pass
+        finally:
+            is_over.set()
+        for writer in writers:
+            writer.result()
 
 
 async def test_a_cancelled_waiter_holds_nothing(database, other):

@@ -26,6 +26,13 @@ TIMEOUT_SECONDS = 30.0
 
 POLL_SECONDS = 0.003
 
+SHARE_SECONDS, MAX_SHARE_SECONDS = 1.0, 10.0
+"""After the first time that a process has the file, its new holders wait for it to become free, so that another process
+gets it; after the second they do not, because a holder that takes so long may need them."""
+
+YIELD_SECONDS = 10 * POLL_SECONDS
+"""The time for which such a process then leaves the file to others."""
+
 _of_parent: list[PoolProxiedConnection] = []
 """Connections of the parent process, kept so that nothing is sent on them when they are collected as garbage."""
 
@@ -46,6 +53,8 @@ class NamedLocks:
         self._held: dict[int, asyncio.AbstractEventLoop | None] = {}
         """The event loop on which each lock is held; None if a thread holds it."""
         self._lock_file: int | None = None
+        self._locked_at = self._free_at = 0.0
+        """When this process got the file, and when it may take it again, by `time.monotonic`."""
         self._connection: PoolProxiedConnection | None = None
 
     def after_fork(self) -> None:
@@ -135,7 +144,9 @@ class NamedLocks:
     def _try_lock_file(self, path: str) -> bool:
         """Lock the file. The holders of different names in one process share this lock."""
         if self._lock_file is not None:
-            return True
+            return not self._is_long_held()
+        if time.monotonic() < self._free_at:
+            return False
         try:
             lock_file = os.open(path + LOCK_FILE_SUFFIX, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
@@ -145,8 +156,11 @@ class NamedLocks:
         except BlockingIOError:
             os.close(lock_file)
             return False
-        self._lock_file = lock_file
+        self._lock_file, self._locked_at = lock_file, time.monotonic()
         return True
+
+    def _is_long_held(self) -> bool:
+        return SHARE_SECONDS < time.monotonic() - self._locked_at < MAX_SHARE_SECONDS
 
     def _try_advisory_locks(self, engine: Engine, keys: frozenset[int]) -> bool:
         """Lock the keys on one connection, which is kept for as long as any lock is held."""
@@ -179,6 +193,8 @@ class NamedLocks:
             fcntl.flock(self._lock_file, fcntl.LOCK_UN)  # a process that was forked meanwhile may have the file open
             os.close(self._lock_file)
             self._lock_file = None
+            if self._is_long_held():
+                self._free_at = time.monotonic() + YIELD_SECONDS
 
     def _drop_connection(self) -> None:
         if self._connection is not None:
