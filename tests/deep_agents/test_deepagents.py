@@ -14,6 +14,7 @@ from deepagents.backends.protocol import ExecuteResponse, SandboxBackendProtocol
 from langchain.agents.middleware import TodoListMiddleware
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
+from langgraph.graph.state import CompiledStateGraph
 from langgraph.store.memory import InMemoryStore
 from langgraph.types import Command, interrupt
 from scripted import World, call, calls, saying, scripted, tool_node_graph
@@ -356,3 +357,18 @@ def test_t11_every_profile_names_code_of_deepagents():
         path = str(sys.modules[known.module].__file__)
         code = compile(Path(path).read_text("utf-8"), path, "exec")
         assert set(known.functions) <= set(qualified_names(code))
+
+
+def test_t11_a_subagent_of_another_class_is_undeclared(repo):
+    """T11: a subclass of LangGraph's graphs may run elsewhere, so a `task` for it is not called harmless."""
+
+    class Elsewhere(CompiledStateGraph):
+        """A graph that may run on another machine."""
+
+    friend = tool_node_graph(scripted("done"), [])
+    friend.__class__ = Elsewhere
+    subagents = [{"name": "friend", "description": "helps", "runnable": friend}]
+    graph = deep(StateBackend(), call("task", description="x", subagent_type="friend"), "done", subagents=subagents)
+    agent = repo.wrap(graph, "s")
+    agent.invoke(say())
+    assert [(one.tool_name, one.effect) for one in agent.tool_track()] == [("task", "undeclared")]
