@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
 from typing import Any, TypeVar
 from uuid import UUID
+from weakref import WeakValueDictionary
 
 from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.utils.uuid import uuid7
@@ -238,10 +239,14 @@ def plain_store(store: Any) -> Any:
     return store.agentgit_store if type(store) is RecordedStore else store
 
 
+_memories: WeakValueDictionary[int, StoreMemory] = WeakValueDictionary()
+"""The memory that each store is, by the id of the store, which its memory keeps alive."""
+
+
 def as_memory(store: Any) -> StoreMemory | None:
-    """Return the memory that a store is; None if there is no store, or it cannot be wrapped."""
+    """Return the memory that a store is, the same object each time; None if there is no store that can be wrapped."""
     store = plain_store(store)
-    return StoreMemory(store) if is_wrappable(store) else None
+    return _memories.setdefault(id(store), StoreMemory(store)) if is_wrappable(store) else None
 
 
 def is_wrappable(store: Any) -> bool:

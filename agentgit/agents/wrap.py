@@ -23,7 +23,7 @@ from agentgit.agents.turn.tool_hook import intercept
 from agentgit.effects import Effect
 from agentgit.effects.declarations import ToolEffects, as_effects
 from agentgit.effects.effects import declared_on
-from agentgit.effects.memory import MEMORY_TOOLS, require_declarable
+from agentgit.effects.memory import MEMORY_TOOLS, Memory, require_declarable
 from agentgit.effects.plan import EXECUTE, RECORD
 from agentgit.effects.served_sessions import Declarations
 from agentgit.errors import InvalidInput
@@ -58,7 +58,7 @@ def wrap(
     if thread_id is not None:
         import_thread(context, graph, session, thread_id)
     factory = SessionFactory(context)
-    run = wrapped.declare_tools if replay == EXECUTE else None
+    run = wrapped.declare if replay == EXECUTE else None
     external_session = factory.ensure(session, template, run=run, force=force)
     wrapped.attach(external_session.id)
     if wrapped.settings.workspace is not None and template is not None:
@@ -133,6 +133,8 @@ class PreparedGraph:
         known_effects = profile_effects(user_tools, adapter.holds if adapter is not None else lambda path: False)
         effects_by_tool = resolve_effects(user_tools, user_effects, context.effects, known_effects, check=check_effects)
         self.context, self.graph = context, graph
+        self.memory = as_memory(graph.store)
+        """The store of the graph; None if it has none."""
         self.tool_effects = [(name, effect) for name, effect in effects_by_tool.items() if effect is not None]
         self.tool_effects += [
             (tool.name, own_effect)
@@ -167,21 +169,21 @@ class PreparedGraph:
         """The name of the graph."""
         return str(self.graph.name)
 
-    def declare_tools(self, session_id: int, store: Any = None) -> None:
-        """Declare the tools of the graph, with their undo functions, and its memory for a session.
+    def declare(self, session_id: int) -> None:
+        """Declare the tools of the graph, with their undo functions, and its store for a session."""
+        self.declare_tools(session_id, self.memory)
+
+    def declare_tools(self, session_id: int, memory: Memory | None) -> None:
+        """Declare the tools of the graph, with their undo functions, and a store for a session.
 
         Args:
             session_id: The session.
-            store: The store of a run, which its host may give; None for that of the graph.
+            memory: The store; None to leave the one that is attached, if any.
         """
-        registry = self.context.registry
-        if self._declarations is None or not registry.sessions.renew(session_id, self._declarations):
-            self._declarations = registry.sessions.declare(session_id, self.tool_effects, self._runners)
-        memory = as_memory(store if store is not None else self.graph.store)
-        served = registry.session(session_id)
-        if memory is not None:
-            served.memory = memory
-        registry.sessions.keep(session_id)
+        sessions, known = self.context.registry.sessions, self._declarations
+        if known is None or memory not in (None, known.memory) or not sessions.renew(session_id, known):
+            self._declarations = sessions.declare(session_id, self.tool_effects, self._runners, memory)
+        sessions.keep(session_id)
 
     def attach(self, session_id: int, store: Any = None) -> None:
         """Make the tools, the workspace, the memory and agents of the graph available to a session in this process.
@@ -192,7 +194,7 @@ class PreparedGraph:
         """
         registry, graph, settings = self.context.registry, self.graph, self.settings
         served = registry.session(session_id)
-        self.declare_tools(session_id, store)
+        self.declare_tools(session_id, self.memory if store is None else as_memory(store))
         if settings.workspace is not None:
             served.workspace = settings.workspace
         # Not a method of the agent, which would keep its connections and caches.

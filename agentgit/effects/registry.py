@@ -62,8 +62,12 @@ class ServedGraph(Protocol):
     def name(self) -> str:
         """Its name."""
 
-    def declare_tools(self, session_id: int) -> None:
-        """Declare its tools for a session."""
+    @property
+    def memory(self) -> Memory | None:
+        """Its store; None if it has none."""
+
+    def declare_tools(self, session_id: int, memory: Memory | None) -> None:
+        """Declare its tools, and a store, for a session."""
 
 
 class Registry:
@@ -136,7 +140,7 @@ class Registry:
         """Declare the tools of the served graph that created a session, if no graph has run it in this process.
 
         A graph is left out if another one of the same name has a different tool of the same name: it is not known which
-        of them ran.
+        of them ran. For the same reason no store is attached if those graphs have different ones.
 
         Args:
             session_id: The session.
@@ -151,9 +155,11 @@ class Registry:
         for graph in graphs:
             for name, effect in graph.tool_effects:
                 namesakes[name].add(effect_identity(effect))
+        memories = [graph.memory for graph in graphs if graph.memory is not None]
+        memory = memories[0] if memories and all(one is memories[0] for one in memories) else None
         for graph in graphs:
             if all(len(namesakes[name]) == 1 for name, _ in graph.tool_effects):
-                graph.declare_tools(session_id)
+                graph.declare_tools(session_id, memory)
 
     def session(self, session_id: int) -> ServedSession:
         """Return what this process holds for a session. It is kept only for as long as the caller refers to it."""
@@ -170,7 +176,7 @@ class Registry:
             NotFound: None is attached here.
         """
         self._run_deferred()
-        memory = self.session(session_id).memory or self.memory_of_all
+        memory = self.sessions.declarations(session_id).memory or self.memory_of_all
         if memory is None:
             raise NotFound(
                 "the store that it wrote to is not attached here; wrap the graph with its store again, or name the "

@@ -2,7 +2,8 @@
 
 A session has all of it for as long as an agent or a handle of it exists. Afterwards the process keeps a bounded part:
 everything for the last `RECENT_SESSIONS` sessions, and the declarations for the last `DECLARED_SESSIONS`. Sessions with
-the same tools and effects share their declarations, of which the last `RECENT_DECLARATIONS` different ones are kept.
+the same tools, effects and store share their declarations, of which the last `RECENT_DECLARATIONS` different ones are
+kept.
 """
 
 from __future__ import annotations
@@ -60,20 +61,24 @@ class DeclaredFunction(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Declarations:
-    """The functions that are declared for the tools of a session. It is never modified, so sessions can share it.
+    """What is declared for the tools of a session, and its store. It is never modified, so sessions can share it.
 
     Args:
         functions: For each tool and role, the functions by their import path, the newest last.
         effects: The newest effect of each tool.
         runners: For each tool, the function that runs it again, or a sentence that says why only its graph can.
+        memory: The store that is its long-term memory; None if none is attached here. A store has one such object.
     """
 
     functions: Mapping[tuple[str, str], dict[str, DeclaredFunction]] = field(default_factory=dict)
     effects: Mapping[str, Effect] = field(default_factory=dict)
     runners: Mapping[str, ToolRunner | str] = field(default_factory=dict)
+    memory: Memory | None = None
 
-    def extended(self, effects: ToolEffectPairs, runners: Mapping[str, ToolRunner | str]) -> Declarations:
-        """Return these declarations with newer ones. A function that the newer ones omit is kept."""
+    def extended(
+        self, effects: ToolEffectPairs, runners: Mapping[str, ToolRunner | str], memory: Memory | None = None
+    ) -> Declarations:
+        """Return these declarations with newer ones. A function or a store that the newer ones omit is kept."""
         functions = dict(self.functions)
         for tool_name, effect in effects:
             for role, function in effect.functions():
@@ -81,7 +86,9 @@ class Declarations:
                 earlier = functions.get((tool_name, role), {})
                 remaining = {path: declared for path, declared in earlier.items() if path not in added}
                 functions[tool_name, role] = remaining | added
-        return Declarations(functions, {**self.effects, **dict(effects)}, {**self.runners, **runners})
+        return Declarations(
+            functions, {**self.effects, **dict(effects)}, {**self.runners, **runners}, memory or self.memory
+        )
 
     def identity(self) -> Hashable:
         """Return a key that is equal for declarations of the same objects.
@@ -95,6 +102,7 @@ class Declarations:
             ),
             tuple((tool_name, effect_identity(effect)) for tool_name, effect in self.effects.items()),
             tuple((tool_name, _identity(runner)) for tool_name, runner in self.runners.items()),
+            id(self.memory),
         )
 
 
@@ -141,8 +149,6 @@ class ServedSession:
         self.declarations = declarations
         self.workspace: WorkspaceAdapter | None = None
         """The workspace that holds the session's files; None if none is attached here."""
-        self.memory: Memory | None = None
-        """The store that is the session's long-term memory; None if none is attached here."""
         self.moved_to: int | None = None
         """The branch to which a rollback or switch in this process has moved the session; None if none has."""
         self.agent_factories: WeakKeyDictionary[Any, Callable[[Any, int], Any]] = WeakKeyDictionary()
@@ -192,11 +198,15 @@ class ServedSessions:
             return True
 
     def declare(
-        self, session_id: int, effects: ToolEffectPairs, runners: Mapping[str, ToolRunner | str]
+        self,
+        session_id: int,
+        effects: ToolEffectPairs,
+        runners: Mapping[str, ToolRunner | str],
+        memory: Memory | None = None,
     ) -> Declarations:
-        """Add declarations for the tools of a session, and return all that it has then."""
+        """Add declarations for the tools of a session and its store, and return all that it has then."""
         with self.lock:
-            extended = self.declarations(session_id).extended(effects, runners)
+            extended = self.declarations(session_id).extended(effects, runners, memory)
             declarations = self._shared.setdefault(extended.identity(), extended)
             self._add_declared(session_id, declarations)
             if (session := self._in_use.get(session_id)) is not None:

@@ -1,6 +1,7 @@
 """What a session writes to LangGraph's `BaseStore` is recorded, shown and undone while the value is its own (T10)."""
 
 import asyncio
+import gc
 import sys
 import threading
 import types
@@ -27,6 +28,7 @@ from scripted import call, calls, tool_node_graph
 import agentgit
 from agentgit import InvalidInput, Keyring, RollbackBlocked, Workspace, reversible
 from agentgit.demo import ScriptedModel
+from agentgit.effects import served_sessions
 
 THREAD = {"configurable": {"thread_id": "t"}}
 
@@ -840,6 +842,40 @@ def test_t10_the_store_in_the_runtime_of_a_host(repo, store):
     app.invoke(said("+food=pasta"), host)
     app.invoke(said("+pet=cat"), {"configurable": {**host["configurable"], **older}})
     assert contents(store) == {"food": "pizza", "pet": "cat"}
+
+
+@pytest.mark.parametrize("kind", ["graph", "host", "wrap"])
+def test_t10_a_process_keeps_the_store_of_many_sessions(repo, store, monkeypatch, kind):
+    """T10: after many other sessions, without an agent of the first, its memory is still undone in this process."""
+    monkeypatch.setattr(served_sessions, "RECENT_SESSIONS", 1)
+    app = repo.graph(noting(store if kind == "graph" else None))
+    app = app.copy({"store": store}) if kind == "host" else app
+    for name in ("t", "u", "v"):
+        if kind == "wrap":
+            repo.wrap(noting(store), name).invoke(said(f"+{name}=x"))
+        else:
+            app.invoke(said(f"+{name}=x"), {"configurable": {"thread_id": name}})
+    gc.collect()
+    repo.session("t").undo()
+    assert contents(store) == {"u": "x", "v": "x"}
+
+
+def test_t10_after_a_restart_different_stores_of_one_name_are_not_guessed(database, store):
+    """T10: if graphs of one name have different stores, no store is written until it is known which of them ran."""
+    other = InMemoryStore()
+    with agentgit.open(database.url) as repo:
+        app = repo.graph(noting(store))
+        for text in ("+food=pizza", "+food=pasta"):
+            app.invoke(said(text), THREAD)
+            other.put(NAMESPACE, "food", {"is": text.removeprefix("+food=")})
+    with agentgit.open(database.url) as restarted:
+        apps = [restarted.graph(noting(one)) for one in (store, other)]
+        with pytest.raises(RollbackBlocked, match="wrap the graph with its store again"):
+            restarted.session("t").undo()
+        assert (contents(store), contents(other)) == ({"food": "pasta"}, {"food": "pasta"})
+        apps[0].invoke(said("hello"), THREAD)
+        restarted.session("t").undo(2)
+        assert (contents(store), contents(other)) == ({"food": "pizza"}, {"food": "pasta"})
 
 
 # -- what cannot be undone, and what shall not be
