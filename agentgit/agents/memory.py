@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, nullcontext
 from typing import Any, TypeVar
 from uuid import UUID
 from weakref import WeakValueDictionary
@@ -126,19 +126,18 @@ class RecordedStore(BaseStore):
 
     async def aput(self, namespace: tuple[str, ...], key: str, value: Any, *args: Any, **options: Any) -> None:
         """Put an item, and record it."""
-        async with self._arecording([_put_op(namespace, key, value, *args, **options)]):
-            await self.agentgit_store.aput(namespace, key, self._detached(value), *args, **options)
+        op, own_value = _put_op(namespace, key, value, *args, **options), self._detached(value)
+        await self._arecord([op], lambda: self.agentgit_store.aput(namespace, key, own_value, *args, **options))
 
     async def adelete(self, namespace: tuple[str, ...], key: str) -> None:
         """Delete an item, and record it."""
-        async with self._arecording([PutOp(namespace, str(key), None)]):
-            await self.agentgit_store.adelete(namespace, key)
+        op = PutOp(namespace, str(key), None)
+        await self._arecord([op], lambda: self.agentgit_store.adelete(namespace, key))
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
         """Execute several operations, and record those that write."""
         own_ops = self._detached(list(ops))
-        async with self._arecording(own_ops):
-            return self._detached(await self.agentgit_store.abatch(own_ops))
+        return self._detached(await self._arecord(own_ops, lambda: self.agentgit_store.abatch(own_ops)))
 
     def _detached(self, value: T) -> T:
         """Copy what goes to or comes from an `InMemoryStore`, which shares its objects with its callers.
@@ -160,41 +159,53 @@ class RecordedStore(BaseStore):
             yield
             return
         items, effects = self._undoable_items(writes), self._effects
-        with self._locks.hold(lock_names(items)) if items else nullcontext():
+        # A write that raised is looked up under the lock, so this is done when the lock is free.
+        with ExitStack() as failing, self._locks.hold(lock_names(items)) if items else nullcontext():
             befores = self.agentgit_store.batch([_read_op(item) for item in items]) if items else []
             calls = _begin(recorder, writes, effects, dict(zip(items, befores, strict=True)))
-            with _failing(recorder, calls), _running(recorder, calls):
+            with _running(recorder, calls):
+                failing.enter_context(_failing(recorder, calls))
                 yield
+            failing.pop_all()
             stored = self.agentgit_store.batch(map(_read_op, inexact)) if (inexact := _inexact(writes)) else []
             _end(recorder, calls, dict(zip(inexact, stored, strict=True)))
 
-    @asynccontextmanager
-    async def _arecording(self, ops: Sequence[Op]) -> AsyncIterator[None]:
-        """Record the writes among operations that the block executes, without blocking the event loop."""
+    async def _arecord(self, ops: Sequence[Op], execute: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Execute operations, and record the writes among them, without blocking the event loop."""
         recorder, writes = self._current_recorder(), _last_writes(ops)
         if recorder is None or not writes:
-            yield
-            return
+            return await execute()
         items = self._undoable_items(writes)
-        keys = await self._locks.acquire(lock_names(items)) if items else frozenset[int]()
-        try:
+        async with AsyncExitStack() as failing, self._holding(items) as executions:
             befores = await self.agentgit_store.abatch([_read_op(item) for item in items]) if items else []
-            begin = functools.partial(_begin, recorder, writes, self._effects, dict(zip(items, befores, strict=True)))
+            befores_by_item = dict(zip(items, befores, strict=True))
+            begin = functools.partial(_begin, recorder, writes, self._effects, befores_by_item)
             calls = await _in_thread(begin, lambda begun: _abort(recorder, begun))
-            try:
-                with _running(recorder, calls):
-                    yield
-            except Exception as error:
-                await asyncio.to_thread(_fail, recorder, calls, error)
-                raise
-            except BaseException:
-                _abort(recorder, calls)
-                raise
-            stored = await self.agentgit_store.abatch(map(_read_op, inexact)) if (inexact := _inexact(writes)) else []
+            with _running(recorder, calls):
+                await failing.enter_async_context(_afailing(recorder, calls))
+                executions.append(asyncio.ensure_future(execute()))
+                result: T = await asyncio.shield(executions[0])  # most stores go on in any case
+            failing.pop_all()
+            inexact = _inexact(writes)
+            stored = await self.agentgit_store.abatch(map(_read_op, inexact)) if inexact else []
             end = functools.partial(_end, recorder, calls, dict(zip(inexact, stored, strict=True)))
             await _in_thread(end, lambda _: None)
+        return result
+
+    @asynccontextmanager
+    async def _holding(self, items: Sequence[ItemName]) -> AsyncIterator[list[asyncio.Future[Any]]]:
+        """Hold the locks of items until the block and the executions that it adds to the list have ended.
+
+        An execution goes on after the block was cancelled.
+        """
+        executions: list[asyncio.Future[Any]] = []
+        keys = await self._locks.acquire(lock_names(items)) if items else frozenset[int]()
+        try:
+            yield executions
         finally:
-            if keys:
+            if executions and not executions[0].done():
+                executions[0].add_done_callback(lambda _: self._locks.release(keys))
+            elif keys:
                 await asyncio.shield(asyncio.to_thread(self._locks.release, keys))
 
     def _undoable_items(self, writes: Mapping[ItemName, PutOp]) -> list[ItemName]:
@@ -372,6 +383,18 @@ def _failing(recorder: Recorder, calls: Calls) -> Iterator[None]:
         yield
     except BaseException as error:
         _fail(recorder, calls, error)
+        raise
+
+
+@asynccontextmanager
+async def _afailing(recorder: Recorder, calls: Calls) -> AsyncIterator[None]:
+    try:
+        yield
+    except Exception as error:
+        await asyncio.to_thread(_fail, recorder, calls, error)
+        raise
+    except BaseException:
+        _abort(recorder, calls)
         raise
 
 

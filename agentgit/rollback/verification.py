@@ -11,6 +11,7 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -22,7 +23,7 @@ from agentgit.effects import RollbackPlan, ToolInvocation, invocation
 from agentgit.effects.invocation import join_errors
 from agentgit.effects.memory import is_memory_write
 from agentgit.effects.registry import Registry
-from agentgit.errors import Conflict, InvalidInput, NotFound
+from agentgit.errors import Conflict, InvalidInput, NotFound, Unavailable
 from agentgit.rollback.crash_recovery import recover_all_abandoned
 from agentgit.rollback.memory import MemoryConflicts
 from agentgit.rollback.planner import Refusals
@@ -185,7 +186,11 @@ class Verification:
 
     def verify(self, session_id: int, call: ToolInvocation) -> None:
         """Run the `verify` function of a call, and record whether the effect is in the world."""
-        verdict = self.run_verify(session_id, call)
+        try:
+            with self._lock(call):
+                verdict = self.run_verify(session_id, call)
+        except Unavailable as unavailable:  # a write that goes on may still happen
+            verdict = VerifyRaised(describe_error(unavailable))
         if isinstance(verdict, VerifyRaised) or verdict in (Verdict.UNDETERMINED, Verdict.NO_VERIFY):
             self._record_verify_error(call, verdict.error if isinstance(verdict, VerifyRaised) else None)
             return
@@ -207,6 +212,11 @@ class Verification:
             )
         except Conflict:
             return  # somebody else has decided meanwhile, and the journal has that decision
+
+    def _lock(self, call: ToolInvocation) -> AbstractContextManager[None]:
+        """Keep a write to memory that goes on, though its turn was cancelled, from landing after it was looked up."""
+        is_held = is_memory_write(call) and not call.is_imported
+        return self.memory_conflicts.lock(call) if is_held else nullcontext()
 
     def _record_verify_error(self, call: ToolInvocation, verify_error: str | None) -> None:
         """Record what the `verify` function of a call raised, or remove an earlier error if it did not raise."""

@@ -780,16 +780,16 @@ async def test_t10_a_sync_rollback_on_the_loop_of_an_async_store_says_what_to_do
 
 
 async def test_t10_a_cancelled_write_is_settled(repo):
-    """T10: a write that was cancelled half way is looked up, its lock is free, and a rollback undoes it."""
-    entered = asyncio.Event()
+    """T10: a write that was cancelled half way goes on; a rollback waits for it, looks it up and undoes it."""
+    entered, may_write = asyncio.Event(), asyncio.Event()
 
     class Slow(InMemoryStore):
         async def abatch(self, ops):
-            results = await super().abatch(ops)
+            ops = list(ops)
             if any(isinstance(op, PutOp) for op in ops):
                 entered.set()
-                await asyncio.sleep(60)
-            return results
+                await may_write.wait()
+            return await super().abatch(ops)
 
     store = Slow()
     agent = await asyncio.to_thread(repo.wrap, noting(store, aact), "a")
@@ -799,8 +799,64 @@ async def test_t10_a_cancelled_write_is_settled(repo):
     turn.cancel()
     with pytest.raises(asyncio.CancelledError):
         await turn
-    assert contents(store) == {"food": "pizza"}
-    await asyncio.wait_for(agent.arollback(before), 20)
+    rollback = asyncio.ensure_future(agent.arollback(before))
+    await asyncio.sleep(0.2)
+    assert not rollback.done()
+    may_write.set()
+    retry = await asyncio.wait_for(rollback, 20)
+    assert (len(retry.report.reversed), contents(store)) == (1, {})
+
+
+async def test_t10_a_write_in_a_thread_of_a_cancelled_turn_is_undone(repo):
+    """T10: a sync node goes on in its thread; a rollback waits for the end of the write that it makes."""
+    entered, may_write, written = threading.Event(), threading.Event(), threading.Event()
+
+    class Slow(InMemoryStore):
+        def put(self, *args, **options):
+            entered.set()
+            may_write.wait(20)
+            super().put(*args, **options)
+            written.set()
+
+    store = Slow()
+    agent = await asyncio.to_thread(repo.wrap, noting(store), "a")
+    before = await agent.acheckpoint("before")
+    turn = asyncio.ensure_future(agent.ainvoke(said("+food=pizza")))
+    await asyncio.to_thread(entered.wait, 20)
+    turn.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await turn
+    rollback = asyncio.ensure_future(agent.arollback(before))
+    await asyncio.sleep(0.2)
+    assert not rollback.done()
+    may_write.set()
+    retry = await asyncio.wait_for(rollback, 20)
+    assert (written.is_set(), contents(store)) == (True, {})
+    assert [one.status for one in agent.tool_track()] == ["reversed"]
+    assert reasons(retry.report.reversed) == {"food": "the item is deleted again"}
+
+
+@pytest.mark.parametrize("node", [None, aact])
+async def test_t10_a_write_that_raised_is_looked_up(repo, node):
+    """T10: a write that raised after it was made is found done, and undone; one that was not made has failed."""
+
+    class Lost(InMemoryStore):
+        def put(self, namespace, key, *args, **options):
+            if key == "food":
+                super().put(namespace, key, *args, **options)
+            raise ConnectionError("lost")
+
+        async def aput(self, *args, **options):
+            self.put(*args, **options)
+
+    store = Lost()
+    agent = await asyncio.to_thread(repo.wrap, noting(store, node) if node else noting(store), "a")
+    before = await agent.acheckpoint("before")
+    for text in ("+food=pizza", "+pet=cat"):
+        with pytest.raises(ConnectionError):
+            await agent.ainvoke(said(text))
+    assert [one.status for one in agent.tool_track()] == ["done", "failed"]
+    await agent.arollback(before)
     assert contents(store) == {}
 
 
