@@ -27,9 +27,7 @@ def require_not_nested(config: RunnableConfig | None) -> None:
     Raises:
         InvalidInput: It does. The rollback plans of the outer turn would not include the effects of this turn.
     """
-    callbacks: list[Any] = [given.get("callbacks") for given in (var_child_runnable_config.get(), config) if given]
-    handlers = [one for given in callbacks for one in getattr(given, "handlers", given or ())]
-    if any(isinstance(one, Recorder) for one in handlers):
+    if recorders_in(var_child_runnable_config.get()) or recorders_in(config):
         raise as_bubble_up(
             InvalidInput(
                 "This agent was called inside a turn of another wrapped graph, so nothing was run: its effects would "
@@ -37,6 +35,12 @@ def require_not_nested(config: RunnableConfig | None) -> None:
                 "instead: its calls are then recorded with that turn. Or leave one of the two graphs unwrapped."
             )
         )
+
+
+def recorders_in(config: RunnableConfig | None) -> list[Recorder]:
+    """Return the recorders of the turns that a config belongs to."""
+    callbacks: Any = (config or {}).get("callbacks")
+    return [one for one in getattr(callbacks, "handlers", callbacks or ()) if isinstance(one, Recorder)]
 
 
 def detached_config(config: RunnableConfig | None) -> RunnableConfig:

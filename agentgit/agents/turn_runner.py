@@ -14,13 +14,13 @@ from time import monotonic
 from typing import Any, Self
 
 from langchain_core.runnables import RunnableConfig
-from langchain_core.runnables.config import merge_configs
+from langchain_core.runnables.config import merge_configs, var_child_runnable_config
 
 from agentgit.agents import inputs
 from agentgit.agents.branch_context import BranchContext, ClientThread, Graph, TurnSettings
 from agentgit.agents.described_graph import DescribedGraph
 from agentgit.agents.instrumentation import instrumented_copy
-from agentgit.agents.isolation import detached, detached_config, require_not_nested
+from agentgit.agents.isolation import detached, detached_config, recorders_in, require_not_nested
 from agentgit.agents.memory import RecordedStore, is_wrappable, plain_store
 from agentgit.agents.node_caches import BranchCache, uncopied_graph_cache
 from agentgit.agents.turn.checkpoint_tracker import SaveBarrier
@@ -126,6 +126,14 @@ class TurnRunner(DescribedGraph):
         return RecordedStore(plain_store(store), self._current_recorder, locks, declared)
 
     def _current_recorder(self) -> Recorder | None:
+        """Return the recorder of the turn that the caller's task belongs to, or else of the one that runs.
+
+        The thread of a cancelled turn goes on. The recorder of that turn refuses its writes, as it refuses its calls.
+        """
+        recorders = recorders_in(var_child_runnable_config.get())
+        own = next((one for one in recorders if one.turn.context is self._branch), None)
+        if own is not None and not own.turn.is_completed:
+            return own
         return self._turn.recorder if self._turn is not None else None
 
     def _current_turn(self) -> Turn | None:

@@ -836,6 +836,41 @@ async def test_t10_a_write_in_a_thread_of_a_cancelled_turn_is_undone(repo):
     assert reasons(retry.report.reversed) == {"food": "the item is deleted again"}
 
 
+@pytest.mark.parametrize("is_followed", [False, True])
+async def test_t10_a_thread_of_a_cancelled_turn_writes_no_more(repo, store, is_followed):
+    """T10: a write that begins after its turn was cancelled is refused, also while another turn of the agent runs."""
+    entered, may_write, has_tried, errors = threading.Event(), threading.Event(), threading.Event(), []
+
+    def act(state):
+        if state["messages"][-1].content == "follow":
+            may_write.set()
+            has_tried.wait(20)
+            return {}
+        entered.set()
+        may_write.wait(20)
+        try:
+            get_store().put(NAMESPACE, "food", {"is": "pizza"})
+        except agentgit.Conflict as error:
+            errors.append(error)
+        has_tried.set()
+        return {}
+
+    agent = await asyncio.to_thread(repo.wrap, noting(store, act), "a")
+    before = await agent.acheckpoint("before")
+    turn = asyncio.ensure_future(agent.ainvoke(said("go")))
+    await asyncio.to_thread(entered.wait, 20)
+    turn.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await turn
+    if is_followed:
+        await agent.ainvoke(said("follow"))
+    else:
+        agent = await agent.arollback(before)
+        may_write.set()
+        await asyncio.to_thread(has_tried.wait, 20)
+    assert (len(errors), contents(store), agent.tool_track()) == (1, {}, [])
+
+
 @pytest.mark.parametrize("node", [None, aact])
 async def test_t10_a_write_that_raised_is_looked_up(repo, node):
     """T10: a write that raised after it was made is found done, and undone; one that was not made has failed."""

@@ -29,6 +29,7 @@ class RunningTurn(RecordedTurn, Protocol):
     checkpoint_tracker: CheckpointTracker
     unit_of_work: UnitOfWork
     after_turn: Callable[[], Any] | None
+    is_completed: bool
 
     @property
     def counts_calls(self) -> bool:

@@ -118,6 +118,8 @@ class Turn:
     branch: StoredRow = field(init=False)
     head_id: int | None = field(init=False)
     """The branch's head at the end of the turn, if the turn did not complete."""
+    is_completed: bool = False
+    """True if the turn has ended, and its run neither raised nor was aborted."""
     is_settled: bool = field(init=False)
     unit_of_work: UnitOfWork = field(init=False)
     recorder: Recorder = field(init=False)
@@ -273,6 +275,7 @@ class Turn:
         Args:
             completed: False if the run raised or was aborted.
         """
+        self.is_completed = completed
         with self._resources:
             self.recorder.end_spans()
             self.files.end()
