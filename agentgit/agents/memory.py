@@ -12,8 +12,8 @@ import functools
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, nullcontext
 from typing import Any, TypeVar
-from uuid import UUID
-from weakref import WeakValueDictionary
+from uuid import UUID, uuid4
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.utils.uuid import uuid7
@@ -22,7 +22,7 @@ from langgraph.store.memory import InMemoryStore
 
 from agentgit.agents.turn.recorder import Recorder
 from agentgit.effects.effects import MEMORY, Effect
-from agentgit.effects.memory import DELETE, MEMORY_WRITE, PUT, ItemName, lock_name
+from agentgit.effects.memory import DELETE, MEMORY_TOOLS, PUT, ItemName, MemoryEffect, lock_name
 from agentgit.errors import Unavailable
 from agentgit.langgraph_internals import CONFIG_KEY_RUNTIME, loop_of_store
 from agentgit.rollback.verification import awaiter_for_current_loop
@@ -39,7 +39,7 @@ class RecordedStore(BaseStore):
         store: The user's store.
         current_recorder: A function that returns the recorder of the running turn; None between turns.
         locks: The locks that are held while an item is read, compared and written.
-        effects: The effects that the user declares for the two tools.
+        declared: The effects that the user declares for the two tools.
     """
 
     def __init__(
@@ -47,12 +47,13 @@ class RecordedStore(BaseStore):
         store: BaseStore,
         current_recorder: Callable[[], Recorder | None],
         locks: NamedLocks,
-        effects: Mapping[str, Effect | None],
+        declared: Mapping[str, Effect | None],
     ) -> None:
         self.agentgit_store = store
         self._current_recorder = current_recorder
         self._locks = locks
-        self._effects = effects
+        effect = MemoryEffect(store=name_of(store))
+        self._effects = {tool_name: declared.get(tool_name) or effect for tool_name in MEMORY_TOOLS}
 
     # -- the same as the user's store
 
@@ -160,11 +161,11 @@ class RecordedStore(BaseStore):
             return
         items, effects = self._undoable_items(writes), self._effects
         # A write that raised is looked up under the lock, so this is done when the lock is free.
-        with ExitStack() as failing, self._locks.hold(lock_names(items)) if items else nullcontext():
+        with ExitStack() as failing, self._locks.hold(self._lock_names(items)) if items else nullcontext():
             befores = self.agentgit_store.batch([_read_op(item) for item in items]) if items else []
             calls = _begin(recorder, writes, effects, dict(zip(items, befores, strict=True)))
             with _running(recorder, calls):
-                failing.enter_context(_failing(recorder, calls))
+                failing.push(_failing(recorder, calls))
                 yield
             failing.pop_all()
             stored = self.agentgit_store.batch(map(_read_op, inexact)) if (inexact := _inexact(writes)) else []
@@ -182,7 +183,7 @@ class RecordedStore(BaseStore):
             begin = functools.partial(_begin, recorder, writes, self._effects, befores_by_item)
             calls = await _in_thread(begin, lambda begun: _abort(recorder, begun))
             with _running(recorder, calls):
-                await failing.enter_async_context(_afailing(recorder, calls))
+                failing.push_async_exit(_afailing(recorder, calls))
                 executions.append(asyncio.ensure_future(execute()))
                 result: T = await asyncio.shield(executions[0])  # most stores go on in any case
             failing.pop_all()
@@ -199,7 +200,7 @@ class RecordedStore(BaseStore):
         An execution goes on after the block was cancelled.
         """
         executions: list[asyncio.Future[Any]] = []
-        keys = await self._locks.acquire(lock_names(items)) if items else frozenset[int]()
+        keys = await self._locks.acquire(self._lock_names(items)) if items else frozenset[int]()
         try:
             yield executions
         finally:
@@ -208,9 +209,12 @@ class RecordedStore(BaseStore):
             elif keys:
                 await asyncio.shield(asyncio.to_thread(self._locks.release, keys))
 
+    def _lock_names(self, items: Iterable[ItemName]) -> list[str]:
+        return [lock_name(name_of(self.agentgit_store), item) for item in items]
+
     def _undoable_items(self, writes: Mapping[ItemName, PutOp]) -> list[ItemName]:
         """Return the items whose writes can be undone, so that their values before are recorded."""
-        return [item for item, op in writes.items() if _effect_of(op, self._effects).kind == MEMORY]
+        return [item for item, op in writes.items() if self._effects[_tool_name(op)].kind == MEMORY]
 
 
 class StoreMemory:
@@ -222,6 +226,11 @@ class StoreMemory:
 
     def __init__(self, store: BaseStore) -> None:
         self.store = store
+
+    @property
+    def name(self) -> str:
+        """The name of the store; see `name_of`."""
+        return name_of(self.store)
 
     def read(self, item: ItemName) -> Any:
         """Return the value of an item, JSON-like; None if there is none. Its time to live stays as it is."""
@@ -260,6 +269,18 @@ def as_memory(store: Any) -> StoreMemory | None:
     return _memories.setdefault(id(store), StoreMemory(store)) if is_wrappable(store) else None
 
 
+_names: WeakKeyDictionary[BaseStore, str] = WeakKeyDictionary()
+"""The names of stores."""
+
+
+def name_of(store: BaseStore) -> str:
+    """Return the name of a store that belongs to this process; empty for any other, such as a database.
+
+    A subclass of `InMemoryStore` may keep its items for the next process, as that of `langgraph dev` does.
+    """
+    return _names.setdefault(store, uuid4().hex) if type(store) is InMemoryStore else ""
+
+
 def is_wrappable(store: Any) -> bool:
     """Return whether writes to a store can be recorded."""
     return isinstance(store, BaseStore)
@@ -293,11 +314,6 @@ Calls = Mapping[ItemName, UUID]
 """The run of the call that records the write to each item."""
 
 
-def lock_names(items: Iterable[ItemName]) -> list[str]:
-    """Return the names of the locks of items."""
-    return list(map(lock_name, items))
-
-
 def _put_op(
     namespace: tuple[str, ...], key: str, value: Any, index: Any = None, *, ttl: Any = NOT_PROVIDED, **_: Any
 ) -> PutOp:
@@ -318,14 +334,10 @@ def _tool_name(op: PutOp) -> str:
     return DELETE if op.value is None else PUT
 
 
-def _effect_of(op: PutOp, effects: Mapping[str, Effect | None]) -> Effect:
-    return effects.get(_tool_name(op)) or MEMORY_WRITE
-
-
 def _begin(
     recorder: Recorder,
     writes: Mapping[ItemName, PutOp],
-    effects: Mapping[str, Effect | None],
+    effects: Mapping[str, Effect],
     befores: Mapping[ItemName, Any],
 ) -> Calls:
     """Record the intents of writes, and return their runs by item."""
@@ -334,7 +346,7 @@ def _begin(
     begun: dict[ItemName, UUID] = {}
     try:
         for item, op in writes.items():
-            run_id, effect = uuid7(), _effect_of(op, effects)
+            run_id, effect = uuid7(), effects[_tool_name(op)]
             recorder.register_write(run_id, effect, parent_run_id, config.get("configurable", {}))
             recorder.on_tool_start({"name": _tool_name(op)}, "", run_id=run_id, inputs=_args(item, op, effect, befores))
             begun[item] = run_id
@@ -377,25 +389,26 @@ def _running(recorder: Recorder, calls: Calls) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _failing(recorder: Recorder, calls: Calls) -> Iterator[None]:
-    try:
-        yield
-    except BaseException as error:
-        _fail(recorder, calls, error)
-        raise
+def _failing(recorder: Recorder, calls: Calls) -> Callable[..., None]:
+    """Return what records the error with which a block ended, for an `ExitStack`."""
+
+    def exit_block(_: Any, error: BaseException | None, __: Any) -> None:
+        if error is not None:
+            _fail(recorder, calls, error)
+
+    return exit_block
 
 
-@asynccontextmanager
-async def _afailing(recorder: Recorder, calls: Calls) -> AsyncIterator[None]:
-    try:
-        yield
-    except Exception as error:
-        await asyncio.to_thread(_fail, recorder, calls, error)
-        raise
-    except BaseException:
-        _abort(recorder, calls)
-        raise
+def _afailing(recorder: Recorder, calls: Calls) -> Callable[..., Coroutine[Any, Any, None]]:
+    """Return what records the error with which a block ended, for an `AsyncExitStack`."""
+
+    async def exit_block(_: Any, error: BaseException | None, __: Any) -> None:
+        if isinstance(error, Exception):
+            await asyncio.to_thread(_fail, recorder, calls, error)
+        elif error is not None:
+            _abort(recorder, calls)
+
+    return exit_block
 
 
 def _inexact(writes: Mapping[ItemName, PutOp]) -> list[ItemName]:

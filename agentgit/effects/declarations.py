@@ -9,7 +9,6 @@ from typing import Any
 from agentgit.effects.effects import (
     IDEMPOTENT,
     IRREVERSIBLE,
-    MEMORY,
     NEUTRAL,
     UNDECLARED,
     UNSHARED,
@@ -18,7 +17,7 @@ from agentgit.effects.effects import (
     decorated_effects,
 )
 from agentgit.effects.invocation import identity
-from agentgit.effects.memory import item_identity
+from agentgit.effects.memory import MemoryEffect, item_identity
 from agentgit.errors import InvalidInput
 
 ANNOTATION_PATHS = ((), ("annotations",), ("mcp", "annotations"), ("mcp", "tool", "annotations"))
@@ -210,6 +209,6 @@ def record_fields(
 def _identity(
     effect: Effect, tool_name: str, args: Mapping[str, Any], identity_args: Sequence[str] | None
 ) -> str | None:
-    if effect.kind == MEMORY:
-        return item_identity(args)
+    if isinstance(effect, MemoryEffect):
+        return item_identity(effect.store, args)
     return identity(tool_name, args, identity_args) if effect.has_identity else None

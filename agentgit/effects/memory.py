@@ -5,7 +5,7 @@ Memory is shared by sessions. A write is undone only while the value is the one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
@@ -29,19 +29,28 @@ ItemName = tuple[tuple[str, ...], str]
 """The namespace and the key of an item."""
 
 
-class _MemoryWrite(Effect):
-    """The effect of a write to memory. No tool can declare it."""
+@dataclass(frozen=True)
+class MemoryEffect(Effect):
+    """The effect of `memory.put` and `memory.delete`, unless `effects={...}` declares another. No tool can declare it.
+
+    Args:
+        store: The name of the store; empty if its items are known by namespace and key alone.
+    """
+
+    kind: str = MEMORY
+    identity_args: Sequence[str] | None = ITEM_ARGS
+    store: str = ""
 
     def __post_init__(self) -> None:
         pass
 
 
-MEMORY_WRITE = _MemoryWrite(MEMORY, identity_args=ITEM_ARGS)
-"""The effect of `memory.put` and `memory.delete`, unless `effects={...}` declares another one."""
-
-
 class Memory(Protocol):
     """A store, as a rollback uses it. Values are JSON-like, as the record has them."""
+
+    @property
+    def name(self) -> str:
+        """Its name; empty if its items are known by namespace and key alone."""
 
     def read(self, item: ItemName) -> Any:
         """Return the value of an item; None if there is none."""
@@ -136,15 +145,15 @@ def is_memory_write(call: ToolInvocation) -> bool:
     return call.effect == MEMORY
 
 
-def item_identity(args: Mapping[str, Any]) -> str:
-    """Return a hash that is the same for all writes to one item."""
-    return identity("memory", args, ITEM_ARGS)
+def item_identity(store: str, args: Mapping[str, Any]) -> str:
+    """Return a hash that is the same for all writes to one item of a store."""
+    return identity(f"memory {store}".rstrip(), args, ITEM_ARGS)
 
 
-def lock_name(item: ItemName) -> str:
-    """Return the name of the lock that is held while an item is read, compared and written."""
+def lock_name(store: str, item: ItemName) -> str:
+    """Return the name of the lock that is held while an item of a store is read, compared and written."""
     namespace, key = item
-    return "\0".join(map(str, ("memory", *namespace, key)))
+    return "\0".join(map(str, ("memory", store, *namespace, key)))
 
 
 def verifier(memory: Memory) -> Callable[[ToolInvocation], bool]:

@@ -163,7 +163,7 @@ class Executor:
             return False
         if not is_memory_write(call):
             return self._reverse_call(row, call, owner)
-        with self.memory_conflicts.lock(call):
+        with self.memory_conflicts.lock(row.external_session_id, call):
             return self._leave_on_conflict(row, call, owner, REVERSE) or self._reverse_call(row, call, owner)
 
     def _leave_on_conflict(self, row: StoredRow, call: ToolInvocation, owner: str, action: str) -> bool:
@@ -256,7 +256,7 @@ class Executor:
             return False
         if not is_memory_write(original):
             return self._run_again(row, original, earlier_run, owner)
-        with self.memory_conflicts.lock(original):
+        with self.memory_conflicts.lock(row.external_session_id, original):
             if self._leave_on_conflict(row, original, owner, REDO):
                 return True
             adapted = self.memory_conflicts.adapted(row.external_session_id, original)

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from agentgit.effects import RollbackPlan, ToolInvocation
-from agentgit.effects.memory import ItemName, Memory, MemoryWrite, is_memory_write, is_same, lock_name
+from agentgit.effects.memory import ItemName, Memory, MemoryWrite, is_memory_write, is_same, item_identity, lock_name
 from agentgit.effects.plan import REDO, REVERSE, Stays
 from agentgit.effects.registry import Registry
 from agentgit.errors import NotFound
@@ -34,13 +34,18 @@ class MemoryConflicts:
         self.registry = registry
 
     @contextmanager
-    def lock(self, call: ToolInvocation) -> Iterator[None]:
-        """Keep other sessions from writing the item of a call until the block ends.
+    def lock(self, session_id: int, call: ToolInvocation) -> Iterator[None]:
+        """Keep others from writing the item of a call until the block ends. Without a store here, there is no item.
 
         Raises:
-            Unavailable: Another session's write does not end.
+            Unavailable: The write of another one does not end.
         """
-        with self.store.database.named_locks.hold([lock_name(MemoryWrite.of(call).item)]):
+        try:
+            store_name = self.registry.memory(session_id).name
+        except NotFound:
+            yield
+            return
+        with self.store.database.named_locks.hold([lock_name(store_name, MemoryWrite.of(call).item)]):
             yield
 
     def find(self, session_id: int, call: ToolInvocation, action: str) -> str | None:
@@ -113,11 +118,10 @@ class MemoryConflicts:
         return None
 
     def adapted(self, session_id: int, call: ToolInvocation) -> ToolInvocation:
-        """Return a write that is to be made again, with the value before in this memory if it was made in another."""
-        if not call.is_imported:
-            return call
-        before = self.registry.memory(session_id).read(MemoryWrite.of(call).item)
-        return replace(call, args={**call.args, "before": before})
+        """Return a write that is to be made again as one to the store here, with its value before if it was another."""
+        memory = self.registry.memory(session_id)
+        before = {"before": memory.read(MemoryWrite.of(call).item)} if call.is_imported else {}
+        return replace(call, args={**call.args, **before}, identity=item_identity(memory.name, call.args))
 
     def _describe_writers(self, connection: Connection, session_id: int, call: ToolInvocation) -> str:
         """Name the other sessions that wrote the item of a call since; those of other users without their names."""

@@ -187,7 +187,7 @@ class Verification:
     def verify(self, session_id: int, call: ToolInvocation) -> None:
         """Run the `verify` function of a call, and record whether the effect is in the world."""
         try:
-            with self._lock(call):
+            with self._lock(session_id, call):
                 verdict = self.run_verify(session_id, call)
         except Unavailable as unavailable:  # a write that goes on may still happen
             verdict = VerifyRaised(describe_error(unavailable))
@@ -213,10 +213,10 @@ class Verification:
         except Conflict:
             return  # somebody else has decided meanwhile, and the journal has that decision
 
-    def _lock(self, call: ToolInvocation) -> AbstractContextManager[None]:
+    def _lock(self, session_id: int, call: ToolInvocation) -> AbstractContextManager[None]:
         """Keep a write to memory that goes on, though its turn was cancelled, from landing after it was looked up."""
         is_held = is_memory_write(call) and not call.is_imported
-        return self.memory_conflicts.lock(call) if is_held else nullcontext()
+        return self.memory_conflicts.lock(session_id, call) if is_held else nullcontext()
 
     def _record_verify_error(self, call: ToolInvocation, verify_error: str | None) -> None:
         """Record what the `verify` function of a call raised, or remove an earlier error if it did not raise."""

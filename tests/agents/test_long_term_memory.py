@@ -107,6 +107,21 @@ def test_t10_an_equal_value_of_another_session_stays(repo, store):
     assert contents(store) == {"food": "pizza"}
 
 
+def test_t10_sessions_with_stores_of_their_own_do_not_conflict(repo, store):
+    """T10: the same item of another store is another item, whose writes neither keep this one nor are undone."""
+    other = InMemoryStore()
+    ours, theirs = repo.wrap(noting(store), "ours"), repo.wrap(noting(other), "theirs")
+    before = ours.checkpoint("before")
+    ours.invoke(said("+food=pizza"))
+    theirs.invoke(said("+food=pizza"))
+    retry = ours.rollback(before)
+    assert (len(retry.report.kept), contents(store), contents(other)) == (0, {}, {"food": "pizza"})
+    retry.switch("main", sync="world")
+    theirs.invoke(said("+food=pasta"))
+    ours.at("main").rollback(before)
+    assert (contents(store), contents(other)) == ({}, {"food": "pasta"})
+
+
 def test_t10_a_change_from_outside_stays(repo, store):
     """T10: a value that was written without a session stays, and so does a deletion."""
     agent = repo.wrap(noting(store), "a")
