@@ -182,6 +182,10 @@ class RollbackPlan(PrintableDrawing):
         """Return the steps in the form in which an operation stores them."""
         return [{"action": s.action, "why": s.why, "invocation": s.invocation.id} for s in self.steps]
 
+    def conflict_ids(self) -> list[int]:
+        """Return the ids of the calls that stay only because the world has changed, so that nobody accepts them."""
+        return [s.invocation.id for s in self.steps if s.action == KEEP and isinstance(s.why, Stays)]
+
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as JSON-like data, which `from_dict` reads."""
         return {

@@ -179,6 +179,7 @@ class Executor:
             for step in request["steps"]:
                 if step["invocation"] == call.id and step["action"] == action:
                     step |= {"action": KEEP if action == REVERSE else GONE, "why": conflict}
+            request["conflicts"] = [*request.get("conflicts", ()), call.id]
             self.store.operations.set_request(connection, row.id, request)
 
         self.store.database.write(write, durable=True)

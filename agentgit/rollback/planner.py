@@ -407,12 +407,18 @@ class Planner:
         """Return the ids of the calls whose effects a branch accepts, because its operations kept them.
 
         This includes the effects that it accepted from the branch it was created from. For a call that ran again, the
-        id of the first call is included.
+        id of the first call is included. A write to memory that stayed because of a conflict is not: once the conflict
+        is over, it can be undone.
         """
         requests = [as_object(row.request) for row in self.store.operations.of_branch(connection, branch_id)]
-        steps = [step for request in requests for step in request["steps"]]
         kept_ids = self.store.world.with_repeated_ids(
-            connection, (step["invocation"] for step in steps if step["action"] == KEEP)
+            connection,
+            (
+                step["invocation"]
+                for request in requests
+                for step in request["steps"]
+                if step["action"] == KEEP and step["invocation"] not in request.get("conflicts", ())
+            ),
         )
         return kept_ids.union(*(request.get("accepted", ()) for request in requests))
 

@@ -111,6 +111,7 @@ class Resumption:
             steps = new_plan.forced().as_request()
             other_steps = [step for step in steps if step["action"] != REDO]
             redo_steps = [step for step in steps if step["action"] == REDO]
+            request["conflicts"] = [*request.get("conflicts", ()), *new_plan.conflict_ids()]
             request["steps"] = [*other_steps, *request["steps"], *redo_steps]
         if force:
             request |= {"on_error": "continue", "on_drift": "continue", "give_up": True}

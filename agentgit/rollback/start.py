@@ -99,6 +99,7 @@ class Starter:
                 "point": moved_to(target),
                 "accepted": sorted(self.planner.accepted_ids(connection, request.source_id)),
                 **self.files.request_fields(connection, session_id, snapshot),
+                "conflicts": plan.conflict_ids(),
                 "steps": plan.as_request(),
             },
         )
@@ -142,6 +143,7 @@ class Starter:
                 "on_drift": request.on_drift,
                 "force": request.force,
                 **self.files.request_fields(connection, branch.external_session_id, snapshot),
+                "conflicts": plan.conflict_ids(),
                 "steps": plan.as_request(),
             },
         )

@@ -147,6 +147,41 @@ def test_t10_after_the_other_session_rolled_back_ours_can(repo, store):
     assert contents(store) == {}
 
 
+@pytest.mark.parametrize("is_late", [False, True])
+def test_t10_a_conflict_that_is_over_keeps_nothing(repo, store, is_late):
+    """T10: a write that stayed because of another session is undone when that session has rolled back its own."""
+    ours, theirs = repo.wrap(noting(store), "ours"), repo.wrap(noting(store), "theirs")
+    ours.invoke(said("+food=fish"))
+    first, second = ours.checkpoint("before"), theirs.checkpoint("before")
+    ours.invoke(said("+food=pizza"))
+    if is_late:  # between the plan and the undo
+        with faults.before(points.WORK_ON_WORLD, lambda: theirs.invoke(said("+food=pasta"))):
+            retry = ours.rollback(first)
+    else:
+        theirs.invoke(said("+food=pasta"))
+        retry = ours.rollback(first)
+    assert "session 'theirs'" in reasons(retry.report.kept)["food"]
+    assert [step.action for step in retry.plan_rollback(first).steps] == ["keep"]
+    theirs.rollback(second)
+    assert contents(store) == {"food": "pizza"}
+    assert [step.action for step in retry.plan_rollback(first).steps] == ["reverse"]
+    assert ours.switch("main").plan_rollback(first).reversals
+    again = retry.switch("main-2", sync="world")
+    assert contents(store) == {"food": "fish"}
+    again.switch("main", sync="world")
+    assert contents(store) == {"food": "pizza"}
+
+
+def test_t10_what_a_rollback_was_told_to_keep_stays_accepted(repo, store):
+    """T10: memory that `tools="keep"` left is kept by the next rollback too."""
+    agent = repo.wrap(noting(store), "a")
+    before = agent.checkpoint("before")
+    agent.invoke(said("+food=pizza"))
+    again = agent.rollback(before, tools="keep").rollback(before)
+    assert reasons(again.report.kept) == {"food": "an earlier rollback kept it"}
+    assert contents(store) == {"food": "pizza"}
+
+
 def test_t10_a_session_of_another_user_is_not_named(repo, store):
     """T10: whose session it is stays private; that somebody wrote is said."""
     ours = repo.wrap(noting(store), "ours")
