@@ -13,6 +13,7 @@ from agentgit.effects.plan import ROLLBACK
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.handles.context import BranchRef, SessionAccess
 from agentgit.rollback import Request, SwitchRequest
+from agentgit.rollback.request import AS_REQUESTED
 from agentgit.sessions.operation import DONE
 from agentgit.store.queries.graph_points import GraphPoint
 from agentgit.store.queries.lookup import CheckpointRef
@@ -36,6 +37,7 @@ class RollbackOptions:
     on_drift: str = "stop"
     request_id: str | None = None
     epoch: int | None = None
+    why_files_stay: str = AS_REQUESTED
 
 
 class Rollbacks(SessionAccess):

@@ -39,7 +39,7 @@ from agentgit.effects.plan import (
     make_plan,
 )
 from agentgit.effects.registry import Registry
-from agentgit.rollback.request import Request
+from agentgit.rollback.request import AS_REQUESTED, Request
 from agentgit.store.queries.graph_points import move
 from agentgit.store.records.journal import TrackPart
 from agentgit.store.records.sessions import StoredRow
@@ -217,7 +217,9 @@ class Planner:
             request.label,
             tools=request.tools,
             replay=request.replay,
-            kept_files=_why_files_are_kept(has_snapshot=has_snapshot, is_wanted=bool(request.files)),
+            kept_files=_why_files_are_kept(
+                has_snapshot=has_snapshot, unwanted=None if request.files else request.why_files_stay
+            ),
             kind=request.kind,
             refusals=refusals,
         )
@@ -367,7 +369,7 @@ class Planner:
             label,
             tools=request["tools"],
             replay=request["replay"],
-            kept_files=_why_files_are_kept(has_snapshot=has_snapshot, is_wanted=False) if keeps_files else None,
+            kept_files=_why_files_are_kept(has_snapshot=has_snapshot, unwanted=AS_REQUESTED) if keeps_files else None,
             refusals=refusals,
         )
 
@@ -431,8 +433,11 @@ def _has_changed(step: PlanStep, last_action: str | None) -> bool:
     return step.invocation.status not in in_world_statuses or last_action not in in_world_statuses
 
 
-def _why_files_are_kept(*, has_snapshot: bool, is_wanted: bool = True) -> str | None:
-    """Return why the files of a workspace stay as they are; None if they are restored."""
-    if not has_snapshot:
-        return "there is no snapshot to restore its files from"
-    return None if is_wanted else "the files of the workspace are left as they are, as requested"
+def _why_files_are_kept(*, has_snapshot: bool, unwanted: str | None = None) -> str | None:
+    """Return why the files of a workspace stay as they are; None if they are restored.
+
+    Args:
+        has_snapshot: True if there are files to restore.
+        unwanted: Why they are not to be restored; None if they are.
+    """
+    return unwanted if has_snapshot else "there is no snapshot to restore its files from"

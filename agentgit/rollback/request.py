@@ -16,6 +16,9 @@ ON_ERROR = ("stop", "continue")
 SYNC_MODES = ("world", "note", "ignore")
 """How a switch handles a world that another branch has changed: reconcile it, note the changes, or ignore them."""
 
+AS_REQUESTED = "the files of the workspace are left as they are, as requested"
+"""Why files stay if the user does not want them restored."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
@@ -29,6 +32,7 @@ class Request:
         tools: One of `TOOLS_MODES`.
         files: True to restore the target's files of the workspace, False to leave the files alone, or the files to
             restore instead.
+        why_files_stay: With `files=False`, the reason that the report gives.
         conversation: False to roll back only the world and the files, and stay on the branch.
         replay: One of `REPLAY_MODES`.
         name: The name of the new branch; None for a free one.
@@ -56,6 +60,7 @@ class Request:
     on_drift: str = "stop"
     request_id: str | None = None
     epoch: int | None = None
+    why_files_stay: str = AS_REQUESTED
 
     def __post_init__(self) -> None:
         require_one_of("tools", self.tools, TOOLS_MODES)

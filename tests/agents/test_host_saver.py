@@ -168,6 +168,23 @@ def test_g3_files_that_others_have_changed_stay(repo, tmp_path):
     assert (tmp_path / "files" / "theirs").read_text() == "keep me"
 
 
+def test_g3_the_report_says_why_files_stay(repo, tmp_path):
+    """G3: files stay because others have changed them, not on request, and an undo that raises stops nothing."""
+    world = World()
+    graph = tool_node_graph(obedient(), world.tools())
+    app = repo.graph(graph, effects=world.effects(note="workspace"), workspace=tmp_path / "files")
+    run(app, "add chair")
+    id = cancelled_run(app, "add table; note draft; add lamp")
+    (tmp_path / "files" / "theirs").write_text("keep me")
+    world.broken.add("table")
+    repo.saver().delete_for_runs([id])
+    assert world.items == ["chair", "table"]
+    report = repo.session("t").operations()[0].report
+    kept = {one["reason"] for one in report["kept"]}
+    assert "others have changed the files of the workspace, so they are left as they are" in kept
+    assert not any("as requested" in reason for reason in kept)
+
+
 def test_g3_waiting_for_a_run_holds_no_thread_of_the_loop(repo):
     """G3: with one thread in the executor of the loop, a thread is deleted as soon as its run has ended."""
     world = World()

@@ -194,9 +194,11 @@ class HostSaver(ThreadReader):
         options = replace(CANCEL, epoch=branch.epoch)
         with self._context.recording_moves(run.session_id):
             try:
-                rollbacks.run(start, branch.id, options)
-            except WorkspaceChanged:  # others have written into the directory; the effects of tools are reversed
-                rollbacks.run(start, branch.id, replace(options, files=False))
+                try:
+                    rollbacks.run(start, branch.id, options)
+                except WorkspaceChanged:  # the effects of tools are reversed
+                    why = "others have changed the files of the workspace, so they are left as they are"
+                    rollbacks.run(start, branch.id, replace(options, files=False, why_files_stay=why))
             except RollbackIncomplete as incomplete:  # an undo function raised; what still cannot be undone stays
                 self._context.engine().resume(incomplete.operation, force=True)
 
