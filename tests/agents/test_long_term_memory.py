@@ -23,12 +23,12 @@ from langgraph.store.postgres.aio import AsyncPostgresStore
 from langgraph.store.sqlite.aio import AsyncSqliteStore
 from langgraph.types import Command, interrupt
 from memory_graphs import NAMESPACE, STORES, aact, contents, embed, noting, opened, said, sqlite_store, store_schema
+from process_memory import limit_sessions
 from scripted import call, calls, tool_node_graph
 
 import agentgit
 from agentgit import InvalidInput, Keyring, RollbackBlocked, Workspace, reversible
 from agentgit.demo import ScriptedModel
-from agentgit.effects import served_sessions
 
 THREAD = {"configurable": {"thread_id": "t"}}
 
@@ -921,6 +921,31 @@ async def test_t10_a_thread_of_a_cancelled_turn_writes_no_more(repo, store, is_f
     assert (len(errors), contents(store), agent.tool_track()) == (1, {}, [])
 
 
+def test_t10_a_write_is_recorded_in_the_turn_that_makes_it(repo, store):
+    """T10: with an agent inside an unwrapped graph, or a plain graph inside an agent, each turn has its writes."""
+    inner = repo.wrap(noting(store), "inner")
+
+    def call_agent(state):
+        get_store().put(NAMESPACE, "outside", {"is": "x"})
+        inner.invoke(said("+food=pizza"))
+        get_store().put(NAMESPACE, "outside", {"is": "y"})
+
+    noting(store, call_agent).invoke(said("go"))
+    assert [one.args["key"] for one in inner.tool_track()] == ["food"]
+
+    def call_graph(state):
+        get_store().put(NAMESPACE, "city", {"is": "Rome"})
+        noting(get_store()).invoke(said("+pet=cat"))
+        get_store().put(NAMESPACE, "city", {"is": "Oslo"})
+
+    outer = repo.wrap(noting(store, call_graph), "outer")
+    before = outer.checkpoint("before")
+    outer.invoke(said("go"))
+    assert [one.args["key"] for one in outer.tool_track()] == ["city", "pet", "city"]
+    outer.rollback(before)
+    assert contents(store) == {"outside": "y", "food": "pizza"}
+
+
 @pytest.mark.parametrize("node", [None, aact])
 async def test_t10_a_write_that_raised_is_looked_up(repo, node):
     """T10: a write that raised after it was made is found done, and undone; one that was not made has failed."""
@@ -988,7 +1013,7 @@ def test_t10_the_store_in_the_runtime_of_a_host(repo, store):
 @pytest.mark.parametrize("kind", ["graph", "host", "wrap"])
 def test_t10_a_process_keeps_the_store_of_many_sessions(repo, store, monkeypatch, kind):
     """T10: after many other sessions, without an agent of the first, its memory is still undone in this process."""
-    monkeypatch.setattr(served_sessions, "RECENT_SESSIONS", 1)
+    limit_sessions(monkeypatch, 1, declared=100)
     app = repo.graph(noting(store if kind == "graph" else None))
     app = app.copy({"store": store}) if kind == "host" else app
     for name in ("t", "u", "v"):
