@@ -45,7 +45,12 @@ def instrumented_copy(
     nodes = {name: _copy_node(node, wrap_cache) for name, node in graph.nodes.items()}
     if graph.cache is not None:
         changes["cache"] = wrap_cache(graph.cache)
-    return graph.copy({"nodes": nodes, **changes})
+    changes["nodes"] = nodes
+    if type(graph).copy is not Pregel.copy:
+        return graph.copy(changes)
+    copied = copy.copy(graph)  # `Pregel.copy` also validates the nodes again, at each turn of a served graph
+    copied.__dict__.update(changes)
+    return copied
 
 
 def tools_of(graph: Pregel[Any, Any, Any, Any]) -> Iterator[BaseTool]:
