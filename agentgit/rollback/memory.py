@@ -134,8 +134,7 @@ class MemoryConflicts:
             f"session {row.session_name!r}" if row.user_id == own_user_id else "a session of another user"
             for row in rows
         ]
-        more = f"{len(ids) - MAX_NAMES} more" if len(ids) > MAX_NAMES else None
-        return " and ".join(dict.fromkeys(filter(None, [*names, more])))
+        return " and ".join(dict.fromkeys([*names, *(["others"] if len(ids) > MAX_NAMES else [])]))
 
 
 class _Unreadable(str):

@@ -97,6 +97,17 @@ def test_t10_what_another_session_wrote_since_stays_and_is_named(repo, store):
     assert contents(store) == {"food": "pasta"}
 
 
+def test_t10_a_conflict_names_a_few_of_many_sessions(repo, store):
+    """T10: of many sessions that wrote the item since, three are named, however often they wrote it."""
+    ours = repo.wrap(noting(store), "ours")
+    before = ours.checkpoint("before")
+    ours.invoke(said("+food=pasta"))
+    for number in range(5):
+        repo.wrap(noting(store), f"s{number}").invoke(said(" ".join(f"+food=soup{turn}" for turn in range(12))))
+    reason = reasons(ours.rollback(before).report.kept)["food"]
+    assert "by session 's4' and session 's3' and session 's2' and others" in reason
+
+
 def test_t10_an_equal_value_of_another_session_stays(repo, store):
     """T10: a value that another session wrote since is not this session's, also if it is the same."""
     ours, theirs = repo.wrap(noting(store), "ours"), repo.wrap(noting(store), "theirs")

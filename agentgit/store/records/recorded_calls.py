@@ -270,7 +270,7 @@ class RecordedCalls:
         )
 
     def later_writers(self, connection: Connection, session_id: int, identity: str, invocation_id: int) -> list[int]:
-        """Return the ids of the other sessions whose writes to one item of memory stand and are newer than a call.
+        """Return the ids of other sessions whose newest writes to one item of memory stand and are newer than a call.
 
         Args:
             connection: An open connection that sees the sessions of all users.
@@ -300,6 +300,9 @@ class RecordedCalls:
         return self.journal.authentic(connection, rows)
 
 
+MAX_LATER_WRITES = 50
+"""The number of later writes to an item, the newest first, whose sessions a conflict can name."""
+
 _LATER_WRITES = (
     select(TOOL_INVOCATION)
     .where(
@@ -313,6 +316,7 @@ _LATER_WRITES = (
         ~IS_SUPERSEDED,
     )
     .order_by(TOOL_INVOCATION.c.id.desc())
+    .limit(MAX_LATER_WRITES)
 )
 
 
