@@ -32,6 +32,9 @@ from agentgit.demo import ScriptedModel
 
 THREAD = {"configurable": {"thread_id": "t"}}
 
+OLD_ADAPTER = pytest.mark.filterwarnings("ignore:The default datetime adapter:DeprecationWarning")
+"""LangGraph's SqliteStore uses it for the times of its items."""
+
 
 @pytest.fixture
 def store():
@@ -559,6 +562,7 @@ def test_t10_search_and_the_index_pass_through(repo):
     assert scores == {"a": True, "b": False}
 
 
+@OLD_ADAPTER
 def test_t10_the_time_to_live_passes_through(repo, tmp_path):
     """T10: `ttl` reaches the store, and reading the value before does not make an item live longer."""
 
@@ -579,6 +583,7 @@ def test_t10_the_time_to_live_passes_through(repo, tmp_path):
         assert given.conn.execute("SELECT expires_at FROM store").fetchall() == [("2099-01-01 00:00:00",)]
 
 
+@OLD_ADAPTER
 def test_t10_an_expired_item_is_not_brought_back(repo, tmp_path):
     """T10: an item that has expired since is a conflict, because it is not what this session wrote."""
 
