@@ -80,7 +80,7 @@ class RecordedStore(BaseStore):
 
     @property
     def ttl_config(self) -> Any:  # type: ignore[override]
-        """How items expire."""
+        """The times to live of items."""
         return self.agentgit_store.ttl_config
 
     def get(self, *args: Any, **options: Any) -> Any:

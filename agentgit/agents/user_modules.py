@@ -194,7 +194,7 @@ def _is_main(module: str) -> bool:
 
 
 class _Found(NamedTuple):
-    """What a path names.
+    """The tools and graphs that a path names.
 
     Args:
         tools: The tools.

@@ -108,7 +108,7 @@ class MemoryWrite:
 
     @property
     def undo_reason(self) -> str:
-        """What undoing the write does, for a plan."""
+        """The result of undoing the write, for a plan."""
         if is_same(self.before, self.value):
             return "there is nothing to change: it left the item as it was"
         return "the item is deleted again" if self.before is None else "the value before it is written back"

@@ -147,18 +147,18 @@ class Registry:
             user_id: The id of its owner.
             name: The name of the graph; None if no served graph created it.
         """
+        if name is None or self.sessions.declarations(session_id) is not NO_DECLARATIONS:
+            return
         with self._lock:
             graphs = [one for one in self._graphs if (one.user_id, one.name) == (user_id, name)]
-        if not graphs or self.sessions.declarations(session_id) is not NO_DECLARATIONS:
-            return
         namesakes = defaultdict[str, set[Hashable]](set)
         for graph in graphs:
-            for name, effect in graph.tool_effects:
-                namesakes[name].add(effect_identity(effect))
+            for tool_name, effect in graph.tool_effects:
+                namesakes[tool_name].add(effect_identity(effect))
         memories = [graph.memory for graph in graphs if graph.memory is not None]
         memory = memories[0] if memories and all(one is memories[0] for one in memories) else None
         for graph in graphs:
-            if all(len(namesakes[name]) == 1 for name, _ in graph.tool_effects):
+            if all(len(namesakes[tool_name]) == 1 for tool_name, _ in graph.tool_effects):
                 graph.declare_tools(session_id, memory)
 
     def session(self, session_id: int) -> ServedSession:

@@ -61,7 +61,7 @@ class DeclaredFunction(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Declarations:
-    """What is declared for the tools of a session, and its store. It is never modified, so sessions can share it.
+    """The declarations for the tools of a session, and its store. Never modified, so sessions can share them.
 
     Args:
         functions: For each tool and role, the functions by their import path, the newest last.

@@ -26,7 +26,7 @@ OWN = ("agentgit_graph", "agentgit_threads")
 
 
 def _signed_as(original: Callable[..., Any]) -> Callable[[Method], Method]:
-    """Give a method the signature of LangGraph's own, whose options it passes on."""
+    """Return a decorator that sets the signature of LangGraph's own method, whose options a method passes on."""
 
     def sign(method: Method) -> Method:
         method.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]  # `inspect` reads it
