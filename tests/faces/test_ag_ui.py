@@ -13,6 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from web_servers import free_port
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ag_ui"
 
@@ -26,9 +27,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def server(folder):
     """Start the example as its README says, and return the address of its endpoint."""
-    with closing(socket.socket()) as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     environment = {**os.environ, "SHOP_FOLDER": str(folder), "LANGSMITH_TRACING": "false"}
     command = [sys.executable, "-m", "uvicorn", "app:app", "--port", str(port), "--log-level", "warning"]
     with (folder / "log").open("w") as log:

@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import sqlite3
 import subprocess
 import time
@@ -21,6 +20,7 @@ import httpx
 import pytest
 from langgraph_sdk import get_client
 from langgraph_sdk.errors import APIStatusError
+from web_servers import free_port
 
 import agentgit
 
@@ -47,9 +47,8 @@ class Server:
         assert PROGRAM.exists(), "Run: make .venv-host/.ready"
         self.folder, self.app, self.log = folder, folder / "app", folder / "log"
         shutil.copytree(source, self.app)
-        with closing(socket.socket()) as free:
-            free.bind(("127.0.0.1", 0))
-            self.address = f"http://127.0.0.1:{free.getsockname()[1]}"
+        self.port = free_port()
+        self.address = f"http://127.0.0.1:{self.port}"
         self.process = None
 
     def start(self):
@@ -57,8 +56,7 @@ class Server:
         environment = {
             **os.environ, "PYTHONPATH": str(ROOT), "SHOP_FOLDER": str(self.folder), "LANGSMITH_TRACING": "false"
         }  # fmt: skip
-        port = self.address.rpartition(":")[2]
-        command = [PROGRAM, "dev", "--no-browser", "--no-reload", "--port", port]
+        command = [PROGRAM, "dev", "--no-browser", "--no-reload", "--port", str(self.port)]
         with self.log.open("a") as log:
             self.process = subprocess.Popen(  # noqa: S603  # the program of the test environment
                 command, cwd=self.app, env=environment, stdout=log, stderr=log, start_new_session=True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import re
 import shutil
 import socket
@@ -12,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from fastapi.testclient import TestClient
-from web_servers import PASSWORD, quick_passwords, served, served_by_command  # noqa: F401  # a fixture
+from web_servers import PASSWORD, free_port, quick_passwords, served, served_by_command  # noqa: F401  # a fixture
 
 import agentgit
 from agentgit import InvalidInput, Repository
@@ -265,14 +264,6 @@ def serving_as_documented(program: str, folder: Path, *before: str) -> Iterator[
             yield next(found[0] for found in lines if found)
         finally:
             server.kill()
-
-
-def free_port() -> int:
-    """Return a free port below the range from which the system takes ports for outgoing connections."""
-    for port in random.sample(range(20_000, 30_000), 100):
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
-    raise AssertionError("a hundred ports are taken")
 
 
 @contextmanager

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import signal
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,14 @@ PASSWORD = "correct horse battery staple"  # noqa: S105  # of accounts that the 
 
 HOSTILE = "<script>window.pwned = 1</script>\"'><img src=x onerror=alert(1)> [x](javascript:alert(1)) \u202eevil \x00"
 """Hostile text for messages and names."""
+
+
+def free_port() -> int:
+    """Return a free port below the range from which the system takes ports for outgoing connections."""
+    for port in random.sample(range(20_000, 30_000), 100):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("a hundred ports are taken")
 
 
 @pytest.fixture(scope="module", autouse=True)
