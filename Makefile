@@ -7,7 +7,7 @@ WORKERS ?= 2
 # The tests start hundreds of processes; without its bytecode each would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-deepagents check docs bench format pins clean
+.PHONY: demo test test-all test-deepagents check dist docs bench format pins clean
 
 # One stamp file says that .venv has what the pinned requirements ask for.
 $(BIN)/.ready: requirements/dev.txt pyproject.toml
@@ -44,6 +44,12 @@ check: $(BIN)/.ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# What a release uploads; docs/releasing.md has the steps around it.
+dist: $(BIN)/.ready
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/twine check --strict dist/*
 
 docs: $(BIN)/.ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

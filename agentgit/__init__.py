@@ -18,9 +18,12 @@ from agentgit.errors import (
     MergeConflict,
     NotAllowed,
     NotFound,
+    PromptChanged,
+    RerunDiverged,
     RollbackBlocked,
     RollbackIncomplete,
     SchemaMismatch,
+    Simulated,
     TooManyAttempts,
     Unavailable,
     WorkspaceChanged,
@@ -37,8 +40,10 @@ if TYPE_CHECKING:
     from agentgit.repository import Repository, open
     from agentgit.saver.saver import SQLModelSaver
     from agentgit.sessions.events import Event
+    from agentgit.sessions.rerun import RerunReport
     from agentgit.workspace.api import Workspace
-    from agentgit.workspace.values import Environment
+    from agentgit.workspace.undo.stack import UndoStack
+    from agentgit.workspace.values import Environment, FileCheckpoint
 
 __version__ = VERSION
 
@@ -53,6 +58,7 @@ __all__ = [
     "Event",
     "ExternalSession",
     "Fenced",
+    "FileCheckpoint",
     "InternalSession",
     "InvalidInput",
     "KeyMissing",
@@ -61,7 +67,10 @@ __all__ = [
     "NotAllowed",
     "NotDone",
     "NotFound",
+    "PromptChanged",
     "Repository",
+    "RerunDiverged",
+    "RerunReport",
     "RollbackAgent",
     "RollbackBlocked",
     "RollbackGraph",
@@ -71,9 +80,11 @@ __all__ = [
     "SQLModelSaver",
     "SchemaMismatch",
     "Session",
+    "Simulated",
     "TooManyAttempts",
     "ToolInvocation",
     "Unavailable",
+    "UndoStack",
     "User",
     "Workspace",
     "WorkspaceChanged",
@@ -88,12 +99,15 @@ __all__ = [
 _LAZY_NAMES = {
     "Environment": "agentgit.workspace.values",
     "Event": "agentgit.sessions.events",
+    "FileCheckpoint": "agentgit.workspace.values",
     "NotDone": "agentgit.agents.not_done",
     "Repository": "agentgit.repository",
     "RollbackAgent": "agentgit.agents.agent",
     "RollbackGraph": "agentgit.agents.graph.rollback_graph",
+    "RerunReport": "agentgit.sessions.rerun",
     "SQLModelSaver": "agentgit.saver.saver",
     "Session": "agentgit.handles.session",
+    "UndoStack": "agentgit.workspace.undo.stack",
     "Workspace": "agentgit.workspace.api",
     "open": "agentgit.repository",
 }

@@ -8,13 +8,16 @@ AgentGitError                   1
 │   └── TooManyAttempts        16   too many failed logins; wait
 ├── Conflict                    6   it conflicts with a concurrent change or the current state
 │   ├── Fenced                 14   the same call already took effect, and is not made twice
+│   ├── Simulated              18   the branch is a rerun, whose calls did not happen
 │   └── MergeConflict          15   two branches changed the same value differently
+├── RerunDiverged              19   a rerun made a call that is not in the record
 ├── RollbackBlocked             7   an effect after that point cannot be reversed
 ├── RollbackIncomplete          8   a reversal failed; the rest can be resumed
 ├── WorldDiverged               9   another branch has changed the outside world since
 ├── WorkspaceChanged           10   someone else has changed the files since
 ├── SchemaMismatch             11   the database is older or newer than this library, or not agentgit's
 ├── Corrupt                    12   stored bytes do not match their hash
+├── PromptChanged              20   a model is asked something else than recorded
 └── Unavailable                13   the database is locked, read-only or unreachable
     └── KeyMissing             17   the database is encrypted, and the key was not given
 """
@@ -111,6 +114,31 @@ class Conflict(AgentGitError):
     def __init__(self, message: str, *, head: int | None = None) -> None:
         super().__init__(message)
         self.head = head
+
+
+class Simulated(Conflict):
+    """A run would go on from a rerun, whose calls were only simulated; nothing was done."""
+
+    exit_code = 18
+
+
+class RerunDiverged(AgentGitError):
+    """A rerun with `on_miss="stop"` made a call that is not in the record, or more calls than its limit allows.
+
+    Args:
+        message: The call, and the nearest recorded one.
+        call: The call that has no record, as text; None if it was a question.
+        nearest: The id of the recorded call that is most like it; None if the record has no call of the tool left.
+    """
+
+    exit_code = 19
+
+    def __init__(self, message: str, *, call: str | None = None, nearest: int | None = None) -> None:
+        super().__init__(message)
+        self.call = call
+        self.nearest = nearest
+        self.report: Any = None
+        """The report of the rerun up to this call."""
 
 
 class Fenced(Conflict):
@@ -229,6 +257,30 @@ class Corrupt(AgentGitError):
     def __init__(self, message: str, *, row: str = "") -> None:
         super().__init__(message)
         self.row = row
+
+
+class PromptChanged(AgentGitError):
+    """A graph asks a model something else than was recorded; `agentgit.testing.RecordedModel` raises it.
+
+    Args:
+        message: The model call and what differs, and the next step. The diff is added to it.
+        part: What differs: `system prompt`, `tool`, `tool choice`, `response format`, `message`, `message order`,
+            `call order` or `calls` (their number).
+        name: The name of the tool or the number of the message; empty for the other parts.
+        call: The number of the model call, beginning with 1.
+        diff: A unified diff of what was recorded and what is asked now; empty if there is nothing to compare.
+    """
+
+    exit_code = 20
+
+    def __init__(self, message: str, *, part: str, name: str = "", call: int = 0, diff: str = "") -> None:
+        super().__init__(f"{message}\n{diff}" if diff else message)
+        self.part = part
+        self.name = name
+        self.call = call
+        self.diff = diff
+        self.report: Any = None
+        """The report of the rerun up to this call; None outside of a rerun."""
 
 
 class Unavailable(AgentGitError):

@@ -31,6 +31,7 @@ __all__ = [
     "CONFIG_KEY_THREAD_ID",
     "PUSH",
     "SAFE_MSGPACK_TYPES",
+    "TASKS",
     "ChannelWrite",
     "ChannelWriteTupleEntry",
     "DeltaSnapshot",
@@ -83,6 +84,7 @@ try:
     CONFIG_KEY_TASK_ID = _constants.CONFIG_KEY_TASK_ID
     CONFIG_KEY_THREAD_ID = _constants.CONFIG_KEY_THREAD_ID
     PUSH = _constants.PUSH
+    TASKS = _constants.TASKS
     """The first element of the path of a task that was created with `Send`, not triggered by a channel."""
 
     PregelScratchpad = _scratchpad.PregelScratchpad

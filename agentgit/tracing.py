@@ -99,9 +99,9 @@ def start(name: str, parent: TracedSpan = NO_SPAN, **attributes: Any) -> TracedS
     context = None
     if parent._span is not None and not api.get_current_span().get_span_context().is_valid:
         context = api.set_span_in_context(parent._span)
-    return TracedSpan(
-        api.get_tracer("agentgit").start_span(name, context=context, attributes=_rename_attributes(attributes))
-    )
+    started = api.get_tracer("agentgit").start_span(name, context=context, attributes=_rename_attributes(attributes))
+    # Without OpenTelemetry's SDK nothing is recorded, and there is no trace to continue.
+    return TracedSpan(started) if started.get_span_context().is_valid else NO_SPAN
 
 
 @contextmanager

@@ -6,16 +6,20 @@ import importlib
 import json
 import math
 import os
+import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from io import IOBase
-from typing import Any, ClassVar, NamedTuple, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, SupportsIndex, TypeVar, cast, overload
 
 import orjson
 
-from agentgit.errors import Corrupt
+from agentgit.errors import Corrupt, Unavailable
+
+if TYPE_CHECKING:
+    from pandas import DataFrame  # type: ignore[import-untyped]  # pandas has no types without pandas-stubs
 
 T = TypeVar("T")
 
@@ -110,8 +114,48 @@ class PrintableDrawing(Displayable):
         return self.drawing.text(self)
 
 
-class TableList(Displayable, list[T]):
-    """A list that is displayed as a table. Otherwise it behaves like any list.
+COUNT, FLAG, NUMBER, OBJECT, TIME = "Int64", "bool", "Float64", "object", "datetime64[us, UTC]"
+"""The types of the columns of a frame. Text is `object`, because other types refuse unpaired surrogates."""
+
+
+class Tabular:
+    """A value that `to_frame` converts to a pandas DataFrame."""
+
+    _COLUMNS: ClassVar[Mapping[str, str]]
+    """The columns, each with its type. A column is an attribute or a key of an item."""
+
+    def _records(self) -> Iterable[Any]:
+        """Return the items that become rows."""
+        return cast("Iterable[Any]", self)
+
+    def to_frame(self) -> DataFrame:
+        """Convert the items to a pandas DataFrame with one row for each, in the same order.
+
+        Raises:
+            Unavailable: pandas is not installed.
+
+        Example:
+            >>> import agentgit
+            >>> from agentgit.demo import EFFECTS, build
+            >>> agent = agentgit.open(":memory:").wrap(build("shop.db"), session="s", effects=EFFECTS)
+            >>> answer = agent.run("order two chairs")
+            >>> agent.tool_track().to_frame()["effect"].tolist()
+            ['reversible']
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise Unavailable('to_frame needs pandas. Run: pip install "agentgit[pandas]"') from error
+        rows = [[_cell(record, column) for column in self._COLUMNS] for record in self._records()]
+        return pandas.DataFrame(rows, columns=list(self._COLUMNS), dtype=object).astype(dict(self._COLUMNS))
+
+
+def _cell(record: Any, column: str) -> Any:
+    return record.get(column) if isinstance(record, Mapping) else getattr(record, column)
+
+
+class TableList(Displayable, Tabular, list[T]):
+    """A list that is displayed as a table. Otherwise it behaves like any list. A slice is such a list too.
 
     Example:
         >>> class Words(TableList[str]):
@@ -120,6 +164,14 @@ class TableList(Displayable, list[T]):
         >>> words, words == ["a", "b"], words._repr_html_()
         (['a', 'b'], True, 'a<br>b')
     """
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> Self: ...
+    def __getitem__(self, index: SupportsIndex | slice) -> T | Self:
+        found = super().__getitem__(index)
+        return type(self)(cast("list[T]", found)) if isinstance(index, slice) else cast("T", found)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(self.drawing.text(self))  # IPython would print it as a list and ignore the bundle
@@ -321,6 +373,22 @@ def escape_path(path: str | bytes) -> str:
     """
     text = os.fsdecode(path)
     return text if text.isprintable() else "".join(map(_escaped, text))
+
+
+def quote_name(name: str) -> str:
+    """Return a name for the middle of a sentence: in quotes if it has characters that are not usual in names.
+
+    Args:
+        name: The name of a session, a branch or a user.
+
+    Example:
+        >>> print(quote_name("alice/support-42"), quote_name("mine, branch main"))
+        alice/support-42 'mine, branch main'
+    """
+    return name if _PLAIN_NAME.fullmatch(name) else repr(name)
+
+
+_PLAIN_NAME = re.compile(r"[\w.@/+:#~-]+")
 
 
 def _escaped(c: str) -> str:

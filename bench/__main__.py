@@ -24,6 +24,7 @@ from bench import (
     measure,
     memory,
     model,
+    rerun,
     served,
     size,
     start,
@@ -31,7 +32,7 @@ from bench import (
     upkeep,
 )  # fmt: skip
 from bench.honest import explored, faults, overhead, payments
-from bench.multiuser import process, sessions, turns, wall
+from bench.multiuser import executors, process, sessions, turns, wall
 from bench.saver import forks, lists, long, puts
 from bench.stage import FULL, QUICK, Stage
 from bench.workspace import snapshots, undo
@@ -51,6 +52,8 @@ SUBJECTS = {
     "import": start.measure,
     "upkeep": upkeep.measure,
     "memory": memory.measure,
+    "rerun": rerun.measure,
+    "rerun-workers": rerun.measure_workers,
     "honest-payments": payments.measure,
     "honest-faults": faults.measure,
     "honest-explored": explored.measure,
@@ -64,6 +67,7 @@ SUBJECTS = {
     "multiuser-process": process.measure,
     "multiuser-sessions": sessions.measure,
     "multiuser-wall": wall.measure,
+    "multiuser-executors": executors.measure,
     "workspace-snapshots": snapshots.measure,
     "workspace-undo": undo.measure,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from bench import first, fork
+from bench import first, fork, rerun
 from bench.contenders import OURS, SQLITE, WRAPPED
 from bench.graphs import CHAT, TOOL
 from bench.measure import Counts, Subject, drawn
@@ -77,6 +77,7 @@ def _served() -> Iterator[Aim]:
 
 SIZE, TURN, PUT, FORK, LIST = "saver-size", "saver-turn", "saver-put", "saver-fork", "saver-list"
 MIDDLE, FORKED = "in the middle of 300 turns", f"{OURS}, fork"
+FASTER = "times as fast"
 WHOLE, FEW = "memory, newest 1,002", "200 checkpoints"
 
 AIMS = (
@@ -89,6 +90,9 @@ AIMS = (
     Aim(f"{first.EARLY} of a process, of later ones", "first", WRAPPED, first.EARLY, first.LATE, 1.2),
     Aim("20 MB in the first turn, of SqliteSaver's", "large", "20 MB, first", WRAPPED, SQLITE, 1.2),
     Aim("20 MB in later turns, of SqliteSaver's", "large", "20 MB, later", WRAPPED, SQLITE, 1.2),
+    Aim("rerun of 1,000 turns, of the plain graph", "rerun", "1,000 turns", rerun.RERUN, rerun.IN_MEMORY, 1.3),
+    Aim("memory of a rerun per turn, of that of 200", "rerun", "1,000 turns, memory", rerun.RERUN, "shortest", 1.2),
+    Aim("reruns by two processes, of one", "rerun-workers", "24 sessions", "2 processes", FASTER, 1.7, is_minimum=True),
     Aim("turn beside a slow model, of SqliteSaver's", "model", "2 steps of 1 s", WRAPPED, SQLITE, 1.01),
     Aim("size at 1,000 turns, not compressed, of SqliteSaver's", SIZE, "1,000 turns", OURS_PLAIN, SQLITE, 1 / 190),
     Aim("turn at 2 messages, of SqliteSaver's", TURN, "2 messages", OURS, SQLITE, 1),

@@ -84,6 +84,9 @@ class Scale:
         values: The sizes of large values, in bytes.
         waits: The number of timed turns beside a slow model.
         read: The turns of the conversation that is read as a whole.
+        rerun: The turns of the conversations that are run again.
+        reruns: The number of timed reruns of each.
+        rerun_sessions: The number of sessions that are run again by several processes.
         multiuser: The scale for many users.
     """
 
@@ -103,6 +106,9 @@ class Scale:
     values: tuple[int, ...]
     waits: int
     read: int
+    rerun: tuple[int, ...]
+    reruns: int
+    rerun_sessions: int
     multiuser: CrowdScale
 
 
@@ -110,6 +116,7 @@ FULL = Scale(
     messages=(2, 100, 1000), fresh=30, turns=(100, 500), forks=25, forked=(10, 1000, 10_000), starts=9, looks=2,
     rollbacks=100, steps=100, explored=((2, 3), (2, 4), (4, 4), (4, 5)), found=100_000,
     served=(1_000, 5_000, 10_000), values=(1_000_000, 20_000_000), waits=5, read=10_000,
+    rerun=(200, 1000), reruns=3, rerun_sessions=24,
     multiuser=CrowdScale(
         messages=(2, 100), clients=(1, 4, 16, 64), turns=480, rounds=5, sessions=(1_000, 10_000, 100_000, 1_000_000)
     ),
@@ -122,6 +129,7 @@ QUICK = Scale(
     messages=(2, 100), fresh=12, turns=(20, 60), forks=8, forked=(10, 100), starts=3, looks=3,
     rollbacks=10, steps=10, explored=((2, 3), (2, 4)), found=5_000,
     served=(50, 100), values=(1_000_000,), waits=1, read=200,
+    rerun=(10, 20), reruns=1, rerun_sessions=4,
     multiuser=CrowdScale(messages=(2,), clients=(1, 2), turns=6, rounds=1, sessions=(1_000, 2_000)),
     saver=SaverScale(
         turns=(4, 8), messages=(10,), fresh=2, stored=(10, 50), puts=2,

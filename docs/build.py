@@ -91,6 +91,7 @@ def commands() -> str:
     from agentgit.cli.app import app
 
     root = get_command(app)
+    root.load_all()
     _prepare(root)
     with root.make_context("agentgit", [], resilient_parsing=True) as context:
         text = get_docs_for_click(obj=root, ctx=context, indent=1, name="agentgit")
@@ -117,7 +118,7 @@ def _linked(section: str) -> str:
 
 def slash_commands() -> str:
     """Return the commands of `agentgit chat`, as Markdown."""
-    from agentgit.cli import slash_commands
+    from agentgit.cli.chat import slash_commands
 
     return "".join(f"* `{form.usage}`: {form.help}\n" for form in slash_commands.COMMANDS)
 

@@ -3,6 +3,7 @@
 import gc
 import os
 import shutil
+import sysconfig
 import threading
 from collections import defaultdict
 from contextlib import ExitStack, closing
@@ -16,6 +17,7 @@ import pytest
 import sent_statements
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
+from kits import postgres_spare, postgres_tables  # noqa: F401  # fixtures
 from notebook_shells import ipython, shown  # noqa: F401  # fixtures
 from receivers import Receiver
 from sqlalchemy import make_url, text
@@ -46,6 +48,9 @@ if not EXPLORING:
 
 
 sent_statements.watch_connections()
+
+# `.venv/bin/pytest` leaves PATH alone; tests that run a shell as a user does must find this environment's `agentgit`.
+os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
 
 MOST_VARIANTS = 3
 """The number of variants of a parametrized test that `make test` runs; `make test-all` runs all variants."""

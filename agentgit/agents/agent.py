@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Executor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool
 
+from agentgit.agents import inputs
 from agentgit.agents.branch_context import Graph, TurnSettings
 from agentgit.agents.branch_reader import BranchReader
 from agentgit.agents.branch_runner import BranchRunner
 from agentgit.agents.checkpoint_tools import checkpoint_tools
-from agentgit.agents.explore.explorer import Explorer, Score, arun_exploration, parse_parallel, run_exploration
+from agentgit.agents.explore.explorer import Explorer, Score
+from agentgit.agents.explore.scheduler import Factory, Workers, arun_exploration, parse_parallel, run_exploration
 from agentgit.agents.explore.variants import Choices, Steps, plan_variants
 from agentgit.agents.merge.cherry_pick import CherryPickSelection
+from agentgit.agents.rerun.answers import OnMiss
+from agentgit.agents.rerun.rerun import Rerun
 from agentgit.async_api import async_twin
+from agentgit.auth.principal import EDITOR
 from agentgit.checkpoints import Checkpoint, references
 from agentgit.checkpoints.merge import Resolve
 from agentgit.checkpoints.queries import Tag
+from agentgit.effects import Effect
 from agentgit.effects.effects import UNDECLARED
 from agentgit.effects.files import FileChanges
 from agentgit.errors import Conflict
@@ -27,7 +36,9 @@ from agentgit.handles.branching import Branching
 from agentgit.handles.context import BranchRef, Context
 from agentgit.handles.rollbacks import RollbackOptions
 from agentgit.render.views import lists
+from agentgit.sessions.messages import with_text
 from agentgit.sessions.tree import Exploration, ExploredBranch
+from agentgit.store.queries.branch_heads import BranchHead
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.checkpoints import named_label
 
@@ -43,7 +54,7 @@ class RollbackAgent(BranchReader):
         context: The store and the principal.
         graph: The user's graph; it is not modified.
         settings: The settings that apply to every turn.
-        branch_id: The branch.
+        branch: The id of the branch, or the branch with its head as they were just read.
 
     Example:
         >>> import agentgit
@@ -56,8 +67,8 @@ class RollbackAgent(BranchReader):
         []
     """
 
-    def __init__(self, context: Context, graph: Graph, settings: TurnSettings, branch_id: int) -> None:
-        super().__init__(context, graph, settings, branch_id)
+    def __init__(self, context: Context, graph: Graph, settings: TurnSettings, branch: int | BranchHead) -> None:
+        super().__init__(context, graph, settings, branch)
         self._branching = Branching(context, self.session.id)
 
     def __repr__(self) -> str:
@@ -282,7 +293,7 @@ class RollbackAgent(BranchReader):
     def edit(self, message_id: str, text: str, *, name: str | None = None, force: bool = False) -> RollbackAgent:
         """Roll back to the point before a user's message, and run a turn with another text in its place.
 
-        This branch does not change.
+        Images and other parts of the message that are not text stay. This branch does not change.
 
         Args:
             message_id: The id of the message, as `history` lists it.
@@ -307,17 +318,27 @@ class RollbackAgent(BranchReader):
             >>> agent.edit(agent.history()[0]["id"], "order a sofa").history()[-1]["content"]
             'Ordered 1 sofa for 300 euros (sofa-1).'
         """
-        new_agent = self.rollback(f"{references.MESSAGE_PREFIX}{message_id}", name=name, force=force)
+        ref, value = f"{references.MESSAGE_PREFIX}{message_id}", self._edited_input(message_id, text)
+        new_agent = self.rollback(ref, name=name, force=force)
         with _note_on_error(new_agent):
-            new_agent.run(text)
+            new_agent.invoke(value)
         return new_agent
 
     async def aedit(self, message_id: str, text: str, *, name: str | None = None, force: bool = False) -> RollbackAgent:
         """Roll back to the point before a user's message, and run a turn with another text, as `edit`."""
+        value = await asyncio.to_thread(self._edited_input, message_id, text)
         new_agent = await self.arollback(f"{references.MESSAGE_PREFIX}{message_id}", name=name, force=force)
         with _note_on_error(new_agent):
-            await new_agent.arun(text)
+            await new_agent.ainvoke(value)
         return new_agent
+
+    def _edited_input(self, message_id: str, text: str) -> dict[str, Any]:
+        """Return the input of a turn whose message is that of another turn with another text."""
+        self._branch.authorize_now(EDITOR)
+        branch = self.get_checkpoint(f"{references.MESSAGE_PREFIX}{message_id}").metadata["branch"]
+        messages = self.session.branch(branch).conversation_history
+        content = next((message["content"] for message in messages if message["id"] == message_id), text)
+        return {inputs.MESSAGES: [{"role": "user", "content": with_text(content, text)}]}
 
     def merge(self, source: CheckpointRef, *, resolve: Resolve = None, name: str | None = None) -> Checkpoint:
         """Merge the messages and the changed values of another branch, since the two diverged, into this one.
@@ -376,6 +397,8 @@ class RollbackAgent(BranchReader):
         *,
         score: Score | None = None,
         parallel: bool | int = False,
+        executor: Executor | None = None,
+        factory: Factory | None = None,
         name: str | None = None,
         config: RunnableConfig | None = None,
     ) -> Exploration:
@@ -395,12 +418,20 @@ class RollbackAgent(BranchReader):
             score: A function that rates each leaf as soon as it ends, while the world is as the leaf left it. Higher
                 is better.
             parallel: True, or the number of turns that may run at the same time. Only if no tool changes the world.
+            executor: Run the turns in the processes of an executor, like `ProcessPoolExecutor(4)` or the
+                `get_executor()` of a Dask client. Each process opens this database by its URL. Only if no tool changes
+                the world. `parallel` is then the number of turns that are sent ahead.
+            factory: With `executor`, a function of a module that builds the graph in the process of a turn: it takes
+                the name of the branch, and returns a compiled graph.
             name: The prefix of the branch names: `name/1`, `name/1/2`, …; None for `explore`, `explore-2`, …. With the
                 name and the steps of an interrupted exploration, that exploration continues.
             config: The config for all turns, as `invoke` takes it.
 
         Raises:
-            InvalidInput: `steps` or `choices` are not valid, or the tools do not allow `parallel`.
+            InvalidInput: `steps` or `choices` are not valid, the tools do not allow `parallel` or `executor`, or
+                something cannot be sent to another process.
+            Unavailable: A process of the executor was killed, or could not begin a turn. `explore` with the same name
+                and a new executor continues.
             WorldDiverged: The world is not as this branch left it.
             RollbackBlocked: The effects of a variant cannot be reversed. `exploration(name)` returns the results so
                 far.
@@ -417,8 +448,11 @@ class RollbackAgent(BranchReader):
               explore/1  1 call  Ordered 1 chair for 40 euros (chair-1).
               explore/2  1 call  Ordered 1 sofa for 300 euros (sofa-1).
         """
-        explorer = self._explorer(steps, choices, score=score, name=name, config=config, together=bool(parallel))
-        run_exploration(explorer, parse_parallel(parallel))
+        workers = Workers.parse(executor, factory)
+        explorer = self._explorer(
+            steps, choices, score=score, name=name, config=config, parallel=parallel, workers=workers
+        )
+        run_exploration(explorer, parse_parallel(parallel, workers), workers)
         return self.exploration(explorer.name)
 
     async def aexplore(
@@ -428,19 +462,29 @@ class RollbackAgent(BranchReader):
         *,
         score: Score | None = None,
         parallel: bool | int = False,
+        executor: Executor | None = None,
+        factory: Factory | None = None,
         name: str | None = None,
         config: RunnableConfig | None = None,
     ) -> Exploration:
         """Run the same steps in several variants, as `explore`; async undo functions and scores run on this loop."""
         await self._await_previous_turn()
-        explorer = self._explorer(steps, choices, score=score, name=name, config=config, together=bool(parallel))
-        await arun_exploration(explorer, parse_parallel(parallel))
+        workers = Workers.parse(executor, factory)
+        explorer = self._explorer(
+            steps, choices, score=score, name=name, config=config, parallel=parallel, workers=workers
+        )
+        await arun_exploration(explorer, parse_parallel(parallel, workers), workers)
         return await self.aexploration(explorer.name)
 
-    def _explorer(self, steps: Steps, choices: Choices, **options: Any) -> Explorer:
+    def _explorer(
+        self, steps: Steps, choices: Choices, parallel: bool | int, workers: Workers | None, **options: Any
+    ) -> Explorer:
         if self._turn is not None:
             raise Conflict("This agent is running. Explore when its turn has ended.")
-        return Explorer(self._branch, self._on_branch, plan_variants(steps, choices), **options)
+        elsewhere = workers is not None
+        variants, together = plan_variants(steps, choices), bool(parallel) or elsewhere
+        create_runner = partial(type(self), self._branch.context, self.graph)
+        return Explorer(self._branch, create_runner, variants, together=together, elsewhere=elsewhere, **options)
 
     def promote(self, branch: ExploredBranch | BranchRef, *, force: bool = False) -> RollbackAgent:
         """Switch to an explored branch, run its tool calls again, and return an agent on it.
@@ -457,6 +501,103 @@ class RollbackAgent(BranchReader):
         """
         branch_ref = branch.id if isinstance(branch, ExploredBranch) else branch
         return self.switch(branch_ref, sync="world", force=force)
+
+    def rerun(
+        self,
+        graph: Graph | None = None,
+        *,
+        start: CheckpointRef | None = None,
+        end: CheckpointRef | None = None,
+        tools: Any = "record",
+        on_miss: OnMiss = "tell",
+        name: str | None = None,
+        effects: Mapping[str, Effect | str] | None = None,
+        config: RunnableConfig | None = None,
+        max_calls: int | None = None,
+    ) -> RollbackAgent:
+        """Run the recorded inputs of this branch again, in this graph or another one, without acting on the world.
+
+        The recorded inputs, commands and answers of a person go into the graph in order, on a new branch. Its tools do
+        not run: the record answers their calls. No tool changes the world, the files or the memory; the code of nodes
+        runs as it is, and what it writes to the store of the graph stays in the rerun. The session stays on its branch.
+
+        Args:
+            graph: A compiled graph, such as this one with another model, prompt or tool; None for this one.
+            start: The checkpoint after which the inputs are taken; None for the beginning of the session.
+            end: The checkpoint up to which they are taken; None for the head of this branch.
+            tools: How calls are answered: `record` (by the earliest unused recorded call with the same tool and
+                identity arguments), `live` (the tool runs; only for tools that are declared `read_only` or `state`), a
+                value, or a function that receives the call as a `ToolInvocation`. Or a mapping from the names of tools
+                to these, where `*` stands for all others.
+            on_miss: What to do about a call that is not in the record: `tell` the model so, `stop`, or a function that
+                receives the call and returns its answer.
+            name: The name of the new branch; None for `rerun`, `rerun-2`, …
+            effects: The effects of tools that only `graph` has.
+            config: The config for all turns, as `invoke` takes it.
+            max_calls: The most calls that the rerun may make; None for twice the recorded ones and 25 more.
+
+        Returns:
+            An agent on the new branch. Its `report` says which calls matched. Its calls did not happen: before the
+            branch can go on, `switch(branch, sync="world")` runs them.
+
+        Raises:
+            InvalidInput: An argument is not valid, or `graph` does not take the recorded inputs; nothing was run.
+            RerunDiverged: `on_miss` is `stop` and a call is not in the record, or there were more than `max_calls`. The
+                error has the `report`.
+            NotFound, Ambiguous: As `rollback`.
+
+        Example:
+            >>> import agentgit
+            >>> from agentgit.demo import EFFECTS, build, open_shop
+            >>> agent = agentgit.open(":memory:").wrap(build(open_shop("again.db")), session="s", effects=EFFECTS)
+            >>> answer = agent.run("order two chairs")
+            >>> agent.rerun().report.match_rate
+            1.0
+        """
+        rerun = Rerun(
+            self._branch,
+            graph,
+            start=start,
+            end=end,
+            tools=tools,
+            on_miss=on_miss,
+            name=name,
+            effects=effects,
+            config=config,
+            max_calls=max_calls,
+        )
+        rerun.run()
+        return RollbackAgent(self._branch.context, rerun.graph, rerun.settings, rerun.branch_id)
+
+    async def arerun(
+        self,
+        graph: Graph | None = None,
+        *,
+        start: CheckpointRef | None = None,
+        end: CheckpointRef | None = None,
+        tools: Any = "record",
+        on_miss: OnMiss = "tell",
+        name: str | None = None,
+        effects: Mapping[str, Effect | str] | None = None,
+        config: RunnableConfig | None = None,
+        max_calls: int | None = None,
+    ) -> RollbackAgent:
+        """Run the recorded inputs of this branch again, as `rerun`."""
+        rerun = await asyncio.to_thread(
+            Rerun,
+            self._branch,
+            graph,
+            start=start,
+            end=end,
+            tools=tools,
+            on_miss=on_miss,
+            name=name,
+            effects=effects,
+            config=config,
+            max_calls=max_calls,
+        )
+        await rerun.arun()
+        return RollbackAgent(self._branch.context, rerun.graph, rerun.settings, rerun.branch_id)
 
     def checkpoint_tools(self) -> list[BaseTool]:
         """Return the tools with which an agent manages its own history.

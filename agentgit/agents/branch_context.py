@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Self
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
+from langgraph.cache.base import BaseCache
 from langgraph.pregel import Pregel
 from sqlalchemy import Connection
 
@@ -21,9 +22,12 @@ from agentgit.handles.context import Context
 from agentgit.rollback import Planner
 from agentgit.saver.branch_saver import BranchSaver, SessionSaver
 from agentgit.sessions import ExternalSession
+from agentgit.sessions.session import OPEN, SIMULATED
 from agentgit.store.queries.branch_heads import BranchHead, read_branch_head
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.sessions import StoredRow
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 AutoCheckpoint = Literal["turn", "tool", "off"] | str | int
 
@@ -36,11 +40,13 @@ class Interval:
         before_turns: True for a checkpoint before each user message.
         turns: The number of turns between checkpoints; 0 for none.
         calls: The number of tool calls between checkpoints, each made at the end of its batch; 0 for none.
+        seconds: The seconds after which the end of a turn makes a checkpoint; 0 for none.
     """
 
     before_turns: bool
     turns: int
     calls: int = 0
+    seconds: int = 0
 
     @classmethod
     def read(cls, value: AutoCheckpoint) -> Self:
@@ -51,7 +57,9 @@ class Interval:
 
         Example:
             >>> Interval.read("tool:10")
-            Interval(before_turns=True, turns=1, calls=10)
+            Interval(before_turns=True, turns=1, calls=10, seconds=0)
+            >>> Interval.read("5m").seconds
+            300
         """
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             return cls(before_turns=False, turns=value)
@@ -59,13 +67,25 @@ class Interval:
             return cls(before_turns=False, turns=0)
         if value == "turn":
             return cls(before_turns=True, turns=1)
-        match = re.fullmatch(r"tool(?::([1-9]\d{0,8}))?", value) if isinstance(value, str) else None
+        text = value if isinstance(value, str) else ""
+        if (period := re.fullmatch(r"([1-9]\d{0,5})([smh])", text)) is not None:
+            return cls(before_turns=False, turns=0, seconds=int(period[1]) * _SECONDS[period[2]])
+        match = re.fullmatch(r"tool(?::([1-9]\d{0,8}))?", text)
         if match is None:
             raise InvalidInput(
-                "auto_checkpoint must be 'turn', 'tool', 'tool:10' (each tenth tool call), 'off' or a number of turns, "
-                f"not {value!r}."
+                "auto_checkpoint must be 'turn', 'tool', 'tool:10' (each tenth tool call), a time like '5m' (30s, 2h), "
+                f"'off' or a number of turns, not {value!r}."
             )
         return cls(before_turns=True, turns=1, calls=int(match[1] or 1))
+
+    def with_each_end(self) -> Self:
+        """Return this interval with a checkpoint at the end of each turn.
+
+        Example:
+            >>> Interval.read("off").with_each_end()
+            Interval(before_turns=False, turns=1, calls=0, seconds=0)
+        """
+        return replace(self, turns=1, seconds=0)
 
     def is_passed(self, before: int, after: int) -> bool:
         """Return whether a checkpoint is due, given the number of calls before and after a batch."""
@@ -73,6 +93,20 @@ class Interval:
 
 
 Graph = Pregel[Any, Any, Any, Any]
+
+
+class Simulation(Protocol):
+    """The stand-in for the world in the turns of a rerun."""
+
+    def create_interceptor(self, turn: Any) -> Any:
+        """Create the `CallInterceptor` of a turn, which answers its calls."""
+
+    @property
+    def cache(self) -> BaseCache[Any]:
+        """The cache of nodes and tasks, in place of those of the graph."""
+
+    def wrap_channel(self, channel: Any) -> Any:
+        """Return a channel of the graph as the rerun uses it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +120,7 @@ class TurnSettings:
         checkpoint_interval: The times at which automatic checkpoints are made.
         fence_mode: What to do with a call whose effect already exists: `replay`, `raise` or `off`.
         workspace: The workspace whose files belong to the session; None if there is none.
+        simulation: The stand-in for the world in a rerun; None for turns whose tools run.
     """
 
     user_id: int
@@ -94,6 +129,12 @@ class TurnSettings:
     checkpoint_interval: Interval
     fence_mode: str
     workspace: WorkspaceAdapter | None = None
+    simulation: Simulation | None = None
+
+    @property
+    def idle_status(self) -> str:
+        """The status of a branch on which these turns can begin."""
+        return OPEN if self.simulation is None else SIMULATED
 
 
 class ClientThread(NamedTuple):
@@ -133,7 +174,7 @@ class BranchContext:
         self.store = context.store.detached_copy()
         self.may_rewrite_input = may_rewrite_input(graph)
         """True if the graph can redact the user's message, so that no title may show it before."""
-        self.planner = Planner(self.store, context.registry)
+        self.planner = Planner(self.store, context.registry, context.user.id)
         if isinstance(branch, int):
             with self.store.database.reading() as connection:
                 branch = read_branch_head(self.store, connection, branch)
@@ -143,6 +184,8 @@ class BranchContext:
         self.served = context.registry.session(self.session_id)
         """The resources of the session in this process."""
         self.thread_id: str = row.thread_id
+        self.must_be_current = client is not None
+        """True if turns run only while the branch is the current one of its session, whose thread clients see."""
         client = client or ClientThread(row.thread_id)
         self.client_thread = client.id
         """The thread id in the configs that the graph and its callers see."""
@@ -150,8 +193,10 @@ class BranchContext:
         self.saver.channels = graph.channels
         self.seen_checkpoint_id: str | None = branch.checkpoint_id
         """The newest graph checkpoint that the agent has seen."""
-        self.needs_world = True
+        self.needs_world = settings.simulation is None
         """False for a turn in which nothing can act, so that the world need not be as the branch left it."""
+        self.end_checkpoint_id: int | None = None
+        """The checkpoint at the end of the last turn of this object; None if it made none."""
         self.interrupted_turn: Any = None
         """A `Turn` that waits for an answer, with the checkpoints and the rollback that its tools requested."""
         self.interrupted_heads: tuple[int | None, ...] = ()

@@ -13,11 +13,13 @@ from agentgit.agents.merge.cherry_pick import CherryPickSelection
 from agentgit.agents.merge.merger import Merger
 from agentgit.async_api import async_twin
 from agentgit.checkpoints import Checkpoint
+from agentgit.checkpoints.checkpoint import Checkpoints
 from agentgit.checkpoints.comparison import Comparison
 from agentgit.checkpoints.diff import Diff
 from agentgit.checkpoints.merge import MergePlan, Resolve
 from agentgit.checkpoints.queries import Hits
-from agentgit.effects import RollbackPlan, RollbackReport, ToolInvocation
+from agentgit.effects import RollbackPlan, RollbackReport
+from agentgit.effects.invocation import ToolTrack
 from agentgit.errors import Conflict, NotFound
 from agentgit.handles.context import BranchRef, Context
 from agentgit.handles.log import Log
@@ -26,9 +28,13 @@ from agentgit.handles.session import Session
 from agentgit.sessions import InternalSession, Tree
 from agentgit.sessions.messages import History, from_stored
 from agentgit.sessions.reports import OnProgress
+from agentgit.sessions.rerun import RerunReport
+from agentgit.sessions.session import RERUN
 from agentgit.sessions.tree import Exploration
+from agentgit.store.queries.branch_heads import BranchHead
 from agentgit.store.queries.explorations import Explorations
 from agentgit.store.queries.lookup import CheckpointRef
+from agentgit.values import as_object
 
 
 class BranchReader(BranchRunner):
@@ -38,11 +44,11 @@ class BranchReader(BranchRunner):
         context: The store and the principal.
         graph: The user's graph; it is not modified.
         settings: The settings that apply to every turn.
-        branch_id: The branch.
+        branch: The id of the branch, or the branch with its head as they were just read.
     """
 
-    def __init__(self, context: Context, graph: Graph, settings: TurnSettings, branch_id: int) -> None:
-        super().__init__(context, graph, settings, branch_id)
+    def __init__(self, context: Context, graph: Graph, settings: TurnSettings, branch: int | BranchHead) -> None:
+        super().__init__(context, graph, settings, branch)
         self.session = Session(context, self._branch.session_id)
         """The session: every operation that needs no graph, on any branch."""
         self._rollbacks = Rollbacks(context, self.session.id)
@@ -80,12 +86,14 @@ class BranchReader(BranchRunner):
         return values
 
     @property
-    def report(self) -> RollbackReport | None:
-        """The report of the last rollback or switch that led to this branch; None if there was none."""
+    def report(self) -> RollbackReport | RerunReport | None:
+        """The report of the last rollback, switch or rerun that led to this branch; None if there was none."""
         branch = self._branch
         with branch.reading() as connection:
             operations = branch.store.operations.of_branch(connection, self.branch_id)
             moves = [row for row in operations if row.kind != "fork"]
+            if moves and moves[-1].kind == RERUN:
+                return RerunReport.from_dict(as_object(moves[-1].report))
             return branch.context.engine().reports.read(connection, moves[-1]) if moves else None
 
     def messages(self) -> list[BaseMessage]:
@@ -104,7 +112,7 @@ class BranchReader(BranchRunner):
         messages: list[BaseMessage] = self._branch.saver.codec.decode([leaves[key] for key in hashes])
         return messages
 
-    def history(self) -> list[dict[str, Any]]:
+    def history(self) -> History:
         """List the conversation as dicts with `role`, `content`, `id`, `tool_calls`, `tool_call_id`, oldest first."""
         graphs, thread = self._branch.store.graphs, self._branch.thread_id
         with self._branch.reading() as connection:
@@ -112,7 +120,7 @@ class BranchReader(BranchRunner):
             stored = graphs.messages(connection, thread, head.checkpoint_id) if head else []
         return History(from_stored(message) for message in stored)
 
-    def tool_track(self) -> list[ToolInvocation]:
+    def tool_track(self) -> ToolTrack:
         """List the tool invocations along the branch from the root of the session, in order."""
         return self.session.tool_track(branch=self.branch_id)
 
@@ -120,7 +128,7 @@ class BranchReader(BranchRunner):
         """Return the tree of the session's branches; `str` draws it."""
         return self.session.tree()
 
-    def checkpoints(self) -> list[Checkpoint]:
+    def checkpoints(self) -> Checkpoints:
         """List the checkpoints from the root of the session to the head of the branch, oldest first."""
         return self.session.checkpoints(branch=self.branch_id)
 
@@ -145,6 +153,7 @@ class BranchReader(BranchRunner):
         tag: str | None = None,
         author: str | None = None,
         auto: bool | None = None,
+        with_calls: bool | None = None,
     ) -> Log:
         """List checkpoints by page, newest first, as `Session.log` for this branch.
 
@@ -157,12 +166,21 @@ class BranchReader(BranchRunner):
             tag: Only the checkpoint with this tag.
             author: Only checkpoints created by this user.
             auto: True for automatic checkpoints only, False for those that someone requested.
+            with_calls: True for checkpoints with tool calls on the path to them only, False for those without.
 
         Raises:
             InvalidInput, NotFound: As `Session.log`.
         """
         return self.session.log(
-            branch=self.branch_id, which=which, name=name, since=since, until=until, tag=tag, author=author, auto=auto
+            branch=self.branch_id,
+            which=which,
+            name=name,
+            since=since,
+            until=until,
+            tag=tag,
+            author=author,
+            auto=auto,
+            with_calls=with_calls,
         )
 
     def search(
@@ -267,7 +285,7 @@ class BranchReader(BranchRunner):
         """
         head = self.head
         if head is None:
-            raise NotFound("This branch has no checkpoint yet. agent.checkpoint() creates one.")
+            raise NotFound("This branch has no checkpoint yet. Run a turn or create one first.")
         return self.session.compare(head, other)
 
     def plan_merge(self, source: CheckpointRef, *, resolve: Resolve = None) -> MergePlan:

@@ -28,7 +28,7 @@ class BranchRunner(TurnRunner):
         context: The store and the principal.
         graph: The user's graph; it is not modified.
         settings: The settings that apply to every turn.
-        branch_id: The branch.
+        branch: The id of the branch, or the branch with its head as they were just read.
     """
 
     def with_config(self, config: RunnableConfig | None = None, **kwargs: Any) -> Self:
@@ -42,7 +42,7 @@ class BranchRunner(TurnRunner):
         if names := RUN_KEYS & (graph.config or {}).get("configurable", {}).keys() - {"thread_id"}:
             raise InvalidInput(
                 f"A branch runs only from its head; leave {', '.join(sorted(names))} out of the config. To run from an "
-                "earlier checkpoint, call fork(to) or rollback(to)."
+                "earlier checkpoint, fork or roll back to it."
             )
         return self._with_graph(graph)
 

@@ -32,20 +32,30 @@ _batch_calls: ContextVar[list[asyncio.Future[Any]]] = ContextVar("of_batch")
 """The calls of the batch that a ToolNode runs in this context."""
 
 
+WrapCache = Callable[[BaseCache[Any]], BaseCache[Any]]
+"""A function that returns the cache of a copy, given the cache of its graph."""
+
+WrapChannel = Callable[[Any], Any]
+"""A function that returns the channel of a copy, given the channel of its graph."""
+
+
 def instrumented_copy(
-    graph: Pregel[Any, Any, Any, Any], wrap_cache: Callable[[BaseCache[Any]], BaseCache[Any]], **changes: Any
+    graph: Pregel[Any, Any, Any, Any], wrap_cache: WrapCache, wrap_channel: WrapChannel | None = None, **changes: Any
 ) -> Pregel[Any, Any, Any, Any]:
     """Copy a compiled graph, its subgraphs and its ToolNodes.
 
     Args:
         graph: The graph to copy; it is not modified.
-        wrap_cache: A function that returns the cache of a copy, given the cache of its graph.
+        wrap_cache: Returns the cache of a copy.
+        wrap_channel: Returns the channels of a copy; None to leave them as they are.
         changes: Attributes to change in the copy, like `checkpointer`.
     """
-    nodes = {name: _copy_node(node, wrap_cache) for name, node in graph.nodes.items()}
+    nodes = {name: _copy_node(node, wrap_cache, wrap_channel) for name, node in graph.nodes.items()}
     if graph.cache is not None:
         changes["cache"] = wrap_cache(graph.cache)
     changes["nodes"] = nodes
+    if wrap_channel is not None:
+        changes["channels"] = {name: wrap_channel(channel) for name, channel in graph.channels.items()}
     if type(graph).copy is not Pregel.copy:
         return graph.copy(changes)
     copied = copy.copy(graph)  # `Pregel.copy` also validates the nodes again, at each turn of a served graph
@@ -96,11 +106,11 @@ def _package(function: Any) -> str:
     return str(getattr(function, "__module__", None) or "").partition(".")[0]
 
 
-def _copy_node(node: PregelNode, wrap_cache: Callable[[BaseCache[Any]], BaseCache[Any]]) -> PregelNode:
+def _copy_node(node: PregelNode, wrap_cache: WrapCache, wrap_channel: WrapChannel | None) -> PregelNode:
     if isinstance(node.bound, ToolNode):
         return node.copy({"bound": _copy_tool_node(node.bound)})
     if isinstance(node.bound, Pregel):
-        inner = instrumented_copy(node.bound, wrap_cache)
+        inner = instrumented_copy(node.bound, wrap_cache, wrap_channel)
         return node.copy({"bound": inner, "subgraphs": [inner]})
     return node
 

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs, var_child_runnable_config
+from langgraph.cache.base import BaseCache
 
 from agentgit.agents import inputs
 from agentgit.agents.branch_context import BranchContext, ClientThread, Graph, TurnSettings
@@ -30,6 +31,7 @@ from agentgit.async_api import LOOP
 from agentgit.errors import AgentGitError, BranchMoved, InvalidInput
 from agentgit.handles.context import Context
 from agentgit.langgraph_internals import CONFIG_KEY_CACHE
+from agentgit.saver.config import RESTORE_POINT
 from agentgit.store.queries.branch_heads import BranchHead
 from agentgit.tracing import NO_SPAN, TracedSpan, turn_span
 
@@ -87,6 +89,11 @@ class TurnRunner(DescribedGraph):
         """The id of the branch that this object runs on."""
         return self._branch.branch_id
 
+    @property
+    def _is_waiting(self) -> bool:
+        """True if the last turn of this object waits for an answer."""
+        return self._branch.interrupted_turn is not None
+
     def _on_branch(self, branch_id: int) -> Self:
         """Return a runner of the same graph on another branch of the session."""
         runner = type(self)(self._branch.context, self.graph, self._branch.settings, branch_id)
@@ -104,18 +111,22 @@ class TurnRunner(DescribedGraph):
 
     def _instrument(self) -> None:
         """Copy the graph with the saver of the branch and with caches of this runner's turns."""
-        graph = self.graph
+        graph, simulation = self.graph, self._branch.settings.simulation
         self._instrumented_graph: Graph = instrumented_copy(
             graph,
-            lambda cache: BranchCache(cache, self._current_turn),
+            self._wrap_cache,
+            simulation.wrap_channel if simulation is not None else None,
             checkpointer=self._branch.saver,
             store=self._recorded_store(graph.store),
         )
         nested_cache = uncopied_graph_cache(graph)
         # LangGraph passes this cache on to every nested graph, which then ignores its own.
-        self._nested_config = (
-            {CONFIG_KEY_CACHE: BranchCache(nested_cache, self._current_turn)} if nested_cache is not None else {}
-        )
+        self._nested_config = {CONFIG_KEY_CACHE: self._wrap_cache(nested_cache)} if nested_cache is not None else {}
+
+    def _wrap_cache(self, cache: BaseCache[Any]) -> BaseCache[Any]:
+        """Return the cache that the turns of this object use in place of a cache of the graph."""
+        simulation = self._branch.settings.simulation
+        return BranchCache(cache, self._current_turn) if simulation is None else simulation.cache
 
     def _recorded_store(self, store: Any) -> Any:
         """Return a store whose writes the turns of this object record; a store that cannot be wrapped stays as it is"""
@@ -184,7 +195,7 @@ class TurnRunner(DescribedGraph):
         run_config, self.moved_at = self._fill_config(config), monotonic()
         if not self._is_at_head(run_config["configurable"]):
             raise InvalidInput(
-                "A branch runs only from its head; to run from an earlier checkpoint, call fork(to) or rollback(to)."
+                "A branch runs only from its head. To run from an earlier checkpoint, fork or roll back to it."
             )
         if not run_config["configurable"].get("checkpoint_ns"):
             run_config["configurable"].pop("checkpoint_id", None)
@@ -202,8 +213,10 @@ class TurnRunner(DescribedGraph):
             turn.after_turn = interrupted_turn.after_turn
         turn.begin()
         self._turn = self._branch.saver.turn = turn
+        message_id = turn.turn_input.message_id
+        metadata = {RESTORE_POINT: message_id} if message_id is not None else {}
         with detached():
-            return turn, merge_configs(run_config, {"callbacks": [turn.recorder]})
+            return turn, merge_configs(run_config, {"callbacks": [turn.recorder], "metadata": metadata})
 
     def _is_at_head(self, configurable: Mapping[str, Any]) -> bool:
         """Return whether a config names no checkpoint, or the newest one of the graph or of a subgraph."""
@@ -231,7 +244,7 @@ class TurnRunner(DescribedGraph):
             session_name = branch.session(connection).reference
         warnings.warn(
             f"Session {session_name} now continues on branch {current_name!r}, but this agent runs on {own_name!r}. "
-            f"agent.at({current_name!r}) returns an agent for it.",
+            f"agent.at({current_name!r}) returns an agent at its head.",
             BranchMoved,
             stacklevel=_stack_level_of_caller(),
         )
@@ -240,6 +253,7 @@ class TurnRunner(DescribedGraph):
         try:
             with turn.span.current():
                 self._branch.seen_checkpoint_id = turn.end(completed=completed)
+            self._branch.end_checkpoint_id = turn.end_checkpoint_id
             self._branch.interrupted_heads = () if completed else (turn.head_id,)
         finally:
             self._turn = None

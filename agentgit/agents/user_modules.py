@@ -147,7 +147,7 @@ def import_path(path: str) -> list[Any]:
     name = path.partition(":")[2]
     module = _import_module(path)
     if name and not hasattr(module, name):
-        raise NotFound(f"{path} cannot be imported here: the module has no {name}.")
+        raise NotFound(f"{path} cannot be imported here: the module has no {name!r}.")
     return [getattr(module, name)] if name else list(vars(module).values())
 
 

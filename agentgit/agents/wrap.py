@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from langchain_core.tools import BaseTool
 from langgraph.graph import StateGraph
 from langgraph.pregel import Pregel
 from langgraph.store.base import BaseStore
 
 from agentgit.agents.agent import RollbackAgent
 from agentgit.agents.branch_context import AutoCheckpoint, Interval, TurnSettings
-from agentgit.agents.checkpoint_tools import CHECKPOINT_TOOLS, is_checkpoint_tool
+from agentgit.agents.graph_tools import GraphTools
 from agentgit.agents.importing.import_langgraph import import_thread
-from agentgit.agents.instrumentation import referenced_tools, tools_of
 from agentgit.agents.memory import as_memory, is_wrappable
-from agentgit.agents.tools import ToolsByName, argument_normalizers, profile_effects, resolve_effects, tool_caller
 from agentgit.agents.turn.call_interceptor import FENCE_MODES
 from agentgit.agents.turn.tool_hook import intercept
 from agentgit.effects import Effect
-from agentgit.effects.declarations import ToolEffects, as_effects
-from agentgit.effects.effects import declared_on
+from agentgit.effects.declarations import as_effects
 from agentgit.effects.memory import MEMORY_TOOLS, Memory, require_declarable
 from agentgit.effects.plan import EXECUTE, RECORD
 from agentgit.effects.served_sessions import Declarations
@@ -115,44 +112,24 @@ class PreparedGraph:
         memory_effects = {name: context.effects[name] for name in MEMORY_TOOLS & context.effects.keys()}
         user_effects = memory_effects | as_effects(effects)
         require_declarable(user_effects)
-        tools = _tools_by_name(graph)
-        # If the graph does not list its tools, a tool with one of agentgit's names counts as agentgit's own, unless the
-        # user declares its effect.
-        own_tool_names = (
-            frozenset(name for name in tools if all(map(is_checkpoint_tool, tools[name])))
-            if tools
-            else CHECKPOINT_TOOLS - set(user_effects)
-        )
-        user_tools = {name: same for name, same in tools.items() if name not in own_tool_names}
         adapter = None
         if workspace is not None:
             own_store = context.store
             adapter = attach_workspace(
                 workspace, holder=str(own_store.tenant_id), excluded_paths=own_store.database.files
             )
-        known_effects = profile_effects(user_tools, adapter.holds if adapter is not None else lambda path: False)
-        effects_by_tool = resolve_effects(user_tools, user_effects, context.effects, known_effects, check=check_effects)
+        holds = adapter.holds if adapter is not None else lambda path: False
+        tools = GraphTools(graph, user_effects, context.effects, holds, check=check_effects)
         self.context, self.graph = context, graph
         self.memory = as_memory(graph.store)
         """The store of the graph; None if it has none."""
-        self.tool_effects = [(name, effect) for name, effect in effects_by_tool.items() if effect is not None]
-        self.tool_effects += [
-            (tool.name, own_effect)
-            for tool in referenced_tools(graph)
-            if tool.name not in effects_by_tool and (own_effect := declared_on(tool)) is not None
-        ]
-        self._runners = {name: tool_caller(namesakes) for name, namesakes in user_tools.items()}
+        self.tool_effects, self._runners = tools.declared, tools.runners
         self._declarations: Declarations | None = None
         """What a session had after these tools were last declared for it; most sessions share it."""
         self.settings = TurnSettings(
             user_id=context.user.id,
-            effects=ToolEffects(
-                effects_by_tool,
-                context.effects,
-                argument_normalizers(user_tools, effects_by_tool),
-                profiled=known_effects.keys() - user_effects.keys(),
-            ),
-            unrecorded_tools=own_tool_names,
+            effects=tools.effects,
+            unrecorded_tools=tools.own_names,
             checkpoint_interval=interval,
             fence_mode=fence,
             workspace=adapter,
@@ -197,9 +174,9 @@ class PreparedGraph:
         self.declare_tools(session_id, self.memory if store is None else as_memory(store))
         if settings.workspace is not None:
             served.workspace = settings.workspace
-        # Not a method of the agent, which would keep its connections and caches.
+        # Not a method of the agent, which would keep its connections and caches. What it records is its user's.
         served.agent_factories[self.context] = lambda context, branch_id: RollbackAgent(
-            context, graph, settings, branch_id
+            context, graph, replace(settings, user_id=context.user.id), branch_id
         )
 
 
@@ -229,10 +206,3 @@ def _require_replay(replay: str, template: CheckpointRef | None, *, force: bool)
         )
     if force and replay != EXECUTE:
         raise InvalidInput("force applies only to replay='execute' here; leave it out.")
-
-
-def _tools_by_name(graph: Pregel[Any, Any, Any, Any]) -> ToolsByName:
-    tools: dict[str, list[BaseTool]] = {}
-    for tool in tools_of(graph):
-        tools.setdefault(tool.name, []).append(tool)
-    return tools

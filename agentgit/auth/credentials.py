@@ -246,7 +246,7 @@ class JWT:
     Example:
         >>> JWT(algorithms=["none"], key="x")
         Traceback (most recent call last):
-        agentgit.errors.InvalidInput: algorithms=['none'] is not supported; give one or more of HS256, ..., EdDSA.
+        agentgit.errors.InvalidInput: ['none'] are not supported algorithms; give one or more of HS256, ..., EdDSA.
     """
 
     algorithms: Sequence[str]
@@ -264,14 +264,14 @@ class JWT:
         algorithms = [self.algorithms] if isinstance(self.algorithms, str) else list(self.algorithms)
         if not algorithms or not set(algorithms) <= {*SHARED_KEY_ALGORITHMS, *PUBLIC_KEY_ALGORITHMS}:
             raise InvalidInput(
-                f"algorithms={algorithms!r} is not supported; give one or more of "
+                f"{algorithms!r} are not supported algorithms; give one or more of "
                 f"{', '.join((*SHARED_KEY_ALGORITHMS, *PUBLIC_KEY_ALGORITHMS))}."
             )
         is_shared = set(algorithms) <= set(SHARED_KEY_ALGORITHMS)
         if not is_shared and not set(algorithms) <= set(PUBLIC_KEY_ALGORITHMS):
             raise InvalidInput("HS… and public-key algorithms cannot be combined. Give one kind only.")
         if (self.key is None) == (self.jwks is None) or (is_shared and self.key is None):
-            raise InvalidInput("Give either key=..., or for public-key algorithms jwks=..., but not both.")
+            raise InvalidInput("Give either a key or, for public-key algorithms, a JWKS, but not both.")
         if is_shared:
             self._require_secret()
         if self.id_claim is not None and self.create_users:

@@ -87,6 +87,6 @@ def _decode_key(name: str, key: bytes | str) -> bytes:
         decoded = b""
     if len(decoded) != KEY_BYTES:
         raise InvalidInput(
-            f"The key {name} must be {KEY_BYTES} bytes, plain or in base64. Generate one: agentgit db keys --new"
+            f"The key {name} must be {KEY_BYTES} bytes, plain or in base64. Keyring.new_key() generates one."
         )
     return decoded

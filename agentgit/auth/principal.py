@@ -71,7 +71,7 @@ def with_included_scopes(scopes: str | Collection[str]) -> frozenset[str]:
     """
     scope_list = [scopes] if isinstance(scopes, str) else list(scopes)
     if not scope_list or any(scope not in SCOPES for scope in scope_list):
-        raise InvalidInput(f"scopes={scopes!r} is not valid; give one or more of {', '.join(SCOPES)}.")
+        raise InvalidInput(f"{scopes!r} are not valid scopes; give one or more of {', '.join(SCOPES)}.")
     return frozenset(SCOPES[: 1 + max(map(SCOPES.index, scope_list))])
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
+from reprlib import repr as short_repr
 from typing import Any, ClassVar, Protocol
 
 from agentgit.errors import InvalidInput
-from agentgit.values import Deferred, Displayable, TableList
+from agentgit.values import COUNT, FLAG, OBJECT, TIME, Deferred, Displayable, TableList
 
 
 class HasState(Protocol):
@@ -70,24 +71,41 @@ class Checkpoint(Displayable, Deferred):
     def from_dict(cls, data: Mapping[str, Any]) -> Checkpoint:
         """Create a checkpoint from any subset of the ten fields; the inverse of `to_dict`.
 
+        None stands for the default of a field. A newer version of agentgit may write more fields than these ten; they
+        are ignored if all ten are there. In a dict with fewer, another key is a mistake.
+
         Args:
             data: Field names to values; `created_at` may be ISO text, a datetime or None.
 
         Raises:
-            InvalidInput: A key is not a field, or `created_at` is not a time.
+            InvalidInput: `data` is not a dict, a key is not a field, or a value has the wrong type.
+
+        Example:
+            >>> newer = {**Checkpoint(checkpoint_name="start").to_dict(), "metadata": None, "colour": "red"}
+            >>> Checkpoint.from_dict(newer) == Checkpoint(checkpoint_name="start")
+            True
         """
+        if not isinstance(data, Mapping):
+            raise InvalidInput(f"A checkpoint is a dict of its fields, not {short_repr(data)}.")
         field_names = {f.name for f in fields(cls)}
-        if unknown := sorted(set(data) - field_names):
+        unknown = sorted(str(key) for key in data if key not in field_names)
+        if unknown and not field_names <= set(data):
             raise InvalidInput(
-                f"A checkpoint has no field {', '.join(unknown)}; it has {', '.join(sorted(field_names))}."
+                f"A checkpoint has no field {', '.join(name[:40] for name in unknown[:5])}; it has "
+                f"{', '.join(sorted(field_names))}."
             )
-        values = copy.deepcopy(dict(data))
+        given = {name: data[name] for name in field_names if data.get(name) is not None}
+        _check_types(given)
+        try:
+            values: dict[str, Any] = copy.deepcopy(given)
+        except RecursionError as error:
+            raise InvalidInput("A checkpoint is nested too deeply.") from error
         created_at = values.get("created_at")
         if isinstance(created_at, str):
             try:
                 values["created_at"] = datetime.fromisoformat(created_at)
             except ValueError as error:
-                raise InvalidInput(f"created_at {created_at!r} is not an ISO 8601 time.") from error
+                raise InvalidInput(f"created_at {short_repr(created_at)} is not an ISO 8601 time.") from error
         return cls(**values)
 
     @classmethod
@@ -154,5 +172,66 @@ class Checkpoint(Displayable, Deferred):
         return self._count("tool_track_position", "tool_invocations") > 0
 
 
+_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    "id": ((int,), "a whole number"),
+    "internal_session_id": ((int,), "a whole number"),
+    "checkpoint_name": ((str,), "a string"),
+    "session_state": ((dict,), "a dict"),
+    "conversation_history": ((list,), "a list of dicts"),
+    "is_auto": ((bool,), "True or False"),
+    "created_at": ((str, datetime), "a time"),
+    "metadata": ((dict,), "a dict"),
+    "user_id": ((int,), "a whole number"),
+    "tool_invocations": ((list,), "a list of dicts"),
+}
+"""The types of each field of a checkpoint, and their description."""
+
+
+def _check_types(values: Mapping[str, Any]) -> None:
+    """Check the types of fields whose value is not None."""
+    for name, value in values.items():
+        types, description = _TYPES[name]
+        is_valid = isinstance(value, types) and (bool in types or not isinstance(value, bool))
+        if isinstance(value, list):
+            is_valid = is_valid and all(isinstance(item, dict) for item in value)
+        if not is_valid:
+            raise InvalidInput(f"{name} must be {description}, not {short_repr(value)}.")
+
+
 class Checkpoints(TableList[Checkpoint]):
-    """Checkpoints in order; a notebook shows them as a table."""
+    """Checkpoints in order; a notebook shows them as a table.
+
+    In a frame, the columns have the names of the fields and of the entries of `metadata`. States and messages are not
+    loaded.
+    """
+
+    _COLUMNS: ClassVar[Mapping[str, str]] = {
+        "reference": OBJECT,
+        "branch": OBJECT,
+        "number": COUNT,
+        "kind": OBJECT,
+        "checkpoint_name": OBJECT,
+        "description": OBJECT,
+        "tags": OBJECT,
+        "is_auto": FLAG,
+        "created_at": TIME,
+        "message_count": COUNT,
+        "tool_track_position": COUNT,
+        "data": OBJECT,
+        "id": COUNT,
+    }
+
+    def _records(self) -> Iterable[Any]:
+        return map(record_of, self)
+
+
+def record_of(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the entries of a checkpoint's metadata and its small fields as one dict."""
+    return {
+        "tags": [],
+        **checkpoint.metadata,
+        "checkpoint_name": checkpoint.checkpoint_name,
+        "is_auto": checkpoint.is_auto,
+        "created_at": checkpoint.created_at,
+        "id": checkpoint.id,
+    }

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from agentgit.errors import InvalidInput
-from agentgit.values import PrintableDrawing, count, portable, to_json
+from agentgit.values import PrintableDrawing, count, portable, quote_name, to_json
 
 OURS, THEIRS = "ours", "theirs"
 """The sides of a conflict that can win: `ours` is this branch, `theirs` the other branch."""
@@ -77,6 +77,7 @@ class MergePlan(PrintableDrawing):
         source: The checkpoint or branch that the changes come from, like `retry#4`.
         into: The checkpoint or branch that they are added to, like `main#5`.
         base: The checkpoint that both are compared with, like `main#3`; empty for a cherry-pick.
+        session_name: The name by which the user refers to the session, like `support-42` or `alice/support-42`.
         values: The values to merge.
         messages: The messages to add, as shown, in order.
         conflicts: The values that both sides changed and that have no resolution.
@@ -89,6 +90,7 @@ class MergePlan(PrintableDrawing):
     source: str
     into: str
     base: str = ""
+    session_name: str = ""
     values: list[MergedValue] = field(default_factory=list)
     messages: list[dict[str, Any]] = field(default_factory=list)
     conflicts: list[Clash] = field(default_factory=list)
@@ -106,9 +108,15 @@ class MergePlan(PrintableDrawing):
 
     @property
     def heading(self) -> str:
-        """A sentence that says what is merged."""
+        """A sentence that says what is merged, and in which session."""
+        session = f", in session {quote_name(self.session_name)}" if self.session_name else ""
+        return f"{self.title}{session}: adds history, runs no tool."
+
+    @property
+    def title(self) -> str:
+        """A description of what is merged, in a few words. The new checkpoint has them as its description."""
         since = f", since {self.base}" if self.base else ""
-        return f"{self.SIGNS[self.kind]} {self.source} into {self.into}{since}: adds history, runs no tool."
+        return f"{self.SIGNS[self.kind]} {self.source} into {self.into}{since}"
 
     @property
     def summary(self) -> str:
@@ -116,7 +124,7 @@ class MergePlan(PrintableDrawing):
         if self.is_empty:
             return "Nothing to add: everything is already here."
         values = sum(value.how != OURS for value in self.values)
-        conflicts = f"; {count(len(self.conflicts), 'conflict')} to resolve with resolve=" if self.conflicts else ""
+        conflicts = f"; {count(len(self.conflicts), 'conflict')} to resolve" if self.conflicts else ""
         return f"{count(values, 'value')} and {count(len(self.messages), 'message')} to add{conflicts}."
 
     def to_dict(self) -> dict[str, Any]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, NoReturn, TypeVar
 
 from agentgit.checkpoints.search_words import Snippet
 from agentgit.errors import InvalidInput
-from agentgit.values import PrintableDrawing, TableList
+from agentgit.values import COUNT, OBJECT, TIME, PrintableDrawing, TableList, Tabular
 
 T = TypeVar("T")
 
@@ -35,6 +35,7 @@ class Filter:
         tag: Only the checkpoint that has this tag.
         author: Only checkpoints made by the user with this id.
         auto: True for automatic checkpoints only, False for requested ones only, None for both.
+        with_calls: True for checkpoints with tool calls on their path only, False for those without, None for both.
 
     Raises:
         InvalidInput: A time has no zone, or a value has the wrong type.
@@ -46,6 +47,7 @@ class Filter:
     tag: str | None = None
     author: int | None = None
     auto: bool | None = None
+    with_calls: bool | None = None
 
     def __post_init__(self) -> None:
         for field in ("since", "until"):
@@ -55,8 +57,9 @@ class Filter:
         for field in ("name", "tag"):
             if not isinstance(getattr(self, field), str | None):
                 raise InvalidInput(f"{field} must be a string, not {getattr(self, field)!r}.")
-        if self.auto not in (None, True, False):
-            raise InvalidInput(f"auto must be True, False or None, not {self.auto!r}.")
+        for field in ("auto", "with_calls"):
+            if not isinstance(getattr(self, field), bool | None):
+                raise InvalidInput(f"{field} must be True, False or None, not {getattr(self, field)!r}.")
 
     @property
     def by_person(self) -> bool:
@@ -146,7 +149,7 @@ def parse_hit_cursor(cursor: object) -> HitCursor:
 
 
 def _raise_bad_cursor(cursor: object) -> NoReturn:
-    raise InvalidInput(f"after={cursor!r} is not a cursor; give the `next` of a page of the same list, or None.")
+    raise InvalidInput(f"after={cursor!r} is not a cursor; give the `next` of a page of the same list, or none.")
 
 
 def require_page_size(limit: object) -> int:
@@ -207,6 +210,14 @@ class Tag:
 class Tags(TableList[Tag]):
     """A list of tags; a notebook shows it as a table."""
 
+    _COLUMNS: ClassVar[Mapping[str, str]] = {
+        "name": OBJECT,
+        "reference": OBJECT,
+        "description": OBJECT,
+        "created_at": TIME,
+        "checkpoint_id": COUNT,
+    }
+
 
 @dataclass(frozen=True, kw_only=True)
 class Hit:
@@ -240,7 +251,7 @@ class Hit:
 
 
 @dataclass(frozen=True)
-class Hits(Page[Hit], PrintableDrawing):
+class Hits(Page[Hit], PrintableDrawing, Tabular):
     """A page of search hits: names and descriptions of checkpoints, then messages and calls, each newest first.
 
     Args:
@@ -249,6 +260,17 @@ class Hits(Page[Hit], PrintableDrawing):
         complete: False if newer texts could not be searched, because the database is read-only or a state is damaged.
         names_only: True if only names of checkpoints were searched, because everything else is encrypted.
     """
+
+    _COLUMNS: ClassVar[Mapping[str, str]] = {
+        "kind": OBJECT,
+        "reference": OBJECT,
+        "role": OBJECT,
+        "name": OBJECT,
+        "snippet": OBJECT,
+        "created_at": TIME,
+        "id": OBJECT,
+        "checkpoint_id": COUNT,
+    }
 
     complete: bool = True
     names_only: bool = False

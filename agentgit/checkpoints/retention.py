@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any, Self
 
 from agentgit.errors import InvalidInput
+from agentgit.values import count
 
 MAX_LIMIT = 2**31 - 1
 """The greatest value of a limit, other than one in bytes."""
@@ -63,6 +64,22 @@ class Retention:
         if self.max_age is not None and not (isinstance(self.max_age, timedelta) and self.max_age > timedelta(0)):
             raise InvalidInput(f"max_age must be a timedelta above zero, not {self.max_age!r}.")
 
+    @classmethod
+    def by_name(cls, *, compress_after: int = 50, keep_last: int = 20) -> Self:
+        """Return the retention that only compresses: the first, the last and the newest of each name stay.
+
+        There is no other limit, so a checkpoint whose name no later one has is never removed.
+
+        Args:
+            compress_after: The number of checkpoints above which it compresses.
+            keep_last: The number of the newest checkpoints that always stay.
+
+        Example:
+            >>> print(Retention.by_name())
+            only the first, the last 20 and the newest of each name if there are more than 50
+        """
+        return cls(compress_after=compress_after, keep_last=keep_last, max_checkpoints=None)
+
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as JSON-like data, the age in seconds; `from_dict` is the inverse."""
         return {**vars(self), "max_age": self.max_age.total_seconds() if self.max_age is not None else None}
@@ -83,15 +100,16 @@ class Retention:
             raise InvalidInput(f"max_age must be a number of seconds, not {age!r}.") from error
 
     def __str__(self) -> str:
-        rules = []
+        rules, last = [], f"the last {self.keep_last}" if self.keep_last > 1 else "the last one"
         if self.compress_after is not None:
             rules.append(
-                f"over {self.compress_after}, the first, the last {self.keep_last} and the newest of each name"
+                f"only the first, {last} and the newest of each name if there are more than {self.compress_after}"
             )
         if self.max_checkpoints is not None:
-            rules.append(f"at most {self.max_checkpoints}")
+            rules.append(f"at most {count(self.max_checkpoints, 'checkpoint')}")
         if self.max_age is not None:
-            rules.append(f"none older than {self.max_age} but the first and the last {self.keep_last}")
+            days = self.max_age / timedelta(days=1)
+            rules.append(f"none older than {days:g} {'day' if days == 1 else 'days'}, except the first and {last}")
         if self.max_bytes is not None:
             rules.append(f"at most {self.max_bytes:,} bytes")
         return "; ".join(rules) or "everything"
@@ -105,7 +123,7 @@ class KeptPoint:
         id: The id of the checkpoint; newer checkpoints have greater ids.
         reference: The reference of the checkpoint, like `main#7`.
         name: The name that a user gave it.
-        is_auto: True if agentgit made it automatically.
+        is_auto: True if agentgit made it automatically, and nobody has named it.
         created_at: The time of creation, aware UTC.
         needed: The reason why it is needed, as a sentence; empty if nothing needs it.
     """
@@ -168,6 +186,14 @@ class RetentionResult:
     def kept(self) -> list[RetentionVerdict]:
         """The checkpoints that stay, oldest first."""
         return [verdict for verdict in self.verdicts if not verdict.is_removed]
+
+    def __str__(self) -> str:
+        outcome = "would be deleted" if self.dry_run else "deleted"
+        lines = [f"{count(len(self.gone), 'checkpoint')} {outcome}, {len(self.kept)} kept"]
+        for verdict in self.kept:
+            place = " ".join(filter(None, (verdict.point.reference, verdict.point.name)))
+            lines.append(f"  kept  {place}  {verdict.why}")
+        return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON-like data."""

@@ -1,4 +1,7 @@
-"""The commands for checkpoints and branches: checkpoint, fork, rename, undo, redo, recover, explore, promote."""
+"""The commands for checkpoints and branches.
+
+These are checkpoint, annotate, fork, rename, undo, redo, recover, explore and promote.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentgit.cli import chat, output, references
+from agentgit.cli import output, references
+from agentgit.cli.chat import command as chat
+from agentgit.cli.completion import complete_checkpoint
 from agentgit.cli.options import (
     AsJson,
+    Changed,
     CommandGroup,
     DatabaseOption,
-    OfBranch,
     Target,
     Trust,
     Yes,
-    complete_checkpoint,
     import_from_here,
     repository,
     usage,
@@ -24,12 +28,16 @@ from agentgit.cli.options import (
 from agentgit.cli.rollback import Force, OnError, confirm_plan, print_rollback, show_plan_on_error, switch
 from agentgit.errors import AgentGitError, InvalidInput
 from agentgit.render import records
-from agentgit.render.text import clean
+from agentgit.render.text import Span, clean, place
 from agentgit.render.views import log as logs
 from agentgit.render.views import tree as explorations
 from agentgit.render.views.lists import branch_lines
+from agentgit.sessions import operation
+from agentgit.sessions.session import RUNNING
+from agentgit.values import quote_name
 
 if TYPE_CHECKING:
+    from agentgit.checkpoints import Checkpoint
     from agentgit.handles.session import Session
     from agentgit.sessions import InternalSession
     from agentgit.sessions.tree import ExploredBranch
@@ -52,6 +60,7 @@ def add_to(parent: typer.Typer) -> None:
     app.command()(cleanup)
     app.command()(clear)
     parent.add_typer(app)
+    parent.command(cls=usage("[SESSION[@BRANCH]]", "REF"))(annotate)
     parent.command(cls=usage("[SESSION[@BRANCH]]", "[REF]"))(fork)
     parent.command(cls=usage("[SESSION[@BRANCH]]", "NAME"))(rename)
     parent.command()(undo)
@@ -67,7 +76,10 @@ def add_to(parent: typer.Typer) -> None:
 def create(
     words: Annotated[
         list[str],
-        typer.Argument(metavar="[SESSION[@BRANCH]] NAME", help="The name of the checkpoint; names may repeat."),
+        typer.Argument(
+            metavar="[SESSION[@BRANCH]] NAME",
+            help="The name of the checkpoint; names may repeat. And its session, if there are several.",
+        ),
     ],
     description: Annotated[str | None, typer.Option(metavar="TEXT", help="A description of the checkpoint.")] = None,
     no_files: NoFiles = False,
@@ -76,29 +88,65 @@ def create(
 ) -> None:
     """Create a checkpoint with a name at the head of a branch."""
     with repository(db) as repo:
-        session, branch, name = references.parse_required(repo, words)
+        session, branch, name = references.parse_changed_at(repo, words, "NAME")
         checkpoint = session.checkpoint(name, branch=branch, description=description, files=not no_files)
-        output.emit(
-            as_json,
-            lambda: records.of_checkpoint(checkpoint),
-            lambda width: logs.lines([checkpoint], width=width, zone=None),
-        )
+        _print_checkpoint(session, checkpoint, as_json)
 
 
 def delete(target: Target, yes: Yes = False, db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """Delete a checkpoint that nothing needs; the conversation and the tool track stay."""
     with repository(db) as repo:
-        session, branch, ref = references.parse_required(repo, target)
+        session, branch, ref = references.parse_changed_at(repo, target, "REF")
         checkpoint = session.get_checkpoint(ref, branch=branch)
-        reference = checkpoint.metadata["reference"]
+        label = f"{clean(checkpoint.metadata['reference'])} of {place(session.reference)}"
         if not yes:
-            output.confirm(f"Delete {reference}?", as_json)
+            output.confirm(f"Delete {label}?", as_json)
         deleted = session.delete_checkpoint(checkpoint)
-        output.line(as_json, lambda: records.of_checkpoint(deleted), f"{reference} is deleted")
+        data = {"session_name": session.reference, **records.of_checkpoint(deleted)}
+        output.line(as_json, lambda: data, f"{label} is deleted")
+
+
+def annotate(
+    target: Target,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="The new name; names may repeat. '' removes it.")
+    ] = None,
+    description: Annotated[
+        str | None, typer.Option("--description", metavar="TEXT", help="The new description; '' removes it.")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option("--data", metavar="JSON", help="The new data, for programs; null removes it.")
+    ] = None,
+    db: DatabaseOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """Rename a checkpoint, or change its description or data."""
+    if name is None and description is None and data is None:
+        raise InvalidInput("There is nothing to change. Add --name NAME, --description TEXT or --data JSON.")
+    with repository(db) as repo:
+        session, branch, ref = references.parse_changed_at(repo, target, "REF")
+        checkpoint = session.annotate(
+            ref,
+            branch=branch,
+            name=... if name is None else name or None,
+            description=... if description is None else description or None,
+            data=... if data is None else output.parse_json(data, "--data"),
+        )
+        _print_checkpoint(session, checkpoint, as_json)
+
+
+def _print_checkpoint(session: Session, checkpoint: Checkpoint, as_json: bool) -> None:
+    output.emit_at(
+        session,
+        checkpoint.metadata["branch"],
+        lambda: records.of_checkpoint(checkpoint),
+        lambda width: logs.lines([checkpoint], width=width, zone=output.zone()),
+        as_json=as_json,
+    )
 
 
 def cleanup(
-    session_ref: OfBranch = None,
+    session_ref: Changed = None,
     keep: Annotated[
         int, typer.Option("--keep", metavar="N", min=0, help="The number of automatic checkpoints to keep.")
     ] = 5,
@@ -107,22 +155,27 @@ def cleanup(
 ) -> None:
     """Delete older automatic checkpoints of a branch, if nothing needs them."""
     with repository(db) as repo:
-        session, branch = references.parse_session(repo, session_ref)
-        _print_deleted_count(as_json, session.cleanup_auto_checkpoints(branch=branch, keep=keep))
+        session, branch = references.parse_changed(repo, session_ref)
+        branch_name = session.branch(branch).name
+        count = session.cleanup_auto_checkpoints(branch=branch, keep=keep)
+        _print_deleted_count(as_json, count, session, branch_name)
 
 
-def clear(session_ref: OfBranch = None, yes: Yes = False, db: DatabaseOption = None, as_json: AsJson = False) -> None:
+def clear(session_ref: Changed = None, yes: Yes = False, db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """Delete all checkpoints of a session or branch that nothing needs, named ones included."""
     with repository(db) as repo:
-        session, branch = references.parse_session(repo, session_ref)
+        session, branch = references.parse_changed(repo, session_ref)
+        branch_name = session.branch(branch).name if branch is not None else None
         if not yes:
-            output.confirm(f"Delete all checkpoints of {session.name} that nothing needs?", as_json)
-        _print_deleted_count(as_json, session.retention.clear(branch=branch))
+            output.confirm(
+                f"Delete all checkpoints of {place(session.reference, branch_name)} that nothing needs?", as_json
+            )
+        _print_deleted_count(as_json, len(session.retention.clear(branch=branch).gone), session, branch_name)
 
 
-def _print_deleted_count(as_json: bool, count: int) -> None:
+def _print_deleted_count(as_json: bool, count: int, session: Session, branch: str | None) -> None:
     text = f"{count} checkpoint{'' if count == 1 else 's'} deleted"
-    output.line(as_json, lambda: {"deleted": count}, text)
+    output.emit_at(session, branch, lambda: {"deleted": count}, lambda _: [(Span(text),)], as_json=as_json)
 
 
 # -- branches
@@ -144,7 +197,7 @@ def fork(
 ) -> None:
     """Create a branch without touching the world; the session stays on its current branch."""
     with repository(db) as repo:
-        session, branch, ref = references.parse_optional(repo, list(words or ()))
+        session, branch, ref = references.parse_changed_optional(repo, list(words or ()))
         report = session.fork(ref, branch=branch, name=name, files=not no_files)
         _print_branch(session, session.branch(report.branch), as_json)
 
@@ -158,21 +211,23 @@ def rename(
 ) -> None:
     """Rename a session or, with @BRANCH, one of its branches."""
     with repository(db) as repo:
-        session, branch, name = references.parse_required(repo, words)
+        session, branch, name = references.parse_changed_at(repo, words, "NAME")
         if branch is not None:
             _print_branch(session, session.rename_branch(branch, name), as_json)
             return
-        old_name, renamed = session.name, session.rename(name)
-        text = f"{clean(old_name)} is now called {clean(renamed.session_name)}"
+        old_name, renamed = session.reference, session.rename(name)
+        text = f"{place(old_name)} is now called {clean(quote_name(renamed.session_name))}"
         output.line(as_json, lambda: records.of_session(renamed), text)
 
 
 def _print_branch(session: Session, branch: InternalSession, as_json: bool) -> None:
     tree = session.tree()
-    output.emit(
-        as_json,
+    output.emit_at(
+        session,
+        None,
         lambda: records.of_branch(branch),
-        lambda width: branch_lines([branch], tree, width=width, zone=None),
+        lambda width: branch_lines([branch], tree, width=width, zone=output.zone()),
+        as_json=as_json,
     )
 
 
@@ -180,7 +235,7 @@ def _print_branch(session: Session, branch: InternalSession, as_json: bool) -> N
 
 
 def undo(
-    session_ref: OfBranch = None,
+    session_ref: Changed = None,
     steps: Annotated[
         int, typer.Option("--steps", "-n", metavar="N", min=1, help="The number of turns to go back.")
     ] = 1,
@@ -192,14 +247,14 @@ def undo(
 ) -> None:
     """Go back one turn or several, on a new branch: show the plan, ask, then reverse later effects."""
     with repository(db, trust=trust) as repo, show_plan_on_error(as_json):
-        session, branch = references.parse_session(repo, session_ref)
+        session, branch = references.parse_changed(repo, session_ref)
         if not yes:
-            confirm_plan(session.plan_undo(steps, branch=branch), "Undo?", as_json, force=force)
+            confirm_plan(session.plan_undo(steps, branch=branch), "Undo in", as_json, force=force)
         print_rollback(as_json, session.undo(steps, branch=branch, force=force))
 
 
 def redo(
-    session_ref: OfBranch = None,
+    session_ref: Changed = None,
     force: Force = False,
     yes: Yes = False,
     trust: Trust = None,
@@ -208,9 +263,9 @@ def redo(
 ) -> None:
     """Take back the rollback that created a branch: run again what it reversed."""
     with repository(db, trust=trust) as repo, show_plan_on_error(as_json):
-        session, branch = references.parse_session(repo, session_ref)
+        session, branch = references.parse_changed(repo, session_ref)
         if not yes:
-            confirm_plan(session.plan_redo(branch=branch), "Redo?", as_json, force=force)
+            confirm_plan(session.plan_redo(branch=branch), "Redo in", as_json, force=force)
         print_rollback(as_json, session.redo(branch=branch, force=force))
 
 
@@ -218,7 +273,7 @@ def redo(
 
 
 def recover(
-    session_ref: OfBranch = None,
+    session_ref: Changed = None,
     force: Annotated[
         bool,
         typer.Option(
@@ -231,8 +286,16 @@ def recover(
 ) -> None:
     """Recover a branch whose process died on another machine."""
     with repository(db) as repo:
-        session, branch = references.parse_session(repo, session_ref)
-        _print_branch(session, session.recover(branch=branch, force=force), as_json)
+        session, branch_name = references.parse_changed(repo, session_ref)
+        branch = session.branch(branch_name)
+        is_running = branch.status == RUNNING or any(
+            one.status == operation.RUNNING and one.internal_session_id == branch.id for one in session.operations()
+        )
+        recovered = session.recover(branch=branch, force=force)
+        if not is_running:
+            label = place(session.reference, branch.name)
+            output.print_notice(f"Nothing to recover: no turn and no rollback is unfinished in {label}.")
+        _print_branch(session, recovered, as_json)
 
 
 DEFAULT_CHOICES = 2
@@ -294,8 +357,12 @@ def explore(
             for error_note in getattr(error, "__notes__", ()):
                 output.print_notice(error_note)  # says how to read the results so far
             raise
-        output.emit(
-            as_json, exploration.to_dict, lambda width: explorations.exploration_lines(exploration, width=width)
+        output.emit_at(
+            agent.session,
+            None,
+            exploration.to_dict,
+            lambda width: explorations.exploration_lines(exploration, width=width),
+            as_json=as_json,
         )
 
 

@@ -25,6 +25,11 @@ app = typer.Typer(
 )
 
 
+def add_to(parent: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    parent.add_typer(app)
+
+
 @app.callback()
 def before(context: typer.Context, db: DatabaseOption = None) -> None:
     """Store the database that is given before the command."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -15,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentgit.cli import output
-from agentgit.cli.history import parse_time
-from agentgit.cli.options import AsJson, CommandGroup, DatabaseOption, repository
+from agentgit.cli.options import TIME_HELP, AsJson, CommandGroup, DatabaseOption, parse_time, repository
 from agentgit.cli.output import bar
 from agentgit.errors import Corrupt, InvalidInput, NotFound
 from agentgit.render.text import Line, Span
@@ -71,7 +69,7 @@ def events(
     session: OfSession = None,
     kind: Kinds = None,
     since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Only events at or after this time, like 2026-11-21.")
+        str | None, typer.Option(metavar="TIME", help=f"Only events at this time or later, {TIME_HELP}")
     ] = None,
     after: Annotated[int | None, typer.Option(metavar="ID", help="Only events after the one with this id.")] = None,
     limit: Annotated[
@@ -96,7 +94,7 @@ def events(
             output.emit(
                 as_json,
                 lambda: [event.to_dict() for event in matches],
-                lambda width: drawn.event_lines(matches, width=width, zone=None) or placeholder,
+                lambda width: drawn.event_lines(matches, width=width, zone=output.zone()) or placeholder,
             )
             return
         for event in matches:
@@ -119,7 +117,7 @@ def _until_stopped() -> Iterator[None]:
 
 
 def _print_event(event: Event, as_json: bool) -> None:
-    _print_result(as_json, event.to_dict, lambda width: drawn.event_lines([event], width=width, zone=None))
+    _print_result(as_json, event.to_dict, lambda width: drawn.event_lines([event], width=width, zone=output.zone()))
 
 
 def _delivered_lines(delivered: Delivered, width: int) -> list[Line]:
@@ -129,8 +127,7 @@ def _delivered_lines(delivered: Delivered, width: int) -> list[Line]:
 def _print_result(as_json: bool, data: Callable[[], Any], lines: Callable[[int], list[Line]]) -> None:
     """Write one result of a stream immediately; as JSON it is one line."""
     if as_json:
-        output.stream(json.dumps(data()).replace("\x7f", "\\u007f"))
-        output.stream("\n")
+        output.stream(f"{output.dump(data())}\n")
     else:
         output.show(lines(output.width()))
     output.flush()
@@ -151,18 +148,18 @@ def audit_show(
             as_json,
             lambda: [event.to_dict() for event in matches],
             lambda width: (
-                drawn.event_lines(matches, width=width, zone=None, user_names=user_names)
+                drawn.event_lines(matches, width=width, zone=output.zone(), user_names=user_names)
                 or [(Span("no events found"),)]
             ),
         )
 
 
 @audit.command("tips")
-def audit_tips(db: DatabaseOption = None) -> None:
+def audit_tips(db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """Print the tip of each trail as a line of JSON; keep them where the database owner cannot write."""
     with repository(db) as repo:
-        tips = repo.events.tips()
-    output.stream("".join(f"{json.dumps(vars(tip))}\n" for tip in tips))
+        tips = [vars(tip) for tip in repo.events.tips()]
+    output.emit(as_json, lambda: tips, lambda _: [(Span(output.dump(tip)),) for tip in tips])
 
 
 @audit.command("verify")

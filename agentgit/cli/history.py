@@ -1,21 +1,24 @@
-"""The commands that read the history: log, search, tag, diff, compare."""
+"""The commands that read the history: log, search, tag, diff, compare; and `start`, which copies it."""
 
 from __future__ import annotations
 
-from datetime import datetime
+import shlex
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from agentgit.cli import output, references
-from agentgit.cli.options import AsJson, DatabaseOption, Limit, OfBranch, complete_checkpoint, repository, usage
+from agentgit.cli.completion import complete_checkpoint
+from agentgit.cli.options import TIME_HELP, AsJson, DatabaseOption, Limit, OfBranch, parse_time, repository, usage
 from agentgit.cli.output import bar
-from agentgit.errors import InvalidInput
+from agentgit.errors import InvalidInput, NotFound
 from agentgit.render import records
-from agentgit.render.text import Line, Span
+from agentgit.render.text import Line, Span, clean, place
 from agentgit.render.views import diff as diffs
 from agentgit.render.views import log as logs
 from agentgit.render.views.lists import session_lines
+from agentgit.render.words import COMMAND_LINE
+from agentgit.values import quote_name
 
 if TYPE_CHECKING:
     from agentgit.checkpoints import Checkpoint
@@ -28,11 +31,13 @@ After = Annotated[
     str | None,
     typer.Option("--after", metavar="CURSOR", help="Continue after this cursor or reference."),
 ]
+OnBranch = Annotated[
+    str | None, typer.Option("--branch", metavar="NAME", help="Checkpoints of this branch; the same as SESSION@NAME.")
+]
 Own = Annotated[
     bool, typer.Option("--branch-only", help="Only checkpoints made on this branch, not on its whole path.")
 ]
 Every = Annotated[bool, typer.Option("--all-branches", help="Checkpoints of all branches of the session.")]
-TIME_HELP = "like 2026-11-21 or '2026-11-21 14:30', in this machine's zone."
 
 
 def add_to(app: typer.Typer) -> None:
@@ -40,6 +45,9 @@ def add_to(app: typer.Typer) -> None:
     app.command()(log)
     app.command(cls=usage("[SESSION[@BRANCH]]", "TEXT"))(search)
     app.command(cls=usage("[SESSION]", "[REF NAME]"))(tag)
+    app.command(cls=usage("[SESSION]", "A", "B"))(diff)
+    app.command(cls=usage("[SESSION]", "A", "B"))(compare)
+    app.command()(start)
 
 
 def log(
@@ -51,7 +59,7 @@ def log(
         str | None, typer.Option(metavar="TIME", help=f"Only checkpoints made at this time or later, {TIME_HELP}")
     ] = None,
     until: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Only checkpoints made at this time or earlier.")
+        str | None, typer.Option(metavar="TIME", help=f"Only checkpoints made at this time or earlier, {TIME_HELP}")
     ] = None,
     tagged: Annotated[
         str | None, typer.Option("--tag", metavar="TAG", help="Only the checkpoint with this tag.")
@@ -63,6 +71,13 @@ def log(
             "--auto/--named", help="Only automatic checkpoints, or only checkpoints that were created on request."
         ),
     ] = None,
+    with_calls: Annotated[
+        bool | None,
+        typer.Option(
+            "--with-calls/--without-calls", help="Only checkpoints with, or without, tool calls on the path to them."
+        ),
+    ] = None,
+    on_branch: OnBranch = None,
     branch_only: Own = False,
     all_branches: Every = False,
     count: Annotated[bool, typer.Option("--count", help="Print only the number.")] = False,
@@ -74,6 +89,7 @@ def log(
         raise InvalidInput("Write --branch-only or --all-branches, not both.")
     with repository(db) as repo:
         session, branch = references.parse_session(repo, session_ref)
+        branch = references.one_branch(branch, on_branch)
         query = session.log(
             branch=branch,
             which="all" if all_branches else "branch" if branch_only else "path",
@@ -83,6 +99,7 @@ def log(
             tag=tagged,
             author=author,
             auto=auto,
+            with_calls=with_calls,
         )
         if count:
             total = len(query)
@@ -92,7 +109,9 @@ def log(
         output.emit(
             as_json,
             lambda: [records.of_checkpoint(checkpoint) for checkpoint in checkpoints],
-            lambda width: logs.lines(checkpoints[::-1], width=width, zone=None) or _no_checkpoint_lines(query, after),
+            lambda width: (
+                logs.lines(checkpoints[::-1], width=width, zone=output.zone()) or _no_checkpoint_lines(query, after)
+            ),
         )
 
 
@@ -124,16 +143,6 @@ def _no_checkpoint_lines(query: Log, after: str | None) -> list[Line]:
     return [(Span("no matching checkpoints" if after or query.is_filtered else "no checkpoints yet"),)]
 
 
-def parse_time(text: str | None) -> datetime | None:
-    """Parse an ISO 8601 time; without an offset it is in this machine's time zone."""
-    if text is None:
-        return None
-    try:
-        return datetime.fromisoformat(text).astimezone()
-    except (ValueError, OverflowError) as error:
-        raise InvalidInput(f"{text!r} is not a time; write it like 2026-11-21 or '2026-11-21 14:30'.") from error
-
-
 def search(
     words: Annotated[
         list[str],
@@ -147,12 +156,16 @@ def search(
 ) -> None:
     """Find messages, tool calls and named checkpoints by words: names first, then newest first."""
     with repository(db) as repo:
-        session, branch, text = references.parse_required(repo, words)
+        session, branch, text = references.parse_optional(repo, words)
         with bar("reading", as_json) as progress:
             hits = session.search(
                 text, branch=branch, all_branches=all_branches, limit=limit, after=after, progress=progress
             )
-        output.emit(as_json, hits.to_dict, lambda width: logs.hit_lines(hits, width=width, zone=None))
+        output.emit(
+            as_json,
+            hits.to_dict,
+            lambda width: logs.hit_lines(hits, width=width, zone=output.zone(), face=COMMAND_LINE),
+        )
 
 
 def tag(
@@ -177,25 +190,51 @@ def tag(
     session = parts[0] if len(parts) in (1, 3) else None
     with repository(db) as repo:
         if delete is not None:
-            removed = repo.session(session).untag(delete)
-            output.line(as_json, removed.to_dict, f"{removed.reference} no longer has that tag")
+            changed = references.changed_session(repo, session)
+            removed = changed.untag(delete)
+            text = f"{clean(removed.reference)} of {place(changed.reference)} no longer has that tag"
+            output.line(as_json, lambda: {"session_name": changed.reference, **removed.to_dict()}, text)
         elif len(parts) > 1:
-            new_tag = repo.session(session).tag(parts[-2], parts[-1], description=description)
-            output.emit(as_json, new_tag.to_dict, lambda width: logs.tag_lines([new_tag], width=width, zone=None))
+            changed = references.changed_session(repo, session, "SESSION REF NAME")
+            new_tag = changed.tag(parts[-2], parts[-1], description=description)
+            output.emit_at(
+                changed,
+                None,
+                new_tag.to_dict,
+                lambda width: logs.tag_lines([new_tag], width=width, zone=output.zone()),
+                as_json=as_json,
+            )
         else:
-            all_tags = repo.session(session).tags()
+            all_tags = _session_of_tags(repo, session).tags()
             placeholder: list[Line] = [(Span("no tags yet; add one with: agentgit tag REF NAME"),)]
             output.emit(
                 as_json,
                 lambda: [one.to_dict() for one in all_tags],
-                lambda width: logs.tag_lines(all_tags, width=width, zone=None) or placeholder,
+                lambda width: logs.tag_lines(all_tags, width=width, zone=output.zone()) or placeholder,
             )
+
+
+def _session_of_tags(repo: Repository, name: str | None) -> Session:
+    """Return the session whose tags are to be listed.
+
+    Raises:
+        InvalidInput: It is a checkpoint, so the name of its new tag is missing.
+        NotFound: There is no such session.
+    """
+    try:
+        return references.read_session(repo, name)
+    except NotFound:
+        if name is None or not references.has_checkpoint(repo.session(), name):
+            raise
+        raise InvalidInput(
+            f"{quote_name(name)} is a checkpoint. Name its new tag too: agentgit tag {shlex.quote(clean(name))} NAME"
+        ) from None
 
 
 def _parse_pair(words: list[str]) -> tuple[str | None, str, str]:
     """Parse `[SESSION] A B`."""
     if len(words) not in (2, 3):
-        raise typer.BadParameter("give two references, and the session before them if it is not the most recent one")
+        raise typer.BadParameter("give two checkpoints: agentgit diff [SESSION] A B")
     (*session, a, b) = words
     return session[0] if session else None, a, b
 
@@ -219,7 +258,7 @@ def diff(
     """Compare two checkpoints: state, messages, tool calls, files, tokens."""
     session, a, b = _parse_pair(words)
     with repository(db) as repo:
-        difference = repo.session(session).diff(a, b, other=other)
+        difference = references.read_session(repo, session).diff(a, b, other=other)
         if as_page:
             _write_page(f"{difference.from_reference} -> {difference.to_reference}", difference, as_json)
             return
@@ -254,7 +293,7 @@ def compare(
     """Show what two branches did since they diverged."""
     session, a, b = _parse_pair(words)
     with repository(db) as repo:
-        comparison = repo.session(session).compare(a, b)
+        comparison = references.read_session(repo, session).compare(a, b)
         if as_page:
             _write_page(comparison.heading, comparison, as_json)
             return
@@ -278,5 +317,5 @@ def start(
         output.emit(
             as_json,
             lambda: records.of_session(session.info),
-            lambda width: session_lines([session.info], width=width, zone=None),
+            lambda width: session_lines([session.info], width=width, zone=output.zone()),
         )

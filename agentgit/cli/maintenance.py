@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated
@@ -10,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentgit.cli import output, references
-from agentgit.cli.options import AsJson, DatabaseOption, OfBranch, Session, Yes, complete_session, repository
+from agentgit.cli.completion import complete_session
+from agentgit.cli.options import AsJson, DatabaseOption, OfBranch, Session, Yes, repository
 from agentgit.cli.output import bar
 from agentgit.errors import Corrupt, InvalidInput
-from agentgit.render.text import clean
+from agentgit.render.text import clean, place
 from agentgit.render.views import maintenance as drawn
 from agentgit.render.views.maintenance import erased_lines
 
@@ -88,15 +90,25 @@ def retention(
     if off and (now or dry_run):
         raise InvalidInput("--off keeps everything, so there is nothing to delete. Leave out --now and --dry-run.")
     with repository(db) as repo:
-        session = repo.session(session_ref)
-        current = session.retention.get()
         has_changes = on or off or any(option is not None for option in (most, after, last, age, size))
+        needs_name = has_changes or now
+        session = references.changed_session(repo, session_ref) if needs_name else repo.session(session_ref)
+        current = session.retention.get()
         limits = _apply_options(current, on, off, most, after, last, age, size) if has_changes else current
         if has_changes and not dry_run:
             session.retention.set(limits)
+        if limits is None and (now or dry_run):
+            command = f"agentgit retention {shlex.quote(clean(session.reference))} --on"
+            raise InvalidInput(f"{clean(session.reference)} keeps everything. Set what it keeps first: {command}")
         if now or dry_run:
             result = session.retention.apply(limits, dry_run=dry_run)
-            output.emit(as_json, result.to_dict, lambda width: drawn.thinned_lines(result, width=width, zone=None))
+            output.emit_at(
+                session,
+                None,
+                result.to_dict,
+                lambda width: drawn.thinned_lines(result, width=width, zone=output.zone()),
+                as_json=as_json,
+            )
             return
         output.emit(
             as_json,
@@ -199,9 +211,9 @@ def delete(
     """Erase a session and its trail permanently."""
     with repository(db) as repo:
         session = repo.session(session_ref)
-        name = session.name
+        name = session.reference
         if not yes:
-            output.confirm(f"Permanently delete {clean(name)}?", as_json)
+            output.confirm(f"Permanently delete {place(name)}?", as_json)
         erased = session.delete()
     output.emit(as_json, erased.to_dict, lambda _: erased_lines(name, erased))
 
@@ -224,7 +236,7 @@ def stats(
         else:
             session, branch = references.parse_session(repo, session_ref)
             result = session.stats(branch=branch, prices=prices, storage=storage)
-        output.emit(as_json, result.to_dict, lambda width: drawn.stats_lines(result, width=width, zone=None))
+        output.emit(as_json, result.to_dict, lambda width: drawn.stats_lines(result, width=width, zone=output.zone()))
 
 
 def _parse_price(text: str) -> tuple[str, list[float]]:

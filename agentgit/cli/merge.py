@@ -55,7 +55,7 @@ def merge(
     """Merge the messages and values of another branch; no tool runs."""
     choices = _choices(resolve or ())
     with repository(db) as repo:
-        session, branch, ref = references.parse_required(repo, words)
+        session, branch, ref = references.parse_changed_at(repo, words, "REF")
         _wrap_graph(repo, graph, session)
         plan = session.plan_merge(ref, into=branch, resolve=choices)
         try:
@@ -119,9 +119,9 @@ def _parse_target(
     if not messages and call is None:
         if not words:
             raise InvalidInput("Name what to pick: a reference like retry#3, or --message ID, or --call INVOCATION.")
-        session, branch, ref = references.parse_required(repo, words)
+        session, branch, ref = references.parse_changed_at(repo, words, "REF")
         return session, branch, lambda: ref
-    session, branch = references.parse_session(repo, words[0] if words else None)
+    session, branch = references.parse_changed(repo, words[0] if words else None)
     if call is None:
         return session, branch, lambda: messages or []
     return session, branch, lambda: _find_call(repo, session, call)
@@ -153,6 +153,10 @@ def _print_merge(as_json: bool, plan: MergePlan, checkpoint: Checkpoint | None) 
         },
         lambda width: [
             *merges.merge_lines(plan, width=width),
-            *(logs.lines([checkpoint], width=width, zone=None) if checkpoint is not None and not plan.is_empty else []),
+            *(
+                logs.lines([checkpoint], width=width, zone=output.zone())
+                if checkpoint is not None and not plan.is_empty
+                else []
+            ),
         ],
     )

@@ -1,4 +1,4 @@
-"""The options that commands share, the help that groups commands by task, and how a command opens a database.
+"""The options that commands share, the class of their groups, and how a command opens a database.
 
 Nothing heavy is imported before a command runs, so that `agentgit --help` answers at once.
 """
@@ -8,62 +8,22 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from pathlib import Path
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from agentgit.errors import AgentGitError, NotFound
+from agentgit.cli.completion import complete_checkpoint, complete_session
+from agentgit.errors import InvalidInput
+from agentgit.location import default_location
 
 if TYPE_CHECKING:
     from agentgit.repository import Repository
     from agentgit.store.database import Database
-
-GROUPS = {
-    "Get started": ("demo", "chat", "start"),
-    "Look around": (
-        "sessions",
-        "status",
-        "tree",
-        "log",
-        "show",
-        "tool-track",
-        "branches",
-        "diff",
-        "compare",
-        "search",
-        "events",
-        "operations",
-        "stats",
-    ),
-    "Roll back and branch": (
-        "plan",
-        "rollback",
-        "undo",
-        "redo",
-        "rewind-files",
-        "switch",
-        "fork",
-        "rename",
-        "checkpoint",
-        "tag",
-        "merge",
-        "cherry-pick",
-        "explore",
-        "promote",
-    ),
-    "Finish what stopped": ("resume", "resolve", "recover"),
-    "Exchange and connect": ("export", "import", "import-langgraph", "trajectories", "mcp", "serve", "webhooks"),
-    "Share": ("share", "unshare", "members", "link", "accept", "users", "keys", "whoami"),
-    "Operate": ("workspace", "retention", "gc", "fsck", "delete", "audit", "db"),
-}
-"""The headings of the help, each with its commands."""
-
-OTHER_COMMANDS = "Others"
 
 
 def shorten(text: str, width: int) -> str:
@@ -84,7 +44,17 @@ def shorten(text: str, width: int) -> str:
     return sentence[: width - 1].rstrip() + "…"
 
 
+COMMAND_PATH: ContextVar[str] = ContextVar("agentgit_command", default="agentgit")
+"""The command that runs, like `agentgit checkpoint create`, for error messages that show how to write it."""
+
+
 class CommandGroup(TyperGroup):
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command that the words name, and remember it for error messages."""
+        found = super().resolve_command(ctx, args)
+        COMMAND_PATH.set(f"{ctx.command_path} {found[0]}")
+        return found
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands."""
         self.write_section(formatter, "Commands", self.list_commands(ctx))
@@ -100,15 +70,6 @@ class CommandGroup(TyperGroup):
         if rows:
             with formatter.section(heading):
                 formatter.write_dl(rows)
-
-
-class GroupedCommands(CommandGroup):
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the commands, each group under its heading."""
-        known = {name for names in GROUPS.values() for name in names}
-        groups = {**GROUPS, OTHER_COMMANDS: tuple(name for name in self.list_commands(ctx) if name not in known)}
-        for heading, names in groups.items():
-            self.write_section(formatter, heading, names)
 
 
 def _from_before(context: typer.Context, value: str | None) -> str | None:
@@ -138,79 +99,6 @@ Trust = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def complete_session(context: typer.Context, incomplete: str) -> list[str]:
-    """Return shell completions: the names of sessions, and after `SESSION@` the branches of that session.
-
-    If the database is missing or cannot be read, the list is empty, because an error must not disturb the prompt.
-
-    Args:
-        context: The command, with the options before the word.
-        incomplete: The typed part of the word.
-    """
-    return _complete_names(context, incomplete, lambda repo: _session_names(repo, incomplete))
-
-
-def complete_checkpoint(context: typer.Context, incomplete: str) -> list[str]:
-    """Return shell completions: branches, tags and checkpoints of a session, and session names if none is given yet.
-
-    The session is the one that an earlier word names, by default the most recently updated one.
-
-    Args:
-        context: As `complete_session` takes it.
-        incomplete: The typed part of the word.
-    """
-    typed = next((context.params[name] for name in SESSION_PARAMETERS if context.params.get(name)), ())
-    session = typed if isinstance(typed, str) else typed[0] if typed else None
-
-    def list_candidates(repo: Repository) -> list[str]:
-        return [*([] if session else _session_names(repo, incomplete)), *_checkpoint_refs(repo, session, incomplete)]
-
-    return _complete_names(context, incomplete, list_candidates)
-
-
-SESSION_PARAMETERS = ("target", "words", "first")
-"""The names of the parameters whose first word may be a session."""
-
-
-def _session_names(repo: Repository, incomplete: str) -> list[str]:
-    names = [one.reference for one in repo.sessions()]
-    session = incomplete.rpartition("@")[0]
-    return (
-        [*names, *(f"{session}@{branch.name}" for branch in repo.session(session).branches())]
-        if session in names
-        else names
-    )
-
-
-def _checkpoint_refs(repo: Repository, text: str | None, incomplete: str) -> list[str]:
-    """List HEAD, branches, tags and checkpoint names; after `BRANCH#`, also the checkpoint numbers of that branch."""
-    from agentgit.cli.references import parse_session
-
-    session, _ = parse_session(repo, text)
-    branches = list(session.tree().walk())
-    branch_name = incomplete.partition("#")[0]
-    names = [point.name for branch in branches for point in branch.points if point.name is not None]
-    numbers = [f"{b.name}#{point.number}" for b in branches if b.name == branch_name for point in b.points]
-    refs = ["HEAD", *(branch.name for branch in branches), *(tag.name for tag in session.tags()), *names]
-    return list(dict.fromkeys([*refs, *(numbers if "#" in incomplete else [])]))
-
-
-def _complete_names(
-    context: typer.Context, incomplete: str, list_candidates: Callable[[Repository], list[str]]
-) -> list[str]:
-    parent = context.parent
-    while parent is not None and parent.params.get("db") is None and parent.parent is not None:
-        parent = parent.parent
-    parent_db = parent.params.get("db") if parent is not None else None
-    root = context.find_root().params
-    GLOBAL_OPTIONS.set(GlobalOptions(root.get("user"), root.get("tenant")))
-    try:
-        with repository(context.params.get("db") or parent_db) as repo:
-            return [name for name in list_candidates(repo) if name.startswith(incomplete)]
-    except AgentGitError:
-        return []
-
-
 Session = Annotated[
     str | None,
     typer.Argument(
@@ -229,20 +117,64 @@ OfBranch = Annotated[
     ),
 ]
 
+Changed = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="SESSION[@BRANCH]",
+        autocompletion=complete_session,
+        help="A session, or one of its branches; needed if there are several sessions.",
+    ),
+]
+
 Target = Annotated[
     list[str],
     typer.Argument(
         metavar="[SESSION[@BRANCH]] REF",
         autocompletion=complete_checkpoint,
-        help="A checkpoint, like main#3, HEAD~1 or a name.",
+        help="A checkpoint, like main#3, HEAD~1 or a name; and its session, if there are several.",
     ),
 ]
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation; required with --json.")]
 
+TIME_HELP = "like 2026-11-21 or '2026-11-21 14:30' in this machine's zone, or 5m, 2h or 3d ago."
+"""The end of the help of an option whose value `parse_time` parses."""
+
 Limit = Annotated[
     int | None, typer.Option("--limit", "-n", min=1, help="The number of newest results to show; by default all.")
 ]
+
+
+DURATION_UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+
+def parse_duration(text: str) -> timedelta | None:
+    """Parse a duration; None if it is not one.
+
+    Example:
+        >>> parse_duration("36h")
+        datetime.timedelta(days=1, seconds=43200)
+    """
+    match = re.fullmatch(r"([0-9]{1,6})([mhdw])", text)
+    return timedelta(**{DURATION_UNITS[match[2]]: int(match[1])}) if match is not None else None
+
+
+def parse_time(text: str | None) -> datetime | None:
+    """Parse a duration before now, like `2h`, or an ISO 8601 time, which without an offset is in this machine's zone.
+
+    Raises:
+        InvalidInput: It is neither.
+    """
+    if text is None:
+        return None
+    try:
+        ago = parse_duration(text)
+        return datetime.now(UTC) - ago if ago is not None else datetime.fromisoformat(text).astimezone()
+    except (ValueError, OverflowError) as error:
+        raise InvalidInput(
+            f"{text!r} is not a time; write it like 2026-11-21 or '2026-11-21 14:30', or like 5m, 2h or 3d, "
+            "counted back from now."
+        ) from error
 
 
 def usage(*pieces: str) -> type[TyperCommand]:
@@ -263,9 +195,7 @@ def usage(*pieces: str) -> type[TyperCommand]:
 
 def address(db: str | None) -> str:
     """Return the database to use: the named one, else the environment's, else the default in this directory."""
-    from agentgit.repository import DEFAULT, ENVIRONMENT
-
-    return db or os.environ.get(ENVIRONMENT) or DEFAULT
+    return db or default_location()
 
 
 def import_from_here() -> None:
@@ -334,9 +264,8 @@ def database(db: str | None, *, create: bool = False) -> Iterator[Database]:
 
     target_db = Database(address(db))
     try:
-        path = target_db.url.database or ""
-        if target_db.is_sqlite and not (create or target_db.in_memory or Path(path).exists()):
-            raise NotFound(f"There is no database {path}. Create one with: agentgit demo; or name another: --db PATH")
+        if not create:
+            target_db.require_file()
         yield target_db
     finally:
         target_db.close()

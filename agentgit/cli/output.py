@@ -8,24 +8,21 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TextIO
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeAlias
 
 import typer
 
-from agentgit.errors import (
-    AgentGitError,
-    Fenced,
-    InvalidInput,
-    MergeConflict,
-    RollbackBlocked,
-    RollbackIncomplete,
-    WorkspaceChanged,
-)
+from agentgit.cli import pager
+from agentgit.errors import AgentGitError, InvalidInput
 from agentgit.render.html import escape
-from agentgit.render.text import ASCII, Line, Span, clean, plain, visible
+from agentgit.render.text import ASCII, Line, Span, Zone, clean, place, plain, visible
+from agentgit.render.words import COMMAND_LINE, reword
 from agentgit.values import portable
 
 if TYPE_CHECKING:
+    from agentgit.handles.session import Session
     from agentgit.sessions.reports import OnProgress
 
 COLOURS = {
@@ -42,7 +39,32 @@ COLOURS = {
 """The terminal style for each span style of `agentgit.render`."""
 
 
-def emit(as_json: bool, data: Callable[[], Any], lines: Callable[[int], Sequence[Line]]) -> None:
+class Settings(NamedTuple):
+    """Settings for the display of results.
+
+    Args:
+        dates: `relative`, `exact`, or `auto`: relative in a terminal.
+        has_pager: True if a result that is longer than the terminal goes to a pager.
+    """
+
+    dates: str = "auto"
+    has_pager: bool = True
+
+
+Lines: TypeAlias = Callable[[int], Sequence[Line]]
+"""A function that returns the lines of a result for a width in terminal cells."""
+
+
+SETTINGS: ContextVar[Settings] = ContextVar("agentgit_output", default=Settings())  # noqa: B039  # the default is immutable
+
+
+def zone() -> Zone:
+    """Return how to show times: by default relative to now in a terminal, and exact in a pipe or a file."""
+    dates = SETTINGS.get().dates
+    return datetime.now(UTC) if dates == "relative" or (dates == "auto" and sys.stdout.isatty()) else None
+
+
+def emit(as_json: bool, data: Callable[[], Any], lines: Lines) -> None:
     """Write one result, as JSON or as text.
 
     Args:
@@ -51,10 +73,38 @@ def emit(as_json: bool, data: Callable[[], Any], lines: Callable[[int], Sequence
         lines: A function that returns the lines for a width in terminal cells.
     """
     if as_json:
-        # Pure ASCII, so that the output contains no control codes and every encoding can represent it.
-        _write(sys.stdout, json.dumps(portable(data()), indent=2).replace("\x7f", "\\u007f"))
+        _write(sys.stdout, dump(data(), indent=2))
     else:
-        show(lines(width()))
+        with pager.paging(sys.stdout, is_wanted=SETTINGS.get().has_pager):
+            show(lines(width()))
+
+
+def dump(data: Any, indent: int | None = None) -> str:
+    """Return a value as JSON in pure ASCII, which contains no control codes and which every encoding can represent.
+
+    Args:
+        data: The value; what JSON has no form for becomes text.
+        indent: The number of spaces for each level; None for one line.
+    """
+    return json.dumps(portable(data), indent=indent).replace("\x7f", "\\u007f")
+
+
+def emit_at(session: Session, branch: str | None, data: Callable[[], Any], lines: Lines, *, as_json: bool) -> None:
+    """Write the result of a change, which begins with the session and the branch that have changed; see `emit`.
+
+    Args:
+        session: The session.
+        branch: The name of the branch; None if the result itself names it.
+        data: A function that returns the JSON-like data of the result, an object.
+        lines: A function that returns the lines for a width in terminal cells.
+        as_json: True to write JSON.
+    """
+    name = session.reference
+    emit(
+        as_json,
+        lambda: {"session_name": name, **({"branch": branch} if branch else {}), **data()},
+        lambda width: [(Span(place(name, branch), "dim"),), *lines(width)],
+    )
 
 
 def line(as_json: bool, data: Callable[[], Any], text: str) -> None:
@@ -141,48 +191,38 @@ def confirm(question: str, as_json: bool, show: Callable[[], None] | None = None
         raise typer.Exit(1)
 
 
-def fail(error: AgentGitError) -> int:
-    """Write an error as one line to standard error, and return its exit code."""
-    _write(sys.stderr, f"error: {clean(str(error))}{_hint(error)}")
+def fail(error: AgentGitError, *, as_json: bool = False) -> int:
+    """Write an error as one line to standard error, and return its exit code.
+
+    Args:
+        error: The error.
+        as_json: True to write a JSON object.
+    """
+    message = reword(clean(str(error)), COMMAND_LINE)
+    record = {"error": type(error).__name__, "message": message, "exit_code": error.exit_code}
+    _write(sys.stderr, dump(record) if as_json else f"error: {message}")
     return error.exit_code
 
 
-def parse_result(text: str | None) -> Any:
-    """Parse `--result`, the return value of a call as JSON.
+def parse_json(text: str, option: str) -> Any:
+    """Parse the value of an option that is JSON.
 
     Raises:
         InvalidInput: The text is not valid JSON.
     """
     try:
-        return None if text is None else json.loads(text)
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"--result is not valid JSON: {error}.") from error
+        raise InvalidInput(f"{option} is not valid JSON: {error}.") from error
 
 
-def resolve_command(error: Exception, command: str) -> str | None:
-    """Return the command that resolves the call which an error is about; None if there is no such call.
+def parse_result(text: str | None) -> Any:
+    """Parse `--result`, the return value of a call.
 
-    Args:
-        error: The error.
-        command: The beginning of the command, like `agentgit resolve`.
+    Raises:
+        InvalidInput: The text is not valid JSON.
     """
-    calls = [call.id for call in error.plan.unsettled] if isinstance(error, RollbackBlocked) else []
-    if isinstance(error, Fenced) and f"repo.resolve({error.invocation}," in str(error):
-        calls = [error.invocation]
-    return f"{command} {calls[0]} happened, or did-not-happen" if calls else None
-
-
-def _hint(error: AgentGitError) -> str:
-    """Return the command-line option or command for the Python call that an error message names."""
-    if (resolve_hint := resolve_command(error, "agentgit resolve")) is not None:
-        return f" On the command line: {resolve_hint}{'; or --force' if isinstance(error, RollbackBlocked) else ''}."
-    if isinstance(error, RollbackBlocked | WorkspaceChanged):
-        return " On the command line: --force."
-    if isinstance(error, MergeConflict):
-        return " On the command line: --resolve ours, or --resolve KEY=theirs."
-    if isinstance(error, RollbackIncomplete):
-        return f" On the command line: agentgit resume {error.operation}."
-    return ""
+    return None if text is None else parse_json(text, "--result")
 
 
 def _supports_colours(stream: TextIO) -> bool:

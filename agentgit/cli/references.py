@@ -1,39 +1,204 @@
-"""Parsing of command arguments that name a session, a branch and a checkpoint."""
+"""Parsing of command arguments that name a session, a branch and a checkpoint.
+
+A command that changes something, or plans a change, acts on a session that the user has named, or on the only one there
+is. A command that only reads takes the most recently updated session by default, and says which one that is.
+"""
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
+from agentgit.cli import output
+from agentgit.cli.options import COMMAND_PATH
 from agentgit.errors import InvalidInput, NotFound
+from agentgit.render.text import clean
+from agentgit.values import quote_name
 
 if TYPE_CHECKING:
     from agentgit.checkpoints import Checkpoint
     from agentgit.handles.session import Session
     from agentgit.repository import Repository
 
+MAX_LISTED_SESSIONS = 5
+"""The number of sessions that an error lists."""
 
-def parse_session(repo: Repository, text: str | None) -> tuple[Session, str | None]:
-    """Parse `SESSION`, `SESSION@BRANCH` or `@BRANCH`.
+
+# -- commands that change something
+
+
+def only_session(repo: Repository, form: str = "SESSION") -> Session:
+    """Return the user's session, if there is exactly one.
 
     Args:
         repo: The repository to look in.
-        text: The text to parse; None is the most recent session.
+        form: The words of the command when it names the session, like `SESSION REF`.
+
+    Raises:
+        InvalidInput: There are several; the error lists the most recently updated ones.
+        NotFound: There is none.
+    """
+    sessions = repo.sessions(MAX_LISTED_SESSIONS + 1)
+    if len(sessions) > 1:
+        names = [quote_name(session.reference) for session in sessions[:MAX_LISTED_SESSIONS]]
+        rest = " and more (agentgit sessions lists all)" if len(sessions) > MAX_LISTED_SESSIONS else ""
+        raise InvalidInput(
+            f"There are several sessions, so name the one that you mean: {COMMAND_PATH.get()} {form}. "
+            f"Sessions: {', '.join(names)}{rest}."
+        )
+    return repo.session(sessions[0].id if sessions else None)
+
+
+def changed_session(repo: Repository, name: str | None, form: str = "SESSION") -> Session:
+    """Return the session that a command changes: the named one, or the only one.
+
+    Args:
+        repo: The repository to look in.
+        name: The name or id of the session; None for the only one.
+        form: The words of the command when it names the session.
+
+    Raises:
+        InvalidInput: No session is named, and there are several.
+        NotFound: There is no such session.
+    """
+    return repo.session(name) if name is not None else only_session(repo, form)
+
+
+def parse_changed(repo: Repository, text: str | None) -> tuple[Session, str | None]:
+    """Parse `[SESSION[@BRANCH]]` of a command that changes something.
+
+    Args:
+        repo: The repository to look in.
+        text: The text to parse; None or `@BRANCH` is the only session.
+
+    Raises:
+        InvalidInput: No session is named, and there are several.
+        NotFound: There is no such session.
+    """
+    session, branch = split(repo, text)
+    return (session if session is not None else only_session(repo)), branch
+
+
+def parse_changed_at(repo: Repository, words: list[str], noun: str) -> tuple[Session, str | None, str]:
+    """Parse `[SESSION[@BRANCH]] WORD` of a command that changes something.
+
+    Args:
+        repo: The repository to look in.
+        words: The words of the command.
+        noun: The name of the last word in the usage of the command, like `REF`, or `NAME` for a new name.
+
+    Returns:
+        The session, the branch that was named with it, and the word.
+
+    Raises:
+        InvalidInput: There are too many words; the only word is a session; or no session is named, and there are
+            several.
+        NotFound: There is no such session.
+    """
+    _require_at_most_two(words)
+    *first, word = words
+    if first:
+        return *parse_changed(repo, first[0]), word
+    if noun in _NOUNS:
+        _require_no_session(repo, word, noun)
+    return only_session(repo, f"SESSION {noun}"), None, word
+
+
+def parse_changed_optional(repo: Repository, words: list[str]) -> tuple[Session, str | None, str | None]:
+    """Parse `[SESSION[@BRANCH]] [REF]` of a command that changes something: one word is a session, or else a reference.
+
+    Args:
+        repo: The repository to look in.
+        words: The words of the command.
+
+    Returns:
+        The session, the branch that was named with it, and the reference if there is one.
+
+    Raises:
+        InvalidInput: There are too many words; or no session is named, and there are several.
+        NotFound: There is no such session.
+    """
+    if len(words) == 1 and not is_session(repo, words[0]):
+        return only_session(repo, "SESSION REF"), None, words[0]
+    if len(words) < 2:
+        return *parse_changed(repo, words[0] if words else None), None
+    return parse_changed_at(repo, words, "REF")
+
+
+def _require_no_session(repo: Repository, word: str, noun: str) -> None:
+    """Check that the only word of a command is not a session, unless it is a checkpoint of the only session.
+
+    Raises:
+        InvalidInput: It is a session.
+    """
+    if not is_session(repo, word):
+        return
+    sessions = repo.sessions(2)
+    if len(sessions) == 1 and has_checkpoint(repo.session(sessions[0].id), word):
+        return
+    raise InvalidInput(
+        f"{quote_name(word)} is a session. Name the {_NOUNS[noun]} too: "
+        f"{COMMAND_PATH.get()} {shlex.quote(clean(word))} {noun}"
+    )
+
+
+_NOUNS = {"REF": "checkpoint", "BRANCH": "branch", "RESTORE_POINT": "message or checkpoint"}
+"""What the last word of a command is, by its name in the usage."""
+
+
+def has_checkpoint(session: Session, ref: str) -> bool:
+    """Return whether a reference names a checkpoint of a session."""
+    try:
+        session.get_checkpoint(ref)
+    except NotFound:
+        return False
+    return True
+
+
+# -- commands that read
+
+
+def parse_session(repo: Repository, text: str | None, *, shows_session: bool = False) -> tuple[Session, str | None]:
+    """Parse `SESSION`, `SESSION@BRANCH` or `@BRANCH` of a command that only reads.
+
+    Args:
+        repo: The repository to look in.
+        text: The text to parse; None or `@BRANCH` is the most recently updated session, which is then named on standard
+            error if there are several.
+        shows_session: True if the result of the command names the session.
 
     Raises:
         NotFound: There is no such session.
     """
-    try:
-        return repo.session(text), None
-    except NotFound:
-        # Split at the @ only now, because the name of a session may contain one.
-        session, separator, branch = (text or "").rpartition("@")
-        if not (separator and branch):
-            raise
-        return repo.session(session or None), branch
+    session, branch = split(repo, text)
+    if session is None:
+        session = repo.session() if shows_session else newest_session(repo)
+    return session, branch
 
 
-def parse_required(repo: Repository, words: list[str]) -> tuple[Session, str | None, str]:
-    """Parse `[SESSION[@BRANCH]] WORD`.
+def read_session(repo: Repository, name: str | None) -> Session:
+    """Return the session that a command reads: the named one, or the most recently updated one.
+
+    Raises:
+        NotFound: There is no such session.
+    """
+    return repo.session(name) if name is not None else newest_session(repo)
+
+
+def newest_session(repo: Repository) -> Session:
+    """Return the most recently updated session; if there are several, say on standard error which one it is.
+
+    Raises:
+        NotFound: There is none.
+    """
+    session = repo.session()
+    if len(repo.sessions(2)) > 1:
+        output.print_notice(f"session {clean(quote_name(session.reference))}, which was updated last")
+    return session
+
+
+def parse_optional(repo: Repository, words: list[str]) -> tuple[Session, str | None, str]:
+    """Parse `[SESSION[@BRANCH]] WORD` of a command that only reads; without a session, the newest one is meant.
 
     Args:
         repo: The repository to look in.
@@ -46,36 +211,9 @@ def parse_required(repo: Repository, words: list[str]) -> tuple[Session, str | N
         InvalidInput: There are too many words.
         NotFound: There is no such session.
     """
-    if len(words) > 2:
-        raise InvalidInput(f"{' '.join(words)}: write at most a session and a reference; put quotes around a name.")
-    *session, word = words
-    return *parse_session(repo, session[0] if session else None), word
-
-
-def parse_optional(repo: Repository, words: list[str]) -> tuple[Session, str | None, str | None]:
-    """Parse `[SESSION[@BRANCH]] [REF]`: one word is a reference in the most recent session, else a session.
-
-    Args:
-        repo: The repository to look in.
-        words: The words of the command.
-
-    Returns:
-        The session, the branch that was named with it, and the reference if there is one.
-
-    Raises:
-        InvalidInput: There are too many words.
-        NotFound: There is no such session or checkpoint.
-    """
-    if len(words) != 1:
-        return parse_required(repo, words) if words else (*parse_session(repo, None), None)
-    try:
-        repo.session().get_checkpoint(words[0])
-    except NotFound as error:
-        try:
-            return *parse_session(repo, words[0]), None
-        except NotFound:
-            raise error from None
-    return *parse_session(repo, None), words[0]
+    _require_at_most_two(words)
+    *first, word = words
+    return *parse_session(repo, first[0] if first else None), word
 
 
 def checkpoint(repo: Repository, first: str | None, second: str | None) -> Checkpoint:
@@ -92,10 +230,57 @@ def checkpoint(repo: Repository, first: str | None, second: str | None) -> Check
     if second is not None:
         return repo.session(first).get_checkpoint(second)
     try:
-        return repo.session().get_checkpoint(first or "HEAD")
+        found = repo.session().get_checkpoint(first or "HEAD")
     except NotFound as error:
         try:
             session = repo.session(first)
         except NotFound:
             raise error from None
         return session.get_checkpoint("HEAD")
+    newest_session(repo)
+    return found
+
+
+# -- words
+
+
+def one_branch(named: str | None, option: str | None) -> str | None:
+    """Return the branch that a command names as `SESSION@BRANCH` or with `--branch`.
+
+    Raises:
+        InvalidInput: It names two different ones.
+    """
+    if named is not None and option is not None and named != option:
+        raise InvalidInput(f"@{named} and --branch {option} are two branches. Name one.")
+    return option if named is None else named
+
+
+def is_session(repo: Repository, text: str) -> bool:
+    """Return whether a word names a session, alone or as `SESSION@BRANCH`."""
+    try:
+        return split(repo, text)[0] is not None
+    except NotFound:
+        return False
+
+
+def split(repo: Repository, text: str | None) -> tuple[Session | None, str | None]:
+    """Split `SESSION`, `SESSION@BRANCH` or `@BRANCH` into a session that exists and a branch.
+
+    Raises:
+        NotFound: There is no such session.
+    """
+    if text is None:
+        return None, None
+    try:
+        return repo.session(text), None
+    except NotFound:
+        # Split at the @ only now, because the name of a session may contain one.
+        session, separator, branch = text.rpartition("@")
+        if not (separator and branch):
+            raise
+        return repo.session(session) if session else None, branch
+
+
+def _require_at_most_two(words: list[str]) -> None:
+    if len(words) > 2:
+        raise InvalidInput(f"{' '.join(words)}: write at most a session and a reference; put quotes around a name.")

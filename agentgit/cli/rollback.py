@@ -9,23 +9,25 @@ from typing import Annotated, Any
 import typer
 
 from agentgit.cli import output, references
+from agentgit.cli.completion import complete_checkpoint
 from agentgit.cli.options import (
     AsJson,
     DatabaseOption,
+    Limit,
     Session,
     Target,
     Trust,
     Yes,
-    complete_checkpoint,
     repository,
     usage,
 )
 from agentgit.effects import RollbackPlan, RollbackReport
 from agentgit.errors import RollbackBlocked, RollbackIncomplete
 from agentgit.render import records
-from agentgit.render.text import Span
+from agentgit.render.text import Span, clean, place
 from agentgit.render.views import conversation
 from agentgit.render.views import rollback as rollbacks
+from agentgit.render.words import COMMAND_LINE
 
 Tools = Annotated[
     str,
@@ -88,7 +90,7 @@ def plan(
 ) -> None:
     """Show what a rollback would do; nothing is changed."""
     with repository(db, trust=trust) as repo:
-        session, branch, ref = references.parse_required(repo, target)
+        session, branch, ref = references.parse_changed_at(repo, target, "REF")
         options = _rollback_options(tools, replay, files=not no_files, conversation=not no_conversation)
         print_rollback(as_json, session.plan_rollback(ref, branch=branch, **options))
 
@@ -129,10 +131,10 @@ def rollback(
 ) -> None:
     """Roll back to a checkpoint, on a new branch: show the plan, ask, then reverse later effects."""
     with repository(db, trust=trust) as repo, show_plan_on_error(as_json):
-        session, branch, ref = references.parse_required(repo, target)
+        session, branch, ref = references.parse_changed_at(repo, target, "REF")
         options = _rollback_options(tools, replay, files=not no_files, conversation=not no_conversation)
         if not yes:
-            confirm_plan(session.plan_rollback(ref, branch=branch, **options), "Roll back?", as_json, force=force)
+            confirm_plan(session.plan_rollback(ref, branch=branch, **options), "Roll back", as_json, force=force)
         report = session.rollback(
             ref,
             branch=branch,
@@ -152,7 +154,7 @@ def rewind_files(
         typer.Argument(
             metavar="[SESSION[@BRANCH]] RESTORE_POINT",
             autocompletion=complete_checkpoint,
-            help="The id of a user's message, or a checkpoint.",
+            help="The id of a user's message, or a checkpoint; and its session, if there are several.",
         ),
     ],
     force: Annotated[bool, typer.Option("--force", help="Also restore files that others changed.")] = False,
@@ -162,18 +164,27 @@ def rewind_files(
 ) -> None:
     """Restore only the files, as they were before a user's message; the conversation stays."""
     with repository(db) as repo, show_plan_on_error(as_json):
-        session, branch, ref = references.parse_required(repo, target)
+        session, branch, ref = references.parse_changed_at(repo, target, "RESTORE_POINT")
+        branch_name = session.branch(branch).name
         if not yes:
-            confirm_plan(session.plan_rewind(ref, branch=branch), "Restore the files?", as_json)
+            confirm_plan(session.plan_rewind(ref, branch=branch), "Restore the files of", as_json)
         changes = session.rewind_files(ref, branch=branch, force=force)
-        output.emit(as_json, changes.to_dict, lambda width: rollbacks.file_lines(changes, width=width))
+        output.emit_at(
+            session,
+            branch_name,
+            changes.to_dict,
+            lambda width: rollbacks.file_lines(changes, width=width, face=COMMAND_LINE),
+            as_json=as_json,
+        )
 
 
 def switch(
     target: Annotated[
         list[str],
         typer.Argument(
-            metavar="[SESSION] BRANCH", autocompletion=complete_checkpoint, help="The branch, by its name or id."
+            metavar="[SESSION] BRANCH",
+            autocompletion=complete_checkpoint,
+            help="The branch, by its name or id; and its session, if there are several.",
         ),
     ],
     sync: Annotated[
@@ -193,31 +204,34 @@ def switch(
 ) -> None:
     """Continue a session on another branch; with --sync world, change the world to match it."""
     with repository(db, trust=trust) as repo, show_plan_on_error(as_json):
-        session, _, branch = references.parse_required(repo, target)
+        session, _, branch = references.parse_changed_at(repo, target, "BRANCH")
         if sync == "world" and not yes:
-            confirm_plan(session.plan_switch(branch), "Switch?", as_json, force=force)
+            confirm_plan(session.plan_switch(branch), "Switch to", as_json, force=force)
         report = session.switch(branch, sync=sync, force=force, on_error=on_error)
         if sync is not None:
             print_rollback(as_json, report)
             return
         current = session.branch()
-        line = (Span(current.name, "head"), Span(" is the current branch; the world is unchanged"))
-        output.emit(as_json, lambda: records.of_branch(current), lambda _: [line])
+        line = (Span(clean(current.name), "head"), Span(" is the current branch; the world is unchanged"))
+        output.emit_at(session, None, lambda: records.of_branch(current), lambda _: [line], as_json=as_json)
 
 
 # -- interrupted operations
 
 
-def operations(session_ref: Session = None, db: DatabaseOption = None, as_json: AsJson = False) -> None:
+def operations(
+    session_ref: Session = None, limit: Limit = None, db: DatabaseOption = None, as_json: AsJson = False
+) -> None:
     """List the rollbacks, switches and forks of a session, newest first."""
     with repository(db) as repo:
-        session = repo.session(session_ref)
-        history, branches = session.operations(), {branch.id: branch.name for branch in session.branches()}
+        session = references.read_session(repo, session_ref)
+        history, branches = session.operations()[:limit], {branch.id: branch.name for branch in session.branches()}
         output.emit(
             as_json,
             lambda: [records.of_operation(operation) for operation in history],
             lambda width: (
-                rollbacks.operation_lines(history, branches, width=width, zone=None) or [(Span("no operations yet"),)]
+                rollbacks.operation_lines(history, branches, width=width, zone=output.zone())
+                or [(Span("no operations yet"),)]
             ),
         )
 
@@ -255,18 +269,25 @@ def resolve(
 # -- shared helpers
 
 
-def confirm_plan(plan: RollbackPlan, question: str, as_json: bool, *, force: bool = False) -> None:
-    """Show a plan and ask for confirmation.
+def confirm_plan(plan: RollbackPlan, verb: str, as_json: bool, *, force: bool = False) -> None:
+    """Show a plan and ask for confirmation, with the session and the branch.
 
     For a blocked plan this does nothing: the operation raises an error that says what to do.
+
+    Args:
+        plan: The plan.
+        verb: The words before the session in the question, like `Roll back`.
+        as_json: True if the command writes JSON, and so cannot ask.
+        force: True to show what is done with force.
     """
     plan = plan.forced() if force else plan
     if plan.is_admissible:
+        question = f"{verb} {place(plan.session_name, plan.branch)}?"
         output.confirm(question, as_json, lambda: print_rollback(False, plan))
 
 
 def print_rollback(as_json: bool, value: RollbackPlan | RollbackReport) -> None:
-    output.emit(as_json, value.to_dict, lambda width: rollbacks.lines(value, width=width))
+    output.emit(as_json, value.to_dict, lambda width: rollbacks.lines(value, width=width, face=COMMAND_LINE))
 
 
 @contextmanager

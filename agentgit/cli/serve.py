@@ -4,19 +4,36 @@ from __future__ import annotations
 
 import importlib
 from types import ModuleType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from agentgit.cli import output
-from agentgit.cli.options import DatabaseOption, Session, Trust, repository, trusted_modules
-from agentgit.errors import Unavailable
+from agentgit.cli.chat import command as chat
+from agentgit.cli.options import DatabaseOption, Session, Trust, import_from_here, repository, trusted_modules
+from agentgit.errors import InvalidInput, Unavailable
 
-SERVER_PACKAGES = ("fastapi", "jinja2", "python_multipart", "uvicorn")
+if TYPE_CHECKING:
+    from agentgit.agents.graph.rollback_graph import RollbackGraph
+    from agentgit.repository import Repository
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.command()(mcp)
+    app.command()(serve)
+
+
+SERVER_PACKAGES = ("fastapi", "jinja2", "markdown_it", "python_multipart", "uvicorn")
 """The packages that the extra `server` installs."""
 
 
 def serve(
+    graph: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE:GRAPH", help="Your compiled graph, to edit a message on a page and run it again."),
+    ] = None,
+    effects: chat.Effects = None,
     host: Annotated[str, typer.Option(metavar="HOST", help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(metavar="PORT", min=0, max=65535, help="The port to listen on; 0 means any free port.")
@@ -61,6 +78,7 @@ def serve(
     with repository(db, trust=trust) as repo:
         server_module.serve(
             repo,
+            graph=_served_graph(repo, graph, effects),
             host=host,
             port=port,
             accounts=accounts,
@@ -73,6 +91,23 @@ def serve(
             say=output.print_notice,
             browser=open_,
         )
+
+
+def _served_graph(repo: Repository, graph: str | None, effects: str | None) -> RollbackGraph | None:
+    """Return the named graph for the sessions of a repository.
+
+    Raises:
+        InvalidInput: Effects are given without a graph.
+        NotFound: The graph or the effects cannot be imported.
+    """
+    if graph is None:
+        if effects is not None:
+            raise InvalidInput("--effects are those of the tools of a graph. Name it too: --graph MODULE:GRAPH")
+        return None
+    from agentgit.agents import user_modules  # imported late, because loading LangGraph takes a second
+
+    import_from_here()
+    return repo.graph(user_modules.graph_in(graph), effects=user_modules.value_in(effects) if effects else None)
 
 
 def mcp(

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentgit.cli import output, references
-from agentgit.cli.options import GLOBAL_OPTIONS, AsJson, DatabaseOption, OfBranch, address, repository, usage
+from agentgit.cli.options import (
+    GLOBAL_OPTIONS,
+    AsJson,
+    DatabaseOption,
+    OfBranch,
+    address,
+    import_from_here,
+    repository,
+    usage,
+)
 from agentgit.cli.output import bar
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.render.views.transfer import lines
@@ -31,6 +40,7 @@ def add_to(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     app.command(cls=usage("[SESSION[@BRANCH] [REF]]", "FILE"))(export)
     app.command("import")(import_)
+    app.command("import-langgraph")(import_langgraph)
     app.command()(trajectories)
 
 
@@ -42,6 +52,20 @@ def export(
         ),
     ],
     files: Annotated[bool, typer.Option("--files", help="Include the files of the workspace.")] = False,
+    redact: Annotated[
+        bool, typer.Option("--redact", help="Replace the values of names that look like secrets, wherever they occur.")
+    ] = False,
+    redact_with: Annotated[
+        str | None,
+        typer.Option(
+            "--redact-with",
+            metavar="MODULE:NAME",
+            help="A function that takes a text and returns it without secrets; with --redact.",
+        ),
+    ] = None,
+    as_test: Annotated[
+        bool, typer.Option("--as-test", help="Export one branch as a test for pytest; implies --redact.")
+    ] = False,
     db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
@@ -52,8 +76,29 @@ def export(
             raise InvalidInput(f"{file} is a session; name the file too: agentgit export {file} FILE")
         session, branch, checkpoint = _parse_target(repo, selection)
         target = sys.stdout.buffer if file == PIPE else file
-        summary = session.export(target, branch=branch, checkpoint=checkpoint, files=files, progress=progress)
+        if as_test and branch is None and checkpoint is None:
+            branch = session.branch().name
+        summary = session.export(
+            target,
+            branch=branch,
+            checkpoint=checkpoint,
+            files=files,
+            redact=_import_redaction(redact_with) or redact or as_test,
+            progress=progress,
+        )
     _print_summary("exported", summary, as_json=as_json, piped=file == PIPE)
+
+
+def _import_redaction(path: str | None) -> Callable[[str], str] | None:
+    if path is None:
+        return None
+    from agentgit.agents import user_modules
+
+    import_from_here()
+    function: Callable[[str], str] = user_modules.value_in(path)
+    if not callable(function):
+        raise InvalidInput(f"{path} is not a function. Name a function that takes a text and returns it.")
+    return function
 
 
 Name = Annotated[str | None, typer.Option("--session", metavar="NAME", help="The name of the new session.")]
@@ -68,13 +113,18 @@ Folder = Annotated[
 
 
 def import_(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="A file from `agentgit export`; - is standard input.")],
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE", help="A file from `agentgit export`, or a JSON array of checkpoints; - is standard input."
+        ),
+    ],
     session: Name = None,
     workspace: Folder = None,
     db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create a session from a file that `agentgit export` wrote."""
+    """Create a session from a file that `agentgit export` wrote, or from plain checkpoints."""
     from agentgit.repository import open
 
     source = sys.stdin.buffer if file == PIPE else file
@@ -89,7 +139,7 @@ def import_(
 def trajectories(session_ref: OfBranch = None, db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """Print trajectories for training: one line of JSON for each AI message."""
     with repository(db) as repo:
-        session, branch = references.parse_session(repo, session_ref)
+        session, branch = references.parse_session(repo, session_ref, shows_session=True)
         steps = session.trajectories(branch=branch)
         if as_json:
             output.emit(True, lambda: list(steps), lambda _: [])
@@ -112,7 +162,7 @@ def _parse_target(repo: Repository, words: list[str]) -> tuple[Session, str | No
         raise InvalidInput(
             f"{' '.join(words)}: write at most a session, a reference and a file; put quotes around a name."
         )
-    session, branch = references.parse_session(repo, words[0] if words else None)
+    session, branch = references.parse_session(repo, words[0] if words else None, shows_session=True)
     if len(words) < 2:
         return session, branch, None
     return session, branch, session.get_checkpoint(words[1], branch=branch)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -12,7 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from agentgit.cli import output
-from agentgit.cli.options import AsJson, CommandGroup, DatabaseOption, Yes, complete_session, repository
+from agentgit.cli.completion import complete_session
+from agentgit.cli.options import AsJson, CommandGroup, DatabaseOption, Yes, parse_duration, repository
 from agentgit.errors import InvalidInput
 from agentgit.render.records import of_value
 from agentgit.render.text import Line, Span, clean
@@ -33,7 +33,6 @@ KeyExpires = Annotated[
 ]
 
 GROUP_OPTIONS: dict[str, Any] = {"no_args_is_help": True, "cls": CommandGroup, "rich_markup_mode": None}
-UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 users = typer.Typer(
     name="users",
@@ -65,17 +64,11 @@ def parse_lifetime(text: str | None) -> timedelta | None:
 
     Raises:
         InvalidInput: It is not a lifetime.
-
-    Example:
-        >>> parse_lifetime("36h")
-        datetime.timedelta(days=1, seconds=43200)
     """
-    if text is None:
-        return None
-    match = re.fullmatch(r"([0-9]{1,6})([mhdw])", text)
-    if match is None:
+    lifetime = parse_duration(text) if text is not None else None
+    if text is not None and lifetime is None:
         raise InvalidInput(f"{text!r} is not a duration; write 30m, 12h, 7d or 2w.")
-    return timedelta(**{UNITS[match[2]]: int(match[1])})
+    return lifetime
 
 
 def _print_list(as_json: bool, values: Sequence[Any], lines: Callable[..., list[Line]], placeholder: str) -> None:

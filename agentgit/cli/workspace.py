@@ -43,6 +43,11 @@ CURRENT_FOLDER = Path()
 LAST_NAMES = ("last", "latest")
 
 
+def add_to(parent: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    parent.add_typer(app)
+
+
 @app.command()
 def save(
     message: Annotated[str, typer.Argument(metavar="MESSAGE", help="A description of the snapshot.")] = "",
@@ -67,7 +72,7 @@ def list_(limit: Limit = None, folder: Dir = CURRENT_FOLDER, store: Store = None
         output.emit(
             as_json,
             lambda: [snapshot.to_dict() for snapshot in snapshots],
-            lambda width: files.snapshot_lines(snapshots, width=width, zone=None) or placeholder,
+            lambda width: files.snapshot_lines(snapshots, width=width, zone=output.zone()) or placeholder,
         )
 
 
@@ -80,7 +85,7 @@ def show(ref: Ref, folder: Dir = CURRENT_FOLDER, store: Store = None, as_json: A
         output.emit(
             as_json,
             lambda: {**snapshot.to_dict(), "since": changes.to_dict()},
-            lambda width: files.show_lines(snapshot, changes, width=width, zone=None),
+            lambda width: files.show_lines(snapshot, changes, width=width, zone=output.zone()),
         )
 
 
@@ -132,7 +137,7 @@ def delete(
     with _workspace(folder, store) as workspace:
         snapshot = _require_snapshot(workspace, ref)
         if not yes:
-            lines = files.snapshot_lines([snapshot], width=output.width(), zone=None)
+            lines = files.snapshot_lines([snapshot], width=output.width(), zone=output.zone())
             output.confirm("Delete?", as_json, lambda: output.show(lines))
         _print_snapshot(as_json, workspace.delete(snapshot.id))
 
@@ -165,7 +170,9 @@ def undo(
 @contextmanager
 def _workspace(folder: Path, store: Path | None) -> Iterator[Workspace]:
     from agentgit.workspace.api import Workspace
+    from agentgit.workspace.locations import require_directory
 
+    require_directory(folder)  # a mistyped name must not become a folder
     with Workspace(folder, store) as workspace:
         yield workspace
 
@@ -204,4 +211,6 @@ def _require_saved(plan: RestorePlan) -> None:
 
 
 def _print_snapshot(as_json: bool, snapshot: FileCheckpoint) -> None:
-    output.emit(as_json, snapshot.to_dict, lambda width: files.snapshot_lines([snapshot], width=width, zone=None))
+    output.emit(
+        as_json, snapshot.to_dict, lambda width: files.snapshot_lines([snapshot], width=width, zone=output.zone())
+    )

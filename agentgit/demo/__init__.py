@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import textwrap
@@ -16,7 +15,8 @@ from langchain_core.callbacks import CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolCall, ToolMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
-from langchain_core.runnables import Runnable
+from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables.config import patch_config
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
@@ -26,8 +26,9 @@ from agentgit.agents.agent import RollbackAgent
 from agentgit.checkpoints.references import free_name
 from agentgit.demo.shop import CATALOGUE, EFFECTS, cancel_order, open_shop, orders, refund, tools
 from agentgit.errors import InvalidInput, RollbackBlocked
+from agentgit.location import default_location
 from agentgit.render.views.tree import draw
-from agentgit.repository import DEFAULT, ENVIRONMENT, Repository
+from agentgit.repository import Repository
 from agentgit.store.sql.url import parse_url
 
 __all__ = [
@@ -157,6 +158,18 @@ def _format_result(message: ToolMessage) -> str:
     return ANSWER_TEMPLATES[str(message.name)].format(**json.loads(str(message.content)))
 
 
+class _OneByOne(ToolNode):
+    """Runs one call at a time, so that the calls have the same order on the tool track in every run.
+
+    As a setting of the whole graph, this would make a sync stream of messages wait forever: LangGraph's only thread
+    would wait for the messages, and none would run the node.
+    """
+
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        """Run the calls of a message, one after the other."""
+        return super().invoke(input, patch_config(config, max_concurrency=1), **kwargs)
+
+
 def build(shop: str | Path = "shop.db") -> CompiledStateGraph[MessagesState, None, MessagesState, MessagesState]:
     """Build the demo's agent, an ordinary LangGraph graph that does not use agentgit.
 
@@ -171,12 +184,11 @@ def build(shop: str | Path = "shop.db") -> CompiledStateGraph[MessagesState, Non
 
     graph = StateGraph(MessagesState)
     graph.add_node("model", answer)
-    graph.add_node("tools", ToolNode(shop_tools, handle_tool_errors=True))
+    graph.add_node("tools", _OneByOne(shop_tools, handle_tool_errors=True))
     graph.add_edge(START, "model")
     graph.add_conditional_edges("model", tools_condition)
     graph.add_edge("tools", "model")
-    # One call at a time, so that the calls have the same order on the tool track in every run.
-    return graph.compile().with_config(max_concurrency=1)
+    return graph.compile()
 
 
 # -- the story
@@ -287,7 +299,7 @@ def _show(code: str, comment: str, outcome: object, say: Say) -> None:
 
 def _database_option(database: str | Path | None) -> str:
     """Return the `--db` option for this database, without its password; empty for the default database."""
-    if database is None or str(database) == (os.environ.get(ENVIRONMENT) or DEFAULT):
+    if database is None or str(database) == default_location():
         return ""
     address = parse_url(database).render_as_string(hide_password=True) if "://" in str(database) else str(database)
     return f" --db {shlex.quote(address)}"

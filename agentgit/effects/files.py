@@ -9,6 +9,7 @@ from typing import Any, Protocol, Self
 from agentgit.values import escape_path
 
 WRITE, DELETE, ASIDE, CONFLICT, MISSING, LEFT = "write", "delete", "aside", "conflict", "missing", "left"
+OUTSIDE = "outside"
 """The actions for a path.
 
 - `write`: the path gets its earlier content back.
@@ -17,6 +18,7 @@ WRITE, DELETE, ASIDE, CONFLICT, MISSING, LEFT = "write", "delete", "aside", "con
 - `conflict`: someone else has changed the path since the last turn.
 - `missing`: the path is gone and cannot be restored, because the snapshot left it out.
 - `left`: the path changed or was created since, but is left as it is, because the snapshot left it out.
+- `outside`: a later tool call named the path, which is not in the workspace and is left as it is.
 """
 
 OVERWRITTEN = "overwritten"
@@ -31,7 +33,7 @@ class FileChange:
     """The change to one path.
 
     Args:
-        action: `write`, `delete`, `aside`, `conflict`, `missing`, `left` or `overwritten`.
+        action: `write`, `delete`, `aside`, `conflict`, `missing`, `left`, `outside` or `overwritten`.
         path: The path, relative to the workspace.
         why: The reason, as a sentence; empty if the action explains itself.
     """
@@ -67,8 +69,9 @@ class FileChanges:
 
     @property
     def is_needed(self) -> bool:
-        """True if there is a problem or a path to change; `missing` and `left` paths do not change."""
-        return bool(self.problem) or any(change.action not in (MISSING, LEFT) for change in self.changes)
+        """True if there is a problem or a path to change; `missing`, `left` and `outside` do not change."""
+        unchanged = (MISSING, LEFT, OUTSIDE)
+        return bool(self.problem) or any(change.action not in unchanged for change in self.changes)
 
     @property
     def conflicts(self) -> list[str]:
@@ -104,6 +107,7 @@ _WORDING = {
     CONFLICT: "changed by somebody else",
     MISSING: "missing",
     LEFT: "left unchanged",
+    OUTSIDE: "outside the workspace, left unchanged",
     OVERWRITTEN: "overwritten (changed by somebody else)",
 }
 
@@ -135,6 +139,10 @@ class WorkspaceAdapter(Protocol):
     """The workspace interface that rollbacks use to take and restore snapshots of a session's files."""
 
     @property
+    def workspace(self) -> Any:
+        """The `Workspace`."""
+
+    @property
     def settings(self) -> Mapping[str, Any]:
         """The settings that reopen the workspace in another process, JSON-like."""
 
@@ -150,6 +158,9 @@ class WorkspaceAdapter(Protocol):
 
     def covers(self, args: Mapping[str, Any]) -> bool:
         """Return whether every file that the arguments of a call name is in the workspace."""
+
+    def outside(self, tool_name: str, args: Mapping[str, Any]) -> list[str]:
+        """Return the paths that a tool call may have changed, and that are not in the workspace."""
 
     def back_up(self, tool_name: str, args: Mapping[str, Any]) -> None:
         """Save the files that a tool call is about to change."""

@@ -6,14 +6,14 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from datetime import datetime
 from reprlib import Repr
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from agentgit.effects.effects import IRREVERSIBLE, NEUTRAL, REVERSIBLE, WORKSPACE
 from agentgit.errors import InvalidInput, NotFound
-from agentgit.values import Displayable, TableList, to_json
+from agentgit.values import COUNT, OBJECT, TIME, Displayable, TableList, to_json
 
 
 def identity(tool_name: str, args: Mapping[str, Any], identity_args: Sequence[str] | None) -> str:
@@ -42,6 +42,17 @@ def _canonical(value: Any) -> Any:
     if isinstance(value, float) and value.is_integer():
         return int(value)  # a model may write the same amount as 5 or as 5.0
     return value
+
+
+def how_to_resolve(invocation_id: int | None) -> str:
+    """Return the end of a message about an invocation of which it is unknown whether it happened.
+
+    Args:
+        invocation_id: The id of the invocation.
+    """
+    return (
+        f"check, then call repo.resolve({invocation_id}, 'happened') or repo.resolve({invocation_id}, 'did_not_happen')"
+    )
 
 
 def call_key(branch_id: int, caller_id: str, call_id: str, tool_name: str) -> str:
@@ -115,6 +126,8 @@ REVERSING = "reversing"
 REVERSED = "reversed"
 REVERSE_FAILED = "reverse_failed"
 REVERSE_UNKNOWN = "reverse_unknown"
+SIMULATED = "simulated"
+"""The status of a call on a rerun that was answered without its tool: its effect never existed."""
 
 TRANSITIONS: dict[str, frozenset[str]] = {
     INTENDED: frozenset({DONE, FAILED, PAUSED, UNKNOWN}),
@@ -171,10 +184,10 @@ class ToolInvocation(Displayable):
         position: Its position on the track, counted from 0 at the root of the session.
         tool_name: The name of the tool.
         args: The arguments of the call, JSON-like.
-        result: Its return value, JSON-like; None unless it is done.
+        result: Its return value, JSON-like; None unless it is done or simulated.
         error_message: The error that the call raised, if any; and the error of its `verify`, if the outcome is unknown.
-        status: `intended`, `paused`, `done`, `failed`, `unknown`, `reversing`, `reversed`, `reverse_failed` or
-            `reverse_unknown`.
+        status: `intended`, `paused`, `done`, `failed`, `unknown`, `reversing`, `reversed`, `reverse_failed`,
+            `reverse_unknown`, or `simulated` (a rerun answered it, and its tool did not run).
         effect: The effect of the tool, as declared when it was called.
         tool_call_id: The id of the call in the AI message; None if no message requested it.
         started_at: The start time, timezone-aware UTC.
@@ -258,12 +271,18 @@ class ToolInvocation(Displayable):
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Create an invocation from the data that `to_dict` returned, also after a round trip through JSON.
 
+        Keys that a newer version of agentgit has added are ignored.
+
         Raises:
             InvalidInput: The data is not an invocation.
         """
+        required = [one.name for one in fields(cls) if one.default is MISSING and one.default_factory is MISSING]
+        if missing := [name for name in required if name not in data]:
+            raise InvalidInput(f"Not a tool invocation: it has no {', '.join(missing)}. Pass what to_dict() returned.")
         try:
+            known = {one.name: data[one.name] for one in fields(cls) if one.name in data}
             times = {name: datetime.fromisoformat(data[name]) if data.get(name) else None for name in _TIME_FIELDS}
-            return cls(**{**data, **times})
+            return cls(**{**known, **times})
         except (TypeError, ValueError, AttributeError) as error:
             raise InvalidInput(f"Not a tool invocation: {error}. Pass what to_dict() returned.") from error
 
@@ -288,6 +307,23 @@ def join_errors(error: str | None, verify_error: str | None) -> str | None:
 
 class ToolTrack(TableList[ToolInvocation]):
     """A list of tool calls in order. A notebook shows it as a table."""
+
+    _COLUMNS: ClassVar[Mapping[str, str]] = {
+        "position": COUNT,
+        "tool_name": OBJECT,
+        "args": OBJECT,
+        "result": OBJECT,
+        "effect": OBJECT,
+        "status": OBJECT,
+        "error_message": OBJECT,
+        "kind": OBJECT,
+        "started_at": TIME,
+        "ended_at": TIME,
+        "runs": COUNT,
+        "id": COUNT,
+        "replay_of": COUNT,
+        "tool_call_id": OBJECT,
+    }
 
 
 MARKS = ("running", "done", "irreversible", "reversed", "failed", "unknown")

@@ -8,10 +8,10 @@ from typing import Any, Self
 
 from agentgit.effects import effects, invocation
 from agentgit.effects.files import FileChanges
-from agentgit.effects.invocation import IMPORTED_REASON, ToolInvocation
+from agentgit.effects.invocation import IMPORTED_REASON, ToolInvocation, how_to_resolve
 from agentgit.effects.memory import MemoryWrite, is_memory_write
 from agentgit.errors import InvalidInput
-from agentgit.values import PrintableDrawing, escape_path
+from agentgit.values import PrintableDrawing, escape_path, quote_name
 
 REVERSE = "reverse"
 KEEP = "keep"
@@ -93,6 +93,8 @@ class RollbackPlan(PrintableDrawing):
         target: The display name of that checkpoint.
         position: The number of tool invocations before that checkpoint.
         kind: `rollback`, `switch` or `world_only`.
+        session_name: The name by which the user refers to the session, like `support-42` or `alice/support-42`.
+        branch: The name of the branch that is left; for a switch, of the branch to switch to.
         replayed: The invocations that the branch's track begins with.
         steps: The planned action for each effect.
         files: The planned changes to the files; None if there is no workspace or its files are to be left alone.
@@ -102,6 +104,8 @@ class RollbackPlan(PrintableDrawing):
     target: str
     position: int
     kind: str = ROLLBACK
+    session_name: str = ""
+    branch: str = ""
     replayed: list[ToolInvocation] = field(default_factory=list)
     steps: list[PlanStep] = field(default_factory=list)
     files: FileChanges | None = None
@@ -137,14 +141,14 @@ class RollbackPlan(PrintableDrawing):
         return [step for step in self.steps if step.action == BLOCK]
 
     @property
-    def unsettled(self) -> list[ToolInvocation]:
-        """The blocking calls whose outcome a person can decide with `Repository.resolve`."""
-        return [step.invocation for step in self.blockers if step.invocation.status in invocation.DECISIONS]
-
-    @property
     def is_admissible(self) -> bool:
         """True if no step is blocked."""
         return not self.blockers
+
+    @property
+    def is_forcible(self) -> bool:
+        """True if `force=True` can carry out the plan: no simulated call is blocked, which would be taken for done."""
+        return all(step.invocation.status != invocation.SIMULATED for step in self.blockers)
 
     def forced(self) -> RollbackPlan:
         """Return the plan that `force=True` carries out: each blocked step takes its `otherwise` action."""
@@ -152,12 +156,14 @@ class RollbackPlan(PrintableDrawing):
 
     @property
     def heading(self) -> str:
-        """A sentence that says what is planned."""
+        """A sentence that says what is planned, in which session and from which branch."""
         calls = f"{self.position} tool call{'' if self.position == 1 else 's'}"
+        session = f" of session {quote_name(self.session_name)}" if self.session_name else ""
+        place = f"{session}, branch {quote_name(self.branch)}," if session and self.branch else session
         return {
-            ROLLBACK: f"Rollback to {self.target}: a new branch that begins with {calls}.",
-            SWITCH: f"Switch to {self.target}: the world is brought to the state after its {calls}.",
-            WORLD_ONLY: f"Rollback of the world to {self.target}: the conversation is unchanged.",
+            ROLLBACK: f"Rollback{place} to {self.target}: a new branch that begins with {calls}.",
+            SWITCH: f"Switch{session} to {self.target}: the world is brought to the state after its {calls}.",
+            WORLD_ONLY: f"Rollback of the world{place} to {self.target}: the conversation is unchanged.",
         }[self.kind]
 
     @property
@@ -171,6 +177,8 @@ class RollbackPlan(PrintableDrawing):
             return "There is nothing to reverse."
         if self.is_admissible:
             return f"{_count_steps(self.steps)}; no blockers."
+        if not self.is_forcible:
+            return f"{_describe_blockers(self.blockers)}. Nothing was changed. A simulated call cannot be skipped."
         with_force = _count_steps(self.forced().steps)
         return f"{_describe_blockers(self.blockers)}. Nothing was changed. With force: {with_force}."
 
@@ -193,6 +201,8 @@ class RollbackPlan(PrintableDrawing):
             "target": self.target,
             "position": self.position,
             "kind": self.kind,
+            "session_name": self.session_name,
+            "branch": self.branch,
             "is_admissible": self.is_admissible,
             "steps": [{**vars(step), "invocation": step.invocation.to_dict()} for step in self.steps],
             "replayed": [call.to_dict() for call in self.replayed],
@@ -214,6 +224,8 @@ class RollbackPlan(PrintableDrawing):
         try:
             return cls(
                 **{name: data[name] for name in ("checkpoint_id", "target", "position", "kind")},
+                session_name=data.get("session_name", ""),
+                branch=data.get("branch", ""),
                 steps=[
                     PlanStep(**{**s, "invocation": ToolInvocation.from_dict(s["invocation"])}) for s in data["steps"]
                 ],
@@ -370,18 +382,21 @@ def _plan_rerun(call: ToolInvocation, redo_obstacle: ReasonFunction, reason: str
 
 
 def _plan_redo(call: ToolInvocation, redo_obstacle: ReasonFunction) -> PlanStep:
-    """Plan to run a reversed call again, unless it was imported and so happened in another world."""
-    if call.is_imported:
+    """Plan to run a reversed or simulated call, unless it was imported and so happened in another world."""
+    if call.is_imported and call.status != invocation.SIMULATED:
         return PlanStep(action=GONE, invocation=call, why=IMPORTED_REASON)
-    return _plan_rerun(call, redo_obstacle, "it was reversed, and runs again")
+    was_simulated = call.status == invocation.SIMULATED
+    return _plan_rerun(
+        call, redo_obstacle, "it was simulated, and runs now" if was_simulated else "it was reversed, and runs again"
+    )
 
 
 def _uncertainty(call: ToolInvocation) -> str | None:
     """Return why it is unknown whether the effect of a call is still in the world; None if it is known."""
     if call.status in (invocation.REVERSING, invocation.REVERSE_UNKNOWN):
-        return "it is unknown whether it has been reversed since; check, then call repo.resolve()"
+        return f"it is unknown whether it has been reversed since; {how_to_resolve(call.id)}"
     if call.status == invocation.UNKNOWN and call.kind == invocation.REDO:
-        return "it is unknown whether it ran again; check, then call repo.resolve()"
+        return f"it is unknown whether it ran again; {how_to_resolve(call.id)}"
     return None
 
 
@@ -415,11 +430,14 @@ def _decide_unknown(call: ToolInvocation) -> tuple[str, str]:
     if call.effect == effects.IDEMPOTENT:
         return KEEP, f"it {'raised' if call.has_raised else 'was interrupted'}, and calling it again is harmless"
     if not call.has_raised:
-        return BLOCK, "it is unknown whether it happened: it was interrupted; check, then call repo.resolve()"
+        return (
+            BLOCK,
+            f"it is unknown whether it happened: it was interrupted; {how_to_resolve(call.id)}",
+        )
     reason = f"it raised {call.error_message}, but may have happened"
     if call.may_be_repeated:
-        return KEEP, f"{reason}; if it did, call repo.resolve() to have it reversed"
-    return BLOCK, f"{reason}; check, then call repo.resolve()"
+        return KEEP, f"{reason}; if it did, call repo.resolve({call.id}, 'happened') to have it reversed"
+    return BLOCK, f"{reason}; {how_to_resolve(call.id)}"
 
 
 def _decide(call: ToolInvocation, undo_obstacle: ReasonFunction) -> tuple[str, str]:
@@ -434,9 +452,12 @@ def _decide(call: ToolInvocation, undo_obstacle: ReasonFunction) -> tuple[str, s
     if call.status == invocation.UNKNOWN:
         return _decide_unknown(call)
     if call.status == invocation.REVERSING:
-        return BLOCK, "a rollback is reversing it, or died doing so; see session.operations() and repo.resume()"
+        return BLOCK, "a rollback is reversing it, or died doing so; see session.operations()"
     if call.status == invocation.REVERSE_UNKNOWN:
-        return BLOCK, "it is unknown whether an earlier rollback reversed it; check, then call repo.resolve()"
+        return (
+            BLOCK,
+            f"it is unknown whether an earlier rollback reversed it; {how_to_resolve(call.id)}",
+        )
     if call.effect == effects.IRREVERSIBLE:
         return BLOCK, "it cannot be undone"
     if call.effect == effects.IDEMPOTENT:

@@ -44,7 +44,7 @@ ROLE_NAMES = {"undo": "undo function", "verify": "verify", "precheck": "precheck
 GRAPH_NAME = "graph"
 """The key in the metadata of a session for the name of the served graph that created it."""
 
-DECLARE_HINT = "wrap the graph again, or name the module that declares it: trust=[...], --trust MODULE"
+DECLARE_HINT = "wrap the graph again, or name the module that declares it with trust=[...]"
 
 
 class ServedGraph(Protocol):
@@ -69,6 +69,9 @@ class ServedGraph(Protocol):
     def declare_tools(self, session_id: int, memory: Memory | None) -> None:
         """Declare its tools, and a store, for a session."""
 
+    def attach(self, session_id: int) -> None:
+        """Make its tools, its memory and agents of it available to a session."""
+
 
 class Registry:
     """The functions that this process has declared for acting on recorded calls.
@@ -88,6 +91,8 @@ class Registry:
     def __init__(self, defaults: Mapping[str, Effect] | None = None) -> None:
         self.sessions = ServedSessions()
         self._graphs: WeakSet[ServedGraph] = WeakSet()
+        self.graph_of_all: ServedGraph | None = None
+        """The graph that runs each session that no other one runs here; None if there is none."""
         self.host_runs = HostRuns()
         """The runs of hosts that have not ended."""
         self.running_calls: dict[int, int] = {}
@@ -139,6 +144,8 @@ class Registry:
     def declare_served_tools(self, session_id: int, user_id: int, name: object) -> None:
         """Declare the tools of the served graph that created a session, if no graph has run it in this process.
 
+        If there is a graph of all sessions, it is attached instead, unless another graph created the session.
+
         A graph is left out if another one of the same name has a different tool of the same name: it is not known which
         of them ran. For the same reason no store is attached if those graphs have different ones.
 
@@ -147,6 +154,9 @@ class Registry:
             user_id: The id of its owner.
             name: The name of the graph; None if no served graph created it.
         """
+        common = self.graph_of_all
+        if common is not None and name in (None, common.name) and not self.session(session_id).agent_factories:
+            common.attach(session_id)
         if name is None or self.sessions.declarations(session_id) is not NO_DECLARATIONS:
             return
         with self._lock:
@@ -180,7 +190,7 @@ class Registry:
         if memory is None:
             raise NotFound(
                 "the store that it wrote to is not attached here; wrap the graph with its store again, or name the "
-                "module that has the store: trust=[...], --trust MODULE"
+                "module that has the store with trust=[...]"
             )
         return memory
 
@@ -236,8 +246,8 @@ class Registry:
         runner = next((one for one in runners if one is not None), None)
         if runner is None:
             raise NotFound(
-                f"the tool {printable_name(call.tool_name)} is unknown; first wrap a graph that has it in a ToolNode, "
-                "or name its module: trust=[...], --trust MODULE"
+                f"the tool {printable_name(call.tool_name)} is unknown; wrap a graph that has it in a ToolNode, "
+                "or name its module (MODULE:NAME if a function returns it) with trust=[...]"
             )
         if isinstance(runner, str):
             raise NotFound(runner)
@@ -265,7 +275,7 @@ class Registry:
         # A reversible or idempotent call records an identity only if its tool is declared with once=True.
         was_declared_once = call.identity is not None and call.effect in (REVERSIBLE, IDEMPOTENT)
         if was_declared_once or (declared is not None and declared.once):
-            return "its tool is declared once=True, and must not run a second time"
+            return "its tool is declared to run only once"
         return None
 
     def undo_obstacle(self, session_id: int, call: ToolInvocation) -> str | None:

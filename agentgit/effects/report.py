@@ -10,7 +10,7 @@ from agentgit.effects.files import FileChanges
 from agentgit.effects.invocation import ToolInvocation
 from agentgit.effects.plan import FORK, ROLLBACK, SWITCH, WORLD_ONLY
 from agentgit.errors import InvalidInput
-from agentgit.values import PrintableDrawing
+from agentgit.values import PrintableDrawing, quote_name
 
 GROUPS = ("reversed", "redone", "drifted", "answered", "replayed", "kept", "gone", "failed", "remaining")
 """The possible outcomes of the steps of a plan and of the calls of the track."""
@@ -44,6 +44,7 @@ class RollbackReport(PrintableDrawing):
         checkpoint_id: The id of the checkpoint that it went back to.
         branch: The name of the branch that it led to.
         kind: `rollback`, `switch`, `fork` or `world_only`.
+        session_name: The name by which the user refers to the session, like `support-42` or `alice/support-42`.
         reversed: Effects that were reversed, in the order of their reversal.
         redone: Calls whose tool ran again.
         drifted: Redone calls that returned a different result than before.
@@ -61,6 +62,7 @@ class RollbackReport(PrintableDrawing):
     checkpoint_id: int
     branch: str
     kind: str = ROLLBACK
+    session_name: str = ""
     reversed: list[ReportItem] = field(default_factory=list)
     redone: list[ReportItem] = field(default_factory=list)
     drifted: list[ReportItem] = field(default_factory=list)
@@ -79,7 +81,8 @@ class RollbackReport(PrintableDrawing):
             for group, items in self.groups().items()
         }
         files = {"files": self.files.to_dict() if self.files else None}
-        return {name: getattr(self, name) for name in _PLAIN_FIELDS} | groups | files
+        plain_fields = {name: getattr(self, name) for name in (*_PLAIN_FIELDS, "session_name")}
+        return plain_fields | groups | files
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -96,7 +99,8 @@ class RollbackReport(PrintableDrawing):
         try:
             groups: dict[str, Any] = {group: [_item_from_dict(item) for item in data[group]] for group in GROUPS}
             files = FileChanges.from_dict(data["files"]) if data.get("files") else None
-            return cls(**{name: data[name] for name in _PLAIN_FIELDS}, **groups, files=files)
+            plain_fields = {name: data[name] for name in _PLAIN_FIELDS}
+            return cls(**plain_fields, session_name=data.get("session_name", ""), **groups, files=files)
         except (KeyError, TypeError) as error:
             raise InvalidInput(f"Not a report: {error}. Pass what to_dict() returned.") from error
 
@@ -106,14 +110,16 @@ class RollbackReport(PrintableDrawing):
 
     @property
     def heading(self) -> str:
-        """A sentence that names the operation, its status and its branch."""
+        """A sentence that names the operation, its status, its session and its branch."""
         n = len(self.replayed) + len(self.answered)
         calls = f"{n} tool call{'' if n == 1 else 's'}"
+        session = f"session {quote_name(self.session_name)}, " if self.session_name else ""
+        place = f"{session}branch {quote_name(self.branch)}"
         if self.kind == SWITCH:
-            return f"Switch {self.status}: branch {self.branch}."
+            return f"Switch {self.status}: {place}."
         if self.kind == WORLD_ONLY:
-            return f"Rollback of the world {self.status}: branch {self.branch} is unchanged."
-        return f"{self.kind.capitalize()} {self.status}: branch {self.branch}, {calls} replayed from the record."
+            return f"Rollback of the world {self.status}: {place} is unchanged."
+        return f"{self.kind.capitalize()} {self.status}: {place}, {calls} replayed from the record."
 
     @property
     def summary(self) -> str:

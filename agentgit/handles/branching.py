@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from sqlalchemy import Connection
 
@@ -21,7 +23,7 @@ from agentgit.store.audit.trail import record_event
 from agentgit.store.maintenance import retention
 from agentgit.store.queries.graph_points import GraphPoint
 from agentgit.store.queries.lookup import CheckpointRef
-from agentgit.store.records.checkpoints import CheckpointState, Label
+from agentgit.store.records.checkpoints import CheckpointState, Label, merge_source_id, require_text
 from agentgit.store.records.sessions import StoredRow, require_no_unfinished_rollback
 from agentgit.store.sql import process
 from agentgit.store.sql.tables import CHECKPOINT
@@ -51,10 +53,10 @@ def recover(access: SessionAccess, branch: BranchRef, *, force: bool) -> Interna
         if not force and any(map(process.is_alive_here, [row.owner, *(one.owner for one in operations)])):
             raise Conflict(
                 f"Branch {row.name} is running in a process on this machine. Wait until it ends, or end that "
-                "process; force=True takes the branch from it."
+                "process. force=True takes the branch from it."
             )
         store.journal.abandon(connection, row.id, row.owner)
-        store.sessions.release_abandoned(connection, row.id, row.owner)
+        store.sessions.release_abandoned(connection, row)
         if row.status == RUNNING:
             record_event(connection, store.tenant_id, "turn.abandoned", branch_id=row.id, user_id=context.user.id)
         for operation in operations:
@@ -107,7 +109,7 @@ class Tagging(SessionAccess):
 
         return self.context.change(remove_tag)
 
-    def all(self) -> list[Tag]:
+    def all(self) -> Tags:
         """List the tags of the session, newest first."""
         return Tags(self.context.read(lambda c: self.context.store.tags.all(c, self.load_session(c).id)))
 
@@ -122,11 +124,44 @@ class Tagging(SessionAccess):
         if match is None:
             names = [tag.name for tag in tags.all(connection, self.session_id)]
             raise NotFound(
-                f"Session {self.load_session(connection).session_name} has no tag {name!r}. List them: session.tags(), "
-                "or agentgit tag.",
+                f"Session {self.load_session(connection).session_name} has no tag {name!r}. session.tags() lists them.",
                 near=references.similar_names(name, names),
             )
         return match
+
+
+class Annotating(SessionAccess):
+    """Changes what people wrote about the checkpoints of a session."""
+
+    def annotate(self, ref: CheckpointRef, branch: BranchRef, changes: Mapping[str, Any]) -> Checkpoint:
+        """Change the name, description or data of a checkpoint, and return it.
+
+        Args:
+            ref: The checkpoint.
+            branch: The branch that `HEAD` refers to; None is the current one.
+            changes: The new values by field.
+
+        Raises:
+            InvalidInput, NotFound, Ambiguous, Conflict: As for `Session.annotate`.
+        """
+        require_text(changes.get("name"), changes.get("description"))
+        store = self.context.store
+
+        def change_row(connection: Connection) -> Checkpoint:
+            self.load_session(connection, EDITOR)
+            store.sessions.lock(connection, self.session_id)
+            row = self.find_checkpoint(connection, ref, branch)
+            if "data" in changes and merge_source_id(row.data) is not None:
+                raise Conflict(
+                    f"The data of {row.branch_name}#{row.number} records what was merged there, and the next merge "
+                    "needs it. Change its name or description."
+                )
+            store.checkpoints.annotate(connection, row, self.context.user.id, changes)
+            changed_row = store.checkpoints.load_with_branch(connection, row.id)
+            store.search_index.index_annotation(connection, changed_row)
+            return self.context.read_models.checkpoints(connection, [changed_row])[0]
+
+        return self.context.change(change_row)
 
 
 class Branching(SessionAccess):

@@ -60,9 +60,7 @@ class Comparator(SessionAccess):
             row_a, row_b = (self._find_checkpoint(connection, self, ref)[0] for ref in (a, b))
             fork = comparer.common_ancestor(connection, row_a, row_b)
             if fork is None:
-                raise InvalidInput(
-                    "These are in two sessions without a common history. Use session.diff(a, b, other=...)."
-                )
+                raise InvalidInput("These are in two sessions without a common history. Use a diff, which needs none.")
             pairs = ((fork, row_a), (fork, row_b), (row_a, row_b))
             to_checkpoint = self.context.read_models.checkpoint
             return to_checkpoint(fork), [

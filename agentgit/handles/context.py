@@ -144,9 +144,7 @@ class Context:
         match = self.store.users.find(connection, user) if isinstance(user, User | str | int) else None
         if match is None:
             name = user.name if isinstance(user, User) else user
-            raise NotFound(
-                f"There is no user {name!r}. An admin can list the users: repo.users.list() or agentgit users list."
-            )
+            raise NotFound(f"There is no user {name!r}. repo.users.list() lists them for admins.")
         return match
 
     @contextmanager
@@ -164,7 +162,9 @@ class Context:
 
     def engine(self) -> RollbackEngine:
         """Return the rollback engine. Async functions run on the caller's event loop, if there is one."""
-        return RollbackEngine(self.store, self.registry, awaiter_for_current_loop(), authorize=self.authorize)
+        return RollbackEngine(
+            self.store, self.registry, awaiter_for_current_loop(), user_id=self.user.id, authorize=self.authorize
+        )
 
 
 @dataclass(frozen=True)

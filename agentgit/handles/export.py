@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from sqlalchemy import Connection
 
-from agentgit.errors import Unavailable
+from agentgit.errors import InvalidInput, Unavailable
 from agentgit.handles.context import BranchRef, SessionAccess
 from agentgit.sessions import ExternalSession
 from agentgit.sessions.reports import OnProgress
@@ -24,6 +24,7 @@ from agentgit.store.transfer.export import ExportScope, export
 from agentgit.store.transfer.import_ import check_export
 from agentgit.store.transfer.lines import LineWriter, with_progress
 from agentgit.store.transfer.records import COUNTED_KINDS, FORMAT, HEADER
+from agentgit.store.transfer.redaction import RedactedWriter, RedactText, Secrets
 from agentgit.store.transfer.summary import TransferSummary
 from agentgit.store.transfer.trajectory import steps
 from agentgit.version import VERSION
@@ -41,17 +42,22 @@ class Exporter(SessionAccess):
         *,
         files: bool,
         progress: OnProgress | None,
+        redact: bool | RedactText = False,
     ) -> TransferSummary:
         """Write a session, a branch or a checkpoint to one file.
 
         Raises:
-            NotFound, Conflict, Corrupt, Unavailable: As for `Session.export`.
+            InvalidInput, NotFound, Conflict, Corrupt, Unavailable: As for `Session.export`.
         """
+        if not (isinstance(redact, bool) or callable(redact)):
+            raise InvalidInput(f"redact must be True, False or a function, not {redact!r}.")
+        if redact and files:
+            raise InvalidInput("Files cannot be redacted. Export either with the files or with redaction.")
         with tempfile.TemporaryFile() as file:
-            header = self._write(file, branch, checkpoint, files=files)
+            header = self._write(file, branch, checkpoint, files=files, redact=redact)
             checked = check_export(with_progress(file, progress, times=1))  # make sure that the export can be read
             file.seek(0)
-            with _open_target(path) as target:
+            with open_target(path) as target:
                 shutil.copyfileobj(file, target)
         return TransferSummary.from_counts(
             self.context.read(self.load_session),
@@ -62,7 +68,13 @@ class Exporter(SessionAccess):
         )
 
     def _write(
-        self, file: IO[bytes], branch: BranchRef, checkpoint: CheckpointRef | None, *, files: bool
+        self,
+        file: IO[bytes],
+        branch: BranchRef,
+        checkpoint: CheckpointRef | None,
+        *,
+        files: bool,
+        redact: bool | RedactText,
     ) -> dict[str, Any]:
         line_writer, counts = LineWriter(), Counter[str]()
 
@@ -80,14 +92,13 @@ class Exporter(SessionAccess):
                 "agentgit": VERSION,
                 "made_at": datetime.now(UTC).isoformat(),
             }
-            write_record(header)
-            export(
-                self.context.store,
-                connection,
-                scope,
-                write_record,
-                SnapshotExporter(write_record).export if files else None,
-            )
+            store, write = self.context.store, write_record
+            if redact:
+                secrets = Secrets(redact if callable(redact) else None)
+                export(store, connection, scope, secrets.collector())
+                write = RedactedWriter(secrets, write_record)
+            write(header)
+            export(store, connection, scope, write, SnapshotExporter(write).export if files else None)
             return header
 
         header = self.context.read(write_scope, repeatable_read=True)
@@ -159,8 +170,12 @@ class Exporter(SessionAccess):
 
 
 @contextmanager
-def _open_target(path: str | Path | IO[bytes]) -> Iterator[IO[bytes]]:
-    """Open the target for writing. A file appears under its name only when it is complete."""
+def open_target(path: str | Path | IO[bytes]) -> Iterator[IO[bytes]]:
+    """Open a file or a stream for writing. A file appears under its name only when it is complete.
+
+    Raises:
+        Unavailable: The file cannot be written.
+    """
     if not isinstance(path, (str, Path)):
         yield path
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
@@ -13,6 +13,7 @@ from sqlalchemy import Connection
 
 from agentgit.async_api import async_twin
 from agentgit.checkpoints import Checkpoint
+from agentgit.checkpoints.checkpoint import Checkpoints, record_of
 from agentgit.checkpoints.queries import (
     DEFAULT_PAGE_SIZE,
     MAX_PAGE_SIZE,
@@ -36,6 +37,7 @@ from agentgit.sessions.reports import OnProgress
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.log import LogPart, parts_of_branches, parts_of_path
 from agentgit.store.search.index import CHECKPOINTS_PER_TRANSACTION
+from agentgit.values import Tabular
 
 
 class TextSearch(SessionAccess):
@@ -200,7 +202,7 @@ class LogReader(SessionAccess):
         )
 
 
-class Log:
+class Log(Tabular):
     """The checkpoints of a path, a branch or a session, newest first. `Session.log` creates it.
 
     Checkpoints are read on demand, without their states. The state of a checkpoint is read when it is accessed.
@@ -225,6 +227,8 @@ class Log:
         ['main#2', 'main#1']
     """
 
+    _COLUMNS = Checkpoints._COLUMNS
+
     def __init__(self, reader: LogReader, scope: Scope, wanted: Filter) -> None:
         self._reader, self._scope, self._conditions = reader, scope, wanted
 
@@ -237,6 +241,9 @@ class Log:
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         return {"text/plain": plain(self._lines()), "text/html": self._repr_html_()}
+
+    def _records(self) -> Iterable[Any]:
+        return map(record_of, self)
 
     def _lines(self) -> list[Line]:
         """Render the first page."""
@@ -293,14 +300,18 @@ class Log:
         log = self if name is None else self.by_name(name)
         return next(islice(log.page(1), 1), None)
 
-    aget, alatest = async_twin(get), async_twin(latest)
+    aget, alatest, ato_frame = async_twin(get), async_twin(latest), async_twin(Tabular.to_frame)
 
     def by_name(self, name: str) -> Log:
         """Return the log of the checkpoints to which a person gave exactly this name."""
         return self._narrow(name=name)
 
     def since(self, when: datetime) -> Log:
-        """Return the log of the checkpoints created at this time or later."""
+        """Return the log of the checkpoints created at this time or later.
+
+        The time itself is included, as in `between`. For checkpoints strictly after another one, add the smallest
+        step of the clock: `log.since(checkpoint.created_at + timedelta(microseconds=1))`.
+        """
         return self._narrow(since=when)
 
     def between(self, start: datetime, end: datetime) -> Log:

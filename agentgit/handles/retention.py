@@ -118,7 +118,7 @@ class SessionRetention:
             >>> session = repo.session("support-42", create=True)
             >>> session.retention.set(Retention(max_checkpoints=30))
             >>> print(session.retention.get())
-            over 50, the first, the last 20 and the newest of each name; at most 30
+            only the first, the last 20 and the newest of each name if there are more than 50; at most 30 checkpoints
         """
         if retention is not None and not isinstance(retention, Retention):
             raise InvalidInput(f"retention must be Retention(max_checkpoints=...) or None, not {retention!r}.")
@@ -158,8 +158,7 @@ class SessionRetention:
             )
             if effective_retention is None:
                 raise InvalidInput(
-                    f"Session {session.session_name} keeps everything. Set what it keeps with "
-                    "session.retention.set(Retention(...)), or pass a retention here."
+                    f"Session {session.session_name} keeps everything. Set its retention first, or pass one here."
                 )
             if dry_run:
                 outcome = retention_store.judge_session(
@@ -185,24 +184,38 @@ class SessionRetention:
             self._context.engine().files.release_unused()
         return result
 
-    def clear(self, *, branch: BranchRef = None) -> int:
-        """Delete all checkpoints that nothing needs, including named ones, and return how many were deleted.
+    def clear(self, *, branch: BranchRef = None) -> RetentionResult:
+        """Delete all checkpoints that nothing needs, including named ones; return the decision about each checkpoint.
+
+        What branches and tags need stays: heads, branch points, the first checkpoint of a branch, tagged checkpoints,
+        and the other cases that `set` lists. The `why` of each verdict in `kept` names it.
 
         Args:
             branch: The branch whose own checkpoints are deleted; None for all branches.
+
+        Example:
+            >>> import agentgit
+            >>> session = agentgit.open(":memory:").session("support-42", create=True)
+            >>> for name in ("a", "b", "c"):
+            ...     checkpoint = session.checkpoint(name)
+            >>> tag = session.tag("b", "v1")
+            >>> print(session.retention.clear())
+            1 checkpoint deleted, 2 kept
+              kept  main#2 b  it has the tag v1
+              kept  main#3 c  it is the head of branch main
         """
 
-        def delete_checkpoints(connection: Connection) -> int:
+        def delete_checkpoints(connection: Connection) -> RetentionResult:
             session = self._access.load_session(connection, OWNER)
             branch_id = self._context.lookup.branch(connection, session, branch).id if branch is not None else None
             verdicts = retention_store.delete_unneeded(
                 connection, self._context.store, session.id, branch_id=branch_id, user_id=self._context.user.id
             )
-            return sum(verdict.is_removed for verdict in verdicts)
+            return RetentionResult(session_name=session.session_name, retention=None, verdicts=tuple(verdicts))
 
-        deleted_count = self._context.change(delete_checkpoints)
+        result = self._context.change(delete_checkpoints)
         self._context.engine().files.release_unused()
-        return deleted_count
+        return result
 
     aget = async_twin(get)
     aset = async_twin(set)

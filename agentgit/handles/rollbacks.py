@@ -13,12 +13,13 @@ from agentgit.effects.plan import ROLLBACK
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.handles.context import BranchRef, SessionAccess
 from agentgit.rollback import Request, SwitchRequest
+from agentgit.rollback.crash_recovery import require_idle
 from agentgit.rollback.request import AS_REQUESTED
 from agentgit.sessions.operation import DONE
 from agentgit.store.queries.graph_points import GraphPoint
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.checkpoints import CheckpointState
-from agentgit.store.records.sessions import StoredRow, require_no_unfinished_rollback
+from agentgit.store.records.sessions import StoredRow, require_no_unfinished_rollback, require_real
 from agentgit.store.threads.pending_writes import NO_WRITES
 from agentgit.values import as_object
 
@@ -37,6 +38,7 @@ class RollbackOptions:
     on_drift: str = "stop"
     request_id: str | None = None
     epoch: int | None = None
+    only_from_current: bool = False
     why_files_stay: str = AS_REQUESTED
 
 
@@ -141,7 +143,7 @@ class Rollbacks(SessionAccess):
             if snapshot is None:
                 raise NotFound(
                     f"{label} has no files: no workspace was attached when it was created. Wrap the graph with "
-                    "workspace=... (agentgit chat --workspace DIR) to keep its files from then on."
+                    "workspace=... to keep its files from then on."
                 )
             # From another session, only the files are restored; this session stays at its own head.
             is_own = checkpoint.external_session_id == session.id
@@ -170,17 +172,26 @@ class Rollbacks(SessionAccess):
         """Return what would bring the world to the state of a branch, without doing anything."""
         return self.context.engine().plan_switch(self.read_branch(branch).id)
 
-    def set_current_branch(self, branch: BranchRef) -> StoredRow:
+    def set_current_branch(self, branch: BranchRef, *, source_id: int | None = None) -> StoredRow:
         """Make a branch the current one without changing the world, and return its row.
+
+        Args:
+            branch: The branch.
+            source_id: The branch to leave, which must be idle and the current one; None to leave any branch.
 
         Raises:
             NotFound: The session has no such branch.
-            Conflict: The branch's rollback is incomplete.
+            Conflict: The branch's rollback is incomplete, or the branch to leave is running or not the current one.
         """
 
         def set_current(connection: Connection) -> StoredRow:
             row = self.find_branch(connection, branch, EDITOR)
             require_no_unfinished_rollback(row)
+            require_real(row)
+            if source_id is not None:
+                self.context.store.sessions.lock(connection, self.session_id)
+                require_idle(self.context.store, connection, self.session_id)
+                self.context.store.sessions.require_current(connection, self.session_id, source_id, row.id)
             self.context.store.sessions.set_current(connection, self.session_id, row.id, self.context.user.id)
             return row
 
@@ -196,6 +207,7 @@ class Rollbacks(SessionAccess):
         force: bool = False,
         on_error: str = "stop",
         current: bool = True,
+        only_from_current: bool = False,
     ) -> tuple[int, int]:
         """Switch to a branch, and handle differences of the world; return the ids of the branch and of the operation.
 
@@ -206,6 +218,7 @@ class Rollbacks(SessionAccess):
             force: See `Session.switch`.
             on_error: See `Session.switch`.
             current: False to change only the world, while the session stays on its current branch.
+            only_from_current: True to refuse if the session has moved to a third branch.
 
         Raises:
             NotFound, InvalidInput, RollbackBlocked, RollbackIncomplete, Conflict: As for `Session.switch`.
@@ -225,6 +238,7 @@ class Rollbacks(SessionAccess):
             force=force,
             on_error=on_error,
             current=current,
+            only_from_current=only_from_current,
         )
         with self.context.recording_moves(self.session_id):
             return row.id, self.context.engine().switch(request)
@@ -262,7 +276,7 @@ class Rollbacks(SessionAccess):
             count_text = (
                 f"are {count} earlier checkpoints" if count > 1 else f"is {'one' if count else 'no'} earlier checkpoint"
             )
-            raise NotFound(f"There {count_text} on this branch to go back to. agent.checkpoint() creates one.")
+            raise NotFound(f"There {count_text} on this branch to go back to.")
 
         return self.context.read(load)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection
 
@@ -17,7 +18,7 @@ from agentgit.effects.files import FileChanges
 from agentgit.effects.invocation import DONE
 from agentgit.effects.plan import SWITCH
 from agentgit.errors import Conflict, InvalidInput
-from agentgit.handles.branching import Branching, recover
+from agentgit.handles.branching import Annotating, Branching, recover
 from agentgit.handles.context import BranchRef, Context, WrappedGraph
 from agentgit.handles.retention import SessionRetention, delete_unneeded, erase
 from agentgit.handles.rollbacks import RollbackOptions
@@ -30,6 +31,9 @@ from agentgit.store.maintenance import erasure
 from agentgit.store.queries.explorations import mark_of
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.checkpoints import named_label
+
+if TYPE_CHECKING:
+    from agentgit.workspace.api import Workspace
 
 
 class Session(SessionReader):
@@ -52,7 +56,7 @@ class Session(SessionReader):
         >>> session.checkpoint("before payment").metadata["reference"]
         'main#3'
         >>> print(session.rollback("main#1"))
-        Rollback done: branch main-2, 0 tool calls replayed from the record.
+        Rollback done: session s, branch main-2, 0 tool calls replayed from the record.
           reversed  create_order(item='chair', quantity=2)  reversible  its undo reverses it
         1 reversed.
     """
@@ -99,6 +103,45 @@ class Session(SessionReader):
         snapshot = self._branching.take_snapshot(f"checkpoint {name}") if files else None
         return self._branching.save(branch_row.id, label, snapshot)
 
+    def annotate(
+        self,
+        ref: CheckpointRef,
+        *,
+        branch: BranchRef = None,
+        name: str | EllipsisType | None = ...,
+        description: str | EllipsisType | None = ...,
+        data: Any = ...,
+    ) -> Checkpoint:
+        """Rename a checkpoint, or change its description or data, and return it. Its state never changes.
+
+        An automatic checkpoint stays automatic. With a name, `cleanup_auto_checkpoints` keeps it.
+
+        Args:
+            ref: The checkpoint, in one of the forms that the class lists.
+            branch: The branch that `HEAD` refers to; None is the current one.
+            name: The new name; None removes it. Names may repeat.
+            description: The new description; None removes it.
+            data: The new JSON-like data; None removes it.
+
+        Raises:
+            InvalidInput: The name is empty or too long, the description is not a string, or nothing is to be changed.
+            Conflict: The data records a merge.
+            NotFound, Ambiguous: As for `get_checkpoint`.
+
+        Example:
+            >>> import agentgit
+            >>> session = agentgit.open(":memory:").session("support-42", create=True)
+            >>> saved = session.checkpoint("tset")
+            >>> renamed = session.annotate("tset", name="test", data={"reward": 1.0})
+            >>> session.get_checkpoint("test").metadata["data"]
+            {'reward': 1.0}
+        """
+        given = {"name": name, "description": description, "data": data}
+        changes = {field: value for field, value in given.items() if value is not ...}
+        if not changes:
+            raise InvalidInput("There is nothing to change. Give a name, a description or data.")
+        return Annotating(self._context, self.id).annotate(ref, branch, changes)
+
     def delete_checkpoint(self, ref: CheckpointRef, *, branch: BranchRef = None) -> Checkpoint:
         """Delete a checkpoint and return it. The conversation and the tool track are kept.
 
@@ -132,7 +175,11 @@ class Session(SessionReader):
         if keep < 0:
             raise InvalidInput(f"keep must be 0 or more automatic checkpoints, not {keep}.")
         self._context.read(lambda c: self._access.load_session(c, EDITOR))
-        automatic_ids = [checkpoint.id or 0 for checkpoint in self.checkpoints(branch=branch) if checkpoint.is_auto]
+        automatic_ids = [
+            checkpoint.id or 0
+            for checkpoint in self.checkpoints(branch=branch)
+            if checkpoint.is_auto and checkpoint.checkpoint_name is None
+        ]
         return sum(
             verdict.is_removed
             for verdict in delete_unneeded(self._access, set(automatic_ids[: max(0, len(automatic_ids) - keep)]))
@@ -286,7 +333,12 @@ class Session(SessionReader):
         if sync is None:
             row = self._rollbacks.set_current_branch(branch)
             return RollbackReport(
-                operation_id=0, status=DONE, checkpoint_id=row.head_id or 0, branch=row.name, kind=SWITCH
+                operation_id=0,
+                status=DONE,
+                checkpoint_id=row.head_id or 0,
+                branch=row.name,
+                kind=SWITCH,
+                session_name=self.reference,
             )
         ids = self._rollbacks.switch(branch, None, sync=sync, force=force, on_error=on_error)
         return self._rollbacks.operation(ids[1])
@@ -333,6 +385,26 @@ class Session(SessionReader):
         report = self._rollbacks.rewind(self._rollbacks.rewind_request(restore_point, branch, force=force))
         assert report.files is not None  # noqa: S101  # the request names files
         return report.files
+
+    def workspace(self) -> Workspace:
+        """Return the workspace with the session's files, to read its snapshots and its undo stack.
+
+        Raises:
+            NotFound: No workspace is attached.
+            InvalidInput: Its directory does not exist here, or it has a custom environment; wrap the graph with it.
+            NotAllowed: You may not edit the session, or no program of this user has opened that directory.
+
+        Example:
+            >>> import agentgit
+            >>> from agentgit.demo import EFFECTS, build
+            >>> repo = agentgit.open(":memory:")
+            >>> agent = repo.wrap(build("shop.db"), session="s", effects=EFFECTS, workspace="orders")
+            >>> answer = agent.run("order two chairs")
+            >>> [snapshot.kind for snapshot in agent.session.workspace().list()]
+            ['auto']
+        """
+        self._context.read(lambda connection: self._access.load_session(connection, EDITOR))
+        return self._context.engine().files.workspace(self.id)
 
     def rename(self, name: str) -> ExternalSession:
         """Rename the session, and return its info. Its id, branches and audit trail are unchanged.
@@ -440,19 +512,21 @@ class Session(SessionReader):
     def agent(self, branch: BranchRef = None) -> WrappedGraph:
         """Return an agent on a branch, with the graph that was last wrapped here for the session.
 
-        Merging and cherry-picking need the graph, because its reducers apply the changes.
+        Merging and cherry-picking need the graph, because its reducers apply the changes. If only other users have
+        wrapped a graph for the session in this process, it is theirs; the agent has your rights.
 
         Raises:
             InvalidInput: No graph was wrapped here for the session.
             NotFound: There is no such branch.
         """
         branch_row = self._context.read(lambda c: self._access.find_branch(c, branch))
-        create_agent = self._served.agent_factories.get(self._context)
+        factories = self._served.agent_factories
+        create_agent = factories.get(self._context) or next(reversed([*factories.values()]), None)
         if create_agent is None:
             reference = self.reference
             raise InvalidInput(
                 f"Merging and picking need the graph of session {reference}, because its reducers apply the changes. "
-                f"First call repo.wrap(graph, {reference!r})."
+                "Wrap it first."
             )
         agent: WrappedGraph = create_agent(self._context, branch_row.id)
         return agent
@@ -484,6 +558,7 @@ class Session(SessionReader):
 
     aagent = async_twin(agent)
     acheckpoint = async_twin(checkpoint)
+    aannotate = async_twin(annotate)
     adelete_checkpoint = async_twin(delete_checkpoint)
     acleanup_auto_checkpoints = async_twin(cleanup_auto_checkpoints)
     atag = async_twin(tag)
@@ -493,6 +568,7 @@ class Session(SessionReader):
     aredo = async_twin(redo)
     aswitch = async_twin(switch)
     afork = async_twin(fork)
+    aworkspace = async_twin(workspace)
     arewind_files = async_twin(rewind_files)
     arename = async_twin(rename)
     arename_branch = async_twin(rename_branch)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
@@ -15,22 +15,27 @@ from agentgit.checkpoints import Checkpoint
 from agentgit.checkpoints.checkpoint import Checkpoints
 from agentgit.checkpoints.comparison import Comparison
 from agentgit.checkpoints.diff import Diff
-from agentgit.checkpoints.queries import Filter, Hits, Tag
-from agentgit.effects import RollbackPlan, ToolInvocation
+from agentgit.checkpoints.queries import Filter, Hits, Tags
+from agentgit.effects import RollbackPlan
 from agentgit.effects.invocation import ToolTrack
 from agentgit.handles.branching import Tagging
 from agentgit.handles.comparison import Comparator
 from agentgit.handles.context import BranchRef, Context, SessionAccess
 from agentgit.handles.export import Exporter
 from agentgit.handles.log import Log, LogReader, Scope, TextSearch
+from agentgit.handles.reruns import RerunReader
 from agentgit.handles.rollbacks import RollbackOptions, Rollbacks
 from agentgit.handles.statistics import collect_stats
 from agentgit.sessions import ExternalSession, InternalSession, Tree
+from agentgit.sessions.folded_tree import FoldedTree
 from agentgit.sessions.operation import Operation
 from agentgit.sessions.reports import OnProgress
+from agentgit.sessions.rerun_comparison import RerunComparison
 from agentgit.sessions.session import Branches
 from agentgit.sessions.stats import Prices, Stats
+from agentgit.store.queries.folded_trees import FoldChoice
 from agentgit.store.queries.lookup import CheckpointRef
+from agentgit.store.transfer.redaction import RedactText
 from agentgit.store.transfer.summary import TransferSummary
 
 SessionRef = ExternalSession | str | int | None
@@ -88,7 +93,7 @@ class SessionReader:
         """The name by which this user refers to the session: plain if it is their own, else like `alice/support-42`."""
         return self.info.reference
 
-    def branches(self) -> list[InternalSession]:
+    def branches(self) -> Branches:
         """List the branches in the order of their creation."""
         return Branches(
             self._context.read(lambda c: self._context.read_models.branches(c, self._access.load_session(c)))
@@ -113,16 +118,51 @@ class SessionReader:
         """Return the tree of the branches; `str()` renders it as text."""
         return self._context.read(lambda c: self._context.read_models.tree(c, self._access.load_session(c)))
 
-    def tool_track(self, *, branch: BranchRef = None) -> list[ToolInvocation]:
+    def folded_tree(
+        self,
+        *,
+        limit: int | None = None,
+        branch: BranchRef = None,
+        expand: Collection[int] = (),
+        collapse: Collection[int] = (),
+        points: int = 100,
+    ) -> FoldedTree:
+        """Return the tree of the branches around the current one, and count the rest; `str()` renders it as text.
+
+        Only the checkpoints of the branches that are shown are read, so this is quick in a session with thousands of
+        branches.
+
+        Args:
+            limit: The maximum number of branches to show; None for all. If there are more, branches that are not on the
+                path to the current one take one line each.
+            branch: Show only the path to this branch, and the branches below it; None for the whole tree.
+            expand: The ids of branches to show in full.
+            collapse: The ids of branches to show on one line.
+            points: The maximum number of checkpoints to read at the end of each branch that is shown in full.
+
+        Raises:
+            InvalidInput: The limit is less than 1.
+            NotFound: There is no such branch.
+        """
+
+        def load(connection: Connection) -> FoldedTree:
+            session = self._access.load_session(connection)
+            branch_id = self._access.find_branch(connection, branch).id if branch is not None else None
+            choice = FoldChoice(limit=limit, branch=branch_id, expand=expand, collapse=collapse, points=points)
+            return self._context.read_models.folded_tree(connection, session, choice)
+
+        return self._context.read(load)
+
+    def tool_track(self, *, branch: BranchRef = None) -> ToolTrack:
         """List the tool invocations along a branch, from the root of the session, in order."""
         return self._context.read(
             lambda c: ToolTrack(self._context.store.live_track(c, self._access.find_branch(c, branch)))
         )
 
-    def checkpoints(self, *, branch: BranchRef = None) -> list[Checkpoint]:
+    def checkpoints(self, *, branch: BranchRef = None) -> Checkpoints:
         """List the checkpoints from the root of the session to the head of a branch, oldest first."""
 
-        def load(connection: Connection) -> list[Checkpoint]:
+        def load(connection: Connection) -> Checkpoints:
             rows = self._context.lookup.path_checkpoints(connection, self._access.find_branch(connection, branch))
             return Checkpoints(self._context.read_models.checkpoints(connection, rows))
 
@@ -153,6 +193,7 @@ class SessionReader:
         tag: str | None = None,
         author: str | None = None,
         auto: bool | None = None,
+        with_calls: bool | None = None,
     ) -> Log:
         """List checkpoints by page, newest first. All conditions must hold.
 
@@ -169,6 +210,7 @@ class SessionReader:
             tag: Only the checkpoint with this tag.
             author: Only checkpoints created by this user.
             auto: True for automatic checkpoints only, False for those that someone requested.
+            with_calls: True for checkpoints with tool calls on the path to them only, False for those without.
 
         Raises:
             InvalidInput: A condition is not valid.
@@ -176,7 +218,10 @@ class SessionReader:
         """
         reader, scope = LogReader(self._context, self.id), Scope(branch=branch, which=which)
         author_id = reader.author_id(author) if author is not None else None
-        return Log(reader, scope, Filter(name=name, since=since, until=until, tag=tag, author=author_id, auto=auto))
+        conditions = Filter(
+            name=name, since=since, until=until, tag=tag, author=author_id, auto=auto, with_calls=with_calls
+        )
+        return Log(reader, scope, conditions)
 
     def search(
         self,
@@ -221,7 +266,7 @@ class SessionReader:
         scope = Scope(branch=branch, which="all" if all_branches else "path")
         return TextSearch(self._context, self.id).find_words(text, scope, limit, after, progress)
 
-    def tags(self) -> list[Tag]:
+    def tags(self) -> Tags:
         """List the tags, newest first."""
         return self._tagging.all()
 
@@ -267,6 +312,27 @@ class SessionReader:
             retry#1: unchanged
         """
         return Comparator(self._context, self.id).compare(a, b)
+
+    def compare_rerun(self, branch: BranchRef = None) -> RerunComparison:
+        """Return the report of a rerun, with its messages beside the recorded ones, from where they diverge.
+
+        The messages are read from the two branches: at most 200 of each, from a few before the first that differs.
+
+        Args:
+            branch: The branch of the rerun; None is the current one.
+
+        Raises:
+            NotFound: There is no such branch, or it is no rerun with a report.
+
+        Example:
+            >>> import agentgit
+            >>> from agentgit.demo import EFFECTS, build, open_shop
+            >>> agent = agentgit.open(":memory:").wrap(build(open_shop("beside.db")), session="s", effects=EFFECTS)
+            >>> answer = agent.run("order two chairs")
+            >>> agent.session.compare_rerun(agent.rerun().branch.name).diverges_at is None
+            True
+        """
+        return RerunReader(self._context, self.id).compare(branch)
 
     def plan_rollback(
         self,
@@ -381,6 +447,7 @@ class SessionReader:
         branch: BranchRef = None,
         checkpoint: CheckpointRef | None = None,
         files: bool = False,
+        redact: bool | RedactText = False,
         progress: OnProgress | None = None,
     ) -> TransferSummary:
         """Write the session, one branch or one checkpoint to a file that any agentgit can read with `import_`.
@@ -397,10 +464,14 @@ class SessionReader:
             files: True to include the files that its checkpoints have. A snapshot that cannot be included, such as a
                 container image, is counted in `left_out`; a single path that cannot be included is listed in
                 `left_paths`.
+            redact: True to replace the values of names that look like those of secrets, such as `api_key`, wherever
+                they occur; or a function that, besides, receives each text and returns it without what is secret. Equal
+                texts become equal, so that a rerun of the redacted file still matches.
             progress: Called with the number of bytes checked and the total, after everything has been written.
 
         Raises:
             NotFound: There is no such branch or checkpoint.
+            InvalidInput: `redact` is not valid, or given with `files`, or a value of your own serializer is in the way.
             Conflict: A rollback of the session is incomplete.
             Corrupt: Data is missing or damaged; nothing was written.
             Unavailable: The file cannot be written.
@@ -415,7 +486,9 @@ class SessionReader:
             >>> repo.import_("s.jsonl").session.session_name
             's-2'
         """
-        return Exporter(self._context, self.id).export(path, branch, checkpoint, files=files, progress=progress)
+        return Exporter(self._context, self.id).export(
+            path, branch, checkpoint, files=files, progress=progress, redact=redact
+        )
 
     def trajectories(self, *, branch: BranchRef = None) -> Iterator[dict[str, Any]]:
         """Return the steps of branches, each with what the agent saw, what it did, the results, a reward and a label.
@@ -442,6 +515,7 @@ class SessionReader:
     abranches = async_twin(branches)
     abranch = async_twin(branch)
     atree = async_twin(tree)
+    afolded_tree = async_twin(folded_tree)
     atool_track = async_twin(tool_track)
     acheckpoints = async_twin(checkpoints)
     aget_checkpoint = async_twin(get_checkpoint)
@@ -450,6 +524,7 @@ class SessionReader:
     atags = async_twin(tags)
     adiff = async_twin(diff)
     acompare = async_twin(compare)
+    acompare_rerun = async_twin(compare_rerun)
     aplan_rollback = async_twin(plan_rollback)
     aplan_undo = async_twin(plan_undo)
     aplan_redo = async_twin(plan_redo)

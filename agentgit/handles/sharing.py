@@ -89,8 +89,8 @@ class Sharing:
             links = self._context.store.members.remove(connection, session.id, removed_user.id, self._context.user.id)
             if not links:
                 raise NotFound(
-                    f"Session {session.reference} is not shared with {removed_user.name}. See "
-                    "session.sharing.members()."
+                    f"Session {session.reference} is not shared with {removed_user.name}. "
+                    "session.sharing.members() lists its members."
                 )
             # A removed user could join again with these links. A user who leaves must not remove others.
             for link_id in () if is_leaving else links:
@@ -119,9 +119,7 @@ class Sharing:
             InvalidInput: A link cannot give this role, or the time is not valid.
         """
         if require_role(role) == OWNER:
-            raise InvalidInput(
-                "A link cannot give away ownership. Share it with a user: session.sharing.share(user, 'owner')."
-            )
+            raise InvalidInput("A link cannot give away ownership. Share the session with a user in the role owner.")
         expires_at = expiry_time(expires_in)
 
         def add_link(connection: Connection) -> ShareLink:
@@ -155,7 +153,7 @@ class Sharing:
         def revoke(connection: Connection) -> ShareLink:
             stored_link = self._context.store.members.link(connection, link_id) if is_id(link_id) else None
             if stored_link is None or stored_link.session_id != self._access.session_id:
-                raise NotFound(f"There is no link {link_id!r}. session.sharing.links() lists them.")
+                raise NotFound(f"There is no link {link_id!r}. session.sharing.links() lists those of a session.")
             self._access.load_session(connection, OWNER)
             self._context.store.members.revoke_link(
                 connection, stored_link.session_id, stored_link.id, self._context.user.id

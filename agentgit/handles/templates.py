@@ -179,12 +179,13 @@ class SessionFactory:
         """
         (branch,) = self.context.store.sessions.branches(connection, session_id)
         first_checkpoint = self.context.store.checkpoints.load_with_branch(connection, branch.head_id)
-        plan = self.context.engine().planner.plan_request(connection, self._run_request(first_checkpoint, force=False))
+        planner = self.context.engine().planner
+        plan = planner.plan_request(connection, self._run_request(first_checkpoint, force=False))
         if not plan.is_admissible:
             reasons = "; ".join(f"{step.invocation}: {step.why}" for step in plan.blockers)
             raise RollbackBlocked(
                 f"Nothing was done, and no session was created. {reasons}. force=True answers these from the record.",
-                plan,
+                planner.add_names(connection, plan, branch.id),
             )
 
     def _run_request(self, first_checkpoint: StoredRow, *, force: bool) -> Request:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from agentgit.errors import Conflict
+from agentgit.errors import Conflict, InvalidInput
 from agentgit.render import records
 from agentgit.render import show as shows
 from agentgit.render.text import Line, Span, plain
@@ -24,6 +24,7 @@ from agentgit.render.views import log as logs
 from agentgit.render.views import rollback as rollbacks
 from agentgit.render.views import tree as trees
 from agentgit.render.views.lists import branch_lines, session_lines
+from agentgit.render.words import MCP, reword_reasons
 from agentgit.values import to_json
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def require_code(code: str, expected: str, plan: RollbackPlan) -> None:
         Conflict: The code is for another plan.
     """
     if code != expected:
-        raise Conflict(f"Nothing was changed: confirm={code!r} is for another plan. Check the current plan: {plan}")
+        raise Conflict(f"Nothing was changed: the code {code!r} is for another plan. Check the current plan: {plan}")
 
 
 WIDTH = 120
@@ -74,11 +75,18 @@ WIDTH = 120
 LINES = 400
 """The maximum number of lines in an answer."""
 
+LISTED_SESSIONS = 5
+"""The number of sessions that an error lists."""
+
 SessionName = Annotated[
     str | None,
     Field(description="The name or id of a session. By default, the session that was updated most recently."),
 ]
 NameFilter = Annotated[str | None, Field(description="Only list sessions whose name contains this text.")]
+ChangedSession = Annotated[
+    str | None,
+    Field(description="The name or id of the session. Needed if there are several sessions."),
+]
 Branch = Annotated[str | None, Field(description="The name of a branch. By default, the current branch.")]
 CheckpointParameter = Annotated[
     str,
@@ -149,6 +157,21 @@ class ReadTools:
     def find_session(self, session: str | None) -> Session:
         """Return the session that a tool call is about."""
         return self.bound_session if self.bound_session is not None else self.repo.session(session)
+
+    def find_changed_session(self, session: str | None) -> Session:
+        """Return the session that a tool call changes, or plans to change.
+
+        Raises:
+            InvalidInput: The call names no session, and there are several.
+        """
+        if self.bound_session is not None or session is not None:
+            return self.find_session(session)
+        sessions = self.repo.sessions(LISTED_SESSIONS + 1)
+        if len(sessions) > 1:
+            names = ", ".join(repr(one.reference) for one in sessions[:LISTED_SESSIONS])
+            rest = " and more" if len(sessions) > LISTED_SESSIONS else ""
+            raise InvalidInput(f"There are several sessions, so pass session, one of: {names}{rest}.")
+        return self.repo.session(sessions[0].id if sessions else None)
 
     def sessions(self, limit: Limit = 20, *, name: NameFilter = None) -> ToolAnswer:
         """List the sessions. The session that was updated most recently is first."""
@@ -230,7 +253,7 @@ class ReadTools:
         hits = self.find_session(session).search(
             text, branch=branch, all_branches=all_branches, limit=limit, after=after
         )
-        return ToolAnswer(logs.hit_lines(hits, width=WIDTH, zone=None), hits.to_dict())
+        return ToolAnswer(logs.hit_lines(hits, width=WIDTH, zone=None, face=MCP), hits.to_dict())
 
     def operations(self, *, session: SessionName = None, limit: Limit = 20) -> ToolAnswer:
         """List rollbacks, switches and forks, newest first, with the status of each."""
@@ -247,7 +270,7 @@ class ReadTools:
         self,
         checkpoint: CheckpointParameter,
         *,
-        session: SessionName = None,
+        session: ChangedSession = None,
         branch: Branch = None,
         tools: Tools = "reverse",
         files: Files = True,
@@ -258,17 +281,17 @@ class ReadTools:
 
         If nothing blocks the rollback, the answer has a code. Pass it to rollback_to_checkpoint as `confirm`.
         """
-        handle = self.find_session(session)
+        handle = self.find_changed_session(session)
         options: dict[str, Any] = {"tools": tools, "files": files, "conversation": conversation}
         plan = handle.plan_rollback(checkpoint, branch=branch, **options)
         return _plan_answer(plan, confirmation_code(handle, branch, plan, force=force, **options), force=force)
 
-    def plan_switch(self, branch: NewBranch, *, session: SessionName = None, force: Force = False) -> ToolAnswer:
+    def plan_switch(self, branch: NewBranch, *, session: ChangedSession = None, force: Force = False) -> ToolAnswer:
         """Show which tool calls a switch to another branch would undo and run again. Nothing is changed.
 
         If nothing blocks the switch, the answer has a code. Pass it to switch as `confirm`, with sync=world.
         """
-        handle = self.find_session(session)
+        handle = self.find_changed_session(session)
         plan = handle.plan_switch(branch)
         return _plan_answer(plan, confirmation_code(handle, branch, plan, force=force), force=force)
 
@@ -276,13 +299,14 @@ class ReadTools:
 def _plan_answer(plan: RollbackPlan, code: str, *, force: bool) -> ToolAnswer:
     """Return the answer for a plan, with its confirmation code if nothing blocks it."""
     effective_plan = plan.forced() if force else plan
-    data = {name: value for name, value in effective_plan.to_dict().items() if name != "replayed"}
+    data = reword_reasons(effective_plan.to_dict(), MCP)
+    del data["replayed"]
     if effective_plan.is_admissible:
         return ToolAnswer(
-            [*rollbacks.lines(effective_plan, width=WIDTH), (Span(f"To do exactly this: confirm={code}"),)],
+            [*rollbacks.lines(effective_plan, width=WIDTH, face=MCP), (Span(f"To do exactly this: confirm={code}"),)],
             {**data, "confirm": code},
         )
-    return ToolAnswer(rollbacks.lines(effective_plan, width=WIDTH), data)
+    return ToolAnswer(rollbacks.lines(effective_plan, width=WIDTH, face=MCP), data)
 
 
 def _placeholder(text: str) -> list[Line]:

@@ -23,6 +23,9 @@ from agentgit.checkpoints import references
 from agentgit.errors import AgentGitError, InvalidInput, NotFound, RollbackBlocked, RollbackIncomplete
 from agentgit.mcp.read_tools import ReadTools, ToolAnswer
 from agentgit.mcp.write_tools import WriteTools
+from agentgit.render.text import plain
+from agentgit.render.views import rollback as rollbacks
+from agentgit.render.words import MCP, reword, reword_reasons
 from agentgit.values import is_database_error, portable
 
 if TYPE_CHECKING:
@@ -204,26 +207,16 @@ def _result(answer: ToolAnswer) -> types.CallToolResult:
 
 def _failure(error: AgentGitError) -> types.CallToolResult:
     """Return the result for an error, with its name and message as text and its details as structured data."""
-    details: dict[str, Any] = {"error": type(error).__name__, "message": str(error), "exit_code": error.exit_code}
-    text = f"{type(error).__name__}: {error}{_hint(error)}"
+    message = reword(str(error), MCP)
+    details: dict[str, Any] = {"error": type(error).__name__, "message": message, "exit_code": error.exit_code}
+    text = f"{type(error).__name__}: {message}"
     if isinstance(error, RollbackBlocked):
-        details["plan"] = error.plan.to_dict()
-        text += f"\n{error.plan}"
+        details["plan"] = reword_reasons(error.plan.to_dict(), MCP)
+        text += f"\n{plain(rollbacks.lines(error.plan, face=MCP))}"
     elif isinstance(error, RollbackIncomplete):
-        details |= {"operation": error.operation, "report": error.report.to_dict()}
-        text += f"\n{error.report}"
+        details |= {"operation": error.operation, "report": reword_reasons(error.report.to_dict(), MCP)}
+        text += f"\n{plain(rollbacks.lines(error.report, face=MCP))}"
     return types.CallToolResult(content=[_text_content(text)], structuredContent=portable(details), isError=True)
-
-
-def _hint(error: AgentGitError) -> str:
-    """Return the MCP tool or shell command that replaces the Python call named in an error message."""
-    if isinstance(error, RollbackIncomplete):
-        return f" To finish it: resume(operation={error.operation})."
-    if isinstance(error, RollbackBlocked) and error.plan.unsettled:
-        return f" A person must find out: agentgit resolve {error.plan.unsettled[0].id} happened, or did-not-happen."
-    if isinstance(error, RollbackBlocked):
-        return " Call plan_rollback to list them. With force=true, if the server allows it, they are kept."
-    return ""
 
 
 def _text_content(text: str) -> types.TextContent:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
@@ -11,21 +12,22 @@ from agentgit.mcp import read_tools
 from agentgit.mcp.read_tools import (
     WIDTH,
     Branch,
+    ChangedSession,
     CheckpointParameter,
     Conversation,
     Files,
     Force,
     NewBranch,
     ReadTools,
-    SessionName,
     ToolAnswer,
     Tools,
 )
 from agentgit.render import records
-from agentgit.render.text import Span
+from agentgit.render.text import Line, Span, place
 from agentgit.render.views import log as logs
 from agentgit.render.views import rollback as rollbacks
 from agentgit.render.views.lists import branch_lines
+from agentgit.render.words import MCP, reword_reasons
 
 if TYPE_CHECKING:
     from agentgit.effects import RollbackReport
@@ -73,33 +75,39 @@ class WriteTools(ReadTools):
         self,
         name: CheckpointName,
         *,
-        session: SessionName = None,
+        session: ChangedSession = None,
         branch: Branch = None,
         description: Description = None,
     ) -> ToolAnswer:
         """Save the current point of a branch, with its files, as a checkpoint. You can go back to it later."""
-        checkpoint = self.find_session(session).checkpoint(name, branch=branch, description=description)
-        return ToolAnswer(logs.lines([checkpoint], width=WIDTH, zone=None), records.of_checkpoint(checkpoint))
+        handle = self.find_changed_session(session)
+        checkpoint = handle.checkpoint(name, branch=branch, description=description)
+        return _change_answer(
+            handle, logs.lines([checkpoint], width=WIDTH, zone=None), records.of_checkpoint(checkpoint)
+        )
 
     def delete_checkpoint(
-        self, checkpoint: CheckpointParameter, *, session: SessionName = None, branch: Branch = None
+        self, checkpoint: CheckpointParameter, *, session: ChangedSession = None, branch: Branch = None
     ) -> ToolAnswer:
         """Delete one checkpoint. The conversation is kept. The tool fails if a branch, tag or rollback needs it."""
-        deleted = self.find_session(session).delete_checkpoint(checkpoint, branch=branch)
-        return _text_answer(f"Deleted {deleted.metadata['reference']}.")
+        handle = self.find_changed_session(session)
+        deleted = handle.delete_checkpoint(checkpoint, branch=branch)
+        return _text_answer(f"Deleted {deleted.metadata['reference']} of {place(handle.reference)}.")
 
     def cleanup_auto_checkpoints(
-        self, *, session: SessionName = None, branch: Branch = None, keep: Keep = 5
+        self, *, session: ChangedSession = None, branch: Branch = None, keep: Keep = 5
     ) -> ToolAnswer:
         """Delete old automatic checkpoints of a branch. Named checkpoints, and those that something needs, are kept."""
-        count = self.find_session(session).cleanup_auto_checkpoints(branch=branch, keep=keep)
-        return _text_answer(f"Deleted {count} automatic checkpoint{'' if count == 1 else 's'}.")
+        handle = self.find_changed_session(session)
+        where = place(handle.reference, handle.branch(branch).name)
+        count = handle.cleanup_auto_checkpoints(branch=branch, keep=keep)
+        return _text_answer(f"Deleted {count} automatic checkpoint{'' if count == 1 else 's'} of {where}.")
 
     def fork(
         self,
         checkpoint: ForkPoint = None,
         *,
-        session: SessionName = None,
+        session: ChangedSession = None,
         branch: Branch = None,
         name: BranchName = None,
     ) -> ToolAnswer:
@@ -107,11 +115,10 @@ class WriteTools(ReadTools):
 
         The current branch stays the same, and nothing is undone.
         """
-        handle = self.find_session(session)
+        handle = self.find_changed_session(session)
         new_branch = handle.branch(handle.fork(checkpoint, branch=branch, name=name).branch)
-        return ToolAnswer(
-            branch_lines([new_branch], handle.tree(), width=WIDTH, zone=None), records.of_branch(new_branch)
-        )
+        lines = branch_lines([new_branch], handle.tree(), width=WIDTH, zone=None)
+        return _change_answer(handle, lines, records.of_branch(new_branch))
 
     # -- rollbacks and switches
 
@@ -119,7 +126,7 @@ class WriteTools(ReadTools):
         self,
         checkpoint: CheckpointParameter,
         *,
-        session: SessionName = None,
+        session: ChangedSession = None,
         branch: Branch = None,
         tools: Tools = "reverse",
         files: Files = True,
@@ -128,7 +135,7 @@ class WriteTools(ReadTools):
         confirm: Confirm,
     ) -> ToolAnswer:
         """Go back to a checkpoint on a new branch, and undo what tools did after it. Call plan_rollback first."""
-        handle = self.find_session(session)
+        handle = self.find_changed_session(session)
         if (previous := read_tools.find_confirmed(handle, confirm)) is not None:
             return _report_answer(self.repo.resume(previous))
         self._require_force(force=force)
@@ -148,31 +155,31 @@ class WriteTools(ReadTools):
         branch: NewBranch,
         sync: Sync = None,
         *,
-        session: SessionName = None,
+        session: ChangedSession = None,
         force: Force = False,
         confirm: Confirm = "",
     ) -> ToolAnswer:
         """Switch to another branch. Only sync=world undoes tool calls or runs them again: call plan_switch first."""
-        handle = self.find_session(session)
+        handle = self.find_changed_session(session)
         if sync == "world":
             self._require_force(force=force)
             plan = handle.plan_switch(branch)
             if force or plan.is_admissible:
                 read_tools.require_code(confirm, read_tools.confirmation_code(handle, branch, plan, force=force), plan)
         elif confirm or force:
-            raise InvalidInput("confirm and force are for sync='world'; leave them out.")
+            raise InvalidInput("confirm and force are for sync=world; leave them out.")
         report = handle.switch(branch, sync=sync, force=force)
         return (
-            _text_answer(f"{branch} is the current branch; the world is unchanged.")
+            _text_answer(f"{place(handle.reference, branch)} is current now; the world is unchanged.")
             if sync is None
             else _report_answer(report)
         )
 
-    def resume(self, operation: OperationId, *, session: SessionName = None, force: Force = False) -> ToolAnswer:
+    def resume(self, operation: OperationId, *, session: ChangedSession = None, force: Force = False) -> ToolAnswer:
         """Finish a rollback or switch that stopped before its end. Finished steps do not run again."""
-        handle = self.find_session(session)
         self._require_force(force=force)
         target = self.repo.operation(operation)
+        handle = self.bound_session or self.repo.session(target.external_session_id if session is None else session)
         if target.external_session_id != handle.id:
             raise InvalidInput(f"Operation {operation} does not belong to session {handle.name}.")
         return _report_answer(self.repo.resume(target, force=force))
@@ -185,10 +192,17 @@ class WriteTools(ReadTools):
             )
 
 
+def _change_answer(session: Session, lines: Sequence[Line], data: dict[str, Any]) -> ToolAnswer:
+    """Return the answer of a tool that has changed a session, which begins with the name of the session."""
+    name = session.reference
+    return ToolAnswer([(Span(place(name)),), *lines], {"session_name": name, **data})
+
+
 def _text_answer(text: str) -> ToolAnswer:
     return ToolAnswer([(Span(text),)])
 
 
 def _report_answer(report: RollbackReport) -> ToolAnswer:
-    data = {name: value for name, value in report.to_dict().items() if name != "replayed"}
-    return ToolAnswer(rollbacks.lines(report, width=WIDTH), data)
+    data = reword_reasons(report.to_dict(), MCP)
+    del data["replayed"]
+    return ToolAnswer(rollbacks.lines(report, width=WIDTH, face=MCP), data)

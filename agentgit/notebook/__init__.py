@@ -1,8 +1,11 @@
-"""Notebook support: `%load_ext agentgit` loads the magics, and `live` shows a tree that updates while a cell runs.
+"""Notebook support: the magics, a tree to click, and a tree that grows while a cell runs.
+
+`%load_ext agentgit` loads the magics, `browse` returns the tree to click, and `live` redraws a tree until a block ends.
 
 Values display themselves (`agentgit.render`) without this package. IPython is imported only when it is needed.
 """
 
+from agentgit.notebook.browser import browse
 from agentgit.notebook.live_tree import live
 
-__all__ = ["live"]
+__all__ = ["browse", "live"]

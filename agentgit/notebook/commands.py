@@ -1,180 +1,30 @@
-"""The commands of `%agentgit`: their arguments, and the functions that return the value to display."""
+"""The commands of `%agentgit`: functions that return the value to display."""
 
 from __future__ import annotations
 
-import argparse
-import shlex
 from argparse import Namespace
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from agentgit.checkpoints import references
 from agentgit.checkpoints.checkpoint import Checkpoints
+from agentgit.effects import RollbackPlan
 from agentgit.effects.invocation import ToolTrack
-from agentgit.errors import InvalidInput, NotFound
+from agentgit.errors import InvalidInput
+from agentgit.notebook.arguments import help_lines
+from agentgit.notebook.confirmation import confirm
 from agentgit.notebook.target import MagicTarget, NotebookNamespace
 from agentgit.render import html
-from agentgit.render.text import Line, Span, clean, plain, table
+from agentgit.render.text import Line, Span, clean, plain
 from agentgit.render.views import lists
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
 
-Argument = tuple[tuple[str, ...], dict[str, Any]]
+_NAME_THEMSELVES = ("status", "trust", "use", "help")
+"""The commands whose output names the session itself, or that have none."""
 
-
-def _argument(*names: str, **how: Any) -> Argument:
-    return names, how
-
-
-def count(text: str) -> int:
-    """Parse a whole number from 1 to 999,999.
-
-    Raises:
-        ValueError: The text is not such a number.
-    """
-    if not 0 < int(text) < 10**6:
-        raise ValueError(text)
-    return int(text)
-
-
-SYNC_CHOICES = ("world", "note", "ignore")
-"""The choices for a world that another branch has changed."""
-
-_FORCE = _argument("--force", action="store_true")
-_SYNC = _argument("--sync", choices=SYNC_CHOICES, metavar="HOW")
-_LIMIT = _argument("-n", "--limit", type=count, metavar="N")
-_REF = _argument("ref", metavar="REF")
-
-COMMANDS: dict[str, tuple[str, tuple[Argument, ...]]] = {
-    "status": ("Show the session, the branch, its head and the tree.", ()),
-    "log": ("List the checkpoints of the branch, newest first.", (_LIMIT,)),
-    "tree": ("Draw the tree of the branches.", ()),
-    "branches": ("List the branches.", ()),
-    "tool-track": ("List the tool calls of the branch, oldest first.", (_LIMIT,)),
-    "search": (
-        "Find messages, tool calls and named checkpoints.",
-        (_argument("text", nargs="+", metavar="TEXT"), _argument("--all-branches", action="store_true")),
-    ),
-    "diff": (
-        "Compare two checkpoints; by default, show what the last turn changed.",
-        (_argument("a", nargs="?", metavar="A"), _argument("b", nargs="?", metavar="B")),
-    ),
-    "compare": ("Show what this branch and another one did since they diverged.", (_REF,)),
-    "stats": ("Count checkpoints, calls, tokens and reversals.", ()),
-    "checkpoint": (
-        "Save the current point as a checkpoint.",
-        (_argument("name", nargs="?", metavar="NAME"), _argument("--description", metavar="TEXT")),
-    ),
-    "tag": (
-        "Tag a checkpoint; without a name, list the tags.",
-        (_argument("words", nargs="*", metavar="[REF] NAME"), _argument("--delete", metavar="NAME")),
-    ),
-    "plan": ("Show what a rollback would do, without doing it.", (_REF,)),
-    "rollback": (
-        "Roll back to a checkpoint on a new branch; the agent's variable moves there.",
-        (_REF, _argument("--name", metavar="BRANCH"), _FORCE),
-    ),
-    "undo": (
-        "Go back one turn, or N turns.",
-        (_argument("steps", nargs="?", type=count, default=1, metavar="N"), _FORCE),
-    ),
-    "redo": ("Take back the last undo or rollback.", (_FORCE,)),
-    "switch": (
-        "Switch to another branch; the agent's variable moves there.",
-        (_argument("branch", metavar="BRANCH"), _SYNC, _FORCE),
-    ),
-    "trust": (
-        "Load your modules with tools and undo functions, to reverse calls and run them again.",
-        (_argument("modules", nargs="+", metavar="MODULE"),),
-    ),
-    "use": (
-        "Choose an agent or a repository by its variable, or a session by its name.",
-        (_argument("what", nargs="?", metavar="NAME"),),
-    ),
-    "help": ("List the commands.", ()),
-}
-
-BRANCH = (_argument("name", metavar="NAME"), _argument("--from", dest="ref", metavar="REF"), _SYNC, _FORCE)
-"""The arguments of `%%branch`."""
-
-HELP_NOTES = (
-    "%%branch NAME [--from REF] [--sync HOW] runs the cell on a new branch, and then returns to this one.",
-    "%%agentgit live draws the tree while the cell runs.",
-    "REF is a checkpoint: main#3, HEAD~1, a branch, a name, a tag, an id, or message:ID, before a user's message.",
-    "HOW is world (undo calls of other branches and run this one's again), note (tell the model) or ignore.",
-    "--force keeps effects that cannot be reversed, and restores files that others have changed.",
-)
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        quotes = " A name with spaces needs quotes." if message.startswith("unrecognized") else ""
-        raise InvalidInput(f"{message}.{quotes} {self.usage_line}")
-
-    @property
-    def usage_line(self) -> str:
-        """The usage on one line."""
-        return " ".join(self.format_usage().split()).replace("usage:", "Usage:")
-
-
-def parser(prog: str, arguments: Sequence[Argument]) -> _Parser:
-    """Return the argument parser of one command."""
-    result = _Parser(prog=prog, add_help=False, allow_abbrev=False)
-    for names, options in arguments:
-        result.add_argument(*names, **options)
-    return result
-
-
-def split(line: str) -> list[str]:
-    """Split a line into words; a name with spaces needs quotes.
-
-    Raises:
-        InvalidInput: A quote is not closed.
-    """
-    try:
-        return shlex.split(line)
-    except ValueError as error:
-        raise InvalidInput(f"Invalid command: {error}. Close each quote that you open.") from error
-
-
-def parse(line: str) -> tuple[str, argparse.Namespace]:
-    """Parse the text after `%agentgit`.
-
-    Raises:
-        NotFound: There is no such command; the error suggests similar ones.
-        InvalidInput: The command does not take these arguments.
-
-    Example:
-        >>> name, asked = parse('rollback "before payment" --force')
-        >>> name, asked.ref, asked.force
-        ('rollback', 'before payment', True)
-    """
-    name, *words = split(line) or ["status"]
-    if {"-h", "--help"} & {name, *words}:
-        name, words = "help", []
-    if name not in COMMANDS:
-        similar = references.similar_names(name, COMMANDS)
-        raise NotFound(f"There is no command %agentgit {name}. %agentgit help lists the commands.", near=similar)
-    return name, parser(f"%agentgit {name}", COMMANDS[name][1]).parse_args(words)
-
-
-def parse_branch(line: str) -> argparse.Namespace:
-    """Parse the text after `%%branch`.
-
-    Raises:
-        InvalidInput: It does not take these arguments.
-    """
-    return parser("%%branch", BRANCH).parse_args(split(line))
-
-
-def help_lines(width: int = 100) -> list[Line]:
-    """Return the help as lines."""
-    rows = [
-        [Span(parser(name, arguments).usage_line.removeprefix("Usage: "), "reference"), Span(help_text)]
-        for name, (help_text, arguments) in COMMANDS.items()
-    ]
-    return [*table(rows, width=width, wrap_last=True), *((Span(note, "dim"),) for note in HELP_NOTES)]
+_CHANGING = ("checkpoint", "tag", "rollback", "undo", "redo", "switch")
+"""The commands that change a session. If there are several sessions, it must be named."""
 
 
 class DisplayLines:
@@ -210,16 +60,47 @@ class Command(NamedTuple):
     @property
     def target(self) -> MagicTarget:
         """The session and branch that the command applies to, and their agent if there is one."""
-        return self.names.target()
+        return self.names.target(getattr(self.arguments, "session", None))
+
+    def confirm(self, question: str, load_plan: Callable[[], RollbackPlan]) -> None:
+        """Show a plan and ask, unless the command has `--yes`.
+
+        Raises:
+            InvalidInput, Conflict: As for `confirmation.confirm`.
+        """
+        if not self.arguments.yes:
+            target = self.target
+            place = f"session {target.session.reference}, branch {target.branch_name}"
+            confirm(clean(f"{question} ({place})"), load_plan, self.display, force=self.arguments.force)
 
 
 def run_command(name: str, command: Command) -> Any:
-    """Run a command, and return the value to display.
+    """Show the session and the branch that a command applies to, run it, and return the value to display.
 
     Raises:
+        Ambiguous: The command changes a session, there are several, and none is named.
         AgentGitError: The operation behind the command failed.
     """
+    if name in _CHANGING and (name != "tag" or command.arguments.words or command.arguments.delete):
+        command.target.require_chosen()
+    if name not in _NAME_THEMSELVES:
+        command.display(target_line(command.target))
     return _HANDLERS[name](command)
+
+
+def target_line(target: MagicTarget) -> DisplayLines:
+    """Return a line that names a session, its branch and the agent's variable."""
+    line = [
+        Span("session "),
+        Span(clean(target.session.reference), "name"),
+        Span(", branch "),
+        Span(clean(target.branch_name), "head"),
+    ]
+    if target.variable is not None:
+        line += [Span(", variable "), Span(target.variable, "reference")]
+    if target.others:
+        line += [Span(" "), Span(clean(f"(others: {', '.join(target.others)}; choose with --session NAME)"), "dim")]
+    return DisplayLines(tuple(line))
 
 
 # -- read-only commands
@@ -263,7 +144,7 @@ def _compare(command: Command) -> Any:
     return command.target.require_agent()[0].compare(command.arguments.ref)
 
 
-def _plan(command: Command) -> Any:
+def _plan(command: Command) -> RollbackPlan:
     return command.target.session.plan_rollback(command.arguments.ref, branch=command.target.branch_id)
 
 
@@ -303,12 +184,21 @@ def _move_agent(command: Command, move: Callable[[RollbackAgent], RollbackAgent]
 def _assign_agent(command: Command, variable: str, agent: RollbackAgent) -> None:
     command.names.names[variable] = agent
     command.display(
-        DisplayLines((Span(variable, "reference"), Span(" is on branch "), Span(clean(agent.branch.name), "head")))
+        DisplayLines(
+            (
+                Span(variable, "reference"),
+                Span(" is on branch "),
+                Span(clean(agent.branch.name), "head"),
+                Span(" of session "),
+                Span(clean(agent.session.reference), "name"),
+            )
+        )
     )
 
 
 def _rollback(command: Command) -> Any:
     arguments, target = command.arguments, command.target
+    command.confirm("Roll back?", lambda: _plan(command))
     if target.agent is not None:
         return _move_agent(
             command, lambda agent: agent.rollback(arguments.ref, name=arguments.name, force=arguments.force)
@@ -318,6 +208,7 @@ def _rollback(command: Command) -> Any:
 
 def _undo(command: Command) -> Any:
     arguments, target = command.arguments, command.target
+    command.confirm("Undo?", lambda: target.session.plan_undo(arguments.steps, branch=target.branch_id))
     if target.agent is None:
         return target.session.undo(arguments.steps, force=arguments.force)
     return _move_agent(command, lambda agent: agent.undo(arguments.steps, force=arguments.force))
@@ -325,6 +216,7 @@ def _undo(command: Command) -> Any:
 
 def _redo(command: Command) -> Any:
     arguments, target = command.arguments, command.target
+    command.confirm("Redo?", lambda: target.session.plan_redo(branch=target.branch_id))
     if target.agent is None:
         return target.session.redo(force=arguments.force)
     return _move_agent(command, lambda agent: agent.redo(force=arguments.force))
@@ -333,6 +225,8 @@ def _redo(command: Command) -> Any:
 def _switch(command: Command) -> Any:
     name, sync, force = command.arguments.branch, command.arguments.sync, command.arguments.force
     target = command.target
+    if sync == "world":
+        command.confirm("Switch?", lambda: target.session.plan_switch(name))
     if target.agent is None:
         report = target.session.switch(name, sync=sync, force=force)
         return report if sync is not None else target.session.branch()

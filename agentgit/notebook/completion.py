@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterable, Iterator
 
 from agentgit.errors import AgentGitError
-from agentgit.notebook.commands import BRANCH, COMMANDS, SYNC_CHOICES, Argument, split
+from agentgit.notebook.arguments import BRANCH, COMMANDS, SYNC_CHOICES, Argument, arguments_of, split
 from agentgit.notebook.target import NotebookNamespace
 
 _MAX_CHECKPOINTS = 50
@@ -54,13 +54,14 @@ def _quote(text: str) -> str:
 
 def _completions(namespace: NotebookNamespace, magic: str, before: list[str]) -> Iterator[str]:
     if magic == "%%branch":
-        yield from _argument_completions(namespace, BRANCH, before, {"--from": "ref"})
+        yield from _argument_completions(namespace, BRANCH, before, {"--from": "ref", "--session": "what"})
     elif magic == "%%agentgit":
         yield "live"
     elif not before:
         yield from COMMANDS
     elif before[0] in COMMANDS:
-        yield from _argument_completions(namespace, COMMANDS[before[0]][1], before, {"--delete": "tag"})
+        kinds = {"--delete": "tag", "--session": "what"}
+        yield from _argument_completions(namespace, arguments_of(before[0]), before, kinds)
 
 
 def _argument_completions(

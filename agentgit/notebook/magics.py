@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import shlex
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,9 +14,16 @@ from IPython.core.error import UsageError
 from IPython.display import display
 
 from agentgit.checkpoints.references import free_name
-from agentgit.errors import AgentGitError, InvalidInput, RollbackBlocked, RollbackIncomplete, WorldDiverged
-from agentgit.notebook import commands
-from agentgit.notebook.commands import Command, DisplayLines
+from agentgit.errors import (
+    AgentGitError,
+    InvalidInput,
+    NotFound,
+    RollbackBlocked,
+    RollbackIncomplete,
+    WorldDiverged,
+)
+from agentgit.notebook import arguments as parsing
+from agentgit.notebook.commands import Command, DisplayLines, run_command, target_line
 from agentgit.notebook.completion import complete
 from agentgit.notebook.live_tree import live
 from agentgit.notebook.target import NotebookNamespace
@@ -76,23 +84,55 @@ class Magics:
         """Inspect a session, roll back, or change branches. %agentgit help lists the commands."""
         with _short_errors():
             if cell is None:
-                name, arguments = commands.parse(line)
-                return commands.run_command(name, Command(self._namespace, arguments, _show))
-            if commands.split(line) != ["live"]:
+                return self._run_command(line)
+            if parsing.split(line) != ["live"]:
                 raise InvalidInput("Usage: %%agentgit live, with the code to run below it.")
-            agent, _ = self._namespace.target().require_agent()
+            target = self._namespace.target()
+            agent, _ = target.require_agent()
             self._require_no_await(cell)
+            _show(target_line(target))
         with live(agent):
             return self._run(cell)
 
+    def _run_command(self, line: str) -> Any:
+        try:
+            name, arguments = parsing.parse(line)
+        except InvalidInput as error:
+            raise self._hint_at_session(error, line) from error
+        try:
+            return run_command(name, Command(self._namespace, arguments, _show))
+        except NotFound as error:
+            raise self._hint_at_session(error, line) from error
+
+    def _hint_at_session(self, error: AgentGitError, line: str) -> AgentGitError:
+        """Return an error that says so if a word of the line is the name of a session, otherwise the same error."""
+        try:
+            command, *words = parsing.split(line)
+            named = sorted(set(words) & set(self._namespace.choices())) if "--session" not in words else []
+        except AgentGitError:  # an open quote, or no repository: the error already says so
+            return error
+        if not named:
+            return error
+        return InvalidInput(
+            f"{named[0]!r} is a session. Write: %agentgit {command} … --session {shlex.quote(named[0])}"
+        )
+
     def branch(self, line: str, cell: str) -> Any:
-        """Run a cell on a new branch, then return: %%branch NAME [--from REF] [--sync HOW] [--force]."""
+        """Run a cell on a new branch, then return: %%branch NAME [--from REF] [--sync HOW] [--force] [--yes]."""
         with _short_errors():
-            arguments = commands.parse_branch(line)
+            arguments = parsing.parse_branch(line)
             self._require_no_await(cell)
-            agent, variable = self._namespace.target().require_agent()
+            command = Command(self._namespace, arguments, _show)
+            agent, variable = command.target.require_agent()
+            command.target.require_chosen()
         self._parse(cell)  # a syntax error must not create a branch
         with _short_errors():
+            _show(target_line(command.target))
+            if arguments.sync == "world":
+                command.confirm(
+                    "Bring the world to the new branch, and back after the cell?",
+                    lambda: agent.plan_rollback(arguments.ref or "HEAD"),
+                )
             branch_agent = _create_branch(agent, arguments)
         self._shell.user_ns[variable] = branch_agent
         try:

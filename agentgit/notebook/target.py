@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from agentgit.checkpoints import references
-from agentgit.errors import InvalidInput, NotFound
+from agentgit.errors import Ambiguous, InvalidInput, NotFound
 from agentgit.repository import Repository
 
 if TYPE_CHECKING:
@@ -28,12 +29,32 @@ class MagicTarget:
         branch_id: The branch; None for the current one.
         agent: The agent that runs it; None if there is only a repository.
         variable: The notebook variable that holds the agent.
+        others: The names with which `use` chooses other sessions; none if this one was chosen by its name.
     """
 
     session: Session
     branch_id: int | None = None
     agent: RollbackAgent | None = None
     variable: str | None = None
+    others: tuple[str, ...] = ()
+
+    @property
+    def branch_name(self) -> str:
+        """The name of the branch."""
+        return self.session.branch(self.branch_id).name
+
+    def require_chosen(self) -> None:
+        """Check that a command can only mean this session.
+
+        Raises:
+            Ambiguous: There are other sessions, and none was chosen.
+        """
+        if self.others:
+            raise Ambiguous(
+                "There are several sessions, and this command changes one. Name it: --session NAME, or first "
+                "%agentgit use NAME.",
+                candidates=tuple(map(shlex.quote, (self.variable or self.session.reference, *self.others))),
+            )
 
     def require_agent(self) -> tuple[RollbackAgent, str]:
         """Return the agent and the name of its variable.
@@ -57,18 +78,22 @@ class NotebookNamespace:
         self.names = names
         self.chosen: str | None = None
 
-    def target(self) -> MagicTarget:
-        """Return the chosen target, otherwise the agent that ran or was created last, otherwise a repository.
+    def target(self, name: str | None = None) -> MagicTarget:
+        """Return the named or chosen target, otherwise the agent that ran or was created last, otherwise a repository.
+
+        Args:
+            name: The variable of an agent or a repository, or the name of a session; None if none is named.
 
         Raises:
-            NotFound: There is no agent and no repository, or the chosen target no longer exists.
+            NotFound: There is no agent and no repository, or the named or chosen target does not exist.
         """
-        if self.chosen is not None:
-            return self._find_target(self.chosen)
-        agents = list(self._variables("agent"))
-        if agents:
-            return _of_agent(*max(agents, key=lambda pair: pair[1].moved_at))
-        return _of_session(self.repository(), None)
+        if (named := name or self.chosen) is not None:
+            return self._find_target(named)
+        agents = sorted(self._variables("agent"), key=lambda pair: pair[1].moved_at, reverse=True)
+        if not agents:
+            return _of_newest_session(self.repository())
+        others = [variable for variable, agent in agents if agent.session != agents[0][1].session]
+        return replace(_of_agent(*agents[0]), others=tuple(others))
 
     def use(self, name: str | None) -> MagicTarget:
         """Choose the target of magics by a variable or session name; None for the agent that ran last.
@@ -143,6 +168,16 @@ def _user_variables(names: Mapping[str, Any]) -> dict[str, Any]:
 
 def _of_agent(variable: str, agent: RollbackAgent) -> MagicTarget:
     return MagicTarget(agent.session, agent.branch_id, agent, variable)
+
+
+_MAX_OTHERS = 5
+"""The maximum number of other sessions that a message names."""
+
+
+def _of_newest_session(repository: Repository) -> MagicTarget:
+    newest, *others = repository.sessions(_MAX_OTHERS + 1) or [None]
+    target = _of_session(repository, newest.reference if newest is not None else None)
+    return replace(target, others=tuple(other.reference for other in others if other is not None))
 
 
 def _of_session(repository: Repository, session: str | None) -> MagicTarget:

@@ -16,9 +16,13 @@ from agentgit.effects.invocation import ToolTrack
 from agentgit.render import html, svg
 from agentgit.render import show as shows
 from agentgit.render.text import Line, Span, plain
-from agentgit.render.views import conversation, diff, lists, log, maintenance, rollback, tree
+from agentgit.render.views import conversation, diff, lists, log, maintenance, reruns, rollback, tree
 from agentgit.sessions import ExternalSession, InternalSession
+from agentgit.sessions.folded_tree import FoldedTree
 from agentgit.sessions.messages import History
+from agentgit.sessions.rerun import RerunReport
+from agentgit.sessions.rerun_comparison import RerunComparison
+from agentgit.sessions.reruns import Reruns
 from agentgit.sessions.session import Branches, Sessions
 from agentgit.sessions.stats import Stats
 from agentgit.sessions.tree import Exploration, Tree
@@ -35,10 +39,14 @@ def _as_lines(lines: Callable[[Any], list[Line]], placeholder: str = "nothing ye
 
 
 Tree.drawing = Drawing(tree.draw, svg.page)
+FoldedTree.drawing = Drawing(tree.draw, lambda value: html.pre(tree.lines(value)))
 RollbackPlan.drawing = Drawing(rollback.draw, rollback.page)
 RollbackReport.drawing = Drawing(rollback.draw, rollback.page)
 Hits.drawing = Drawing(log.draw_hits, lambda value: html.pre(log.hit_lines(value)))
 Exploration.drawing = Drawing(tree.draw_exploration, lambda value: html.pre(tree.exploration_lines(value)))
+Reruns.drawing = _as_lines(reruns.lines)
+RerunReport.drawing = Drawing(str, lambda value: html.pre([(Span(str(value)),)], wrapped=True))
+RerunComparison.drawing = Drawing(reruns.draw_comparison, reruns.comparison_page)
 Diff.drawing = Drawing(Diff.__str__, diff.page)
 Comparison.drawing = Drawing(Comparison.__str__, diff.side_by_side)
 MergePlan.drawing = Drawing(diff.draw_merge, diff.merge_page)

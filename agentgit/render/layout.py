@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 
 from agentgit.render.text import clean, cut
+from agentgit.sessions.folded_tree import FoldedTree
 from agentgit.sessions.tree import Branch, Point, Tree
 from agentgit.values import count
 
@@ -35,15 +36,54 @@ class LayoutRow:
         branch: The branch.
         points: The checkpoints, oldest first. The line shows the number of the last one.
         folded: The number of turns that are folded into this line; 0 if none.
+        hidden: The number of hidden branches for which this line stands; 0 if none. With points, the line stands for
+            its branch, too.
+        unread: The number of earlier checkpoints for which this line stands, because nobody read them; 0 if none.
     """
 
     branch: Branch
     points: list[Point]
     folded: int = 0
+    hidden: int = 0
+    unread: int = 0
 
 
 LayoutItem = LayoutRow | Branch
 """A line of a branch, or a branch that leaves after it."""
+
+
+def folded_items(folded: FoldedTree, branch: Branch, *, every: bool = False) -> Iterator[LayoutItem]:
+    """Return the lines of a branch of a folded tree, each followed by the shown branches that leave there.
+
+    A collapsed branch has one line. The last line of another one counts the hidden branches that leave from it. A line
+    counts the checkpoints that nobody read.
+
+    Args:
+        folded: The folded tree.
+        branch: One of the branches that it shows.
+        every: True to give each checkpoint its own line.
+    """
+    hidden = folded.hidden.get(branch.id, 0)
+    items = list(layout_items(branch, every=every))
+    if branch.id in folded.collapsed and branch.points:
+        last_row = [item for item in items if isinstance(item, LayoutRow)][-1]
+        yield replace(last_row, hidden=hidden)
+        return
+    yield from _with_unread(items, branch, folded.unread(branch))
+    if hidden:
+        yield LayoutRow(branch, [], hidden=hidden)
+
+
+def _with_unread(items: list[LayoutItem], branch: Branch, unread: int) -> Iterator[LayoutItem]:
+    """Yield the lines of a branch, and one for its unread checkpoints where the first of them is missing."""
+    number = 0
+    for item in items:
+        if isinstance(item, LayoutRow) and item.points:
+            if unread and item.points[0].number > number + 1:
+                yield LayoutRow(branch, [], unread=unread)
+                unread = 0
+            number = item.points[-1].number
+        yield item
 
 
 def layout_items(branch: Branch, *, every: bool = False, max_rows: int | None = None) -> Iterator[LayoutItem]:
@@ -180,6 +220,9 @@ def title_of(row: LayoutRow, references: Mapping[int, str]) -> str:
     if last.kind == "before" and request:
         return f"before: {clean(request)}"
     return clean(request or last.title) or KINDS.get(last.kind, "")
+
+
+RERUN_LEGEND = "rerun: its calls were simulated"
 
 
 def branch_name(branch: Branch) -> str:

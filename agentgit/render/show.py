@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, tzinfo
+from datetime import UTC
 from typing import Any
 
 from agentgit.checkpoints import Checkpoint
 from agentgit.errors import AgentGitError
 from agentgit.render import html
-from agentgit.render.text import Line, Span, clean, cut, format_time, plain, table
+from agentgit.render.text import Line, Span, Zone, clean, cut, format_time, plain, table
 from agentgit.render.views import conversation as said
 from agentgit.render.views.conversation import LATEST, call_rows
 from agentgit.render.views.log import kind, reference
@@ -26,13 +26,13 @@ def draw_checkpoint(checkpoint: Checkpoint, *, width: int = 100) -> str:
     return plain(lines(checkpoint, width=width))
 
 
-def lines(checkpoint: Checkpoint, *, width: int = 100, zone: tzinfo | None = UTC) -> list[Line]:
+def lines(checkpoint: Checkpoint, *, width: int = 100, zone: Zone = UTC) -> list[Line]:
     """Draw one checkpoint.
 
     Args:
         checkpoint: The checkpoint; its content is read.
         width: The maximum width of a line, in terminal cells.
-        zone: The time zone of the times; None for the local one.
+        zone: The time zone of the times; None for the local one; or the present time, to show how long ago they were.
     """
     name = clean(checkpoint.checkpoint_name or "")
     state = [[Span(clean(str(key)), "reference"), Span(clean(repr(v)))] for key, v in checkpoint.session_state.items()]
@@ -54,7 +54,7 @@ def lines(checkpoint: Checkpoint, *, width: int = 100, zone: tzinfo | None = UTC
     ]
 
 
-def _facts(checkpoint: Checkpoint, zone: tzinfo | None) -> list[list[Span]]:
+def _facts(checkpoint: Checkpoint, zone: Zone) -> list[list[Span]]:
     metadata: Mapping[str, Any] = checkpoint.metadata
     values = {
         "id": checkpoint.id,

@@ -15,11 +15,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from agentgit.effects.invocation import MARKS
 from agentgit.render.html import escape, fold, pre
-from agentgit.render.layout import LINE, Lane, Picture, PlacedRow, branch_name, column_x, is_named, picture, title_of
+from agentgit.render.layout import (
+    LINE,
+    RERUN_LEGEND,
+    Lane,
+    Picture,
+    PlacedRow,
+    branch_name,
+    column_x,
+    is_named,
+    picture,
+    title_of,
+)
 from agentgit.render.text import cells, clean, cut, format_time
 from agentgit.render.views.tree import lines as text_lines
-from agentgit.sessions.session import OPEN
-from agentgit.sessions.tree import Point, Tree
+from agentgit.sessions.session import OPEN, SIMULATED
+from agentgit.sessions.tree import Branch, Point, Tree
 from agentgit.values import count
 
 Link = Callable[[Point], str | None]
@@ -57,6 +68,9 @@ _CELL_WIDTH = 7.3
 
 _TITLE_CELLS, _TAGS = 56, 4
 
+_RERUN_DASHES = ' stroke-dasharray="4 5"'
+"""The dashes of the lane of a rerun, which did not act on the world."""
+
 _MIN_SCALE = 0.85
 """The smallest scale at which a notebook shows a wide picture; beyond that it scrolls, to stay readable."""
 
@@ -82,6 +96,24 @@ def tree_svg(tree: Tree, *, link: Link | None = None, follow_reader: bool = Fals
         ('<svg', True)
     """
     return _draw(picture(tree), link, follow_reader=follow_reader)[0]
+
+
+def mark_svg(mark: str, number: int) -> str:
+    """Draw the mark of calls as an SVG of its own.
+
+    Args:
+        mark: One of `agentgit.effects.invocation.MARKS`.
+        number: The number of calls, for the name of the picture.
+
+    Example:
+        >>> mark_svg("done", 2)[:62]
+        '<svg role="img" aria-label="2 done" width="12" height="12" vie'
+    """
+    return (
+        f'<svg role="img" aria-label="{number} {mark}" width="12" height="12" viewBox="0 0 12 12" fill="none" '
+        f'stroke-linecap="round" stroke-linejoin="round"><title>{number} {mark}</title>'
+        f"{_SHAPES[mark].format(c=COLOURS[mark])}</svg>"
+    )
 
 
 def page(tree: Tree) -> str:
@@ -135,17 +167,22 @@ def _heading(drawing: Picture) -> str:
 
 def _lane(lane: Lane) -> _Part:
     colour, x = _colour(lane), lane.x
-    parts = [_segment(x, *segment, colour) for segment in lane.segments]
+    parts = [_segment(x, *segment, colour, is_rerun=_is_rerun(lane.branch)) for segment in lane.segments]
     if lane.joint is not None and lane.start is not None:
         from_x, from_y = column_x(lane.joint[0]), lane.joint[1]
         bend = (lane.start - from_y) * 0.6
         curve = f"M{from_x} {from_y}C{from_x} {from_y + bend:.0f} {x} {lane.start - bend:.0f} {x} {lane.start}"
-        parts.insert(0, f'<path d="{curve}" stroke="{colour}" stroke-width="2"/>')
+        dashes = _RERUN_DASHES if _is_rerun(lane.branch) else ""
+        parts.insert(0, f'<path d="{curve}" stroke="{colour}" stroke-width="2"{dashes}/>')
     return "".join(parts), x
 
 
-def _segment(x: int, top: int, bottom: int, broken: bool, colour: str) -> str:
-    dashes = ' stroke-dasharray="1 5"' if broken else ""
+def _is_rerun(branch: Branch) -> bool:
+    return branch.status == SIMULATED
+
+
+def _segment(x: int, top: int, bottom: int, broken: bool, colour: str, *, is_rerun: bool) -> str:
+    dashes = ' stroke-dasharray="1 5"' if broken else _RERUN_DASHES if is_rerun else ""
     return f'<path d="M{x} {top}V{bottom}" stroke="{colour}" stroke-width="2"{dashes}/>'
 
 
@@ -172,7 +209,8 @@ def _dot(line: PlacedRow, index: int, drawing: Picture, link: Link | None) -> st
     dot, lane = line.dots[index], line.lane
     point, is_last = dot.point, index == len(line.dots) - 1
     radius = "6.5" if is_named(point) else "4" if is_last else "2.8"
-    circles = f'<circle cx="{lane.x}" cy="{dot.y}" r="{radius}" fill="{_colour(lane)}"/>'
+    paint = f' stroke="{_colour(lane)}" stroke-width="1.6"' if _is_rerun(lane.branch) else f' fill="{_colour(lane)}"'
+    circles = f'<circle cx="{lane.x}" cy="{dot.y}" r="{radius}"{paint}/>'
     if point is lane.branch.points[-1]:
         circles += f'<circle cx="{lane.x}" cy="{dot.y}" r="9" stroke="{_colour(lane)}" stroke-width="1.6"/>'
     content = f"<g><title>{_tooltip(point, drawing.references)}</title>{circles}</g>"
@@ -273,6 +311,10 @@ def _footer(drawing: Picture) -> list[_Part]:
     if drawing.hidden:
         text = f"{count(drawing.hidden, 'older branch')} not shown"
         parts.append((_text(6, y, text), _right_edge(text, 6)))
+        y += LINE
+    if any(_is_rerun(lane.branch) for lane in drawing.lanes):
+        line = f'<path d="M8 {y - 4}H32" stroke="{TEXT}" stroke-width="2"{_RERUN_DASHES}/>'
+        parts.append((line + _text(40, y, RERUN_LEGEND), _right_edge(RERUN_LEGEND, 40)))
         y += LINE
     if used_marks:
         parts.append(_legend([mark for mark in MARKS if mark in used_marks], y - 4))

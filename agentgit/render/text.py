@@ -5,9 +5,9 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, tzinfo
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
-from agentgit.values import JOINERS, UNSAFE_CATEGORIES
+from agentgit.values import JOINERS, UNSAFE_CATEGORIES, quote_name
 
 _MAX_LENGTH = 4_000
 """The number of characters that `clean` keeps of a text."""
@@ -42,6 +42,21 @@ def _visible_character(c: str) -> str:
     if c in " \t\n" or c in JOINERS or unicodedata.category(c) not in UNSAFE_CATEGORIES:
         return c
     return repr(c)[1:-1]
+
+
+def place(session_name: str, branch: str | None = None) -> str:
+    """Return the words that name a session and one of its branches.
+
+    Args:
+        session_name: The name by which the user refers to the session.
+        branch: The name of the branch; None to name only the session.
+
+    Example:
+        >>> print(place("support-42", "main"))
+        session support-42, branch main
+    """
+    session = f"session {clean(quote_name(session_name))}"
+    return session if branch is None else f"{session}, branch {clean(quote_name(branch))}"
 
 
 def cells(text: str) -> int:
@@ -121,21 +136,46 @@ def pad(text: str, width: int) -> str:
     return text + " " * (width - cells(text))
 
 
-def format_time(moment: datetime | None, zone: tzinfo | None = UTC, *, seconds: bool = False) -> str:
+Zone: TypeAlias = tzinfo | datetime | None
+"""How to show times: in a time zone, in the local one (None), or as the distance from a time, which is now."""
+
+
+def format_time(moment: datetime | None, zone: Zone = UTC, *, seconds: bool = False) -> str:
     """Format a time for people.
 
     Args:
         moment: A time with a time zone; None for an empty text.
-        zone: The time zone to show it in; None for the local one.
-        seconds: True to include the seconds.
+        zone: The time zone to show it in; None for the local one; or the present time, to show how long ago it was.
+            A time in the future is shown in the local zone.
+        seconds: True to show the exact time, with its seconds.
 
     Example:
         >>> format_time(datetime(2026, 1, 2, 3, 4, tzinfo=UTC))
         '2026-01-02 03:04'
+        >>> format_time(datetime(2026, 1, 2, 3, 4, tzinfo=UTC), datetime(2026, 1, 4, tzinfo=UTC))
+        '1 day ago'
     """
     if moment is None:
         return ""
+    if isinstance(zone, datetime):
+        if not seconds and moment <= zone:
+            return distance((zone - moment).total_seconds())
+        zone = None
     return moment.astimezone(zone).strftime("%Y-%m-%d %H:%M:%S" if seconds else "%Y-%m-%d %H:%M")
+
+
+def distance(seconds: float) -> str:
+    """Return how long ago something was, in the largest whole unit.
+
+    Example:
+        >>> distance(5), distance(130), distance(90_000), distance(-3)
+        ('just now', '2 min ago', '1 day ago', 'just now')
+    """
+    for size, unit in ((86_400, "day"), (3_600, "hour"), (60, "min")):
+        number = int(seconds // size)
+        if number >= 1:
+            return f"{number} {unit}{'s' if number > 1 and unit != 'min' else ''} ago"
+    return "just now"
 
 
 STYLES = ("", "heading", "reference", "name", "head", "dim", "added", "removed", "changed", "bad")
@@ -144,6 +184,7 @@ STYLES = ("", "heading", "reference", "name", "head", "dim", "added", "removed",
 ASCII = str.maketrans(
     {
         "●": "o",
+        "◌": ".",
         "○": ".",
         "◆": "*",
         "│": "|",

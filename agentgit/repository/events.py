@@ -43,7 +43,12 @@ class Events:
         return f"Events(of {self.context.user.name!r})"
 
     def on(
-        self, kinds: str | Sequence[str], callback: Callback, *, session: SessionReader | SessionRef = None
+        self,
+        kinds: str | Sequence[str],
+        callback: Callback,
+        *,
+        session: SessionReader | SessionRef = None,
+        wait: bool = False,
     ) -> Subscription:
         """Call a function with each event that is committed through this repository, from now on.
 
@@ -55,6 +60,8 @@ class Events:
             kinds: A kind like `checkpoint.created`, a pattern like `checkpoint.*` or `*`; or several.
             callback: The function to call with the `Event`.
             session: The session whose events to receive; None for all of the user's and those shared with the user.
+            wait: True to let what causes an event return only when the function has handled it. The function is still
+                called after the commit. What it does itself does not wait, and it must not wait for what called it.
 
         Returns:
             The subscription; its `close` ends it.
@@ -75,6 +82,11 @@ class Events:
             ...     done = told.wait()
             main 1
             main 2
+            >>> with repo.events.on("checkpoint.created", show, wait=True):
+            ...     checkpoint = repo.session("s").checkpoint("before payment")
+            ...     print("saved")
+            main 3
+            saved
         """
         self.context.store.database.require_open()
         matching_kinds = match_kinds(kinds)
@@ -85,7 +97,7 @@ class Events:
         def is_match(event: Event) -> bool:
             return event.kind in matching_kinds and chosen_session_id in (None, event.session_id)
 
-        return self.context.store.database.bus.subscribe(callback, is_match, self._can_see)
+        return self.context.store.database.bus.subscribe(callback, is_match, self._can_see, holds_verbs=wait)
 
     def _can_see(self, event: Event) -> bool:
         """Return whether the user may see an event, at the time when it is delivered."""

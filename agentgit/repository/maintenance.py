@@ -23,6 +23,7 @@ from agentgit.store.maintenance.fsck.check import HASHES, HEADS, REFERENCES, fsc
 from agentgit.store.maintenance.gc import NOTHING_COLLECTED, Collected, UnusedSteps, collect, count_rows_by_part
 from agentgit.store.maintenance.gc import find_unused_steps as find_steps
 from agentgit.store.maintenance.key_rotation import Rotation
+from agentgit.store.sql.encryption import ENVIRONMENT
 from agentgit.store.threads.owners import list_owners
 
 
@@ -240,7 +241,8 @@ class Maintenance:
         seal = self.context.store.database.seal
         if seal is None:
             raise InvalidInput(
-                "There are no keys to encrypt with. Open the database with agentgit.open(..., keyring=Keyring(...))."
+                "There are no keys to encrypt with. Pass them: agentgit.open(..., keyring=Keyring({'NAME': ...})), or "
+                f"${ENVIRONMENT}=NAME:BASE64,..."
             )
         rotated = Rotation(self.context.store.database, self.context.store.tenant_id).run(
             seal, decrypt=off, user_id=self.context.user.id, progress=progress

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from sqlalchemy import URL
@@ -17,22 +18,19 @@ from agentgit.effects.declarations import as_effects
 from agentgit.effects.memory import require_declarable
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.handles.context import Context
+from agentgit.location import default_location
 from agentgit.repository.login import disabled_user_error
 from agentgit.repository.repository import Repository
 from agentgit.sessions.webhooks import ALLOWED_HOSTS_VARIABLE as WEBHOOK_HOSTS
 from agentgit.sessions.webhooks import WebhookHosts
 from agentgit.store.database import Database
-from agentgit.store.records.encryption_keys import unlock
-from agentgit.store.schema import schema
 from agentgit.store.schema.tenants import ensure_tenant
 from agentgit.store.sql.encryption import load_keyring
 from agentgit.store.sql.postgres import POOL_SIZE
 from agentgit.store.sql.process import LEASE_SECONDS
 from agentgit.store.store import Store
 
-ENVIRONMENT = "AGENTGIT_DATABASE_URL"
 TRUST = "AGENTGIT_TRUST"
-DEFAULT = "agentgit.db"
 
 
 def open(
@@ -100,18 +98,20 @@ def open(
     require_declarable(defaults)
     excluded = excluded_names(exclude_metadata)
     database = Database(
-        where if where is not None else os.environ.get(ENVIRONMENT) or DEFAULT,
+        where if where is not None else default_location(),
         pool_size=pool_size,
         lease_seconds=lease_seconds,
         keyring=load_keyring(keyring),
     )
     try:
-        if not create:
-            _require_file(database)
-        schema.prepare(database)
-        tenant_id = ensure_tenant(database, tenant, create=create)
-        store = Store(database, tenant_id, compression, hosts, excluded)
-        unlock(store.database, tenant_id)
+        store = Store.open(
+            database,
+            partial(ensure_tenant, name=tenant, create=create),
+            create=create,
+            compression=compression,
+            webhook_hosts=hosts,
+            exclude_metadata=excluded,
+        )
         bound_user = _find_or_add_user(store, user or LOCAL, create=create or user in (None, LOCAL))
         repo = Repository(Context(store, Principal(tenant_id=store.tenant_id, user=bound_user), defaults), jwt=jwt)
         repo.trust(*modules_to_trust(trust))
@@ -148,7 +148,7 @@ def _find_or_add_user(store: Store, name: str, *, create: bool) -> User:
         if existing is None and not create:
             names = [user.name for user in store.users.all(connection)]
             raise NotFound(
-                f"There is no user {name!r}. Add one: `agentgit users add NAME`",
+                f"There is no user {name!r}. Add one: agentgit users add NAME",
                 near=references.similar_names(name, names),
             )
     if existing is not None and existing.disabled_at is not None:
@@ -156,9 +156,3 @@ def _find_or_add_user(store: Store, name: str, *, create: bool) -> User:
     return existing or store.all_users_database.write(
         lambda c: store.users.find_unverified(c, name) or store.users.add(c, name, is_admin=name == LOCAL)
     )
-
-
-def _require_file(database: Database) -> None:
-    path = database.url.database
-    if database.is_sqlite and not database.in_memory and not Path(path or "").exists():
-        raise NotFound(f"There is no database {path}. Create one with: agentgit demo; or name another: --db PATH")

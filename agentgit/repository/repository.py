@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self
@@ -31,6 +32,7 @@ from agentgit.sessions import ExternalSession
 from agentgit.sessions.operation import Operation
 from agentgit.sessions.reports import ImportReport, OnProgress
 from agentgit.sessions.reports import Progress as ImportProgress
+from agentgit.sessions.reruns import Reruns
 from agentgit.sessions.session import Sessions, parse_cursor, require_limit
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.operations import operation_from_row
@@ -38,11 +40,15 @@ from agentgit.store.sql.ids import is_id
 from agentgit.store.transfer.summary import TransferSummary
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from agentgit.agents.agent import RollbackAgent
     from agentgit.agents.branch_context import AutoCheckpoint
     from agentgit.agents.graph.host_saver import HostSaver
     from agentgit.agents.graph.rollback_graph import RollbackGraph
     from agentgit.agents.graph.threads import Confirm
+    from agentgit.agents.rerun.answers import OnMiss
+    from agentgit.agents.rerun.sessions import GraphFactory, Judge, SessionOrBranch
     from agentgit.agents.wrap import FenceMode
     from agentgit.workspace.api import Workspace
 
@@ -146,7 +152,8 @@ class Repository:
                 `irreversible`. They override what a tool itself declares, which overrides the defaults of
                 `agentgit.open`.
             auto_checkpoint: `turn` (before each user message and after its turn), `tool` (also after each batch of
-                tool calls), `tool:10` (only at every tenth call), a number n (after every n-th turn) or `off`.
+                tool calls), `tool:10` (only at every tenth call), a number n (after every n-th turn), `5m` (after a
+                turn, if the newest checkpoint is 5 minutes old; also `30s`, `2h`) or `off`.
             branch: The branch to continue; None for the current one.
             check_effects: False to allow `effects` to name tools that are not visible in the graph, because nodes call
                 them directly.
@@ -325,6 +332,129 @@ class Repository:
         )
         return report
 
+    def rerun(
+        self,
+        sessions: Iterable[SessionOrBranch] | SessionOrBranch,
+        graph: Any = None,
+        *,
+        judge: Judge | None = None,
+        executor: Executor | None = None,
+        factory: GraphFactory | None = None,
+        progress: OnProgress | None = None,
+        name: str | None = None,
+        tools: Any = "record",
+        on_miss: OnMiss = "tell",
+        effects: Mapping[str, Effect | str] | None = None,
+        config: Mapping[str, Any] | None = None,
+        max_calls: int | None = None,
+    ) -> Reruns:
+        """Run recorded sessions again in a graph, as `RollbackAgent.rerun` does, without acting on the world.
+
+        A session that cannot be run again, for example because it is damaged, is a row that says so, as is one whose
+        judge raises; the others go on. The results are stored, and `reruns` reads them again.
+
+        Args:
+            sessions: The sessions: a list of sessions, names or ids, such as `repo.sessions(name="refund")`, or one of
+                them. Text like `support-42@retry` names a branch; else the current one is run again.
+            graph: The compiled graph to run.
+            judge: A function that rates each rerun that ran to its end. It receives a `JudgedRerun` with `report`,
+                `messages`, `recorded_messages`, `state` and `recorded_state`, and returns True or False, a number where
+                higher is better, or a word.
+            executor: Run the sessions at the same time: a `ThreadPoolExecutor`, or with `factory` an executor of
+                processes, like `ProcessPoolExecutor(4)` or the `get_executor()` of a Dask client.
+            factory: In place of `graph`, a function that builds the graph for each session. It takes the `Session`,
+                and returns a compiled graph. For processes, it and `judge` are functions of a module.
+            progress: Called with the number of sessions that have ended, and their number.
+            name: The name of the reruns and of their branches; None for one with the time.
+            tools: How calls are answered, as for `RollbackAgent.rerun`.
+            on_miss: What to do about a call that is not in the record: `tell` the model so, `stop`, or a function that
+                receives the call and returns its answer.
+            effects: The effects of the tools, as for `wrap`.
+            config: The config for all turns, as `invoke` takes it.
+            max_calls: The most calls that each rerun may make; None for twice the recorded ones and 25 more.
+
+        Raises:
+            InvalidInput: An argument is not valid, or something cannot be sent to another process; nothing was run.
+            Conflict: There are reruns of that name already.
+            Unavailable: The executor takes no work.
+
+        Example:
+            >>> import agentgit
+            >>> from agentgit.demo import EFFECTS, build, open_shop
+            >>> repo, graph = agentgit.open(":memory:"), build(open_shop("yesterday.db"))
+            >>> for session, text in [("a", "order two chairs"), ("b", "order a sofa")]:
+            ...     answer = repo.wrap(graph, session=session, effects=EFFECTS).run(text)
+            >>> print(repo.rerun(repo.sessions(), graph, name="again", judge=lambda rerun: rerun.report.is_same))
+            again: 2 sessions, matched 100%, judge 100%
+              b  done  matched 100%  passed
+              a  done  matched 100%  passed
+        """
+        plan = self._rerun_module.RerunPlan(
+            graph=graph,
+            factory=factory,
+            name=name or "",
+            judge=judge,
+            tools=tools,
+            on_miss=on_miss,
+            effects=effects,
+            config=config,
+            max_calls=max_calls,
+        )
+        results: Reruns = self._rerun_module.SessionReruns(self._context, sessions, plan, executor, progress).run()
+        return results
+
+    async def arerun(
+        self,
+        sessions: Iterable[SessionOrBranch] | SessionOrBranch,
+        graph: Any = None,
+        *,
+        judge: Judge | None = None,
+        executor: Executor | None = None,
+        factory: GraphFactory | None = None,
+        progress: OnProgress | None = None,
+        name: str | None = None,
+        tools: Any = "record",
+        on_miss: OnMiss = "tell",
+        effects: Mapping[str, Effect | str] | None = None,
+        config: Mapping[str, Any] | None = None,
+        max_calls: int | None = None,
+    ) -> Reruns:
+        """Run recorded sessions again in a graph, as `rerun`; async nodes, tools and judges run on this loop."""
+        plan = self._rerun_module.RerunPlan(
+            graph=graph,
+            factory=factory,
+            name=name or "",
+            judge=judge,
+            tools=tools,
+            on_miss=on_miss,
+            effects=effects,
+            config=config,
+            max_calls=max_calls,
+        )
+        reruns = await asyncio.to_thread(
+            self._rerun_module.SessionReruns, self._context, sessions, plan, executor, progress
+        )
+        results: Reruns = await reruns.arun()
+        return results
+
+    def reruns(self, name: str) -> Reruns:
+        """Return the results of reruns that `rerun` has run, so far, in the order in which they began.
+
+        Sessions of which nothing ran are not among them.
+
+        Args:
+            name: The name of the reruns.
+
+        Raises:
+            NotFound: There are no reruns of that name.
+        """
+        results: Reruns = self._rerun_module.read_reruns(self._context, name)
+        return results
+
+    @property
+    def _rerun_module(self) -> Any:
+        return importlib.import_module("agentgit.agents.rerun.sessions")  # late, as in `wrap`
+
     def trust(self, *modules: str) -> None:
         """Import your modules, so that calls of their tools can be undone and made again without a wrapped graph.
 
@@ -359,7 +489,7 @@ class Repository:
         *,
         shared: bool = True,
         name: str | None = None,
-    ) -> list[ExternalSession]:
+    ) -> Sessions:
         """List the user's own sessions and those that others share, most recently updated first.
 
         Args:
@@ -431,9 +561,7 @@ class Repository:
                 external_session = lookup.session_of(connection, checkpoint)
                 if external_session is None:
                     checkpoint_id = checkpoint.id if isinstance(checkpoint, Checkpoint) else checkpoint
-                    raise NotFound(
-                        f"There is no checkpoint {checkpoint_id}. session.checkpoints() lists those of a branch."
-                    )
+                    raise NotFound(f"There is no checkpoint {checkpoint_id}. session.log() lists those of a branch.")
             return lookup.session(connection, external_session or ref).id
 
         return Session(self._context, self._context.read(find))
@@ -480,20 +608,24 @@ class Repository:
 
     def import_(
         self,
-        path: str | Path | IO[bytes],
+        path: str | Path | IO[bytes] | Sequence[Checkpoint],
         *,
         session: str | None = None,
         workspace: str | Path | Workspace | None = None,
         progress: OnProgress | None = None,
     ) -> TransferSummary:
-        """Import a file that `export` wrote as a new session with new ids and threads, completely or not at all.
+        """Import a file that `export` wrote, or plain checkpoints, as a new session; completely or not at all.
 
         The hashes of the file, and its references between records, are checked first. The effects of its calls are in
         another world, so they are never reversed or repeated from here, and plans say so. The fence and `once` apply to
         them as to other calls.
 
+        Plain checkpoints are `Checkpoint` values, such as those built by hand, or a file with the JSON array of their
+        `to_dict`. They become one branch in the order of their times, and keep their times and ids. A checkpoint
+        without an id gets a new one, and one without a time the current one.
+
         Args:
-            path: The file, or a binary stream.
+            path: The file, a binary stream, or a list of checkpoints.
             session: The name of the session; None for its original name, or the next free one like it.
             workspace: The directory or Workspace that the files will belong to. They are stored as snapshots of that
                 workspace; the directory does not change until you rewind or roll back. None leaves the files out.
@@ -502,11 +634,22 @@ class Repository:
 
         Raises:
             NotFound: There is no such file.
-            InvalidInput: The file is not an export, or of a newer version; the name of the session is not valid; or the
-                workspace is not valid, or has a custom environment.
+            InvalidInput: The file is neither an export nor JSON of checkpoints, or of a newer version; a checkpoint is
+                not valid, which the message names; the name of the session is not valid; or the workspace is not valid,
+                or has a custom environment.
             Corrupt: A line is damaged or forged; the message says which one, and what is wrong.
-            Conflict: There is a session of that name; or `progress` wrote to this database, or read from one in memory.
+            Conflict: There is a session of that name, or a checkpoint with one of the ids; or `progress` wrote to this
+                database, or read from one in memory.
             Unavailable: The file cannot be read, or its files cannot be stored.
+
+        Example:
+            >>> import agentgit
+            >>> repo = agentgit.open(":memory:")
+            >>> built = agentgit.Checkpoint(checkpoint_name="before payment", session_state={"cart": ["chair"]})
+            >>> repo.import_([built], session="support-42").checkpoints
+            1
+            >>> repo.session("support-42").get_checkpoint("before payment").session_state
+            {'cart': ['chair']}
         """
         return Importer(self._context).import_(path, session, workspace, progress)
 
@@ -648,6 +791,7 @@ class Repository:
     aimport_langgraph = async_twin(import_langgraph)
     asessions = async_twin(sessions)
     asession = async_twin(session)
+    areruns = async_twin(reruns)
     aaccept = async_twin(accept)
     arevoke_link = async_twin(revoke_link)
     aas_user = async_twin(as_user)

@@ -1,18 +1,19 @@
-"""Import of sessions from files that `Session.export` wrote."""
+"""Import of sessions from files that `Session.export` wrote, and from plain checkpoints."""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
 from agentgit.auth.principal import WRITE
+from agentgit.checkpoints import Checkpoint
 from agentgit.effects.files import IMPORTED, SnapshotRef
-from agentgit.errors import InvalidInput, NotFound, Unavailable
+from agentgit.errors import Conflict, InvalidInput, NotFound, Unavailable
 from agentgit.handles.context import Context
 from agentgit.handles.templates import require_name
 from agentgit.rollback.workspace_adapter import attach_workspace
@@ -20,12 +21,20 @@ from agentgit.sessions.reports import OnProgress
 from agentgit.store.transfer.file_trees import NO_WORKSPACE
 from agentgit.store.transfer.import_ import Import, check_export
 from agentgit.store.transfer.lines import with_progress
+from agentgit.store.transfer.plain_checkpoints import is_plain_json, parse_checkpoints, write_export
 from agentgit.store.transfer.summary import TransferSummary
 from agentgit.workspace.api import Workspace
 from agentgit.workspace.snapshot_import import SnapshotImporter
 
 IN_MEMORY = 2**22
 """The number of bytes of a piped export that are kept in memory; a larger export goes into a temporary file."""
+
+
+_BEGINNING_BYTES = 4096
+"""The number of bytes that show whether a file is an export or plain JSON."""
+
+ImportSource = str | Path | IO[bytes] | Sequence[Checkpoint]
+"""A file that `export` wrote, JSON of checkpoints, or the checkpoints themselves."""
 
 
 class Importer:
@@ -40,7 +49,7 @@ class Importer:
 
     def import_(
         self,
-        path: str | Path | IO[bytes],
+        path: ImportSource,
         session: str | None,
         workspace: str | Path | Workspace | None,
         progress: OnProgress | None,
@@ -48,7 +57,7 @@ class Importer:
         """Create a session from an export.
 
         Args:
-            path: The file, or a binary stream.
+            path: The file, a binary stream, or checkpoints.
             session: The name of the new session; None for a name like that in the export.
             workspace: The workspace that receives the files; None leaves the files out.
             progress: A callback that receives the number of bytes read and the total; the file is read twice.
@@ -60,11 +69,13 @@ class Importer:
             require_name(session)
         require_file_support(workspace)
         self.context.read(lambda c: self.context.lookup.require_scope(c, WRITE))
-        with _open_source(path) as stream, SnapshotImporter() as files:
+        with ExitStack() as stack:
+            files = stack.enter_context(SnapshotImporter())
+            stream, kept_ids = self._open_export(path, stack)
             file = with_progress(stream, progress, times=2)
             with _convert_read_errors(path):
                 checker = check_export(file, files if workspace is not None else None)
-            importer = Import(self.context.store, self.context.user.id, file, session)
+            importer = Import(self.context.store, self.context.user.id, file, session, kept_ids)
             if workspace is None or not checker.counts["tree"]:
                 session_id = importer.run(checker)
             else:
@@ -77,6 +88,35 @@ class Importer:
         return TransferSummary.from_counts(
             imported_session, checker.header, checker.counts, omitted_snapshots, omitted_paths
         )
+
+    def _open_export(self, path: ImportSource, stack: ExitStack) -> tuple[IO[bytes], frozenset[int]]:
+        """Open an export, or write plain checkpoints as one; return it with the ids of checkpoints that it keeps.
+
+        Raises:
+            NotFound, InvalidInput, Unavailable: See `Repository.import_`.
+            Conflict: A checkpoint here has one of the ids.
+        """
+        if isinstance(path, Sequence) and not isinstance(path, str):
+            checkpoints = path
+        else:
+            stream = stack.enter_context(_open_source(path))
+            with _convert_read_errors(path):
+                stream.seek(0)
+                is_plain = is_plain_json(stream.read(_BEGINNING_BYTES))
+                stream.seek(0)
+                if not is_plain:
+                    return stream, frozenset()
+                checkpoints = parse_checkpoints(stream)
+        export = stack.enter_context(tempfile.SpooledTemporaryFile(IN_MEMORY))  # noqa: SIM115  # the stack closes it
+        kept_ids = write_export(checkpoints, export)
+        store = self.context.store
+        with store.all_users_database.reading() as connection:
+            if taken_ids := store.checkpoints.existing_ids(connection, sorted(kept_ids)):
+                raise Conflict(
+                    f"This database already has a checkpoint with the id {taken_ids[0]}. Leave out the ids to import "
+                    "a copy with new ids. Nothing was imported."
+                )
+        return export, kept_ids
 
     def _store_with_files(
         self,
@@ -109,7 +149,7 @@ def require_file_support(workspace: str | Path | Workspace | None) -> None:
 
 
 @contextmanager
-def _convert_read_errors(path: str | Path | IO[bytes]) -> Iterator[None]:
+def _convert_read_errors(path: ImportSource) -> Iterator[None]:
     """Convert errors of reading into `Unavailable`, with the name of the file."""
     try:
         yield
@@ -126,7 +166,7 @@ def _open_source(path: str | Path | IO[bytes]) -> Iterator[IO[bytes]]:
             file = Path(path).open("rb")  # noqa: SIM115  # closed below; only errors of opening are translated
         except OSError as error:
             raise NotFound(
-                f"{path} cannot be read: {error.strerror}. Name a file that `export` has written."
+                f"{path} cannot be read: {error.strerror}. Name a file that an export has written."
             ) from error
         with file, _make_rereadable(file) as stream:
             yield stream

@@ -252,7 +252,7 @@ class Users:
         target = self._context.read(lambda c: self._find_manageable_user(c, user, "users.delete"))
         if target.name == LOCAL:
             raise InvalidInput(
-                "The local owner is whoever opens the database, and cannot be deleted. Call delete() on each session."
+                "The local owner is whoever opens the database, and cannot be deleted. Delete each session instead."
             )
 
         def authorize(connection: Connection) -> None:
@@ -340,7 +340,7 @@ class Keys:
         def create_key(connection: Connection) -> NewKey:
             owner = self._find_owner(connection, user, "keys.create")
             if owner.name == LOCAL:
-                raise InvalidInput("The local owner has no credentials. Add a key for a user: keys.create(user=...).")
+                raise InvalidInput("The local owner has no credentials. Create the key for a user.")
             self._context.store.users.require_exists(connection, owner.id)
             self._context.lookup.check_valid(
                 connection
@@ -361,7 +361,7 @@ class Keys:
         """
         principal = self._context.principal
         if principal.key_id is not None or principal.until is not None:
-            raise NotAllowed("To register a device, first log in with a password: repo.login(...).")
+            raise NotAllowed("To register a device, first log in with a password.")
 
         def create_token(connection: Connection) -> str:
             password_hash = self._context.store.users.password_hash(connection, self._context.user.id)

@@ -127,9 +127,7 @@ class Webhooks:
         webhook_id = webhook.id if isinstance(webhook, Webhook) else webhook
         match = next((candidate for candidate in self.list() if candidate.id == webhook_id), None)
         if match is None:
-            raise NotFound(
-                f"There is no webhook {webhook_id}. List them: repo.webhooks.list(), or agentgit webhooks list."
-            )
+            raise NotFound(f"There is no webhook {webhook_id}. repo.webhooks.list() lists them.")
         return match
 
     aadd = async_twin(add)

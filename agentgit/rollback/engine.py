@@ -7,7 +7,7 @@ branch that was left is unchanged.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 
 from agentgit.effects import RollbackPlan, RollbackReport
 from agentgit.effects.files import SnapshotRef
-from agentgit.effects.invocation import DECISIONS
+from agentgit.effects.invocation import DECISIONS, SIMULATED
 from agentgit.effects.registry import Registry
 from agentgit.errors import InvalidInput, RollbackBlocked, RollbackIncomplete, WorkspaceChanged
 from agentgit.rollback import notes
@@ -33,7 +33,7 @@ from agentgit.rollback.verification import Awaiter, PlanFactory, Verification, w
 from agentgit.sessions import operation
 from agentgit.sessions.session import PARTIAL, REPLAYING
 from agentgit.store.records.operations import NewOperation
-from agentgit.store.records.sessions import StoredRow
+from agentgit.store.records.sessions import StoredRow, require_real
 from agentgit.store.records.workspace_snapshots import snapshot_ref_from_row
 from agentgit.store.store import Store
 from agentgit.tracing import span
@@ -52,16 +52,19 @@ class RollbackEngine:
         store: The store of the database.
         registry: The functions that this process has for recorded calls.
         awaiter: A function that waits for an awaitable and returns its result.
+        user_id: The user who reads the plans and reports.
         authorize: A function that refuses users without permission. It is called in the transaction that records the
             operation; a recorded operation runs to its end.
     """
 
-    def __init__(self, store: Store, registry: Registry, awaiter: Awaiter = wait, *, authorize: Authorize) -> None:
+    def __init__(
+        self, store: Store, registry: Registry, awaiter: Awaiter = wait, *, user_id: int, authorize: Authorize
+    ) -> None:
         self.store = store = store.detached_copy()
-        self.planner = Planner(store, registry)
+        self.planner = Planner(store, registry, user_id)
         self.verification = Verification(store, registry, awaiter)
         self.executor = Executor(store, registry, awaiter, self.verification)
-        self.reports = Reports(store, registry, self.executor)
+        self.reports = Reports(store, registry, self.executor, self.planner)
         self.resumption = Resumption(store, self.planner, self.executor, authorize)
         self.files = RollbackFiles(store, registry)
         self.starter = Starter(store, self.planner, self.files, authorize)
@@ -90,7 +93,8 @@ class RollbackEngine:
         plan = self.files.add_to_plan(plan, target.external_session_id, self._snapshot_to_restore(request))
         with self.store.database.reading() as connection:
             branch = self.store.sessions.branch(connection, target.internal_session_id)
-            return replace(plan, replayed=self.store.track(connection, branch, target.position))
+            plan = replace(plan, replayed=self.store.track(connection, branch, target.position))
+            return self.planner.add_names(connection, plan, source_id)
 
     def plan_switch(self, branch_id: int) -> RollbackPlan:
         """Return what a switch to a branch would do to the world, without doing anything."""
@@ -102,9 +106,9 @@ class RollbackEngine:
         )
         plan = self.files.add_to_plan(plan, branch.external_session_id, self.files.of_branch(branch))
         with self.store.database.reading() as connection:
-            return replace(
-                plan, replayed=self.store.track(connection, self.store.sessions.branch(connection, branch_id))
-            )
+            branch = self.store.sessions.branch(connection, branch_id)
+            plan = replace(plan, replayed=self.store.track(connection, branch))
+            return self.planner.add_names(connection, plan, branch_id)
 
     def _snapshot_to_restore(self, request: Request) -> SnapshotRef | None:
         """Return the files that a rollback restores; None if it leaves them alone or the target has none.
@@ -277,6 +281,7 @@ class RollbackEngine:
         source_id: int,
         user_id: int,
         snapshot: SnapshotRef | None = None,
+        meta: Mapping[str, Any] | None = None,
     ) -> int:
         """Create a branch at a checkpoint without changing the world, and return its id.
 
@@ -287,12 +292,14 @@ class RollbackEngine:
             source_id: The branch that is left.
             user_id: The id of the user who asks for it.
             snapshot: The files of the new branch; None for the current files.
+            meta: The metadata of the new branch; None for none.
         """
         self.store.sessions.lock(connection, target.external_session_id)
         self.starter.require_checkpoint_exists(connection, target, f"{target.branch_name}#{target.number}")
         parent = self.store.sessions.branch(connection, target.internal_session_id)
+        require_real(parent)
         world_seen = self._world_seen_by_fork(connection, parent)  # read before the world, as in a turn
-        branch_id = self.starter.create_branch(connection, target, name, source_id)
+        branch_id = self.starter.create_branch(connection, target, name, source_id, meta)
         new_operation = NewOperation(
             kind="fork",
             session_id=target.external_session_id,
@@ -312,9 +319,9 @@ class RollbackEngine:
         if snapshot is not None and last_row is not None:  # the files on disk are still the last ones
             last_branch = self.store.sessions.branch(connection, last_row.internal_session_id)
             self.store.snapshots.record(connection, last_branch, snapshot_ref_from_row(last_row))
-        if target.id == parent.head_id:
-            new_branch = self.store.sessions.branch(connection, branch_id)
-            notes.store_notes(self.store, connection, new_branch, notes.undelivered_notes(as_object(parent.meta)))
+        parent_notes = notes.undelivered_notes(as_object(parent.meta))
+        if target.id == parent.head_id and any(parent_notes.values()):
+            self.store.sessions.merge_metadata(connection, branch_id, parent_notes)
         return branch_id
 
     def _world_seen_by_fork(self, connection: Connection, parent: StoredRow) -> int:
@@ -337,12 +344,14 @@ def _describe_stop(report: RollbackReport) -> str:
     if not report.failed and report.drifted and all(item.reason == DRIFTED_BEFORE for item in report.remaining):
         drifted = "; ".join(map(str, report.drifted))
         return f"{drifted}. {branch_status} If that is acceptable, call {resume_call} to continue."
-    unfinished_items, resolve_hint = report.failed or report.remaining, ""
-    if any(item.invocation.status in DECISIONS for item in unfinished_items):
-        resolve_hint = " or do it by hand, call repo.resolve(invocation, 'happened'), and resume;"
+    unfinished_items = report.failed or report.remaining
+    ways = [f"Fix the cause, then call {resume_call}"]
+    if undecided := [item.invocation.id for item in unfinished_items if item.invocation.status in DECISIONS]:
+        ways.append(f"do it by hand, call repo.resolve({undecided[0]}, 'happened'), and resume")
+    is_forcible = all(item.invocation.status != SIMULATED for item in unfinished_items)
+    if is_forcible:
+        ways.append("resume with force=True, which skips what still cannot be done")
     file_problem = report.files.problem.rstrip(".") if report.files else ""
-    causes = "; ".join(filter(None, [*map(str, unfinished_items), file_problem]))
-    return (
-        f"{causes}. {branch_status} Fix the cause, then call {resume_call};{resolve_hint} or resume with force=True, "
-        "which skips what still cannot be done."
-    )
+    causes = "; ".join(filter(None, [*map(str, unfinished_items), file_problem])).rstrip(".")
+    unskippable = "" if is_forcible else " A simulated call cannot be skipped."
+    return f"{causes}. {branch_status} {'; or '.join(ways)}.{unskippable}"

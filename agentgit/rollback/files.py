@@ -10,15 +10,16 @@ from sqlalchemy import Connection, Select
 
 from agentgit.checkpoints import Checkpoint
 from agentgit.effects import RollbackPlan
-from agentgit.effects.files import OVERWRITTEN, FileChange, FileChanges, SnapshotRef, WorkspaceAdapter
-from agentgit.effects.plan import SWITCH
+from agentgit.effects.files import OUTSIDE, OVERWRITTEN, FileChange, FileChanges, SnapshotRef, WorkspaceAdapter
+from agentgit.effects.plan import KEEP, SWITCH
 from agentgit.effects.registry import Registry
-from agentgit.errors import AgentGitError, Unavailable, WorkspaceChanged
+from agentgit.errors import AgentGitError, NotFound, Unavailable, WorkspaceChanged
 from agentgit.rollback.workspace_adapter import reopen
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.records.workspace_snapshots import snapshot_ref_from_row
 from agentgit.store.store import Store
 from agentgit.values import as_object, escape_path
+from agentgit.workspace.api import Workspace
 
 
 class RollbackFiles:
@@ -53,6 +54,25 @@ class RollbackFiles:
             else self._adapter(session_id, snapshot).take_snapshot(reason)
         )
 
+    def workspace(self, session_id: int) -> Workspace:
+        """Return the workspace of a session, opened again if it is not attached in this process.
+
+        Raises:
+            NotFound: The session has no workspace.
+            NotAllowed, InvalidInput: As `reopen`.
+        """
+        adapter = self.registry.workspace(session_id)
+        if adapter is None:
+            with self.store.database.reading() as connection:
+                row = self.store.snapshots.newest_of_session(connection, session_id)
+            if row is None:
+                raise NotFound(
+                    "This session has no workspace. Wrap the graph with workspace=... to keep its files from then on."
+                )
+            adapter = reopen(snapshot_ref_from_row(row).settings)
+        workspace: Workspace = adapter.workspace
+        return workspace
+
     def of_branch(self, branch: StoredRow) -> SnapshotRef | None:
         """Return the files that were last recorded for a branch; None if it has none."""
         with self.store.database.reading() as connection:
@@ -61,7 +81,22 @@ class RollbackFiles:
 
     def add_to_plan(self, plan: RollbackPlan, session_id: int, snapshot: SnapshotRef | None) -> RollbackPlan:
         """Add the planned changes to the files to a plan."""
-        return replace(plan, files=self.plan(session_id, snapshot)) if snapshot is not None else plan
+        if snapshot is None:
+            return plan
+        files = self.plan(session_id, snapshot)
+        return replace(plan, files=replace(files, changes=[*files.changes, *self._outside(session_id, snapshot, plan)]))
+
+    def _outside(self, session_id: int, snapshot: SnapshotRef, plan: RollbackPlan) -> list[FileChange]:
+        """List the paths outside of the workspace that the calls which a plan keeps have named."""
+        try:
+            adapter = self._adapter(session_id, snapshot)
+        except AgentGitError:  # the plan says that the files cannot be restored
+            return []
+        tools: dict[str, str] = {}
+        for call in (step.invocation for step in plan.steps if step.action == KEEP):
+            for path in adapter.outside(call.tool_name, call.args):
+                tools.setdefault(path, call.tool_name)
+        return [FileChange(action=OUTSIDE, path=path, why=f"{tool} named it") for path, tool in sorted(tools.items())]
 
     def plan(self, session_id: int, snapshot: SnapshotRef) -> FileChanges:
         """Return what restoring the files would do, without doing anything."""
@@ -113,7 +148,8 @@ class RollbackFiles:
             result = self._adapter(row.external_session_id, snapshot).restore(
                 snapshot, SnapshotRef(**expected_data) if expected_data is not None else None
             )
-            return replace(result, changes=[*result.changes, *self._overwritten_by_rollback(row)])
+            outside = [FileChange(**change) for change in as_object(row.request).get("files_outside", ())]
+            return replace(result, changes=[*result.changes, *outside, *self._overwritten_by_rollback(row)])
         except (AgentGitError, OSError) as error:
             return failed_restore(snapshot, error)
 
@@ -200,10 +236,21 @@ class RollbackFiles:
             adapter.collect()
         return released, problems
 
-    def request_fields(self, connection: Connection, session_id: int, snapshot: SnapshotRef | None) -> dict[str, Any]:
-        """Return what an operation records: the files to restore (None to leave them alone) and the current files."""
+    def request_fields(
+        self, connection: Connection, session_id: int, snapshot: SnapshotRef | None, plan: RollbackPlan
+    ) -> dict[str, Any]:
+        """Return what an operation records: the files to restore (None to leave them alone) and the current files.
+
+        Args:
+            connection: A connection in a transaction that writes.
+            session_id: The session.
+            snapshot: The files to restore.
+            plan: The plan of the operation, whose calls may have named paths outside of the workspace.
+        """
         row = self.store.snapshots.newest_of_session(connection, session_id)
+        outside = self._outside(session_id, snapshot, plan) if snapshot is not None else []
         return {
+            "files_outside": [vars(change) for change in outside],
             "files": vars(snapshot) if snapshot is not None else None,
             "files_known": vars(snapshot_ref_from_row(row)) if row is not None else None,
         }

@@ -8,6 +8,7 @@ from sqlalchemy import Connection
 
 from agentgit.effects.effects import NEUTRAL
 from agentgit.effects.files import FileChanges, SnapshotRef
+from agentgit.effects.invocation import SIMULATED
 from agentgit.effects.plan import ANSWER, GONE, KEEP, REVERSE, ROLLBACK, SWITCH
 from agentgit.effects.report import ReportItem
 from agentgit.rollback import notes
@@ -16,7 +17,7 @@ from agentgit.rollback.files import RollbackFiles
 from agentgit.rollback.report import Reports
 from agentgit.rollback.resume import Resumption
 from agentgit.sessions import operation
-from agentgit.sessions.session import OPEN, PARTIAL
+from agentgit.sessions.session import OPEN, PARTIAL, RERUN, idle_status
 from agentgit.store.queries.graph_points import move
 from agentgit.store.records.checkpoints import CheckpointState, Label
 from agentgit.store.records.sessions import StoredRow
@@ -85,7 +86,8 @@ class Finisher:
             current = row.kind == SWITCH and request["current"]
             # With "note" and "ignore", the branch has seen the world only as it was when the switch began.
             world_seen = request.get("seen") if request.get("sync") in ("note", "ignore") else None
-            self._open_branch(connection, row.internal_session_id, snapshot, current=current, world_seen=world_seen)
+            branch = sessions.branch(connection, row.internal_session_id)
+            self._open_branch(connection, branch, snapshot, current=current, world_seen=world_seen)
         if status == operation.DONE and groups["drifted"]:
             branch = sessions.branch(connection, row.internal_session_id)
             notes.store_notes(
@@ -102,8 +104,17 @@ class Finisher:
     def _skip_failed_steps(
         self, connection: Connection, row: StoredRow, groups: dict[str, list[ReportItem]]
     ) -> StoredRow:
-        """Replace the steps that could not be done by steps that leave the world unchanged."""
-        reasons = {item.invocation.id: item.reason for item in [*groups["failed"], *groups["remaining"]]}
+        """Replace the steps that could not be done by steps that leave the world unchanged.
+
+        The calls of a rerun are never skipped, because they would be taken for done.
+        """
+        branch = self.store.sessions.branch(connection, row.internal_session_id)
+        is_rerun = idle_status(as_object(branch.meta)) != OPEN
+        reasons = {
+            item.invocation.id: item.reason
+            for item in [*groups["failed"], *groups["remaining"]]
+            if not (is_rerun and item.invocation.status == SIMULATED)
+        }
         request = as_object(row.request)
         for step in request["steps"]:
             if step["invocation"] in reasons:
@@ -157,6 +168,7 @@ class Finisher:
             head = self.store.graphs.head(connection, branch.thread_id)
             if head is not None:
                 state_hash, graph_checkpoint_id = head.state_hash, head.checkpoint_id
+            branch = self.store.sessions.branch(connection, branch_id)
         content = CheckpointState(
             graph_checkpoint_id=graph_checkpoint_id,
             state_hash=state_hash,
@@ -168,13 +180,17 @@ class Finisher:
             pending=self.store.pending(connection, branch, branch_point.graph_checkpoint_id),
         )
         label = Label(kind="branch", user_id=user_id, description=branch_point.name or branch_point.description)
-        self.store.checkpoints.add(connection, branch_id, content, label)
-        self._open_branch(connection, branch_id, snapshot, current=current, world_seen=world_seen)
+        if created_by is None:
+            self.store.checkpoints.add(connection, branch_id, content, label, last_number=0)
+            self.store.search_index.index_fork(connection, branch_id)
+        else:
+            self.store.checkpoints.add(connection, branch_id, content, label)
+        self._open_branch(connection, branch, snapshot, current=current, world_seen=world_seen)
 
     def _open_branch(
         self,
         connection: Connection,
-        branch_id: int,
+        branch: StoredRow,
         snapshot: SnapshotRef | None,
         *,
         current: bool,
@@ -182,12 +198,14 @@ class Finisher:
     ) -> None:
         """Open a branch and record that it has seen the world log up to `world_seen`, or up to its end."""
         sessions = self.store.sessions
-        branch = sessions.branch(connection, branch_id)
         if snapshot is not None:
             self.store.snapshots.record(connection, branch, snapshot)
         if world_seen is None:
             world_seen = self.store.world.last_seq(connection, branch.external_session_id)
         sessions.set_world_seen(connection, branch, world_seen)
-        sessions.set_status(connection, branch_id, OPEN)
+        sessions.set_status(connection, branch.id, OPEN)
+        mark = as_object(branch.meta).get(RERUN)
+        if mark is not None:  # its calls have just run
+            sessions.merge_metadata(connection, branch.id, {RERUN: {**mark, "is_real": True}})
         if current:
-            sessions.set_current(connection, branch.external_session_id, branch_id)
+            sessions.set_current(connection, branch.external_session_id, branch.id)

@@ -22,6 +22,7 @@ from agentgit.effects.invocation import (
     REVERSING,
     STANDING,
     UNKNOWN,
+    how_to_resolve,
 )
 from agentgit.effects.memory import MEMORY_TOOLS, is_memory_write
 from agentgit.effects.plan import (
@@ -150,7 +151,7 @@ class PathCalls:
             None,
         )
         if uncertain_call is not None and call.effect not in REPEATABLE:
-            return f"its outcome is unknown ({uncertain_call.status}); check, then call repo.resolve()"
+            return f"its outcome is unknown ({uncertain_call.status}); {how_to_resolve(uncertain_call.id)}"
         if inner_calls := self.store.recorded_calls.inner_calls(connection, call, HAPPENED):
             return f"it called {inner_calls[0]}, which is not recorded outside a turn"
         if answer_reason is not None or call.effect in (STATE, WORKSPACE):
@@ -200,12 +201,33 @@ class Planner:
     Args:
         store: The store of the database.
         registry: The functions that this process has for recorded calls.
+        user_id: The user who reads the plans. A session of another user is named with its owner.
     """
 
-    def __init__(self, store: Store, registry: Registry) -> None:
+    def __init__(self, store: Store, registry: Registry, user_id: int) -> None:
         self.store = store
         self.registry = registry
+        self.user_id = user_id
         self.path_calls = PathCalls(store, registry)
+
+    def name_session(self, connection: Connection, session_id: int) -> str:
+        """Return the name by which the user refers to a session."""
+        session = self.store.visible_sessions.find_by_id(connection, self.user_id, session_id)
+        if session is None:  # a user who lost access still gets the report of an operation that had begun
+            return str(self.store.sessions.load_row(connection, session_id).session_name)
+        return session.reference
+
+    def add_names(self, connection: Connection, plan: RollbackPlan, branch_id: int) -> RollbackPlan:
+        """Add the names of the session and the branch to a plan that a user will see.
+
+        Args:
+            connection: An open connection; the transaction may be read-only.
+            plan: The plan.
+            branch_id: The branch that is left; for a switch, the branch to switch to.
+        """
+        branch = self.store.sessions.branch(connection, branch_id)
+        session_name = self.name_session(connection, branch.external_session_id)
+        return replace(plan, session_name=session_name, branch=branch.name)
 
     def plan_request(self, connection: Connection, request: Request, refusals: Refusals | None = None) -> RollbackPlan:
         """Plan the rollback that a request describes; see `plan_rollback`."""
@@ -323,7 +345,7 @@ class Planner:
         return plan if any(_has_changed(step, last_actions.get(step.invocation.first_id)) for step in steps) else None
 
     def find_nearest(self, connection: Connection, request: Request, refusals: Refusals) -> StoredRow | None:
-        """Find the first checkpoint after a blocked target that can be rolled back to; None if there is none.
+        """Find the first checkpoint between a blocked target and HEAD to which a rollback is possible, or None.
 
         This is a binary search, because a later checkpoint needs fewer reversals. If calls run again, more of them run
         for a later checkpoint: if they block the first checkpoint found, they block all later ones.
@@ -337,6 +359,8 @@ class Planner:
         path = self.store.checkpoints.on_path(connection, lineage)
         is_on_path = request.target.id in {row.id for row in path}
         later = [row for row in path if row.id > request.target.id] if is_on_path else list(path)
+        # To "go back" to HEAD would change nothing, whether it is named by its last checkpoint or by another one there.
+        later = [row for row in later if (row.state_hash, row.position) != (path[-1].state_hash, path[-1].position)]
 
         def is_possible(row: StoredRow, replay: str = RECORD) -> bool:
             return self.plan_request(connection, replace(request, target=row, replay=replay), refusals).is_admissible

@@ -9,10 +9,12 @@ from sqlalchemy import Connection
 
 from agentgit.effects import RollbackReport, ToolInvocation, invocation
 from agentgit.effects.files import FileChanges
+from agentgit.effects.invocation import how_to_resolve
 from agentgit.effects.plan import ANSWER, EXECUTE, GONE, REDO, REVERSE, ROLLBACK, SWITCH, WORLD_ONLY
 from agentgit.effects.registry import Registry
 from agentgit.effects.report import GROUPS, ReportItem
 from agentgit.rollback.executor import IN_THE_WORLD, Executor, describe_drift
+from agentgit.rollback.planner import Planner
 from agentgit.sessions.operation import DONE
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.store import Store
@@ -33,12 +35,14 @@ class Reports:
         store: The store of the database.
         registry: The functions that this process has for recorded calls.
         executor: The executor, which finds the calls that ran again.
+        planner: The planner, which names the session.
     """
 
-    def __init__(self, store: Store, registry: Registry, executor: Executor) -> None:
+    def __init__(self, store: Store, registry: Registry, executor: Executor, planner: Planner) -> None:
         self.store = store
         self.registry = registry
         self.executor = executor
+        self.planner = planner
 
     def outcome(self, connection: Connection, row: StoredRow) -> dict[str, list[ReportItem]]:
         """Return the outcome of each step, by group, read from the journal."""
@@ -85,7 +89,10 @@ class Reports:
         if call.status == invocation.REVERSED:
             return "reversed", ""
         if call.status == invocation.REVERSE_UNKNOWN:
-            return "failed", f"it is unknown whether it was reversed ({call.error_message}); see repo.resolve()"
+            return (
+                "failed",
+                f"it is unknown whether it was reversed ({call.error_message}); {how_to_resolve(call.id)}",
+            )
         obstacle = self.registry.undo_obstacle(row.external_session_id, call)
         if call.status == invocation.REVERSE_FAILED:
             return "failed", "; ".join(filter(None, [f"its undo raised {call.error_message}", obstacle]))
@@ -109,9 +116,9 @@ class Reports:
             reason = f"it raised {rerun.error_message} when it ran again, but may have happened"
             return (
                 "failed",
-                reason if rerun.may_be_repeated else f"{reason} (invocation {rerun.id}); see repo.resolve()",
+                reason if rerun.may_be_repeated else f"{reason}; {how_to_resolve(rerun.id)}",
             )
-        return "failed", f"it is unknown whether it ran again (invocation {rerun.id}); see repo.resolve()"
+        return "failed", f"it is unknown whether it ran again; {how_to_resolve(rerun.id)}"
 
     def _load_groups(self, connection: Connection, row: StoredRow) -> dict[str, list[ReportItem]]:
         report = as_object(row.report)
@@ -143,6 +150,7 @@ class Reports:
             checkpoint_id=row.target_id,
             branch=branch.name,
             kind=kind,
+            session_name=self.planner.name_session(connection, row.external_session_id),
             files=FileChanges.from_dict(files) if files else None,
             **groups,
         )

@@ -41,6 +41,7 @@ class Request:
         on_drift: One of `ON_ERROR`, for a tool that runs again and returns something different.
         request_id: An idempotency key of the caller, unique in the session.
         epoch: The number of runs that have taken the branch that is left; None if it does not matter.
+        only_from_current: True to refuse if the branch that is left is no longer the session's current branch.
 
     Raises:
         InvalidInput: An argument is not valid, or arguments contradict each other.
@@ -60,6 +61,7 @@ class Request:
     on_drift: str = "stop"
     request_id: str | None = None
     epoch: int | None = None
+    only_from_current: bool = False
     why_files_stay: str = AS_REQUESTED
 
     def __post_init__(self) -> None:
@@ -75,7 +77,7 @@ class Request:
             raise InvalidInput(
                 "replay='execute' reverses the calls of the path and then makes them again; with "
                 f"tools={self.tools!r}, effects that stay would happen twice. Leave tools out. For a fresh world, "
-                "start a new session: repo.wrap(graph, 'NEW NAME', template='SESSION@CHECKPOINT', replay='execute')."
+                "start a new session with this checkpoint as its template."
             )
 
     def _require_world_only(self) -> None:
@@ -105,6 +107,7 @@ class SwitchRequest:
         on_error: One of `ON_ERROR`, for an undo function or a tool that raises.
         on_drift: One of `ON_ERROR`, for a tool that runs again and returns something different.
         current: False to keep the session's current branch.
+        only_from_current: True to refuse if the session has moved to a third branch.
 
     Raises:
         InvalidInput: An argument is not valid.
@@ -118,6 +121,7 @@ class SwitchRequest:
     on_error: str = "stop"
     on_drift: str = "continue"
     current: bool = True
+    only_from_current: bool = False
 
     def __post_init__(self) -> None:
         require_one_of("sync", self.sync, SYNC_MODES)

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from agentgit.effects import RollbackPlan
-from agentgit.effects.plan import REDO
+from agentgit.effects.plan import REDO, SWITCH
 from agentgit.errors import Conflict, NotFound, RollbackBlocked
 from agentgit.rollback.crash_recovery import recover_abandoned, require_idle
 from agentgit.rollback.executor import Executor
@@ -103,10 +103,11 @@ class Resumption:
             new_plan = self._plan_effects_since(connection, row, request["steps"], refusals)
             if not new_plan.is_admissible and not (force or request["force"]):
                 reasons = "; ".join(f"{step.invocation}: {step.why}" for step in new_plan.blockers)
+                branch_id = row.internal_session_id if row.kind == SWITCH else row.source_id
                 raise RollbackBlocked(
                     f"Nothing was done. Since this was planned: {reasons}. repo.resume({operation_id}, force=True) "
                     "keeps what cannot be reversed.",
-                    new_plan,
+                    self.planner.add_names(connection, new_plan, branch_id),
                 )
             steps = new_plan.forced().as_request()
             other_steps = [step for step in steps if step["action"] != REDO]

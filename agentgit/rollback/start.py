@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from sqlalchemy import Connection
 
@@ -19,7 +20,7 @@ from agentgit.rollback.request import Request, SwitchRequest
 from agentgit.sessions.session import REPLAYING
 from agentgit.store.queries.graph_points import moved_to
 from agentgit.store.records.operations import NewOperation
-from agentgit.store.records.sessions import StoredRow, require_no_unfinished_rollback
+from agentgit.store.records.sessions import StoredRow, require_no_unfinished_rollback, require_real
 from agentgit.store.store import Store
 from agentgit.store.threads.owners import thread_of_branch
 from agentgit.values import as_object
@@ -72,15 +73,20 @@ class Starter:
         require_idle(self.store, connection, session_id)
         if request.epoch not in (None, self.store.sessions.branch(connection, request.source_id).epoch):
             raise Conflict("The branch has run in the meantime. Nothing was done.")
+        if request.only_from_current:
+            self.store.sessions.require_current(connection, session_id, request.source_id)
         self.require_checkpoint_exists(connection, target, request.label)
         plan = self.planner.plan_request(connection, request, filter_refusals(precheck_answers))
         self._require_prechecks(plan, precheck_answers)
         plan = self._require_admissible(connection, plan, request, filter_refusals(precheck_answers))
+        require_real(self.store.sessions.branch(connection, target.internal_session_id))
         if request.conversation:
             branch_id = self.create_branch(connection, target, request.name, request.source_id)
         else:
             branch_id = request.source_id
-            require_no_unfinished_rollback(self.store.sessions.branch(connection, branch_id))
+            source = self.store.sessions.branch(connection, branch_id)
+            require_no_unfinished_rollback(source)
+            require_real(source)
             self.store.sessions.set_status(connection, branch_id, REPLAYING)
         new_operation = NewOperation(
             kind=ROLLBACK,
@@ -98,7 +104,7 @@ class Starter:
                 "force": request.force,
                 "point": moved_to(target),
                 "accepted": sorted(self.planner.accepted_ids(connection, request.source_id)),
-                **self.files.request_fields(connection, session_id, snapshot),
+                **self.files.request_fields(connection, session_id, snapshot, plan),
                 "conflicts": plan.conflict_ids(),
                 "steps": plan.as_request(),
             },
@@ -119,6 +125,10 @@ class Starter:
         branch = self.store.sessions.branch(connection, request.branch.id)
         require_idle(self.store, connection, branch.external_session_id)
         require_no_unfinished_rollback(branch)
+        if request.sync != "world":
+            require_real(branch)
+        if request.only_from_current:
+            self.store.sessions.require_current(connection, branch.external_session_id, request.source_id, branch.id)
         plan = self.planner.plan_switch(connection, branch, filter_refusals(precheck_answers))
         notes.store_notes(self.store, connection, branch, notes.at_switch(as_object(branch.meta), plan, request.sync))
         if request.sync == "world":
@@ -142,7 +152,7 @@ class Starter:
                 "on_error": request.on_error,
                 "on_drift": request.on_drift,
                 "force": request.force,
-                **self.files.request_fields(connection, branch.external_session_id, snapshot),
+                **self.files.request_fields(connection, branch.external_session_id, snapshot, plan),
                 "conflicts": plan.conflict_ids(),
                 "steps": plan.as_request(),
             },
@@ -181,10 +191,10 @@ class Starter:
         if earlier_options != (ROLLBACK, *options):
             raise InvalidInput(
                 f"request_id {request.request_id!r} was used for a {earlier_operation.kind} to checkpoint "
-                f"{earlier_operation.target_id} "
-                f"with tools={earlier_request.get('tools')!r}, files={earlier_files is not None}, "
-                f"conversation={conversation}, "
-                f"replay={earlier_request.get('replay')!r}; use another one."
+                f"{earlier_operation.target_id} with other options "
+                f"(tools: {earlier_request.get('tools')}, replay: {earlier_request.get('replay')}, "
+                f"conversation: {'yes' if conversation else 'no'}, files: {'yes' if earlier_files else 'no'}); use "
+                "another one."
             )
         return int(earlier_operation.id)
 
@@ -193,14 +203,20 @@ class Starter:
     ) -> RollbackPlan:
         if plan.is_admissible:
             return plan
-        if request.force:
+        if request.force and plan.is_forcible:
             return plan.forced()
         reasons = "; ".join(f"{step.invocation}: {step.why}" for step in plan.blockers)
         nearest = self.planner.find_nearest(connection, request, refusals) if isinstance(request, Request) else None
+        branch_id = request.source_id if isinstance(request, Request) else request.branch.id
         hint = "" if nearest is None else f" The nearest checkpoint to roll back to is {_checkpoint_name(nearest)}."
         raise RollbackBlocked(
-            f"Nothing was done. {reasons}.{hint} force=True keeps what cannot be reversed.",
-            plan,
+            f"Nothing was done. {reasons}.{hint} "
+            + (
+                "force=True keeps what cannot be reversed."
+                if plan.is_forcible
+                else "A simulated call cannot be skipped."
+            ),
+            self.planner.add_names(connection, plan, branch_id),
             nearest=f"{nearest.branch_name}#{nearest.number}" if nearest is not None else None,
         )
 
@@ -211,20 +227,27 @@ class Starter:
             NotFound: The checkpoint was deleted, by a person or by retention.
         """
         if not self.store.checkpoints.exists(connection, target.id):
-            raise NotFound(f"Checkpoint {label} has been deleted. To list the others, run agentgit log.")
+            raise NotFound(f"Checkpoint {label} has been deleted. session.log() lists the others.")
 
-    def create_branch(self, connection: Connection, target: StoredRow, name: str | None, source_id: int) -> int:
+    def create_branch(
+        self,
+        connection: Connection,
+        target: StoredRow,
+        name: str | None,
+        source_id: int,
+        meta: Mapping[str, Any] | None = None,
+    ) -> int:
         """Create the new branch with the state of its branch point, not open yet, and return its id."""
         sessions, session_id = self.store.sessions, target.external_session_id
-        source = sessions.branch(connection, source_id)
         branch_id = sessions.create_branch(
             connection,
             session_id,
-            sessions.choose_branch_name(connection, session_id, name, source.name),
+            sessions.choose_branch_name(connection, session_id, name, source_id),
             status=REPLAYING,
             parent_id=target.internal_session_id,
             branch_point_id=target.id,
             inherited=target.position,
+            meta=meta,
         )
         if target.graph_checkpoint_id is not None:
             thread_id = thread_of_branch(branch_id)

@@ -69,6 +69,13 @@ class LocalWorkspaceAdapter:
             return True  # only a custom environment knows what it restores
         return all(any(map(self.holds, self._candidate_paths(path))) for path in named_paths(args))
 
+    def outside(self, tool_name: str, args: Mapping[str, Any]) -> list[str]:
+        """Return the paths that a tool call may have changed, and that are not in the workspace."""
+        modified = paths_of(tool_name, None, args)
+        if modified is None or not self.workspace.settings["environment"]:
+            return []
+        return [path for path in modified.paths if not self._candidate_paths(path)]
+
     def back_up(self, tool_name: str, args: Mapping[str, Any]) -> None:
         """Save the files of the workspace that a tool call is about to change on the undo stack."""
         modified = paths_of(tool_name, None, args)
@@ -211,8 +218,7 @@ def _left_out_changes(result: Restored | RestorePlan) -> list[FileChange]:
 def _overwritten_reason(safety_snapshot: str | None, path: str) -> str:
     return (
         f"somebody else had changed it; that version is in snapshot {safety_snapshot}. To restore it: "
-        f"Workspace.restore({safety_snapshot!r}, paths=[{path!r}]), or agentgit workspace restore {safety_snapshot} "
-        "PATH"
+        f"Workspace.restore({safety_snapshot!r}, paths=[{path!r}])"
     )
 
 

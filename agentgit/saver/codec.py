@@ -11,7 +11,7 @@ appended.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from langchain_core.messages import BaseMessage
@@ -76,6 +76,14 @@ class Codec:
         if type(value) is not list:
             return self.encode_leaf(value)
         return self._message_cache.leaves(value) if _are_all_messages(value) else list(self._encode_items(value))
+
+    def encode_messages(self, messages: Sequence[BaseMessage]) -> list[Leaf]:
+        """Encode messages as the leaves that they have in a conversation.
+
+        Raises:
+            InvalidInput: A message cannot be stored; the error names its type.
+        """
+        return self._message_cache.leaves(messages)
 
     def encode_leaf(self, value: Any) -> Leaf:
         """Encode one value as one leaf."""
@@ -174,6 +182,10 @@ class SealedCodec(Codec):
         if type(value) is list and not any(isinstance(item, (list, dict, BaseMessage)) for item in value):
             return Encoded(self.encode_leaf(value))
         return super().encode(value)
+
+    def encode_messages(self, messages: Sequence[BaseMessage]) -> list[Leaf]:
+        """Encode messages as the leaves that they have in a conversation."""
+        return list(map(self.encode_leaf, messages))
 
     def encode_leaf(self, value: Any) -> Leaf:
         """Encode one value as one leaf."""

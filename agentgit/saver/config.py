@@ -29,12 +29,27 @@ def address(config: RunnableConfig) -> tuple[str, str, str | None]:
     """Return the thread, the namespace and the checkpoint id of a config.
 
     Raises:
-        InvalidInput: The config has no thread id.
+        InvalidInput: The config has no thread id, or its checkpoint id cannot be one.
     """
     configurable = config.get("configurable", {})
     if configurable.get("thread_id") is None:
         raise InvalidInput('The config has no thread_id. Pass {"configurable": {"thread_id": …}}.')
-    return str(configurable["thread_id"]), configurable.get("checkpoint_ns") or "", get_checkpoint_id(config)
+    checkpoint_id = require_checkpoint_id(get_checkpoint_id(config))
+    return str(configurable["thread_id"]), str(configurable.get("checkpoint_ns") or ""), checkpoint_id
+
+
+def require_checkpoint_id(value: object) -> str | None:
+    """Return the checkpoint id that a client has sent; None if it has sent none.
+
+    Args:
+        value: The value in the config.
+
+    Raises:
+        InvalidInput: It is no text, or not printable.
+    """
+    if value is None or (isinstance(value, str) and value.isprintable()):
+        return value
+    raise InvalidInput(f"A checkpoint_id is a text, as get_state returns it, not {repr(value)[:100]}.")
 
 
 def scope(config: RunnableConfig | None) -> GraphScope:
@@ -56,6 +71,10 @@ def config_of(graph_key: GraphKey) -> RunnableConfig:
     }
 
 
+RESTORE_POINT = "agentgit_restore_point"
+"""The key in the metadata of a run for the id of the user's message; the run's checkpoints do not repeat it."""
+
+
 def stored_metadata(
     config: RunnableConfig, metadata: CheckpointMetadata, excluded: Collection[str]
 ) -> CheckpointMetadata:
@@ -69,7 +88,8 @@ def stored_metadata(
     """
 
     def allowed(settings: Mapping[str, Any] | None) -> dict[str, Any]:
-        return {k: v for k, v in (settings or {}).items() if k not in excluded and not is_secret_name(k)}
+        left_out = {RESTORE_POINT, *excluded}
+        return {k: v for k, v in (settings or {}).items() if k not in left_out and not is_secret_name(k)}
 
     harmless: RunnableConfig = {
         "metadata": allowed(config.get("metadata")),

@@ -35,7 +35,7 @@ class RecordedTurn(Protocol):
             graph_key: The checkpoint that is read; an empty id means the newest.
         """
 
-    def on_read(self, thread: str, ns: str, graph_key: GraphKey | None) -> None:
+    def on_read(self, thread: str, ns: str, checkpoint: GraphCheckpoint | None) -> None:
         """Record that the graph looked for a checkpoint, and which one it found."""
 
     def flush(self) -> None:

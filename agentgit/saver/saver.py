@@ -55,7 +55,16 @@ from agentgit.store.schema import schema
 from agentgit.store.schema.tenants import ensure_tenant
 from agentgit.store.sql.encryption import load_keyring
 from agentgit.store.sql.postgres import ALL_USERS
-from agentgit.store.threads.graph_rows import GraphScope, NewCheckpoint, NewWrites
+from agentgit.store.threads.graph_rows import (
+    ASKED,
+    ASKED_INDEX,
+    INTERRUPT,
+    MAX_ASKED,
+    RESUME,
+    GraphScope,
+    NewCheckpoint,
+    NewWrites,
+)
 from agentgit.store.threads.graph_store import Draft, GraphCheckpoint, GraphKey, GraphStore, PendingWrite, Task
 from agentgit.store.threads.langgraph_tables import count_unread_threads, has_langgraph_tables
 from agentgit.values import from_json
@@ -173,8 +182,8 @@ class SQLModelSaver(AsyncSaverMethods):
         if count:
             warnings.warn(
                 f"{self.database.name} also has {count} thread{'s' * (count != 1)} of LangGraph's savers, which "
-                "SQLModelSaver does not read. To continue them with it, import them: agentgit import-langgraph URL "
-                "--as-threads --db URL",
+                "SQLModelSaver does not read. To continue them with it, import them: "
+                "repo.import_langgraph(URL, as_threads=True).",
                 stacklevel=2,
             )
         return DONE
@@ -258,7 +267,7 @@ class SQLModelSaver(AsyncSaverMethods):
             head = turn.known_head(GraphKey(thread, ns, checkpoint_id or "")) if turn is not None else None
             loaded = (head, []) if head else store.find_with_writes(connection, thread, ns, checkpoint_id or None)
             if turn is not None:
-                turn.on_read(thread, ns, loaded[0].key if loaded else None)
+                turn.on_read(thread, ns, loaded[0] if loaded else None)
             if loaded is None:
                 return None
             store.seen.add(loaded[0].key)
@@ -487,6 +496,8 @@ class SQLModelSaver(AsyncSaverMethods):
         ]
         graph_key, task, store = GraphKey(thread, ns, checkpoint_id), Task(task_id, task_path), self.store
         turn = self.turn
+        if turn is not None:
+            rows += _asked(writes, rows)
         if turn is None or not turn.put_writes(NewWrites(graph_key, task, rows)):
             self.database.write(lambda connection: store.put_writes(connection, graph_key, task, rows))
 
@@ -531,3 +542,12 @@ class _SharedState:
         self.turn: RecordedTurn | None = None
         self.channels: Channels = {}
         self.owns_database = False
+
+
+def _asked(writes: Sequence[tuple[str, Any]], rows: Sequence[tuple[int, str, Body]]) -> list[tuple[int, str, Body]]:
+    """Return the row that keeps the question of a task, if it asks one, when its next question replaces this one."""
+    answers = next((value for channel, value in writes if channel == RESUME), None)
+    number = len(answers) if isinstance(answers, list) else 0  # a caller's single answer belongs to no task
+    return [
+        (ASKED_INDEX - number, ASKED, body) for _, channel, body in rows if channel == INTERRUPT and number < MAX_ASKED
+    ]

@@ -24,6 +24,7 @@ KINDS: Mapping[str, str] = {
     "turn.failed": "a turn raised, or was interrupted",
     "turn.abandoned": "a turn was ended because its process died",
     "checkpoint.created": "a checkpoint was created",
+    "checkpoint.annotated": "the name, description or data of a checkpoint was changed",
     "checkpoint.deleted": "checkpoints were deleted, by a person or by retention",
     "call.done": "a call of a tool that is not read-only succeeded",
     "call.failed": "a call of such a tool failed",
@@ -159,7 +160,7 @@ class Verified:
 
 
 def tips_of(text: str) -> list[Tip]:
-    """Parse saved tips: one JSON object per line, as `agentgit audit tips` writes them, or events.
+    """Parse saved tips, as `agentgit audit tips` writes them, or events: one JSON object per line, or one JSON array.
 
     Args:
         text: Any number of lines; empty lines are skipped.
@@ -171,18 +172,19 @@ def tips_of(text: str) -> list[Tip]:
         >>> tips_of('{"session_id": 7, "number": 2, "hash": "ab"}')
         [Tip(session_id=7, number=2, hash='ab')]
     """
-    tips = []
-    for number, line in enumerate(text.splitlines(), 1):
+    tips: list[Tip] = []
+    for number, line in enumerate([text] if text.lstrip().startswith("[") else text.splitlines(), 1):
         if not line.strip():
             continue
         try:
-            tip = orjson.loads(line)
-            tips.append(
+            parsed = orjson.loads(line)
+            tips += [
                 Tip(session_id=tip["session_id"] or NO_SESSION, number=int(tip["number"]), hash=str(tip["hash"]))
-            )
+                for tip in (parsed if parsed and isinstance(parsed, list) else [parsed])
+            ]
         except (TypeError, KeyError, ValueError) as error:
             raise InvalidInput(
-                f"Line {number} is not a tip of an audit trail. Give whole lines, as `agentgit audit tips` wrote them."
+                f"Line {number} is not a tip of an audit trail. Give whole lines, as they were written."
             ) from error
     return tips
 

@@ -7,9 +7,9 @@ A message also has `usage_metadata` if its model reported the usage. The stored 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
-from agentgit.values import TableList
+from agentgit.values import OBJECT, TableList
 
 ROLES = {"human": "user", "ai": "assistant", "tool": "tool", "system": "system"}
 
@@ -48,6 +48,32 @@ def text_of(message: Mapping[str, Any]) -> str:
     return "".join(b if isinstance(b, str) else str(b.get("text", "")) for b in blocks)
 
 
+def is_text(block: Any) -> bool:
+    """Return whether a block of a message's content is text that a person wrote, not an image or a file."""
+    return isinstance(block, str) or block.get("type", "text") == "text"
+
+
+def with_text(content: Any, text: str) -> str | list[Any]:
+    """Return the content of a message with another text. Other blocks, such as images and files, stay.
+
+    Args:
+        content: The content: a string, or a list of blocks.
+        text: The new text. It takes the place of the first text block.
+
+    Example:
+        >>> with_text("a chair", "a sofa")
+        'a sofa'
+        >>> with_text([{"type": "image", "url": "https://a.example/b.png"}, {"type": "text", "text": "a"}, "b"], "c")
+        [{'type': 'image', 'url': 'https://a.example/b.png'}, {'type': 'text', 'text': 'c'}]
+    """
+    blocks = content if isinstance(content, list) else []
+    if all(map(is_text, blocks)):
+        return text
+    place = next((i for i, block in enumerate(blocks) if is_text(block)), 0)
+    rest = [block for block in blocks[place:] if not is_text(block)]
+    return [*blocks[:place], {"type": "text", "text": text}, *rest]
+
+
 def unanswered_calls(messages: Iterable[Mapping[str, Any]]) -> list[str]:
     """List the ids of tool calls that have no result yet.
 
@@ -69,3 +95,12 @@ def unanswered_calls(messages: Iterable[Mapping[str, Any]]) -> list[str]:
 
 class History(TableList[dict[str, Any]]):
     """A list of shown messages in order. A notebook displays it folded."""
+
+    _COLUMNS: ClassVar[Mapping[str, str]] = {
+        "role": OBJECT,
+        "content": OBJECT,
+        "tool_calls": OBJECT,
+        "tool_call_id": OBJECT,
+        "usage_metadata": OBJECT,
+        "id": OBJECT,
+    }

@@ -3,19 +3,39 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar, NamedTuple
 
 from agentgit.errors import InvalidInput
-from agentgit.values import Deferred, Displayable, TableList
+from agentgit.values import COUNT, FLAG, OBJECT, TIME, Deferred, Displayable, TableList
 
 OPEN = "open"
 RUNNING = "running"
 REPLAYING = "replaying"
 PARTIAL = "partial"
+SIMULATED = "simulated"
+"""The status of a rerun that nobody runs: effects on its path never existed."""
+
+RERUN = "rerun"
+"""The key in a branch's metadata that marks it as a rerun."""
 
 _EPOCH, _MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
+
+
+def idle_status(metadata: Mapping[str, Any]) -> str:
+    """Return the status of a branch that nobody runs: `simulated` for a rerun whose calls did not run since.
+
+    Args:
+        metadata: The metadata of the branch.
+
+    Example:
+        >>> idle_status({}), idle_status({"rerun": {"of": 7}}), idle_status({"rerun": {"of": 7, "is_real": True}})
+        ('open', 'simulated', 'open')
+    """
+    mark = metadata.get(RERUN)
+    return OPEN if mark is None or mark.get("is_real") else SIMULATED
 
 
 class SessionCursor(NamedTuple):
@@ -118,7 +138,8 @@ class InternalSession(Displayable, Deferred):
         parent_session_id: The id of the parent branch. None for the first branch.
         branch_point_checkpoint_id: The id of the checkpoint at which it left its parent.
         tool_invocation_count: The length of its tool track, from the root of the session.
-        status: `open`, `running`, `replaying` (a rollback is creating it) or `partial` (that rollback failed half way).
+        status: `open`, `running`, `replaying` (a rollback is creating it), `partial` (that rollback failed half way) or
+            `simulated` (a rerun, whose calls did not run).
         metadata: JSON-like metadata.
     """
 
@@ -147,6 +168,31 @@ class InternalSession(Displayable, Deferred):
 class Sessions(TableList[ExternalSession]):
     """A list of sessions. A notebook shows it as a table."""
 
+    _COLUMNS: ClassVar[Mapping[str, str]] = {
+        "session_name": OBJECT,
+        "owner_name": OBJECT,
+        "role": OBJECT,
+        "branch_count": COUNT,
+        "is_active": FLAG,
+        "created_at": TIME,
+        "updated_at": TIME,
+        "metadata": OBJECT,
+        "id": COUNT,
+    }
+
 
 class Branches(TableList[InternalSession]):
-    """A list of branches. A notebook shows it as a table."""
+    """A list of branches. A notebook shows it as a table. A frame leaves out states and messages."""
+
+    _COLUMNS: ClassVar[Mapping[str, str]] = {
+        "name": OBJECT,
+        "status": OBJECT,
+        "is_current": FLAG,
+        "checkpoint_count": COUNT,
+        "tool_invocation_count": COUNT,
+        "created_at": TIME,
+        "metadata": OBJECT,
+        "id": COUNT,
+        "parent_session_id": COUNT,
+        "branch_point_checkpoint_id": COUNT,
+    }

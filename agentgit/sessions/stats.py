@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from agentgit.errors import InvalidInput
-from agentgit.values import PrintableDrawing
+from agentgit.values import COUNT, NUMBER, OBJECT, TIME, PrintableDrawing, Tabular
 
 Prices: TypeAlias = Mapping[str, Sequence[float]]
 """Prices of a million tokens, by the name of the model: of input, of output and, if they differ from that of input, of
@@ -231,8 +231,10 @@ class BranchFigures:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stats(PrintableDrawing):
+class Stats(PrintableDrawing, Tabular):
     """The statistics of a session, a branch, or all sessions of a user.
+
+    A frame has one row for each branch, with the tokens of all models together.
 
     Args:
         subject: What the statistics describe.
@@ -242,6 +244,25 @@ class Stats(PrintableDrawing):
         prices: The prices of tokens; None if no prices were given.
         storage: The database space that it takes; None if it was not measured.
     """
+
+    _COLUMNS: ClassVar[Mapping[str, str]] = {
+        "session_name": OBJECT,
+        "branch": OBJECT,
+        "checkpoints": COUNT,
+        "named": COUNT,
+        "first": TIME,
+        "last": TIME,
+        "duration_seconds": NUMBER,
+        "calls": COUNT,
+        "failed": COUNT,
+        "unknown": COUNT,
+        "reversed": COUNT,
+        "rollbacks": COUNT,
+        "model_answers": COUNT,
+        "input_tokens": COUNT,
+        "output_tokens": COUNT,
+        "cost": NUMBER,
+    }
 
     subject: str
     branches: Sequence[BranchFigures] = field(default_factory=tuple)
@@ -264,6 +285,23 @@ class Stats(PrintableDrawing):
     def cost(self) -> float | None:
         """The cost of the tokens; None if no prices were given or the price of a model is missing."""
         return cost_of(self.total.tokens, self.prices) if self.prices is not None else None
+
+    def _records(self) -> Iterable[Any]:
+        for branch in self.branches:
+            figures, tokens = branch.figures, branch.figures.tokens.values()
+            yield {
+                **{name: getattr(figures, name) for name in ("checkpoints", "named", "first", "last")},
+                **{status: figures.calls.get(status, 0) for status in ("failed", "unknown", "reversed")},
+                "session_name": branch.session_name,
+                "branch": branch.name,
+                "duration_seconds": figures.duration_seconds,
+                "calls": sum(figures.calls.values()),
+                "rollbacks": figures.rollbacks,
+                "model_answers": sum(used.messages for used in tokens),
+                "input_tokens": sum(used.input for used in tokens),
+                "output_tokens": sum(used.output for used in tokens),
+                "cost": cost_of(figures.tokens, self.prices) if self.prices is not None else None,
+            }
 
     def to_dict(self) -> dict[str, Any]:
         """Return the statistics as JSON-like data."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from agentgit.errors import NotFound
-from agentgit.values import PrintableDrawing
+from agentgit.values import COUNT, NUMBER, OBJECT, PrintableDrawing, Tabular
 
 if TYPE_CHECKING:
     from agentgit.effects import ToolInvocation
@@ -53,7 +53,7 @@ class Branch:
     Args:
         id: The id of the branch.
         name: The name, unique in the session.
-        status: `open`, `running`, `replaying` or `partial`.
+        status: `open`, `running`, `replaying`, `partial`, or `simulated` for a rerun.
         is_current: True if it is the current branch of the session.
         parent_id: The id of the parent branch.
         branch_point_id: The id of the checkpoint at which it left its parent.
@@ -78,7 +78,7 @@ class Tree(PrintableDrawing):
     """The tree of a session's branches. `str(tree)` draws it.
 
     Args:
-        session_name: The name of the session.
+        session_name: The name by which the user refers to the session, like `support-42` or `alice/support-42`.
         roots: The branches without a parent. There is one, `main`.
     """
 
@@ -153,8 +153,8 @@ class ExploredBranch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exploration(PrintableDrawing):
-    """The results of an exploration. `str` returns a table of the leaves.
+class Exploration(PrintableDrawing, Tabular):
+    """The results of an exploration. `str` returns a table of the leaves, and so does `to_frame`.
 
     Args:
         name: The prefix of the names of its branches.
@@ -168,6 +168,18 @@ class Exploration(PrintableDrawing):
         >>> Exploration(name="explore", branch="main", branches=tried).best.name
         'explore/2'
     """
+
+    _COLUMNS: ClassVar[Mapping[str, str]] = {
+        "branch": OBJECT,
+        "choices": OBJECT,
+        "status": OBJECT,
+        "score": NUMBER,
+        "tokens": COUNT,
+        "messages": COUNT,
+        "tool_calls": OBJECT,
+        "answer": OBJECT,
+        "error": OBJECT,
+    }
 
     name: str
     branch: str
@@ -191,9 +203,12 @@ class Exploration(PrintableDrawing):
         scored = [leaf for leaf in self.leaves if leaf.score is not None]
         if not scored:
             raise NotFound(
-                "No leaf of this exploration has a score. Give explore(score=...), or choose one of its leaves."
+                "No leaf of this exploration has a score. Explore with a score, or choose one of its leaves."
             )
         return max(scored, key=lambda leaf: leaf.score or 0.0)
+
+    def _records(self) -> Iterable[Any]:
+        return self.compare()
 
     def compare(self) -> list[dict[str, Any]]:
         """Return one dict for each leaf, the highest score first."""

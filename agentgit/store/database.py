@@ -23,7 +23,7 @@ from sqlalchemy.exc import TimeoutError as NoneFree
 
 from agentgit.async_api import on_loop
 from agentgit.auth.keyring import Keyring
-from agentgit.errors import AgentGitError, NotAllowed, Unavailable
+from agentgit.errors import AgentGitError, NotAllowed, NotFound, Unavailable
 from agentgit.store.audit import outbox
 from agentgit.store.audit.bus import Bus
 from agentgit.store.audit.trail import begin_events, finish_events
@@ -47,7 +47,7 @@ from agentgit.store.sql.postgres import ALL_USERS, ASYNC_COMMIT, set_config_stat
 from agentgit.store.sql.process import LEASE_SECONDS, Leases
 from agentgit.store.sql.sqlite import DURABLE, READING, WRITING, SQLiteConnections
 from agentgit.store.sql.tables import METADATA
-from agentgit.store.sql.url import parse_url, redacted_url
+from agentgit.store.sql.url import absolute_url, parse_url, redacted_url, sqlite_path
 
 if TYPE_CHECKING:
     from agentgit.store.sql.async_driver import LoopPools
@@ -132,13 +132,17 @@ class Database:
         self.seal = Seal(keyring) if keyring is not None else None
         self.url = parse_url(where)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
-        self.in_memory = self.is_sqlite and self.url.database in (None, "", ":memory:")
+        self.absolute_url = absolute_url(self.url)
+        """The URL for use in any folder."""
+        self.path = sqlite_path(self.url) if self.is_sqlite else None
+        """The absolute path of the SQLite file; None for a database in memory or on a server."""
+        self.in_memory = self.is_sqlite and self.path is None
         self.name = redacted_url(self.url)
         self.tenant_id: int | None = None
         self._bound_settings: dict[str, str] = {}
         self._settings = self._bound_settings
         self.bus = Bus()
-        self._sqlite = SQLiteConnections(self.url, in_memory=self.in_memory) if self.is_sqlite else None
+        self._sqlite = SQLiteConnections(self.absolute_url, in_memory=self.in_memory) if self.is_sqlite else None
         self.engine: Engine = (
             self._sqlite.engine
             if self._sqlite is not None
@@ -154,11 +158,7 @@ class Database:
         self._connection_lock: AbstractContextManager[Any] = (
             TimedLock(threading.RLock()) if self.in_memory else nullcontext()
         )
-        self.named_locks = (
-            NamedLocks(path=None if self.in_memory else os.path.realpath(str(self.url.database)))
-            if self.is_sqlite
-            else NamedLocks(engine=self.engine)
-        )
+        self.named_locks = NamedLocks(path=self.path) if self.is_sqlite else NamedLocks(engine=self.engine)
         # SQLite's own lock is polled with sleeps of milliseconds, so writers of one process take turns here instead.
         self._write_lock = self._shared_write_lock()
         # Shared with the copies that `limited_to` returns, like everything that `close` closes.
@@ -224,10 +224,9 @@ class Database:
     @property
     def files(self) -> list[str]:
         """The paths of the SQLite files of this database; empty on a server or in memory."""
-        if not self.is_sqlite or self.in_memory:
+        if self.path is None:
             return []
-        path = os.path.realpath(str(self.url.database))
-        return [path + suffix for suffix in ("", "-wal", "-shm", "-journal", LOCK_FILE_SUFFIX)]
+        return [self.path + suffix for suffix in ("", "-wal", "-shm", "-journal", LOCK_FILE_SUFFIX)]
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a sync function that uses this database, without blocking the event loop.
@@ -254,6 +253,15 @@ class Database:
         """True after `close` was called."""
         return self._closed.is_set()
 
+    def require_file(self) -> None:
+        """Check that the file of a SQLite database exists. A server or a database in memory has none.
+
+        Raises:
+            NotFound: It does not exist.
+        """
+        if self.path is not None and not os.path.exists(self.path):
+            raise NotFound(f"There is no database {self.url.database}. create=True creates one; or name another.")
+
     def require_open(self) -> None:
         """Check that the database is not closed. Otherwise a connection would be opened that nobody closes.
 
@@ -263,7 +271,7 @@ class Database:
         if self.is_closed:
             raise Unavailable(
                 f"{self.name} was closed, and everything opened through that repository or saver was closed with it. "
-                "Open it again: agentgit.open(...)."
+                "Open it again."
             )
 
     @contextmanager
@@ -390,7 +398,7 @@ class Database:
                 cursor.execute(statement)
                 if wipe and statement.startswith("PRAGMA wal") and cursor.fetchone()[0]:
                     raise Unavailable(
-                        f"{self.name} is being read, so its log still holds deleted data. Run agentgit gc later."
+                        f"{self.name} is being read, so its log still holds deleted data. Collect garbage again later."
                     )
             cursor.close()
             if not self.in_memory:  # closing its only connection would delete the database

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from sqlalchemy import Connection
 
@@ -20,6 +20,7 @@ from agentgit.store.audit.outbox import Outbox
 from agentgit.store.audit.trail import Trail, record_event
 from agentgit.store.database import Database
 from agentgit.store.records.checkpoints import CheckpointState, CheckpointStore, TagStore
+from agentgit.store.records.encryption_keys import unlock
 from agentgit.store.records.journal import CallTally, Journal, TrackPart
 from agentgit.store.records.log import LogStore
 from agentgit.store.records.login_attempts import LoginAttempts
@@ -30,6 +31,7 @@ from agentgit.store.records.sessions import SessionStore, StoredRow
 from agentgit.store.records.users import ApiKeyStore, UserStore
 from agentgit.store.records.workspace_snapshots import SnapshotReferences
 from agentgit.store.records.world_log import WorldLog
+from agentgit.store.schema import schema
 from agentgit.store.search.index import SearchIndex
 from agentgit.store.search.query import Search
 from agentgit.store.sql import process
@@ -110,6 +112,31 @@ class Store:
         self.tags = TagStore(tenant_id)
         self.search_index = SearchIndex(tenant_id, self.sessions, self.graphs, names_only=database.seal is not None)
         self.search = Search(tenant_id, self.graphs)
+
+    @classmethod
+    def open(
+        cls, database: Database, find_tenant: Callable[[Database], int], *, create: bool = True, **settings: Any
+    ) -> Self:
+        """Open the data of a tenant. The tables are created or upgraded if needed.
+
+        Args:
+            database: The database.
+            find_tenant: A function that returns the id of the tenant, called when the tables exist.
+            create: False to create no SQLite file.
+            settings: The other arguments of the class.
+
+        Raises:
+            InvalidInput: A key differs from the registered key of the same name.
+            KeyMissing: The data is encrypted with a key that was not given.
+            NotFound: `create` is False, and the file does not exist.
+            SchemaMismatch: The database is older or newer than this library, or not agentgit's.
+        """
+        if not create:
+            database.require_file()
+        schema.prepare(database)
+        store = cls(database, find_tenant(database), **settings)
+        unlock(store.database, store.tenant_id)
+        return store
 
     def limited_to(self, principal: Principal) -> Store:
         """Return this store for a user. Its database shows the sessions that the user may see, and an admin all."""
@@ -278,7 +305,7 @@ class Store:
         if not self._is_run_abandoned(connection, branch):
             return branch
         self.journal.abandon(connection, branch.id, branch.owner)
-        self.sessions.release_abandoned(connection, branch.id, branch.owner)
+        self.sessions.release_abandoned(connection, branch)
         record_event(connection, self.tenant_id, "turn.abandoned", branch_id=branch.id)
         return self.sessions.branch(connection, branch.id)
 

@@ -14,7 +14,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-from agentgit.errors import AgentGitError, NotAllowed
+from agentgit.errors import AgentGitError, InvalidInput, NotAllowed
 from agentgit.store.schema import schema
 from agentgit.web import api, pages
 from agentgit.web.api.dependencies import Bearer
@@ -26,6 +26,7 @@ from agentgit.web.security import Guard
 from agentgit.web.site import Limits, Site, name_of, site_of
 
 if TYPE_CHECKING:
+    from agentgit.agents.graph.rollback_graph import RollbackGraph
     from agentgit.repository import Repository
 
 router = APIRouter()
@@ -73,6 +74,7 @@ STATIC_FOLDER = Path(__file__).parent / "static"
 def app(
     repo: Repository,
     *,
+    graph: RollbackGraph | None = None,
     link: OwnerLink | None = None,
     hosts: Iterable[str] | None = None,
     insecure: bool = False,
@@ -86,6 +88,9 @@ def app(
     Args:
         repo: The repository of the operator. Each request is served as the user who makes it. Keep the repository open
             while the application is used, and close it yourself.
+        graph: The graph of `repo.graph(...)` with which editors can edit a message and run it again, in each session
+            that no other graph has created, or runs in this process. None if sessions run only with the graphs that
+            this process wraps for them.
         link: The link that logs browsers in as the owner of `repo`; None to ask for names and passwords. API keys are
             accepted in both cases.
         hosts: The host names to accept, besides that of the public URL. None accepts any name, or with a public URL
@@ -97,7 +102,7 @@ def app(
         limits: The limits for requests and connections; None for the defaults.
 
     Raises:
-        InvalidInput: A proxy or the public URL is not valid.
+        InvalidInput: A proxy or the public URL is not valid; or the graph has a workspace.
 
     Example:
         >>> import agentgit
@@ -106,6 +111,8 @@ def app(
         >>> TestClient(site).get("/api/v1/sessions").json()["status"]
         401
     """
+    if graph is not None:
+        _serve_graph(repo, graph)
     address = public_address(public_url) if public_url is not None else None
     host_names = [*(hosts or ()), *([name_of(address.host)] if address else [])]
     site = Site(
@@ -130,6 +137,17 @@ def app(
     application.include_router(router)
     pages.add_to(application)
     return application
+
+
+def _serve_graph(repo: Repository, graph: RollbackGraph) -> None:
+    """Let a graph run the sessions that no other one runs in this process."""
+    served = graph.agentgit_threads.wrapped
+    if served.settings.workspace is not None:
+        raise InvalidInput(
+            "The graph has a workspace, which would be that of all sessions. Leave it out, or wrap the graph for one "
+            "session: repo.wrap(graph, session, workspace=...)"
+        )
+    repo.context.registry.graph_of_all = served
 
 
 class StaticFolder(StaticFiles):

@@ -28,6 +28,7 @@ from agentgit.web.metrics import ACCESS_LOG
 from agentgit.web.site import LOOPBACK, Site
 
 if TYPE_CHECKING:
+    from agentgit.agents.graph.rollback_graph import RollbackGraph
     from agentgit.repository import Repository
 
 LOG = logging.getLogger("agentgit.web")
@@ -205,6 +206,7 @@ class Server(uvicorn.Server):
 def serve(
     repo: Repository,
     *,
+    graph: RollbackGraph | None = None,
     host: str = "127.0.0.1",
     port: int = 8700,
     accounts: bool = False,
@@ -224,6 +226,7 @@ def serve(
 
     Args:
         repo: The repository to serve.
+        graph: The graph that runs the sessions, as `app` takes it.
         host: The address to listen on.
         port: The port to listen on; 0 for any free port.
         accounts: True to require accounts for a SQLite database, too.
@@ -238,7 +241,7 @@ def serve(
         browser: True to open the page in a browser.
 
     Raises:
-        InvalidInput: There is no account, so nobody could log in; or a proxy or the public URL is not valid.
+        InvalidInput: There is no account, so nobody could log in; or a proxy, the public URL or the graph is not valid.
         Unavailable: The address or port is not available.
     """
     is_loopback = host in ("localhost", "127.0.0.1", "::1")
@@ -254,6 +257,7 @@ def serve(
     host_names, proxies = {*LOOPBACK, *hosts} if is_loopback else set(hosts) or None, tuple(trusted_proxies)
     application = app(
         repo,
+        graph=graph,
         link=link,
         hosts=host_names,
         insecure=insecure,

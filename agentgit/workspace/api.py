@@ -7,7 +7,8 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
+from types import EllipsisType
 from typing import Any
 
 from agentgit.async_api import async_twin
@@ -19,17 +20,28 @@ from agentgit.workspace.base import (
     MANUAL,
     NUMBER,
     POSITION,
+    PRUNED,
     RESTORED,
     SAFETY,
     Paths,
     WorkspaceBase,
+    as_json,
 )
 from agentgit.workspace.catalog import LEFT_OUT
 from agentgit.workspace.engines.files import FileEngine, RestoreTarget
-from agentgit.workspace.locations import create_storage, require_not_moved, resolve_workspace
+from agentgit.workspace.locations import create_storage, require_directory, require_not_moved, resolve_workspace
 from agentgit.workspace.restore import RestoreProgress
 from agentgit.workspace.undo.stack import UndoStack
-from agentgit.workspace.values import UNDO, Environment, FileCheckpoint, Freed, Restored, RestorePlan, WorkspaceDiff
+from agentgit.workspace.values import (
+    UNDO,
+    Environment,
+    FileCheckpoint,
+    Freed,
+    Restored,
+    RestorePlan,
+    WorkspaceDiff,
+    escape_surrogates,
+)
 
 DEFAULT_NAME_PREFIX = "checkpoint-"
 
@@ -41,7 +53,7 @@ class Workspace(WorkspaceBase):
     """Snapshots of a directory. A restore first takes a safety snapshot, changes only what differs, and loses nothing.
 
     Args:
-        workspace_dir: The directory.
+        workspace_dir: The directory, which is created if it does not exist.
         storage_dir: The directory for the snapshots; None for one in `$AGENTGIT_HOME`, by default
             `~/.local/share/agentgit`.
         environment: `"git"`, `"directory"` (needs no git), or an object with `checkpoint()` and `restore(id)`.
@@ -53,8 +65,8 @@ class Workspace(WorkspaceBase):
         max_file_size: The maximum size in bytes. A larger file is left out, unless an earlier snapshot contains it.
 
     Raises:
-        InvalidInput: The directory does not exist or is protected, such as the home directory; or the storage belongs
-            to another workspace.
+        InvalidInput: The path is not a directory, or a protected one, such as the home directory; or the storage
+            belongs to another workspace.
         Unavailable: Git is not installed, or the storage cannot be used.
 
     Example:
@@ -131,6 +143,7 @@ class Workspace(WorkspaceBase):
             raise InvalidInput(
                 f"Wrap the graph with the workspace {settings.get('workspace')} and its own environment."
             )
+        require_directory(settings["workspace"])
         options = {name: value for name, value in settings.items() if name not in ("workspace", "storage")}
         return cls(settings["workspace"], settings["storage"], **options)
 
@@ -215,7 +228,7 @@ class Workspace(WorkspaceBase):
             if existing is not None:  # it was copied before
                 return existing.snapshot
             copy = replace(row.snapshot, kind=AUTO, pinned=pinned)
-            return self._engine.adopt(source._engine, row, lambda files: replace(copy, files_changed=files))
+            return self._engine.adopt(source._engine, row, copy)
 
     def create(self, name: str | None = None, description: str = "") -> FileCheckpoint:
         """Take a snapshot with a name, by default `checkpoint-1`, `checkpoint-2`, and so on."""
@@ -288,9 +301,8 @@ class Workspace(WorkspaceBase):
             expected = self._resolve_expected(expect) if expect is not None and not force else None
             target = RestoreTarget(self._require_row(ref), self._relative_paths(paths), expected)
             with self._reporting_safety_snapshot(target.row):
-                result = self._engine.restore(
-                    target, partial(self._new_snapshot, f"before restoring {ref}", SAFETY), progress
-                )
+                safety = self._new_snapshot(f"before restoring {ref}", SAFETY)
+                result = self._engine.restore(target, safety, progress)
             self._catalog.set(POSITION, result.id)
             interrupted = next((one for one in self._finished_restores if one.id == result.id), None)
             if interrupted is not None and paths is None and not (result.restored or result.deleted):
@@ -340,7 +352,7 @@ class Workspace(WorkspaceBase):
         """Return how two snapshots differ.
 
         Args:
-            a: The first snapshot; None for the newest.
+            a: The first snapshot; None for the newest, and an empty text for nothing, so that every file is added.
             b: The second snapshot; None for the current files.
             paths: Only these files and directories; None for everything.
 
@@ -349,7 +361,7 @@ class Workspace(WorkspaceBase):
         """
         with self._locked():
             newest = self._catalog.rows(limit=1)
-            first = self._require_row(a) if a is not None else newest[0] if newest else None
+            first = (self._require_row(a) if a else None) if a is not None else newest[0] if newest else None
             return self._engine.diff(
                 first, self._require_row(b) if b is not None else None, self._relative_paths(paths)
             )
@@ -373,6 +385,52 @@ class Workspace(WorkspaceBase):
             row = self._require_row(ref)
             self._delete_snapshots([row], DELETED)
             return row.snapshot
+
+    def clear(self) -> tuple[FileCheckpoint, ...]:
+        """Delete all snapshots that nothing needs, free their space, and return them. The files stay as they are.
+
+        Snapshots that are pinned, that a session needs, and that belong to the undo stack are kept.
+        """
+        with self._locked():
+            needed = self.undo_stack.wholes if os.path.exists(self._undo_dir) else ()
+            rows = [row for row in self._catalog.rows() if not row.snapshot.pinned and row.snapshot.id not in needed]
+            if rows:
+                self._delete_snapshots(rows, PRUNED)
+            self._engine.collect()
+            return tuple(row.snapshot for row in rows)
+
+    def annotate(
+        self,
+        ref: str,
+        *,
+        name: str | EllipsisType | None = ...,
+        message: str | EllipsisType = ...,
+        metadata: Mapping[str, Any] | EllipsisType | None = ...,
+    ) -> FileCheckpoint:
+        """Rename a snapshot, or change its message or metadata, and return it. Its files never change.
+
+        Args:
+            ref: The snapshot, in any form that `restore` takes.
+            name: The new name, which need not be unique; None removes it.
+            message: The new message.
+            metadata: The new JSON-like metadata; None removes it.
+
+        Raises:
+            NotFound: There is no such snapshot.
+            InvalidInput: The metadata is not JSON-like, or nothing is to be changed.
+        """
+        if name is ... and message is ... and metadata is ...:
+            raise InvalidInput("There is nothing to change. Give a name, a message or metadata.")
+        with self._locked():
+            snapshot = self._require_row(ref).snapshot
+            if name is not ...:
+                snapshot = replace(snapshot, name=escape_surrogates(name) if name else None)
+            if message is not ...:
+                snapshot = replace(snapshot, message=escape_surrogates(message))
+            if metadata is not ...:
+                snapshot = replace(snapshot, metadata=as_json(metadata))
+            self._catalog.annotate(snapshot)
+            return snapshot
 
     def pin(self, ref: str) -> None:
         """Pin a snapshot, so that it is not pruned."""
@@ -441,6 +499,8 @@ class Workspace(WorkspaceBase):
     adiff = async_twin(diff)
     achanged = async_twin(changed)
     adelete = async_twin(delete)
+    aclear = async_twin(clear)
+    aannotate = async_twin(annotate)
     apin = async_twin(pin)
     aunpin = async_twin(unpin)
     agc = async_twin(gc)

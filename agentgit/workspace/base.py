@@ -11,7 +11,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,7 +20,7 @@ from agentgit.workspace.engines.custom import CustomEngine
 from agentgit.workspace.engines.directory import DirectoryTrees
 from agentgit.workspace.engines.files import ExpectedState, FileEngine
 from agentgit.workspace.engines.git import GitTrees
-from agentgit.workspace.locations import exclusive_lock, record_storage
+from agentgit.workspace.locations import exclusive_lock, record_storage, undo_storage
 from agentgit.workspace.restore import RestoreProgress
 from agentgit.workspace.scan.excluded import ExcludedRecord
 from agentgit.workspace.trees import Trees, TreeWrite
@@ -83,7 +82,7 @@ class WorkspaceBase(ABC):
 
     @property
     def _undo_dir(self) -> str:
-        return os.path.join(self._storage, "undo")
+        return undo_storage(self._storage)
 
     @cached_property
     def _catalog(self) -> Catalog:
@@ -156,9 +155,7 @@ class WorkspaceBase(ABC):
         always_new: bool = True,
     ) -> FileCheckpoint:
         """Take a snapshot; if `always_new` is False, first look for an existing one of the current files."""
-        snapshot = self._engine.take_snapshot(
-            lambda files: replace(new_snapshot, files_changed=files), paths, progress, always_new=always_new
-        )
+        snapshot = self._engine.take_snapshot(new_snapshot, paths, progress, always_new=always_new)
         self._catalog.set(POSITION, snapshot.id)
         if snapshot.id == new_snapshot.id:
             self._notify_listeners(CREATED, snapshot)
@@ -181,26 +178,19 @@ class WorkspaceBase(ABC):
         self,
         message: str,
         kind: str,
-        files_changed: int = 0,
         *,
         name: str | None = None,
         metadata: Mapping[str, Any] | None = None,
         pinned: bool = False,
     ) -> FileCheckpoint:
-        try:
-            stored_metadata = json.loads(json.dumps(dict(metadata or {})))
-        except (TypeError, ValueError) as error:
-            raise InvalidInput(f"metadata must be JSON: {error}. Use strings, numbers, lists and dicts.") from error
-        timestamp, stored_name = utc_datetime(time.time_ns()), escape_surrogates(name) if name else None
         return FileCheckpoint(
             secrets.token_hex(8),
-            stored_name,
+            escape_surrogates(name) if name else None,
             escape_surrogates(message),
-            timestamp,
-            files_changed,
-            stored_metadata,
-            kind,
-            pinned,
+            utc_datetime(time.time_ns()),
+            metadata=as_json(metadata),
+            kind=kind,
+            pinned=pinned,
         )
 
     def store_trees(self, trees: Iterable[StoredTree], holder: str) -> dict[int, str]:
@@ -272,7 +262,9 @@ class WorkspaceBase(ABC):
         row = self._find_row(ref)
         if row is None:
             suggestions = tuple(row.snapshot.name or row.snapshot.id for row in self._catalog.rows(limit=3))
-            raise NotFound(f"There is no snapshot {ref!r} of {self._root}. List them with `list()`.", near=suggestions)
+            raise NotFound(
+                f"There is no snapshot {ref!r} of {self._root}. Workspace.list() lists them.", near=suggestions
+            )
         return row
 
     def _resolve_expected(self, ref: str) -> ExpectedState:
@@ -359,3 +351,16 @@ class WorkspaceBase(ABC):
                 callback(value)
             except Exception:
                 log.exception("A callback of the event %s of %s failed", event, self._root)
+
+
+def as_json(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return metadata as it is stored.
+
+    Raises:
+        InvalidInput: It is not JSON-like.
+    """
+    try:
+        stored: dict[str, Any] = json.loads(json.dumps(dict(metadata or {})))
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"metadata must be JSON: {error}. Use strings, numbers, lists and dicts.") from error
+    return stored

@@ -28,8 +28,8 @@ LEFT_OUT = "left_out"
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS snapshot (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, tree TEXT NOT NULL, name TEXT,
-    message TEXT NOT NULL, created_at INTEGER NOT NULL, kind TEXT NOT NULL, files_changed INTEGER NOT NULL,
-    metadata TEXT NOT NULL, pinned INTEGER NOT NULL DEFAULT 0, left_out TEXT NOT NULL);
+    message TEXT NOT NULL, created_at INTEGER NOT NULL, kind TEXT NOT NULL, files_changed TEXT NOT NULL,
+    change_count INTEGER NOT NULL, metadata TEXT NOT NULL, pinned INTEGER NOT NULL DEFAULT 0, left_out TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS left_out (id TEXT PRIMARY KEY, paths BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS permit (
     path BLOB PRIMARY KEY, mode INTEGER NOT NULL, inode INTEGER NOT NULL) WITHOUT ROWID;
@@ -49,7 +49,7 @@ PATIENCE = 30.0
 
 PINNED = "pinned OR EXISTS (SELECT 1 FROM holding WHERE holding.snapshot = snapshot.id)"
 
-COLUMNS = f"id, tree, name, message, created_at, kind, files_changed, metadata, {PINNED}, seq, left_out"
+COLUMNS = f"id, tree, name, message, created_at, kind, files_changed, metadata, {PINNED}, seq, left_out, change_count"
 
 DIRECTORY = 0o040000
 
@@ -224,6 +224,12 @@ class Catalog:
         with self._transaction() as db:
             db.execute("UPDATE snapshot SET pinned = ? WHERE id = ?", (pinned, id))
 
+    def annotate(self, snapshot: FileCheckpoint) -> None:
+        """Store the name, message and metadata of a snapshot that exists."""
+        values = (snapshot.name, snapshot.message, json.dumps(dict(snapshot.metadata)), snapshot.id)
+        with self._transaction(durable=True) as db:
+            db.execute("UPDATE snapshot SET name = ?, message = ?, metadata = ? WHERE id = ?", values)
+
     def hold(self, id: str, holder: str) -> None:
         """Pin a snapshot for a holder. Several holders can pin the same snapshot."""
         with self._transaction() as db:
@@ -350,15 +356,17 @@ class Catalog:
 
 def _insert_snapshot(db: sqlite3.Connection, snapshot: FileCheckpoint, tree: str, excluded: ExcludedRecord) -> None:
     query = (
-        "INSERT INTO snapshot (id, tree, name, message, created_at, kind, files_changed, metadata, pinned, left_out)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+        "INSERT INTO snapshot"
+        " (id, tree, name, message, created_at, kind, files_changed, change_count, metadata, pinned, left_out)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
     )
     record = encode_record(excluded)
     db.execute("INSERT OR IGNORE INTO left_out VALUES (?, ?)", record)
     created_at = int(snapshot.timestamp.timestamp() * 1_000_000) * 1000
-    values = (snapshot.id, tree, snapshot.name, snapshot.message, created_at, snapshot.kind, snapshot.files_changed)
+    values = (snapshot.id, tree, snapshot.name, snapshot.message, created_at, snapshot.kind)
+    changes = json.dumps(snapshot.files_changed), snapshot.change_count
     more_values = json.dumps(dict(snapshot.metadata)), snapshot.pinned
-    db.execute(query, (*values, *more_values, record[0]))
+    db.execute(query, (*values, *changes, *more_values, record[0]))
 
 
 def _save_index(db: sqlite3.Connection, index: WorkspaceIndex) -> None:
@@ -393,9 +401,17 @@ def _set_value(db: sqlite3.Connection, name: str, value: str) -> None:
 
 
 def _catalog_row(columns: tuple[Any, ...]) -> CatalogRow:
-    id, tree, name, message, created_at, kind, files_changed, metadata, pinned, seq, excluded_id = columns
+    id, tree, name, message, created_at, kind, files_changed, metadata, pinned, seq, excluded_id, change_count = columns
     snapshot = FileCheckpoint(
-        id, name, message, utc_datetime(created_at), files_changed, json.loads(metadata), kind, bool(pinned)
+        id,
+        name,
+        message,
+        utc_datetime(created_at),
+        tuple(json.loads(files_changed)),
+        json.loads(metadata),
+        kind,
+        bool(pinned),
+        change_count,
     )
     return CatalogRow(snapshot, tree, seq, excluded_id)
 

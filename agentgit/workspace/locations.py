@@ -74,19 +74,34 @@ SYSTEM_FOLDERS = (
 
 
 def resolve_workspace(path: str | os.PathLike[str]) -> str:
-    """Return the real path of a workspace.
+    """Return the real path of a workspace, which is created if it does not exist.
 
     Raises:
         InvalidInput: The path is not a directory, or it is a protected one, such as the home directory.
+        Unavailable: The directory cannot be created.
     """
     real_path = os.path.realpath(os.path.expanduser(os.fsdecode(path)))
-    if not os.path.isdir(real_path):
-        raise InvalidInput(f"{os.fspath(path)!r} is not a directory. Create it, then open the workspace again.")
     home = os.path.expanduser("~")
     protected = [*SYSTEM_FOLDERS.split(), tempfile.gettempdir(), *(os.path.join(home, name) for name in HOME_FOLDERS)]
     if real_path in {os.path.realpath(folder) for folder in protected}:
         raise InvalidInput(f"{real_path} is protected: it holds more than one session's files. Use a directory in it.")
+    if not os.path.lexists(real_path):
+        try:
+            os.makedirs(real_path, exist_ok=True)
+        except OSError as error:
+            raise Unavailable(f"{real_path}: {error.strerror}. Create the directory, or use another one.") from error
+    require_directory(real_path)
     return real_path
+
+
+def require_directory(path: str | os.PathLike[str]) -> None:
+    """Check that a workspace exists.
+
+    Raises:
+        InvalidInput: There is no such directory.
+    """
+    if not os.path.isdir(os.path.expanduser(path)):
+        raise InvalidInput(f"{os.fspath(path)!r} is not a directory. Create it, then open the workspace again.")
 
 
 def require_not_moved(root: bytes) -> None:
@@ -130,6 +145,11 @@ def create_storage(path: str | os.PathLike[str] | None, workspace: str) -> str:
             f"{real_path}: {error.strerror}. Grant the permission, or use another storage_dir."
         ) from error
     return real_path
+
+
+def undo_storage(storage: str) -> str:
+    """Return the directory of the undo stack in the storage of a workspace."""
+    return os.path.join(storage, "undo")
 
 
 def record_storage(storage: str, workspace: str) -> None:
@@ -180,8 +200,8 @@ def require_known_storage(storage: str, workspace: str | None = None) -> None:
             else f"the storage {escape_path(storage)}"
         )
         raise NotAllowed(
-            f"No program of this user has opened {location}, and a stored path alone is not trusted. Wrap the "
-            "graph with this workspace or, if it is yours, run: agentgit workspace list --dir DIR --store STORAGE"
+            f"No program of this user has opened {location}, and a stored path alone is not trusted. If it "
+            "is yours, open it once: Workspace(DIR, STORAGE)."
         )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+import os
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Protocol, runtime_checkable
 
@@ -64,6 +65,10 @@ def _excluded_lines(missing: Iterable[tuple[str, str]], left: Iterable[tuple[str
     ]
 
 
+MAX_LISTED = 1000
+"""The maximum number of changed paths that a snapshot lists."""
+
+
 @dataclass(frozen=True)
 class FileCheckpoint:
     """A snapshot of the files of a workspace.
@@ -73,7 +78,9 @@ class FileCheckpoint:
         name: The name that the user gave it, or None. Names need not be unique.
         message: The user's description of it.
         timestamp: The time at which it was taken, in UTC.
-        files_changed: The number of files that differ from the previous snapshot.
+        files_changed: The paths of the files that differ from the previous snapshot, sorted; of more than 1,000, the
+            first ones.
+        change_count: The number of files that differ from the previous snapshot.
         metadata: The metadata that the user gave it.
         kind: `manual`, `auto` (before a tool or at a checkpoint), `safety` (before a restore) or `undo`.
         pinned: True if it is kept regardless of the number of newer snapshots.
@@ -83,10 +90,20 @@ class FileCheckpoint:
     name: str | None
     message: str
     timestamp: datetime
-    files_changed: int = 0
+    files_changed: tuple[str, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
     kind: str = "manual"
     pinned: bool = False
+    change_count: int = 0
+
+    def with_changes(self, paths: Collection[bytes]) -> FileCheckpoint:
+        """Return the same snapshot with the paths of the files that it changed.
+
+        Args:
+            paths: The paths, relative to the workspace.
+        """
+        listed = tuple(os.fsdecode(path) for path in sorted(paths)[:MAX_LISTED])
+        return replace(self, files_changed=listed, change_count=len(paths))
 
     @property
     def description(self) -> str:
@@ -100,12 +117,13 @@ class FileCheckpoint:
 
     def __str__(self) -> str:
         text = escape_path(" ".join(part for part in (self.name, self.message) if part))
-        return f"{self.id}  {self.time}  {self.kind:<6}  {self.files_changed:>5} changed  {text}".rstrip()
+        return f"{self.id}  {self.time}  {self.kind:<6}  {self.change_count:>5} changed  {text}".rstrip()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON-like values."""
         fields = asdict(self)
-        return fields | {"timestamp": self.timestamp.isoformat(), "metadata": dict(self.metadata)}
+        lists = {"files_changed": list(self.files_changed), "metadata": dict(self.metadata)}
+        return fields | {"timestamp": self.timestamp.isoformat(), **lists}
 
 
 @dataclass(frozen=True)
@@ -113,7 +131,7 @@ class WorkspaceDiff:
     """The differences between two snapshots. A renamed file counts as one deleted and one added.
 
     Args:
-        from_id: The id of the first snapshot; None for an empty one.
+        from_id: The id of the first snapshot; None for nothing.
         to_id: The id of the second snapshot; None for the workspace as it is now.
         added_files: The paths of the added files, sorted.
         modified_files: The paths of files whose contents, kind or permission bits differ, sorted.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-from agentgit.workspace.undo.stack import UndoStack
+from agentgit import UndoStack
 from bench.measure import Line, Subject, lines, rotated, timed
 from bench.stage import Stage
 

@@ -19,4 +19,4 @@ checkpointer = repo.saver()
 link = OwnerLink(repo)
 app = FastAPI()
 app.mount("/agentgit", create_pages(repo, link=link, hosts=["localhost", "127.0.0.1"]))
-print(f"agentgit's pages, below the address of the server: /agentgit/enter?token={link.token}")  # noqa: T201  # for whoever started it
+print(f"agentgit's pages, below the address of the server: /agentgit/enter?token={link.token}")

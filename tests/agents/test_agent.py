@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 
 import processes
 import pytest
@@ -305,6 +306,21 @@ def test_a6_tool_checkpoints_are_correct_in_every_durability_mode(durability, re
     for point in agent.checkpoints():
         results = [m for m in point.conversation_history if m["role"] == "tool"]
         assert len(results) == point.get_tool_track_position() == len(point.tool_invocations)
+
+
+@pytest.mark.long
+def test_u10_a_checkpoint_is_made_after_a_turn_if_the_newest_one_is_old(repo, world):
+    """U10: with a time, the end of a turn makes a checkpoint only if the newest one is at least that old."""
+    agent = repo.wrap(tool_node_graph(scripted("1", "2", "3"), []), "s", auto_checkpoint="2s")
+    agent.run("one")
+    agent.run("two")
+    assert [one.metadata["reference"] for one in agent.session.checkpoints()] == ["main#1"]
+    time.sleep(2.1)
+    agent.run("three")
+    assert len(agent.session.checkpoints()) == 2
+    for wrong in ("5", "0m", "5 m", "m", "5d", "-5m"):
+        with pytest.raises(InvalidInput, match="5m"):
+            repo.wrap(tool_node_graph(scripted("1"), []), "s", auto_checkpoint=wrong)
 
 
 @pytest.mark.parametrize(("auto", "positions"), [("tool:1", [1, 3, 4, 5]), ("tool:2", [3, 4]), ("tool:5", [5])])

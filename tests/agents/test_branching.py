@@ -48,7 +48,7 @@ def test_c4_undo_and_redo_work_without_the_graph(repo, agent, world):
     assert str(repo.session().plan_undo()) == str(agent.plan_undo())
     report = repo.session().undo()
     assert (report.branch, world.items) == ("main-2", ["chair"])
-    assert str(repo.session().plan_redo()).startswith("Switch to branch main")
+    assert str(repo.session().plan_redo()).startswith("Switch of session s to branch main")
     assert repo.session().redo().branch == "main"
     assert world.items == ["chair", "table"]
     with pytest.raises(NotFound, match="nothing to redo"):

@@ -297,6 +297,43 @@ def test_p1_a_tools_file_change_can_be_undone_separately(repo, desk):
     assert desk.files == {}
 
 
+def test_u10_a_session_returns_its_workspace(tmp_path, desk):
+    """U10: a session has its workspace, also in a process that wraps no graph, and refuses if there is none."""
+    with agentgit.open(tmp_path / "agentgit.db") as repo:
+        agent = wrapped(repo, desk)
+        agent.run("write a.txt one")
+        assert agent.session.workspace().list(1)[0].files_changed == ("a.txt",)
+    with agentgit.open(tmp_path / "agentgit.db") as repo:
+        workspace = repo.session("s").workspace()
+        assert [entry.label for entry in workspace.undo_stack.history] == ["write_file: a.txt"]
+        with pytest.raises(NotFound, match="has no workspace"):
+            repo.session("other", create=True).workspace()
+
+
+def test_u10_a_rewind_names_the_touched_files_outside_of_the_workspace(agent, desk, tmp_path):
+    """U10: a plan, a rewind and a rollback list the files outside of the workspace that later calls have named."""
+    outside = str(tmp_path / "elsewhere.txt")
+    agent.run(f"write {outside} far; write ../beside.txt near; write c.txt three")
+    plan = agent.session.plan_rewind("before")
+    changes = agent.rewind_files("before")
+    wanted = ["outside ../beside.txt: write_file named it", f"outside {outside}: write_file named it"]
+    for found in (plan.files, changes):
+        assert sorted(str(change) for change in found.changes if change.action == "outside") == sorted(wanted)
+        assert "2 files outside the workspace, left unchanged" in found.summary
+    assert Path(outside).read_text() == "far"
+    assert desk.files == {"a.txt": "one"}
+    agent.redo()
+    report = agent.rollback("before").report
+    assert [change.path for change in report.files.changes if change.action == "outside"] == ["../beside.txt", outside]
+    assert "outside" in str(report)
+
+
+def test_u10_nothing_is_outside_if_nothing_outside_was_touched(agent):
+    """U10: calls on files of the workspace, by relative or absolute paths, are not listed as outside."""
+    agent.run("write c.txt three")
+    assert {change.action for change in agent.plan_rollback("before").files.changes} == {"write", "delete"}
+
+
 def test_a_tool_does_not_run_if_its_files_cannot_be_saved(repo, desk):
     """C8: a modifying call whose files cannot be saved fails, and the journal records that its tool did not run."""
     agent = wrapped(repo, desk)
@@ -716,7 +753,7 @@ def test_s6_a_message_without_a_restore_point_names_the_setting(repo, desk, auto
     agent = wrapped(repo, desk, auto_checkpoint=auto)
     agent.checkpoint("before")
     agent.invoke({"messages": [HumanMessage("write a.txt one", id="mine")]})
-    with pytest.raises(NotFound, match="auto_checkpoint='turn'"):
+    with pytest.raises(NotFound, match="auto_checkpoint is 'turn'"):
         agent.rewind_files("mine")
     agent.rewind_files("before")
     assert desk.files == {}

@@ -2,14 +2,19 @@
 
 import asyncio
 import inspect
+import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypedDict
 
 import backend
+import faults
+import points
 import pytest
 from langchain_core.messages import HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.errors import InvalidUpdateError
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.pregel import Pregel
@@ -48,6 +53,15 @@ def plain(world):
 def app(repo, world):
     """Serve the same graph."""
     return repo.graph(tool_node_graph(obedient(), world.tools()), effects=world.effects())
+
+
+def refusal_of(run, *arguments):
+    """Run, and return the typed error with which it was refused, if it was."""
+    try:
+        run(*arguments)
+    except (Conflict, RollbackBlocked) as error:
+        return error
+    return None
 
 
 # -- a graph like any other
@@ -254,6 +268,19 @@ def test_g2_an_update_at_an_older_checkpoint_moves_the_branch_point(app, world):
     assert world.items == ["chair", "sofa"]
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_g2_an_update_that_fails_leaves_the_thread_where_it_was(repo, app, world, is_async):
+    """G2: if an update at an older checkpoint raises, the next run continues the branch and reverses nothing."""
+    first, second = run(app, "add chair", "add table")
+    update = partial(app.aupdate_state if is_async else app.update_state, first, said("add sofa"), as_node="nobody")
+    with pytest.raises(InvalidUpdateError):
+        asyncio.run(update()) if is_async else update()
+    assert app.get_state(THREAD).config == second
+    run(app, "add lamp")
+    assert world.items == ["chair", "table", "lamp"]
+    assert repo.maintenance.fsck(3).is_sound
+
+
 # -- consent
 
 
@@ -360,15 +387,34 @@ def test_reading_threads_changes_nothing(app, world):
 # -- bad input
 
 
-def test_unknown_threads_and_checkpoints_are_typed_errors(app):
+def test_unknown_threads_and_checkpoints_are_typed_errors(repo, app):
     """Bad input: an unknown thread reads as empty, an unknown checkpoint is not found, and neither creates anything."""
     assert app.get_state({"configurable": {"thread_id": "nobody"}}).values == {}
     assert list(app.get_state_history({"configurable": {"thread_id": "nobody"}})) == []
     run(app, "add chair")
     with pytest.raises(NotFound, match="no checkpoint"):
         app.invoke(said("hello"), {"configurable": {"thread_id": "t", "checkpoint_id": "1f1e0000"}})
+    with pytest.raises(NotFound, match="no checkpoint"):
+        app.invoke(said("hello"), {"configurable": {"thread_id": "nobody", "checkpoint_id": "1f1e0000"}})
     with pytest.raises(InvalidInput, match="thread_id"):
         app.invoke(said("hello"))
+    assert [session.session_name for session in repo.sessions()] == ["t"]
+
+
+@pytest.mark.parametrize("checkpoint_id", ["\0", "\ud800", 5, b"id", ["id"], {"id": 1}, "x" * 1_000_000, "'; --"])
+def test_a_checkpoint_id_that_cannot_be_one_is_refused(app, world, checkpoint_id):
+    """Bad input: whatever a client sends as an id, the error is typed and short, and nothing has changed."""
+    (point,) = run(app, "add chair")
+    for configurable in (
+        {"thread_id": "t", "checkpoint_id": checkpoint_id},
+        {"thread_id": "t", "checkpoint_ns": "tools:1", "checkpoint_map": {"": checkpoint_id}},
+    ):
+        config = {"configurable": configurable}
+        for refused in (partial(app.invoke, said("hello"), config), partial(app.update_state, config, said("hello"))):
+            with pytest.raises((InvalidInput, NotFound)) as raised:
+                refused()
+            assert len(str(raised.value)) < 1000
+    assert (world.items, app.get_state(THREAD).config) == (["chair"], point)
 
 
 def test_a_run_finds_what_another_process_did_to_its_thread(repo, app, world):
@@ -436,12 +482,14 @@ def test_a_user_does_not_find_the_threads_of_another(repo, app):
 
 
 def test_a_second_run_of_a_thread_is_a_conflict(app):
-    """Bad input: while a run of a thread has not ended, another one is refused."""
+    """Bad input: while a run of a thread has not ended, another one is refused, in words that a graph can follow."""
     run(app, "hello")
     stream = app.stream(said("look"), THREAD)
     next(stream)
-    with pytest.raises(Conflict):
-        app.invoke(said("hello"), THREAD)
+    for refused in (partial(app.invoke, said("hello"), THREAD), lambda: asyncio.run(app.ainvoke(said("hi"), THREAD))):
+        with pytest.raises(Conflict, match="Wait for its turn to end") as raised:
+            refused()
+        assert "agent." not in str(raised.value)
     list(stream)
     run(app, "hello")
 
@@ -488,6 +536,34 @@ def test_two_forks_at_once_leave_one_true_world(app, world):
     assert any(error is None for error in errors)
     items, _ = told_world(app.get_state(THREAD).values)
     assert sorted(world.items) == items
+
+
+@pytest.mark.parametrize(("effect", "answer"), [("add table", None), ("charge 5", True), ("charge 5", False)])
+def test_a_fork_at_any_moment_of_another_one_leaves_one_true_world(repo, effect, answer):
+    """Bad input: a run that another one overtakes between any two of its transactions is refused, and acts no more."""
+
+    def is_overtaken_at(moment):
+        world, thread = World(), {"configurable": {"thread_id": f"overtaken-{moment}"}}
+        app = repo.graph(tool_node_graph(obedient(), world.tools()), effects=world.effects())
+        app.invoke(said("add chair"), thread)
+        first = app.get_state(thread).config
+        app.invoke(said(effect), thread)
+        passed, refusals = itertools.count(), []
+
+        def overtake():
+            if next(passed) == moment:
+                refusals.append(refusal_of(app.invoke, said("add sofa"), first))
+
+        with faults.before(points.EVERY_WRITE, overtake, in_this_thread=True):
+            refusals.append(refusal_of(app.invoke, said("add lamp"), first))
+        assert None in refusals, moment
+        assert bool(app.get_state(thread).interrupts) == (answer is not None), moment
+        if answer is not None:
+            app.invoke(Command(resume=answer), thread)
+        assert (sorted(world.items), world.charges) == told_world(app.get_state(thread).values), moment
+        return len(refusals) == 2
+
+    assert sum(1 for _ in itertools.takewhile(is_overtaken_at, itertools.count())) > 3
 
 
 def test_a_graph_whose_state_has_no_messages(repo, world):

@@ -212,7 +212,7 @@ def test_g6_what_cannot_be_imported_as_threads_is_refused(repo, origin, world):
         repo.import_langgraph(origin.url, as_threads=True)
     with pytest.raises(NotFound):
         repo.import_langgraph(origin.url, threads=["none"], as_threads=True)
-    with pytest.raises(InvalidInput, match="session_prefix"):
+    with pytest.raises(InvalidInput, match="prefix"):
         repo.import_langgraph(origin.url, as_threads=True, session_prefix="x")
     origin.talk(shop(world), "t", "hello")
     report = repo.import_langgraph(origin.url, as_threads=True, on_error="continue")

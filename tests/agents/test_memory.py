@@ -109,7 +109,7 @@ def test_a_session_with_an_agent_or_a_handle_is_never_forgotten(repo, monkeypatc
         assert session.plan_merge("main") is not None
         session.rollback("main#1")
     assert world.items == ["c"]
-    with pytest.raises(InvalidInput, match="First call repo"):
+    with pytest.raises(InvalidInput, match="Wrap it first"):
         repo.session("without").agent()
     assert agent.session.agent().branch_id != agent.branch_id  # it is still known that the session moved
 

@@ -438,6 +438,21 @@ def test_a_blocked_rollback_names_the_nearest_reachable_checkpoint(repo, world):
     assert [c.tool_name for c in retry.tool_track()] == ["add", "send"]
 
 
+def test_u5_the_nearest_checkpoint_is_never_head(repo, world):
+    """U5: if a rollback is possible only to HEAD, no nearest checkpoint is named, whatever checkpoints are there."""
+    agent = wrapped(repo, world)
+    agent.run("send hi")
+    agent.checkpoint("here too")
+    with pytest.raises(RollbackBlocked, match="Nothing was done") as caught:
+        agent.rollback("main#1")
+    assert caught.value.nearest is None
+    assert "nearest" not in str(caught.value)
+    agent.run("add table")
+    with pytest.raises(RollbackBlocked) as caught:
+        agent.rollback("main#1")
+    assert caught.value.nearest == "main#2"
+
+
 @pytest.mark.parametrize("replay", ["redo", "execute"])
 def test_w2_no_nearest_checkpoint_is_named_if_the_replay_is_blocked(repo, world, database, replay):
     """W2: RollbackBlocked names no nearest checkpoint if the calls to run again are blocked."""

@@ -160,7 +160,10 @@ def test_t4_a_call_that_raised_after_acting_blocks_a_rollback(repo, effect_kind,
     assert (raised.status, raised.error_message) == ("unknown", "ConnectionError: no answer")
     (step,) = agent.plan_rollback("before").steps
     assert step.action == "block"
-    assert step.why == "it raised ConnectionError: no answer, but may have happened; check, then call repo.resolve()"
+    assert step.why == (
+        "it raised ConnectionError: no answer, but may have happened; check, then call "
+        f"repo.resolve({raised.id}, 'happened') or repo.resolve({raised.id}, 'did_not_happen')"
+    )
     with pytest.raises(RollbackBlocked):
         agent.rollback("before")
     assert till.ledger == [5]
@@ -502,8 +505,8 @@ def test_t4_a_raised_reversible_call_does_not_block_a_rollback(repo, told):
     if told is None:
         (item,) = report.kept
         assert item.reason == (
-            "it raised ConnectionError: no answer, but may have happened; if it did, call repo.resolve() to have "
-            "it reversed"
+            f"it raised ConnectionError: no answer, but may have happened; if it did, call repo.resolve({raised.id}, "
+            "'happened') to have it reversed"
         )
         repo.resolve(raised, "happened")
         agent.rollback("before")
@@ -606,7 +609,7 @@ def test_t4_a_redo_stops_at_a_raised_call_until_it_is_resolved(repo, told):
     with pytest.raises(RollbackIncomplete):
         repo.resume(error.value.operation)
     assert till.ledger == [5] * (told == "happened")
-    again = re.search(r"invocation (\d+)", error.value.report.failed[0].reason)
+    again = re.search(r"repo\.resolve\((\d+), ", error.value.report.failed[0].reason)
     assert again is not None
     repo.resolve(int(again[1]), told, result={"charged": 5} if told == "happened" else None)
     assert repo.resume(error.value.operation).status == "done"
@@ -673,7 +676,7 @@ def test_t4_the_command_line_resolves_a_raised_call(tmp_path):
         raised = str(agent.tool_track()[0].id)
     assert raised in run("tool-track", "s")[0]
     blocked = run("rollback", "s", "main#1", "--yes")[1]
-    assert f"On the command line: agentgit resolve {raised} happened, or did-not-happen; or --force." in blocked
+    assert f"check, then run agentgit resolve {raised} happened, or did-not-happen. --force keeps" in blocked
     told, _ = run("resolve", raised, "happened", "--result", '{"charged": 5}', "--json")
     assert (json.loads(told)["status"], json.loads(told)["result"]) == ("done", {"charged": 5})
 
@@ -692,7 +695,7 @@ def test_t4_the_chat_resolves_a_raised_call():
             assert agent.tool_track()[0].result == {"charged": 5}
             chat.handle_line("/undo")
     blocked, no_json = err.getvalue().splitlines()
-    assert f"In the chat: /resolve {raised} happened, or did-not-happen; or --force." in blocked
+    assert f"check, then run /resolve {raised} happened, or did-not-happen. --force keeps" in blocked
     assert "--result is not valid JSON" in no_json
     assert till.ledger == []
 

@@ -380,7 +380,7 @@ def test_a_request_id_is_refused_for_a_different_operation(repo, world):
     agent.run("and a table")
     agent.rollback(before, request_id="r1", tools="keep")
     for other in ({}, {"conversation": False}, {"tools": "keep", "replay": "redo"}):
-        with pytest.raises(InvalidInput, match=r"r1.*tools='keep'.*use another one"):
+        with pytest.raises(InvalidInput, match=r"r1.*tools: keep.*use another one"):
             agent.rollback(before, request_id="r1", **other)
     assert not world.undone
     assert len(agent.session.branches()) == 2

@@ -307,7 +307,7 @@ def test_t_every_verb_raises_after_the_repository_is_closed(database, tmp_path):
     ]
     assert repr(agent).endswith("closed)")
     for verb in verbs:
-        with pytest.raises(Unavailable, match=r"was closed, and .*agentgit\.open"):
+        with pytest.raises(Unavailable, match=r"was closed, and .*Open it again"):
             verb()
     with agentgit.open(database.url) as again:
         assert asked(again.wrap(agent.graph, "s")) == ["add chair"]

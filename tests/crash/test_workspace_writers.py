@@ -12,8 +12,7 @@ from pathlib import Path
 import faults
 import pytest
 
-from agentgit import Workspace
-from agentgit.workspace.undo.stack import UndoStack
+from agentgit import UndoStack, Workspace
 
 NAMES = [f"{number:02}" for number in range(12)]
 

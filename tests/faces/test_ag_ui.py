@@ -72,11 +72,11 @@ class Client:
         """What was ordered in this thread, with its status."""
         return [(row[1], row[-1]) for row in self.read("orders")[self.first_order :]]
 
-    def post(self, **more):
+    def post(self, resume=(), **more):
         """Send the messages, and return the events."""
         body = {
             "threadId": self.thread, "runId": str(uuid.uuid4()), "state": {}, "messages": self.messages, "tools": [],
-            "context": [], "forwardedProps": more,
+            "context": [], "forwardedProps": more, "resume": [*resume],
         }  # fmt: skip
         with httpx.stream("POST", self.address, json=body, timeout=60) as response:
             assert response.status_code == 200
@@ -136,6 +136,18 @@ def test_g4_a_payment_is_asked_for_by_an_interrupt(client):
     client.post(command={"resume": True})
     assert client.read("payments")[-1][-1] == "refunded"
     assert client.orders == [("chair", "open"), ("lamp", "open")]
+
+
+@pytest.mark.parametrize(("status", "state"), [("resolved", "refunded"), ("cancelled", "charged")])
+def test_g4_the_question_is_answered_as_ag_ui_defines_it(client, status, state):
+    """G4: the `resume` of AG-UI consents with the payload true, and a cancelled question changes nothing."""
+    client.say("order a chair")
+    client.say("pay")
+    events = client.edit(1, "order a lamp")
+    (interrupt,) = [event["rawEvent"]["id"] for event in events if event["type"] == "CUSTOM"]
+    payload = True if status == "resolved" else None
+    client.post(resume=[{"interruptId": interrupt, "status": status, "payload": payload}])
+    assert client.read("payments")[-1][-1] == state
 
 
 def test_g4_what_cannot_be_undone_is_refused_readably(client):

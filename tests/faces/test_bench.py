@@ -107,6 +107,8 @@ OTHER_SUBJECTS = [
     "import",
     "upkeep",
     "memory",
+    "rerun",
+    "rerun-workers",
     "honest",
     "multiuser",
     "workspace-snapshots",

@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -91,20 +92,20 @@ def golden(name: str) -> str:
         ("sessions", ["sessions"]),
         ("tree", ["tree"]),
         ("tree-all", ["tree", "support-42", "--all", "--times"]),
-        ("log", ["log"]),
+        ("log", ["log", "support-42"]),
         ("log-main", ["log", "support-42@main"]),
-        ("branches", ["branches"]),
+        ("branches", ["branches", "support-42"]),
         ("status", ["status", "support-42@main"]),
-        ("show", ["show"]),
-        ("show-named", ["show", "before payment"]),
-        ("diff", ["diff", "main", "HEAD"]),
+        ("show", ["show", "support-42"]),
+        ("show-named", ["show", "support-42", "before payment"]),
+        ("diff", ["diff", "support-42", "main", "HEAD"]),
         ("tree-json", ["tree", "--json"]),
-        ("log-json", ["log", "-n", "2", "--json"]),
-        ("show-json", ["show", "main#3", "--json"]),
-        ("compare", ["compare", "main", "retry"]),
+        ("log-json", ["log", "support-42", "-n", "2", "--json"]),
+        ("show-json", ["show", "support-42", "main#3", "--json"]),
+        ("compare", ["compare", "support-42", "main", "retry"]),
         ("diff-other", ["diff", "support-42", "main#1", "main", "--other", "me@example.com"]),
         ("diff-json", ["diff", "support-42", "before payment", "main#5", "--json"]),
-        ("branches-json", ["branches", "--json"]),
+        ("branches-json", ["branches", "support-42", "--json"]),
         ("sessions-json", ["sessions", "--json"]),
     ],
 )
@@ -199,7 +200,7 @@ def test_a_database_without_sessions_is_reported(agentgit):
     """In a new database `sessions` says that there are none and what to do, and other commands exit with NotFound."""
     agentgit("db", "upgrade")
     assert agentgit("sessions") == (
-        "no sessions yet; wrap a graph with repo.wrap(graph, session=...), or run `agentgit demo`\n", "", 0,
+        "no sessions yet; start one with `agentgit demo` or `agentgit chat MODULE:GRAPH`\n", "", 0,
     )  # fmt: skip
     assert agentgit("sessions", "--json").out == "[]\n"
     assert agentgit("log").code == NotFound.exit_code
@@ -215,7 +216,7 @@ def test_a_database_without_sessions_is_reported(agentgit):
         (["show", "before paymnt"], "before payment"),
         (["show", "main#99"], "main#99"),
         (["show", "support-42", "nothing"], "nothing"),
-        (["diff", "main", "retyr"], "retry"),
+        (["diff", "support-42", "main", "retyr"], "retry"),
         (["branches", "\x1b[31m"], r"\x1b[31m"),
     ],
 )
@@ -327,7 +328,7 @@ def test_the_tree_is_ascii_in_an_ascii_pipe(story):
 @pytest.mark.long
 def test_a_closed_pipe_causes_no_traceback(story):
     """`agentgit show --json | head -1` writes no traceback when the pipe closes."""
-    command = f"{sys.executable} -m agentgit show --json --db {story} | head -1"
+    command = f"{sys.executable} -m agentgit show support-42 --json --db {story} | head -1"
     found = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, timeout=300, check=False)  # noqa: S603  # our own program
     assert (found.stdout, found.stderr) == ("{\n", "")
 
@@ -351,12 +352,12 @@ def test_a_read_only_command_does_not_import_langgraph(story):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("log-named", ["log", "--named", "--all-branches"]),
-        ("log-page", ["log", "-n", "2", "--after", "retry#2"]),
+        ("log-named", ["log", "support-42", "--named", "--all-branches"]),
+        ("log-page", ["log", "support-42", "-n", "2", "--after", "retry#2"]),
         ("log-name", ["log", "support-42", "--name", "before payment"]),
-        ("search", ["search", "chair"]),
+        ("search", ["search", "support-42", "chair"]),
         ("search-all", ["search", "support-42", "table", "--all-branches", "-n", "2"]),
-        ("search-hostile", ["search", "31mred 日本"]),
+        ("search-hostile", ["search", "support-42", "31mred 日本"]),
         ("search-json", ["search", "me@example.com", "lamp", "--json", "-n", "1"]),
     ],
 )
@@ -377,6 +378,14 @@ def test_b2_log_filters_counts_and_pages_checkpoints(at):
     assert json.loads(at("log", "--all-branches", "--since", middle, "--json").out) == whole[:4]
     assert json.loads(at("log", "--all-branches", "--until", middle, "--json").out) == whole[3:]
     assert json.loads(at("log", "--all-branches", "--since", "2999-01-01", "--json").out) == []
+    assert json.loads(at("log", "--all-branches", "--since", "2h", "--json").out) == whole
+    assert "or like 5m, 2h or 3d, counted back from now" in at("log", "--since", "1s").err
+    assert json.loads(at("log", "--all-branches", "--until", "2h", "--json").out) == []
+    with_calls, without = [
+        json.loads(at("log", "--all-branches", f"--{words}", "--json").out) for words in ("with-calls", "without-calls")
+    ]
+    assert [one["reference"] for one in without] == ["main#1"]
+    assert with_calls == [one for one in whole if one["reference"] != "main#1"]
     assert json.loads(at("log", "--author", "local", "--json").out) == json.loads(at("log", "--json").out)
     pages, after = [], []
     while True:
@@ -403,16 +412,77 @@ def test_w9_tags_are_managed_on_the_command_line(agentgit, story, tmp_path):
     (tmp_path / "copy.db").write_bytes(story.read_bytes())
     db = ("--db", str(tmp_path / "copy.db"))
     assert agentgit("tag", *db).out == "no tags yet; add one with: agentgit tag REF NAME\n"
-    assert "v1" in agentgit("tag", "main#2", "v1", "--description", "works", *db).out
+    assert "v1" in agentgit("tag", "support-42", "main#2", "v1", "--description", "works", *db).out
     assert agentgit("tag", "support-42", "HEAD", "v2", *db).code == 0
     assert [one["name"] for one in json.loads(agentgit("tag", "support-42", "--json", *db).out)] == ["v2", "v1"]
     assert "(tag: v1)" in agentgit("log", "--tag", "v1", *db).out
     assert agentgit("show", "v1", "--json", *db).code == 0
-    assert agentgit("plan", "v1", *db).code == 0
-    assert agentgit("tag", "main#3", "v1", *db).code == 6
-    assert agentgit("tag", "--delete", "v1", *db).out == "main#2 no longer has that tag\n"
+    assert agentgit("plan", "support-42", "v1", *db).code == 0
+    assert agentgit("tag", "support-42", "main#3", "v1", *db).code == 6
+    assert agentgit("tag", "support-42", "--delete", "v1", *db).out == (
+        "main#2 of session support-42 no longer has that tag\n"
+    )
     assert json.loads(agentgit("tag", "support-42", "-d", "v2", "--json", *db).out)["name"] == "v2"
     assert agentgit("tag", *db).out.startswith("no tags yet")
+
+
+def test_u10_a_checkpoint_is_renamed_and_annotated(agentgit, story, tmp_path):
+    """U10: `annotate` changes the name, the description and the data of a checkpoint, and an empty value removes it."""
+    (tmp_path / "copy.db").write_bytes(story.read_bytes())
+    db = ("--db", str(tmp_path / "copy.db"))
+    renamed = agentgit("annotate", "support-42", "before payment", "--name", "paid", "--data", '{"ticket": 10}', *db)
+    assert renamed.out.startswith("session support-42, branch main\nmain#3 ")
+    changed = json.loads(agentgit("show", "support-42", "paid", "--json", *db).out)
+    assert changed["metadata"]["data"] == {"ticket": 10}
+    assert changed["metadata"]["description"] == "all is in the cart"
+    assert agentgit("show", "support-42", "before payment", *db).code == NotFound.exit_code
+    words = ("--name", "", "--description", "", "--data", "null", "--json")
+    cleared = json.loads(agentgit("annotate", "support-42", "paid", *words, *db).out)
+    assert (cleared["reference"], cleared["name"], cleared["description"]) == ("main#3", None, None)
+    assert agentgit("annotate", "support-42", "main#3", *db).code == 2
+    assert "--data is not valid JSON" in agentgit("annotate", "support-42", "main#3", "--data", "{", *db).err
+
+
+def test_u5_a_tag_without_a_name_says_what_is_missing(agentgit, story, monkeypatch):
+    """U5: `agentgit tag REF` asks for the name of the tag, and does not take the checkpoint for a session."""
+    monkeypatch.setenv("AGENTGIT_DATABASE_URL", str(story))
+    said = agentgit("tag", "retry#1")
+    assert (said.out, said.code) == ("", 2)
+    assert "retry#1 is a checkpoint. Name its new tag too: agentgit tag 'retry#1' NAME" in said.err
+    assert "support-42" in agentgit("tag", "support-43").err  # a similar session
+
+
+def test_u5_recover_says_that_there_is_nothing_to_recover(agentgit, story, tmp_path):
+    """U5: `recover` on a branch on which nothing runs says so, and shows the branch."""
+    (tmp_path / "copy.db").write_bytes(story.read_bytes())
+    said = agentgit("recover", "support-42@main", "--db", str(tmp_path / "copy.db"))
+    assert said.err == (
+        "Nothing to recover: no turn and no rollback is unfinished in session support-42, branch main.\n"
+    )
+    assert (said.code, said.out.splitlines()[0]) == (0, "session support-42")
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "code"),
+    [
+        (["show", "support-42", "nowhere"], "NotFound", 3),
+        (["log", "--since", "yesterday"], "InvalidInput", 2),
+        (["log", "--no-such-option"], "InvalidInput", 2),
+        (["rollback"], "InvalidInput", 2),
+        (["no-such-command"], "InvalidInput", 2),
+        (["tag", "support-42", "HEAD", "a#b"], "InvalidInput", 2),
+        (["rollback", "support-42", "main#1", "--yes"], "RollbackBlocked", 7),
+        (["tree", "--db", "none.db"], "NotFound", 3),
+    ],
+)
+def test_u5_an_error_is_an_object_with_json(at, words, name, code):
+    """U5: with --json an error is one line of JSON on standard error, with the exit code that it has without."""
+    plain, said = at(*words), at(*words, "--json")
+    assert (plain.code, said.code) == (code, code)
+    error = json.loads(said.err.splitlines()[-1])
+    assert (error["error"], error["exit_code"]) == (name, code)
+    if plain.err.startswith("error: "):
+        assert f"error: {error['message']}\n" == plain.err
 
 
 @pytest.mark.parametrize(
@@ -422,7 +492,7 @@ def test_w9_tags_are_managed_on_the_command_line(agentgit, story, tmp_path):
         (["log", "--tag", "nowhere"], 3), (["log", "--author", "nobody"], 3), (["log", "-n", "0"], 2),
         (["search", ""], 2), (["search", "x", "--after", "x"], 2), (["search", "a", "b", "c"], 2),
         (["search", "nowhere", "x"], 3), (["tag", "HEAD", "a#b"], 2), (["tag", "a", "b", "c", "d"], 2),
-        (["tag", "-d", "nothing"], 3), (["tag", "nowhere"], 3),
+        (["tag", "-d", "nothing"], 2), (["tag", "support-42", "-d", "nothing"], 3), (["tag", "nowhere"], 3),
     ],
 )  # fmt: skip
 def test_w9_invalid_arguments_fail_with_their_exit_codes(at, words, code):
@@ -442,7 +512,11 @@ def test_w9_shell_completion_offers_commands(agentgit, monkeypatch):
 
 @pytest.mark.parametrize(
     ("words", "offered"),
-    [("agentgit log --br", ["--branch-only"]), ("agentgit log --no-such", []), ("agentgit tree --js", ["--json"])],
+    [
+        ("agentgit log --bra", ["--branch", "--branch-only"]),
+        ("agentgit log --no-such", []),
+        ("agentgit tree --js", ["--json"]),
+    ],
 )
 def test_w9_shell_completion_offers_options(agentgit, monkeypatch, words, offered):
     """W9: shell completion offers the options of the command that begin with the typed letters."""
@@ -475,7 +549,8 @@ def test_w9_show_completion_prints_the_script_of_the_shell(agentgit, monkeypatch
         ("agentgit log --db nothing.db ", []),
         ("agentgit plan me", ["me@example.com"]),
         ("agentgit rollback support-42 b", ["before", "payment"]),
-        ("agentgit rollback r", ["retry"]),
+        ("agentgit rollback r", []),
+        ("agentgit rollback support-42 r", ["retry"]),
         ("agentgit show support-42 main#1", ["main#1"]),
         ("agentgit diff support-42 main retry#", ["retry#1", "retry#2", "retry#3"]),
         ("agentgit checkpoint delete nobody m", []),
@@ -484,7 +559,52 @@ def test_w9_show_completion_prints_the_script_of_the_shell(agentgit, monkeypatch
 def test_w9_shell_completion_offers_sessions_branches_and_places(agentgit, story, monkeypatch, words, offered):
     """W9: completion offers sessions, branches and references of the named session, or nothing if none can be read."""
     monkeypatch.setenv("AGENTGIT_DATABASE_URL", str(story))
-    monkeypatch.setenv("_AGENTGIT_COMPLETE", "complete_bash")
-    monkeypatch.setenv("COMP_WORDS", words)
-    monkeypatch.setenv("COMP_CWORD", str(len(words.split(" ")) - 1))
-    assert agentgit().out.split() == offered
+    assert completed(agentgit, monkeypatch, words).split() == offered
+
+
+def completed(agentgit, monkeypatch, line: str) -> str:
+    """Complete the last word of a line as bash does; return what is offered. Nothing else is ever written."""
+    with monkeypatch.context() as patch:
+        patch.setenv("_AGENTGIT_COMPLETE", "complete_bash")
+        patch.setenv("COMP_WORDS", line)
+        patch.setenv("COMP_CWORD", str(len(line.split(" ")) - 1))
+        answer = agentgit()
+    assert answer.err == ""
+    return answer.out
+
+
+def test_w9_shell_completion_offers_only_what_the_user_may_see(agentgit, monkeypatch):
+    """W9: completion offers a user's own sessions and those shared with them, of their tenant only; a disabled user
+    gets none, and neither does one whose share has ended.
+    """
+    with open_repository("agentgit.db") as repo, open_repository("agentgit.db", tenant="acme") as acme:
+        acme.session("secret", create=True)
+        repo.session("of-the-owner", create=True)
+        shared = repo.session("shared", create=True)
+        for name in ("ada", "bob", "eve"):
+            repo.users.add(name)
+            shared.sharing.share(name, expires_in=timedelta(microseconds=1) if name == "bob" else None)
+        repo.as_user("ada").session("own", create=True)
+        repo.users.disable("eve")
+
+    def offered(line: str) -> list[str]:
+        return completed(agentgit, monkeypatch, line).split()
+
+    assert offered("agentgit tree ") == ["shared", "of-the-owner"]
+    assert offered("agentgit --user ada tree ") == ["own", "local/shared"]
+    assert offered("agentgit --user ada tree local/shared@") == ["local/shared@main"]
+    assert offered("agentgit --user bob tree ") == offered("agentgit --user eve tree ") == []
+    assert offered("agentgit --user nobody tree ") == offered("agentgit --tenant none tree ") == []
+    assert offered("agentgit --tenant acme tree ") == ["secret"]
+
+
+def test_w9_shell_completion_offers_nothing_where_it_cannot_read(agentgit, monkeypatch, tmp_path):
+    """W9: completion writes no error and creates no file where there is no file of agentgit, or only a server."""
+    (tmp_path / "text.db").write_text("no database")
+    sqlite3.connect(tmp_path / "other.db").close()
+    files = sorted(tmp_path.iterdir())
+    server = ("postgresql://me:secret@127.0.0.1:1/no", "host=127.0.0.1")
+    for location in ("none.db", "text.db", "other.db", str(tmp_path), ":memory:", *server, "sqlite://", "%00"):
+        monkeypatch.setenv("AGENTGIT_DATABASE_URL", location)
+        assert completed(agentgit, monkeypatch, "agentgit rollback ").split() == []
+    assert sorted(tmp_path.iterdir()) == files

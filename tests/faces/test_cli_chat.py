@@ -152,7 +152,8 @@ def test_c7_a_chat_runs_through_a_pipe(folder):
     done = folder.chat(*STORY.splitlines(), words=("shop", "--yes"))
     assert plainly(done.out) == (GOLDEN / "chat.txt").read_text(encoding="utf-8")
     assert done.err.startswith("error: The world has changed since branch main last ran")
-    assert done.err.endswith(" In the chat: /switch main --sync world.\n")
+    assert done.err.endswith(" continue anyway with --sync ignore.\n")
+    assert "Restore it with /switch main --sync world" in done.err
     assert done.err.count("\n") == 1
     assert done.code == WorldDiverged.exit_code
     assert folder.world.items == ["chair", "table"]
@@ -203,11 +204,11 @@ def test_a_failed_turn_is_reported_and_the_chat_continues(folder):
 @pytest.mark.long
 def test_a_blocked_rollback_can_be_forced_in_the_chat(folder):
     """C7: a rollback past a sent mail shows what blocks it and what to write, and runs with --force."""
-    blocked = folder.chat("hello", "add chair", "send mail", "/undo 2", "/checkpoint undo", "/rewind main#1")
+    blocked = folder.chat("hello", "add chair", "send mail", "/undo 2", "/checkpoint undo", "/rewind-files main#1")
     assert "block    send(text='mail')" in blocked.out
-    assert "In the chat: --force." in blocked.err
+    assert "--force keeps what cannot be reversed." in blocked.err
     assert "There is no named checkpoint on this branch." in blocked.err
-    assert "agentgit chat --workspace DIR" in blocked.err
+    assert "Start the chat with --workspace DIR" in blocked.err
     assert blocked.code == RollbackBlocked.exit_code
     forced = folder.chat("/rollback main#1 --force")
     assert forced.out.endswith("1 reversed, 1 kept.\n")
@@ -222,34 +223,55 @@ GRAPH, EFFECTS = DESK.graph(), {"add": DESK.world.effects()["add"]}
 """
 
 
-@pytest.mark.long
-def test_s2_s6_undo_redo_and_rewind_restore_files_in_the_chat(folder, monkeypatch):
-    """C7, S2, S3, S6: /undo, /redo and /rewind restore files only with --yes, and others' changes only with --force."""
+@pytest.fixture
+def scribe(folder, monkeypatch):
+    """Return a function that chats with an agent that writes files in a workspace."""
     monkeypatch.chdir(folder.path)
     monkeypatch.setenv("AGENTGIT_HOME", str(folder.path / "home"))
     (folder.path / "scribe.py").write_text(SCRIBE)
     sys.modules.pop("scribe", None)
-    note = folder.path / "work" / "a.txt"
 
     def chat(*lines: str, words: tuple[str, ...] = ()) -> Ran:
         return folder.chat(*lines, graph="scribe:GRAPH", words=("--effects", "scribe:EFFECTS", *words))
 
+    return chat
+
+
+@pytest.mark.long
+def test_s2_s6_undo_redo_and_rewind_restore_files_in_the_chat(folder, scribe):
+    """C7, S2, S3, S6: /undo, /redo and /rewind-files restore files only with --yes, others' changes with --force."""
+    chat, note = scribe, folder.path / "work" / "a.txt"
     chat("write a.txt one", "write a.txt two", words=("--workspace", "work"))
-    asked = chat("/rewind HEAD~1")  # in a later chat, which names no workspace
+    asked = chat("/rewind-files HEAD~1")  # in a later chat, which names no workspace
     assert re.search(r"write +a\.txt", asked.out)
     assert (asked.code, note.read_text()) == (InvalidInput.exit_code, "two")
     note.write_text("by hand")
-    for order in ("/rewind HEAD~1", "/undo"):
+    for order in ("/rewind-files HEAD~1", "/undo"):
         refused = chat(f"{order} --yes")
         assert (refused.code, note.read_text()) == (WorkspaceChanged.exit_code, "by hand")
-        assert "In the chat: --force." in refused.err
+        assert "--force restores the files anyway" in refused.err
     assert chat("/undo --yes --force").code == 0
     assert note.read_text() == "one"
     note.write_text("by hand")
     assert chat("/redo --yes").code == WorkspaceChanged.exit_code
     assert chat("/redo --yes --force").code == 0
     assert note.read_text() == "two"
-    assert chat("/rewind HEAD~1 --yes").out.endswith("Files: 1 file restored.\n")
+    assert chat("/rewind-files HEAD~1 --yes").out.endswith("Files: 1 file restored.\n")
+    assert note.read_text() == "one"
+
+
+@pytest.mark.long
+def test_u10_one_file_edit_is_undone_in_the_chat(folder, scribe):
+    """U10: /undo --files undoes the last edit of a file, the conversation stays, and /undo takes that back."""
+    chat, note = scribe, folder.path / "work" / "a.txt"
+    chat("write a.txt one", "write a.txt two", "write b.txt three", words=("--workspace", "work"))
+    assert chat("/undo --files").out.splitlines()[-1].split() == ["deleted", "b.txt"]
+    assert not (folder.path / "work" / "b.txt").exists()
+    log = chat("/log 1").out
+    assert "undid write_file: b.txt" in log
+    assert chat("/undo --yes").code == 0
+    assert (folder.path / "work" / "b.txt").read_text() == "three"
+    chat("/undo 1 --files")
     assert note.read_text() == "one"
 
 
@@ -262,7 +284,7 @@ def test_an_incomplete_rollback_is_resumed_in_the_chat(folder):
     stopped = folder.chat("add chair", "/undo")
     assert stopped.code == RollbackIncomplete.exit_code
     assert "failed  add(item='chair')" in stopped.out
-    operation = re.search(r"In the chat: (/resume \d+)\.", stopped.err)
+    operation = re.search(r"then run (/resume \d+);", stopped.err)
     folder.world.broken.clear()
     assert operation is not None
     done = folder.chat(operation[1], "/branches")
@@ -421,7 +443,7 @@ def test_a_rollback_by_the_model_is_reported_in_the_chat():
             chat.handle_line("add chair")
             chat.handle_line("go back")
         assert world.items == []
-        assert "Rollback done: branch main-2" in out.getvalue()
+        assert "Rollback done: session s, branch main-2" in out.getvalue()
         assert chat.agent.branch.name == "main-2"
 
 
@@ -434,17 +456,18 @@ class Terminal:
     Args:
         folder: The folder of the chat.
         graph: The graph, as `module:NAME`.
+        kind: The kind of the terminal.
     """
 
-    def __init__(self, folder: Folder, graph: str) -> None:
+    def __init__(self, folder: Folder, graph: str, kind: str = "dumb") -> None:
         self.ours, theirs = pty.openpty()
         # The process that runs the tests may ignore SIGINT, which its children would inherit.
         listens = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
         chat = f"{listens}; from agentgit.cli import main; main()"
         command = [sys.executable, "-c", chat, "chat", graph, "--effects", "clerk:EFFECTS"]
         self.process = subprocess.Popen(  # noqa: S603  # our own command
-            command, cwd=folder.path, env=folder.environment() | {"TERM": "dumb"}, stdin=theirs, stdout=theirs,
-            stderr=theirs, start_new_session=True,
+            command, cwd=folder.path, env=folder.environment() | {"TERM": kind, "PROMPT_TOOLKIT_NO_CPR": "1"},
+            stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
         )  # fmt: skip
         os.close(theirs)
         self.shown = ""
@@ -504,11 +527,11 @@ def test_c7_a_terminal_chat_prompts_asks_completes_and_keeps_history(folder):
         there.until("main> ")
         there.type("/undo\n")
         there.until("reverse  add(item='chair')")
-        there.until("Proceed? [y/N] ")
+        there.until("? [y/N] ")
         there.type("n\n")
         there.until("Nothing was done.")
         there.type("/undo\n")
-        there.until("Proceed? [y/N] ")
+        there.until("? [y/N] ")
         there.type("y\n")
         there.until("1 reversed.")
         there.until("main-2> ")
@@ -523,6 +546,61 @@ def test_c7_a_terminal_chat_prompts_asks_completes_and_keeps_history(folder):
         assert history.read_text().splitlines() == ["add chair", "/undo", "/nothing", "/tree"]
         assert history.stat().st_mode & 0o777 == 0o600
         assert history.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_u5_rewind_goes_back_before_a_message(folder):
+    """U5: /rewind rolls back to before one of the user's messages, by its number from the newest."""
+    out, err, code = folder.chat(
+        "add chair", "add table", "/rewind 1 --yes", "/log 1", "/rewind 9", "/rewind", words=()
+    )
+    assert "Rollback done: session chat, branch main-2, 1 tool call replayed from the record." in out
+    assert "before: add table" in out
+    assert "reversed  add(item='table')" in out
+    assert "There is no message '9' of yours on this branch." in err
+    assert out.splitlines()[-1].split() == ["1", "add", "chair"]  # only what is left on the branch
+    assert "There is no terminal to choose a message at." in err
+    assert code == NotFound.exit_code
+
+
+@pytest.mark.long
+def test_u5_rewind_picks_a_message_with_the_arrow_keys_and_refills_the_prompt(folder):
+    """U5: at a terminal /rewind lets one pick a message with the arrow keys or cancel with Escape or Ctrl-C; it shows
+    the plan, asks, and the prompt begins with the message.
+    """
+    with Terminal(folder, "clerk:GRAPH", "xterm") as there:
+        there.until("main> ")
+        for line in ("add chair", "add table", "add sofa"):
+            there.type(f"{line}\n")
+            there.until("done")
+            there.until("main> ")
+        for cancel in ("\x1b", "\x03"):
+            there.type("/rewind\n")
+            there.until("3. add chair")
+            there.type(cancel)
+            there.until("Nothing was done.")
+            there.until("main> ")
+        there.type("/rewind\n")
+        there.until("Roll back to before which message?")
+        there.until("3. add chair")
+        there.type("\x1b[B\r")  # down to the second newest
+        there.until("reverse  add(item='sofa')")
+        there.until("reverse  add(item='table')")
+        there.until("Proceed in session chat, branch main? [y/N] ")
+        there.type("y\n")
+        there.until("2 reversed.")
+        there.until("main-2> add table")  # the prompt is refilled
+        there.type("top\n")
+        there.until("done")
+        there.until("main-2> ")
+        there.type("/log 1\n")
+        there.until("main-2#")
+        there.until("main-2> ")
+        assert there.end() == 0
+    with agentgit.open(folder.path / "agentgit.db") as repo:
+        agent_messages = [
+            m["content"] for m in repo.session("chat").branch().conversation_history if m["role"] == "user"
+        ]
+    assert agent_messages == ["add chair", "add tabletop"]
 
 
 @pytest.mark.long
@@ -613,7 +691,7 @@ def test_w9_a_chat_searches_and_tags(folder):
     assert "retry#3  <time>  user  note a sofa" in lines
     assert "good           main#2  <time>" in lines
     assert lines.count("the beginning  main#1  <time>") == 3
-    assert "Rollback done: branch main-2, 1 tool call replayed from the record." in lines
+    assert "Rollback done: session chat, branch main-2, 1 tool call replayed from the record." in lines
     assert "main#2 no longer has that tag" in lines
     whys = ("not a cursor", "Usage: /search TEXT...", "A branch is already called main", "no tag 'nothing'", "nowhere")
     assert len(err.splitlines()) == len(whys)

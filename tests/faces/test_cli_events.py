@@ -82,11 +82,14 @@ def test_w12_audit_verify_finds_a_truncated_trail_by_saved_tips(at, tmp_path):
     code, out, _ = at("audit", "verify")
     assert (code, out.startswith("the audit trail is intact")) == (0, True)
     (tmp_path / "tips.json").write_text(at("audit", "tips")[1])
+    (tmp_path / "array.json").write_text(at("audit", "tips", "--json")[1])
+    assert at("audit", "verify", "--tips", "array.json")[0] == 0
     with closing(sqlite3.connect(tmp_path / "agentgit.db")) as connection:
         connection.execute("DROP TRIGGER audit_event_no_delete")
         connection.execute("DELETE FROM audit_event WHERE seq = (SELECT max(seq) FROM audit_event)")
         connection.commit()
     assert at("audit", "verify")[0] == 0
+    assert at("audit", "verify", "--tips", "array.json")[0] == 12
     code, out, _ = at("audit", "verify", "--tips", "tips.json")
     assert (code, "is missing now" in out) == (12, True)
     (tmp_path / "tips.json").write_text("[]")

@@ -42,14 +42,14 @@ def test_w10_branches_are_explored_scored_and_promoted(run, tmp_path):
     ways = ("--choice", "order a sofa", "--choice", "order a lamp", "--score", "judge:cheap")
     code, out, err = run("explore", *WITH, *ways)
     assert (code, err) == (0, "")
-    assert out.splitlines()[0] == "explore, from main: 2 turns, 2 leaves"
-    assert out.splitlines()[1].startswith("  explore/2  score -25  ")
+    assert out.splitlines()[:2] == ["session s", "explore, from main: 2 turns, 2 leaves"]
+    assert out.splitlines()[2].startswith("  explore/2  score -25  ")
     assert open_orders(tmp_path) == []
     found = json.loads(run("explore", *WITH, "--step", "order a chair", "--choices", "1", "--json")[1])
     assert [one["name"] for one in found["branches"]] == ["explore-2/1"]
     assert run("promote", "s", "explore/2", "--json", "--trust", "agentgit.demo:build")[0] == 2  # it needs --yes
     code, out, _ = run("promote", "s", "explore/2", "--yes", "--trust", "agentgit.demo:build")
-    assert (code, out.splitlines()[0]) == (0, "Switch done: branch explore/2.")
+    assert (code, out.splitlines()[0]) == (0, "Switch done: session s, branch explore/2.")
     assert open_orders(tmp_path) == ["lamp"]
     assert "branch   explore/2" in run("status")[1]
 

@@ -51,10 +51,10 @@ def test_b6_stats_are_written_as_json_and_as_text(at):
 def test_b4_a_session_is_deleted_only_after_confirmation(at):
     """B4: without an answer, or with --json but without --yes, nothing is deleted and the command fails."""
     code, out, err = at("delete", "demo")
-    assert (code, out, err) == (1, "", "Permanently delete demo? [y/N] Nothing was done.\n")
+    assert (code, out, err) == (1, "", "Permanently delete session demo? [y/N] Nothing was done.\n")
     code, out, err = at("delete", "demo", "--json")
     assert (code, out) == (2, "")
-    assert err == "error: --json cannot ask for confirmation. Add --yes to confirm.\n"
+    assert json.loads(err)["message"] == "--json cannot ask for confirmation. Add --yes to confirm."
     assert _json(at, "delete", "demo", "--yes")["rows"]["checkpoint"] == 11
     assert _json(at, "sessions") == []
 

@@ -1,10 +1,10 @@
 """Rollbacks, switches and undos from the command line, with only the record and trusted modules (W1, W2, W5)."""
 
-import importlib
 import json
 import re
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import backend
 import processes
@@ -12,6 +12,7 @@ import pytest
 from banking import says
 from command_line import Ran, run
 from scripted import call, tool_node_graph
+from shelves import shelf_in
 
 import agentgit
 from agentgit import InvalidInput, NotFound, RollbackBlocked, RollbackIncomplete
@@ -19,56 +20,18 @@ from agentgit import InvalidInput, NotFound, RollbackBlocked, RollbackIncomplete
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden"
 
-SHELF = '''
-import json, pathlib
-from langchain_core.tools import tool
-from agentgit import effect, reversible
-
-FILE = pathlib.Path(__file__).with_name("shelf.json")
-
-def items():
-    return json.loads(FILE.read_text()) if FILE.exists() else []
-
-def take(args, result):
-    left = items()
-    if args["item"] == "stuck":
-        raise RuntimeError("it does not move")
-    left.remove(result["item"] if result else args["item"])
-    FILE.write_text(json.dumps(left))
-
-@tool
-@reversible(take)
-def put(item: str) -> dict:
-    """Put an item on the shelf."""
-    FILE.write_text(json.dumps([*items(), item]))
-    return {"item": item}
-
-@tool
-@effect("irreversible")
-def shout(text: str) -> str:
-    """Say something that cannot be unsaid."""
-    return "heard"
-
-@tool
-@reversible(take)
-def drop(item: str) -> dict:
-    """Put an item down, and die."""
-    put.func(item)
-    raise KeyboardInterrupt
-'''
-
 
 class Folder:
     """A folder with a module of tools, their world in a file, and a database of agentgit.
 
     Args:
         path: The path of the folder.
+        shelf: The module.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, shelf: ModuleType) -> None:
         self.path = path
-        (path / "shelf.py").write_text(SHELF)
-        self.shelf = importlib.import_module("shelf")
+        self.shelf = shelf
 
     @property
     def items(self) -> list[str]:
@@ -99,11 +62,10 @@ class Folder:
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path):
     """Create a folder whose module of tools this process can import."""
-    monkeypatch.syspath_prepend(tmp_path)
-    yield Folder(tmp_path)
-    sys.modules.pop("shelf", None)
+    with shelf_in(tmp_path) as shelf:
+        yield Folder(tmp_path, shelf)
 
 
 def plainly(text: str) -> str:
@@ -142,7 +104,7 @@ def test_a_blocked_rollback_shows_its_plan_and_does_nothing(folder):
     blocked = folder.run("rollback", "main#1")
     assert blocked.code == RollbackBlocked.exit_code
     assert "block    shout(text='hello')" in blocked.out
-    assert "main#4" in blocked.err  # the nearest reference that a rollback can reach
+    assert "nearest" not in blocked.err  # only HEAD is behind the call
     assert blocked.err.count("\n") == 1
     assert folder.items == ["a book"]
     plan = json.loads(folder.run("rollback", "main#1", "--yes", "--json").out)
@@ -295,11 +257,12 @@ def test_c4_undo_and_checkpoints_need_no_graph_on_the_command_line(folder):
     assert folder.items == ["cup", "jug"]
     assert json.loads(folder.run("fork", "two", "--name", "side", "--json").out)["name"] == "side"
     assert folder.run("checkpoint", "delete", "two").code == 1
-    assert json.loads(folder.run("checkpoint", "cleanup", "--keep", "1", "--json").out) == {"deleted": 2}
+    cleaned = json.loads(folder.run("checkpoint", "cleanup", "--keep", "1", "--json").out)
+    assert cleaned == {"session_name": "s", "branch": "main", "deleted": 2}
     assert json.loads(folder.run("rename", "@side", "aside", "--json").out)["name"] == "aside"
     (session,) = json.loads(folder.run("sessions", "--json").out)
     renamed = folder.run("rename", session["session_name"], "second")
-    assert renamed.out == f"{session['session_name']} is now called second\n"
+    assert renamed.out == f"session {session['session_name']} is now called second\n"
     assert json.loads(folder.run("status", "second", "--json").out)["session"]["id"] == session["id"]
     erased = folder.run("delete", "second", "--yes")
     assert (erased.code, "second" in erased.out) == (0, True)

@@ -94,6 +94,13 @@ def test_the_clerk_searches_charges_mails_and_notes(clerk: Any, shop: str):
     assert read(shop, "SELECT text FROM notes") == [("note that I am in a hurry",)]
 
 
+@pytest.mark.parametrize("mode", ["messages", "custom"])
+def test_a_sync_stream_of_any_mode_ends(clerk: Any, shop: str, mode: str):
+    """A sync stream in a mode for which LangGraph needs a thread of its own ends, and the calls run in order."""
+    list(clerk.stream({"messages": [("user", "order two chairs and a table")]}, THREAD, stream_mode=mode))
+    assert read(shop, "SELECT item FROM orders ORDER BY rowid") == [("chair",), ("table",)]
+
+
 def test_a_tool_error_is_reported_and_changes_nothing(clerk: Any, shop: str):
     """The clerk reports why the shop refused, and nothing is ordered."""
     assert "at least one" in ask(clerk, "order 0 chairs")
@@ -184,7 +191,7 @@ def test_the_story_matches_its_recorded_text(told: Told, tmp_path: Path):
     text = steady("\n".join(told.lines) + "\n", tmp_path)
     assert text == (Path(__file__).parents[1] / "golden" / "demo.txt").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 70
-    assert max(map(len, text.splitlines())) <= 112
+    assert max(map(len, text.splitlines())) <= 120
 
 
 def test_w1_the_story_matches_the_state_of_the_shop(told: Told):

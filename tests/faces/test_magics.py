@@ -1,5 +1,7 @@
 """The notebook magics %agentgit and %%branch, their completion and the live tree (D4)."""
 
+import io
+
 import pytest
 from notebook_shells import magic, restart
 from scripted import World, obedient, tool_node_graph
@@ -60,16 +62,16 @@ def test_d4_a_rollback_rebinds_the_variable_to_an_agent_on_the_new_branch(shell,
     """D4: rollback, switch and undo rebind the variable, leave the old agent unchanged and move the world."""
     first = shell.user_ns["agent"]
     shell.user_ns["also"] = first
-    report = magic(shell, "rollback 'before the table' --name retry")
+    report = magic(shell, "rollback 'before the table' --name retry --yes")
     assert (report.status, world.items) == ("done", ["chair"])
     assert shell.user_ns["agent"].branch.name == "retry"
     assert shell.user_ns["also"].branch.name == "main"
-    assert repr(shown[-1]) == "agent is on branch retry"
-    magic(shell, "switch main --sync world")
+    assert repr(shown[-1]) == "agent is on branch retry of session my session"
+    magic(shell, "switch main --sync world --yes")
     assert shell.user_ns["agent"].branch.name == "main"
     assert world.items == ["chair", "table"]
     shell.user_ns["agent"].run("add lamp")
-    magic(shell, "undo")
+    magic(shell, "undo --yes")
     assert world.items == ["chair", "table"]
     assert first.branch.name == "main"
 
@@ -85,7 +87,7 @@ def test_d4_the_checkpoint_and_tag_magics_name_tag_and_untag(shell):
 WRONG = {
     "rolback x": "NotFound: There is no command %agentgit rolback",
     "rollback": "InvalidInput: the following arguments are required: REF",
-    "rollback nowhere": "NotFound: Session my session has no checkpoint 'nowhere'",
+    "rollback nowhere --yes": "NotFound: Session my session has no checkpoint 'nowhere'",
     "log -n 0": "InvalidInput: argument -n/--limit",
     "switch main --sync never": "InvalidInput: argument --sync",
     "tag a b c": "InvalidInput: Write at most a reference and a name",
@@ -107,7 +109,7 @@ def test_d4_a_blocked_rollback_shows_its_plan(shell, shown, world):
     shell.user_ns["agent"].run("send hello")
     assert "RollbackBlocked" in usage_error(shell, "rollback main#3")
     assert "send(text='hello')" in str(shown[-1])
-    magic(shell, "rollback main#3 --force")
+    magic(shell, "rollback main#3 --force --yes")
     assert world.items == ["chair"]
 
 
@@ -121,9 +123,9 @@ def test_d4_magics_use_the_agent_that_ran_last_or_was_chosen(shell, repo, world)
     other.run("hello again")
     assert magic(shell, "") is shell.user_ns["agent"]
     assert magic(shell, "use 'my session'").name == "my session"
-    assert magic(shell, "rollback 'before the table'").branch == "main-2"
+    assert magic(shell, "rollback 'before the table' --yes").branch == "main-2"
     assert magic(shell, "switch main").name == "main"
-    assert magic(shell, "undo").status == "done"
+    assert magic(shell, "undo --yes").status == "done"
     assert magic(shell, "checkpoint 'without an agent'").checkpoint_name == "without an agent"
     assert "needs an agent" in usage_error(shell, "compare main")
     magic(shell, "use")
@@ -183,7 +185,7 @@ def test_d4_sync_world_moves_the_world_for_the_cell_and_back(shell, shown, world
     """D4, W5: `--sync world` moves the world to the branch for the cell, and back after it."""
     code = "agent.run('add sofa')\nworld_then = list(world.items)"
     shell.user_ns["world"] = world
-    cell_magic(shell, "try --from 'before the table' --sync world", code)
+    cell_magic(shell, "try --from 'before the table' --sync world --yes", code)
     assert shell.user_ns["world_then"] == ["chair", "sofa"]
     assert world.items == ["chair", "table"]
     shell.user_ns["agent"].run("add lamp")
@@ -194,7 +196,7 @@ def test_d4_a_failing_cell_with_sync_restores_the_branch_and_the_world(shell, wo
     """D4, W5: after a cell with --sync that raises, the session and the world are back on the old branch."""
     session = shell.user_ns["agent"].session
     with pytest.raises(ZeroDivisionError):
-        cell_magic(shell, f"try --from 'before the table' --sync {sync}", "agent.run('note hurry')\n1 / 0")
+        cell_magic(shell, f"try --from 'before the table' --sync {sync} --yes", "agent.run('note hurry')\n1 / 0")
     assert session.branch().name == "main"
     assert world.items == ["chair", "table"]
     shell.user_ns["agent"].run("add lamp")
@@ -203,9 +205,131 @@ def test_d4_a_failing_cell_with_sync_restores_the_branch_and_the_world(shell, wo
 def test_d4_a_cell_error_notes_why_the_world_stays_on_the_branch(shell, world):
     """D4, W5: when the world cannot return, the error of the cell is raised with a note that says why."""
     with pytest.raises(ZeroDivisionError) as failed:
-        cell_magic(shell, "try --from 'before the table' --sync world", "agent.run('send hello')\n1 / 0")
+        cell_magic(shell, "try --from 'before the table' --sync world --yes", "agent.run('send hello')\n1 / 0")
     assert "still on branch try" in failed.value.__notes__[0]
     assert "cannot be undone" in failed.value.__notes__[0]
+
+
+# -- which session, and the question
+
+
+def texts(shown) -> list[str]:
+    return [repr(value) for value in shown]
+
+
+def test_u1_every_output_names_the_session_and_the_branch(shell, shown):
+    """U1: each command that reads or changes a session first names it, its branch and the agent's variable."""
+    for line in ("log", "tree", "branches", "tool-track", "search table", "diff", "compare main#2", "stats", "tag"):
+        shown.clear()
+        magic(shell, line)
+        assert texts(shown) == ["session my session, branch main, variable agent"]
+    magic(shell, "rollback 'before the table' --name retry --yes")
+    assert texts(shown)[-1] == "agent is on branch retry of session my session"
+    shown.clear()
+    cell_magic(shell, "try", "agent.branch.name")
+    assert texts(shown)[0] == "session my session, branch retry, variable agent"
+    shell.user_ns.pop("agent")
+    shown.clear()
+    magic(shell, "plan HEAD")
+    assert texts(shown) == ["session my session, branch retry"]
+
+
+CHANGES = (
+    "undo --yes",
+    "redo --yes",
+    "rollback main#1 --yes",
+    "switch main",
+    "checkpoint x",
+    "tag x",
+    "tag --delete x",
+)
+
+
+def test_u1_with_several_agents_a_change_needs_the_name_of_the_session(shell, shown, repo, world):
+    """U1: with agents of two sessions, no command changes either until it is named; reading says which one it read."""
+    other = repo.wrap(tool_node_graph(obedient(), world.tools()), "other", effects=world.effects())
+    other.run("add lamp")
+    shell.user_ns["other"] = other
+    for line in CHANGES:
+        assert "Ambiguous: There are several sessions" in usage_error(shell, line)
+        assert "It could be other, agent." in usage_error(shell, line)
+    from IPython.core.error import UsageError
+
+    with pytest.raises(UsageError, match="several sessions"):
+        cell_magic(shell, "try", "1")
+    assert world.items == ["chair", "table", "lamp"]
+    magic(shell, "log")
+    assert "session other, branch main, variable other (others: agent; choose with --session NAME)" in texts(shown)
+    magic(shell, "undo --yes --session agent")
+    assert world.items == ["chair", "lamp"]
+    magic(shell, "use other")
+    magic(shell, "undo --yes")
+    assert world.items == ["chair"]
+
+
+def test_u1_with_several_sessions_and_no_agent_a_change_needs_the_name(shell, repo):
+    """U1: with only a repository, the session that moved last is read, and changed only if it is named."""
+    repo.session("newest", create=True)
+    del shell.user_ns["agent"]
+    for line in CHANGES:
+        assert "It could be newest, 'my session'." in usage_error(shell, line)
+    assert magic(shell, "tag good --session 'my session'")[0].name == "good"
+    assert "no checkpoint" in usage_error(shell, "plan nowhere --session 'my session'")
+
+
+def test_u1_a_session_in_the_place_of_a_reference_is_named_as_one(shell, repo):
+    """U1: `plan three` and `undo three` say that three is a session, and how to name it."""
+    repo.session("three", create=True)
+    for line in ("plan three", "undo three", "tree three", "rollback three --yes", "log three"):
+        assert f"'three' is a session. Write: %agentgit {line.split()[0]} … --session three" in usage_error(shell, line)
+
+
+ASKING = ("rollback 'before the table'", "undo", "switch try --sync world", "undo --session agent")
+
+
+def test_u1_a_change_of_the_world_shows_its_plan_and_asks(shell, shown, world, monkeypatch):
+    """U1: commands that reverse effects show the plan and ask; the question names session and branch; no means no."""
+    shell.user_ns["agent"].fork("before the table", name="try")
+    for line in ASKING:
+        for answer in ("n", "", "nope"):
+            monkeypatch.setattr("sys.stdin", io.StringIO(f"{answer}\n"))
+            assert "Nothing was changed, because the answer is not yes." in usage_error(shell, line)
+        assert "add(item='table')" in str(shown[-1])
+    assert world.items == ["chair", "table"]
+    assert len(shell.user_ns["agent"].session.branches()) == 2
+
+
+def test_u1_yes_is_an_answer(shell, shown, world, monkeypatch, capsys):
+    """U1: after a yes the plan that was shown is carried out."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    assert magic(shell, "undo").status == "done"
+    assert world.items == ["chair"]
+    assert "Undo? (session my session, branch main) [y/N] " in capsys.readouterr().out
+
+
+def test_u1_without_somebody_to_ask_nothing_changes_and_the_flag_is_named(shell, world):
+    """U1: where nobody can answer, as in a notebook that runs unattended, the error says to add --yes."""
+    for line in ASKING[:2]:
+        assert "nobody can answer here" in usage_error(shell, line)
+        assert usage_error(shell, line).endswith("Add --yes.")
+    with pytest.raises(Exception, match="Add --yes"):
+        cell_magic(shell, "try --from 'before the table' --sync world", "1")
+    assert world.items == ["chair", "table"]
+    assert len(shell.user_ns["agent"].session.branches()) == 1
+
+
+def test_u1_a_plan_that_changes_while_the_question_is_open_is_not_carried_out(shell, world, monkeypatch):
+    """U1: if the session moves on between the plan and the answer, nothing is done and the error says so."""
+    agent = shell.user_ns["agent"]
+
+    class SlowPerson(io.StringIO):
+        def readline(self, *_):
+            agent.run("add lamp")
+            return "y\n"
+
+    monkeypatch.setattr("sys.stdin", SlowPerson())
+    assert "Conflict: Nothing was changed: the session moved on" in usage_error(shell, "rollback 'before the table'")
+    assert world.items == ["chair", "table", "lamp"]
 
 
 def complete(shell, text):
@@ -218,7 +342,7 @@ def complete(shell, text):
 
 OFFERED = {
     "%agentgit ro": ["%agentgit rollback"],
-    "%agentgit switch ": ["%agentgit switch main", "%agentgit switch --sync", "%agentgit switch --force"],
+    "%agentgit switch ": [f"%agentgit switch {word}" for word in ("main", "--sync", "--force", "--yes", "--session")],
     "%agentgit rollback main#": [f"%agentgit rollback main#{n}" for n in (5, 4, 3, 2, 1)],
     "%agentgit rollback 'bef": ["%agentgit rollback 'before the table'"],
     "%agentgit rollback bef": ["%agentgit rollback 'before the table'"],
@@ -226,7 +350,8 @@ OFFERED = {
     "%agentgit use my": ["%agentgit use 'my session'"],
     "%agentgit tag --delete ": ["%agentgit tag --delete good"],
     "%%branch try --from go": ["%%branch try --from good"],
-    "%%branch ": ["%%branch --from", "%%branch --sync", "%%branch --force"],
+    "%%branch ": [f"%%branch --{word}" for word in ("from", "sync", "force", "yes", "session")],
+    "%agentgit log --session my": ["%agentgit log --session 'my session'"],
     "%%agentgit ": ["%%agentgit live"],
 }
 
@@ -261,8 +386,38 @@ def kernel(tmp_path_factory):
 def run(kernel, code):
     """Run a cell in the kernel, and return the reply and the shown messages."""
     messages = []
-    reply = kernel.execute_interactive(code, output_hook=messages.append, timeout=120)
+    reply = kernel.execute_interactive(code, allow_stdin=False, output_hook=messages.append, timeout=120)
     return reply["content"], [(message["msg_type"], message["content"]) for message in messages]
+
+
+ANSWERED = """\
+agent.run("order two chairs")
+%agentgit undo
+"""
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("default::pytest.PytestUnraisableExceptionWarning")
+def test_u1_a_kernel_asks_in_the_input_box_of_its_client(kernel):
+    """U1: in Jupyter's kernel the question appears in the input box; a client without one is told to add --yes."""
+    run(kernel, "%load_ext agentgit")
+    run(kernel, START.replace('"s"', '"asked"'))
+    reply, shown = run(kernel, ANSWERED)
+    assert reply["ename"] == "UsageError"
+    assert "Add --yes." in "".join(content["text"] for kind, content in shown if kind == "stream")
+    asked = []
+
+    def answer(message):
+        asked.append(message["content"]["prompt"])
+        kernel.input("y")
+
+    reply = kernel.execute_interactive(
+        "%agentgit undo", allow_stdin=True, stdin_hook=answer, output_hook=lambda message: None, timeout=120
+    )
+    assert reply["content"]["status"] == "ok"
+    assert asked == ["Undo? (session asked, branch main) [y/N] "]
+    _, shown = run(kernel, "agent.branch.name")
+    assert "main-2" in str(shown)
 
 
 START = """\
@@ -280,7 +435,7 @@ def test_d4_the_extension_works_in_a_real_jupyter_kernel(kernel):
     assert run(kernel, START)[0]["status"] == "ok"
     reply, shown = run(kernel, "%%agentgit live\nfor _ in agent.stream({'messages': [('user', 'two lamps')]}): pass")
     assert reply["status"] == "ok"
-    trees = [content for kind, content in shown if kind in ("display_data", "update_display_data")]
+    trees = [content for kind, content in shown if kind == "update_display_data" or content.get("transient")]
     assert len({content["transient"]["display_id"] for content in trees}) == 1
     assert "0 checkpoints" in trees[0]["data"]["text/plain"]
     assert "2 checkpoints" in trees[-1]["data"]["text/plain"]

@@ -15,37 +15,21 @@ from mcp import ClientSession, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp_clients import connected, offered, server
 from scripted import World, call, obedient, scripted, tool_node_graph
+from shelves import SHELF, shelf_in
 
 import agentgit
 from agentgit import Conflict, InvalidInput, NotAllowed, NotFound, RollbackBlocked, RollbackIncomplete, Unavailable
 
 ROOT = Path(__file__).parents[2]
 
-SHELF = '''
-import json, pathlib
-from langchain_core.tools import tool
-from agentgit import reversible
-
-FILE = pathlib.Path(__file__).with_name("shelf.json")
-print("nor is this one")
-
-def items():
-    return json.loads(FILE.read_text()) if FILE.exists() else []
-
+LOUD = """
 def take(args, result):
     print("this line is for a person, and no MCP")
     assert input.__module__ == "builtins" and __import__("sys").stdin.read() == ""
-    left = items()
-    left.remove(args["item"])
-    FILE.write_text(json.dumps(left))
+"""
 
-@tool
-@reversible(take)
-def put(item: str) -> str:
-    """Put an item on the shelf."""
-    FILE.write_text(json.dumps([*items(), item]))
-    return item
-'''
+LOUD_SHELF = 'print("nor is this one")\n' + SHELF.replace("\ndef take(args, result):\n", LOUD)
+"""A module whose import and undo function print, although standard output belongs to the protocol."""
 
 
 @pytest.fixture
@@ -96,13 +80,9 @@ def parameters(folder: Path, *words: str) -> StdioServerParameters:
 
 
 @pytest.mark.long
-async def test_a7_a_client_saves_a_checkpoint_and_rolls_back_over_stdio(tmp_path, monkeypatch):
+async def test_a7_a_client_saves_a_checkpoint_and_rolls_back_over_stdio(tmp_path):
     """A7, W2: a client in another process saves a checkpoint, plans and rolls back, although the undo prints text."""
-    (tmp_path / "shelf.py").write_text(SHELF)
-    monkeypatch.syspath_prepend(tmp_path)
-    import shelf  # of the folder
-
-    with agentgit.open(tmp_path / "agentgit.db") as repo:
+    with shelf_in(tmp_path, LOUD_SHELF) as shelf, agentgit.open(tmp_path / "agentgit.db") as repo:
         model = scripted(call("put", item="cup"), "ok", call("put", item="jug"), "ok")
         agent = repo.wrap(tool_node_graph(model, [shelf.put]), "s")
         agent.run("a cup")
@@ -121,7 +101,6 @@ async def test_a7_a_client_saves_a_checkpoint_and_rolls_back_over_stdio(tmp_path
             assert (done.isError, done.structuredContent["branch"]) == (False, "main-2")
             assert json.loads((tmp_path / "shelf.json").read_text()) == ["cup"]
         assert [branch.name for branch in repo.session().branches()] == ["main", "main-2"]
-    sys.modules.pop("shelf")
 
 
 @pytest.mark.long
@@ -272,3 +251,30 @@ async def test_bad_arguments_are_tool_errors_and_the_server_keeps_running(repo, 
         assert (await ask("fork", name="side")).structuredContent["name"] == "side"
         assert "diff" not in said(await ask("diff", a="main#1"))
         assert not (await ask("delete_checkpoint", checkpoint="main#1")).isError
+
+
+async def test_u1_a_tool_that_changes_a_session_needs_its_name_if_there_are_several(repo, agent, world):
+    """U1: with two sessions, tools that plan or change need `session`; plans and answers name session and branch."""
+    repo.wrap(tool_node_graph(obedient(), world.tools()), "moved last", effects=world.effects()).run("add lamp")
+    before = [str(repo.session(name).tree()) for name in ("s", "moved last")]
+    target = {"checkpoint": "main#1"}
+    orders = [
+        ("plan_rollback", target), ("rollback_to_checkpoint", {**target, "confirm": "x"}), ("fork", {}),
+        ("plan_switch", {"branch": "main"}), ("switch", {"branch": "main"}), ("create_checkpoint", {"name": "x"}),
+        ("delete_checkpoint", target), ("cleanup_auto_checkpoints", {"keep": 0}),
+    ]  # fmt: skip
+    async with client(repo) as call_tool:
+        for name, arguments in orders:
+            refused = await call_tool(name, **arguments)
+            assert refused.isError, name
+            assert "pass session, one of: 'moved last', 's'" in said(refused)
+        assert [str(repo.session(name).tree()) for name in ("s", "moved last")] == before
+        plan = await call_tool("plan_rollback", session="s", **target)
+        assert said(plan).startswith("Rollback of session s, branch main, to main#1: ")
+        assert (plan.structuredContent["session_name"], plan.structuredContent["branch"]) == ("s", "main")
+        done = await call_tool(
+            "rollback_to_checkpoint", session="s", confirm=plan.structuredContent["confirm"], **target
+        )
+        assert said(done).startswith("Rollback done: session s, branch main-2, ")
+        assert said(await call_tool("fork", session="s", name="more")).startswith("session s\n")
+    assert str(repo.session("moved last").tree()) == before[1]

@@ -13,6 +13,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from web_servers import story
+from web_visitors import fields_of
 
 import agentgit
 from agentgit.web import OwnerLink, app
@@ -39,6 +41,50 @@ def test_d5_serve_prints_a_login_link_and_shuts_down_cleanly(tmp_path):
             assert "Traceback" not in server.stderr.read()
         finally:
             server.kill()
+
+
+@pytest.mark.long
+def test_u3_serve_with_a_graph_edits_a_message_and_runs_it_again(tmp_path):
+    """U3: with --graph the pages of a session that another process has made edit a message, and the turn runs here."""
+    story(tmp_path).close()
+    command = [
+        sys.executable, "-m", "agentgit", "serve", "--port", "0", "--db", "agentgit.db",
+        "--graph", "agentgit.demo:build", "--effects", "agentgit.demo:EFFECTS",
+    ]  # fmt: skip
+    with (
+        subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as server,  # noqa: S603  # our own
+        agentgit.open(tmp_path / "agentgit.db") as repo,
+        httpx.Client(follow_redirects=True, timeout=120) as client,
+    ):
+        try:
+            found = re.search(r"http://127\.0\.0\.1:\d+/enter\?token=\S+", server.stderr.readline())
+            door, session = client.get(found[0]).url, repo.session("support-42")
+            at, message = f"/sessions/{session.id}", session.branch("main-2").conversation_history[4]["id"]
+            assert "/edit?" in client.get(door.join(at)).text
+            page = client.get(door.join(f"{at}/edit"), params={"branch": "main-2", "message": message})
+            assert "Blocked by 1 call (send_mail)" in page.text
+            last_id = repo.events.last_id()
+            form = fields_of(page) | {"text": "a lamp", "force": "true"}
+            shown = client.post(door.join(f"{at}/edit"), data=form, headers={"origin": str(door.join("/"))[:-1]})
+            assert (shown.status_code, shown.url.params["branch"]) == (200, "main-3")
+            next(iter(repo.events.list(session="support-42", after=last_id, kinds="turn.done", follow=True)))
+        finally:
+            server.terminate()
+        said = [one["content"] for one in session.branch("main-3").conversation_history]
+        assert (said[-4], said[-1]) == ("a lamp", "Ordered 1 lamp for 25 euros (lamp-2).")
+        (lamp,) = session.tool_track(branch="main-3")[-1:]
+        assert (lamp.tool_name, lamp.effect) == ("create_order", "reversible")
+
+
+def test_u3_serve_refuses_effects_without_a_graph_and_a_graph_that_does_not_exist(tmp_path):
+    """Bad input: --effects needs --graph, and a graph that cannot be imported is named."""
+    agentgit.open(tmp_path / "agentgit.db").close()
+    for words, code, part in (
+        (["--effects", "agentgit.demo:EFFECTS"], 2, "--graph MODULE:GRAPH"),
+        (["--graph", "agentgit.demo:nothing"], 3, "agentgit.demo:nothing"),
+    ):
+        _, said, ended = command_line.run("serve", "--db", str(tmp_path / "agentgit.db"), *words)
+        assert (ended, part in said) == (code, True)
 
 
 @pytest.mark.long
@@ -97,4 +143,7 @@ def test_d6_the_package_folder_contains_templates_and_static_files():
     """D6: the package folder, which the wheel ships, contains the templates and the static files."""
     folder = Path(agentgit.__file__).parent / "web"
     assert {"base.html", "parts.html"} <= {file.name for file in (folder / "templates").iterdir()}
-    assert {file.suffix for file in (folder / "static").iterdir()} == {".css", ".js", ".svg"}
+    assert {file.suffix for file in (folder / "static").iterdir() if file.is_file()} == {".css", ".js", ".svg"}
+    vendor = folder / "static" / "vendor"
+    assert {file.name for file in vendor.iterdir()} == {"README.md", "htmx.js", "idiomorph.js"}
+    assert "Zero-Clause BSD" in (vendor / "README.md").read_text()

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from browsers import browser, needs_browser, pages
+from playwright.sync_api import Page, expect
 from web_servers import hostile, served, story
 
 import agentgit
 from agentgit.demo import EFFECTS, build
 from agentgit.web import OwnerLink, app
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+__all__ = ["browser", "pages"]  # the fixtures
 
-MILLISECONDS = 60_000
-"""The time limit for an expected change of a page; a busy machine is slow."""
-
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="left out: there is no Chromium to look at the pages with")
+pytestmark = needs_browser
 
 FINDINGS = """() => {
   const wrong = [];
@@ -97,40 +94,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """Start Chromium without a window."""
-    with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        expect.set_options(timeout=MILLISECONDS)
-        yield found
-        found.close()
-
-
-@pytest.fixture
-def pages(site: SimpleNamespace, browser: Browser):
-    """Yield a function that opens a logged-in page; at the end no page may have had an error or a foreign request."""
-    contexts, wrong = [], []
-
-    def make(**options: object) -> Page:
-        context = browser.new_context(base_url=site.address, **options)
-        contexts.append(context)
-        port = site.address.rpartition(":")[2]
-        context.add_cookies([{"name": f"agentgit-{port}", "value": site.credential, "url": site.address}])
-        page = context.new_page()
-        page.set_default_timeout(MILLISECONDS)
-        page.on("console", lambda told: wrong.append(told.text) if told.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("dialog", lambda dialog: (wrong.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-        page.on("request", lambda r: None if r.url.startswith(site.address) else wrong.append(f"elsewhere: {r.url}"))
-        return page
-
-    yield make
-    for context in contexts:
-        context.close()
-    assert wrong == []
-
-
-@pytest.fixture(scope="module")
 def shots(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder for screenshots: $AGENTGIT_SCREENSHOTS, or else a temporary folder."""
     given = os.environ.get("AGENTGIT_SCREENSHOTS")
@@ -186,15 +149,13 @@ def test_d5_a_rollback_can_be_done_with_the_keyboard_alone(pages, site, shots):
     hit(page, "j")
     page.keyboard.press("Enter")
     expect(page.locator("h1")).to_have_text("support-42")
-    expect(page.locator("svg.agentgit-tree")).to_be_visible()
-    hit(page, "j")
-    hit(page, "j")
-    hit(page, "k")
+    expect(page.locator("#tree")).to_be_visible()
+    reach(page, "main-2#6")
     page.keyboard.press("Enter")
-    expect(page.locator("h1")).to_contain_text("main-2#")
-    reach(page, "Plan a rollback to here")
+    expect(page.locator("#talk-title")).to_have_text("At main-2#6")
+    reach(page, "Roll back to here")
     page.keyboard.press("Enter")
-    expect(page.locator("h1")).to_contain_text("Rollback to")
+    expect(page.locator("#panel-title")).to_be_focused()
     page.screenshot(path=shots / "keyboard-plan.png", full_page=True)
     reach(page, "Roll back")
     page.keyboard.press("Enter")
@@ -210,11 +171,11 @@ def test_d5_a_rollback_can_be_done_with_the_keyboard_alone(pages, site, shots):
 
 @pytest.mark.long
 def test_d5_a_click_on_a_tree_node_opens_its_checkpoint(pages, site):
-    """D5: a click on a dot of the picture opens that checkpoint."""
+    """D5: a click on a dot of the picture shows the conversation at that checkpoint."""
     page = pages()
     page.goto(paths(site.repo, "support")["session"])
-    page.locator("svg.agentgit-tree a text", has_text="main#3").click()
-    expect(page.locator("h1")).to_contain_text("main#3")
+    page.locator("#tree [data-ref='main#3'] a").click()
+    expect(page.locator("#talk-title")).to_have_text("At main#3")
 
 
 @pytest.mark.long
@@ -269,8 +230,41 @@ def test_d5_an_open_page_shows_a_new_checkpoint_without_a_reload(pages, site):
     with page.expect_response("**/events/live*"):
         page.goto(paths(site.repo, "live")["session"])
     agent.checkpoint("while you look")
-    expect(page.locator("#log")).to_contain_text("while you look")
+    expect(page.locator("#talk")).to_contain_text("while you look")
     expect(page.locator("#told")).to_have_text("Updated: checkpoint.created")
+
+
+READ = """() => {
+  const parse = DOMParser.prototype.parseFromString;
+  window.read = new Promise((done) => {
+    DOMParser.prototype.parseFromString = function (text, type) {
+      if (text.includes('id="talk"')) setTimeout(done);
+      return parse.call(this, text, type);
+    };
+  });
+}"""
+"""Makes `window.read` wait until a script has read a conversation that it has fetched, and has used it."""
+
+
+@pytest.mark.long
+def test_u3_an_update_that_arrives_late_does_not_bring_back_what_was_left(pages, site):
+    """U3: a live update of a conversation that a person has left in the meantime is not shown."""
+    agent = site.repo.wrap(build(site.folder / "shop.db"), "late", effects=EFFECTS)
+    agent.run("order a chair")
+    page, held = pages(), []
+    at = paths(site.repo, "late")["session"]
+    with page.expect_response("**/events/live*"):
+        page.goto(at)
+    page.route(f"**{at}", lambda route: held.append(route))
+    with page.expect_request(f"**{at}"):
+        agent.checkpoint("meanwhile")
+    page.locator("li.tree-row[data-ref='main#2'] .open").click()
+    expect(page.locator("#talk-title")).to_have_text("At main#2")
+    page.evaluate(READ)
+    for route in held:
+        route.continue_()
+    page.evaluate("window.read")
+    assert page.locator("#talk-title").inner_text() == "At main#2"
 
 
 @pytest.mark.long
@@ -283,9 +277,104 @@ def test_d5_pages_work_without_javascript(pages, site):
     page.get_by_role("button", name="Search").click()
     expect(page.locator(".hits mark").first).to_have_text("sofa")
     page.goto(found["diff"])
-    expect(page.locator(".side")).to_have_count(2)
-    page.goto(found["session"])
-    page.get_by_role("link", name="Switch to main", exact=True).click()
+    expect(page.locator("section[aria-label^='Only in']")).to_have_count(2)
+    page.goto(found["session"] + "?branch=main")
+    page.get_by_role("link", name="Switch to this branch").click()
     page.get_by_role("button", name="Switch").click()
-    expect(page.locator("#branches li", has_text="current")).to_contain_text("main")
+    expect(page.locator(".talk-head")).to_contain_text("Branch main")
+    expect(page.locator(".talk-head")).to_contain_text("current")
     assert site.repo.session("support-42").branch().name == "main"
+
+
+@pytest.mark.long
+def test_u3_a_rollback_is_planned_and_done_in_the_conversation(pages, site, shots):
+    """U3: a panel opens where the turn is, follows its options, closes with Escape, and its button rolls back."""
+    agent = site.repo.wrap(build(site.folder / "shop.db"), "panels", effects=EFFECTS)
+    agent.run("order a chair")
+    agent.run("pay, and mail the receipt")
+    page = pages()
+    page.goto(paths(site.repo, "panels")["session"])
+    page.get_by_role("link", name="Undo from here").nth(1).click()
+    expect(page.locator("#panel-title")).to_be_focused()
+    expect(page.locator(".turn").nth(1).locator("#panel")).to_contain_text("Blocked by 1 call (send_mail)")
+    page.get_by_label("Later effects").select_option("keep")
+    expect(page.locator("#panel .note").first).to_have_class("note good")
+    page.screenshot(path=shots / "panel.png", full_page=True)
+    assert page.evaluate(FINDINGS) == []
+    page.keyboard.press("Escape")
+    expect(page.locator("#panel")).to_have_count(0)
+    page.get_by_role("link", name="Undo from here").first.click()
+    page.get_by_role("button", name="Roll back anyway").click()
+    expect(page.locator("h1")).to_contain_text("Rollback done")
+    assert site.repo.session("panels").branch().name == "main-2"
+
+
+@pytest.mark.long
+def test_u3_a_double_click_sends_a_form_once(pages, site):
+    """U3: the second submission of a form, as by a double click, is not sent."""
+    session = site.repo.wrap(build(site.folder / "shop.db"), "twice", effects=EFFECTS).session
+    session.checkpoint("by hand")
+    page = pages()
+    page.goto(paths(site.repo, "twice")["session"])
+    submit = "form => form.dispatchEvent(new SubmitEvent('submit', { bubbles: true, cancelable: true }))"
+    form = page.locator(".act form[action$=fork]")
+    assert [form.evaluate(submit), form.evaluate(submit)] == [True, False]
+
+
+@pytest.mark.long
+def test_u3_turns_are_filtered_and_searched_in_place(pages, site):
+    """U3: typing hides the turns without the words, and Enter shows the results of the whole session in place."""
+    page = pages()
+    page.goto(paths(site.repo, "support")["session"] + "?branch=main-2")
+    page.keyboard.press("/")
+    page.keyboard.type("SOFA")
+    expect(page.locator(".turn:visible")).to_have_count(1)
+    expect(page.locator("#filtered")).to_have_text("1 of 3 turns")
+    page.keyboard.press("Enter")
+    expect(page.locator("#found .hits mark").first).to_have_text("sofa")
+    page.locator("#found .hits a").first.click()
+    expect(page.locator("#talk-title")).to_contain_text("At main-2#")
+
+
+@pytest.mark.long
+def test_u3_an_edited_message_runs_while_the_page_is_watched(pages, site):
+    """U3: a message is edited in place, and the page of the new branch shows the answer by itself."""
+    agent = site.repo.wrap(build(site.folder / "shop.db"), "edits", effects=EFFECTS)
+    agent.run("order a chair")
+    page = pages()
+    page.goto(paths(site.repo, "edits")["session"])
+    page.get_by_role("link", name="Edit message 1").click()
+    page.get_by_label("New text").fill("order two lamps")
+    page.get_by_role("button", name="Roll back and run").click()
+    expect(page.locator("#talk-title")).to_have_text("Branch main-2")
+    expect(page.locator("#talk")).to_contain_text("Ordered 2 lamps")
+    expect(page.locator(".tool-chips").first).to_contain_text("done")
+
+
+@pytest.mark.long
+def test_u3_an_open_form_acts_on_the_branch_that_the_page_shows(pages, site):
+    """U3: a form that stands open stays through live updates, and closes when the page shows another branch."""
+    session = site.repo.wrap(build(site.folder / "shop.db"), "moving", effects=EFFECTS).session
+    session.checkpoint("by hand")
+    session.fork(name="other")
+    page = pages()
+    with page.expect_response("**/events/live*"):
+        page.goto(f"/sessions/{session.id}")
+    name, target = page.get_by_label("Name of the branch"), page.locator("input[name=branch]")
+    page.locator("summary", has_text="Rename").click()
+    name.fill("typed")
+    page.locator("summary", has_text="Rename").focus()
+    session.checkpoint("while you type")
+    expect(page.locator("#talk")).to_contain_text("while you type")
+    expect(name).to_have_value("typed")
+    session.switch("other")
+    session.checkpoint("elsewhere")
+    expect(page.locator("#talk-title")).to_have_text("Branch other")
+    expect(name).to_be_hidden()
+    expect(target).to_have_value("other")
+    page.locator("summary", has_text="Rename").click()
+    expect(name).to_have_value("other")
+    name.fill("better")
+    page.get_by_role("button", name="Rename").click()
+    expect(page.locator("#talk-title")).to_have_text("Branch better")
+    assert {branch.name for branch in session.branches()} == {"main", "better"}

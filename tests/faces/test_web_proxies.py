@@ -5,24 +5,18 @@ from __future__ import annotations
 import logging
 import re
 import shutil
-import socket
-import ssl
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
 import jwt
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from fastapi.testclient import TestClient
+from real_proxies import NAME, browser, certify, nginx, started
 from web_servers import PASSWORD, free_port, quick_passwords, served, served_by_command  # noqa: F401  # a fixture
 
 import agentgit
@@ -162,7 +156,7 @@ def test_q4_only_a_password_login_creates_a_device(repo):
     time.sleep(1.5)  # a token of the second in which its user was created is invalid
     token = jwt.encode(said, "0123456789abcdef" * 4, algorithm="HS256")
     for handle in (repo.authenticate(key.secret), repo.authenticate(token)):
-        with pytest.raises(agentgit.NotAllowed, match=r"repo\.login"):
+        with pytest.raises(agentgit.NotAllowed, match="first log in with a password"):
             handle.keys.device()
     assert repo.login("ada", PASSWORD).keys.device()
 
@@ -237,7 +231,6 @@ def test_q4_the_log_says_why_a_form_was_refused(repo, caplog):
 
 # -- real proxies
 
-NAME = "git.example.com"
 FILES = {"nginx": SAMPLES / "nginx.conf", "caddy": SAMPLES / "Caddyfile"}
 
 
@@ -279,77 +272,21 @@ def running(program: str, folder: Path, backend: str) -> Iterator[int]:
             "listen 443 ssl": f"listen 127.0.0.1:{port} ssl", "http://127.0.0.1:8700": backend,
             "/etc/ssl/git.example.com.pem": str(certificate), "/etc/ssl/git.example.com.key": str(key),
         }  # fmt: skip
-        kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-        places = "".join(f"{kind}_temp_path {folder}/{kind};" for kind in kinds)
-        around = f"daemon off; master_process off; pid {folder}/pid; events {{}} http {{ access_log off; {places} %s }}"
-        command = [found, "-e", "stderr", "-p", str(folder), "-c", str(config)]
     else:
         others = {
             "\n" + NAME + " {": f"\n{NAME}:{port} {{\n\ttls {certificate} {key}",
             "127.0.0.1:8700\n}": f"{backend.removeprefix('http://')}\n}}",
         }  # fmt: skip
-        around = "{\n\tadmin off\n\tauto_https disable_redirects\n}\n%s"
-        command = [found, "run", "--adapter", "caddyfile", "--config", str(config)]
     for old, new in others.items():
         assert sample.count(old) == 1
         sample = sample.replace(old, new)
-    config.write_text(around % sample)
-    with subprocess.Popen(command, cwd=folder, env={"HOME": str(folder)}, stderr=subprocess.PIPE) as process:  # noqa: S603
-        try:
-            for _ in range(600):
-                with socket.socket() as tried:
-                    if tried.connect_ex(("127.0.0.1", port)) == 0:
-                        break
-                assert process.poll() is None, process.stderr.read().decode()
-                time.sleep(0.1)
-            yield port
-        finally:
-            process.kill()
-
-
-class Led(httpx.HTTPTransport):
-    """A transport that sends every request to one port of this machine, as a name server and a router do.
-
-    Args:
-        port: The port of the proxy.
-        source: The source address of the requests.
-        trust: The context that checks the certificate of the proxy.
-    """
-
-    def __init__(self, port: int, source: str, trust: ssl.SSLContext) -> None:
-        super().__init__(verify=trust, local_address=source)
-        self._port = port
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request to the port, with the server name of its URL."""
-        url = request.url.copy_with(host="127.0.0.1", port=self._port)
-        more = {**request.extensions, "sni_hostname": request.url.host}
-        return super().handle_request(
-            httpx.Request(request.method, url, headers=request.headers, stream=request.stream, extensions=more)
-        )
-
-
-def browser(folder: Path, port: int, source: str, address: str = f"https://{NAME}") -> httpx.Client:
-    """Create a client that requests an address as a browser does, and reaches the proxy."""
-    led = Led(port, source, ssl.create_default_context(cafile=str(folder / "cert.pem")))
-    return httpx.Client(base_url=address, transport=led, headers={"origin": address}, timeout=60)
-
-
-def certify(folder: Path) -> tuple[Path, Path]:
-    """Make a certificate for the name in the samples, and return its path and the path of its key."""
-    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, NAME)])
-    made = (
-        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
-        .serial_number(x509.random_serial_number()).not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(NAME)]), critical=False)
-        .sign(key, hashes.SHA256())
-    )  # fmt: skip
-    secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    for file, text in (("cert.pem", made.public_bytes(Encoding.PEM)), ("key.pem", secret)):
-        (folder / file).write_bytes(text)
-    return folder / "cert.pem", folder / "key.pem"
+    if program == "nginx":
+        command = nginx(found, folder, sample)
+    else:
+        config.write_text("{\n\tadmin off\n\tauto_https disable_redirects\n}\n" + sample)
+        command = [found, "run", "--adapter", "caddyfile", "--config", str(config)]
+    with started(command, folder, port):
+        yield port
 
 
 @pytest.mark.long

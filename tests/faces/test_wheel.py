@@ -1,11 +1,15 @@
-"""The built wheel in a new environment, away from the checkout."""
+"""The built distributions, and the wheel in a new environment, away from the checkout."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import tarfile
 import zipfile
+from email import message_from_bytes
+from email.message import Message
 from pathlib import Path
 
 import pytest
@@ -15,13 +19,16 @@ ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.long
 
 
-def run(*command: str | Path, cwd: Path) -> str:
+ADDRESS = "https://git.example.com/team/agentgit"
+
+
+def run(*command: str | Path, cwd: Path, **more: str) -> str:
     """Run a command without the environment of this checkout, and return its output."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "AGENTGIT_", "VIRTUAL_ENV"))}
     done = subprocess.run(  # noqa: S603  # the commands are written in this file
         [str(part) for part in command],
         cwd=cwd,
-        env=inherited,
+        env=inherited | more,
         capture_output=True,
         text=True,
         timeout=900,
@@ -31,12 +38,34 @@ def run(*command: str | Path, cwd: Path) -> str:
     return done.stdout
 
 
+def build(out: Path, source: Path = ROOT, *options: str, **more: str) -> Path:
+    """Build distributions into a folder, as `make dist` does, and return the folder."""
+    run(sys.executable, "-m", "build", "--no-isolation", *options, "--outdir", out, source, cwd=ROOT, **more)
+    return out
+
+
+def only(folder: Path, pattern: str) -> Path:
+    """Return the one file in a folder that matches a pattern."""
+    [found] = folder.glob(pattern)
+    return found
+
+
+def metadata(wheel: Path) -> Message:
+    """Return the metadata of a wheel; its payload is the long description."""
+    with zipfile.ZipFile(wheel) as archive:
+        return message_from_bytes(archive.read(next(name for name in archive.namelist() if name.endswith("/METADATA"))))
+
+
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the wheel from the checkout, and return its path."""
-    out = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, cwd=ROOT)
-    return next(out.glob("agentgit-*.whl"))
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the source distribution and from it the wheel, without the address of a repository; return the folder."""
+    return build(tmp_path_factory.mktemp("dist"))
+
+
+@pytest.fixture(scope="module")
+def wheel(dist: Path) -> Path:
+    """Return the wheel."""
+    return only(dist, "*.whl")
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +91,61 @@ def test_d6_the_wheel_contains_only_the_package_and_its_migrations(wheel: Path):
     assert {name.split("/")[0].split("-")[0] for name in names} == {"agentgit"}
 
 
+def test_u7_the_wheel_has_every_file_of_the_package(wheel: Path):
+    """U7: each module, template, style, script and picture of the package is in the wheel, and nothing else is."""
+    package = ROOT / "agentgit"
+    files = {path.relative_to(ROOT).as_posix() for path in package.rglob("*") if path.is_file()}
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if name.startswith("agentgit/")}
+    shipped = {name for name in names if not name.startswith("agentgit/migrations/")}
+    assert shipped == {name for name in files if "__pycache__" not in name and not name.endswith((".db", ".pyc"))}
+
+
+def test_u7_the_wheel_of_the_source_distribution_is_the_wheel_of_the_checkout(dist: Path, wheel: Path, tmp_path: Path):
+    """U7: the source distribution holds all that the wheel needs: both ways lead to the same bytes."""
+    direct = only(build(tmp_path / "direct", ROOT, "--wheel"), "*.whl")
+    assert direct.read_bytes() == wheel.read_bytes()
+    with tarfile.open(only(dist, "*.tar.gz")) as archive:
+        archive.extractall(tmp_path, filter="data")
+        tops = {name.split("/")[1] for name in archive.getnames() if "/" in name}
+    assert {"LICENSE", "README.md", "CHANGELOG.md", "CITATION.cff", "SECURITY.md", "deploy", "docs", "tests"} <= tops
+    assert not tops & {".venv", "dist", "site"}
+    again = only(build(tmp_path / "again", only(tmp_path, "agentgit-*"), "--wheel"), "*.whl")
+    assert again.read_bytes() == wheel.read_bytes()
+
+
+def test_u7_the_index_shows_a_description_without_dead_links(dist: Path, wheel: Path):
+    """U7: where no repository is known, the long description has no relative link or picture, and no addresses."""
+    facts = metadata(wheel)
+    text = str(facts.get_payload())
+    assert facts["Description-Content-Type"] == "text/markdown"
+    assert facts.get_all("Project-URL") is None
+    assert "<!--" not in text
+    assert set(re.findall(r"\]\(([^)]+)\)", text)) == {
+        link for link in re.findall(r"\]\(([^)]+)\)", text) if link.startswith("https://img.shields.io/")
+    }
+    assert "**Any compiled graph**, unmodified, sync and async (recipes)" in text
+    run(sys.executable, "-m", "twine", "check", "--strict", *dist.iterdir(), cwd=dist)
+
+
+def test_u7_a_release_links_to_the_files_of_its_tag(dist: Path, tmp_path: Path):
+    """U7: with one variable, links, pictures and addresses name files that the tag of the repository has."""
+    out = build(tmp_path / "out", AGENTGIT_REPOSITORY_URL=f"{ADDRESS}/")
+    facts = metadata(only(out, "*.whl"))
+    at = rf"{ADDRESS}/(?:blob|raw)/v{facts['Version']}/"
+    urls = [str(line).partition(", ")[2] for line in facts.get_all("Project-URL")]
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", str(facts.get_payload())) if "shields.io" not in link]
+    files = [re.sub(at, "", link).partition("#")[0] for link in [*links, *urls] if re.match(at, link)]
+    assert set(urls) - {link for link in urls if re.match(at, link)} == {ADDRESS, f"{ADDRESS}/issues"}
+    assert len(files) > 30
+    assert [link for link in links if not re.match(at, link)] == []
+    assert [file for file in files if not (ROOT / file).exists()] == []
+    assert f"]({ADDRESS}/raw/v{facts['Version']}/docs/images/rollback.svg)" in str(facts.get_payload())
+    run(sys.executable, "-m", "twine", "check", "--strict", *out.iterdir(), cwd=out)
+    with pytest.raises(AssertionError, match="must be an https address"):
+        build(tmp_path / "wrong", AGENTGIT_REPOSITORY_URL="git.example.com)")
+
+
 @pytest.mark.long
 def test_d6_the_demo_runs_from_the_wheel_in_an_empty_folder(installed: Path, tmp_path: Path):
     """D6: the core dependencies and the `cli` extra are enough to run the demo and to show its tree."""
@@ -80,7 +164,10 @@ def test_d6_the_installed_package_contains_the_migrations_it_uses(installed: Pat
     """D6: the installed package finds its migrations inside itself, not in a checkout."""
     code = (
         "import sys, agentgit\n"
-        "sys.addaudithook(lambda event, args: event == 'open' and '/env.' in str(args[0]) and print(args[0]))\n"
+        "def told(event, args):\n"
+        "    if event == 'open' and '0001_' in str(args[0]):\n"
+        "        print(args[0])\n"
+        "sys.addaudithook(told)\n"
         "agentgit.open('new.db').close()"
     )
     used = [Path(line) for line in run(installed / "python", "-c", code, cwd=tmp_path).splitlines()]

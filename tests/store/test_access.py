@@ -58,6 +58,8 @@ VERBS = {
     "Repository.maintenance": (OWN, None),
     "Repository.operation": (VIEWER, lambda r, w: r.operation(w.operation)),
     "Repository.report": (VIEWER, lambda r, w: r.report(w.operation)),
+    "Repository.rerun": (OWN, None),
+    "Repository.reruns": (OWN, None),
     "Repository.resolve": (EDITOR, lambda r, w: nothing_to_decide(lambda: r.resolve(w.call, "happened"))),
     "Repository.resume": (EDITOR, lambda r, w: r.resume(w.operation)),
     "Repository.revoke_link": (OWNER, lambda r, w: r.revoke_link(w.link)),
@@ -81,6 +83,7 @@ VERBS = {
     "Maintenance.gc": (ADMIN, lambda r, w: r.maintenance.gc(dry_run=True)),
     "Maintenance.rotate_keys": (ADMIN, lambda r, w: no_keys(r.maintenance.rotate_keys)),
     "Maintenance.stats": (OWN, None),
+    "Session.annotate": (EDITOR, lambda r, w: at(r, w).annotate("main#1", name="renamed")),
     "Session.agent": (VIEWER, lambda r, w: at(r, w).agent("picked")),
     "Session.branch": (VIEWER, lambda r, w: at(r, w).branch()),
     "Session.branches": (VIEWER, lambda r, w: at(r, w).branches()),
@@ -88,6 +91,7 @@ VERBS = {
     "Session.checkpoints": (VIEWER, lambda r, w: at(r, w).checkpoints()),
     "Session.cleanup_auto_checkpoints": (EDITOR, lambda r, w: at(r, w).cleanup_auto_checkpoints()),
     "Session.compare": (VIEWER, lambda r, w: at(r, w).compare("main", "merged")),
+    "Session.compare_rerun": (VIEWER, lambda r, w: at(r, w).compare_rerun("again")),
     "Session.context": (OWN, None),
     "Session.delete_checkpoint": (EDITOR, lambda r, w: at(r, w).delete_checkpoint("spare")),
     "Session.diff": (VIEWER, lambda r, w: at(r, w).diff("main#1", "main#2")),
@@ -121,7 +125,9 @@ VERBS = {
     "Session.tags": (VIEWER, lambda r, w: at(r, w).tags()),
     "Session.tool_track": (VIEWER, lambda r, w: at(r, w).tool_track()),
     "Session.trajectories": (VIEWER, lambda r, w: list(at(r, w).trajectories())),
+    "Session.folded_tree": (VIEWER, lambda r, w: at(r, w).folded_tree(limit=1)),
     "Session.tree": (VIEWER, lambda r, w: at(r, w).tree()),
+    "Session.workspace": (EDITOR, lambda r, w: no_workspace(lambda: at(r, w).workspace())),
     "Session.undo": (EDITOR, lambda r, w: at(r, w).undo(1, branch="main")),
     "Session.untag": (EDITOR, lambda r, w: at(r, w).untag("v1")),
     "SessionRetention.apply": (OWNER, lambda r, w: at(r, w).retention.apply(Retention(max_checkpoints=50))),
@@ -142,6 +148,7 @@ VERBS = {
     "Log.latest": (VIEWER, lambda r, w: at(r, w).log().latest()),
     "Log.page": (VIEWER, lambda r, w: at(r, w).log().page(1)),
     "Log.since": (OWN, None),
+    "Log.to_frame": (VIEWER, lambda r, w: at(r, w).log().to_frame()),
     "Users.add": (ADMIN, lambda r, w: r.users.add("new")),
     "Users.list": (ADMIN, lambda r, w: r.users.list()),
     "Users.delete": (ADMIN, lambda r, w: r.users.delete("spare")),
@@ -181,6 +188,7 @@ AGENT = {
     "effects": (OWN, None),
     "exploration": (VIEWER, ()),
     "explore": (EDITOR, (1, ["hello"])),
+    "rerun": (EDITOR, ()),
     "fork": (EDITOR, ()),
     "get_checkpoint": (VIEWER, ("main#1",)),
     "get_graph": (OWN, ()),
@@ -225,6 +233,7 @@ def refused(kind, match, ask):
 
 
 no_files = partial(refused, NotFound, "has no files")
+no_workspace = partial(refused, NotFound, "has no workspace")
 nothing_to_redo = partial(refused, NotFound, "nothing to redo")
 nothing_to_decide = partial(refused, InvalidInput, "nothing to resolve")
 no_keys = partial(refused, InvalidInput, "no keys")
@@ -260,6 +269,7 @@ def world(database):
     agent.run("and more")
     agent.fork("main#1", name="picked")
     agent.fork("main#1", name="merged")
+    agent.rerun(name="again")
     ada.session("s").tag("main#2", "v1")
     for name, role in (("vic", VIEWER), ("fay", FORKER), ("ed", EDITOR), ("olga", OWNER), ("guest", VIEWER)):
         ada.session("s").sharing.share(name, role)

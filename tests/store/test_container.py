@@ -2,127 +2,23 @@
 
 from __future__ import annotations
 
-import io
 import json
-import os
-import shutil
-import subprocess
-import tarfile
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
+from container_engines import opened
 
 from agentgit import Environment, Workspace
 from agentgit.errors import AgentGitError, Conflict, InvalidInput, NotFound, Unavailable
 from agentgit.workspace.engines.container import ContainerEnvironment
 from agentgit.workspace.engines.container_settings import differences, mounts, options
 
-HARDENED = (
-    *("--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1000:1000"),
-    *("--security-opt=seccomp=unconfined", "--stop-signal=KILL"),
-)
-"""Settings that an agent's container may have, and that it needs where the tests run as root in a container."""
-
-BASE = "agentgit-test-base:1"
-
-
-class Engine:
-    """A container engine, called on its command line."""
-
-    def __init__(self, words):
-        self.words = tuple(words)
-
-    def __call__(self, *words, stdin=None):
-        done = subprocess.run([*self.words, *words], capture_output=True, input=stdin, check=False)  # noqa: S603
-        assert done.returncode == 0, done.stderr.decode()
-        return done.stdout.decode(errors="replace")
-
-    def run(self, name, *settings, command=("sleep", "1000")):
-        self("run", "--detach", f"--name={name}", *HARDENED, *settings, BASE, *command)
-
-    def sh(self, name, script):
-        return self("exec", name, "sh", "-c", script)
-
-    def inspect(self, name):
-        return json.loads(self("container", "inspect", name))[0]
-
-    def names(self):
-        return set(self("ps", "--all", "--format={{.Names}}").split())
-
-    def images(self):
-        return set(self("images", "--all", "--quiet", "--no-trunc").split())
-
-    def clear(self):
-        for name in self.names():
-            self("rm", "--force", name)
-        while images := set(self("images", "--quiet", "--no-trunc", "--filter=label=agentgit.container").split()):
-            self("rmi", "--force", *images)
-
-
-def busybox_tree():
-    """Return the smallest file system with a shell as the bytes of a tar file."""
-    binary = shutil.which("busybox")
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as tree:
-        tree.add(binary, "bin/busybox")
-        for name in ("sh", "sleep", "cat", "ls", "chmod", "stat", "mkdir", "ln", "rm", "readlink", "true", "id"):
-            link = tarfile.TarInfo(f"bin/{name}")
-            link.type, link.linkname = tarfile.SYMTYPE, "busybox"
-            tree.addfile(link)
-    return packed.getvalue()
-
-
-def candidates(folder):
-    """Yield the command lines of the installed engines; that of podman stores everything in `folder`."""
-    if shutil.which("podman"):
-        places = (f"--root={folder}/root", f"--runroot={folder}/run", f"--tmpdir={folder}/state")
-        yield ("podman", *places, "--storage-driver=vfs", "--runtime=runc", "--cgroup-manager=cgroupfs")
-    if shutil.which("docker"):
-        yield ("docker",)
-
 
 @pytest.fixture(scope="session")
-def monkeypatch_session():
-    """Yield a monkeypatch for the whole run."""
-    with pytest.MonkeyPatch.context() as patch:
-        yield patch
-
-
-@pytest.fixture(scope="session")
-def short_folder():
-    """Create a directory with a short path, since podman accepts no storage path of more than 50 characters."""
-    with TemporaryDirectory() as folder:
-        yield Path(folder)
-
-
-@pytest.fixture(scope="session")
-def shared_engine(short_folder, monkeypatch_session):
-    """Find an engine that can run containers, and import the base image.
-
-    Without an engine the test is skipped, or fails if $AGENTGIT_REQUIRE_CONTAINERS is set.
-    """
-    missing = pytest.fail if os.environ.get("AGENTGIT_REQUIRE_CONTAINERS") else pytest.skip
-    if not shutil.which("busybox"):
-        missing("left out with real containers: install busybox-static, of which the base image is made")
-    said = ["neither podman nor docker is on PATH"]
-    settings = short_folder / "containers.conf"
-    settings.write_text('[engine]\nlock_type = "file"\n')  # otherwise all storages share their locks
-    monkeypatch_session.setenv("CONTAINERS_CONF", str(settings))
-    for words in candidates(short_folder):
-        engine = Engine(words)
-        try:
-            engine("import", "-", BASE, stdin=busybox_tree())
-            engine("run", "--rm", *HARDENED, BASE, "true")
-        except AssertionError as error:
-            said.append(f"{words[0]}: {str(error).strip().splitlines()[0]}")
-            continue
+def shared_engine():
+    """Find an engine that can run containers, and import the base image."""
+    with opened() as engine:
         yield engine
-        engine.clear()
-        engine("rmi", "--force", BASE)
-        return
-    missing(f"left out with real containers: {'; '.join(said[1:] or said)}. Install podman, runc and busybox-static")
 
 
 @pytest.fixture

@@ -124,7 +124,8 @@ def test_q8_an_untranslated_driver_error_is_hidden_from_web_users(bob, monkeypat
         raise kept
 
     key, session = bob.keys.create("k").secret, bob.session("s")
-    monkeypatch.setattr(Session, "tree", foreign)
+    for verb in ("tree", "folded_tree"):
+        monkeypatch.setattr(Session, verb, foreign)
     site = app(bob)
     for path, more in (
         (f"/api/v1/sessions/{session.id}/tree", {"headers": {"authorization": f"Bearer {key}"}}),

@@ -39,16 +39,6 @@ def story(repo, tmp_path):
     repo.webhooks.add(f"https://{MARK}.example/", "*")
 
 
-def as_stored(repo):
-    """Return the raw contents of all tables as one text."""
-    found = []
-    with backend.reading(repo) as connection:
-        for table in METADATA.sorted_tables:
-            for row in connection.execute(select(raw_table(table.name))).all():
-                found += [value.decode("latin-1") if isinstance(value, bytes) else str(value) for value in row]
-    return "\n".join(found)
-
-
 def shown(repo):
     """Return what a user can read of the session."""
     return [branch.conversation_history for branch in repo.session("s").branches()], repo.session("s").get_checkpoint(
@@ -61,7 +51,7 @@ def test_d5_an_encrypted_database_stores_names_but_no_contents(url, tmp_path):
     with agentgit.open(url, keyring=Keyring({"a": ONE}), compression="none") as repo:
         story(repo, tmp_path)
         assert MARK in str(shown(repo))
-        lies = as_stored(repo)
+        lies = backend.as_stored(repo)
         assert MARK not in lies
         assert "the place" in lies
         assert set(repo.maintenance.encryption_keys()) == {"a"}
@@ -109,7 +99,7 @@ def test_d5_a_database_is_encrypted_rotated_and_decrypted(url, tmp_path):
         done = repo.maintenance.rotate_keys()
         assert (set(done.keys), done.problem) == ({"a"}, "")
         assert 0 < done.changed < plain[""]
-        assert MARK not in as_stored(repo)
+        assert MARK not in backend.as_stored(repo)
         if backend.is_sqlite(repo):
             assert MARK.encode() not in (tmp_path / "agentgit.db").read_bytes()
     with agentgit.open(url, keyring=Keyring({"b": TWO, "a": ONE})) as repo:
@@ -221,7 +211,7 @@ def test_d5_values_of_every_shape_are_read_back(url, keys):
             fresh = BlobStore(repo.context.store.tenant_id).of(1)
             assert all(fresh.get_many(connection, [one.hash])[one.hash] == one for one in values)
         assert repo.maintenance.fsck(2).findings == ()
-        assert (MARK in as_stored(repo)) == (keys is None)
+        assert (MARK in backend.as_stored(repo)) == (keys is None)
         if keys is not None:
             assert set(Rotation(backend.database(repo), repo.context.store.tenant_id).count_by_key()) == {"a"}
 
@@ -236,7 +226,7 @@ async def test_d5_the_saver_and_async_methods_encrypt_values(url):
     with pytest.raises(KeyMissing), SQLModelSaver.from_conn_string(url) as plain:
         plain.get_tuple(config)
     with agentgit.open(url, keyring=Keyring({"a": ONE})) as repo:
-        assert MARK not in as_stored(repo)
+        assert MARK not in backend.as_stored(repo)
 
 
 @pytest.mark.parametrize(

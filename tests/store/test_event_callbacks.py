@@ -293,3 +293,89 @@ def test_b7_wait_inside_a_callback_returns_at_once(repo, agent):
         agent.checkpoint("x")
         assert told.wait(TIME)
     assert waited == [False]
+
+
+def test_u10_a_callback_can_run_before_the_verb_returns(repo, agent, caplog):
+    """U10: with wait=True, whatever causes an event returns only when the callback has handled it, even if it fails."""
+    got = []
+
+    def slow(event):
+        time.sleep(0.02)
+        got.append(event.kind)
+        if event.kind == "tag.created":
+            raise RuntimeError("my own mistake")
+
+    with repo.events.on(["checkpoint.created", "tag.*", "turn.done", "rollback.done"], slow, wait=True) as subscription:
+        agent.run("add chair")
+        assert sorted(got) == ["checkpoint.created", "checkpoint.created", "turn.done"]
+        agent.session.checkpoint("x")
+        assert got[3:] == ["checkpoint.created"]
+        agent.session.tag("x", "t")
+        assert got[4:] == ["tag.created"]
+        agent.session.rollback("main#1")
+        assert got[-1] == "rollback.done"
+    assert subscription.failed == 1
+    assert "my own mistake" in caplog.text
+
+
+def test_u10_what_a_waiting_callback_does_waits_for_no_callback(repo, agent):
+    """U10: two callbacks that hold verbs back, and whose own verbs concern each other, do not wait for each other."""
+    session = agent.session
+    agent.run("add chair")
+
+    def add_tag(event):
+        session.tag("HEAD", f"tag {event.detail['number']}")
+
+    def add_checkpoint(event):
+        if len(session.checkpoints()) < 6:
+            session.checkpoint("again")
+
+    with (
+        repo.events.on("checkpoint.created", add_tag, wait=True) as first,
+        repo.events.on("tag.created", add_checkpoint, wait=True) as second,
+    ):
+        session.checkpoint("x")
+        assert first.handled >= 1
+        while len(session.checkpoints()) < 6 or len(session.tags()) < 4:
+            assert first.wait(TIME)
+            assert second.wait(TIME)
+    assert (first.failed, second.failed) == (0, 0)
+
+
+async def test_u10_an_async_callback_runs_before_the_awaited_verb_returns(repo, agent):
+    """U10: with wait=True, a coroutine function has ended on the agent's loop when an awaited verb returns."""
+    loops = []
+
+    async def callback(event):
+        await asyncio.sleep(0.02)
+        loops.append(asyncio.get_running_loop())
+
+    with repo.events.on("checkpoint.created", callback, wait=True):
+        await agent.session.acheckpoint("x")
+        assert loops == [asyncio.get_running_loop()]
+        await agent.arun("add chair")
+        assert len(loops) == 3
+        agent.session.checkpoint("blocks the loop")  # so the callback runs on a loop of its own
+        assert len(loops) == 4
+
+
+def test_u10_many_threads_wait_for_one_callback(repo):
+    """U10: each of many threads returns from its verb after its own event was handled."""
+    sessions, handled, early = [repo.session(f"s{n}", create=True) for n in range(3)], set(), []
+
+    def callback(event):
+        handled.add(event.detail["name"])
+
+    def save(session, prefix):
+        for n in range(5):
+            session.checkpoint(f"{prefix} {n}")
+            if f"{prefix} {n}" not in handled:
+                early.append(n)
+
+    with repo.events.on("checkpoint.created", callback, wait=True):
+        threads = [threading.Thread(target=save, args=(sessions[n % 3], str(n))) for n in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(TIME)
+    assert (len(handled), early) == (30, [])

@@ -80,7 +80,7 @@ def test_d1_a_fork_copies_one_checkpoint_and_no_value(saver):
     blobs = backend.table("blob")
     with saver.database.reading() as connection:
         before = connection.execute(select(blobs.c.hash)).all()
-    assert fork(saver, "main", here.checkpoint_id, "copy") == here
+    fork(saver, "main", here.checkpoint_id, "copy")
     with saver.database.reading() as connection:
         assert connection.execute(select(blobs.c.hash)).all() == before
     assert head(saver, "copy") == here

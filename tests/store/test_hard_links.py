@@ -10,8 +10,7 @@ from file_trees import picture
 from workspace_fixtures import kind, work, workspace
 
 import agentgit
-from agentgit import Workspace
-from agentgit.workspace.undo.stack import UndoStack
+from agentgit import UndoStack, Workspace
 
 __all__ = ["kind", "work", "workspace"]  # the fixtures
 

@@ -13,10 +13,9 @@ import pytest
 from file_trees import listening, picture
 from workspace_fixtures import kind, work, workspace
 
-from agentgit import Corrupt, Unavailable, Workspace
+from agentgit import Corrupt, Unavailable, UndoStack, Workspace
 from agentgit.workspace.disk import atomic_file, move_aside
 from agentgit.workspace.scan import scan
-from agentgit.workspace.undo.stack import UndoStack
 
 __all__ = ["kind", "work", "workspace"]  # the fixtures
 
@@ -192,7 +191,7 @@ def test_f3_a_save_leaves_out_and_names_an_unreadable_file(workspace, work, monk
         saved = workspace.save()
         assert dict(workspace.skipped())["odd"] == os.strerror(errno.EIO)
     assert (work / "odd").read_text() == "one"
-    assert saved.files_changed == 2
+    assert saved.change_count == 2
 
 
 def test_f3_a_save_leaves_out_and_names_an_unlistable_directory(workspace, work, monkeypatch):
@@ -201,7 +200,7 @@ def test_f3_a_save_leaves_out_and_names_an_unlistable_directory(workspace, work,
     (work / "odd").mkdir()
     with monkeypatch.context() as patch:
         patch.setattr(scan.os, "scandir", refusing(os.scandir, b"odd"))
-        assert workspace.save().files_changed == 1
+        assert workspace.save().files_changed == ("a",)
         assert dict(workspace.skipped())["odd"] == os.strerror(errno.EIO)
 
 

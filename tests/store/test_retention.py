@@ -319,10 +319,17 @@ def test_b5_clear_returns_the_number_of_deleted_checkpoints(repo):
         agent.run(f"add i{n}")
         agent.checkpoint(f"n{n}")
     agent.fork("main#6")
-    assert repo.session("s").retention.clear(branch="main-2") == 0
-    assert repo.session("s").retention.clear() == 13
+    assert repo.session("s").retention.clear(branch="main-2").gone == []
+    result = repo.session("s").retention.clear()
+    assert len(result.gone) == 13
     assert references(repo) == ["main#6", "main#15", "main-2#1"]
-    assert repo.session("s").retention.clear() == 0
+    assert {verdict.point.reference: verdict.why for verdict in result.kept} == {
+        "main#6": "branch main-2 starts from it",
+        "main#15": "it is the head of branch main",
+        "main-2#1": "it is the head of branch main-2",
+    }
+    assert str(result).startswith("13 checkpoints deleted, 3 kept\n  kept  main#6 n1  branch main-2")
+    assert repo.session("s").retention.clear().gone == []
     assert len(agent.history()) == 20
     assert len(agent.tool_track()) == 5
 

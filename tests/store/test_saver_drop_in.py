@@ -187,6 +187,7 @@ def closed(url):
         (lambda url: "host='secret", "not a valid connection string"),
         (lambda url: "host=a nonsense=secret", "not a valid connection string"),
         (lambda url: "postgresql://me:secret@a:1,b:x:y/db?nonsense=1", "not a valid"),
+        (lambda url: "", "empty string"),
         (lambda url: 3, "int is not a database"),
         (lambda url: None, "NoneType is not a database"),
         (lambda url: PostgresSaver, "is not a database"),

@@ -393,7 +393,7 @@ def test_q1_forged_search_index_rows_are_not_found(eventful, tmp_path):
 def secret_of(repo):
     """Create and return two users, bob and mallory, each with a session; bob's session has a secret."""
     bob, mallory = repo.users.add("bob"), repo.users.add("mallory")
-    for user, said in ((bob, "the vault opens with 4711"), (mallory, "mine")):
+    for user, said in ((bob, "the vault opens with sesame"), (mallory, "mine")):
         agent = repo.as_user(user).wrap(build("shop.db"), session=user.name, effects=EFFECTS)
         agent.run(said)
     return bob, mallory
@@ -431,7 +431,7 @@ def test_q1_the_state_of_another_user_in_a_forged_row_is_not_readable(url, colum
         ):
             with pytest.raises(Corrupt, match="without the key") as caught:
                 read()
-            assert "4711" not in str(caught.value)
+            assert "sesame" not in str(caught.value)
     with SQLModelSaver.from_conn_string(url, keyring=RINGS[0], sessions=True) as saver:
         for verb in (
             lambda: list(saver.list(None)),

@@ -2,14 +2,18 @@
 
 import re
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from itertools import groupby
 
 import backend
 import faults
 import points
+import processes
 import pytest
 import sent_statements
+from explored_graphs import chat
 from scripted import World, obedient, tool_node_graph
 from served import THREAD, said
 from sqlalchemy import event
@@ -129,3 +133,16 @@ def test_a_long_conversation_is_read_at_once(repo, reader):
             assert len(getattr(agent, reader)()) == 1_202
     assert len(began) == 1
     assert statements["SELECT blob"] <= 4, statements  # three for the messages, one for the lists
+
+
+@pytest.mark.long
+def test_n2_the_process_that_explores_leaves_the_work_to_the_others(repo, tmp_path):
+    """N2: for each turn in another process, the process that explores forks a branch, marks its end and reads it."""
+    agent = repo.wrap(chat("", 0, "main"), "s", auto_checkpoint="off")
+
+    def count(choices):
+        with ProcessPoolExecutor(1, mp_context=processes.forking()) as executor, counting(repo) as counted:
+            agent.explore(["a"], choices, executor=executor, factory=partial(chat, str(tmp_path / "ledger"), 0))
+        return counted.total()
+
+    assert (count(12) - count(2)) / 10 <= 26

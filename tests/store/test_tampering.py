@@ -299,6 +299,7 @@ JSON_COLUMNS = [
 READERS = {
     "sessions": lambda repo, session: repo.sessions(),
     "tree": lambda repo, session: str(session.tree()),
+    "folded tree": lambda repo, session: str(session.folded_tree()),
     "log": lambda repo, session: [point.metadata for point in session.log()],
     "checkpoint": lambda repo, session: session.get_checkpoint("named").session_state,
     "tool track": lambda repo, session: session.tool_track(),

@@ -18,13 +18,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import agentgit
+from agentgit import UndoStack
 from agentgit.errors import InvalidInput, NotFound, Unavailable, WorkspaceChanged
 from agentgit.workspace.disk import atomic_file, single_file
 from agentgit.workspace.disk.atomic_file import CHUNK
 from agentgit.workspace.disk.single_file import SingleFiles
 from agentgit.workspace.locations import exclusive_lock
 from agentgit.workspace.undo import storage
-from agentgit.workspace.undo.stack import UndoStack
 from agentgit.workspace.values import Undone
 
 
@@ -624,3 +625,17 @@ def test_undo_does_not_follow_a_directory_that_became_a_link(tmp_path, above):
         place.unlink()
         (tmp_path / "moved").rename(place)
         assert stack.undo().restored == ("a",)
+
+
+def test_u10_a_stack_without_a_storage_is_that_of_its_workspace(work, tmp_path, monkeypatch):
+    """U10: `agentgit.UndoStack(directory)` has the entries of the directory's workspace, and creates the directory."""
+    monkeypatch.setenv("AGENTGIT_HOME", str(tmp_path / "home"))
+    stack = agentgit.UndoStack(work)
+    stack.snapshot("write_file: a", ["a"])
+    (work / "a").write_text("1")
+    assert agentgit.Workspace(work).undo_stack.undo().deleted == ("a",)
+    assert stack.depth == 0
+    agentgit.UndoStack(tmp_path / "new")
+    assert (tmp_path / "new").is_dir()
+    with pytest.raises(InvalidInput, match="protected"):
+        agentgit.UndoStack("/tmp")  # noqa: S108

@@ -174,7 +174,7 @@ def test_a_storage_is_accepted_only_for_a_workspace_opened_with_it(
     monkeypatch.setenv("AGENTGIT_HOME", str(tmp_path / "home"))
     work = tmp_path / "work"
     work.mkdir()
-    with pytest.raises(NotAllowed, match="agentgit workspace list --dir"):
+    with pytest.raises(NotAllowed, match="open it once"):
         require_known_storage(str(tmp_path / "store"), str(work))
     agentgit.Workspace(work, tmp_path / "store").close()
     require_known_storage(str(tmp_path / "store"), str(work))

@@ -63,7 +63,7 @@ def test_snapshots_can_be_saved_compared_restored_listed_read_and_deleted(worksp
     second = workspace.save("two | with a bar\nand a line")
     assert [one.id for one in workspace.list()] == [second.id, first.id]
     assert workspace.list(1) == [second]
-    assert (first.message, first.files_changed, first.metadata) == ("one", 1, {"turn": 1})
+    assert (first.message, first.files_changed, first.metadata) == ("one", ("a",), {"turn": 1})
     assert first.timestamp.utcoffset() is not None
     assert workspace.get(first.id[:9]) == first == workspace.get(first.id)
     assert workspace.get("nothing") is None
@@ -316,7 +316,7 @@ def test_named_pipes_and_sockets_are_listed_and_left_as_they_are(workspace, work
 
 
 def test_invalid_workspaces_and_storages_are_refused(tmp_path, monkeypatch):
-    """P5: protected or missing directories, an unknown environment and a storage around the workspace are refused."""
+    """P5: protected directories, files, an unknown environment and a storage around the workspace are refused."""
     home = tmp_path / "home"
     (home / "Documents").mkdir(parents=True)
     monkeypatch.setenv("HOME", str(home))
@@ -324,8 +324,11 @@ def test_invalid_workspaces_and_storages_are_refused(tmp_path, monkeypatch):
     for place in ("/", "/tmp", "/etc", "~", home / "Documents", tmp_path / "alias"):  # noqa: S108
         with pytest.raises(InvalidInput, match="protected"):
             Workspace(place, tmp_path / "store")
+    (tmp_path / "file").write_text("")
     with pytest.raises(InvalidInput, match="not a directory"):
-        Workspace(tmp_path / "missing")
+        Workspace(tmp_path / "file")
+    with pytest.raises(Unavailable, match="Create the directory"):
+        Workspace(tmp_path / "file" / "below")
     work = home / "work"
     work.mkdir()
     with pytest.raises(InvalidInput, match="environment"):
@@ -416,15 +419,111 @@ async def test_the_async_methods_match_the_sync_methods(workspace, work):
     for pin, is_pinned in ((workspace.apin, True), (workspace.aunpin, False)):
         await pin(first.id)
         assert workspace.get(first.id).pinned == is_pinned
-    assert await workspace.adelete(first.id) == first
+    assert (await workspace.aannotate(first.id, name="first")).name == "first"
+    assert (await workspace.adelete(first.id)).id == first.id
     assert workspace.get(first.id) is None
     assert type(await workspace.agc()) is type(workspace.gc())
+    assert len(await workspace.aclear()) == len(workspace.list()) + 5
     tested = (
-        "initialize save create checkpoint list get restore plan_restore rewind undo diff changed delete pin unpin gc"
+        "initialize save create checkpoint list get restore plan_restore rewind undo diff changed delete clear "
+        "annotate pin unpin gc"
     )
     assert {name[1:] for name in dir(Workspace) if name[0] == "a" and hasattr(Workspace, name[1:])} == set(
         tested.split()
     )
+
+
+def test_u10_a_snapshot_lists_the_paths_that_it_changed(workspace, work):
+    """U10: `files_changed` has the added, modified and deleted paths since the snapshot before, sorted."""
+    (work / "b").write_text("1")
+    (work / "dir").mkdir()
+    (work / "dir" / "\udcff\n").write_text("1")
+    first = workspace.save()
+    assert first.files_changed == ("b", "dir/\udcff\n")
+    (work / "a").write_text("2")
+    (work / "b").unlink()
+    second = workspace.save()
+    assert (second.files_changed, second.change_count) == (("a", "b"), 2)
+    assert workspace.save().files_changed == ()
+    assert workspace.get(first.id) == first
+    assert second.to_dict()["files_changed"] == ["a", "b"]
+    safety = workspace.get(workspace.restore(first.id).safety)
+    assert safety.id == workspace.list()[0].id
+
+
+def test_u10_a_snapshot_of_many_files_lists_the_first_thousand(workspace, work):
+    """U10: a snapshot lists at most 1,000 paths, and counts all."""
+    for n in range(1002):
+        (work / f"{n:04}").write_text("")
+    saved = workspace.save()
+    assert (len(saved.files_changed), saved.change_count) == (1000, 1002)
+    assert workspace.get(saved.id) == saved
+
+
+def test_u10_a_diff_can_begin_at_nothing(workspace, work):
+    """U10: with an empty text as its first snapshot, a diff lists every file as added."""
+    (work / "a").write_text("1\n")
+    first = workspace.save()
+    (work / "b").write_text("2\n")
+    assert workspace.diff("", first.id).added_files == ("a",)
+    found = workspace.diff("")
+    assert (found.from_id, found.added_files, found.deleted_files) == (None, ("a", "b"), ())
+    assert "+1" in found.diff_content
+    assert workspace.diff("", paths=["b"]).added_files == ("b",)
+    assert workspace.diff().added_files == ("b",)
+
+
+def test_u10_clear_deletes_what_nothing_needs(workspace, work):
+    """U10: `clear` deletes all snapshots but those that are pinned or that the undo stack needs, and reports them."""
+    pruned = []
+    workspace.on("pruned", pruned.extend)
+    (work / "a").write_text("1")
+    pinned = workspace.save("pinned")
+    workspace.pin(pinned.id)
+    (work / "a").write_text("2")
+    others = [workspace.save(str(n)) for n in range(3)]
+    workspace.undo_stack.snapshot("bash")
+    (work / "a").write_text("3")
+    removed = workspace.clear()
+    assert {one.id for one in removed} == {one.id for one in others} == {one.id for one in pruned}
+    assert (work / "a").read_text() == "3"
+    assert workspace.restore(pinned.id).restored == ("a",)
+    assert workspace.undo_stack.undo().labels == ("bash",)
+    assert (work / "a").read_text() == "2"
+    workspace.unpin(pinned.id)
+    assert workspace.clear()
+    assert [one.kind for one in workspace.list()] == ["undo"]  # `redo` of the undo stack needs it
+    workspace.undo_stack.clear()
+    assert workspace.list() == []
+    assert workspace.clear() == ()
+
+
+def test_u10_snapshots_can_be_renamed_and_annotated(workspace, work):
+    """U10: the name, message and metadata of a snapshot can be changed and removed; its files and time stay."""
+    (work / "a").write_text("1")
+    saved = workspace.save("one", name="tset", metadata={"turn": 1})
+    changed = workspace.annotate("tset", name="test", metadata={"reward": 1.0})
+    assert (changed.name, changed.message, changed.metadata) == ("test", "one", {"reward": 1.0})
+    assert workspace.get("test") == changed
+    assert workspace.get("tset") is None
+    assert (changed.id, changed.timestamp, changed.files_changed) == (saved.id, saved.timestamp, ("a",))
+    bare = workspace.annotate(saved.id, name=None, message="\udcff | two", metadata=None)
+    assert (bare.name, bare.message, bare.metadata) == (None, "\\udcff | two", {})
+    for how in ({}, {"metadata": {"x": {1}}}):
+        with pytest.raises(InvalidInput):
+            workspace.annotate(saved.id, **how)
+    with pytest.raises(NotFound):
+        workspace.annotate("missing", name="x")
+    assert workspace.list() == [bare]
+
+
+def test_u10_a_directory_that_does_not_exist_is_created(tmp_path, kind):
+    """U10: a workspace creates its directory; settings of another process and commands do not."""
+    made = Workspace(tmp_path / "new" / "work", tmp_path / "store", environment=kind)
+    assert (tmp_path / "new" / "work").is_dir()
+    with pytest.raises(InvalidInput, match="not a directory"):
+        Workspace.of({**made.settings, "workspace": str(tmp_path / "gone")})
+    assert not (tmp_path / "gone").exists()
 
 
 class Counter:

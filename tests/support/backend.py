@@ -17,6 +17,7 @@ from agentgit.store.database import Database
 from agentgit.store.records.journal import WITH_BRANCH, CallOutcome, Intent
 from agentgit.store.schema import roles, schema
 from agentgit.store.sql import ids
+from agentgit.store.sql.encrypted_columns import raw_table
 from agentgit.store.sql.tables import METADATA
 
 T = TypeVar("T")
@@ -266,3 +267,13 @@ def lock(repo, name: str) -> Any:
 def remember_no_values(repo) -> None:
     """Acquire the lock of the remembered values by adding no values."""
     repo.context.store.graphs.blobs.leaves.add([])
+
+
+def as_stored(repo: Any) -> str:
+    """Return the raw contents of all tables as one text."""
+    found: list[str] = []
+    with reading(repo) as connection:
+        for table in METADATA.sorted_tables:
+            for row in connection.execute(select(raw_table(table.name))).all():
+                found += [value.decode("latin-1") if isinstance(value, bytes) else str(value) for value in row]
+    return "\n".join(found)

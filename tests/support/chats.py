@@ -6,9 +6,9 @@ from typing import Any
 
 from agentgit import Repository, RollbackAgent
 from agentgit.agents.chat_turn import AskedQuestion, ModelToolCall, continue_turn, send_message
-from agentgit.cli import slash_commands
-from agentgit.cli.conversation import Chat
-from agentgit.cli.slash_handlers import run_command
+from agentgit.cli.chat import slash_commands
+from agentgit.cli.chat.conversation import Chat
+from agentgit.cli.chat.slash_handlers import run_command
 
 __all__ = ["COMMANDS", "AskedQuestion", "ModelToolCall", "chatting", "continue_turn", "send_message"]
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import sys
 from contextlib import redirect_stderr, redirect_stdout
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
+import typer.main
 
 from agentgit import cli
+from agentgit.cli.app import app
 
 
 class Ran(NamedTuple):
@@ -18,6 +20,13 @@ class Ran(NamedTuple):
     out: str
     err: str
     code: int
+
+
+def every_command() -> Any:
+    """Return the group of all commands, with their arguments and options."""
+    root: Any = typer.main.get_command(app)
+    root.load_all()
+    return root
 
 
 def run(*words: object, stdin: str | io.TextIOBase = "") -> Ran:

@@ -62,6 +62,6 @@ class Notebook:
 
 def commands() -> list[str]:
     """List the commands of `%agentgit`."""
-    from agentgit.notebook.commands import COMMANDS
+    from agentgit.notebook.arguments import COMMANDS
 
     return list(COMMANDS)

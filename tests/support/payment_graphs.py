@@ -301,7 +301,7 @@ def _expect(recorded: list[str], ledger: Ledger) -> None:
     assert sorted(recorded) == sorted(WANTED), f"recorded: {recorded}"
 
 
-def _process(work: Callable[[], None]) -> int:
+def exit_code(work: Callable[[], None]) -> int:
     """Run a function in a forked process, and return the exit code."""
     child = os.fork()
     if child == 0:
@@ -332,7 +332,7 @@ def life(folder: Path, shape: str, *kills: int) -> int:
     killed = 0
     for attempt in range(20):
         die_at = kills[attempt] if attempt < len(kills) else 0
-        code = _process(lambda die_at=die_at: turn(folder, shape, die_at))
+        code = exit_code(lambda die_at=die_at: turn(folder, shape, die_at))
         if code == 0:
             return killed
         assert code in (-signal.SIGKILL, 3), f"{shape} {kills}: it ended with {code}"
@@ -351,7 +351,7 @@ def main(folder: str, shape: str, kills: str) -> None:
     hooked()
     base, count = Path(folder), 0
     base.mkdir(parents=True, exist_ok=True)
-    assert _process(lambda: agentgit.open(f"sqlite:///{base / DATABASE}").close()) == 0
+    assert exit_code(lambda: agentgit.open(f"sqlite:///{base / DATABASE}").close()) == 0
     (base / "warm").mkdir()
     turn(base / "warm", shape, 0)  # each forked process inherits the modules loaded here
     moments = int((base / "warm" / "moments").read_text())

@@ -26,6 +26,9 @@ from agentgit.web.server import Server, serve
 
 PASSWORD = "correct horse battery staple"  # noqa: S105  # of accounts that the tests make
 
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGNgYPj/HwADAgH/eL9GtQAAAABJRU5ErkJggg=="
+"""A PNG image of one pixel, in base64."""
+
 HOSTILE = "<script>window.pwned = 1</script>\"'><img src=x onerror=alert(1)> [x](javascript:alert(1)) \u202eevil \x00"
 """Hostile text for messages and names."""
 

@@ -1,6 +1,7 @@
 """The Checkpoint class (rows A1 to A5)."""
 
 import copy
+import functools
 import pickle
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -111,6 +112,42 @@ def test_a2_from_dict_refuses_unknown_fields_and_broken_times(data):
     """A2: an unknown field or a broken time is a typed error, not a silent loss."""
     with pytest.raises(InvalidInput):
         Checkpoint.from_dict(data)
+
+
+def test_u10_from_dict_reads_what_a_newer_version_wrote():
+    """U10: None stands for a default, and fields beside all ten are ignored; beside fewer they are a mistake."""
+    written = Checkpoint(checkpoint_name="start", session_state={"n": 1}).to_dict()
+    assert Checkpoint.from_dict({**written, "colour": "red"}) == Checkpoint.from_dict(written)
+    nothing = dict.fromkeys(written)
+    assert Checkpoint.from_dict(nothing) == Checkpoint()
+    with pytest.raises(InvalidInput, match="colour"):
+        Checkpoint.from_dict({"checkpoint_name": "start", "colour": "red"})
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        None,
+        [],
+        {"id": "7"},
+        {"id": True},
+        {"session_state": []},
+        {"conversation_history": {}},
+        {"conversation_history": ["hello"]},
+        {"tool_invocations": [None]},
+        {"is_auto": 1},
+        {"metadata": "x" * 10**6},
+        {"checkpoint_name": b"start"},
+        {"created_at": 5},
+        {7: 7},
+        {"session_state": functools.reduce(lambda inner, _: {"a": inner}, range(5_000), {})},
+    ],
+)
+def test_u10_from_dict_refuses_values_of_the_wrong_type(data):
+    """U10: a value of the wrong type, or nested without end, is a typed error with a short message."""
+    with pytest.raises(InvalidInput) as refused:
+        Checkpoint.from_dict(data)
+    assert len(str(refused.value)) < 300
 
 
 def test_a3_a_checkpoint_is_a_deep_copy_of_the_session():

@@ -3,7 +3,7 @@
 import pytest
 
 from agentgit import NotFound
-from agentgit.notebook import commands, completion
+from agentgit.notebook import arguments, commands, completion
 from agentgit.notebook.target import NotebookNamespace
 
 
@@ -19,14 +19,14 @@ def test_d4_completion_offers_nothing_elsewhere_and_without_an_agent():
 
 def test_d4_every_command_has_an_implementation_and_a_help_line():
     """D4: every command has an implementation and a line in the help, and a typo gets a suggestion."""
-    assert list(commands.COMMANDS) == list(commands._HANDLERS)
-    shown = "\n".join("".join(span.text for span in line) for line in commands.help_lines())
-    assert all(f"{name}" in shown for name in commands.COMMANDS)
+    assert list(arguments.COMMANDS) == list(commands._HANDLERS)
+    shown = "\n".join("".join(span.text for span in line) for line in arguments.help_lines())
+    assert all(f"{name}" in shown for name in arguments.COMMANDS)
     with pytest.raises(NotFound, match="Did you mean"):
-        commands.parse("brances")
+        arguments.parse("brances")
 
 
 @pytest.mark.parametrize("line", ["help", "-h", "--help", "undo --help", "rollback -h"])
 def test_d4_every_form_of_the_help_option_parses_as_help(line):
     """D4: `help`, `-h` and `--help`, alone or after a command, parse as the help command."""
-    assert commands.parse(line)[0] == "help"
+    assert arguments.parse(line)[0] == "help"

@@ -8,6 +8,7 @@ import pytest
 from markup import HOSTILE, TABLE_TAGS, Page, call, luminance
 
 from agentgit import RollbackPlan, RollbackReport, ToolInvocation
+from agentgit.effects.invocation import how_to_resolve
 from agentgit.effects.plan import BLOCK, GONE, KEEP, REDO, REVERSE, SWITCH, WORLD_ONLY, PlanStep
 from agentgit.effects.report import GROUPS, ReportItem
 from agentgit.errors import InvalidInput, RollbackBlocked, RollbackIncomplete, WorldDiverged
@@ -37,7 +38,7 @@ def plan(*steps: tuple[str, ...], **more) -> RollbackPlan:
     return RollbackPlan(**(known | more), steps=made)
 
 
-UNKNOWN = "it is unknown whether it happened: it was interrupted; check, then call repo.resolve()"
+UNKNOWN = f"it is unknown whether it happened: it was interrupted; {how_to_resolve(6)}"
 FULL = plan(
     (BLOCK, HEAVY, UNKNOWN),
     (KEEP, NOTE, "nothing was declared about this tool; declare its effect and its undo function"),

@@ -17,7 +17,7 @@ def styles(lines):
 
 def test_each_snapshot_is_listed_on_one_line():
     """P1: a line has the id, the time, the kind, the number of changed files, the name and the message."""
-    named = FileCheckpoint("a" * 32, "before", "all is well", NOON, 3)
+    named = FileCheckpoint("a" * 32, "before", "all is well", NOON, change_count=3)
     safety = FileCheckpoint("b" * 32, None, "before a restore", NOON, kind="safety")
     assert plain(files.snapshot_lines([named, safety])).splitlines() == [
         "aaaaaaaaaa  2026-01-02 12:00  manual  3 changed  before - all is well",

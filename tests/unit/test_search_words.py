@@ -42,6 +42,12 @@ def test_w9_words_are_folded_and_punctuation_is_dropped(text, expected):
     assert found(text) == expected
 
 
+@given(TEXTS | st.text(alphabet=st.characters(codec="ascii"), max_size=200))
+def test_w9_a_text_is_indexed_by_the_words_that_a_search_splits(text):
+    """W9: the index gets the same words of a text as a search, also by the shorter way for ASCII texts."""
+    assert search_words.folded_words(search_words.normalize_nfc(text)) == found(text)
+
+
 @given(TEXTS)
 def test_w9_words_contain_no_database_syntax(text):
     """W9: the words of any text have no ASCII punctuation, NUL or surrogate, and can be written as UTF-8."""

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from agentgit import InvalidInput, NotFound
-from agentgit.cli import slash_commands
+from agentgit.cli.chat import slash_commands
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from agentgit.render import svg
 from agentgit.sessions.tree import Branch, Point, Tree
 
 IMAGES = Path(__file__).parents[2] / "docs/images"
+STATIC = Path(__file__).parents[2] / "agentgit/web/static"
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -135,6 +136,18 @@ def test_d4_an_untrusted_notebook_shows_the_tree_as_an_image():
     assert base64.b64decode(data[1]).decode() == svg.tree_svg(marked())
     assert "<svg" not in shown
     assert "<style" not in shown
+
+
+def test_d5_marks_and_lanes_on_a_page_are_seen_in_light_and_dark():
+    """D5: the marks of calls and the lanes of branches have a contrast of at least 3:1 on a page, light and dark."""
+    sheets = re.findall(r"--sheet: (#\w{6})", (STATIC / "agentgit.css").read_text())
+    lanes = re.findall(r"--lane-\d: (#\w{6})", (STATIC / "tree.css").read_text())
+    marks = [re.search(r"#\w{6}", svg.mark_svg(mark, 1))[0] for mark in MARKS]
+    half = len(lanes) // 2
+    for sheet, own in zip(sheets, (lanes[:half], lanes[half:]), strict=True):
+        for colour in (*marks, *own):
+            light, dark = sorted((luminance(colour), luminance(sheet)), reverse=True)
+            assert (light + 0.05) / (dark + 0.05) >= 3, (colour, sheet)
 
 
 @pytest.mark.parametrize("background", ["#ffffff", "#111111"])

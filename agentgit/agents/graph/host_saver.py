@@ -186,7 +186,7 @@ class HostSaver(ThreadReader):
             return  # it did not begin, or another run has followed
         asked = confirmation.read(as_object(branch.meta))
         if asked is not None:  # it has only asked whether it may begin
-            rollbacks.set_current_branch(asked.previous)
+            rollbacks.set_current_branch(asked.previous, source_id=branch.id)
             return
         start = self._context.read(lambda connection: self._find_start(connection, run))
         if start is None:

@@ -6,6 +6,7 @@ import asyncio
 import copy
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from typing import Any, Self, TypeVar
 
 from langchain_core.runnables import RunnableConfig
@@ -16,8 +17,9 @@ from langgraph.pregel import Pregel
 from agentgit.agents.branch_context import Graph
 from agentgit.agents.graph.threads import Run, Threads
 from agentgit.agents.isolation import require_not_nested
-from agentgit.errors import InvalidInput
+from agentgit.errors import AgentGitError, InvalidInput
 from agentgit.langgraph_internals import CONFIG_KEY_TASK_ID
+from agentgit.render.words import GRAPH, reword
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -33,6 +35,16 @@ def _signed_as(original: Callable[..., Any]) -> Callable[[Method], Method]:
         return method
 
     return sign
+
+
+@contextmanager
+def _own_words() -> Iterator[None]:
+    """Put the errors of a run into the words of a graph."""
+    try:
+        yield
+    except AgentGitError as error:
+        error.args = (reword(str(error), GRAPH), *error.args[1:])
+        raise
 
 
 class RollbackGraph(Pregel[Any, Any, Any, Any]):
@@ -62,34 +74,44 @@ class RollbackGraph(Pregel[Any, Any, Any, Any]):
         return self._iterate(input, config, kwargs)
 
     def _iterate(self, input: Any, config: RunnableConfig | None, options: dict[str, Any]) -> Iterator[Any]:
-        run = self._begin(input, config)
-        yield from run.runner.iterate(run, options)
+        with _own_words():
+            run = self._begin(input, config)
+            yield from run.runner.iterate(run, options)
 
     @_signed_as(Pregel.astream)
     async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
         """Run the graph on the session of the thread, as the graph's `astream`."""
         await self.agentgit_threads.await_previous_run(self._config(config))
-        run = await asyncio.to_thread(self._begin, input, config)
-        stream = run.runner.aiterate(run, kwargs)
-        try:
-            async for chunk in stream:
-                yield chunk
-        finally:
-            await stream.aclose()
+        with _own_words():
+            run = await asyncio.to_thread(self._begin, input, config)
+            async with aclosing(run.runner.aiterate(run, kwargs)) as stream:
+                async for chunk in stream:
+                    yield chunk
 
     def bulk_update_state(self, config: RunnableConfig, supersteps: Sequence[Any]) -> RunnableConfig:
         """Update the state, as the graph's `bulk_update_state`. At an older checkpoint, this begins a new branch.
 
-        The world stays as it is until the next run, which asks before it reverses what needs consent.
+        The world stays as it is until the next run, which asks before it reverses what needs consent. If the update
+        fails, the thread stays on its branch.
         """
         run = self.agentgit_threads.update(self._config(config), self._plain())
-        return run.runner.bulk_update_state(run.config, supersteps)
+        try:
+            return run.runner.bulk_update_state(run.config, supersteps)
+        except Exception:
+            if run.cancel is not None:
+                run.cancel()
+            raise
 
     async def abulk_update_state(self, config: RunnableConfig, supersteps: Sequence[Any]) -> RunnableConfig:
         """Update the state, as `bulk_update_state`."""
         await self.agentgit_threads.await_previous_run(self._config(config))
         run = await asyncio.to_thread(self.agentgit_threads.update, self._config(config), self._plain())
-        updated: RunnableConfig = await run.runner.abulk_update_state(run.config, supersteps)
+        try:
+            updated: RunnableConfig = await run.runner.abulk_update_state(run.config, supersteps)
+        except Exception:
+            if run.cancel is not None:
+                await asyncio.to_thread(run.cancel)
+            raise
         return updated
 
     def _begin(self, input: Any, config: RunnableConfig | None) -> Run:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
+from functools import partial
 from typing import Any, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -21,6 +22,7 @@ from agentgit.agents.memory import store_of_run
 from agentgit.agents.wrap import PreparedGraph
 from agentgit.auth.principal import WRITE
 from agentgit.effects import RollbackPlan
+from agentgit.effects.function_names import printable_name
 from agentgit.effects.registry import GRAPH_NAME
 from agentgit.effects.served_sessions import HostRun
 from agentgit.errors import InvalidInput, NotFound, RollbackBlocked
@@ -29,7 +31,7 @@ from agentgit.handles.context import Context
 from agentgit.handles.rollbacks import RollbackOptions, Rollbacks
 from agentgit.handles.templates import LONGEST_NAME, require_name
 from agentgit.langgraph_internals import CONFIG_KEYS_OF_HOSTS
-from agentgit.saver.config import address
+from agentgit.saver.config import address, require_checkpoint_id
 from agentgit.store.queries.branch_heads import BranchHead
 from agentgit.store.queries.graph_points import GraphPoint
 from agentgit.store.records.sessions import StoredRow
@@ -144,21 +146,24 @@ class Threads(ThreadSessions):
             NotFound: The thread has no such checkpoint.
         """
         thread = self._open(config, graph)
-        branch, asked = thread.branch, thread.asked
+        branch, asked, cancel = thread.branch, thread.asked, None
         if thread.moves_to is not None:
             branch, asked = self._fork(thread, thread.moves_to, Confirmation(previous=thread.previous_id))
+            cancel = partial(self._leave, thread, branch, thread.branch.id)
         runner = self._runner(thread, branch, config, graph, asked)
         runner.leaves_world_alone()
         ns = config["configurable"].get("checkpoint_ns")
         own = {"checkpoint_ns": ns} if ns else {}
         run_config = _run_config(config)
-        return Run(runner, None, {**run_config, "configurable": {**run_config["configurable"], **own}})
+        return Run(runner, None, {**run_config, "configurable": {**run_config["configurable"], **own}}, cancel=cancel)
 
     def _open(self, config: RunnableConfig, graph: Graph) -> _Thread:
         thread_id, _, _ = address(config)
         root_id = _root_id(config["configurable"])
         head = self.context.read(lambda connection: self.find_head(connection, thread_id))
         if head is None:
+            if root_id:
+                raise _no_checkpoint(thread_id, root_id)
             self.ensure(thread_id)
             head = self.context.read(lambda connection: self.find_head(connection, thread_id))
         if head is None:
@@ -170,9 +175,7 @@ class Threads(ThreadSessions):
             return thread
         point = self.find_point(session_id, root_id)
         if point is None:
-            raise NotFound(
-                f"Thread {thread_id} has no checkpoint {root_id}. List them: graph.get_state_history(config)."
-            )
+            raise _no_checkpoint(thread_id, root_id)
         is_here = point.is_head and point.branch.id == thread.branch.id  # it was saved in the meantime
         return thread if is_here else thread._replace(moves_to=point)
 
@@ -216,10 +219,11 @@ class Threads(ThreadSessions):
             branch, asked = self._fork(thread, point, Confirmation(previous=previous_id))
             return self._bring_world(thread, branch, asked)
         point = self.require_target(thread.rollbacks.session_id, point)
-        plan = rollbacks.plan(point, current_id, RollbackOptions())
+        options = RollbackOptions(only_from_current=True)
+        plan = rollbacks.plan(point, current_id, options)
         if self._requires_consent(plan):
             return self._fork(thread, point, Confirmation(previous=previous_id, plan=describe(plan)))
-        return rollbacks.read_branch(rollbacks.run(point, current_id, RollbackOptions())), None
+        return rollbacks.read_branch(rollbacks.run(point, current_id, options)), None
 
     def _requires_consent(self, plan: RollbackPlan) -> bool:
         """Return whether a run must ask before it acts on the world.
@@ -239,7 +243,7 @@ class Threads(ThreadSessions):
 
     def _reconcile(self, thread: _Thread, branch_id: int) -> None:
         """Bring the world to the state of a branch, and continue there."""
-        thread.rollbacks.switch(branch_id, thread.branch.id, sync="world")
+        thread.rollbacks.switch(branch_id, thread.branch.id, sync="world", only_from_current=True)
 
     def _fork(self, thread: _Thread, point: GraphPoint, asked: Confirmation) -> tuple[StoredRow, Confirmation]:
         """Continue on a new branch, and leave the world as it is until a run has brought it to that branch."""
@@ -249,7 +253,7 @@ class Threads(ThreadSessions):
 
     def _ask(self, thread: _Thread, branch_id: int, asked: Confirmation) -> tuple[StoredRow, Confirmation]:
         self._remember(branch_id, asked)
-        return thread.rollbacks.set_current_branch(branch_id), asked
+        return thread.rollbacks.set_current_branch(branch_id, source_id=thread.branch.id), asked
 
     def _answer(self, thread: _Thread, input: Any, asked: Confirmation) -> tuple[StoredRow, Any, Confirmation | None]:
         """Act on a person's answer, or ask if nothing was asked yet.
@@ -264,9 +268,8 @@ class Threads(ThreadSessions):
         if input is None:
             return branch, None, asked
         if not (confirmation.is_resume(input) and confirmation.is_consent(input)):
-            self._remember(branch.id, None)
             input = None if confirmation.is_resume(input) else input
-            return rollbacks.set_current_branch(asked.previous), input, None
+            return self._leave(thread, branch, asked.previous), input, None
         plan, input = rollbacks.plan_switch(branch.id), confirmation.without_answer(input)
         if not confirmation.covers(asked, plan) and self._requires_consent(plan):
             branch, question = self._ask(thread, branch.id, Confirmation(previous=asked.previous, plan=describe(plan)))
@@ -288,14 +291,18 @@ class Threads(ThreadSessions):
         try:
             requires_consent = self._requires_consent(plan)
         except RollbackBlocked:
-            self._remember(branch.id, None)
-            thread.rollbacks.set_current_branch(asked.previous)
+            self._leave(thread, branch, asked.previous)
             raise
         if requires_consent:
             return self._ask(thread, branch.id, Confirmation(previous=asked.previous, plan=describe(plan)))
         self._reconcile(thread, branch.id)
         self._remember(branch.id, None)
         return thread.rollbacks.read_branch(branch.id), None
+
+    def _leave(self, thread: _Thread, branch: StoredRow, previous_id: int) -> StoredRow:
+        """Return to a previous branch from one to which the world was not brought."""
+        self._remember(branch.id, None)
+        return thread.rollbacks.set_current_branch(previous_id, source_id=branch.id)
 
     def _is_waiting(self, branch: StoredRow) -> bool:
         """Return whether a question of a branch waits for its answer."""
@@ -347,6 +354,7 @@ class Run(NamedTuple):
         config: The config, without the checkpoint that it named.
         is_declined: True if a person did not consent, so that nothing may run.
         host_run: Where it begins, if its host has named it.
+        cancel: Returns to the branch that an update has left; None if it has left none.
     """
 
     runner: ThreadRunner
@@ -354,6 +362,7 @@ class Run(NamedTuple):
     config: RunnableConfig
     is_declined: bool = False
     host_run: HostRun | None = None
+    cancel: Callable[[], object] | None = None
 
 
 class ThreadRunner(BranchRunner):
@@ -428,6 +437,13 @@ class ThreadRunner(BranchRunner):
             self._instrumented_graph = confirmation.asking_copy(self._instrumented_graph, self._asked)
 
 
+def _no_checkpoint(thread_id: str, checkpoint_id: str) -> NotFound:
+    return NotFound(
+        f"Thread {printable_name(thread_id)} has no checkpoint {printable_name(checkpoint_id)}. List them: "
+        "graph.get_state_history(config)."
+    )
+
+
 def _internal_settings(config: RunnableConfig) -> Mapping[str, Any]:
     """Return what LangGraph or a host has put into a config. Other settings could replace the saver, or an answer."""
     return {k: v for k, v in config["configurable"].items() if k in CONFIG_KEYS_OF_HOSTS}
@@ -441,9 +457,10 @@ def _run_id(config: RunnableConfig) -> str | None:
 
 def _root_id(configurable: Mapping[str, Any]) -> str | None:
     """Return the checkpoint of the whole graph that a config names, also one for a subgraph."""
-    if configurable.get("checkpoint_ns"):
-        return (configurable.get("checkpoint_map") or {}).get("")
-    return configurable.get("checkpoint_id")
+    if not configurable.get("checkpoint_ns"):
+        return configurable.get("checkpoint_id")
+    ids_by_ns = configurable.get("checkpoint_map")
+    return require_checkpoint_id(ids_by_ns.get("")) if isinstance(ids_by_ns, Mapping) else None
 
 
 def _run_config(config: RunnableConfig) -> RunnableConfig:

@@ -112,7 +112,7 @@ class ImportCommit:
         if len(branches) > 1 or any(not self._is_empty(connection, row) for row in branches):
             raise Conflict(
                 f"Session {self.session_name!r} already exists and was not imported from thread {self.thread_id!r}. "
-                "Import the thread under another name, with --session-prefix or session=."
+                "Import the thread under another session name."
             )
         return None
 

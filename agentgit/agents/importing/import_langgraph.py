@@ -35,7 +35,7 @@ def import_langgraph(
     if isinstance(threads, str):
         raise InvalidInput(f"threads must be a list of thread ids; write [{threads!r}].")
     if as_threads and session_prefix:
-        raise InvalidInput("session_prefix names sessions, and as_threads=True makes none. Leave one of them out.")
+        raise InvalidInput("A prefix names sessions, but threads were to stay threads. Choose one of the two.")
     reports: list[ThreadReport] = []
     with _open_source(saver_or_url) as source:
         thread_ids = [str(thread) for thread in threads] if threads is not None else source.threads()

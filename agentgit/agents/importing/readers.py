@@ -385,9 +385,7 @@ def _require_saver_tables(tables: dict[str, set[str]], description: str) -> None
     if tables.get("checkpoints", set()) >= CHECKPOINTS_COLUMNS and {"writes", "checkpoint_writes"} & tables.keys():
         return
     if "graph_checkpoint" in tables and "internal_session" in tables:
-        raise SchemaMismatch(
-            f"{description} of agentgit: there is nothing to import. Open it with agentgit sessions --db …"
-        )
+        raise SchemaMismatch(f"{description} of agentgit: there is nothing to import. Open it instead.")
     if "checkpoints" in tables:
         missing = ", ".join(sorted(CHECKPOINTS_COLUMNS - tables["checkpoints"])) or "the table of pending writes"
         raise SchemaMismatch(

@@ -137,7 +137,7 @@ class ThreadImport:
         if earlier is not None and earlier.newest_id not in line.roots:
             raise Conflict(
                 f"{self.thread_name} no longer continues the history that session {self.session_name!r} was imported "
-                "from. Import it under another name, with --session-prefix or session=."
+                "from. Import it under another session name."
             )
         try:
             added_count = self._stage(line, earlier)

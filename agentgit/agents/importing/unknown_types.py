@@ -53,8 +53,8 @@ class UnknownTypeSerializer(SerializerProtocol):
         kind, body = data
         if kind not in READABLE_FORMATS:
             raise InvalidInput(
-                f"It has values in the format {kind!r}, which only the program's own serializer can read. Import with "
-                "the program's own saver: repo.import_langgraph(saver)."
+                f"It has values in the format {kind!r}, which only the program's own serializer can read. Import it "
+                "in that program, with its own saver."
             )
         if kind != MSGPACK:
             return self._strict.loads_typed(data)

@@ -116,8 +116,7 @@ class CherryPick:
         positions = added_positions(earlier_hashes, side.message_hashes)
         if positions is None:
             raise InvalidInput(
-                f"{label} did more than add messages to the checkpoint before it. Choose messages by their ids: "
-                "cherry_pick([...])."
+                f"{label} did more than add messages to the checkpoint before it. Pick messages by their ids."
             )
         return PickedMessages(label, side, positions)
 
@@ -133,7 +132,7 @@ class CherryPick:
 
     def _find_messages(self, ids: list[Any]) -> PickedMessages:
         if not ids or not all(isinstance(one, str) for one in ids):
-            raise InvalidInput(f"{ids!r} is not a list of message ids; history() shows them.")
+            raise InvalidInput(f"{ids!r} is not a list of message ids, like those of the history.")
         missing_ids = set(ids)
         for side in self._heads():
             shown = side.messages()
@@ -143,7 +142,7 @@ class CherryPick:
                 positions = [n for n, message in enumerate(shown) if message["id"] in ids]
                 return PickedMessages(", ".join(ids), side, expand_to_batches(shown, positions))
         if missing_ids:
-            raise NotFound(f"No branch of this session has a message {', '.join(sorted(missing_ids))}. See history().")
+            raise NotFound(f"No branch of this session has a message {', '.join(sorted(missing_ids))}.")
         raise NotFound(f"No branch of this session has all of {', '.join(ids)}. Pick from one branch at a time.")
 
     def _heads(self) -> Iterable[Side]:
@@ -181,5 +180,5 @@ class CherryPick:
             branch_row = next((row for row in rows if row.id == call.internal_session_id), None)
             head = self.store.graphs.head(connection, branch_row.thread_id) if branch_row is not None else None
         if branch_row is None or head is None:
-            raise NotFound(f"No branch of this session made {call}. See tool_track().")
+            raise NotFound(f"No branch of this session made {call}. session.tool_track() lists its calls.")
         return self._side_at(branch_row.thread_id, head.checkpoint_id)

@@ -32,7 +32,7 @@ from agentgit.sessions.session import RUNNING
 from agentgit.store.audit.trail import record_event
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.checkpoints import MERGE_KEY, Label, named_label
-from agentgit.store.records.sessions import StoredRow, require_no_unfinished_rollback
+from agentgit.store.records.sessions import StoredRow, require_no_unfinished_rollback, require_real
 from agentgit.store.sql.tables import CHECKPOINT
 from agentgit.store.store import HeadState, checkpoint_state
 from agentgit.store.threads import staging
@@ -62,19 +62,20 @@ class MergeCommit:
         """
         row = self.store.sessions.branch(connection, self.branch.branch_id)
         require_no_unfinished_rollback(row)
+        require_real(row)
         if row.status == RUNNING:
             raise Conflict(f"Branch {row.name} is running. Wait for its turn to end, then try again.")
         head_state = self.store.head_state(connection, row)
         if head_state.latest_id != self.branch.seen_checkpoint_id and row.head_id not in self.branch.interrupted_heads:
             raise Conflict(
-                f"Branch {row.name} has moved since this agent last saw it. Nothing was changed. Go to its new head "
-                f"with agent = agent.switch({row.name!r}), then try again.",
+                f"Branch {row.name} has moved since this agent last saw it. Nothing was changed. "
+                f"agent.switch({row.name!r}) returns an agent at its head.",
                 head=row.head_id,
             )
         if not head_state.is_settled:
             raise Conflict(
                 f"Branch {row.name} is in the middle of a turn: a tool call waits for its result, or a question for "
-                "its answer. Answer it, or continue with agent.invoke(None); then try again."
+                "its answer. Answer it, or continue the turn with agent.invoke(None); then try again."
             )
         return row, head_state
 
@@ -126,7 +127,7 @@ class MergeCommit:
         config: Any = {"configurable": {"thread_id": staging_thread}}
         with detached():
             if graph.get_state(config).next:
-                raise Conflict("The branch is in the middle of a turn. First continue with agent.invoke(None).")
+                raise Conflict("The branch is in the middle of a turn. First continue it with agent.invoke(None).")
             new_config = graph.update_state(config, values, WRITER)
             if not values.keys().isdisjoint(graph.trigger_to_nodes) and graph.get_state(config).next:
                 new_config = graph.update_state(config, None, END)  # else the write would leave a node due to run
@@ -238,10 +239,12 @@ class Merger:
         with self.branch.reading() as connection:
             branch_row, head_state = self._position(connection)
             their_row, label = self.branch.target(connection, source)
+            self.store.sessions.require_real_thread(connection, their_row.thread_id)
             bases = self._find_bases(connection, branch_row, their_row)
+            session_name = self.branch.planner.name_session(connection, self.branch.session_id)
         *base_sides, their_side = (self._side_at(row.thread_id, row.graph_checkpoint_id) for row in (*bases, their_row))
         base_label = " and ".join(f"{base.branch_name}#{base.number}" for base in bases)
-        plan = MergePlan(kind="merge", source=label, into=branch_row.name, base=base_label)
+        plan = MergePlan(kind="merge", source=label, into=branch_row.name, base=base_label, session_name=session_name)
         changes = IncomingChanges(
             self._side_at(branch_row.thread_id, head_state.latest_id), plan, base_sides[0].message_hashes
         )
@@ -251,12 +254,12 @@ class Merger:
         """Find the merge bases: the newest checkpoints in the history of both sides."""
         if branch_row.head_id is None:
             raise InvalidInput(
-                f"Branch {branch_row.name} has no checkpoint to merge into. agent.checkpoint() creates one."
+                f"Branch {branch_row.name} has no checkpoint to merge into. Run a turn or create one first."
             )
         (our_row,) = self.store.checkpoints.find(connection, CHECKPOINT.c.id == branch_row.head_id)
         bases = MergeBaseFinder(self.store).find(connection, our_row, their_row)
         if not bases:
-            raise InvalidInput("These are in two sessions without a common history. Use cherry_pick().")
+            raise InvalidInput("These are in two sessions without a common history. Cherry-pick instead.")
         return bases
 
     # -- cherry-pick
@@ -282,8 +285,14 @@ class Merger:
         recover_all_abandoned(self.store, self.branch.session_id)
         with self.branch.reading() as connection:
             branch_row, head_state = self._position(connection)
+            session_name = self.branch.planner.name_session(connection, self.branch.session_id)
         picked_messages = CherryPick(self.branch).find(selection)
-        plan = MergePlan(kind="cherry_pick", source=picked_messages.label, into=branch_row.name)
+        if picked_messages.side.graph_key is not None:
+            with self.branch.reading() as connection:
+                self.store.sessions.require_real_thread(connection, picked_messages.side.graph_key.thread)
+        plan = MergePlan(
+            kind="cherry_pick", source=picked_messages.label, into=branch_row.name, session_name=session_name
+        )
         changes = IncomingChanges(self._side_at(branch_row.thread_id, head_state.latest_id), plan)
         picked_messages.add_to(changes)
         return changes
@@ -298,7 +307,7 @@ class Merger:
 
     def _commit(self, changes: IncomingChanges, name: str | None, kind: str, facts: dict[str, Any]) -> int:
         branch, plan = self.branch, changes.plan
-        label = named_label(branch.settings.user_id, name, plan.heading.partition(":")[0], {kind: facts})
+        label = named_label(branch.settings.user_id, name, plan.title, {kind: facts})
         if not plan.values and not plan.messages:
             if plan.left_out:
                 raise Conflict(f"Nothing of {plan.source} can be added: {plan.left_out[0].why}.")

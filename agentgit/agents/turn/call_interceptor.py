@@ -73,6 +73,12 @@ class CallInterceptor:
         turn: The turn.
     """
 
+    is_simulated = False
+    """True if the turn is part of a rerun: no call reaches its tool unless the interceptor admits it."""
+
+    result_statuses = RESULT_STATUSES
+    """The statuses of earlier calls of the branch from which a repeated call is answered."""
+
     def __init__(self, turn: RunningTurn) -> None:
         self.turn = turn
         self.store = turn.context.store
@@ -159,11 +165,11 @@ class CallInterceptor:
         if (
             attempt is None
             or attempt.may_be_repeated
-            or attempt.status not in RESULT_STATUSES | UNRESOLVABLE | {UNKNOWN}
+            or attempt.status not in self.result_statuses | UNRESOLVABLE | {UNKNOWN}
         ):
             self._require_different_call(request, slots, earlier_calls)
             return request
-        if attempt.status in RESULT_STATUSES:
+        if attempt.status in self.result_statuses:
             return self._answer_from_record(request, slot, attempt) or request
         if slot.name == request.call_id:
             require_same_args(request.intent, attempt.args)
@@ -257,7 +263,7 @@ class CallInterceptor:
         matches = [one for one in attempts if one.idempotency_key == key]
         if not matches:
             return None, key
-        chosen = next((one for one in matches if one.status in RESULT_STATUSES), matches[0])
+        chosen = next((one for one in matches if one.status in self.result_statuses), matches[0])
         if chosen.status != REVERSED:
             return chosen, key
         reruns = [

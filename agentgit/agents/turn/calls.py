@@ -111,6 +111,7 @@ class AdmittedCall:
             `Interrupts.use_numbers`.
         name: A name that distinguishes the call from the others of its place, the same every time.
         scope: The scope of what runs inside the call, the same every time.
+        is_simulated: True if the call belongs to a rerun, which answers it without its tool.
     """
 
     intent: Intent
@@ -120,6 +121,12 @@ class AdmittedCall:
     used_numbers: dict[str, Any] | None = None
     name: str = ""
     scope: str = ""
+    is_simulated: bool = False
+
+    @property
+    def runs_tool(self) -> bool:
+        """True if the tool of the call runs."""
+        return self.answer is None and not self.is_simulated
 
 
 @dataclass

@@ -148,7 +148,8 @@ class CheckpointTracker:
 def _unsaved_error(error: Exception) -> Unavailable:
     return Unavailable(
         f"The step of the graph before this call could not be saved ({type(error).__name__}: {error}), so the call was "
-        "not made: after a crash it could not be recognized. Fix the database, then continue with agent.invoke(None)."
+        "not made: after a crash it could not be recognized. Fix the database, then "
+        "continue the turn with agent.invoke(None)."
     )
 
 

@@ -8,7 +8,7 @@ from langgraph.errors import GraphBubbleUp
 
 from agentgit.agents.turn.recorded_results import UnreadableResult
 from agentgit.effects import ToolInvocation
-from agentgit.effects.invocation import INTENDED, REVERSE_UNKNOWN, REVERSING, UNKNOWN
+from agentgit.effects.invocation import INTENDED, REVERSE_UNKNOWN, REVERSING, UNKNOWN, how_to_resolve
 from agentgit.errors import AgentGitError, Fenced
 from agentgit.store.records.journal import Intent
 
@@ -16,6 +16,8 @@ UNREACHABLE = (
     "Its tool class overrides run() or arun(), so the call cannot be answered from the record: put the work into "
     "_run() and _arun()"
 )
+
+CONTINUE = "Then continue this turn with agent.invoke(None)."
 
 
 def require_same_args(intent: Intent, args: Any) -> None:
@@ -35,7 +37,7 @@ def unreachable_error(intent: Intent) -> Fenced:
     """Return the error for a call that is already done and whose tool cannot be answered from the record."""
     return Fenced(
         f"The call of {intent.tool_name} with {intent.args} is already done and was not made again. {UNREACHABLE}, or "
-        "roll back to before it with agent.rollback(...)."
+        "roll back to before it."
     )
 
 
@@ -46,18 +48,13 @@ def unmatched_error(call: ToolInvocation, intent: Intent) -> Fenced:
         call: The earlier call.
         intent: The call that is refused.
     """
-    resolve_hint = (
-        f"repo.resolve({call.id}, 'happened') or repo.resolve({call.id}, 'did_not_happen')"
-        if call.status == UNKNOWN
-        else "it is done, so repo.resolve() has nothing to decide"
-    )
+    settle_hint = f" Whether that happened is unknown; {how_to_resolve(call.id)}." if call.status == UNKNOWN else ""
     return Fenced(
         f"This task runs again and calls {intent.tool_name} with {intent.args}. Earlier it called {call} (invocation "
         f"{call.id}, {call.status}), which cannot be undone and has not been repeated; so this may be a new call, or "
-        f"that one with other arguments. It was not made. Settle the earlier call ({resolve_hint}); then let the task "
-        "call it with the same arguments first, list the arguments that count in identity_args, roll back to before "
-        "it with agent.rollback(..., force=True), or wrap with fence='off' if both calls are intended. Continue with "
-        "agent.invoke(None).",
+        f"that one with other arguments. It was not made.{settle_hint} Let the task call it with the same "
+        "arguments first, list the arguments that count in identity_args, or roll back to before it with force=True. "
+        "If both calls are intended, wrap with fence='off'. Then continue this turn with agent.invoke(None).",
         invocation=call.id,
     )
 
@@ -76,7 +73,7 @@ def unreadable_error(call: ToolInvocation, error: UnreadableResult) -> Fenced:
     """Return the error for a call that is already done and whose result cannot be rebuilt from the record."""
     return Fenced(
         f"{call} is already done (invocation {call.id}) and was not made again, but {error}. Let the tool return "
-        "plain data, or a Command of plain data, and roll back to before this call with agent.rollback(...).",
+        "plain data, or a Command of plain data, and roll back to before this call.",
         invocation=call.id,
     )
 
@@ -85,9 +82,8 @@ def aborted_call_error(intent: Intent, invocation_id: int | None) -> Fenced:
     """Return the error for a call that was aborted earlier in this turn."""
     return Fenced(
         f"The call {intent.tool_call_id} of {intent.tool_name} (invocation {invocation_id}) was interrupted, and it "
-        "is unknown whether it happened. It was not made again. Check, then call "
-        f"repo.resolve({invocation_id}, 'happened', result=...) or repo.resolve({invocation_id}, 'did_not_happen'). "
-        "Then continue this turn: agent.invoke(None).",
+        "is unknown whether it happened. It was not made again; "
+        f"{how_to_resolve(invocation_id)}. {CONTINUE}",
         invocation=invocation_id,
     )
 
@@ -101,17 +97,12 @@ def open_outcome_error(call: ToolInvocation, relation: str) -> Fenced:
     """
     cause = f"It raised {call.error_message}, and" if call.has_raised else "It was interrupted, and"
     instruction = {
-        INTENDED: "It is running now. Wait until it ends, then continue this turn: agent.invoke(None).",
-        REVERSING: "It is being reversed now. Wait until that ends, then continue this turn: agent.invoke(None).",
-        UNKNOWN: (
-            f"{cause} it is unknown whether it happened. Check, then call "
-            f"repo.resolve({call.id}, 'happened', result=...) or repo.resolve({call.id}, 'did_not_happen'). Then "
-            "continue this turn: agent.invoke(None)."
-        ),
+        INTENDED: f"It is running now. Wait until it ends. {CONTINUE}",
+        REVERSING: f"It is being reversed now. Wait until that ends. {CONTINUE}",
+        UNKNOWN: f"{cause} it is unknown whether it happened; {how_to_resolve(call.id)}. {CONTINUE}",
         REVERSE_UNKNOWN: (
-            "Its reversal was interrupted, and it is unknown whether that happened. Check, then call "
-            f"repo.resolve({call.id}, 'happened') or repo.resolve({call.id}, 'did_not_happen'). Then continue this "
-            "turn: agent.invoke(None)."
+            "Its reversal was interrupted, and it is unknown whether that happened; "
+            f"{how_to_resolve(call.id)}. {CONTINUE}"
         ),
     }[call.status]
     return Fenced(f"{call} (invocation {call.id}) is {call.status}. {relation} {instruction}", invocation=call.id)

@@ -18,7 +18,7 @@ from typing import Any
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.messages import AIMessage, ToolMessage
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.tools import BaseTool, ToolException
 from langgraph.errors import GraphBubbleUp, ParentCommand
 
@@ -26,11 +26,12 @@ from agentgit.agents.turn.call_interceptor import CallInterceptor
 from agentgit.agents.turn.calls import AdmittedCall, ExpectedCall, InflightResult, RequestedCall, Scopes, scope_name
 from agentgit.agents.turn.fence_errors import as_bubble_up
 from agentgit.agents.turn.interrupts import Interrupts, is_in_batch
+from agentgit.agents.turn.model_calls import ModelCalls
 from agentgit.agents.turn.recorded_results import as_recorded, handover_record, value_of
 from agentgit.agents.turn.running_turn import RunningTurn
 from agentgit.effects.declarations import record_fields
 from agentgit.effects.effects import NEUTRAL, UNSHARED, WORKSPACE, Effect, declared_by_name, declared_on
-from agentgit.effects.invocation import DONE, FAILED, PAUSED, UNKNOWN, idempotency_key_set, identity
+from agentgit.effects.invocation import DONE, FAILED, PAUSED, SIMULATED, UNKNOWN, idempotency_key_set, identity
 from agentgit.effects.known_tools import ToolProfile, profile_of
 from agentgit.effects.memory import MEMORY_TOOLS
 from agentgit.effects.results import FunctionRun
@@ -54,7 +55,6 @@ class Recorder(BaseCallbackHandler):
     """
 
     raise_error = True  # a call that cannot be recorded must not run
-    ignore_chat_model = True  # otherwise LangChain renders the whole conversation for it at every model call
 
     def __init__(
         self, turn: RunningTurn, owner: str, batch: int, unfinished_batch: tuple[str, int, Sequence[str]] | None = None
@@ -62,7 +62,9 @@ class Recorder(BaseCallbackHandler):
         self.turn = turn
         self.branch = turn.branch
         self.owner = owner
-        self.interceptor = CallInterceptor(turn)
+        simulation = turn.context.settings.simulation
+        self.interceptor: CallInterceptor = (simulation.create_interceptor if simulation else CallInterceptor)(turn)
+        self.model_calls = ModelCalls(lambda: turn.context.saver.codec)
         self.interrupts = Interrupts(turn.context.store, turn.branch, turn.context.saver.codec)
         self.effects = turn.context.settings.effects
         self.workspace = turn.context.settings.workspace
@@ -93,7 +95,25 @@ class Recorder(BaseCallbackHandler):
 
     # -- order of the calls: which ones an AI message requested
 
-    def on_llm_end(self, response: Any, **_: Any) -> None:
+    def on_chat_model_start(
+        self,
+        serialized: Any,
+        messages: list[list[BaseMessage]],
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        invocation_params: Any = None,
+        **_: Any,
+    ) -> None:
+        with self._lock:
+            is_in_tool = self._enclosing_call(parent_run_id) is not None
+        self.model_calls.begin(run_id, messages[0], invocation_params, is_in_tool=is_in_tool)
+
+    def on_llm_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
+        self.model_calls.discard(run_id)
+
+    def on_llm_end(self, response: Any, *, run_id: UUID, **_: Any) -> None:
+        self.model_calls.end(run_id, response)
         for generation in itertools.chain.from_iterable(response.generations):
             self._record_batch([getattr(generation, "message", None)], is_new=True)
 
@@ -237,7 +257,7 @@ class Recorder(BaseCallbackHandler):
         self.scopes.begin(run_id, parent, None)
         with self._lock:
             batch, index = self._batch_position(tool_call_id, run_id, self._enclosing_call(parent))
-        if name in self.unrecorded_tools:
+        if name in self.unrecorded_tools and not self.interceptor.is_simulated:
             self._unrecorded_batches[run_id] = batch
             return
         self.has_calls = True
@@ -288,7 +308,7 @@ class Recorder(BaseCallbackHandler):
             self.scopes.begin_tool(run_id, parent, call.scope, lambda: self.interrupts.graph_numbers(run_id))
             if is_batched:
                 self._batch_runs.add(run_id)
-            if call.answer is None and intent.effect not in NEUTRAL and name not in MEMORY_TOOLS:
+            if call.runs_tool and intent.effect not in NEUTRAL and name not in MEMORY_TOOLS:
                 self._back_up_files(run_id, name, args)
             self._function_runs[run_id] = FunctionRun(
                 effect, is_seen=request.is_reachable, has_begun=not request.is_reachable
@@ -490,7 +510,10 @@ class Recorder(BaseCallbackHandler):
             self._end_span(run_id, call, outcome)
         batch = call.intent.batch if call is not None else self._unrecorded_batches.pop(run_id, None)
         # An answer from the record was written when it was given.
-        if call is not None and (call.answer is None or (outcome.status != DONE and call.id is not None)):
+        if call is not None and call.is_simulated:
+            if call.intent.tool_name not in self.unrecorded_tools:
+                self._record_outcome(call, replace(outcome, status=SIMULATED))
+        elif call is not None and (call.answer is None or (outcome.status != DONE and call.id is not None)):
             self._record_outcome(call, outcome)
         if call is not None and call.id is not None:
             self.turn.context.registry.running_calls.pop(call.id, None)
@@ -503,7 +526,7 @@ class Recorder(BaseCallbackHandler):
         """Write an outcome now, unless the call was read-only."""
         unit_of_work = self.turn.unit_of_work
         unit_of_work.add_call(RecordedCall(call.id, call.intent, outcome, is_replay=call.answer is not None))
-        is_deferrable = call.id is None and outcome.status in (DONE, FAILED) and outcome.answers is None
+        is_deferrable = call.id is None and outcome.status in (DONE, FAILED, SIMULATED) and outcome.answers is None
         # A checkpoint that is requested after this check does not matter: the request flushes the unit of work itself.
         if is_deferrable and not self.turn.counts_calls:
             return

@@ -180,4 +180,6 @@ def _intercepted_copy(tool: BaseTool, recorder: Recorder, run_id: UUID) -> BaseT
 
 def _as_returned(tool: BaseTool, value: Any) -> Any:
     """Return an answer in the form that the tool returns; the record has lists in place of tuples."""
-    return tuple(value) if tool.response_format == "content_and_artifact" and isinstance(value, list) else value
+    if tool.response_format != "content_and_artifact":
+        return value
+    return tuple(value) if isinstance(value, list | tuple) and len(value) == 2 else (value, None)

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from langchain_core.runnables import RunnableConfig
@@ -30,7 +31,7 @@ from agentgit.sessions.messages import text_of
 from agentgit.store.audit.trail import record_event
 from agentgit.store.maintenance import retention
 from agentgit.store.records.checkpoints import CheckpointState, Label
-from agentgit.store.records.sessions import StoredRow
+from agentgit.store.records.sessions import StoredRow, session_has_moved
 from agentgit.store.records.turn_state import TurnState, query_turn_state
 from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.tables import CHECKPOINT
@@ -72,12 +73,14 @@ class _TurnEnd(NamedTuple):
     Args:
         latest_id: The newest graph checkpoint.
         is_settled: True if no tool call waits for its result and no interrupt for its answer.
+        end_checkpoint_id: The checkpoint at the end of the turn; None if it made none.
         head_id: The head of the branch, if the turn did not complete.
         removed_count: The number of checkpoints that the session's retention removed.
     """
 
     latest_id: str | None
     is_settled: bool
+    end_checkpoint_id: int | None
     head_id: int | None
     removed_count: int
 
@@ -111,6 +114,8 @@ class Turn:
     """The number of checkpoints whose text the search index has."""
     _known_head: GraphCheckpoint | None = None
     """The newest graph checkpoint, until something is written on top of it or after it."""
+    _last_put: GraphKey | None = None
+    """The last graph checkpoint of the root graph that this turn has put; None before the first."""
     _batch_labels: dict[int, Label] = field(default_factory=dict)
     """The automatic checkpoint of each finished batch."""
 
@@ -121,6 +126,8 @@ class Turn:
     is_completed: bool = False
     """True if the turn has ended, and its run neither raised nor was aborted."""
     is_settled: bool = field(init=False)
+    end_checkpoint_id: int | None = field(init=False)
+    """The checkpoint at the end of the turn; None if it made none."""
     unit_of_work: UnitOfWork = field(init=False)
     recorder: Recorder = field(init=False)
     files: TurnFiles = field(init=False)
@@ -132,7 +139,8 @@ class Turn:
         """Acquire the branch and begin the turn.
 
         Raises:
-            Conflict: Another run holds the branch, or the branch has moved since the agent last saw it.
+            Conflict: Another run holds the branch, or the branch has moved since the agent last saw it, or the thread
+                that clients see has moved to another branch.
         """
         self.branch_id = self.context.branch_id
         self._resources = ExitStack()
@@ -164,23 +172,26 @@ class Turn:
         store.sessions.lock(connection, session_id)
         # Read before the world is checked: what another turn adds to the log in between has not been seen.
         read_state = query_turn_state(connection, store.tenant_id, self.branch_id)
-        read_acquired = store.sessions.queue_acquire(connection, self.branch_id, owner)
+        idle = self.context.settings.idle_status
+        read_acquired = store.sessions.queue_acquire(connection, self.branch_id, owner, idle)
         state, acquired = read_state(), read_acquired()
         running_operations: list[int] = []
         if state.is_busy:
             running_operations = recover_abandoned(store, connection, session_id)
             state = query_turn_state(connection, store.tenant_id, self.branch_id)()
-        branch = acquired or store.sessions.acquire(connection, self.branch_id, owner)
+        branch = acquired or store.sessions.acquire(connection, self.branch_id, owner, idle)
         if running_operations:
             raise Conflict("A rollback is in progress in this session. Wait until it ends; then run this turn again.")
+        if self.context.must_be_current and state.current_branch_id != self.branch_id:
+            raise session_has_moved()
         head_state = store.head_state_of(connection, branch, state.tally, state.newest)
         if (
             head_state.latest_id != self.context.seen_checkpoint_id
             and branch.head_id not in self.context.interrupted_heads
         ):
             raise Conflict(
-                f"Branch {branch.name} has moved since this agent last saw it. Nothing was run. Continue from its "
-                f"new head with agent = agent.switch({branch.name!r}), or branch off with agent.fork().",
+                f"Branch {branch.name} has moved since this agent last saw it. Nothing was run. "
+                f"agent.switch({branch.name!r}) returns an agent at its head. Or branch off with agent.fork().",
                 head=branch.head_id,
             )
         if self.context.needs_world:
@@ -226,7 +237,7 @@ class Turn:
                 f"The world has changed since branch {branch.name} last ran, so nothing was run: {changes}. "
                 f"Restore it with agent = agent.switch({branch.name!r}, sync='world'), tell the model with "
                 "sync='note', or continue anyway with sync='ignore'.",
-                plan,
+                self.context.planner.add_names(connection, plan, branch.id),
             )
         self.context.store.sessions.set_world_seen(connection, branch, last_seq)
 
@@ -279,6 +290,7 @@ class Turn:
         with self._resources:
             self.recorder.end_spans()
             self.files.end()
+            self._add_unsaved_model_calls()
             try:
                 turn_end = self.unit_of_work.write(lambda connection: self._end(connection, completed), closing=True)
             except Unavailable:
@@ -287,9 +299,19 @@ class Turn:
                 self._require_session()
                 raise
             self.is_settled, self.head_id = turn_end.is_settled, turn_end.head_id
+            self.end_checkpoint_id = turn_end.end_checkpoint_id
             if turn_end.removed_count:
                 self.context.context.engine().files.release_unused()
             return turn_end.latest_id
+
+    def _add_unsaved_model_calls(self) -> None:
+        """Keep the model calls of a step that ended without a graph checkpoint."""
+        newest = self.unit_of_work.newest.checkpoint
+        key = self._last_put or (newest.key if newest is not None else None)
+        writes = self.recorder.model_calls.unsaved_writes(key) if key is not None else None
+        if writes is not None:
+            with suppress(Conflict):  # the end of the turn raises it
+                self.unit_of_work.add(writes)
 
     @property
     def _first_title(self) -> str | None:
@@ -354,7 +376,7 @@ class Turn:
             branch_id=self.branch_id,
             user_id=self.context.settings.user_id,
         )
-        return _TurnEnd(head_state.latest_id, head_state.is_settled, head_id, removed_count)
+        return _TurnEnd(head_state.latest_id, head_state.is_settled, changes.get("head_id"), head_id, removed_count)
 
     def _make_end_checkpoint(self, connection: Connection, head_state: HeadState) -> dict[str, Any]:
         """Make the checkpoint at the end of the turn; return the columns of the branch that change with it."""
@@ -381,6 +403,11 @@ class Turn:
         return {"head_id": checkpoint_id, "searched": last_number + 1}
 
     def _is_end_checkpoint_due(self, connection: Connection) -> bool:
+        seconds = self.context.settings.checkpoint_interval.seconds
+        if seconds:
+            head_id = self.branch.head_id
+            newest = self.context.store.checkpoints.find(connection, CHECKPOINT.c.id == head_id) if head_id else []
+            return not newest or datetime.now(UTC) - newest[0].created_at >= timedelta(seconds=seconds)
         interval = self.context.settings.checkpoint_interval.turns
         if interval <= 1:
             return interval == 1
@@ -418,8 +445,14 @@ class Turn:
 
     def put(self, new: NewCheckpoint) -> bool:
         """Take over a graph checkpoint of this turn, and make the checkpoints that are due after it."""
-        if new.key.thread != self.branch.thread_id or not self.unit_of_work.add(new):
+        if new.key.thread != self.branch.thread_id:
             return False
+        if not new.key.ns:
+            new = new._replace(draft=self.recorder.model_calls.attach(new.draft))
+        if not self.unit_of_work.add(new):
+            return False
+        if not new.key.ns:
+            self._last_put = new.key
         self._known_head = None
         if self.counts_calls and not new.key.ns:
             self.unit_of_work.write(lambda connection: self._make_due_checkpoints(connection, new.key))
@@ -440,9 +473,11 @@ class Turn:
         is_asked = head is not None and graph_key in (head.key, head.key._replace(checkpoint_id=""))
         return head if is_asked else None
 
-    def on_read(self, thread: str, ns: str, graph_key: GraphKey | None) -> None:
+    def on_read(self, thread: str, ns: str, checkpoint: GraphCheckpoint | None) -> None:
         """Record which checkpoint the graph read, so that a call can wait until the checkpoints before it are saved."""
-        self.checkpoint_tracker.record_read(thread, ns, graph_key)
+        self.checkpoint_tracker.record_read(thread, ns, checkpoint.key if checkpoint is not None else None)
+        if checkpoint is not None:
+            self.recorder.model_calls.record_read(checkpoint)
 
     def _make_due_checkpoints(self, connection: Connection, graph_key: GraphKey) -> None:
         """Make the checkpoints that are due after a finished batch of tool calls."""

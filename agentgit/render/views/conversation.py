@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from agentgit.effects import ToolInvocation
@@ -16,8 +17,8 @@ from agentgit.values import count
 LATEST = 20
 """The number of latest messages, or of one checkpoint's latest calls, that are shown."""
 
-_TITLE_CELLS, _LONGEST = 100, 20_000
-"""The maximum cells of a message's title, and characters of a message on a page."""
+_TITLE_CELLS, _LONGEST, _ARGUMENTS = 100, 20_000, 20
+"""The maximum cells of a message's title, characters of a message on a page, and arguments of a call on a line."""
 
 
 def draw_messages(messages: Sequence[Mapping[str, Any]], *, width: int = 100) -> str:
@@ -145,10 +146,20 @@ def _outcome(call: Mapping[str, Any]) -> str:
 
 
 def arguments(args: Any) -> str:
-    """Return the arguments of a call as text, with long values cut."""
+    """Return the arguments of a call as text, with long names and values, and arguments after the 20th, cut.
+
+    Example:
+        >>> arguments({"item": "chair", "count": 2})
+        "item='chair', count=2"
+    """
     if not isinstance(args, Mapping):
-        return short_repr(args)
-    return ", ".join(f"{key}={short_repr(value)}" for key, value in args.items())
+        return _shorten(short_repr(args))
+    texts = [f"{_shorten(str(key))}={_shorten(short_repr(value))}" for key, value in islice(args.items(), _ARGUMENTS)]
+    return ", ".join([*texts, *(["…"] if len(args) > _ARGUMENTS else [])])
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= _TITLE_CELLS else f"{text[:_TITLE_CELLS]}…"
 
 
 # -- HTML

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, tzinfo
+from datetime import UTC
 from typing import Any
 
-from agentgit.render.text import Line, Span, clean, format_time, table
+from agentgit.render.text import Line, Span, Zone, clean, format_time, table
 from agentgit.render.views.maintenance import finding_lines
 from agentgit.sessions.events import Event, Verified
 from agentgit.sessions.webhooks import Delivered, Webhook
@@ -24,14 +24,14 @@ _USER_KEYS = ("user", "of", "member")
 
 
 def event_lines(
-    events: Sequence[Event], *, width: int = 100, zone: tzinfo | None = UTC, user_names: Mapping[int, str] | None = None
+    events: Sequence[Event], *, width: int = 100, zone: Zone = UTC, user_names: Mapping[int, str] | None = None
 ) -> list[Line]:
     """List events, one line each.
 
     Args:
         events: The events, in the order to show them.
         width: The maximum width of a line, in terminal cells.
-        zone: The time zone of the times; None for the local one.
+        zone: The time zone of the times; None for the local one; or the present time, to show how long ago they were.
         user_names: The names of users by id, to show who caused each event; None to leave the user out.
     """
     if user_names is None:
@@ -45,7 +45,7 @@ def event_lines(
     return table(rows, width=width)
 
 
-def _row(event: Event, zone: tzinfo | None) -> list[Span]:
+def _row(event: Event, zone: Zone) -> list[Span]:
     location = "@".join(clean(name) for name in (event.session_name, event.branch_name) if name is not None)
     return [
         Span(format_time(event.created_at, zone), "dim"),
@@ -59,7 +59,7 @@ def summarize(event: Event) -> str:
     """Summarize an event in a few words.
 
     Example:
-        >>> from datetime import datetime
+        >>> from datetime import UTC, datetime
         >>> at = datetime(2026, 11, 21, tzinfo=UTC)
         >>> of = {"session_id": 1, "session_name": "s", "branch_id": 1, "branch_name": "main"}
         >>> of |= {"owner_id": 1, "user_id": 1, "detail": {"number": 3, "name": "before payment", "checkpoint": 7}}
@@ -68,7 +68,7 @@ def summarize(event: Event) -> str:
     """
     detail = dict(event.detail)
     words = [clean(str(detail.pop(key))) for key in ("tool", "effect", "name") if detail.get(key) is not None]
-    if event.kind == "checkpoint.created":
+    if event.kind in ("checkpoint.created", "checkpoint.annotated"):
         words.insert(0, f"{clean(event.branch_name or '')}#{detail.pop('number')}")
     words += [f"{clean(key)} {_format_value(value)}" for key, value in detail.items() if key not in _INTERNAL_KEYS]
     return " ".join(words)

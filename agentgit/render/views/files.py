@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import UTC, tzinfo
+from datetime import UTC
 from typing import TYPE_CHECKING
 
-from agentgit.render.text import Line, Span, clean, format_time, table
+from agentgit.render.text import Line, Span, Zone, clean, format_time, table
 from agentgit.render.views.diff import patch
 from agentgit.values import count, escape_path
 from agentgit.workspace.values import EVERYTHING
@@ -17,21 +17,24 @@ if TYPE_CHECKING:
 SHORT_ID_LENGTH = 10
 """The number of characters of an id that a list shows."""
 
+SHOWN_PATHS = 5
+"""The number of changed paths that one snapshot shows."""
 
-def snapshot_lines(snapshots: Sequence[FileCheckpoint], *, width: int = 100, zone: tzinfo | None = UTC) -> list[Line]:
+
+def snapshot_lines(snapshots: Sequence[FileCheckpoint], *, width: int = 100, zone: Zone = UTC) -> list[Line]:
     """Draw a list of snapshots.
 
     Args:
         snapshots: The snapshots, in the order to show them.
         width: The maximum width of a line, in terminal cells.
-        zone: The time zone of the times; None for the local one.
+        zone: The time zone of the times; None for the local one; or the present time, to show how long ago they were.
     """
     rows = [
         [
             Span(clean(snapshot.id[:SHORT_ID_LENGTH]), "reference"),
             Span(format_time(snapshot.timestamp, zone), "dim"),
             Span(clean(snapshot.kind)),
-            Span(f"{snapshot.files_changed} changed", "dim"),
+            Span(f"{snapshot.change_count} changed", "dim"),
             Span(
                 " - ".join(clean(text) for text in (snapshot.name, snapshot.message) if text),
                 "name" if snapshot.name else "",
@@ -127,7 +130,7 @@ def _pairs(label: str, style: str, pairs: Iterable[tuple[str, str]], separator: 
 
 
 def show_lines(
-    snapshot: FileCheckpoint, changes_since: WorkspaceDiff, *, width: int = 100, zone: tzinfo | None = UTC
+    snapshot: FileCheckpoint, changes_since: WorkspaceDiff, *, width: int = 100, zone: Zone = UTC
 ) -> list[Line]:
     """Draw one snapshot, and the files that have changed since.
 
@@ -135,17 +138,25 @@ def show_lines(
         snapshot: The snapshot to draw.
         changes_since: The differences between it and the present files.
         width: The maximum width of a line, in terminal cells.
-        zone: The time zone of the times; None for the local one.
+        zone: The time zone of the times; None for the local one; or the present time, to show how long ago they were.
     """
     values = {
         "id": snapshot.id,
         "name": snapshot.name,
         "message": snapshot.message,
         "created": f"{format_time(snapshot.timestamp, zone, seconds=True)} ({snapshot.kind})",
-        "changed": count(snapshot.files_changed, "file"),
+        "changed": _changed_files(snapshot),
         "metadata": repr(dict(snapshot.metadata)) if snapshot.metadata else None,
         "kept": "until it is deleted" if snapshot.pinned else None,
     }
     facts = [[Span(name, "dim"), Span(clean(str(value)))] for name, value in values.items() if value]
     changes = _changes(changes_since) or [(Span("nothing", "dim"),)]
     return [*table(facts, width=width), (), (Span("changed since", "heading"),), *changes]
+
+
+def _changed_files(snapshot: FileCheckpoint) -> str:
+    """Return the number of files that a snapshot changed, and the first of their paths."""
+    shown = snapshot.files_changed[:SHOWN_PATHS]
+    more = ", …" if snapshot.change_count > len(shown) else ""
+    paths = f": {', '.join(map(escape_path, shown))}{more}" if shown else ""
+    return f"{count(snapshot.change_count, 'file')}{paths}"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC, datetime
 
 from agentgit.auth import ApiKey, Member, ShareLink, User
 from agentgit.auth.principal import widest
 from agentgit.checkpoints import Checkpoint
 from agentgit.errors import AgentGitError
 from agentgit.render import html, svg
-from agentgit.render.text import Line, Span, clean, format_time, table
+from agentgit.render.text import Line, Span, Zone, clean, format_time, table
 from agentgit.render.views import conversation
 from agentgit.render.views.log import reference, title
 from agentgit.sessions import ExternalSession, InternalSession, Tree
@@ -19,13 +19,13 @@ from agentgit.sessions.session import OPEN, RUNNING
 from agentgit.values import count
 
 
-def session_lines(sessions: Sequence[ExternalSession], *, width: int = 100, zone: tzinfo | None = UTC) -> list[Line]:
+def session_lines(sessions: Sequence[ExternalSession], *, width: int = 100, zone: Zone = UTC) -> list[Line]:
     """Draw a list of sessions.
 
     Args:
         sessions: The sessions, in the order to show them.
         width: The maximum width of a line, in terminal cells.
-        zone: The time zone of the times; None for the local one.
+        zone: The time zone of the times; None for the local one; or the present time, to show how long ago they were.
     """
     rows = [
         [
@@ -45,7 +45,7 @@ def _session_flags(session: ExternalSession) -> list[str]:
 
 
 def branch_lines(
-    branches: Sequence[InternalSession], tree: Tree | None = None, *, width: int = 100, zone: tzinfo | None = UTC
+    branches: Sequence[InternalSession], tree: Tree | None = None, *, width: int = 100, zone: Zone = UTC
 ) -> list[Line]:
     """Draw a list of branches, with a `*` before the current one.
 
@@ -53,14 +53,14 @@ def branch_lines(
         branches: The branches, in the order to show them.
         tree: The tree of the session, to show where each branch left; None to leave that out.
         width: The maximum width of a line, in terminal cells.
-        zone: The time zone of the times; None for the local one.
+        zone: The time zone of the times; None for the local one; or the present time, to show how long ago they were.
     """
     tree_branches = tree.walk() if tree is not None else ()
     origins = {point.id: f"from {clean(b.name)}#{point.number}" for b in tree_branches for point in b.points}
     return table([_branch_row(branch, origins, zone) for branch in branches], width=width, wrap_last=True)
 
 
-def _branch_row(branch: InternalSession, origins: dict[int, str], zone: tzinfo | None) -> list[Span]:
+def _branch_row(branch: InternalSession, origins: dict[int, str], zone: Zone) -> list[Span]:
     origin = origins.get(branch.branch_point_checkpoint_id or 0, "")
     status = [] if branch.status == OPEN else [clean(branch.status)]
     return [
@@ -104,7 +104,7 @@ def user_lines(users: Sequence[User], *, width: int = 100) -> list[Line]:
     )
 
 
-def member_lines(members: Sequence[Member], *, width: int = 100, zone: tzinfo | None = UTC) -> list[Line]:
+def member_lines(members: Sequence[Member], *, width: int = 100, zone: Zone = UTC) -> list[Line]:
     """Draw a list of members."""
     return table(
         [
@@ -120,7 +120,7 @@ def member_lines(members: Sequence[Member], *, width: int = 100, zone: tzinfo | 
     )
 
 
-def link_lines(links: Sequence[ShareLink], *, width: int = 100, zone: tzinfo | None = UTC) -> list[Line]:
+def link_lines(links: Sequence[ShareLink], *, width: int = 100, zone: Zone = UTC) -> list[Line]:
     """Draw a list of links."""
     return table(
         [
@@ -131,7 +131,7 @@ def link_lines(links: Sequence[ShareLink], *, width: int = 100, zone: tzinfo | N
     )
 
 
-def key_lines(keys: Sequence[ApiKey], *, width: int = 100, zone: tzinfo | None = UTC) -> list[Line]:
+def key_lines(keys: Sequence[ApiKey], *, width: int = 100, zone: Zone = UTC) -> list[Line]:
     """Draw a list of API keys."""
     return table(
         [
@@ -151,13 +151,13 @@ def key_lines(keys: Sequence[ApiKey], *, width: int = 100, zone: tzinfo | None =
     )
 
 
-def _expiry(expires_at: datetime | None, revoked_at: datetime | None, zone: tzinfo | None) -> Span:
+def _expiry(expires_at: datetime | None, revoked_at: datetime | None, zone: Zone) -> Span:
     if revoked_at is not None:
         return Span("revoked", "bad")
     return Span(_expiry_text(expires_at, zone), "dim")
 
 
-def _expiry_text(moment: datetime | None, zone: tzinfo | None) -> str:
+def _expiry_text(moment: datetime | None, zone: Zone) -> str:
     if moment is None:
         return ""
     return f"{'until' if moment > datetime.now(UTC) else 'ended'} {format_time(moment, zone)}"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import UTC, tzinfo
+from datetime import UTC
 from typing import Any
 
 from agentgit.checkpoints import Checkpoint
 from agentgit.checkpoints.queries import Hit, Hits, Tag
-from agentgit.render.text import Line, Span, cells, clean, cut, format_time, plain, table, visible
+from agentgit.render.text import Line, Span, Zone, cells, clean, cut, format_time, plain, table, visible
+from agentgit.render.words import PYTHON, Face, reword
 from agentgit.values import count
 
 
@@ -26,18 +27,18 @@ def draw_log(checkpoints: Sequence[Checkpoint], *, width: int = 100) -> str:
     return plain(lines(checkpoints, width=width))
 
 
-def lines(checkpoints: Sequence[Checkpoint], *, width: int = 100, zone: tzinfo | None = UTC) -> list[Line]:
+def lines(checkpoints: Sequence[Checkpoint], *, width: int = 100, zone: Zone = UTC) -> list[Line]:
     """Draw a log.
 
     Args:
         checkpoints: The checkpoints of a path, oldest first.
         width: The maximum width of a line, in terminal cells.
-        zone: The time zone of the times; None for the local one.
+        zone: The time zone of the times; None for the local one; or the present time, to show how long ago they were.
     """
     return table([_row(checkpoint, zone) for checkpoint in reversed(checkpoints)], width=width)
 
 
-def _row(checkpoint: Checkpoint, zone: tzinfo | None) -> list[Span]:
+def _row(checkpoint: Checkpoint, zone: Zone) -> list[Span]:
     style = "" if checkpoint.is_auto else "name"
     return [
         Span(reference(checkpoint), "reference"),
@@ -84,24 +85,25 @@ def draw_hits(hits: Hits) -> str:
     return plain(hit_lines(hits))
 
 
-def hit_lines(hits: Hits, *, width: int = 100, zone: tzinfo | None = UTC) -> list[Line]:
+def hit_lines(hits: Hits, *, width: int = 100, zone: Zone = UTC, face: Face = PYTHON) -> list[Line]:
     """Draw search results.
 
     Args:
         hits: The page of hits.
         width: The maximum width of a line, in terminal cells.
-        zone: The time zone of the times; None for the local one.
+        zone: The time zone of the times; None for the local one; or the present time, to show how long ago they were.
+        face: The words for the next page.
     """
     # The text is added afterwards, because a table cell has only one style.
     column_lines = table([[*_columns(hit, zone), Span("")] for hit in hits], width=width)
     hit_rows = [_with_text(line, hit, width) for line, hit in zip(column_lines, hits, strict=True)]
-    more_notice = [(Span(f"more: --after {hits.next}", "dim"),)] if hits.next else []
+    more_notice = [(Span(reword(f"more: after={hits.next!r}", face), "dim"),)] if hits.next else []
     incomplete_notice = [] if hits.complete else [(Span(INCOMPLETE, "bad"),)]
     names_only_notice = [(Span(NAMES_ONLY, "dim"),)] if hits.names_only else []
     return [*(hit_rows or [(Span("nothing found"),)]), *more_notice, *incomplete_notice, *names_only_notice]
 
 
-def _columns(hit: Hit, zone: tzinfo | None) -> list[Span]:
+def _columns(hit: Hit, zone: Zone) -> list[Span]:
     return [
         Span(clean(hit.reference), "reference"),
         Span(format_time(hit.created_at, zone), "dim"),
@@ -129,13 +131,13 @@ def _snippet_spans(hit: Hit) -> Iterator[Span]:
     yield Span(visible(hit.snippet[position:]))
 
 
-def tag_lines(tags: Sequence[Tag], *, width: int = 100, zone: tzinfo | None = UTC) -> list[Line]:
+def tag_lines(tags: Sequence[Tag], *, width: int = 100, zone: Zone = UTC) -> list[Line]:
     """Draw a list of tags.
 
     Args:
         tags: The tags, in the order to show them.
         width: The maximum width of a line, in terminal cells.
-        zone: The time zone of the times; None for the local one.
+        zone: The time zone of the times; None for the local one; or the present time, to show how long ago they were.
     """
     rows = [
         [

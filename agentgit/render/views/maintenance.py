@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, tzinfo
+from datetime import UTC
 
 from agentgit.checkpoints.retention import Retention, RetentionResult, RetentionVerdict
-from agentgit.render.text import Line, Span, clean, format_time, table
+from agentgit.render.text import Line, Span, Zone, clean, format_time, table
 from agentgit.sessions.reports import Checked, Erased, Finding, Reclaimed, Rotated
 from agentgit.sessions.stats import Figures, Prices, Stats, UsedTokens, cost_of
 from agentgit.values import count
@@ -33,7 +33,7 @@ def retention_lines(session_name: str, retention: Retention | None) -> list[Line
     return [(Span(clean(session_name), "heading"), Span(f" keeps {limits}"))]
 
 
-def thinned_lines(result: RetentionResult, *, width: int = 100, zone: tzinfo | None = UTC) -> list[Line]:
+def thinned_lines(result: RetentionResult, *, width: int = 100, zone: Zone = UTC) -> list[Line]:
     """List the checkpoints that were or would be deleted, and why the others are kept."""
     outcome = "would be deleted" if result.dry_run else "deleted"
     rows = [
@@ -57,7 +57,7 @@ def _size_lines(result: RetentionResult) -> list[Line]:
     return [(Span(usage, "dim"),), (Span(f"that is more than {format_bytes(limit)}: the rest is still needed", "bad"),)]
 
 
-def _verdict_row(verdict: RetentionVerdict, word: str, style: str, zone: tzinfo | None) -> list[Span]:
+def _verdict_row(verdict: RetentionVerdict, word: str, style: str, zone: Zone) -> list[Span]:
     point = verdict.point
     return [
         Span(word, style),
@@ -119,7 +119,7 @@ def checked_lines(checked: Checked) -> list[Line]:
     return [*lines, (Span(summary, "bad" if checked.findings else "heading"),)]
 
 
-def stats_lines(stats: Stats, *, width: int = 100, zone: tzinfo | None = UTC) -> list[Line]:
+def stats_lines(stats: Stats, *, width: int = 100, zone: Zone = UTC) -> list[Line]:
     """Return the totals, then a line for each branch."""
     total = stats.total
     facts = [
@@ -164,7 +164,7 @@ def _names(names: Mapping[str, int]) -> str:
     return f"{len(names)}: {', '.join(shown)}{', …' if len(names) > 5 else ''}" if names else ""
 
 
-def _period(figures: Figures, zone: tzinfo | None) -> str:
+def _period(figures: Figures, zone: Zone) -> str:
     if figures.first is None:
         return ""
     times = f"{format_time(figures.first, zone)}, {format_time(figures.last, zone)}"

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, tzinfo
+from datetime import UTC
 
 from agentgit.effects import RollbackPlan, RollbackReport, ToolInvocation
-from agentgit.effects.files import ASIDE, CONFLICT, DELETE, LEFT, MISSING, OVERWRITTEN, WRITE, FileChanges
+from agentgit.effects.files import ASIDE, CONFLICT, DELETE, LEFT, MISSING, OUTSIDE, OVERWRITTEN, WRITE, FileChanges
 from agentgit.effects.plan import ANSWER, BLOCK, GONE, KEEP, REDO, REVERSE
+from agentgit.effects.report import GROUPS
 from agentgit.render import html
-from agentgit.render.text import Line, Span, clean, format_time, plain, table
+from agentgit.render.text import Line, Span, Zone, clean, format_time, plain, table
 from agentgit.render.views.conversation import cell, effect, status
+from agentgit.render.words import PYTHON, Face, reword
 from agentgit.sessions.operation import DONE, Operation
 from agentgit.values import count, escape_path
 
 
 def operation_lines(
-    operations: Sequence[Operation], branches: Mapping[int, str], *, width: int = 100, zone: tzinfo | None = UTC
+    operations: Sequence[Operation], branches: Mapping[int, str], *, width: int = 100, zone: Zone = UTC
 ) -> list[Line]:
     """Draw a list of operations.
 
@@ -24,12 +26,12 @@ def operation_lines(
         operations: The operations, in the order to show them.
         branches: The names of the session's branches, by id.
         width: The maximum width of a line, in terminal cells.
-        zone: The time zone of the times; None for the local one.
+        zone: The time zone of the times; None for the local one; or the present time, to show how long ago they were.
     """
     return table([_row(operation, branches, zone) for operation in operations], width=width)
 
 
-def _row(operation: Operation, branches: Mapping[int, str], zone: tzinfo | None) -> list[Span]:
+def _row(operation: Operation, branches: Mapping[int, str], zone: Zone) -> list[Span]:
     source, target = (
         clean(branches.get(branch, "?")) for branch in (operation.source_session_id, operation.internal_session_id)
     )
@@ -45,8 +47,9 @@ def _row(operation: Operation, branches: Mapping[int, str], zone: tzinfo | None)
 
 
 def _count_groups(operation: Operation) -> str:
-    """Return the number of effects in each group of the report."""
-    return ", ".join(f"{len(items)} {group}" for group, items in operation.report.items() if items)
+    """Return the number of effects in each group of the report; nothing for a rerun, which has no effects."""
+    groups = ((group, operation.report.get(group)) for group in GROUPS)
+    return ", ".join(f"{len(items)} {group}" for group, items in groups if items)
 
 
 STYLES = {
@@ -62,6 +65,7 @@ STYLES = {
     CONFLICT: "bad",
     MISSING: "bad",
     LEFT: "dim",
+    OUTSIDE: "dim",
     OVERWRITTEN: "bad",
     "reversed": "added",
     "redone": "added",
@@ -96,34 +100,36 @@ def draw(value: RollbackPlan | RollbackReport, *, width: int = 100) -> str:
     return plain(lines(value, width=width))
 
 
-def lines(value: RollbackPlan | RollbackReport, *, width: int = 100) -> list[Line]:
+def lines(value: RollbackPlan | RollbackReport, *, width: int = 100, face: Face = PYTHON) -> list[Line]:
     """Draw a plan or a report. Reasons are never cut.
 
     Args:
         value: The plan or report.
         width: The maximum width of a line, in terminal cells.
+        face: The words for the next steps.
     """
     cells = [
-        [Span(action, STYLES[action]), Span(clean(str(call))), effect(call), Span(clean(why))]
+        [Span(action, STYLES[action]), Span(clean(str(call))), effect(call), Span(reword(clean(why), face))]
         for action, call, why in _rows(value)
     ]
     return [
         (Span(clean(value.heading), "heading"),),
         *table(cells, width=width, indent="  ", wrap_last=True),
-        *table(_file_cells(value.files), width=width, indent="  ", wrap_last=True),
-        (Span(value.summary, "bad" if _needs_attention(value) else "dim"),),
+        *table(_file_cells(value.files, face), width=width, indent="  ", wrap_last=True),
+        (Span(reword(value.summary, face), "bad" if _needs_attention(value) else "dim"),),
     ]
 
 
-def file_lines(changes: FileChanges, *, width: int = 100) -> list[Line]:
+def file_lines(changes: FileChanges, *, width: int = 100, face: Face = PYTHON) -> list[Line]:
     """Draw the file changes of a plan or report.
 
     Args:
         changes: The file changes.
         width: The maximum width of a line, in terminal cells.
+        face: The words for the next steps.
     """
-    cells = table(_file_cells(changes), width=width, indent="  ", wrap_last=True)
-    return [*cells, (Span(clean(changes.summary), "bad" if changes.problem else "dim"),)]
+    cells = table(_file_cells(changes, face), width=width, indent="  ", wrap_last=True)
+    return [*cells, (Span(reword(clean(changes.summary), face), "bad" if changes.problem else "dim"),)]
 
 
 def page(value: RollbackPlan | RollbackReport) -> str:
@@ -161,12 +167,12 @@ def _rows(value: RollbackPlan | RollbackReport) -> Iterable[Row]:
     return [(group, item.invocation, item.reason) for group in groups if group != "replayed" for item in groups[group]]
 
 
-def _file_cells(files: FileChanges | None) -> list[list[Span]]:
+def _file_cells(files: FileChanges | None, face: Face = PYTHON) -> list[list[Span]]:
     changes = files.changes if files is not None else []
     applied = [change for change in changes if change.action in (WRITE, DELETE)]
     others = [change for change in changes if change.action not in (WRITE, DELETE)]
     cells = [
-        [Span(one.action, STYLES[one.action]), Span(escape_path(one.path)), Span(clean(one.why), "dim")]
+        [Span(one.action, STYLES[one.action]), Span(escape_path(one.path)), Span(reword(clean(one.why), face), "dim")]
         for one in [*applied[:_MAX_FILES], *others]
     ]
     hidden_count = len(applied) - _MAX_FILES

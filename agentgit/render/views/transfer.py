@@ -38,7 +38,7 @@ def lines(verb: str, summary: TransferSummary) -> list[Line]:
         for path, why in list(summary.left_paths.items())[:MAX_PATHS]
     ]
     if len(summary.left_paths) > MAX_PATHS:
-        notice = f"  and {len(summary.left_paths) - MAX_PATHS} more paths; --json names all of them"
+        notice = f"  and {len(summary.left_paths) - MAX_PATHS} more paths"
         omitted.append((Span(notice, "bad"),))
     return [(Span(f"{verb}  "), name, Span(f"  {', '.join(counts)}")), *omitted]
 

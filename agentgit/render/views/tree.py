@@ -13,34 +13,36 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from datetime import UTC, tzinfo
+from datetime import UTC
 
 from agentgit.render.layout import (
     NAME_CELLS,
+    RERUN_LEGEND,
     LayoutItem,
     LayoutRow,
     branch_name,
+    folded_items,
     is_named,
-    layout_items,
     references,
     title_of,
 )
-from agentgit.render.text import Line, Span, cells, clean, cut, format_time, pad, plain, table
-from agentgit.sessions.session import OPEN
+from agentgit.render.text import Line, Span, Zone, cells, clean, cut, format_time, pad, plain, table
+from agentgit.sessions.folded_tree import FoldedTree, fold
+from agentgit.sessions.session import OPEN, SIMULATED
 from agentgit.sessions.tree import DONE, Branch, Exploration, Tree
 from agentgit.values import count
 
-TURN, NAMED, BEGIN, FOLDED = "●", "◆", "○", "┆"
+TURN, NAMED, BEGIN, FOLDED, RERUN = "●", "◆", "○", "┆", "◌"
 
 _LANE_CELLS = 24
 """The maximum width of the lanes, in cells; deeper branches are drawn at that depth."""
 
 
-def draw(tree: Tree, *, width: int = 100) -> str:
+def draw(tree: Tree | FoldedTree, *, width: int = 100) -> str:
     """Draw a tree as plain text.
 
     Args:
-        tree: The branches of a session.
+        tree: The branches of a session, perhaps folded by `sessions.folded_tree.fold`.
         width: The maximum width of a line, in terminal cells.
 
     Example:
@@ -54,32 +56,36 @@ def draw(tree: Tree, *, width: int = 100) -> str:
 
 
 def lines(
-    tree: Tree, *, width: int = 100, every: bool = False, times: bool = False, zone: tzinfo | None = UTC
+    tree: Tree | FoldedTree, *, width: int = 100, every: bool = False, times: bool = False, zone: Zone = UTC
 ) -> list[Line]:
     """Draw a tree.
 
     Args:
-        tree: The branches of a session.
+        tree: The branches of a session, perhaps folded by `sessions.folded_tree.fold`.
         width: The maximum width of a line, in terminal cells.
         every: True to give each checkpoint its own line.
         times: True to show when each checkpoint was created.
-        zone: The time zone of the times; None for the local one.
+        zone: The time zone of the times; None for the local one; or the present time, to show how long ago they were.
     """
-    branches = list(tree.walk())
-    reference_by_id = references(tree)
+    folded = tree if isinstance(tree, FoldedTree) else fold(tree)
+    reference_by_id = references(folded.tree)
     rows = [
         (
             cut(lane, _LANE_CELLS),
             *_row(row, reference_by_id, format_time(row.points[-1].created_at, zone) if row.points else ""),
         )
-        for lane, row in _lay_out(tree, every)
+        for lane, row in _lay_out(folded, every)
     ]
-    heading = f": {count(len(branches), 'branch')}, {count(len(reference_by_id), 'checkpoint')}"
+    heading = f": {count(len(folded.counts), 'branch')}, {count(sum(folded.counts.values()), 'checkpoint')}"
     reference_width = min(
         50, max((cells(lane) + cells(glyph.text + where.text) for lane, glyph, where, *_ in rows), default=0)
     )
-    result: list[Line] = [(Span(cut(clean(tree.session_name), width - 30), "heading"), Span(heading, "dim"))]
+    result: list[Line] = [(Span(cut(clean(folded.tree.session_name), width - 30), "heading"), Span(heading, "dim"))]
+    if folded.above:
+        result.append((Span(f"{FOLDED} ", "dim"), Span(f"{count(folded.above, 'more branch')} above", "dim")))
+    has_reruns = False
     for lane, glyph, where, time, head, title in rows:
+        has_reruns = has_reruns or glyph.text.startswith(RERUN)
         padded_reference = pad(where.text, reference_width - cells(lane + glyph.text)) + "  "
         time_spans = (Span(pad(time.text, 18), time.style),) if times else ()
         title_width = (
@@ -89,17 +95,19 @@ def lines(
         )
         short_title = title._replace(text=cut(title.text, max(8, title_width)))
         result.append((Span(lane, "dim"), glyph, Span(padded_reference, where.style), *time_spans, head, short_title))
+    if has_reruns:
+        result.append((Span(f"{RERUN} {RERUN_LEGEND}", "dim"),))
     return result
 
 
 # -- layout: the lanes
 
 
-def _lay_out(tree: Tree, every: bool) -> Iterator[tuple[str, LayoutRow]]:
+def _lay_out(folded: FoldedTree, every: bool) -> Iterator[tuple[str, LayoutRow]]:
     """Yield every line with its lanes, from top to bottom."""
-    for root in tree.roots:
+    for root in folded.tree.roots:
         # An explicit stack, because branches may be nested deeper than Python's recursion limit.
-        stack: list[tuple[str, str, deque[LayoutItem]]] = [("", "", deque(layout_items(root, every=every)))]
+        stack: list[tuple[str, str, deque[LayoutItem]]] = [("", "", deque(folded_items(folded, root, every=every)))]
         while stack:
             lane, first_lane, items = stack.pop()
             if not items:
@@ -111,7 +119,7 @@ def _lay_out(tree: Tree, every: bool) -> Iterator[tuple[str, LayoutRow]]:
             else:
                 stack.append((lane, "", items))
                 inner, joint = ("│ ", "├─") if items else ("  ", "╰─")
-                stack.append((lane + inner, lane + joint, deque(layout_items(item, every=every))))
+                stack.append((lane + inner, lane + joint, deque(folded_items(folded, item, every=every))))
 
 
 # -- text of a line
@@ -123,15 +131,21 @@ def _row(row: LayoutRow, reference_by_id: Mapping[int, str], time: str) -> tuple
     if row.folded:
         numbers = f"#{points[0].number}..#{points[-1].number}"
         return Span(FOLDED + " ", "dim"), Span(numbers, "dim"), Span(""), Span(""), Span(f"{row.folded} turns", "dim")
+    if not points and (row.hidden or row.unread):
+        words = count(row.hidden, "more branch") if row.hidden else count(row.unread, "earlier checkpoint")
+        return Span(FOLDED + " ", "dim"), Span(""), Span(""), Span(""), Span(words, "dim")
     if not points:
         placeholder = Span("no checkpoints yet", "dim")
         return Span(BEGIN + " "), Span(branch_name(branch), "reference"), Span(""), _head_label(branch), placeholder
     last = points[-1]
     style = "name" if is_named(last) else ""
-    glyph = NAMED if style else BEGIN if last.kind in ("before", "branch") else TURN
+    is_beginning = last.kind in ("before", "branch")
+    glyph = RERUN if branch.status == SIMULATED else NAMED if style else BEGIN if is_beginning else TURN
     head = _head_label(branch) if last is branch.points[-1] else Span("")
     tags = f"(tag: {', '.join(map(clean, last.tags))}) " if last.tags else ""
-    reference, title = Span(reference_by_id[last.id], "reference"), Span(tags + title_of(row, reference_by_id), style)
+    more = f"(+{count(row.hidden, 'branch')}) " if row.hidden else ""
+    title = Span(more + tags + title_of(row, reference_by_id), style)
+    reference = Span(reference_by_id[last.id], "reference")
     return Span(f"{glyph} ", style), reference, Span(time, "dim"), head, title
 
 

@@ -17,6 +17,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -34,6 +35,9 @@ CLOSE_SECONDS = 5.0
 POLL_SECONDS = 0.05
 """The interval, in seconds, at which a waiting thread checks that the event loop of its callback still runs."""
 
+_in_callback: ContextVar[bool] = ContextVar("agentgit_in_callback", default=False)
+"""True in what a callback runs, on any thread or event loop: waiting there for a callback could wait for itself."""
+
 Callback = Callable[[Event], Any]
 EventPredicate = Callable[[Event], bool]
 
@@ -46,6 +50,8 @@ class _QueuedEvents:
     events: list[tuple[Event, asyncio.AbstractEventLoop | None]]
     is_committed: bool | None = None
     """True if the transaction was committed, False if it was rolled back; None while the outcome is not known."""
+    delivered: threading.Event = field(default_factory=threading.Event)
+    """Set when the events are in the queues of the subscriptions."""
 
 
 @dataclass
@@ -75,7 +81,10 @@ class Bus:
         return list(entries.values())
 
     def finish_transaction(self, entries: Sequence[_QueuedEvents], *, committed: bool) -> None:
-        """Record whether a transaction was committed, then deliver the committed events at the head of its queues."""
+        """Record whether a transaction was committed, then deliver the committed events at the head of its queues.
+
+        Wait for the subscriptions that handle events before the verb returns.
+        """
         overflowed: list[Subscription] = []
         with self._lock:
             for entry in entries:
@@ -85,16 +94,34 @@ class Bus:
                     head = queue.popleft()
                     for event, loop in head.events if head.is_committed else ():
                         overflowed += [one for one in self._subscriptions if not one.enqueue(event, loop)]
+                    head.delivered.set()
                 if not queue:
                     del self._queues[entry.session_id]
         for subscription in overflowed:  # outside the lock, because a log handler may write to this database too
-            LOG.error("%r is too slow and missed events. Read them with repo.events.list(after=...).", subscription)
+            LOG.error("%r is too slow and missed events. Read them in the audit trail.", subscription)
+        if committed and not _in_callback.get():
+            self._wait_for_callbacks(entries)
+
+    def _wait_for_callbacks(self, entries: Sequence[_QueuedEvents]) -> None:
+        """Wait until the subscriptions that hold verbs back have handled the events of a transaction."""
+        for subscription in [one for one in self._subscriptions if one.holds_verbs]:
+            for entry in entries:
+                entry.delivered.wait()  # behind a transaction of the same session whose outcome is not known yet
+            subscription.wait_for_received()
 
     def subscribe(
-        self, callback: Callback, is_wanted: EventPredicate, is_allowed: EventPredicate | None = None
+        self,
+        callback: Callback,
+        is_wanted: EventPredicate,
+        is_allowed: EventPredicate | None = None,
+        *,
+        holds_verbs: bool = False,
     ) -> Subscription:
-        """Call `callback` with each later event for which `is_wanted` and `is_allowed` return True."""
-        subscription = Subscription(self, callback, is_wanted, is_allowed)
+        """Call `callback` with each later event for which `is_wanted` and `is_allowed` return True.
+
+        With `holds_verbs`, what commits an event returns only when the callback has handled it.
+        """
+        subscription = Subscription(self, callback, is_wanted, is_allowed, holds_verbs=holds_verbs)
         with self._lock:
             self._subscriptions = [*self._subscriptions, subscription]
             if not self._has_exit_handler:
@@ -131,6 +158,7 @@ class Subscription:
         callback: The function or coroutine function to call with each event, in its own thread.
         wants: The function that selects events when they are committed. It must be quick.
         may: The function that checks permission just before an event is delivered. It may read the database.
+        holds_verbs: True if what commits an event returns only when the callback has handled it.
 
     Example:
         >>> import agentgit
@@ -143,8 +171,17 @@ class Subscription:
         (1, 0)
     """
 
-    def __init__(self, bus: Bus, callback: Callback, wants: EventPredicate, may: EventPredicate | None = None) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        callback: Callback,
+        wants: EventPredicate,
+        may: EventPredicate | None = None,
+        *,
+        holds_verbs: bool = False,
+    ) -> None:
         self.callback = callback
+        self.holds_verbs = holds_verbs
         self.handled = 0
         """The number of calls that returned."""
         self.failed = 0
@@ -161,6 +198,7 @@ class Subscription:
         self._thread = threading.Thread(target=self._deliver_events, name="agentgit-events", daemon=True)
         self._is_busy = False
         self._is_closed = False
+        self._received = self._finished = 0
         self._blocked_loop: asyncio.AbstractEventLoop | None = None
         self._thread.start()  # now, not at the first event: delivery follows a commit and must not fail
 
@@ -202,22 +240,33 @@ class Subscription:
             self._queue.clear()
             self._condition.notify_all()
 
+    def wait_for_received(self) -> None:
+        """Wait until all events in the queue so far are handled, however many arrive in the meantime."""
+        with self._condition:
+            target = self._received
+            self._condition.wait_for(lambda: self._finished >= target or self._is_closed)
+
     # -- the thread
 
     def enqueue(self, event: Event, loop: asyncio.AbstractEventLoop | None) -> bool:
         """Queue an event for the thread. Return False if an event had to be dropped for the first time."""
         if not self._is_wanted(event):
             return True
+        if self.holds_verbs and _is_running_here(loop):
+            loop = None  # it is blocked until the callback has returned
         with self._condition:
             is_full = len(self._queue) >= MOST
             if is_full:
                 self._queue.popleft()
                 self.missed += 1
+                self._finished += 1
             self._queue.append((event, loop))
+            self._received += 1
             self._condition.notify_all()
             return not is_full or self.missed > 1
 
     def _deliver_events(self) -> None:
+        _in_callback.set(True)
         with asyncio.Runner() as runner:
             while (item := self._wait_for_event()) is not None:
                 event, loop = item
@@ -235,6 +284,7 @@ class Subscription:
 
     def _wait_for_event(self) -> tuple[Event, asyncio.AbstractEventLoop | None] | None:
         with self._condition:
+            self._finished += self._is_busy
             self._is_busy = False
             self._condition.notify_all()
             self._condition.wait_for(lambda: self._queue or self._is_closed)
@@ -281,6 +331,14 @@ class Subscription:
                 raise
             coroutine.close()  # the loop ended before the callback started
             runner.run(run())
+
+
+def _is_running_here(loop: asyncio.AbstractEventLoop | None) -> bool:
+    """Return whether an event loop runs in this thread."""
+    try:
+        return loop is not None and loop is asyncio.get_running_loop()
+    except RuntimeError:
+        return False
 
 
 def _wait_until_done(future: concurrent.futures.Future[None]) -> bool:

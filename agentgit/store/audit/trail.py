@@ -202,7 +202,7 @@ def _chain_of_session(connection: Connection, event: PendingEvent, chains: dict[
         row = _CHAIN_END.first(connection, {"tenant": event.tenant_id, "session": key[1]})
         assert row is not None  # noqa: S101  # the query selects from a constant
         if event.session_id is not None and row.session_name is None:
-            raise NotFound("This session has been deleted. List the others: repo.sessions().")
+            raise NotFound("This session has been deleted. repo.sessions() lists the others.")
         chains[key] = _Chain.from_row(key[1], row)
     return chains[key]
 

@@ -84,8 +84,8 @@ def require_idle(store: Store, connection: Connection, session_id: int) -> None:
     for branch in store.sessions.branches(connection, session_id):
         if store.recover(connection, branch).status == RUNNING:
             raise Conflict(
-                f"Branch {branch.name} is running. Wait for its turn to end or, if it crashed on another machine, call "
-                "session.recover(branch=branch). Nothing was erased."
+                f"Branch {branch.name} is running. Nothing was erased. Wait for its turn to end; if it crashed on "
+                "another machine, recover the branch."
             )
     for row in store.operations.query_running(connection, session_id).all():
         if not store.sessions.is_abandoned(connection, row):

@@ -193,7 +193,7 @@ def points(connection: Connection, store: Store, session_id: int, branch_id: int
             id=row.id,
             reference=f"{branches[row.internal_session_id].name}#{row.number}",
             name=row.name,
-            is_auto=row.is_auto,
+            is_auto=row.is_auto and row.name is None,
             created_at=row.created_at,
             needed=reasons.get(row.id, ""),
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection
@@ -16,6 +16,7 @@ from agentgit.sessions.messages import from_stored, text_of
 from agentgit.sessions.tree import BEGUN, Exploration, ExploredBranch
 from agentgit.store.records.journal import TrackPart
 from agentgit.store.records.sessions import StoredRow
+from agentgit.store.sql.batch import slices
 from agentgit.store.sql.tables import CHECKPOINT
 from agentgit.store.store import Store
 from agentgit.values import as_object
@@ -61,15 +62,17 @@ class Explorations:
     def __init__(self, store: Store) -> None:
         self.store = store
 
-    def update_mark(self, connection: Connection, row: StoredRow, **facts: Any) -> None:
+    def update_mark(self, connection: Connection, branch_id: int, **facts: Any) -> None:
         """Update the exploration mark of a branch.
 
         Args:
             connection: A connection in a transaction that writes.
-            row: The row of the branch.
+            branch_id: The branch.
             facts: The fields to set, named as in `mark_of`.
         """
-        self.store.sessions.merge_metadata(connection, row.id, {MARK_KEY: {**mark_of(row), **facts}})
+        self.store.sessions.change_metadata(
+            connection, branch_id, lambda meta: meta | {MARK_KEY: {**meta.get(MARK_KEY, {}), **facts}}
+        )
 
     def free_name(self, connection: Connection, session_id: int) -> str:
         """Return a free name for a new exploration."""
@@ -91,7 +94,7 @@ class Explorations:
         for row in reversed(self.store.sessions.branches(connection, session_id)):
             if mark := mark_of(row):
                 return str(mark["name"])
-        raise NotFound("This session has no exploration yet. Start one with agent.explore(steps, choices).")
+        raise NotFound("This session has no exploration yet. Start one first.")
 
     def read(
         self, connection: Connection, session_id: int, name: str, path: Collection[str] | None = None
@@ -109,47 +112,50 @@ class Explorations:
         """
         rows = self.load_branches(connection, session_id, name)
         if not rows:
-            raise NotFound(f"This session has no exploration {name!r}. Read the newest one with agent.exploration().")
+            raise NotFound(f"This session has no exploration {name!r}. Leave out the name for the newest one.")
+        start_branch = self.store.sessions.branch(connection, mark_of(rows[0])["of"])
+        rows = [row for row in rows if path is None or row.name in path]
+        checkpoints = self._load_checkpoints(connection, rows)
         explored: dict[tuple[int, ...], ExploredBranch] = {}
         total_tokens: int | None = None
         for row in rows:
-            if path is None or row.name in path:
-                messages, calls = self._load_turn(connection, row)
-                branch = _explored_branch(row, messages, calls, explored)
-                explored[branch.choices] = branch
-                total_tokens = _add_optional(total_tokens, _count_tokens(messages))
-        start_branch = self.store.sessions.branch(connection, mark_of(rows[0])["of"])
+            messages, calls = self._load_turn(connection, row, checkpoints)
+            branch = _explored_branch(row, messages, calls, explored)
+            explored[branch.choices] = branch
+            total_tokens = _add_optional(total_tokens, _count_tokens(messages))
         branches = list(explored.values())
         undeclared = {call.tool_name for one in branches for call in one.tool_calls if call.effect == UNDECLARED}
         return Exploration(
             name=name, branch=start_branch.name, branches=branches, tokens=total_tokens, undeclared=sorted(undeclared)
         )
 
-    def _load_turn(self, connection: Connection, row: StoredRow) -> tuple[list[dict[str, Any]], list[ToolInvocation]]:
+    def _load_checkpoints(self, connection: Connection, rows: Sequence[StoredRow]) -> dict[int, StoredRow]:
+        """Read the checkpoints at which explored branches start and end, by id; deleted ones are left out."""
+        ids = {id for row in rows for id in (row.branch_point_id, mark_of(row)["end"]) if id is not None}
+        return {
+            checkpoint.id: checkpoint
+            for part in slices(sorted(ids))
+            for checkpoint in self.store.checkpoints.find(connection, CHECKPOINT.c.id.in_(part))
+        }
+
+    def _load_turn(
+        self, connection: Connection, row: StoredRow, checkpoints: Mapping[int, StoredRow]
+    ) -> tuple[list[dict[str, Any]], list[ToolInvocation]]:
         """Read the messages (in LangChain's stored form) and the tool calls of the turn of one explored branch."""
-        end, start = (
-            self._find_checkpoint(connection, mark_of(row)["end"]),
-            self._find_checkpoint(connection, row.branch_point_id),
-        )
-        head = self.store.graphs.head(connection, row.thread_id)
-        graph_checkpoint_id = (
-            end.graph_checkpoint_id if end is not None else head.checkpoint_id if head is not None else None
-        )
+        end, start = checkpoints.get(mark_of(row)["end"]), checkpoints.get(row.branch_point_id)
+        graph_checkpoint_id, message_count = None, 0
+        if end is not None:
+            graph_checkpoint_id, message_count = end.graph_checkpoint_id, end.message_count
+        elif (head := self.store.graphs.head(connection, row.thread_id)) is not None:
+            graph_checkpoint_id, message_count = head.checkpoint_id, head.message_count
         messages: list[dict[str, Any]] = []
         if graph_checkpoint_id is not None:
-            message_count = self.store.graphs.head_at(connection, row.thread_id, graph_checkpoint_id).message_count
             new_count = max(0, message_count - (start.message_count if start is not None else 0))
             messages = self.store.graphs.messages(connection, row.thread_id, graph_checkpoint_id, last=new_count)
         count = end.position - row.inherited if end is not None else None
         return messages, self.store.journal.track(
             connection, [TrackPart(branch_id=row.id, before=row.inherited, count=count)]
         )
-
-    def _find_checkpoint(self, connection: Connection, checkpoint_id: int | None) -> StoredRow | None:
-        if checkpoint_id is None:
-            return None
-        rows = self.store.checkpoints.find(connection, CHECKPOINT.c.id == checkpoint_id)
-        return rows[0] if rows else None  # it may have been deleted
 
 
 def _explored_branch(

@@ -81,7 +81,7 @@ class Lookup:
         self.require_scope(connection, ADMIN)
         if not self.principal.user.is_admin:
             raise self.refusal(
-                f"{verb} needs an admin, as it affects all users. You are {self.principal.user.name}; ask an admin.",
+                f"This needs an admin, as it affects all users. You are {self.principal.user.name}; ask an admin.",
                 needs="admin",
                 verb=verb,
             )
@@ -186,9 +186,7 @@ class Lookup:
                 connection, self.user_id, limit=1
             )
             if not matches:
-                raise NotFound(
-                    "There is no session yet. Create one with repo.wrap(graph, session=...), or: agentgit demo"
-                )
+                raise NotFound("There is no session yet. repo.wrap(graph, session=...) creates one.")
         else:
             matches = visible.find(connection, self.user_id, ref)
         if not matches:
@@ -199,7 +197,7 @@ class Lookup:
 
     def _missing_session(self, connection: Connection, ref: str | int | None) -> NotFound:
         return NotFound(
-            f"There is no session {ref!r} here. List them: repo.sessions(), or agentgit sessions.",
+            f"There is no session {ref!r} here. repo.sessions() lists them.",
             near=references.similar_names(str(ref), self.store.visible_sessions.references(connection, self.user_id)),
         )
 
@@ -227,8 +225,7 @@ class Lookup:
             if name_or_id in (row.name, row.id):
                 return row
         raise NotFound(
-            f"Session {session.session_name} has no branch {name_or_id!r}. List them: session.branches(), or "
-            "agentgit branches.",
+            f"Session {session.session_name} has no branch {name_or_id!r}. session.branches() lists them.",
             near=references.similar_names(str(name_or_id), [row.name for row in rows]),
         )
 
@@ -258,7 +255,7 @@ class Lookup:
         """
         if isinstance(ref, Checkpoint):
             if ref.id is None:
-                raise NotFound("This Checkpoint is not stored. Create a stored one with agent.checkpoint().")
+                raise NotFound("This Checkpoint is not stored. Name one that is.")
             ref = ref.id
         if isinstance(ref, int):
             return self._find_by_id(connection, session, ref)
@@ -280,7 +277,7 @@ class Lookup:
             raise self._missing_restore_point(connection, session, ref)
         if row is None:
             raise NotFound(
-                f"Session {session.session_name} has no checkpoint {ref!r}. List them: agentgit log.",
+                f"Session {session.session_name} has no checkpoint {ref!r}. session.log() lists them.",
                 near=references.similar_names(ref, self._reference_names(connection, session)),
             )
         return row
@@ -331,8 +328,8 @@ class Lookup:
         """Create the error for a missing restore point, with similar message ids."""
         ids = [row.restore_point for row in self._restore_points(connection, session)]
         return NotFound(
-            f"Session {session.session_name} has no restore point {ref!r}. Every user message is one with "
-            "auto_checkpoint='turn' or 'tool', and so is every checkpoint. List them: agentgit log.",
+            f"Session {session.session_name} has no restore point {ref!r}. Every checkpoint is one, and "
+            "every user message if auto_checkpoint is 'turn' or 'tool'. session.log() lists them.",
             near=references.similar_names(ref.removeprefix(references.MESSAGE_PREFIX), ids),
         )
 
@@ -371,7 +368,7 @@ class Lookup:
                     f"Checkpoint {checkpoint_id} belongs to session {other_session.reference}, not to "
                     f"{session.session_name}. Open that session to use it."
                 )
-        raise NotFound(f"Session {session.session_name} has no checkpoint {checkpoint_id}. List them: agentgit log.")
+        raise NotFound(f"Session {session.session_name} has no checkpoint {checkpoint_id}. session.log() lists them.")
 
     def session_of(self, connection: Connection, ref: CheckpointRef) -> ExternalSession | None:
         """Return the session of a Checkpoint or checkpoint id; None if the principal cannot see it, or for a name."""
@@ -447,8 +444,7 @@ class Lookup:
         """Raise `NotFound` for a position that does not exist, with the number of existing checkpoints."""
         count = self.store.log.count(connection, parts_of_path(path), Filter(), None)
         raise NotFound(
-            f"{reference.text!r} does not exist: {prefix} {count} checkpoints{suffix}. List them with session.log(), "
-            "or: agentgit log"
+            f"{reference.text!r} does not exist: {prefix} {count} checkpoints{suffix}. session.log() lists them."
         )
 
     def _reference_names(self, connection: Connection, session: ExternalSession) -> list[str]:

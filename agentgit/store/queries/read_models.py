@@ -10,7 +10,9 @@ from sqlalchemy import Connection, func, select
 from agentgit.checkpoints import Checkpoint
 from agentgit.effects.invocation import PAUSED
 from agentgit.sessions import ExternalSession, InternalSession, Tree
-from agentgit.sessions.tree import Branch, Point
+from agentgit.sessions.folded_tree import FoldedTree
+from agentgit.sessions.tree import Point
+from agentgit.store.queries.folded_trees import FoldChoice, read_folded_tree, tree_branch, tree_point
 from agentgit.store.records.recorded_calls import add_marks, call_marks
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.tables import CHECKPOINT, TOOL_INVOCATION
@@ -128,14 +130,19 @@ class ReadModels:
         tags = self.store.tags.names_by_checkpoint(connection, session.id)
         in_session = CHECKPOINT.c.internal_session_id.in_(list(points))
         for row in self.store.checkpoints.find(connection, in_session):
-            points[row.internal_session_id].append(_tree_point(row, tags.get(row.id, ())))
+            points[row.internal_session_id].append(tree_point(row, tags.get(row.id, ())))
         marks_by_branch = call_marks(connection, self.store.tenant_id, session.id)
-        branches = (_tree_branch(row, session, points[row.id]) for row in rows)
+        branches = (tree_branch(row, session, points[row.id]) for row in rows)
         marked_branches = [
             add_marks(branch, marks_by_branch.get(row.id, ()), row.inherited)
             for row, branch in zip(rows, branches, strict=True)
         ]
-        return Tree.grow(session.session_name, marked_branches)
+        return Tree.grow(session.reference, marked_branches)
+
+    def folded_tree(self, connection: Connection, session: ExternalSession, choice: FoldChoice) -> FoldedTree:
+        """Build the folded tree of a session, and read only the checkpoints that it shows."""
+        rows = self.store.sessions.branches(connection, session.id)
+        return read_folded_tree(self.store, connection, session, rows, choice)
 
 
 def _pending_metadata(row: StoredRow) -> dict[str, Any]:
@@ -143,30 +150,3 @@ def _pending_metadata(row: StoredRow) -> dict[str, Any]:
     tasks = pending_writes.tasks(row.pending, f"checkpoint {row.id}")
     pending = [{"task": task.id, "ns": task.ns, "status": task.status, "digest": task.digest()} for task in tasks]
     return {"pending": pending} if pending else {}
-
-
-def _tree_branch(row: StoredRow, session: ExternalSession, points: list[Point]) -> Branch:
-    return Branch(
-        id=row.id,
-        name=row.name,
-        status=row.status,
-        is_current=row.id == session.current_internal_session_id,
-        parent_id=row.parent_id,
-        branch_point_id=row.branch_point_id,
-        points=points,
-    )
-
-
-def _tree_point(row: StoredRow, tags: Sequence[str]) -> Point:
-    return Point(
-        id=row.id,
-        number=row.number,
-        name=row.name,
-        kind=row.kind,
-        is_auto=row.is_auto,
-        created_at=row.created_at,
-        position=row.position,
-        message_count=row.message_count,
-        title=row.description or "",
-        tags=tuple(tags),
-    )

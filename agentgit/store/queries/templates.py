@@ -7,7 +7,7 @@ from sqlalchemy import Connection, and_, select
 from agentgit.errors import Conflict, NotFound
 from agentgit.store.records import recorded_calls
 from agentgit.store.records.checkpoints import CheckpointState, Label
-from agentgit.store.records.sessions import StoredRow
+from agentgit.store.records.sessions import StoredRow, require_real
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT
 from agentgit.store.store import Store
@@ -51,7 +51,8 @@ def create_session(
     # An erasure of the template's session runs before this, or after it and then sees the new session.
     store.sessions.lock(connection, checkpoint.external_session_id)
     if not store.checkpoints.find(connection, CHECKPOINT.c.id == checkpoint.id):
-        raise NotFound(f"Checkpoint {reference} has been deleted. To list the others, run agentgit log.")
+        raise NotFound(f"Checkpoint {reference} has been deleted. session.log() lists the others.")
+    require_real(store.sessions.branch(connection, checkpoint.internal_session_id))
     (branch,) = store.sessions.branches(connection, session_id)
     if checkpoint.graph_checkpoint_id is not None:
         store.graphs.fork(

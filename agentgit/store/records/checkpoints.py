@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from reprlib import repr as short_repr
 from typing import Any
 
 from sqlalchemy import Connection, and_, bindparam, delete, exists, func, insert, or_, select
@@ -80,11 +81,20 @@ def named_label(user_id: int, name: str | None, description: str | None = None, 
     Raises:
         InvalidInput: The name is empty or longer than 200 characters, or the description is not a string.
     """
-    if name is not None and (not isinstance(name, str) or not name.strip() or len(name) > NAME_LIMIT):
-        raise InvalidInput(f"{name!r} is not a valid checkpoint name. Use 1 to {NAME_LIMIT} characters.")
-    if description is not None and not isinstance(description, str):
-        raise InvalidInput(f"description must be a string, not {description!r}.")
+    require_text(name, description)
     return Label(kind="named", user_id=user_id, name=name, description=description, data=data, id=new_id())
+
+
+def require_text(name: object, description: object) -> None:
+    """Check the name and the description of a checkpoint.
+
+    Raises:
+        InvalidInput: The name is empty or longer than 200 characters, or the description is not a string.
+    """
+    if name is not None and (not isinstance(name, str) or not name.strip() or len(name) > NAME_LIMIT):
+        raise InvalidInput(f"{short_repr(name)} is not a valid checkpoint name. Use 1 to {NAME_LIMIT} characters.")
+    if description is not None and not isinstance(description, str):
+        raise InvalidInput(f"description must be a string, not {short_repr(description)}.")
 
 
 MERGE_KEY = "merged"
@@ -207,6 +217,32 @@ class CheckpointStore:
         )
         row_codes.update_rows(connection, CHECKPOINT, *conditions, description=description)
 
+    def annotate(self, connection: Connection, row: StoredRow, user_id: int, changes: Mapping[str, Any]) -> None:
+        """Change what people wrote about a checkpoint.
+
+        Args:
+            connection: A connection in a transaction that writes.
+            row: The checkpoint, with its branch.
+            user_id: The user who changes it.
+            changes: The new `name`, `description` and `data`; what is not in it stays.
+        """
+        conditions = (CHECKPOINT.c.tenant_id == self.tenant_id, CHECKPOINT.c.id == row.id)
+        values = dict(changes)
+        if values.get("data") is not None:
+            values["data"] = to_json(values["data"])
+        row_codes.update_rows(connection, CHECKPOINT, *conditions, **values)
+        record_event(
+            connection,
+            self.tenant_id,
+            "checkpoint.annotated",
+            branch_id=row.internal_session_id,
+            user_id=user_id,
+            checkpoint=row.id,
+            number=row.number,
+            changed=sorted(changes),
+            **({"before": row.name, "name": changes["name"]} if "name" in changes else {}),
+        )
+
     def set_workspace_snapshot(self, connection: Connection, checkpoint_id: int, workspace_snapshot_id: int) -> None:
         """Set the files of a checkpoint that has none. A template's files are restored after the checkpoint is made."""
         conditions = (CHECKPOINT.c.tenant_id == self.tenant_id, CHECKPOINT.c.id == checkpoint_id)
@@ -229,6 +265,13 @@ class CheckpointStore:
     def exists(self, connection: Connection, checkpoint_id: int) -> bool:
         """Return whether a checkpoint exists."""
         return _SELECT_CHECKPOINT.first(connection, self._parameters(checkpoint_id)) is not None
+
+    def existing_ids(self, connection: Connection, ids: Sequence[int]) -> list[int]:
+        """List those of the given ids that checkpoints of the tenant have."""
+        query = select(CHECKPOINT.c.id).where(CHECKPOINT.c.tenant_id == self.tenant_id).order_by(CHECKPOINT.c.id)
+        return [
+            id for part in slices(ids) for id in connection.execute(query.where(CHECKPOINT.c.id.in_(part))).scalars()
+        ]
 
     def _parameters(self, checkpoint_id: int) -> dict[str, int]:
         return {"tenant": self.tenant_id, "checkpoint": checkpoint_id}
@@ -391,10 +434,7 @@ class TagStore:
             tag = self.find(connection, checkpoint.external_session_id, name)
             assert tag is not None  # noqa: S101  # the row was just added
         if tag.checkpoint_id != checkpoint.id:
-            raise Conflict(
-                f"{tag.reference} already has the tag {name!r}. Remove it first: session.untag({name!r}), or "
-                f"agentgit tag --delete {name}"
-            )
+            raise Conflict(f"{tag.reference} already has the tag {name!r}. Remove it first: session.untag({name!r}).")
         return tag
 
     def remove(self, connection: Connection, session_id: int, name: str, user_id: int) -> bool:

@@ -29,6 +29,7 @@ from agentgit.effects.invocation import (
     REVERSE_FAILED,
     REVERSE_UNKNOWN,
     REVERSING,
+    SIMULATED,
     TRANSITIONS,
     UNKNOWN,
 )
@@ -124,7 +125,7 @@ class CallOutcome:
     """The outcome of a call.
 
     Args:
-        status: `done`, `failed`, `paused` or `unknown`.
+        status: `done`, `failed`, `paused`, `unknown` or `simulated`.
         result: The returned value, JSON-like.
         error: The raised error, as text.
         ended_at: The end time, aware UTC; None if it is unknown.
@@ -629,7 +630,7 @@ def _moving(status: str, columns: tuple[str, ...]) -> CompiledStatement:
 
 def _outcome_columns(outcome: CallOutcome) -> dict[str, Any]:
     return {
-        "result": to_json(outcome.result) if outcome.status == "done" else None,
+        "result": to_json(outcome.result) if outcome.status in (DONE, SIMULATED) else None,
         "error_message": outcome.error,
         "ended_at": outcome.ended_at,
         "answers": to_json(outcome.answers) if outcome.answers is not None else None,

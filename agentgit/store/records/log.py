@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Select, and_, bindparam, func, select, tuple_
+from sqlalchemy import Boolean, Connection, Select, and_, bindparam, func, select, tuple_
 
 from agentgit.checkpoints.queries import FIRST_TIME_CURSOR, Filter, TimeCursor
 from agentgit.store.records.sessions import Segment, StoredRow
@@ -162,6 +162,7 @@ _CONDITIONS = {
     "tag": _C.id == bindparam("tag"),
     "author": _C.user_id == bindparam("author"),
     "auto": _C.is_auto == bindparam("auto"),
+    "with_calls": (_C.position > 0) == bindparam("with_calls", type_=Boolean),
 }
 _PART_CONDITIONS = (
     _C.tenant_id == bindparam("tenant"),

@@ -20,13 +20,15 @@ from agentgit.store.sql.process import LEASE_END, LeasedRow, Leases
 from agentgit.store.sql.tables import OPERATION
 from agentgit.values import as_object, to_json
 
+NO_REPORT: Mapping[str, Any] = {}
+
 
 @dataclass(frozen=True, kw_only=True)
 class NewOperation:
     """An operation that is about to start.
 
     Args:
-        kind: `rollback`, `switch` or `fork`.
+        kind: `rollback`, `switch`, `fork` or `rerun`.
         session_id: The external session.
         user_id: The user who requested the operation.
         source_id: The branch that it leaves.
@@ -71,9 +73,18 @@ class OperationStore:
         self._record_event(connection, operation_id, "begun", new_operation)
         return operation_id
 
-    def record_done(self, connection: Connection, new_operation: NewOperation) -> None:
-        """Record an operation that starts and ends in this transaction."""
-        operation_id = self._insert(connection, new_operation, status=DONE, ended_at=datetime.now(UTC))
+    def record_done(
+        self, connection: Connection, new_operation: NewOperation, report: Mapping[str, Any] = NO_REPORT
+    ) -> None:
+        """Record an operation that starts and ends in this transaction.
+
+        Args:
+            connection: A connection in a transaction that writes.
+            new_operation: The operation.
+            report: Its report, JSON-like.
+        """
+        ended = {"status": DONE, "ended_at": datetime.now(UTC), "report": to_json(report)}
+        operation_id = self._insert(connection, new_operation, **ended)
         self._record_event(connection, operation_id, "done", new_operation)
 
     def _insert(self, connection: Connection, new_operation: NewOperation, **state: Any) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Row, bindparam, func, select
+from sqlalchemy import Connection, Row, Select, bindparam, func, select
 
 from agentgit.effects import ToolInvocation
 from agentgit.effects.effects import MEMORY, NEUTRAL
@@ -39,7 +39,9 @@ from agentgit.store.sql.tables import BRANCH, TOOL_INVOCATION
 from agentgit.values import as_object
 
 
-def call_marks(connection: Connection, tenant_id: int, session_id: int) -> dict[int, list[tuple[int, str]]]:
+def call_marks(
+    connection: Connection, tenant_id: int, session_id: int, branch_ids: Sequence[int] | None = None
+) -> dict[int, list[tuple[int, str]]]:
     """Read the marks of the calls of each branch in a session, with their indexes among the branch's own calls.
 
     Calls that were answered from the record or made in another world have no mark. A call that ran again has the mark
@@ -49,11 +51,20 @@ def call_marks(connection: Connection, tenant_id: int, session_id: int) -> dict[
         connection: Any open connection.
         tenant_id: The tenant.
         session_id: The external session.
+        branch_ids: The branches whose calls are read; None for all.
     """
     key = {"tenant": tenant_id, "session": session_id}
     redo_statuses = {row.replay_of: row.status for row in _SELECT_REDO_STATUSES.all(connection, key)}
     marks_by_branch: dict[int, list[tuple[int, str]]] = {}
-    for row in _SELECT_CALLS.all(connection, key):
+    if branch_ids is None:
+        rows = iter(_SELECT_CALLS.all(connection, key))
+    else:
+        rows = (
+            row
+            for part in slices(branch_ids)
+            for row in connection.execute(_calls(TOOL_INVOCATION.c.internal_session_id.in_(part)), key)
+        )
+    for row in rows:
         call_mark = mark(row.effect, redo_statuses.get(row.id, row.status))
         if call_mark is not None:
             marks_by_branch.setdefault(row.internal_session_id, []).append((row.place, call_mark))
@@ -86,21 +97,18 @@ _of_session = (
     TOOL_INVOCATION.c.external_session_id == bindparam("session"),
 )
 _call_index = func.row_number().over(partition_by=TOOL_INVOCATION.c.internal_session_id, order_by=TRACK_ORDER) - 1
-_indexed_calls = (
-    select(
-        *(TOOL_INVOCATION.c[name] for name in ("id", "internal_session_id", "kind", "effect", "status", "made_on")),
-        _call_index.label("place"),
+
+
+def _calls(*conditions: Any) -> Select[Any]:
+    """Return the query for the calls that have a mark, each with its index among the calls of its branch."""
+    columns = (TOOL_INVOCATION.c[name] for name in ("id", "internal_session_id", "kind", "effect", "status", "made_on"))
+    indexed = select(*columns, _call_index.label("place")).where(*_of_session, IS_ON_TRACK, *conditions).subquery()
+    return select(indexed).where(
+        *(indexed.c.effect != kind for kind in NEUTRAL), indexed.c.kind != REPLAY, indexed.c.made_on.is_(None)
     )
-    .where(*_of_session, IS_ON_TRACK)
-    .subquery()
-)
-_SELECT_CALLS = CompiledStatement(
-    select(_indexed_calls).where(
-        *(_indexed_calls.c.effect != kind for kind in NEUTRAL),
-        _indexed_calls.c.kind != REPLAY,
-        _indexed_calls.c.made_on.is_(None),
-    )
-)
+
+
+_SELECT_CALLS = CompiledStatement(_calls())
 _SELECT_REDO_STATUSES = CompiledStatement(
     select(TOOL_INVOCATION.c.replay_of, TOOL_INVOCATION.c.status)
     .where(

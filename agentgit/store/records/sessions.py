@@ -10,12 +10,12 @@ from datetime import UTC, datetime
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Row, Select, and_, bindparam, func, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, Table, and_, bindparam, exists, func, select, update
 
 from agentgit.checkpoints import references
-from agentgit.errors import Conflict
+from agentgit.errors import Conflict, Simulated
 from agentgit.sessions import ExternalSession
-from agentgit.sessions.session import OPEN, RUNNING
+from agentgit.sessions.session import OPEN, RUNNING, SIMULATED, idle_status
 from agentgit.store.audit.trail import BRANCH_CHAIN_COLUMNS, BRANCH_WITH_CHAIN, know_chain, record_event
 from agentgit.store.records.journal import LAST_ARRIVAL_OF_BRANCH, LAST_SEQ_OF_BRANCH, TrackPart
 from agentgit.store.records.users import UserStore
@@ -141,6 +141,15 @@ class SessionStore:
         condition = and_(SESSION.c.tenant_id == self.tenant_id, SESSION.c.id == session_id)
         return connection.execute(select(SESSION.c.current_branch_id).where(condition)).scalar()
 
+    def require_current(self, connection: Connection, session_id: int, *branch_ids: int) -> None:
+        """Check that one of these branches is the current branch of a session, which must be locked.
+
+        Raises:
+            Conflict: The session has moved to another branch.
+        """
+        if self.current_branch_id(connection, session_id) not in branch_ids:
+            raise session_has_moved()
+
     def set_current(self, connection: Connection, session_id: int, branch_id: int, user_id: int | None = None) -> None:
         """Set the current branch of a session.
 
@@ -202,6 +211,7 @@ class SessionStore:
         parent_id: int | None = None,
         branch_point_id: int | None = None,
         inherited: int = 0,
+        meta: Mapping[str, Any] | None = None,
     ) -> int:
         """Create a branch and return its id.
 
@@ -213,6 +223,7 @@ class SessionStore:
             parent_id: The id of the parent branch.
             branch_point_id: The id of the checkpoint at which the branch leaves its parent.
             inherited: The number of invocations that its track inherits.
+            meta: Its metadata; None for none.
         """
         branch_id = new_id()
         row = {
@@ -227,35 +238,36 @@ class SessionStore:
             "inherited": inherited,
             "created_at": datetime.now(UTC),
             "world_seen": 0,
-            "meta": to_json({}),
+            "meta": to_json(meta or {}),
         }
         row_codes.queue_insert(connection, BRANCH, row)
         return branch_id
 
-    def choose_branch_name(self, connection: Connection, session_id: int, requested: str | None, source: str) -> str:
+    def choose_branch_name(self, connection: Connection, session_id: int, requested: str | None, source_id: int) -> str:
         """Choose the name of a new branch.
 
         Args:
             connection: Any open connection.
             session_id: The session of the branch.
             requested: The requested name; None for the next free one, such as `main-2`.
-            source: The name of the branch from which the new name is derived.
+            source_id: The branch from whose name the new name is derived.
 
         Raises:
             InvalidInput: The requested name is not a valid branch name.
             Conflict: A branch or tag of that name already exists.
         """
-        taken_names = {row.name for row in self.branches(connection, session_id)}
         parameters = {"tenant": self.tenant_id, "session": session_id}
-        tag_names = {row.name for row in _SELECT_TAG_NAMES.all(connection, parameters)}
         if requested is not None:
-            if requested in taken_names:
-                raise Conflict(f"Branch {requested} already exists. Choose another name, or switch to it.")
-            if references.require_branch_name(requested) in tag_names:
-                raise Conflict(f"A tag named {requested} already exists. Choose another name.")
-            return requested
-        taken_names |= tag_names
-        base = re.sub(r"-\d+$", "", source)
+            name = references.require_branch_name(requested)
+            (uses,) = _SELECT_USES_OF_NAME.all(connection, {**parameters, "name": name})
+            if uses.branch:
+                raise Conflict(f"Branch {name} already exists. Choose another name, or switch to it.")
+            if uses.tag:
+                raise Conflict(f"A tag named {name} already exists. Choose another name.")
+            return name
+        taken_names = {row.name for row in self.branches(connection, session_id)}
+        taken_names |= {row.name for row in _SELECT_TAG_NAMES.all(connection, parameters)}
+        base = re.sub(r"-\d+$", "", self.branch(connection, source_id).name)
         return references.free_name(base, taken_names | {base})
 
     def rename(self, connection: Connection, session: ExternalSession, name: str, user_id: int) -> None:
@@ -297,7 +309,7 @@ class SessionStore:
             Conflict: A branch or tag of that name already exists.
         """
         if name != branch.name:
-            self.choose_branch_name(connection, branch.external_session_id, name, branch.name)
+            self.choose_branch_name(connection, branch.external_session_id, name, branch.id)
         row_codes.update_rows(
             connection, BRANCH, BRANCH.c.tenant_id == self.tenant_id, BRANCH.c.id == branch.id, name=name
         )
@@ -323,32 +335,52 @@ class SessionStore:
         row: StoredRow = rows[0]
         return row
 
-    def acquire(self, connection: Connection, branch_id: int, owner: str) -> StoredRow:
-        """Acquire an open branch for one run. Return its new row, which `require_held` and `release` take.
+    def require_real_thread(self, connection: Connection, thread_id: str) -> None:
+        """Check that a thread does not belong to a rerun, as `require_real`."""
+        conditions = (BRANCH.c.tenant_id == self.tenant_id, BRANCH.c.thread_id == thread_id)
+        rows = row_codes.verify_rows(connection, BRANCH, connection.execute(select(BRANCH).where(*conditions)).all())
+        for row in rows:
+            require_real(row)
+
+    def acquire(self, connection: Connection, branch_id: int, owner: str, idle: str = OPEN) -> StoredRow:
+        """Acquire a branch for one run. Return its new row, which `require_held` and `release` take.
+
+        Args:
+            connection: A connection in a transaction that writes.
+            branch_id: The branch.
+            owner: The name of the run.
+            idle: The status that it must have: `open`, or `simulated` for a rerun.
 
         Raises:
             Conflict: Another run has the branch, or its rollback was not finished.
+            Simulated: The branch is a rerun, and this run would be real.
         """
-        row = self.queue_acquire(connection, branch_id, owner)()
+        row = self.queue_acquire(connection, branch_id, owner, idle)()
         if row is not None:
             return row
         row = self.branch(connection, branch_id)
         require_no_unfinished_rollback(row)
+        if idle == OPEN:
+            require_real(row)
         raise Conflict(  # also if the branch was released at this very moment
-            f"Another agent is running branch {row.name}. Wait for its turn to end, or work on a branch of your own: "
-            "agent.fork().",
+            f"Another agent is running branch {row.name}. Wait for its turn to end, or work on a branch of your own "
+            "with agent.fork().",
             head=row.head_id,
         )
 
-    def queue_acquire(self, connection: Connection, branch_id: int, owner: str) -> Callable[[], StoredRow | None]:
+    def queue_acquire(
+        self, connection: Connection, branch_id: int, owner: str, idle: str = OPEN
+    ) -> Callable[[], StoredRow | None]:
         """Do what `acquire` does, together with the next queries.
 
         Returns:
-            A function that returns the new row of the branch; None if the branch is not open.
+            A function that returns the new row of the branch; None if the branch is not idle.
         """
         lease_parameters = self.leases.parameters if self.leases is not None else {}
         statement = _ACQUIRE[self.leases is not None]
-        result = statement.submit(connection, {**self._branch_parameters(branch_id), "by": owner, **lease_parameters})
+        result = statement.submit(
+            connection, {**self._branch_parameters(branch_id), "by": owner, "idle": idle, **lease_parameters}
+        )
 
         def read_row() -> StoredRow | None:
             rows = row_codes.verify_rows(connection, BRANCH, result.all())
@@ -409,14 +441,15 @@ class SessionStore:
             Conflict: Another run has taken over the branch.
         """
         held = {"status": RUNNING, "epoch": acquired_row.epoch, "owner": acquired_row.owner}
-        values = {"status": OPEN, "owner": None, "lease_until": None, **changes}
+        values = {"status": idle_status(as_object(acquired_row.meta)), "owner": None, "lease_until": None, **changes}
         key = {"tenant_id": self.tenant_id, "id": acquired_row.id}
         if not _release(*changes).run(connection, key, held, **values):
             raise TakenOver
 
-    def release_abandoned(self, connection: Connection, branch_id: int, owner: str | None) -> None:
+    def release_abandoned(self, connection: Connection, branch: StoredRow) -> None:
         """Release a branch whose run has died. No-op if another run has taken it over."""
-        _RELEASE.run(connection, {**self._branch_parameters(branch_id), "by": owner})
+        now = idle_status(as_object(branch.meta))
+        _RELEASE.run(connection, {**self._branch_parameters(branch.id), "by": branch.owner, "now": now})
 
     def set_status(self, connection: Connection, branch_id: int, status: str) -> None:
         """Set the status of a branch, and remove its owner and lease."""
@@ -424,10 +457,7 @@ class SessionStore:
 
     def count_turn(self, connection: Connection, branch_id: int) -> int:
         """Increment the turn counter of a branch, and return the new count."""
-        meta = self._lock_and_read_metadata(connection, branch_id)
-        meta["turns"] = meta.get("turns", 0) + 1
-        _SET_META.run(connection, {**self._branch_parameters(branch_id), "now": to_json(meta)})
-        return int(meta["turns"])
+        return int(self.change_metadata(connection, branch_id, lambda m: m | {"turns": m.get("turns", 0) + 1})["turns"])
 
     def clear_inherited(self, connection: Connection, branch_id: int) -> None:
         """Record that a branch inherits no calls, because it has recorded its whole track itself."""
@@ -436,16 +466,27 @@ class SessionStore:
 
     def merge_metadata(self, connection: Connection, branch_id: int, entries: Mapping[str, Any]) -> None:
         """Add entries to the metadata of a branch. Existing keys are replaced, and removed if their value is None."""
-        meta = {**self._lock_and_read_metadata(connection, branch_id), **entries}
-        meta = {name: value for name, value in meta.items() if value is not None}
-        _SET_META.run(connection, {**self._branch_parameters(branch_id), "now": to_json(meta)})
+        self.change_metadata(connection, branch_id, lambda meta: {**meta, **entries})
 
-    def _lock_and_read_metadata(self, connection: Connection, branch_id: int) -> dict[str, Any]:
-        """Read the metadata of a branch, and lock the branch until this transaction ends."""
+    def change_metadata(
+        self, connection: Connection, branch_id: int, change: Callable[[dict[str, Any]], dict[str, Any]]
+    ) -> dict[str, Any]:
+        """Change the metadata of a branch, and return it. The branch stays locked until the transaction ends.
+
+        Args:
+            connection: A connection in a transaction that writes.
+            branch_id: The branch.
+            change: Returns the new metadata for the old one. Entries with the value None are left out.
+
+        Raises:
+            NotFound: The branch was deleted.
+        """
         row = _LOCK_META.first(connection, self._branch_parameters(branch_id))
         if row is None:
             raise missing_row("branch", branch_id)
-        return as_object(row.meta)
+        meta = {name: value for name, value in change(as_object(row.meta)).items() if value is not None}
+        _SET_META.run(connection, {**self._branch_parameters(branch_id), "now": to_json(meta)})
+        return meta
 
     def lineage(self, connection: Connection, branch: StoredRow) -> list[Segment]:
         """Follow a branch to the root, and return the segments of its path, root first.
@@ -517,6 +558,14 @@ _SELECT_BRANCHES = row_codes.AuthenticQuery(
     .order_by(BRANCH.c.id),
     BRANCH,
 )
+
+
+def _has_name(table: Table) -> ColumnElement[bool]:
+    of_session = (table.c.tenant_id == bindparam("tenant"), table.c.external_session_id == bindparam("session"))
+    return exists().where(*of_session, table.c.name == bindparam("name"))
+
+
+_SELECT_USES_OF_NAME = CompiledStatement(select(_has_name(BRANCH).label("branch"), _has_name(TAG).label("tag")))
 _SELECT_TAG_NAMES = CompiledStatement(
     select(TAG.c.name).where(TAG.c.tenant_id == bindparam("tenant"), TAG.c.external_session_id == bindparam("session"))
 )
@@ -533,7 +582,7 @@ def _lineage_query() -> Select[Any]:
 _LINEAGE = CompiledStatement(_lineage_query())
 _ACQUIRE_UPDATE = (
     update(BRANCH)
-    .where(*_this_branch, BRANCH.c.status == OPEN)
+    .where(*_this_branch, BRANCH.c.status == bindparam("idle"))
     .values(status=RUNNING, owner=bindparam("by"), epoch=BRANCH.c.epoch + 1)
     .returning(BRANCH)
 )
@@ -574,7 +623,7 @@ _SET_WORLD_SEEN = row_codes.SignedUpdate(BRANCH, "world_seen")
 _RELEASE = CompiledStatement(
     update(BRANCH)
     .where(*_this_branch, BRANCH.c.status == RUNNING, BRANCH.c.owner == bindparam("by"))
-    .values(status=OPEN, owner=None, lease_until=None)
+    .values(status=bindparam("now"), owner=None, lease_until=None)
 )
 
 
@@ -618,8 +667,29 @@ class TakenOver(Conflict):
     def __init__(self) -> None:
         super().__init__(
             "This turn was taken over: its process was assumed dead and its branch recovered. Nothing more of it is "
-            "recorded or saved. Continue with a new agent: repo.wrap(graph, session)."
+            "recorded or saved. Wrap the graph again to continue."
         )
+
+
+def require_real(branch: StoredRow) -> None:
+    """Check that a branch is not a rerun whose calls were only simulated.
+
+    Raises:
+        Simulated: It is one.
+    """
+    if idle_status(as_object(branch.meta)) == SIMULATED:  # also while it runs, or its switch is not finished
+        raise Simulated(
+            f"Branch {branch.name} is a rerun: what its tools returned was simulated, and nothing of it happened. "
+            f"Nothing was done. Run these calls now with agent = agent.switch({branch.name!r}, sync='world')."
+        )
+
+
+def session_has_moved() -> Conflict:
+    """Return the error for a run or an operation that another one has overtaken."""
+    return Conflict(
+        "Another run or rollback has moved the session to another branch in the meantime. Nothing was run. Read the "
+        "state again; then repeat this."
+    )
 
 
 def require_no_unfinished_rollback(branch: StoredRow) -> None:
@@ -628,8 +698,8 @@ def require_no_unfinished_rollback(branch: StoredRow) -> None:
     Raises:
         Conflict: The rollback was not finished.
     """
-    if branch.status not in (OPEN, RUNNING):
+    if branch.status not in (OPEN, RUNNING, SIMULATED):
         raise Conflict(
-            f"Branch {branch.name} is {branch.status}: its rollback was not finished. Check session.operations(), "
-            "then call repo.resume(operation)."
+            f"Branch {branch.name} is {branch.status}: its rollback was not finished. See session.operations(), "
+            "then resume it."
         )

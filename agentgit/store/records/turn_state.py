@@ -13,7 +13,7 @@ from agentgit.store.audit.trail import BRANCH_CHAIN_COLUMNS, BRANCH_WITH_CHAIN, 
 from agentgit.store.records.journal import CALLS, LAST_BATCH, LAST_SEQ_OF_BRANCH, CallTally
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.driver_errors import missing_row
-from agentgit.store.sql.tables import BRANCH, CHECKPOINT, GRAPH_CHECKPOINT, OPERATION
+from agentgit.store.sql.tables import BRANCH, CHECKPOINT, GRAPH_CHECKPOINT, OPERATION, SESSION
 from agentgit.store.threads.graph_rows import (
     HAS_CONTENT,
     HAS_INTERRUPT,
@@ -34,6 +34,7 @@ class TurnState(NamedTuple):
         head_state_id: The graph checkpoint that its head refers to.
         head_position: The position of its head on the tool track.
         session_name: The name of the session.
+        current_branch_id: Its current branch.
         is_busy: True if a branch or an operation of the session is running, or was when its process died.
     """
 
@@ -44,6 +45,7 @@ class TurnState(NamedTuple):
     head_state_id: str | None
     head_position: int
     session_name: str
+    current_branch_id: int | None
     is_busy: bool
 
 
@@ -76,6 +78,7 @@ def _parse(row: Any) -> TurnState:
         head_state_id=row.head_state_id,
         head_position=row.head_position or 0,
         session_name=row.session_name,
+        current_branch_id=row.current_branch_id,
         is_busy=bool(row.is_busy),
     )
 
@@ -110,6 +113,7 @@ def _query() -> Any:
                     OPERATION.c.status == operation.RUNNING,
                 ),
             ).label("is_busy"),
+            SESSION.c.current_branch_id,
             *BRANCH_CHAIN_COLUMNS,
         )
         .select_from(

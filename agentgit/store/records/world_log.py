@@ -21,6 +21,7 @@ from agentgit.effects.invocation import (
     REVERSE_UNKNOWN,
     REVERSED,
     REVERSING,
+    SIMULATED,
     STANDING,
     UNKNOWN,
 )
@@ -160,7 +161,7 @@ class WorldLog:
             )
 
     def reversed_calls(self, connection: Connection, path: Sequence[TrackPart]) -> list[ToolInvocation]:
-        """Read the invocations on a path that were reversed and have no redo in effect, oldest first."""
+        """Read the invocations on a path that were reversed or simulated and have no redo in effect, oldest first."""
         on_path = and_(self._is_recorded_on(connection, path), TOOL_INVOCATION.c.tenant_id == self.tenant_id)
         replayed_ids = self._replayed_ids(connection, on_path)
         recorded = and_(on_path, TOOL_INVOCATION.c.kind != REPLAY)
@@ -169,7 +170,7 @@ class WorldLog:
             .select_from(WITH_BRANCH)
             .where(
                 TOOL_INVOCATION.c.tenant_id == self.tenant_id,
-                or_(TOOL_INVOCATION.c.status == REVERSED, IS_SUPERSEDED),
+                or_(TOOL_INVOCATION.c.status == REVERSED, IS_SUPERSEDED, _WAS_SIMULATED),
                 or_(recorded, TOOL_INVOCATION.c.id.in_(replayed_ids)),
             )
         )
@@ -354,6 +355,13 @@ _IS_USED_REPLAY = (
     TOOL_INVOCATION.c.kind == REPLAY,
     TOOL_INVOCATION.c.status != FAILED,
 )  # the answer of a failed replay was never used
+
+_WAS_SIMULATED = and_(
+    TOOL_INVOCATION.c.status == SIMULATED,
+    TOOL_INVOCATION.c.error_message.is_(None),
+    *(TOOL_INVOCATION.c.effect != kind for kind in NEUTRAL),
+)
+"""The SQL condition for a call whose effect a rerun took for granted."""
 
 MAY_BE_REPEATED = and_(
     TOOL_INVOCATION.c.status == UNKNOWN, TOOL_INVOCATION.c.effect == REVERSIBLE, TOOL_INVOCATION.c.ended_at.is_not(None)

@@ -17,6 +17,9 @@ from agentgit.store.sql.tables import METADATA
 FTS_TABLE = "search_words"
 """The name of SQLite's full-text index. FTS5 stores it in tables whose names begin with this name."""
 
+FTS_INDEX = "ix_search_text_words"
+"""The name of PostgreSQL's full-text index."""
+
 TABLE_NAMES = frozenset({*METADATA.tables, FTS_TABLE, migrations.VERSION_TABLE})
 """The names of all tables that agentgit creates."""
 
@@ -77,6 +80,23 @@ def include_object(object: Any, name: str | None, kind: str, reflected: bool, co
     """
     is_extra_table = kind == "table" and reflected and compare_to is None
     return not (is_extra_table and name is not None and (name in TABLE_NAMES or name.startswith(FTS_TABLE)))
+
+
+def is_compared(name: str | None, kind: str, parents: Any) -> bool:
+    """Exclude the parts of the full-text index, which no model has, as `include_name` of Alembic's `context.configure`.
+
+    Args:
+        name: The name of an object in the database.
+        kind: `table`, `index` or another kind.
+        parents: The schema and the table of the object.
+
+    Example:
+        >>> is_compared("ix_search_text_words", "index", {}), is_compared("ix_tenant_name", "index", {})
+        (False, True)
+    """
+    if kind == "index":
+        return name != FTS_INDEX
+    return kind != "table" or name is None or not name.startswith(FTS_TABLE)
 
 
 def read_shape(connection: Connection, schema: str | None = None) -> Shape:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import io
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, text
 
 from agentgit.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from alembic.migration import MigrationContext
+    from alembic.runtime.migration import MigrationStep
+    from alembic.script import ScriptDirectory
 
 BASE = "base"
 """Alembic's name for a database before the first migration."""
@@ -20,7 +27,7 @@ ADVISORY_LOCK = 0x61676974
 """The key ("agit") of the PostgreSQL advisory lock that allows only one process at a time to migrate."""
 
 migration_lock = threading.RLock()
-"""A lock for one migration at a time in this process, because Alembic's context is a module global."""
+"""A lock for one migration at a time in this process, because Alembic binds `alembic.op` to one at a time."""
 
 _FORCED = text(
     "SELECT quote_ident(relname) FROM pg_class "
@@ -65,17 +72,49 @@ def run(connection: Connection, verb: str, revision: str, *, schema: str | None 
         revision: The revision to reach.
         schema: The PostgreSQL schema of the tables, if it is not the first one in the search path.
     """
-    from alembic import command
+    from alembic.migration import MigrationContext
 
-    with migration_lock:
-        forced_tables = _list_forced_tables(connection)
-        _set_row_security(connection, forced_tables, "NO FORCE")  # a migration changes rows of all tenants
-        getattr(command, verb)(_alembic_config(connection=connection, schema=schema), revision)
-        _set_row_security(
-            connection,
-            [name for name in forced_tables if name in _list_forced_tables(connection, all_tables=True)],
-            "FORCE",
-        )
+    scripts = _scripts()
+    options: dict[str, Any] = {"version_table": VERSION_TABLE, "version_table_schema": schema, "script": scripts}
+    with migration_lock, unforced_row_security(connection):
+        if verb == "stamp":
+            MigrationContext.configure(connection, opts=options).stamp(scripts, revision)
+        else:
+            options["fn"] = lambda heads, _: _list_steps(scripts, verb, heads[0] if heads else BASE, revision)
+            _run_steps(MigrationContext.configure(connection, opts=options))
+
+
+def _scripts() -> ScriptDirectory:
+    from alembic.script import ScriptDirectory
+
+    return ScriptDirectory(str(folder()))
+
+
+def _list_steps(scripts: ScriptDirectory, verb: str, start: str, end: str) -> list[MigrationStep]:
+    from alembic.runtime.migration import MigrationStep
+
+    if verb == "downgrade":
+        passed = scripts.iterate_revisions(start, end, select_for_downgrade=True)
+        return [MigrationStep.downgrade_from_script(scripts.revision_map, one) for one in passed]
+    passed = reversed(list(scripts.iterate_revisions(end, start)))
+    return [MigrationStep.upgrade_from_script(scripts.revision_map, one) for one in passed]
+
+
+def _run_steps(context: MigrationContext) -> None:
+    from alembic.operations import Operations
+
+    with Operations.context(context), context.begin_transaction():
+        context.run_migrations()
+
+
+@contextmanager
+def unforced_row_security(connection: Connection) -> Iterator[None]:
+    """Let the owner of the tables see the rows of all tenants, which a migration changes, until the block ends."""
+    forced_tables = _list_forced_tables(connection)
+    _set_row_security(connection, forced_tables, "NO FORCE")
+    yield
+    existing_tables = _list_forced_tables(connection, all_tables=True)
+    _set_row_security(connection, [name for name in forced_tables if name in existing_tables], "FORCE")
 
 
 def _list_forced_tables(connection: Connection, *, all_tables: bool = False) -> list[str]:
@@ -102,21 +141,21 @@ def script(kind: str, start: str, end: str) -> str:
     Raises:
         InvalidInput: There is no such revision, or `start` is not older than `end`.
     """
-    from alembic import command
+    from alembic.migration import MigrationContext
 
     all_revisions = [BASE, *revisions()]
     if all_revisions.index(require_revision(start)) >= all_revisions.index(require_revision(end)):
         raise InvalidInput(f"Schema {start} is not older than {end}. Scripts exist only for upgrades.")
-    output = io.StringIO()
+    scripts, output = _scripts(), io.StringIO()
+    options = {
+        "version_table": VERSION_TABLE,
+        "fn": lambda *_: _list_steps(scripts, "upgrade", start, end),
+        "starting_rev": start,
+        "as_sql": True,
+        "output_buffer": output,
+        "literal_binds": True,
+        "transactional_ddl": True,
+    }
     with migration_lock:
-        command.upgrade(_alembic_config(output, dialect=kind), f"{start}:{end}", sql=True)
+        _run_steps(MigrationContext.configure(dialect_name=kind, opts=options))
     return output.getvalue()
-
-
-def _alembic_config(buffer: Any = None, **attributes: Any) -> Any:
-    from alembic.config import Config
-
-    config = Config(output_buffer=buffer) if buffer is not None else Config()
-    config.set_main_option("script_location", str(folder()).replace("%", "%%"))
-    config.attributes.update(attributes, version_table=VERSION_TABLE)
-    return config

@@ -158,24 +158,45 @@ def upgrade(database: Database, revision: str | None = None) -> str:
         raise InvalidInput(f"{database.name} has no schema to remove. Run: {_command('upgrade', database)}")
     if existing is not None and (existing > target or target == migrations.BASE):
         raise InvalidInput(f"{database.name} has schema {existing}. Run: {_command(f'downgrade {target}', database)}")
-    if existing is None and database.is_sqlite and not database.in_memory:
-        database.use_wal()
+    if existing is None:
+        prepare_file(database)
     if existing != target:
         database.write(lambda connection: _upgrade_in_transaction(connection, database, target), durable=True)
     return target
 
 
+def prepare_file(database: Database) -> None:
+    """Switch a new SQLite file to WAL mode, which cannot be done in a transaction. No effect on other databases."""
+    if database.is_sqlite and not database.in_memory:
+        database.use_wal()
+
+
 def _upgrade_in_transaction(connection: Connection, database: Database, revision: str) -> None:
-    lock_migrations(connection)
-    existing = _read_revision(connection)
+    existing = begin_upgrade(connection, database)
     _require_not_newer(
         database, existing
     )  # another process may have upgraded it meanwhile, perhaps with a newer library
+    if existing is None or existing < revision:
+        migrations.run(connection, "upgrade", revision)
+
+
+def begin_upgrade(connection: Connection, database: Database) -> str | None:
+    """Lock the schema for a transaction that upgrades it, and return its revision; None if there are no tables.
+
+    Args:
+        connection: The connection of the transaction.
+        database: The database.
+
+    Raises:
+        SchemaMismatch: Another application uses the name of one of the tables.
+        NotAllowed: Another role owns the tables.
+    """
+    lock_migrations(connection)
+    existing = _read_revision(connection)
     if existing is None:
         _require_no_other_tables(connection, database)
     require_owner(connection, database, "upgrade")
-    if existing is None or existing < revision:
-        migrations.run(connection, "upgrade", revision)
+    return existing
 
 
 def lock_migrations(connection: Connection) -> None:
@@ -227,17 +248,36 @@ def downgrade(database: Database, revision: str, *, allow_data_loss: bool = Fals
             raise SchemaMismatch(f"{database.name} has no agentgit tables.")
         if revision != BASE and revision > existing:
             raise InvalidInput(f"{database.name} has schema {existing}, which is older than {revision}.")
-        require_owner(connection, database, f"downgrade {revision}")
-        losses = _lost_data(connection, read_shape(connection), build_shape(connection, revision))
-        if losses and not allow_data_loss:
-            raise NotAllowed(
-                f"A downgrade of {database.name} from {existing} to {revision} loses {', '.join(losses)}. Back it up, "
-                f"then run: {_command(f'downgrade {revision} --yes', database)}"
-            )
+        losses = begin_downgrade(connection, database, revision, allow_data_loss=allow_data_loss)
         migrations.run(connection, "downgrade", revision)
         return losses
 
     return database.write(work, durable=True)
+
+
+def begin_downgrade(
+    connection: Connection, database: Database, revision: str, *, allow_data_loss: bool = False
+) -> list[str]:
+    """Lock the schema for a transaction that downgrades it, and return a list of the data that will be lost.
+
+    Args:
+        connection: The connection of the transaction.
+        database: The database.
+        revision: The revision to reach.
+        allow_data_loss: True to allow the loss of data.
+
+    Raises:
+        NotAllowed: Data would be lost, and the message lists it; or another role owns the tables.
+    """
+    lock_migrations(connection)
+    require_owner(connection, database, f"downgrade {revision}")
+    losses = _lost_data(connection, read_shape(connection), build_shape(connection, revision))
+    if losses and not allow_data_loss:
+        raise NotAllowed(
+            f"A downgrade of {database.name} to {revision} loses {', '.join(losses)}. Back it up, then run: "
+            f"{_command(f'downgrade {revision} --yes', database)}"
+        )
+    return losses
 
 
 def _lost_data(connection: Connection, actual: Shape, target: Shape) -> list[str]:
@@ -284,15 +324,28 @@ def stamp(database: Database, revision: str) -> None:
     migrations.require_revision(revision)
 
     def work(connection: Connection) -> None:
-        lock_migrations(connection)
-        require_owner(connection, database, f"stamp {revision}")
-        if differences := list_schema_differences(connection, revision):
-            raise SchemaMismatch(
-                f"The tables of {database.name} do not match schema {revision}: {'; '.join(differences)}."
-            )
+        begin_stamp(connection, database, revision)
         migrations.run(connection, "stamp", revision)
 
     database.write(work, durable=True)
+
+
+def begin_stamp(connection: Connection, database: Database, revision: str) -> None:
+    """Lock the schema for a transaction that records its revision, after a check that the tables match it.
+
+    Args:
+        connection: The connection of the transaction.
+        database: The database.
+        revision: The revision of the tables.
+
+    Raises:
+        SchemaMismatch: The tables differ, and the message lists how.
+        NotAllowed: Another role owns the tables.
+    """
+    lock_migrations(connection)
+    require_owner(connection, database, f"stamp {revision}")
+    if differences := list_schema_differences(connection, revision):
+        raise SchemaMismatch(f"The tables of {database.name} do not match schema {revision}: {'; '.join(differences)}.")
 
 
 def script(kind: str, start: str | None = None, end: str | None = None) -> str:

@@ -11,11 +11,10 @@ from sqlalchemy.dialects import postgresql, sqlite
 from agentgit.auth.principal import require_name
 from agentgit.checkpoints import references
 from agentgit.errors import NotFound
+from agentgit.location import DEFAULT_TENANT
 from agentgit.store.database import Database
 from agentgit.store.sql.ids import new_tenant_id
 from agentgit.store.sql.tables import TENANT
-
-DEFAULT_TENANT = "local"
 
 
 def ensure_tenant(database: Database, name: str | None = None, *, create: bool = True) -> int:

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, and_, bindparam, cast, column, delete, insert
 from sqlalchemy.dialects.postgresql import TSVECTOR
 
 from agentgit.checkpoints.queries import SearchableText, format_words
-from agentgit.checkpoints.search_words import normalize_nfc, words
+from agentgit.checkpoints.search_words import folded_words, normalize_nfc
 from agentgit.effects.invocation import PAUSED, REDO
 from agentgit.sessions.messages import from_stored, text_of
 from agentgit.store.objects.blobs import Leaf, shared_prefix
@@ -89,6 +89,10 @@ class SearchIndex:
         self._add(connection, unindexed[0].external_session_id, branch_id, new_texts)
         return len(checkpoints) == CHECKPOINTS_PER_TRANSACTION
 
+    def index_fork(self, connection: Connection, branch_id: int) -> None:
+        """Record that the first checkpoint of a fork needs no index: it has no text that its branch point has not."""
+        _SET_SEARCHED.run(connection, {"tenant": self.tenant_id, "branch": branch_id, "now": 1})
+
     def index_checkpoint(
         self,
         connection: Connection,
@@ -119,6 +123,29 @@ class SearchIndex:
         ]
         self._add(connection, branch.external_session_id, branch.id, new_texts)
 
+    def index_annotation(self, connection: Connection, row: StoredRow) -> None:
+        """Index the name and description of a checkpoint again, after a change.
+
+        Args:
+            connection: A connection in a transaction that writes.
+            row: The checkpoint as it is now, with the session of its branch.
+        """
+        connection.execute(
+            delete(SEARCH_TEXT).where(
+                SEARCH_TEXT.c.tenant_id == self.tenant_id,
+                SEARCH_TEXT.c.internal_session_id == row.internal_session_id,
+                SEARCH_TEXT.c.kind == NAMED,
+                SEARCH_TEXT.c.row_id == row.id,
+            )
+        )
+        branch = self.sessions.branch(connection, row.internal_session_id)
+        if row.number > branch.searched:
+            return  # it is indexed later, with the checkpoints before it
+        text = row.name if self.names_only else _annotation(row)
+        if text:
+            new_text = NewText(row.number, NAMED, text, row_id=row.id)
+            self._add(connection, branch.external_session_id, branch.id, [new_text])
+
     # -- what is new
 
     def _find_new_texts(
@@ -135,8 +162,8 @@ class SearchIndex:
         new_messages: list[tuple[int, bytes]] = []
         call_counts: list[tuple[int, int]] = []
         for row in unindexed:
-            if row.name or (row.description and not row.is_auto):
-                yield NewText(row.number, NAMED, text_of_checkpoint(row).text, row_id=row.id)
+            if annotation := _annotation(row):
+                yield NewText(row.number, NAMED, annotation, row_id=row.id)
             if _state_id(row) != last_state:
                 hashes = hashes_by_state[_state_id(row)]
                 new_messages += [
@@ -227,7 +254,7 @@ class SearchIndex:
         # In the order of their checkpoints, so that a later checkpoint's texts have greater ids.
         for new_text in sorted(new_texts, key=lambda one: one.number):
             markers = [*scope_markers, NAMED_MARKER] if new_text.kind == NAMED else scope_markers
-            marked_words = [*markers, *(word.text for word in words(normalize_nfc(new_text.text)))]
+            marked_words = [*markers, *folded_words(normalize_nfc(new_text.text))]
             rows.append(
                 {
                     "tenant_id": self.tenant_id,
@@ -244,6 +271,11 @@ class SearchIndex:
             _ADD.run(connection, *rows)
             if is_sqlite:
                 _ADD_WORDS.run(connection, *rows)
+
+
+def _annotation(row: StoredRow) -> str:
+    """Return the text that a person wrote about a checkpoint; empty if there is none."""
+    return text_of_checkpoint(row).text if row.name or not row.is_auto else ""
 
 
 def _state_id(row: StoredRow | None) -> str | None:
@@ -323,8 +355,11 @@ def text_of_call(row: StoredRow) -> SearchableText:
 
 
 def text_of_checkpoint(row: StoredRow) -> SearchableText:
-    """Return the searchable text of a checkpoint: its name, and the description that a person wrote."""
-    description = None if row.is_auto else row.description
+    """Return the searchable text of a checkpoint: its name and description. Without a name, agentgit may have made it.
+
+    The description that agentgit writes repeats the text of a message.
+    """
+    description = None if row.is_auto and not row.name else row.description
     return SearchableText(" - ".join(filter(None, (row.name, description))), name=row.name)
 
 

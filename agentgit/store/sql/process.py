@@ -25,9 +25,10 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from sqlalchemy import Connection, Table, bindparam, func, select, update
+from sqlalchemy import Connection, DateTime, Table, bindparam, func, select, update
 
 from agentgit.errors import InvalidInput
+from agentgit.store.sql.compiled_statement import CompiledStatement
 
 
 class ForkListener(Protocol):
@@ -287,6 +288,9 @@ def is_lease_over(connection: Connection, lease_until: datetime | None) -> bool:
 
     The time is that of this one statement, however long its transaction has waited before.
     """
-    return lease_until is not None and bool(
-        connection.execute(select(func.statement_timestamp() > lease_until)).scalar_one()
-    )
+    return lease_until is not None and bool(_IS_OVER.all(connection, {"until": lease_until})[0].is_over)
+
+
+_IS_OVER = CompiledStatement(
+    select((func.statement_timestamp() > bindparam("until", type_=DateTime(timezone=True))).label("is_over"))
+)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
+from sqlalchemy.util import asbool
 
 from agentgit.errors import InvalidInput, Unavailable
 
@@ -45,6 +48,8 @@ def parse_url(location: str | Path | URL) -> URL:
     if isinstance(location, URL):
         return _with_supported_driver(location)
     text = str(location)
+    if not text:
+        raise InvalidInput("The database is an empty string. Give a path, a URL or :memory:.")
     if isinstance(location, str) and _LIBPQ_STRING.match(text):
         return libpq_url(text)
     if "://" not in text:
@@ -155,6 +160,42 @@ def read_url(text: str) -> URL:
             "because it may contain part of the password."
         )
     return url
+
+
+def is_sqlite_uri(url: URL) -> bool:
+    """Return whether the name of a SQLite database is a URI of SQLite, as in `sqlite:///file:notes.db?uri=true`."""
+    return str(url.database).startswith("file:") and asbool(url.query.get("uri", False))
+
+
+def sqlite_path(url: URL) -> str | None:
+    """Return the absolute path of the file of a SQLite database; None if the database is in memory.
+
+    Example:
+        >>> sqlite_path(parse_url("sqlite:///file:/data/my%20notes.db?uri=true&mode=ro"))
+        '/data/my notes.db'
+        >>> sqlite_path(parse_url("sqlite:///file:notes?mode=memory&cache=shared&uri=true")) is None
+        True
+    """
+    path, mode = url.database, url.query.get("mode")
+    if is_sqlite_uri(url):
+        uri = urlsplit(str(path))
+        path = unquote(uri.path)
+        mode = mode or "".join(parse_qs(uri.query).get("mode", ()))
+        path = None if mode == "memory" else path
+    return None if path in (None, "", ":memory:") else os.path.realpath(str(path))
+
+
+def absolute_url(url: URL) -> URL:
+    """Return the URL of a database; that of a SQLite file with the absolute path, for use in any folder.
+
+    Example:
+        >>> absolute_url(parse_url("sqlite:///file:/data/my%20notes.db?uri=true")).database
+        'file:///data/my%20notes.db'
+    """
+    path = sqlite_path(url) if url.get_backend_name() == "sqlite" else None
+    if path is None or not is_sqlite_uri(url):
+        return url if path is None else url.set(database=path)
+    return url.set(database=urlsplit(str(url.database))._replace(netloc="", path=quote(path), fragment="").geturl())
 
 
 def redacted_url(url: URL) -> str:

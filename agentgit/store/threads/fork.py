@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -32,8 +33,10 @@ from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.driver_errors import missing_row
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
 from agentgit.store.threads.graph_rows import (
+    ASKED,
     ERROR,
     INTERRUPT,
+    MODEL_CALLS,
     NAMESPACE_COLUMNS,
     ONE,
     RESUME,
@@ -42,7 +45,7 @@ from agentgit.store.threads.graph_rows import (
     parameter_conditions,
     parse_graph_checkpoint,
 )
-from agentgit.store.threads.lifecycle import delta_ancestors, require_empty_thread
+from agentgit.store.threads.lifecycle import delta_ancestors, query_empty_thread
 from agentgit.store.threads.owners import copy_values
 from agentgit.store.threads.pending_writes import PendingWrites
 
@@ -76,8 +79,9 @@ def copy(
     Raises:
         Conflict: The target exists.
     """
-    require_empty_thread(connection, blobs.tenant_id, target)
+    require_empty = query_empty_thread(connection, blobs.tenant_id, target)
     checkpoints, writes = select_rows(connection, blobs.tenant_id, graph_key, pending)
+    require_empty()
     copy_values(connection, blobs, [*checkpoints, *writes], owner)
     for statement, rows in ((_ADD_CHECKPOINTS, checkpoints), (_ADD_WRITES, writes)):
         if rows:
@@ -136,9 +140,18 @@ class _RowCollector:
         self.recorded_writes = (
             None if recorded is None else {(writes.ns, writes.checkpoint_id): writes for writes in recorded}
         )
+        self._memory_checkpoints = _MEMORY_CHECKPOINTS.submit(connection, self._thread_parameters())
         self.start = self._load_row(graph_key)
-        self.is_superseded = self._has_newer(self.start)
-        self.open_tasks = open_tasks(self._load_writes(self.start))
+
+    @cached_property
+    def is_superseded(self) -> bool:
+        """True if the thread has moved on from the forked checkpoint."""
+        return self._has_newer(self.start)
+
+    @cached_property
+    def open_tasks(self) -> set[str]:
+        """The ids of the paused tasks of the forked checkpoint."""
+        return open_tasks(self._load_writes(self.start))
 
     def checkpoint_rows(self, row: Row[Any]) -> tuple[Rows, Rows]:
         """Return the rows of a checkpoint and of the ancestors that hold parts of its values."""
@@ -202,7 +215,7 @@ class _RowCollector:
 
     def _memory_subgraphs(self) -> Iterable[Row[Any]]:
         """Find, for each subgraph with memory, its newest checkpoint on the path to the forked one."""
-        candidates = _MEMORY_CHECKPOINTS.all(self.connection, self._thread_parameters())
+        candidates = self._memory_checkpoints.all()
         if not candidates:
             return
         distance = self._ancestor_distances()
@@ -260,7 +273,8 @@ class _RowCollector:
 
     def _load_writes(self, row: Row[Any]) -> Rows:
         graph_key = GraphKey(row.thread_id, row.ns, row.checkpoint_id)
-        return [write._asdict() for write in WRITES.all(self.connection, graph_key.columns(self.tenant_id))]
+        stored = WRITES.all(self.connection, graph_key.columns(self.tenant_id))
+        return [write._asdict() for write in stored if write.channel != ASKED]
 
 
 def select_writes(rows: Rows, *, superseded: bool) -> Rows:
@@ -271,8 +285,9 @@ def select_writes(rows: Rows, *, superseded: bool) -> Rows:
         superseded: True if the thread has moved on from it.
     """
     rows_by_task: dict[str, Rows] = defaultdict(list)
+    model_calls = [row for row in rows if row["channel"] == MODEL_CALLS]
     for row in rows:
-        if row["channel"] != RESUME:
+        if row["channel"] not in (RESUME, MODEL_CALLS):
             rows_by_task[row["task_id"]].append(row)
     if superseded:
         # Writes of an input or an update have no path. They came after the checkpoint.
@@ -281,7 +296,10 @@ def select_writes(rows: Rows, *, superseded: bool) -> Rows:
         }
         if not open_tasks(rows):
             return []
-    return [row for task_rows in rows_by_task.values() for row in _select_task_writes(task_rows, superseded=superseded)]
+    task_writes = chain.from_iterable(
+        _select_task_writes(each, superseded=superseded) for each in rows_by_task.values()
+    )
+    return [*task_writes, *model_calls]
 
 
 def _select_task_writes(rows: Rows, *, superseded: bool) -> Rows:

@@ -24,7 +24,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 
 from agentgit.errors import Corrupt
-from agentgit.store.objects.blobs import compact, unpack
+from agentgit.store.objects.blobs import Leaf, compact, unpack
 from agentgit.store.objects.content import Body, Encoded
 from agentgit.store.objects.packing import HASH_BYTES
 from agentgit.store.sql import row_codes
@@ -36,11 +36,24 @@ from agentgit.values import as_object
 INTERRUPT, RESUME, ERROR = "__interrupt__", "__resume__", "__error__"
 """LangGraph's channels for the interrupt that a task raises, for the answers to it, and for the task's failure."""
 
+ASKED = "agentgit:asked"
+"""The channel under which a turn keeps each question of a task; LangGraph keeps only the last one."""
+
+ASKED_INDEX = -100
+"""The index of the first question of a task; each later one has the index before."""
+
+MAX_ASKED = 800
+"""The most questions of one task that are kept."""
+
 MAX_PLAIN_NUMBER = 1e15
 """The number from which on JSON may write a float with an exponent."""
 
 PREVIOUS = "__previous__"
 """LangGraph's channel for the value that an entrypoint of the functional API saved."""
+
+MODEL_CALLS, MODEL_MESSAGES = "__model_calls__", "__model_messages__"
+"""The names under which a graph checkpoint keeps the model calls on the path to it, and what they refer to; see
+`agentgit.store.threads.model_calls`. LangGraph never sees them."""
 
 _SHOWN_CHANNELS = {"__root__", PREVIOUS}
 _HIDDEN_PREFIXES = ("__", "branch:", "join:")
@@ -90,6 +103,8 @@ class GraphCheckpoint(NamedTuple):
     message_count: int
     folded: dict[str, bytes]
     """Values that LangGraph stores as writes on earlier checkpoints; see `agentgit.store.threads.delta_values`."""
+    model_calls: bytes | None = None
+    """The two hashes of the model calls on the path to it; None if none were recorded."""
 
     @property
     def values(self) -> Mapping[str, bytes]:
@@ -164,6 +179,38 @@ Fold: TypeAlias = Callable[[FoldedValue | None, Sequence[Body], ReadEarlier], Fo
 the result of `ReadEarlier`. Returns None if the result of the writes cannot be computed."""
 
 
+class NewModelCall(NamedTuple):
+    """A model call to store.
+
+    Args:
+        messages: The messages that the model received.
+        options: The tools and the output format that it received; None without any.
+        reply: The message that it returned.
+        is_in_tool: True if a recorded tool call made it.
+    """
+
+    messages: Sequence[Leaf]
+    options: Leaf | None
+    reply: Leaf
+    is_in_tool: bool
+
+
+class NewModelCalls(NamedTuple):
+    """Model calls to store.
+
+    Args:
+        step: The number of LangGraph's step that made them.
+        calls: The calls, in the order in which they began.
+        earlier: The hashes of the calls that they continue; None for those of the graph checkpoint before.
+        rewritten: The replies of earlier calls that the graph has rewritten since, by the hash that they had.
+    """
+
+    step: int
+    calls: Sequence[NewModelCall]
+    earlier: bytes | None = None
+    rewritten: Mapping[bytes, Leaf] = {}  # it is never modified
+
+
 @dataclass(frozen=True, kw_only=True)
 class Draft:
     """A graph checkpoint to store.
@@ -179,6 +226,7 @@ class Draft:
         folds: For each channel whose value is spread over the writes of earlier graph checkpoints, the function that
             computes it.
         parent_thread: The thread of the parent, if it differs.
+        model_calls: The model calls since the parent; None if there are none.
     """
 
     parent_id: str | None
@@ -190,6 +238,7 @@ class Draft:
     continues: bool = False
     folds: Mapping[str, Fold] = field(default_factory=dict)
     parent_thread: str | None = None
+    model_calls: NewModelCalls | None = None
 
 
 class NewCheckpoint(NamedTuple):
@@ -200,11 +249,15 @@ class NewCheckpoint(NamedTuple):
 
 
 class NewWrites(NamedTuple):
-    """The writes of a task to store on top of a graph checkpoint: the index, channel and value of each."""
+    """The writes of a task to store on top of a graph checkpoint: the index, channel and value of each.
+
+    `model_calls` has the calls of a step that ended without a graph checkpoint.
+    """
 
     key: GraphKey
     task: Task
     writes: Sequence[tuple[int, str, Body]]
+    model_calls: NewModelCalls | None = None
 
 
 NewRows: TypeAlias = NewCheckpoint | NewWrites
@@ -261,6 +314,7 @@ def parse_graph_checkpoint(row: Any) -> GraphCheckpoint:
     try:
         header, channels = as_object(row.header), unpack(row.channels)
         folded = {name: channels.pop(name) for name in header.get("folded", ())}
+        model_calls = channels.pop(MODEL_CALLS, b"") + channels.pop(MODEL_MESSAGES, b"")
         return GraphCheckpoint(
             graph_key,
             row.external_session_id,
@@ -272,6 +326,7 @@ def parse_graph_checkpoint(row: Any) -> GraphCheckpoint:
             row.state_hash,
             row.message_count,
             folded,
+            model_calls or None,
         )
     except (Corrupt, ValueError, KeyError) as error:
         raise unreadable_row("graph_checkpoint", "/".join(graph_key)) from error
@@ -289,11 +344,13 @@ def parse_newest_state(row: Any) -> NewestState:
 
 
 def parse_pending_writes(rows: Iterable[Any]) -> list[PendingWrite]:
-    """Read rows of the table graph_write, by task path, task and index."""
+    """Read rows of the table graph_write, by task path, task and index. Those of agentgit are left out."""
     # Sorted here, because databases differ in how they collate text.
     sorted_rows = sorted(rows, key=lambda row: (row.task_path, row.task_id, row.idx))
     return [
-        PendingWrite(row.task_id, row.channel, row.value[:HASH_BYTES], row.external_session_id) for row in sorted_rows
+        PendingWrite(row.task_id, row.channel, row.value[:HASH_BYTES], row.external_session_id)
+        for row in sorted_rows
+        if row.channel not in (ASKED, MODEL_CALLS)
     ]
 
 

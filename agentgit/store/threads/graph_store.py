@@ -13,12 +13,13 @@ from sqlalchemy import Connection, literal, select, tuple_
 from agentgit.errors import NotFound
 from agentgit.store.objects.blobs import BlobStore, NewValues, compact, pack, readable
 from agentgit.store.objects.content import Body, Content, Encoded
+from agentgit.store.objects.packing import split_hashes
 from agentgit.store.objects.plain_values import show_message, show_state
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.compiled_statement import PendingResult
 from agentgit.store.sql.encryption import seal_of
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT
-from agentgit.store.threads import fork, lifecycle, pending_writes, token_usage
+from agentgit.store.threads import fork, lifecycle, model_calls, pending_writes, token_usage
 from agentgit.store.threads.append_if_head import (
     NewestCheckpoints,
     SeenCheckpoints,
@@ -32,6 +33,7 @@ from agentgit.store.threads.graph_rows import (
     CHECKPOINT_EXISTS,
     DELETE_WRITES,
     INTERRUPT,
+    MODEL_CALLS,
     NEWEST,
     NEWEST_LOCKED,
     NEWEST_WITH_STATUS,
@@ -49,6 +51,7 @@ from agentgit.store.threads.graph_rows import (
     Namespace,
     NewCheckpoint,
     NewestState,
+    NewModelCalls,
     NewRows,
     NewWrites,
     PendingWrite,
@@ -183,7 +186,7 @@ class GraphStore:
             with readable(connection, rows.values):
                 for entry in batch:
                     if isinstance(entry, NewWrites):
-                        rows.writes += self._encode_writes(connection, entry, rows.values)
+                        rows.writes += self._encode_writes(connection, entry, newest, rows.values)
                     else:
                         rows.checkpoints.append(self._encode_new(connection, entry, newest, stored, rows.values))
             self._insert(connection, rows)
@@ -228,7 +231,8 @@ class GraphStore:
         """Copy the values of a parent in another session; return it as if it were in this one."""
         source = self.blobs.of(parent.session_id)
         source.protect(connection)
-        self.blobs.of(owner).copy_from(connection, source, parent.values.values())
+        hashes = [*parent.values.values(), *split_hashes(parent.model_calls or b"")]
+        self.blobs.of(owner).copy_from(connection, source, hashes)
         return parent._replace(session_id=owner)
 
     def _insert(self, connection: Connection, rows: _RowsToInsert) -> None:
@@ -287,6 +291,7 @@ class GraphStore:
         usage = token_usage.usage_header(
             connection, content, graph_key, messages_channel, new_values, parent, is_counted=self.count_usage
         )
+        calls = self._encode_model_calls(connection, owner, draft.model_calls, parent, values)
         run_id, parents = draft.meta.get("run_id"), draft.meta.get("parents") or {}
         return {
             **self._key_columns(graph_key),
@@ -298,9 +303,33 @@ class GraphStore:
             "message_count": counts.get(messages_channel or "", 0),
             "meta": compact(draft.meta),
             "header": compact({**draft.header, "counts": counts, **usage, **delta_values.header(value_hashes)}),
-            "channels": pack(channels),
+            "channels": pack({**channels, **model_calls.named(calls)} if not graph_key.ns else channels),
             "state_hash": hash_state({**channels, **delta_values.digests}),
         }
+
+    def _encode_model_calls(
+        self,
+        connection: Connection,
+        owner: int,
+        new: NewModelCalls | None,
+        before: GraphCheckpoint | None,
+        values: NewValues,
+    ) -> bytes | None:
+        """Return the hashes of the model calls up to a point; None if there are none.
+
+        Args:
+            connection: A connection in a transaction that writes.
+            owner: The owner of the values.
+            new: The new calls; None without any.
+            before: The graph checkpoint before them.
+            values: The values to store; more are added.
+        """
+        earlier = before.model_calls if before is not None else None
+        if new is None:
+            return earlier
+        channel = conversation_channel(before.header["counts"]) if before is not None else None
+        conversation = before.values.get(channel) if before is not None and channel is not None else None
+        return model_calls.encode(connection, self.content(owner), new, new.earlier or earlier, conversation, values)
 
     def _find_parent(
         self, connection: Connection, graph_key: GraphKey, draft: Draft, newest: GraphCheckpoint | None
@@ -336,13 +365,31 @@ class GraphStore:
             DELETE_WRITES.run(connection, self._key_columns(graph_key))
 
     def _encode_writes(
-        self, connection: Connection, new: NewWrites, values: Mapping[int, NewValues]
+        self,
+        connection: Connection,
+        new: NewWrites,
+        newest: Mapping[Namespace, GraphCheckpoint | None],
+        values: Mapping[int, NewValues],
     ) -> list[dict[str, Any]]:
         """Return the rows of the writes of a task, and add the values to store to `values`."""
         owner = self.owners.find(connection, new.key.thread)
         bodies = [(body, None) for _, _, body in new.writes]
         hashes = self.content(owner).encode(connection, bodies, values[owner])
         hashes_by_channel = {channel: value for (_, channel, _), value in zip(new.writes, hashes, strict=True)}
+        rows = [
+            (
+                index,
+                channel,
+                # An interrupt keeps the answers that came before it, so that a fork can raise it again.
+                value + hashes_by_channel.get(RESUME, b"") if channel == INTERRUPT else value,
+            )
+            for (index, channel, _), value in zip(new.writes, hashes, strict=True)
+        ]
+        if new.model_calls is not None:
+            before = newest.get(new.key.namespace)
+            before = before if before is not None and before.key == new.key else self.find(connection, new.key)
+            calls = self._encode_model_calls(connection, owner, new.model_calls, before, values[owner])
+            rows += [(model_calls.WRITE_INDEX, MODEL_CALLS, calls)] if calls is not None else []
         return [
             {
                 **self._key_columns(new.key),
@@ -351,15 +398,14 @@ class GraphStore:
                 "idx": index,
                 "task_path": new.task.path,
                 "channel": channel,
-                # An interrupt keeps the answers that came before it, so that a fork can raise it again.
-                "value": value + hashes_by_channel.get(RESUME, b"") if channel == INTERRUPT else value,
+                "value": value,
             }
-            for (index, channel, _), value in zip(new.writes, hashes, strict=True)
+            for index, channel, value in rows
         ]
 
     def fork(
         self, connection: Connection, source: str, checkpoint_id: str, target: str, pending: bytes | None = None
-    ) -> Head:
+    ) -> None:
         """Copy one graph checkpoint of the root graph, with its id, into a new thread that can continue from it.
 
         `agentgit.store.threads.fork` describes what is copied. Within a session only rows are copied, so the cost does
@@ -377,11 +423,10 @@ class GraphStore:
             Conflict: The target thread exists.
             Corrupt: The pending writes cannot be read.
         """
-        head, graph_key = self.head_at(connection, source, checkpoint_id), GraphKey(source, "", checkpoint_id)
+        graph_key = GraphKey(source, "", checkpoint_id)
         recorded_writes = pending_writes.unpack(pending, "/".join(graph_key))
         owner = self._owner_of_copy(connection, source, target)
         fork.copy(connection, self.blobs, graph_key, target, owner, recorded_writes)
-        return head
 
     def copy_thread(self, connection: Connection, source: str, target: str) -> None:
         """Copy a whole thread into a new one; see `lifecycle.copy`."""
@@ -430,7 +475,10 @@ class GraphStore:
     def find_with_writes(
         self, connection: Connection, thread: str, ns: str, checkpoint_id: str | None
     ) -> tuple[GraphCheckpoint, list[PendingWrite]] | None:
-        """Return one graph checkpoint with its pending writes, or None. Without an id, the newest of the namespace."""
+        """Return one graph checkpoint with its pending writes, or None. Without an id, the newest of the namespace.
+
+        Its model calls include those of the step that is not finished.
+        """
         if checkpoint_id is None:
             namespace_columns = self._namespace_columns(thread, ns)
             checkpoint_result, writes_result = (
@@ -452,7 +500,10 @@ class GraphStore:
             if any(
                 write_row.newest != row.checkpoint_id for write_row in rows
             ):  # a newer one was stored between the two reads
-                return checkpoint, self.writes(connection, checkpoint.key)
+                rows = WRITES.all(connection, self._key_columns(checkpoint.key))
+        calls = next((write_row.value for write_row in rows if write_row.channel == MODEL_CALLS), None)
+        if calls is not None:
+            checkpoint = checkpoint._replace(model_calls=calls)
         return checkpoint, parse_pending_writes([write_row for write_row in rows if write_row.channel is not None])
 
     def newest_state(self, connection: Connection, thread: str) -> NewestState:
@@ -528,17 +579,6 @@ class GraphStore:
         """Return the newest graph checkpoint of a thread, by the order in which they were stored and not by id."""
         row = NEWEST.first(connection, self._namespace_columns(thread, ""))
         return _parse_head(row) if row is not None else None
-
-    def head_at(self, connection: Connection, thread: str, checkpoint_id: str) -> Head:
-        """Return the part of a graph checkpoint that a checkpoint of agentgit records.
-
-        Raises:
-            NotFound: The thread has no such graph checkpoint.
-        """
-        row = ONE.first(connection, self._key_columns(GraphKey(thread, "", checkpoint_id)))
-        if row is None:
-            raise _missing_error(thread, checkpoint_id)
-        return _parse_head(row)
 
     def read_state(
         self, connection: Connection, thread: str, checkpoint_id: str

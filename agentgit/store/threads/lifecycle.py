@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, and_, delete, exists, func, select
@@ -25,19 +25,21 @@ _ANY_CHECKPOINT = CompiledStatement(
 )
 
 
-def has_checkpoints(connection: Connection, tenant_id: int, thread: str) -> bool:
-    """Return whether a thread has a graph checkpoint."""
-    return _ANY_CHECKPOINT.first(connection, {"tenant_id": tenant_id, "thread_id": thread}) is not None
+def query_empty_thread(connection: Connection, tenant_id: int, thread: str) -> Callable[[], None]:
+    """Query whether a thread is empty, together with the next queries.
 
-
-def require_empty_thread(connection: Connection, tenant_id: int, thread: str) -> None:
-    """Check that a thread is empty.
-
-    Raises:
-        Conflict: The thread has graph checkpoints.
+    Returns:
+        A function that raises `Conflict` if the thread has graph checkpoints.
     """
-    if has_checkpoints(connection, tenant_id, thread):
-        raise Conflict(f"Thread {thread!r} already has checkpoints. Copy into a new thread, or delete this one first.")
+    result = _ANY_CHECKPOINT.submit(connection, {"tenant_id": tenant_id, "thread_id": thread})
+
+    def check() -> None:
+        if result.first() is not None:
+            raise Conflict(
+                f"Thread {thread!r} already has checkpoints. Copy into a new thread, or delete this one first."
+            )
+
+    return check
 
 
 def copy(connection: Connection, tenant_id: int, source: str, target: str, owner: int) -> None:
@@ -53,7 +55,7 @@ def copy(connection: Connection, tenant_id: int, source: str, target: str, owner
     Raises:
         Conflict: The target exists.
     """
-    require_empty_thread(connection, tenant_id, target)
+    query_empty_thread(connection, tenant_id, target)()
     for table in (GRAPH_CHECKPOINT, GRAPH_WRITE):
         conditions = (table.c.tenant_id == tenant_id, table.c.thread_id == source)
         row_codes.copy_rows(connection, table, *conditions, thread_id=target, external_session_id=owner)

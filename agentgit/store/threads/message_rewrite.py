@@ -16,6 +16,7 @@ from agentgit.store.objects.content import Body
 from agentgit.store.objects.plain_values import MESSAGE, MESSAGE_PY, READERS
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT
+from agentgit.store.threads import model_calls
 from agentgit.store.threads.graph_rows import GraphCheckpoint, hash_state, parse_graph_checkpoint
 from agentgit.store.threads.graph_store import GraphStore
 
@@ -55,7 +56,10 @@ def rewrite_messages(connection: Connection, graphs: GraphStore, thread: str, re
         channels = {**checkpoint.values, **dict(zip(changed_values, hashes, strict=True))}
         row_conditions = (GRAPH_CHECKPOINT.c.ns == row.ns, GRAPH_CHECKPOINT.c.checkpoint_id == row.checkpoint_id)
         state_hash = hash_state({**channels, **checkpoint.digests})
-        new_columns = {"channels": pack(channels), "state_hash": state_hash}
+        new_columns = {
+            "channels": pack({**channels, **model_calls.named(checkpoint.model_calls)}),
+            "state_hash": state_hash,
+        }
         row_codes.update_rows(connection, GRAPH_CHECKPOINT, *thread_conditions, *row_conditions, **new_columns)
     if head is not None and is_changed and not graphs.writes(connection, head.key):
         _replace_id(connection, graphs.tenant_id, head)

@@ -19,7 +19,15 @@ from agentgit.store.objects.blobs import compact
 from agentgit.store.objects.packing import HASH_BYTES, split_hashes
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT
-from agentgit.store.threads.graph_rows import ERROR, INTERRUPT, WRITES, GraphKey, parameter_conditions
+from agentgit.store.threads.graph_rows import (
+    ASKED,
+    ERROR,
+    INTERRUPT,
+    MODEL_CALLS,
+    WRITES,
+    GraphKey,
+    parameter_conditions,
+)
 from agentgit.values import from_json
 
 NO_WRITES = b"[]"
@@ -64,12 +72,16 @@ def read(connection: Connection, tenant_id: int, graph_key: GraphKey) -> bytes:
         graph_key: The key of the graph checkpoint.
     """
     entries = []
+    own_writes = WRITES.submit(connection, graph_key.columns(tenant_id))  # together with the next query
     # Sorted by namespace, so that equal pending writes give equal bytes.
     for ns, checkpoint_id in sorted(
         {"": graph_key.checkpoint_id, **subgraph_heads(connection, tenant_id, graph_key)}.items()
     ):
-        rows = WRITES.all(connection, GraphKey(graph_key.thread, ns, checkpoint_id).columns(tenant_id))
-        writes = sorted((row.task_path, row.task_id, row.idx, row.channel, row.value.hex()) for row in rows)
+        key = GraphKey(graph_key.thread, ns, checkpoint_id)
+        rows = own_writes.all() if key == graph_key else WRITES.all(connection, key.columns(tenant_id))
+        writes = sorted(
+            (row.task_path, row.task_id, row.idx, row.channel, row.value.hex()) for row in rows if row.channel != ASKED
+        )
         if ns or writes:
             entries.append([ns, checkpoint_id, [[task, idx, path, *rest] for path, task, idx, *rest in writes]])
     return pack(entries)
@@ -196,7 +208,7 @@ def tasks(data: bytes | None, row: str) -> list[TaskWrites]:
     """
     writes_by_task: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for pending in unpack(data, row) or ():
-        for write in pending.writes:
+        for write in (one for one in pending.writes if one["channel"] != MODEL_CALLS):
             writes_by_task.setdefault((pending.ns, write["task_id"]), []).append(write)
     return [TaskWrites(id, ns, writes) for (ns, id), writes in writes_by_task.items()]
 

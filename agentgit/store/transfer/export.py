@@ -16,6 +16,7 @@ from agentgit.effects.plan import KEEP
 from agentgit.effects.report import GROUPS
 from agentgit.errors import Conflict
 from agentgit.sessions.operation import DONE
+from agentgit.sessions.session import SIMULATED, idle_status
 from agentgit.store.queries.explorations import MARK_KEY
 from agentgit.store.records.journal import TrackPart as TrackPart
 from agentgit.store.records.sessions import Segment, StoredRow, require_no_unfinished_rollback
@@ -219,8 +220,8 @@ class _SessionExport(_Export):
         for row in operations:
             if row.status != DONE:
                 raise Conflict(
-                    f"{row.kind.capitalize()} {row.id} of this session is {row.status}. Finish it with "
-                    f"repo.resume({row.id}), then export; or export another branch of it."
+                    f"{row.kind.capitalize()} {row.id} of this session is {row.status}. To finish it, "
+                    f"call repo.resume({row.id}), then export; or export another branch of it."
                 )
         return operations
 
@@ -245,6 +246,10 @@ class _PathExport(_Export):
         branch, point = self.scope.branch, self.scope.point
         assert branch is not None  # noqa: S101  # without a branch, `_SessionExport` runs
         require_no_unfinished_rollback(branch)
+        if idle_status(as_object(branch.meta)) == SIMULATED:
+            raise Conflict(
+                f"Branch {branch.name} is a rerun, and nothing of it happened. Export the branch that was run again."
+            )
         lineage = self.store.sessions.lineage(self.connection, branch)
         points = self._read_points(lineage)
         parts = [segment.track_part for segment in lineage]
@@ -363,7 +368,7 @@ class _PathExport(_Export):
         replayed_ids = {row.replay_of for row in path_calls.values()}
         other_calls: list[Row[Any]] = []
         for row in self._read_calls():
-            is_effect = row.effect not in NEUTRAL and row.kind != REPLAY and row.status != PAUSED
+            is_effect = row.effect not in NEUTRAL and row.kind != REPLAY and row.status not in (PAUSED, SIMULATED)
             if row.id not in path_calls and (is_effect or row.id in replayed_ids):
                 other_calls.append(row)
         exported_ids = path_calls.keys() | {row.id for row in other_calls}

@@ -10,6 +10,7 @@ from sqlalchemy import Row
 from agentgit.checkpoints.queries import Tag
 from agentgit.effects.invocation import INTENDED, REVERSE_UNKNOWN, REVERSING, UNKNOWN
 from agentgit.effects.report import GROUPS
+from agentgit.sessions.session import RERUN
 from agentgit.store.objects.blobs import unpack
 from agentgit.store.objects.packing import split_hashes
 from agentgit.store.threads import pending_writes
@@ -206,7 +207,7 @@ def operation_record(row: Row[Any]) -> Record:
         "request": {name: value for name, value in request.items() if name in SETTINGS and value is not None},
         "steps": request["steps"],
         "accepted": request.get("accepted", []),
-        "report": {group: report.get(group, []) for group in GROUPS},
+        "report": report if row.kind == RERUN else {group: report.get(group, []) for group in GROUPS},
     }
 
 

@@ -109,13 +109,22 @@ class Import:
         user_id: The user who owns the new session.
         stream: The file; it is read again.
         name: The name of the session; None uses its name in the export, made unique if it is taken.
+        kept_ids: The ids of checkpoints that stay as they are; the others are new.
     """
 
-    def __init__(self, store: Store, user_id: int, stream: LineReader, name: str | None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        user_id: int,
+        stream: LineReader,
+        name: str | None,
+        kept_ids: frozenset[int] = frozenset(),
+    ) -> None:
         self.store = store
         self.user_id = user_id
         self.stream = stream
         self.name = name
+        self.kept_ids = kept_ids
 
     def run(self, checker: Checker, files: Mapping[int, SnapshotRef] | None = None) -> int:
         """Import the session, and return its id.
@@ -132,11 +141,13 @@ class Import:
         return self.store.database.write(lambda c: self._store(c, checker, files), durable=True)
 
     def _store(self, connection: Connection, first_checker: Checker, files: Mapping[int, SnapshotRef] | None) -> int:
+        ids = new_ids(first_checker.ids)
+        ids["checkpoint"].update((id, id) for id in self.kept_ids)
         rows = ImportedRows(
             tenant_id=self.store.tenant_id,
             user_id=self.user_id,
             session_id=new_id(),
-            ids=new_ids(first_checker.ids),
+            ids=ids,
             world_log_end=first_checker.last_seq,
             files=files,
             snapshots=first_checker.files.snapshots if files is not None else {},

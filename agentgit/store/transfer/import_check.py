@@ -13,10 +13,11 @@ from typing import Any
 from agentgit.effects.effects import MEMORY
 from agentgit.effects.invocation import CALL, PAUSED, REDO
 from agentgit.effects.memory import names_item
+from agentgit.sessions.session import RERUN
 from agentgit.store.objects.blobs import RECORD, Leaf, unpack
 from agentgit.store.records.journal import LAST_LOGGED_STATUSES
 from agentgit.store.threads.graph_rows import conversation_channel, hash_state
-from agentgit.store.transfer import json_checks
+from agentgit.store.transfer import json_checks, rerun_records
 from agentgit.store.transfer.file_trees import MAX_UNPACK_RATIO, UNPACKED_BYTES_ALLOWED, FileChecker, FileSink
 from agentgit.store.transfer.import_rows import ListItems, ValueReader, is_message, require_readable
 from agentgit.store.transfer.records import COUNTED_KINDS, HEADER
@@ -343,8 +344,13 @@ class Checker:
         self._register_id("operation", record["id"])
         self._require_ids("branch", record["source"], record["branch"])
         self._require_ids("call", *record["accepted"], *(step["invocation"] for step in record["steps"]))
-        for items in record["report"].values():
-            self._require_ids("call", *(item["invocation"] for item in items))
+        if (record["kind"] == RERUN) != ("calls" in record["report"]):
+            raise ValueError(f"has the report of another kind than {record['kind']}")
+        if record["kind"] == RERUN:
+            self._require_ids("call", *rerun_records.call_ids(record["report"]))
+        else:
+            for items in record["report"].values():
+                self._require_ids("call", *(item["invocation"] for item in items))
         if record["request_id"] in self._request_ids:
             raise ValueError(f"is a duplicate of operation {record['request_id']!r}")
         self._request_ids.add(record["request_id"])

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from agentgit.effects.files import SnapshotRef
 from agentgit.sessions.operation import DONE
-from agentgit.sessions.session import OPEN
+from agentgit.sessions.session import RERUN, idle_status
 from agentgit.store.objects.blobs import RECORD, Leaf, compact, leaf, list_hash, pack, unpack
 from agentgit.store.objects.packing import CHUNK
 from agentgit.store.objects.plain_values import (
@@ -33,6 +33,7 @@ from agentgit.store.transfer.export_states import MAX_VALUE_BYTES, RecentLists
 from agentgit.store.transfer.file_trees import decode_base64
 from agentgit.store.transfer.json_checks import readable_message, require_flat, stored_message
 from agentgit.store.transfer.lines import PART_BYTES
+from agentgit.store.transfer.rerun_records import remap_report
 from agentgit.values import as_object, to_json
 
 VALUE_TYPES = frozenset({*READERS, MSGPACK, MESSAGE_MSGPACK, CUSTOM_SERDE, RECORD, "null", "bytes", "bytearray"})
@@ -203,13 +204,14 @@ class ImportedRows:
 
     def branch(self, record: Record) -> dict[str, Any]:
         """Return the row of a branch."""
+        meta = json_checks.remap_metadata(json_checks.check_metadata(record["meta"]), self.ids)
         return {
             "tenant_id": self.tenant_id,
             "id": self._new_id("branch", record["id"]),
             "external_session_id": self.session_id,
             "thread_id": self._branch_thread(record["id"]),
             "name": record["name"],
-            "status": OPEN,
+            "status": idle_status(meta),
             "owner": None,
             "epoch": 0,
             "world_seen": self.world_log_end,
@@ -218,7 +220,7 @@ class ImportedRows:
             "branch_point_id": self._new_id("checkpoint", record["point"]),
             "inherited": record["inherited"],
             "created_at": record["created_at"],
-            "meta": to_json(json_checks.remap_metadata(json_checks.check_metadata(record["meta"]), self.ids)),
+            "meta": to_json(meta),
         }
 
     def state(self, record: Record) -> dict[str, Any]:
@@ -355,10 +357,13 @@ class ImportedRows:
             "files": None,
             "files_known": None,
         }
-        report = {
-            group: [{**item, "invocation": calls[item["invocation"]]} for item in items]
-            for group, items in record["report"].items()
-        }
+        if record["kind"] == RERUN:
+            report = remap_report(record["report"], calls)
+        else:
+            groups = record["report"].items()
+            report = {
+                group: [{**item, "invocation": calls[item["invocation"]]} for item in items] for group, items in groups
+            } | {"files": None}
         return {
             "tenant_id": self.tenant_id,
             "id": self._new_id("operation", record["id"]),
@@ -372,7 +377,7 @@ class ImportedRows:
             "internal_session_id": self._new_id("branch", record["branch"]),
             "owner": None,
             "request": to_json(request),
-            "report": to_json({**report, "files": None}),
+            "report": to_json(report),
             "created_at": record["created_at"],
             "ended_at": record["ended_at"],
         }

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from agentgit.sessions.messages import ROLES, from_stored
+from agentgit.sessions.session import RERUN
 from agentgit.sessions.stats import UsedTokens
 from agentgit.store.transfer.fields import (
     MAX_COUNT,
@@ -27,6 +28,7 @@ from agentgit.store.transfer.fields import (
     one_of,
     text,
 )
+from agentgit.store.transfer.rerun_records import check_mark
 
 
 def _check_score(value: Any) -> Any:
@@ -56,6 +58,7 @@ _METADATA_FIELDS: dict[str, Check] = {
     "world_drift": nullable(mapping_of(text)),
     "imported": exact_object(thread_id=text, newest=text, calls=number()),
     "template": exact_object(checkpoint=nullable(ident), reference=text),
+    RERUN: check_mark,
 }
 
 Ids = Mapping[str, Mapping[int, int]]
@@ -95,6 +98,8 @@ def remap_metadata(meta: Mapping[str, Any], ids: Ids) -> dict[str, Any]:
         new_exploration = {**exploration, "of": ids["branch"][exploration["of"]]}
         new_exploration["end"] = ids["checkpoint"].get(exploration["end"])
         remapped["exploration"] = new_exploration
+    if rerun := meta.get(RERUN):  # an export of the rerun alone does not have the branch that was run again
+        remapped[RERUN] = {**rerun, "of": ids["branch"].get(rerun["of"])}
     if drift := meta.get("world_drift"):
         new_drift = {
             str(ids["call"].get(int(id))): message for id, message in drift.items() if id.isascii() and id.isdigit()
@@ -161,7 +166,7 @@ def _version_kind(version: Any) -> str | None:
 
 def _check_tokens(value: Any) -> list[int]:
     counts: list[int] = list_of(number(most=2**62))(value)
-    if len(counts) != len(UsedTokens._fields):
+    if len(counts) not in (3, len(UsedTokens._fields)):  # the last two are left out if they are 0
         raise ValueError("is not a number of tokens")
     return counts
 

@@ -17,7 +17,8 @@ from agentgit.effects.effects import RECORDED_KINDS
 from agentgit.effects.plan import ANSWER, BLOCK, GONE, KEEP, REDO, REVERSE
 from agentgit.effects.report import GROUPS
 from agentgit.errors import InvalidInput
-from agentgit.store.transfer import file_trees, json_checks, paths
+from agentgit.sessions.session import RERUN
+from agentgit.store.transfer import file_trees, json_checks, paths, rerun_records
 from agentgit.store.transfer.fields import (
     Check,
     arguments,
@@ -59,11 +60,20 @@ STATUSES = (
     invocation.REVERSED,
     invocation.REVERSE_FAILED,
     invocation.REVERSE_UNKNOWN,
+    invocation.SIMULATED,
 )
 """The statuses that a call may have in an export. None of them means that the call is in progress."""
 
 _step = exact_object(invocation=ident, action=one_of(REVERSE, KEEP, BLOCK, GONE, REDO, ANSWER), why=text)
 _item = exact_object(invocation=ident, reason=text)
+
+_groups = exact_object(**dict.fromkeys(GROUPS, list_of(_item)))
+
+
+def _check_report(value: Any) -> dict[str, Any]:
+    is_rerun = isinstance(value, dict) and "calls" in value
+    return rerun_records.check_report(value) if is_rerun else _groups(value)
+
 
 _answers = exact_object(
     task=text, call=text, place=number(), taken=list_of(number()), graphs=list_of(number()), question=nullable(text)
@@ -202,7 +212,7 @@ _FIELDS_BY_KIND: dict[str, dict[str, Check]] = {
     },
     "operation": {
         "id": ident,
-        "kind": one_of("rollback", "fork", "switch"),
+        "kind": one_of("rollback", "fork", "switch", RERUN),
         "request_id": word(64),
         "source": ident,
         "target": nullable(ident),
@@ -212,7 +222,7 @@ _FIELDS_BY_KIND: dict[str, dict[str, Check]] = {
         "request": settings(SETTINGS),
         "steps": list_of(_step),
         "accepted": list_of(ident),
-        "report": exact_object(**dict.fromkeys(GROUPS, list_of(_item))),
+        "report": _check_report,
     },
     "log": {
         "seq": number(1),
@@ -261,7 +271,7 @@ def require_header(record: Mapping[str, Any] | None) -> None:
         InvalidInput: The file is not an export, or has another format.
     """
     if record is None or record.get("record") != HEADER:
-        raise InvalidInput("This is not an agentgit export. Use a file that `agentgit export` has written.")
+        raise InvalidInput("This is not an agentgit export. Use a file that an export has written.")
     if record.get("format") != FORMAT:
         raise InvalidInput(
             f"This export has format {record.get('format')!r}, and this version of agentgit reads format {FORMAT}. "

@@ -36,6 +36,7 @@ After = Annotated[
 ReferenceParameter = Annotated[
     str, Query(min_length=1, max_length=300, description="A checkpoint: `main#3`, `HEAD~1`, a name, a tag or an id.")
 ]
+CheckpointId = Annotated[int | None, Query(ge=1, le=MAX_ID, description="The id of a checkpoint.")]
 BranchName = Annotated[str | None, Query(max_length=300, description="The branch; by default the current one.")]
 
 

@@ -21,7 +21,7 @@ REF = Field(min_length=1, max_length=300, description="A checkpoint: `main#3`, `
 
 
 class Rollback(RequestBody):
-    """A rollback to run; see `Session.rollback`."""
+    """A rollback to run."""
 
     to: str = REF
     branch: str | None = Field(None, max_length=300, description="The branch to roll back; null is the current one.")
@@ -30,7 +30,7 @@ class Rollback(RequestBody):
     conversation: bool = True
     replay: Replay = "record"
     name: str | None = Field(None, min_length=1, max_length=200, description="The name of the new branch.")
-    force: bool = Field(False, description="True to keep what cannot be reversed.")
+    force: bool = Field(False, description="true to keep what cannot be reversed.")
     on_error: OnFailure = "stop"
     on_drift: OnFailure = "stop"
     request_id: str | None = Field(
@@ -39,7 +39,7 @@ class Rollback(RequestBody):
 
 
 class RewindFiles(RequestBody):
-    """A restore of files to run; see `Session.rewind_files`."""
+    """A restore of files to run."""
 
     restore_point: str = REF
     branch: str | None = Field(None, max_length=300)
@@ -47,7 +47,7 @@ class RewindFiles(RequestBody):
 
 
 class Switch(RequestBody):
-    """A switch to run; see `Session.switch`."""
+    """A switch to run."""
 
     branch: str = Field(min_length=1, max_length=300)
     sync: Literal["world", "note", "ignore"] | None = None
@@ -58,7 +58,7 @@ class Switch(RequestBody):
 class Resume(RequestBody):
     """The options for resuming an operation."""
 
-    force: bool = Field(False, description="True to finish without the steps that still fail.")
+    force: bool = Field(False, description="true to finish without the steps that still fail.")
 
 
 class Outcome(RequestBody):

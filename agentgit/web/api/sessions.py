@@ -183,7 +183,10 @@ def log(
     caller: Caller,
     session_id: Id,
     branch: BranchName = None,
-    which: Annotated[Literal["path", "branch", "all"], Query(description="See `Session.log`.")] = "path",
+    which: Annotated[
+        Literal["path", "branch", "all"],
+        Query(description="`path`: back to the root of the session; `branch`: only the branch; `all`: all branches."),
+    ] = "path",
     name: Annotated[str | None, Query(max_length=300)] = None,
     since: datetime | None = None,
     until: datetime | None = None,

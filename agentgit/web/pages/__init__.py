@@ -10,14 +10,23 @@ from starlette.responses import Response
 
 from agentgit.errors import AgentGitError, RollbackBlocked
 from agentgit.web import problems
-from agentgit.web.pages import rollbacks, sessions, sharing, users
+from agentgit.web.pages import actions, rollbacks, session, sessions, sharing, tree, users
 from agentgit.web.pages.dependencies import redirect_to_login, visitor_of
 from agentgit.web.pages.rendering import render_page
 
 
 def add_to(app: FastAPI) -> None:
     """Add the pages to an application."""
-    for router in (users.router, sessions.router, sessions.checkpoint_router, rollbacks.router, sharing.router):
+    for router in (
+        users.router,
+        sessions.router,
+        sessions.checkpoint_router,
+        session.router,
+        tree.router,
+        actions.router,
+        rollbacks.router,
+        sharing.router,
+    ):
         app.include_router(router)
     app.add_exception_handler(AgentGitError, _render_error)
     app.add_exception_handler(RequestValidationError, _render_invalid_request)

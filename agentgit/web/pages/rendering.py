@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from typing import Any
 from urllib.parse import urlencode
 
@@ -20,10 +20,16 @@ from starlette.responses import HTMLResponse
 
 import agentgit
 from agentgit.auth.principal import widest
-from agentgit.render.text import Line, clean, format_time, visible
+from agentgit.effects.invocation import MARKS
+from agentgit.render.layout import KINDS
+from agentgit.render.svg import mark_svg
+from agentgit.render.text import Line, clean, distance, format_time, visible
 from agentgit.render.views.conversation import arguments
+from agentgit.render.words import PAGE, reword
 from agentgit.sessions.messages import text_of
 from agentgit.values import count, portable
+from agentgit.web.pages.markdown import is_link, markdown
+from agentgit.web.pages.turns import outcome_of
 from agentgit.web.security import csrf_token
 
 MAX_TEXT_LENGTH = 20_000
@@ -35,6 +41,14 @@ def escape_output(value: Any) -> Any:
     if value is None:
         return ""
     return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def exact(value: Any) -> Markup:
+    """Return a text for a field of a form, which sends it back as it is: escaped, but with all its characters.
+
+    None becomes empty.
+    """
+    return escape("" if value is None else str(value))
 
 
 def cut(text: str, longest: int = MAX_TEXT_LENGTH) -> str:
@@ -67,6 +81,41 @@ def when(moment: datetime | str | None) -> Markup:
     return Markup('<time datetime="{}">{}</time>').format(time.astimezone(UTC).isoformat(), f"{format_time(time)} UTC")
 
 
+def ago(moment: datetime | str | None) -> Markup:
+    """Format a time as its distance from now, with the exact time as the title."""
+    if moment is None:
+        return Markup("")
+    time = datetime.fromisoformat(moment) if isinstance(moment, str) else moment
+    exact = f"{format_time(time, seconds=True)} UTC"
+    return Markup('<time datetime="{}" title="{}" data-ago>{}</time>').format(
+        time.astimezone(UTC).isoformat(), exact, distance((datetime.now(UTC) - time).total_seconds())
+    )
+
+
+def duration(seconds: float) -> str:
+    """Format a duration.
+
+    Example:
+        >>> duration(0.041), duration(3.27), duration(95)
+        ('41 ms', '3.3 s', '1 min 35 s')
+    """
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    return f"{seconds:.1f} s" if seconds < 60 else f"{int(seconds // 60):,} min {int(seconds % 60)} s"
+
+
+def effect_marks(counts: Mapping[str, int]) -> Markup:
+    """Render the marks of calls, each with its number if there are several."""
+    return Markup("").join(
+        Markup('<span class="effect-mark">{}{}</span>').format(
+            Markup(mark_svg(mark, counts[mark])),  # noqa: S704  # it contains no text from a database
+            counts[mark] if counts[mark] > 1 else "",
+        )
+        for mark in MARKS
+        if counts.get(mark)
+    )
+
+
 def spans(lines: list[Line]) -> Markup:
     """Render lines of styled spans, each span with the CSS class of its style."""
     return Markup("\n").join(
@@ -94,7 +143,7 @@ def highlight_matches(text: str, marks: Any) -> Markup:
 
 def query(**values: Any) -> str:
     """Return the query string of the given values, without those that are None."""
-    return urlencode({name: value for name, value in values.items() if value is not None}, errors="replace")
+    return urlencode({name: value for name, value in values.items() if value is not None}, doseq=True, errors="replace")
 
 
 @cache
@@ -108,12 +157,25 @@ def templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals |= {"count": count, "query": query, "version": agentgit.__version__}
+    environment.globals |= {
+        "count": count,
+        "query": query,
+        "is_link": is_link,
+        "kinds": KINDS,
+        "version": agentgit.__version__,
+    }
     environment.filters |= {
         "arguments": arguments,
         "brief": brief,
+        "ago": ago,
+        "effect_marks": effect_marks,
+        "exact": exact,
         "cut": cut,
+        "duration": duration,
+        "markdown": markdown,
         "marked": highlight_matches,
+        "page_words": partial(reword, face=PAGE),
+        "outcome": outcome_of,
         "pretty": pretty,
         "said": text_of,
         "spans": spans,

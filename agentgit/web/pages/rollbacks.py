@@ -46,7 +46,7 @@ def plan_rollback(
         branch=branch,
         tools=tools,
         scope=scope,
-        seen=_plan_hash(rollback_plan),
+        seen=plan_hash(rollback_plan),
         request_id=f"web-{uuid4().hex}",
     )
 
@@ -69,19 +69,19 @@ def _parts_of_scope(scope: str) -> _Parts:
     return {"conversation": scope != "files", "files": scope != "conversation"}
 
 
-def _plan_hash(plan: RollbackPlan) -> str:
+def plan_hash(plan: RollbackPlan) -> str:
     """Return a hash of a plan's effects. Two plans with the same hash would do the same."""
     files = plan.files.to_dict() if plan.files is not None else None
     return sha256(to_json([plan.kind, plan.checkpoint_id, plan.as_request(), files])).hexdigest()
 
 
-def _require_plan_unchanged(seen_hash: str, plan: RollbackPlan) -> None:
+def require_plan_unchanged(seen_hash: str, plan: RollbackPlan) -> None:
     """Check that the plan is still the one that the user has seen.
 
     Raises:
         Conflict: The plan has changed since.
     """
-    if seen_hash != _plan_hash(plan):
+    if seen_hash != plan_hash(plan):
         raise Conflict(
             "Nothing was changed: the plan is different now, because something happened in the meantime. Go back, "
             "reload, and check the plan."
@@ -115,7 +115,7 @@ def rollback(
     }
     session = repo.session(session_id)
     if not any(operation.request_id == request_id for operation in session.operations()):
-        _require_plan_unchanged(seen, session.plan_rollback(ref, **options))
+        require_plan_unchanged(seen, session.plan_rollback(ref, **options))
     try:
         report = session.rollback(
             ref,
@@ -135,7 +135,7 @@ def plan_switch(visit: Visit, session_id: Id, branch: Annotated[str, Query(max_l
     """Show what a switch that also changes the world would do, without doing it."""
     session = visit.repo.session(session_id)
     switch_plan = session.plan_switch(branch)
-    return visit.page("switch", session=session.info, plan=switch_plan, branch=branch, seen=_plan_hash(switch_plan))
+    return visit.page("switch", session=session.info, plan=switch_plan, branch=branch, seen=plan_hash(switch_plan))
 
 
 @router.post("/sessions/{session_id}/switch", dependencies=[Depends(require_same_site)])
@@ -150,7 +150,7 @@ def switch(
     """Continue the session on another branch. The world is changed only as planned."""
     session = visit.repo.session(session_id)
     if sync == "world":
-        _require_plan_unchanged(seen, session.plan_switch(branch))
+        require_plan_unchanged(seen, session.plan_switch(branch))
     try:
         report = session.switch(branch, sync=sync or None, force=force)
     except RollbackIncomplete as error:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query
-from markupsafe import Markup
+from fastapi import APIRouter, Depends, Form, Query
 from starlette.responses import RedirectResponse, Response
 
 from agentgit.errors import InvalidInput
-from agentgit.render.svg import tree_svg
 from agentgit.render.views.diff import patch
+from agentgit.render.views.reruns import divergence_text
 from agentgit.sessions.events import KINDS
-from agentgit.sessions.tree import Point
+from agentgit.sessions.rerun import FUNCTION, LIVE, RECORD, TOLD, VALUE
 from agentgit.web.api.dependencies import MAX_ID, After, BranchName, Id, Offset
 from agentgit.web.api.sessions import download, files_of, previous_checkpoint, read_session_page
 from agentgit.web.pages.dependencies import Name, Text, Visit, parse_checkpoint_ref
 from agentgit.web.pages.rendering import MAX_TEXT_LENGTH
+from agentgit.web.pages.tree import State, tree_context
 from agentgit.web.security import require_same_site
 
 router = APIRouter()
@@ -36,34 +36,6 @@ def sessions(visit: Visit, name: Annotated[str, Query(max_length=200)] = "", aft
     """List the sessions."""
     page, next_cursor = read_session_page(visit.repo, PAGE, after, name)
     return visit.page("sessions", sessions=page, next=next_cursor, name=name, is_first=after is None)
-
-
-@router.get("/sessions/{session_id}")
-def session(visit: Visit, session_id: Id, branch: BranchName = None, after: After = None) -> Response:
-    """Show a session: its tree, its branches, its tags, and the log of one branch."""
-    session = visit.repo.session(session_id)
-    tree, branches = session.tree(), session.branches()
-    selected_branch = session.branch(branch)
-    log = session.log(branch=selected_branch).page(PAGE, after=after)
-    unfinished = [operation for operation in session.operations() if operation.status != "done"]
-    root = visit.request.scope.get("root_path", "")
-
-    def checkpoint_url(point: Point) -> str:
-        return f"{root}/sessions/{session_id}/checkpoints/{point.id}"
-
-    # `tree_svg` escapes all text, and adds no style and no script.
-    picture = Markup(tree_svg(tree, link=checkpoint_url))  # noqa: S704  # safe, see above
-    return visit.page(
-        "session",
-        session=session.info,
-        tree=picture,
-        branches=branches,
-        on=selected_branch,
-        log=log,
-        tags=session.tags(),
-        unfinished=unfinished,
-        is_first=after is None,
-    )
 
 
 @router.get("/sessions/{session_id}/search")
@@ -198,33 +170,86 @@ def files(visit: Visit, session_id: Id, checkpoint_id: Id) -> Response:
     )
 
 
-@checkpoint_router.get("/diff")
-def diff(visit: Visit, session_id: Id, a: Ref = "", b: Ref = "") -> Response:
-    """Compare two checkpoints."""
+ANSWERS = {
+    RECORD: "the record",
+    LIVE: "the tool, which changes nothing",
+    VALUE: "a given value",
+    FUNCTION: "a function",
+    TOLD: "nobody: the model was told that the record has no such call",
+}
+"""The words for how the calls of a rerun are answered."""
+
+
+@checkpoint_router.get("/rerun")
+def rerun(visit: Visit, session_id: Id, branch: BranchName = None) -> Response:
+    """Show a rerun beside the recorded conversation."""
     session = visit.repo.session(session_id)
+    beside = session.compare_rerun(branch)
+    return visit.page(
+        "rerun",
+        session=session.info,
+        branch=session.branch(branch).name,
+        beside=beside,
+        report=beside.report,
+        divergence=divergence_text(beside),
+        answers=ANSWERS,
+    )
+
+
+@checkpoint_router.get("/diff")
+def diff(
+    visit: Visit,
+    session_id: Id,
+    state: State,
+    a: Ref = "",
+    b: Ref = "",
+    point: Annotated[list[int], Query(max_length=20)] = [],  # noqa: B006  # FastAPI copies it
+) -> Response:
+    """Compare two checkpoints, `a` and `b` or the two that were chosen in the tree; without them, show the tree."""
+    session = visit.repo.session(session_id)
+    if point:
+        if len(set(point)) != 2:
+            raise InvalidInput(f"Choose two points in the tree, not {len(set(point))}, then press Compare two points.")
+        a, b = map(str, sorted(set(point)))
     difference = session.diff(parse_checkpoint_ref(a), parse_checkpoint_ref(b)) if a and b else None
-    content = difference.diff_content if difference is not None else ""
+    if difference is None:
+        return visit.page(
+            "diff", session=session.info, a=a, b=b, diff=None, **tree_context(visit.request, session, state)
+        )
+    content = difference.diff_content
     return visit.page(
         "diff",
         session=session.info,
-        a=a,
-        b=b,
+        a=difference.from_reference,
+        b=difference.to_reference,
         diff=difference,
         patch=patch(content[:MAX_TEXT_LENGTH]),
         rest=max(0, len(content) - MAX_TEXT_LENGTH),
-        branches=session.branches(),
     )
 
 
 @checkpoint_router.post("/tags", dependencies=[Depends(require_same_site)])
-def tag(visit: Visit, session_id: Id, ref: Text, name: Name, description: Text = "") -> Response:
+def tag(
+    visit: Visit,
+    session_id: Id,
+    ref: Text,
+    name: Name,
+    description: Text = "",
+    in_place: Annotated[bool, Form()] = False,
+) -> Response:
     """Tag a checkpoint."""
     new_tag = visit.repo.session(session_id).tag(parse_checkpoint_ref(ref), name, description=description or None)
-    return visit.redirect(f"/sessions/{session_id}/checkpoints/{new_tag.checkpoint_id}")
+    return visit.redirect(_checkpoint_page(session_id, new_tag.checkpoint_id, in_place=in_place))
 
 
 @checkpoint_router.post("/tags/delete", dependencies=[Depends(require_same_site)])
-def untag(visit: Visit, session_id: Id, name: Text) -> Response:
+def untag(visit: Visit, session_id: Id, name: Text, in_place: Annotated[bool, Form()] = False) -> Response:
     """Remove a tag."""
     removed_tag = visit.repo.session(session_id).untag(name)
-    return visit.redirect(f"/sessions/{session_id}/checkpoints/{removed_tag.checkpoint_id}")
+    return visit.redirect(_checkpoint_page(session_id, removed_tag.checkpoint_id, in_place=in_place))
+
+
+def _checkpoint_page(session_id: int, checkpoint_id: int, *, in_place: bool) -> str:
+    """Return the path of the page that shows a checkpoint: the session's page, or that of the checkpoint alone."""
+    at = f"/sessions/{session_id}"
+    return f"{at}?at={checkpoint_id}" if in_place else f"{at}/checkpoints/{checkpoint_id}"

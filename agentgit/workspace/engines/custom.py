@@ -32,7 +32,7 @@ class CustomEngine:
 
     def take_snapshot(
         self,
-        new_snapshot: Callable[[int], FileCheckpoint],
+        new_snapshot: FileCheckpoint,
         paths: Paths = None,
         progress: RestoreProgress | None = None,
         *,
@@ -45,16 +45,13 @@ class CustomEngine:
             tree = str(self._environment.checkpoint())
         return self._store_snapshot(tree, new_snapshot)
 
-    def _store_snapshot(self, tree: str, new_snapshot: Callable[[int], FileCheckpoint]) -> FileCheckpoint:
+    def _store_snapshot(self, tree: str, snapshot: FileCheckpoint) -> FileCheckpoint:
         index = self._catalog.load_index(None)
         index.key = tree
-        snapshot = new_snapshot(0)
         self._catalog.store_snapshot(snapshot, index)
         return snapshot
 
-    def restore(
-        self, target: RestoreTarget, new_safety: Callable[[int], FileCheckpoint], progress: RestoreProgress | None
-    ) -> Restored:
+    def restore(self, target: RestoreTarget, new_safety: FileCheckpoint, progress: RestoreProgress | None) -> Restored:
         """Restore a snapshot; see `FileEngine.restore`."""
         if target.paths is not None or target.expected is not None:
             self._raise_unsupported("paths" if target.paths is not None else "expect")

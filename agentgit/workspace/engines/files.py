@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -115,7 +115,7 @@ class FileEngine:
 
     def take_snapshot(
         self,
-        new_snapshot: Callable[[int], FileCheckpoint],
+        new_snapshot: FileCheckpoint,
         paths: Paths = None,
         progress: RestoreProgress | None = None,
         *,
@@ -124,7 +124,7 @@ class FileEngine:
         """Take a snapshot, and add it to the catalog.
 
         Args:
-            new_snapshot: The function that creates the snapshot value, given the number of changed files.
+            new_snapshot: The snapshot, without the files that it changes.
             paths: The paths to scan; None for all.
             progress: The function to call with the number of files done and their total.
             always_new: False to return the newest snapshot with the current contents of the files, if there is one.
@@ -132,17 +132,15 @@ class FileEngine:
         index = self._write_current_tree(paths, progress)
         excluded = self._excluded_paths(index)
         existing = None if always_new else self._catalog.find_by_tree(index.key or "", excluded)
-        snapshot = existing or new_snapshot(self._changed_count)
+        snapshot = existing or new_snapshot.with_changes(self._changed_paths)
         self._catalog.store_snapshot(snapshot if existing is None else None, index, excluded)
         self._cached_index = index
         return snapshot
 
-    def adopt(
-        self, source: FileEngine, row: CatalogRow, new_snapshot: Callable[[int], FileCheckpoint]
-    ) -> FileCheckpoint:
+    def adopt(self, source: FileEngine, row: CatalogRow, new_snapshot: FileCheckpoint) -> FileCheckpoint:
         """Copy a snapshot of another workspace into the storage of this one."""
         entries = source._trees.tree(row.tree)
-        snapshot = new_snapshot(sum(not entry.is_directory for entry in entries.values()))
+        snapshot = new_snapshot.with_changes([path for path, entry in entries.items() if not entry.is_directory])
         excluded = source._catalog.excluded_from(row.snapshot.id)
         self.store_snapshot(snapshot, None, source._tree_writes(row.tree, entries), excluded)
         return snapshot
@@ -169,9 +167,7 @@ class FileEngine:
         files = [(path, entry) for path, entry in sorted(entries.items()) if not entry.is_directory]
         yield from (TreeWrite(*one) for one in self._trees.contents(tree, files))
 
-    def restore(
-        self, target: RestoreTarget, new_safety: Callable[[int], FileCheckpoint], progress: RestoreProgress | None
-    ) -> Restored:
+    def restore(self, target: RestoreTarget, new_safety: FileCheckpoint, progress: RestoreProgress | None) -> Restored:
         """Restore a snapshot, after a safety snapshot of the current files.
 
         Raises:
@@ -184,7 +180,7 @@ class FileEngine:
         if target.expected is not None:
             self._require_expected(target, current_tree, excluded)
         existing = self._catalog.find_by_tree(current_tree, excluded)
-        safety_snapshot = existing or new_safety(self._changed_count)
+        safety_snapshot = existing or new_safety.with_changes(self._changed_paths)
         self._catalog.store_snapshot(safety_snapshot if existing is None else None, index, excluded)
         snapshot_id, target_tree = target.row.snapshot.id, target.row.tree
         restore_id = self._catalog.begin(snapshot_id, target_tree, safety_snapshot.id, current_tree, target.paths)
@@ -329,7 +325,7 @@ class FileEngine:
                 self._trees.write(key, index.key, chain(() if first is None else (first,), changes))
                 index.key = key
                 index.dirty.add(b"")
-            self._changed_count = scan.files_changed
+            self._changed_paths = scan.files_changed
         return index
 
     def _require_expected(self, target: RestoreTarget, current_tree: str, excluded: ExcludedRecord) -> None:

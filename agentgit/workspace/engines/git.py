@@ -59,7 +59,7 @@ class GitTrees:
     def __init__(self, folder: str) -> None:
         git_path = shutil.which("git")
         if git_path is None:
-            raise Unavailable('git is not installed. Install it, or use Workspace(…, environment="directory").')
+            raise Unavailable("git is not installed. Install it, or use the environment directory.")
         settings = [part for name, value in SETTINGS for part in ("-c", f"{name}={value}")]
         self._git_command = [git_path, *settings]
         self._folder = folder

@@ -88,7 +88,7 @@ class Scan:
         self._candidates: dict[bytes, None] = {}
         self._removed: dict[bytes, None] = {}
         self._changed_folders: set[bytes] = set()
-        self.files_changed = 0
+        self.files_changed: set[bytes] = set()
         self._detect_changes(settings)
 
     @property
@@ -102,7 +102,7 @@ class Scan:
             return
         old_directories = self._load_old_directories()
         removed = [path for path in self._removed if path not in self._candidates]
-        self.files_changed += len(removed)
+        self.files_changed.update(removed)
         yield from (TreeWrite(path, None) for path in removed)
         folders = self._index.folders
         yield from (TreeWrite(p, None) for p in old_directories if p not in folders and p not in self._candidates)
@@ -315,13 +315,13 @@ class Scan:
         self._index.dirty.add(path)
         if stamp is None:
             if self._index.files.pop(path, None) or path in self._removed:
-                self.files_changed += 1
+                self.files_changed.add(path)
                 yield TreeWrite(path, None)
             return
         entry = TreeEntry(mode_of(stamp), oid)
         self._index.files[path] = IndexEntry(entry, reliable_stamp(stamp, read_time))
         if old_entry is None or old_entry.entry != entry:
-            self.files_changed += 1
+            self.files_changed.add(path)
             yield TreeWrite(path, entry, data)
 
     def _read_file(self, path: bytes, known_oid: str) -> Contents:

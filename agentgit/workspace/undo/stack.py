@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from agentgit.errors import InvalidInput, NotFound, Unavailable, WorkspaceChanged
 from agentgit.values import escape_path
 from agentgit.workspace.disk.single_file import ABSENT, FILE, LINK, OTHER, FileState, SingleFiles
+from agentgit.workspace.locations import create_storage, resolve_workspace, undo_storage
 from agentgit.workspace.undo.storage import REDO, SAFETY, UNDO, StoredEntry, UndoStorage
 from agentgit.workspace.values import Undone
 
@@ -67,13 +68,14 @@ class UndoStack:
 
     Args:
         workspace_dir: The directory of the files.
-        storage_dir: The directory that stores the stack, outside of the workspace.
+        storage_dir: The directory that stores the stack, outside of the workspace; None for that of
+            `Workspace(workspace_dir).undo_stack`, with the same entries.
         max_snapshots: The maximum number of entries; the oldest are removed first.
         whole: The object that takes snapshots of the whole workspace, for calls that do not name their files. None if
             there is none; such calls then raise `InvalidInput`.
 
     Raises:
-        InvalidInput: `max_snapshots` is not a positive number.
+        InvalidInput: `max_snapshots` is not a positive number, or no workspace can be at that path.
         Unavailable: The storage cannot be used.
 
     Example:
@@ -91,13 +93,15 @@ class UndoStack:
     def __init__(
         self,
         workspace_dir: str | os.PathLike[str],
-        storage_dir: str | os.PathLike[str],
+        storage_dir: str | os.PathLike[str] | None = None,
         *,
         max_snapshots: int = 50,
         whole: WholeWorkspaceSnapshots | None = None,
     ) -> None:
         if max_snapshots < 1:
             raise InvalidInput(f"max_snapshots must be 1 or more, not {max_snapshots}.")
+        if storage_dir is None:
+            storage_dir = undo_storage(create_storage(None, resolve_workspace(workspace_dir)))
         self._files = SingleFiles(workspace_dir, Path(storage_dir) / "aside")
         self._storage = UndoStorage(Path(storage_dir) / "undo.db")
         self._max_snapshots = max_snapshots
@@ -185,7 +189,7 @@ class UndoStack:
             Unavailable: A file cannot be written. The next use of the stack continues the undo.
         """
         if n < 1:
-            raise InvalidInput(f"undo() takes the number of entries to undo, 1 or more, not {n}.")
+            raise InvalidInput(f"The number of entries to undo must be 1 or more, not {n}.")
         result = Undone()
         with self._locked():
             result += self._finish_interrupted(UNDO)
@@ -213,7 +217,7 @@ class UndoStack:
                 return result
             entry = self._storage.newest(REDO) if id is None else self._storage.get(id)
             if id is not None and id not in self._storage.ids(REDO, SAFETY):
-                raise NotFound(f"There is no undo {id} to redo. Use an id from `safety` of the result of undo().")
+                raise NotFound(f"There is no undo {id} to redo. Use the id that an undo returned.")
             return self._swap(entry, UNDO) if entry else Undone()
 
     def _swap(self, entry: StoredEntry, target_stack: str) -> Undone:

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, and_, func, select
 from agentgit.auth.principal import ROLES, SCOPES
 from agentgit.effects.invocation import REDO
 from agentgit.errors import Corrupt
-from agentgit.sessions.session import OPEN, PARTIAL, REPLAYING, RUNNING
+from agentgit.sessions.session import OPEN, PARTIAL, REPLAYING, RUNNING, SIMULATED
 from agentgit.store.maintenance.erasure import list_erased_users
 from agentgit.store.maintenance.fsck.values import RESTORE, FsckReport, read_rows
 from agentgit.store.records.session_access import NO_LINK
@@ -40,7 +40,7 @@ from agentgit.values import as_object, as_strings, stored_json
 RESTORE_OR_DELETE = (
     "Restore the database from a backup, or delete the session: other rows that belong to this one are missing."
 )
-BRANCH_STATUSES = (OPEN, RUNNING, REPLAYING, PARTIAL)
+BRANCH_STATUSES = (OPEN, RUNNING, REPLAYING, PARTIAL, SIMULATED)
 CHECKPOINT_KINDS = ("before", "after", "tools", "branch", "named")
 TEXT_KINDS = (MESSAGE, CALL, NAMED)
 
@@ -201,7 +201,7 @@ class RowCheck:
             self.require_valid_json(name, meta=row.meta)
         for session_id, branch_id in self.current_branches.items():
             if branch_id not in self.branch_tracks or self.branch_tracks[branch_id].session_id != session_id:
-                todo = "Continue on another branch: agentgit switch SESSION BRANCH."
+                todo = "Continue on another branch."
                 self.report.add(f"external_session {session_id}", f"its branch {branch_id} is missing", todo)
 
     def _starts_before_point(self, branch: Any) -> bool:
@@ -239,7 +239,7 @@ class RowCheck:
             name = f"checkpoint {row.id}"
             self.require_existing(name, "branch", row.internal_session_id, self.branch_tracks)
             self.require_known(name, "kind", row.kind, CHECKPOINT_KINDS)
-            todo = "Its files cannot be restored. Roll back with files=False to restore only its conversation."
+            todo = "Its files cannot be restored. Roll back without files to restore only its conversation."
             self.require_existing(name, "snapshot of files", row.workspace_snapshot_id, self.snapshot_ids, todo)
             self.require_existing(name, "user", row.user_id, self.author_ids)
             if bool(row.is_auto) is (row.kind == "named"):
@@ -254,7 +254,7 @@ class RowCheck:
             if row.thread_id is None:  # its branch is missing, which is already reported
                 continue
             if row.graph_checkpoint_id is not None and row.hash_there is None:
-                todo = "Delete it with session.delete_checkpoint(id), or restore the database from a backup."
+                todo = "Delete the checkpoint, or restore the database from a backup."
                 self.report.add(name, f"its graph checkpoint {row.graph_checkpoint_id} is missing", todo)
             elif self.with_hashes and (row.state_hash, row.message_count) != (
                 row.hash_there or b"",
@@ -268,9 +268,7 @@ class RowCheck:
             name = f"tag {row.name!r}"
             self.require_existing(name, "session", row.external_session_id, self.current_branches)
             self.require_existing(name, "user", row.user_id, self.author_ids)
-            self.require_existing(
-                name, "checkpoint", row.checkpoint_id, self.checkpoint_positions, "Remove it: session.untag(name)."
-            )
+            self.require_existing(name, "checkpoint", row.checkpoint_id, self.checkpoint_positions, "Remove the tag.")
             checkpoint = self.checkpoint_positions.get(row.checkpoint_id)
             if checkpoint is not None and row.external_session_id in self.current_branches:
                 self.require_same_session(name, "checkpoint's branch", checkpoint.branch_id, row.external_session_id)

@@ -193,7 +193,7 @@ def _check_erasures(
     query = select(SESSION.c.id).where(SESSION.c.tenant_id == tenant_id)
     for (session_id,) in read_rows(connection, query, report, counted=False):
         if session_id in erasures:
-            report.add(f"erasure {session_id}", "this session still exists", "Run session.delete() again.")
+            report.add(f"erasure {session_id}", "this session still exists", "Delete the session again.")
 
 
 def _readable_columns(table: Table, connection: Connection) -> list[Any]:

@@ -8,20 +8,21 @@ from sqlalchemy import and_, func, select
 
 from agentgit.effects import invocation
 from agentgit.effects.effects import MEMORY, RECORDED_KINDS
-from agentgit.effects.invocation import FAILED, PAUSED, REVERSED, TRANSITIONS
+from agentgit.effects.invocation import FAILED, PAUSED, REVERSED, SIMULATED, TRANSITIONS
 from agentgit.effects.memory import names_item
 from agentgit.effects.plan import ROLLBACK, SWITCH
 from agentgit.errors import Corrupt
 from agentgit.sessions import operation
+from agentgit.sessions.session import RERUN
 from agentgit.store.maintenance.fsck.rows import RowCheck
 from agentgit.store.maintenance.fsck.values import RESTORE
 from agentgit.store.records.journal import LAST_LOGGED_STATUSES, LOGGED_STATUSES
 from agentgit.store.sql.tables import BRANCH, OPERATION, TOOL_INVOCATION, WORLD_LOG
 from agentgit.values import as_object, from_json
 
-CALL_STATUSES = frozenset({*TRANSITIONS, FAILED, PAUSED, REVERSED})
+CALL_STATUSES = frozenset({*TRANSITIONS, FAILED, PAUSED, REVERSED, SIMULATED})
 CALL_KINDS = (invocation.CALL, invocation.REPLAY, invocation.REDO)
-OPERATION_KINDS = (ROLLBACK, SWITCH, "fork")
+OPERATION_KINDS = (ROLLBACK, SWITCH, "fork", RERUN)
 OPERATION_STATUSES = (operation.RUNNING, operation.DONE, operation.PARTIAL)
 
 

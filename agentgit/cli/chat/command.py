@@ -1,4 +1,4 @@
-"""`agentgit chat`: talk with a graph line by line; lines that start with a slash are commands."""
+"""`agentgit chat`: talk with a graph line by line; lines that start with a slash are commands. And `agentgit demo`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agentgit.cli import slash_handlers
-from agentgit.cli.conversation import Chat
-from agentgit.cli.options import DatabaseOption, import_from_here, repository
+from agentgit.cli import output, references
+from agentgit.cli.options import AsJson, DatabaseOption, address, import_from_here, repository
 from agentgit.errors import NotFound
 
 if TYPE_CHECKING:
@@ -20,21 +19,25 @@ FIRST_SESSION = "chat"
 """The name of the session that is created if none is named and none exists."""
 
 
+def add_to(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.command()(demo)
+    app.command()(chat)
+
+
 Graph = Annotated[
     str, typer.Argument(metavar="MODULE:GRAPH", help="Your compiled graph, or a function that returns it.")
 ]
 Continued = Annotated[
     str | None,
-    typer.Argument(
-        metavar="SESSION", help="The session, created if it does not exist; by default the most recently updated one."
-    ),
+    typer.Argument(metavar="SESSION", help="The session, created if it does not exist; needed if there are several."),
 ]
 OnBranch = Annotated[
     str | None, typer.Option("--branch", metavar="NAME", help="The branch to continue on; by default the current one.")
 ]
 Effects = Annotated[
     str | None,
-    typer.Option("--effects", metavar="MODULE:NAME", help="The effects of the tools, as `repo.wrap` takes them."),
+    typer.Option("--effects", metavar="MODULE:NAME", help="The effects of the tools, by their names."),
 ]
 Folder = Annotated[
     Path | None, typer.Option("--workspace", metavar="DIR", help="The folder whose files are rolled back too.")
@@ -57,6 +60,9 @@ def chat(
     db: DatabaseOption = None,
 ) -> None:
     """Talk with your graph; every turn is recorded, and /help lists the commands for going back."""
+    from agentgit.cli.chat import slash_handlers  # imported late, because `--help` needs neither
+    from agentgit.cli.chat.conversation import Chat
+
     import_from_here()
     with repository(db, create=True, trust=None) as repo:
         agent = wrap_graph(repo, graph, session, branch=branch, effects=effects, workspace=workspace, template=template)
@@ -80,7 +86,7 @@ def wrap_graph(
     Args:
         repo: The repository of the session.
         graph: The graph, as `module:graph`.
-        session: The name of the session; None is the most recently updated one, or a new one called `chat`.
+        session: The name of the session; None is the only one, or a new one called `chat`.
         branch: The branch, as `repo.wrap` takes it.
         effects: The effects, as `module:name`.
         workspace: The folder whose files are rolled back too.
@@ -100,8 +106,27 @@ def wrap_graph(
 
 
 def _session_name(repo: Repository, ref: str | None) -> str:
-    """Return the name of the session to continue or to create."""
+    """Return the name of the session to continue or to create.
+
+    Raises:
+        InvalidInput: No session is named, and there are several.
+    """
     try:
-        return repo.session(ref).reference
+        return (references.only_session(repo) if ref is None else repo.session(ref)).reference
     except NotFound:
         return FIRST_SESSION if ref is None else ref
+
+
+def demo(
+    db: DatabaseOption = None,
+    shop: Annotated[str, typer.Option(metavar="PATH", help="The database of the demo shop.")] = "shop.db",
+    as_json: AsJson = False,
+) -> None:
+    """Run a demo of rollbacks in a small shop, without an API key or network."""
+    from agentgit.demo import run_story
+
+    story_lines: list[str] = []
+    with repository(db, create=True) as repo:
+        run_story(repo, shop, story_lines.append if as_json else output.say, database=address(db))
+    if as_json:
+        output.emit(True, lambda: {"database": address(db), "shop": shop, "said": story_lines}, lambda _: [])

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterable
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from agentgit.cli import output, slash_commands
-from agentgit.errors import NotFound
-from agentgit.render.text import Line, Span, clean
-from agentgit.render.views import conversation
+from agentgit.cli import output
+from agentgit.cli.chat import slash_commands
+from agentgit.cli.chat.conversation import at_terminal
+from agentgit.errors import InvalidInput, NotFound
+from agentgit.render.text import Line, Span, clean, cut, table
+from agentgit.render.views import conversation, files
 from agentgit.render.views import diff as diffs
 from agentgit.render.views import log as logs
 from agentgit.render.views import rollback as rollbacks
 from agentgit.render.views import tree as trees
 from agentgit.render.views.lists import branch_lines
+from agentgit.render.words import CHAT
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
     from agentgit.checkpoints import Checkpoint
     from agentgit.checkpoints.merge import MergePlan
     from agentgit.checkpoints.queries import Tag
-    from agentgit.cli.conversation import Chat
-    from agentgit.cli.slash_commands import SlashCommand
+    from agentgit.cli.chat.conversation import Chat
+    from agentgit.cli.chat.slash_commands import SlashCommand
     from agentgit.effects import RollbackPlan
 
 
@@ -57,8 +62,23 @@ def _rollback(chat: Chat, command: SlashCommand) -> None:
 
 
 def _undo(chat: Chat, command: SlashCommand) -> None:
+    if slash_commands.FILES in command.options:
+        _undo_edits(chat, command.number() or 1)
+        return
     agent, steps, force = chat.agent, command.number() or 1, slash_commands.FORCE in command.options
     _confirm_and_run(chat, command, agent.plan_undo(steps), lambda: agent.undo(steps, force=force))
+
+
+def _undo_edits(chat: Chat, count: int) -> None:
+    """Undo the last edits of files, and keep the files in a checkpoint, so that the session knows them.
+
+    There is no confirmation, because the undo stack and the checkpoint before have the edited files.
+    """
+    undone = chat.agent.session.workspace().undo_stack.undo(count)
+    output.show(files.undone_lines(undone))
+    if undone:
+        agent = chat.agent
+        agent.session.checkpoint(branch=agent.branch_id, description=f"undid {', '.join(undone.labels)}")
 
 
 def _redo(chat: Chat, command: SlashCommand) -> None:
@@ -67,13 +87,13 @@ def _redo(chat: Chat, command: SlashCommand) -> None:
 
 
 def _plan(chat: Chat, command: SlashCommand) -> None:
-    output.show(rollbacks.lines(chat.agent.plan_rollback(command.words[0]), width=output.width()))
+    output.show(rollbacks.lines(chat.agent.plan_rollback(command.words[0]), width=output.width(), face=CHAT))
 
 
 def _resume(chat: Chat, command: SlashCommand) -> None:
     report = chat.repo.resume(command.number() or 0, force=slash_commands.FORCE in command.options)
     chat.agent = chat.agent.switch(report.branch)
-    output.show(rollbacks.lines(report, width=output.width()))
+    output.show(rollbacks.lines(report, width=output.width(), face=CHAT))
 
 
 def _resolve(chat: Chat, command: SlashCommand) -> None:
@@ -83,11 +103,93 @@ def _resolve(chat: Chat, command: SlashCommand) -> None:
 
 
 def _rewind(chat: Chat, command: SlashCommand) -> None:
+    """Roll back to before a message of the user, and put its text into the prompt, to be edited and sent again."""
+    messages = [dict(one) for one in chat.agent.history() if one["role"] == "user" and one["id"]]
+    message = _find_message(messages, command) if command.words else _choose_message(messages)
+    if message is None:
+        output.print_notice("Nothing was done.")
+        return
+    agent, ref, force = chat.agent, f"message:{message['id']}", slash_commands.FORCE in command.options
+    _confirm_and_run(chat, command, agent.plan_rollback(ref), lambda: agent.rollback(ref, force=force))
+    if chat.agent is not agent:
+        text = _text_of(message)
+        chat.refill(text)
+        output.show([(Span(f"before: {cut(clean(text), output.width() - 8)}", "dim"),)])
+
+
+def _find_message(messages: list[dict[str, Any]], command: SlashCommand) -> dict[str, Any]:
+    """Find a message by its id, or by its number in the list: 1 is the newest.
+
+    Raises:
+        NotFound: There is no such message on this branch.
+    """
+    (word,) = command.words
+    by_number = {str(number): message for number, message in enumerate(reversed(messages), start=1)}
+    by_id = {message["id"]: message for message in messages}
+    message = by_id.get(word.removeprefix("message:"), by_number.get(word))
+    if message is None:
+        raise NotFound(f"There is no message {word!r} of yours on this branch. /rewind lists them.")
+    return message
+
+
+def _choose_message(messages: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Let the user choose one of their messages, the newest first; None if they choose none.
+
+    Raises:
+        NotFound: There is none on this branch.
+        InvalidInput: There is no terminal with a cursor; the messages are then listed with their numbers.
+    """
+    if not messages:
+        raise NotFound("There is no message of yours on this branch to go back to.")
+    newest_first = messages[::-1]
+    if at_terminal() and os.environ.get("TERM") != "dumb":
+        number = _pick([_text_of(message) for message in newest_first])
+        return newest_first[number] if number is not None else None
+    shown = list(enumerate(newest_first, start=1))[:MAX_LISTED_MESSAGES]
+    rows = [[Span(str(number), "reference"), Span(clean(_text_of(message)))] for number, message in reversed(shown)]
+    output.show(table(rows, width=output.width()))
+    raise InvalidInput("There is no terminal to choose a message at. Name it: /rewind 1 --yes is the newest.")
+
+
+def _pick(texts: list[str]) -> int | None:
+    """Let the user choose one of several texts with the arrow keys; return its index, or None if they choose none."""
+    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+    from prompt_toolkit.shortcuts import choice
+
+    keys = KeyBindings()
+
+    @keys.add("escape", eager=True)  # at once, although a sequence may begin with it
+    def cancel(event: KeyPressEvent) -> None:
+        event.app.exit(exception=KeyboardInterrupt)
+
+    labels = [output.encodable(cut(clean(text), output.width() - 12), sys.stdout) for text in texts]
+    question = "Roll back to before which message? Arrow keys and Enter choose, Escape cancels."
+    try:
+        return choice(question, options=list(enumerate(labels)), key_bindings=keys)
+    except KeyboardInterrupt:
+        return None
+
+
+MAX_LISTED_MESSAGES = 30
+"""The number of messages that `/rewind` lists where there is no terminal, the newest ones."""
+
+
+def _text_of(message: dict[str, Any]) -> str:
+    """Return the text of a message; what is not text, such as an image, is left out."""
+    content = message["content"]
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    texts = [part if isinstance(part, str) else part.get("text") for part in parts if isinstance(part, str | dict)]
+    return "\n".join(text for text in texts if isinstance(text, str))
+
+
+def _rewind_files(chat: Chat, command: SlashCommand) -> None:
     agent, ref = chat.agent, command.words[0]
     plan = agent.session.plan_rewind(ref, branch=agent.branch_id)
     if chat.confirm_plan(command, plan):
         changes = agent.rewind_files(ref, force=slash_commands.FORCE in command.options)
-        output.show(rollbacks.file_lines(changes, width=output.width()))
+        output.show(rollbacks.file_lines(changes, width=output.width(), face=CHAT))
 
 
 # -- checkpoints
@@ -96,7 +198,7 @@ def _rewind(chat: Chat, command: SlashCommand) -> None:
 def _create(chat: Chat, command: SlashCommand) -> None:
     names = {point.name for branch in chat.agent.tree().walk() for point in branch.points}
     checkpoint = chat.agent.checkpoint(command.word(0) or next_name(names), description=command.word(1))
-    output.show(logs.lines([checkpoint], width=output.width(), zone=None))
+    output.show(logs.lines([checkpoint], width=output.width(), zone=output.zone()))
 
 
 def next_name(used_names: Iterable[str | None]) -> str:
@@ -121,7 +223,7 @@ def _named_checkpoint_ids(chat: Chat) -> list[int]:
 def _list(chat: Chat, command: SlashCommand) -> None:
     checkpoints = [chat.agent.session.get_checkpoint(checkpoint_id) for checkpoint_id in _named_checkpoint_ids(chat)]
     placeholder = [(Span("no named checkpoints yet; /checkpoint create NAME creates one"),)]
-    output.show(logs.lines(checkpoints, width=output.width(), zone=None) or placeholder)
+    output.show(logs.lines(checkpoints, width=output.width(), zone=output.zone()) or placeholder)
 
 
 def _undo_to_named(chat: Chat, command: SlashCommand) -> None:
@@ -172,12 +274,12 @@ def _show_current_branch(chat: Chat) -> None:
 
 
 def _tree(chat: Chat, command: SlashCommand) -> None:
-    output.show(trees.lines(chat.agent.tree(), width=output.width(), zone=None))
+    output.show(trees.lines(chat.agent.tree(), width=output.width(), zone=output.zone()))
 
 
 def _log(chat: Chat, command: SlashCommand) -> None:
     checkpoints = list(islice(chat.agent.log(), command.number()))
-    output.show(logs.lines(checkpoints[::-1], width=output.width(), zone=None) or _NO_CHECKPOINTS)
+    output.show(logs.lines(checkpoints[::-1], width=output.width(), zone=output.zone()) or _NO_CHECKPOINTS)
 
 
 def _tool_track(chat: Chat, command: SlashCommand) -> None:
@@ -187,7 +289,7 @@ def _tool_track(chat: Chat, command: SlashCommand) -> None:
 
 def _branches(chat: Chat, command: SlashCommand) -> None:
     agent = chat.agent
-    output.show(branch_lines(agent.session.branches(), agent.tree(), width=output.width(), zone=None))
+    output.show(branch_lines(agent.session.branches(), agent.tree(), width=output.width(), zone=output.zone()))
 
 
 def _diff(chat: Chat, command: SlashCommand) -> None:
@@ -218,7 +320,7 @@ def _run_merge(plan: MergePlan, run: Callable[[], Checkpoint]) -> None:
     """
     output.show(diffs.merge_lines(plan, width=output.width()))
     if not plan.is_empty:
-        output.show(logs.lines([run()], width=output.width(), zone=None))
+        output.show(logs.lines([run()], width=output.width(), zone=output.zone()))
 
 
 # -- search, tags and help
@@ -227,7 +329,7 @@ def _run_merge(plan: MergePlan, run: Callable[[], Checkpoint]) -> None:
 def _search(chat: Chat, command: SlashCommand) -> None:
     all_branches, after = slash_commands.EVERYWHERE in command.options, command.options.get(slash_commands.AFTER)
     hits = chat.agent.search(" ".join(command.words), all_branches=all_branches, after=after)
-    output.show(logs.hit_lines(hits, width=output.width(), zone=None))
+    output.show(logs.hit_lines(hits, width=output.width(), zone=output.zone(), face=CHAT))
 
 
 def _tag(chat: Chat, command: SlashCommand) -> None:
@@ -246,7 +348,7 @@ def _tags(chat: Chat, command: SlashCommand) -> None:
 
 def _show_tags(tags: list[Tag]) -> None:
     placeholder = [(Span("no tags yet; /tag [REF] NAME adds one"),)]
-    output.show(logs.tag_lines(tags, width=output.width(), zone=None) or placeholder)
+    output.show(logs.tag_lines(tags, width=output.width(), zone=output.zone()) or placeholder)
 
 
 def _help(chat: Chat, command: SlashCommand) -> None:
@@ -265,6 +367,7 @@ _HANDLERS: dict[str, Callable[[Chat, SlashCommand], None]] = {
     "rollback": _rollback,
     "plan": _plan,
     "rewind": _rewind,
+    "rewind-files": _rewind_files,
     "resume": _resume,
     "resolve": _resolve,
     "tree": _tree,

@@ -11,7 +11,7 @@ from agentgit.errors import InvalidInput, NotFound
 from agentgit.render.text import Line, Span, table
 
 FORCE, YES, SYNC, RESOLVE = "--force", "--yes", "--sync", "--resolve"
-EVERYWHERE, AFTER, RESULT = "--all-branches", "--after", "--result"
+EVERYWHERE, AFTER, RESULT, FILES = "--all-branches", "--after", "--result", "--files"
 
 VARIADIC_SUFFIX = "..."
 """The suffix of the last word in the syntax of a command that takes any number of words."""
@@ -62,12 +62,23 @@ COMMANDS = (
     SlashCommandSpec(
         "checkpoint undo", (), _ROLLBACK_OPTIONS, "Roll back to the newest checkpoint created on request."
     ),
-    SlashCommandSpec("undo", ("[N]",), _ROLLBACK_OPTIONS, "Go back one turn, or N turns, on a new branch."),
+    SlashCommandSpec(
+        "undo",
+        ("[N]",),
+        {FILES: ""} | _ROLLBACK_OPTIONS,
+        "Go back one turn, or N turns, on a new branch; --files: only the last file edit, or N.",
+    ),
     SlashCommandSpec("redo", (), _ROLLBACK_OPTIONS, "Take back the last undo or rollback."),
     SlashCommandSpec("rollback", ("REF",), _ROLLBACK_OPTIONS, "Roll back to a checkpoint, on a new branch."),
     SlashCommandSpec("plan", ("REF",), help="Show what a rollback would do; nothing is changed."),
     SlashCommandSpec(
-        "rewind", ("RESTORE_POINT",), _ROLLBACK_OPTIONS, "Restore only the files, to before a user's message."
+        "rewind",
+        ("[MESSAGE]",),
+        _ROLLBACK_OPTIONS,
+        "Roll back to before one of your messages, and edit it; without MESSAGE, choose it from a list.",
+    ),
+    SlashCommandSpec(
+        "rewind-files", ("RESTORE_POINT",), _ROLLBACK_OPTIONS, "Restore only the files, to before a user's message."
     ),
     SlashCommandSpec("resume", ("OPERATION",), {FORCE: ""}, "Finish an interrupted rollback or switch."),
     SlashCommandSpec(

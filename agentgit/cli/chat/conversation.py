@@ -14,25 +14,25 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
-from agentgit.cli import output, slash_commands
+from agentgit.cli import output
+from agentgit.cli.chat import slash_commands
 from agentgit.errors import (
     AgentGitError,
     InvalidInput,
-    MergeConflict,
     RollbackBlocked,
     RollbackIncomplete,
-    WorkspaceChanged,
-    WorldDiverged,
 )
-from agentgit.render.text import Span, clean, cut, visible
+from agentgit.render.text import Span, clean, cut, place, visible
 from agentgit.render.views import conversation
 from agentgit.render.views import rollback as rollbacks
+from agentgit.render.words import CHAT, reword
+from agentgit.sessions.rerun import RerunReport
 from agentgit.values import portable
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
     from agentgit.agents.chat_turn import Pieces
-    from agentgit.cli.slash_commands import SlashCommand
+    from agentgit.cli.chat.slash_commands import SlashCommand
     from agentgit.effects import RollbackPlan
     from agentgit.repository import Repository
 
@@ -49,12 +49,13 @@ Completer = Callable[[str, str], list[str]]
 """A function that returns the completions of a word, from the line before it and the part that was typed."""
 
 
-def lines(prompt: Callable[[], str], completer: Completer) -> Iterator[str]:
+def lines(prompt: Callable[[], str], completer: Completer, refill: Callable[[], str] = str) -> Iterator[str]:
     """Yield lines until the end of the input. Ctrl-C at the prompt discards the line.
 
     Args:
         prompt: A function that returns the prompt, which is shown only at a terminal.
         completer: The function that returns the completions for Tab.
+        refill: A function that returns the text with which the next line begins, for the user to edit.
     """
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")  # an undecodable byte must not end the chat
@@ -64,12 +65,30 @@ def lines(prompt: Callable[[], str], completer: Completer) -> Iterator[str]:
     with _line_history(completer):
         while True:
             try:
-                yield input(output.encodable(prompt(), sys.stdout))
+                with _prefilled(refill()):
+                    line = input(output.encodable(prompt(), sys.stdout))
+                yield line
             except KeyboardInterrupt:
                 output.say("")
             except EOFError:
                 output.say("")
                 return
+
+
+@contextmanager
+def _prefilled(text: str) -> Iterator[None]:
+    """Put a text into the next line that is read, on one line and without control characters."""
+    try:
+        import readline
+    except ImportError:  # some systems have no readline; the text is then only shown
+        yield
+        return
+    line = " ".join(visible(text).split())
+    readline.set_startup_hook(lambda: readline.insert_text(line))
+    try:
+        yield
+    finally:
+        readline.set_startup_hook(None)
 
 
 def state_folder() -> Path:
@@ -153,6 +172,7 @@ class Chat:
         self._run_command = run_command
         self.yes = yes
         self.exit_code = 0
+        self._refill = ""
         self._runner = asyncio.Runner()
 
     def __enter__(self) -> Self:
@@ -167,7 +187,7 @@ class Chat:
             location = f"session {self.agent.session.reference}, branch {self.agent.branch.name}"
             output.show([(Span(f"{clean(location)}. /help lists the commands, Ctrl-D quits.", "dim"),)])
             self._show_pending_questions()
-        for line in lines(lambda: f"{clean(self.agent.branch.name)}> ", self.complete):
+        for line in lines(lambda: f"{clean(self.agent.branch.name)}> ", self.complete, self._take_refill):
             should_continue = self.handle_line(line)
             output.flush()
             if not should_continue:
@@ -263,11 +283,19 @@ class Chat:
 
     # -- shared by the slash commands
 
+    def refill(self, text: str) -> None:
+        """Begin the next line at the prompt with a text, for the user to edit."""
+        self._refill = text
+
+    def _take_refill(self) -> str:
+        text, self._refill = self._refill, ""
+        return text
+
     def show_report(self) -> None:
         """Write the report of the rollback or switch that returned the current agent."""
         report = self.agent.report
-        if report is not None:
-            output.show(rollbacks.lines(report, width=output.width()))
+        if report is not None and not isinstance(report, RerunReport):
+            output.show(rollbacks.lines(report, width=output.width(), face=CHAT))
 
     def confirm_plan(self, command: SlashCommand, plan: RollbackPlan) -> bool:
         """Return whether to carry out a plan; show it and ask first if it changes the world.
@@ -280,10 +308,10 @@ class Chat:
             return True  # the operation itself raises the error for an inadmissible plan
         if self.yes or slash_commands.YES in command.options:
             return True
-        output.show(rollbacks.lines(effective_plan, width=output.width()))
+        output.show(rollbacks.lines(effective_plan, width=output.width(), face=CHAT))
         if not at_terminal():
             raise InvalidInput("There is no terminal to ask for confirmation. Add --yes, or start the chat with --yes.")
-        if output.ask("Proceed?"):
+        if output.ask(f"Proceed in {place(effective_plan.session_name, effective_plan.branch)}?"):
             return True
         output.print_notice("Nothing was done.")
         return False
@@ -292,26 +320,12 @@ class Chat:
         """Write an error, with its plan or report; the chat continues."""
         self.exit_code = self.exit_code or getattr(error, "exit_code", 1)
         if isinstance(error, RollbackBlocked):
-            output.show(rollbacks.lines(error.plan, width=output.width()))
+            output.show(rollbacks.lines(error.plan, width=output.width(), face=CHAT))
         elif isinstance(error, RollbackIncomplete):
-            output.show(rollbacks.lines(error.report, width=output.width()))
+            output.show(rollbacks.lines(error.report, width=output.width(), face=CHAT))
         prefix = "" if isinstance(error, AgentGitError) else f"{type(error).__name__}: "
         output.flush()
-        output.print_notice(f"error: {clean(f'{prefix}{error}')}{self._hint(error)}")
-
-    def _hint(self, error: Exception) -> str:
-        """Return the chat command for the Python call that an error message names."""
-        if (resolve_hint := output.resolve_command(error, "/resolve")) is not None:
-            return f" In the chat: {resolve_hint}{'; or --force' if isinstance(error, RollbackBlocked) else ''}."
-        if isinstance(error, RollbackBlocked | WorkspaceChanged):
-            return " In the chat: --force."
-        if isinstance(error, RollbackIncomplete):
-            return f" In the chat: /resume {error.operation}."
-        if isinstance(error, MergeConflict):
-            return " In the chat: --resolve ours, or --resolve theirs."
-        if isinstance(error, WorldDiverged):
-            return f" In the chat: /switch {shlex.quote(clean(self.agent.branch.name))} --sync world."
-        return ""
+        output.print_notice(f"error: {reword(clean(f'{prefix}{error}'), CHAT)}")
 
 
 class Transcript:

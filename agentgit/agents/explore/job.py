@@ -1,0 +1,144 @@
+"""The turn of an exploration as a job for a process of an executor.
+
+A job is pickled, so it names everything: the database by its URL, the branch by its id, the graph by the function that
+builds it, and the function that runs the turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pkgutil import resolve_name
+from typing import Any
+
+from langchain_core.runnables import RunnableConfig
+from sqlalchemy import URL
+
+from agentgit.agents.branch_context import Interval
+from agentgit.agents.explore.turns import Outcome
+from agentgit.auth import Principal
+from agentgit.effects import Effect
+from agentgit.errors import InvalidInput
+from agentgit.handles.context import Context
+from agentgit.sessions.webhooks import WebhookHosts
+from agentgit.store.database import Database
+from agentgit.store.sql.encryption import load_keyring
+from agentgit.store.sql.process import LEASE_SECONDS
+from agentgit.store.store import Store
+
+CONNECTIONS = 2
+"""The greatest number of connections of one process to a server: one for its turn, one for its leases."""
+
+_WORKER = "agentgit.agents.explore.worker:run_job"
+"""The function that runs a job. It makes an agent, so it lies above the code that sends jobs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreAddress:
+    """The database of an exploration and the user who explores, for a process that opens it.
+
+    Args:
+        url: The URL of the database, with its password. A SQLite file has an absolute path.
+        lease_seconds: The lease of a run on a server.
+        principal: The principal that explores.
+        compression: The compression of new values.
+        webhook_hosts: The hosts that webhooks may be sent to besides public addresses.
+        exclude_metadata: Names of settings of a graph's runs that are not stored.
+    """
+
+    url: URL = field(repr=False)
+    lease_seconds: float
+    principal: Principal
+    compression: str
+    webhook_hosts: WebhookHosts
+    exclude_metadata: frozenset[str]
+
+    @classmethod
+    def of(cls, context: Context) -> StoreAddress:
+        """Return the address of the database of a context.
+
+        Raises:
+            InvalidInput: No other process can open it.
+        """
+        store = context.store
+        database = store.database
+        if database.in_memory:
+            raise InvalidInput("No other process can open a database in memory. Use a file or a server.")
+        return cls(
+            url=database.absolute_url,
+            lease_seconds=database.leases.seconds if database.leases is not None else LEASE_SECONDS,
+            principal=context.principal,
+            compression=store.compression,
+            webhook_hosts=store.webhook_hosts,
+            exclude_metadata=store.exclude_metadata,
+        )
+
+    def open(self) -> Store:
+        """Open the database.
+
+        Raises:
+            NotFound: The file does not exist on this machine.
+            AgentGitError: As for `agentgit.open`.
+        """
+        database = Database(
+            self.url, pool_size=CONNECTIONS, lease_seconds=self.lease_seconds, keyring=load_keyring(None)
+        )
+        try:
+            return Store.open(
+                database,
+                lambda _: self.principal.tenant_id,
+                create=False,
+                compression=self.compression,
+                webhook_hosts=self.webhook_hosts,
+                exclude_metadata=self.exclude_metadata,
+            )
+        except BaseException:
+            database.close()
+            raise
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One turn to run in another process.
+
+    Args:
+        address: The database.
+        coordinator: The id of the process that explores.
+        session_id: The session.
+        branch_id: The branch of the turn.
+        branch_name: The name of that branch, which the factory receives.
+        is_new: True if the branch was created for this job, so that only a lost run of the same job can have begun it.
+        factory: A function that returns the compiled graph for a branch.
+        state_channels: The names of the values in the state of the graph that explores.
+        effects: The declared effects of the graph's tools.
+        defaults: The repository's effects of all other tools.
+        interval: The times at which automatic checkpoints are made.
+        fence: What to do with a call whose effect already exists.
+        value: The input of the graph.
+        config: The config to run the graph with.
+    """
+
+    address: StoreAddress
+    coordinator: int
+    session_id: int
+    branch_id: int
+    branch_name: str
+    is_new: bool
+    factory: Callable[[str], Any] = field(repr=False)
+    state_channels: frozenset[str] = field(repr=False)
+    effects: Mapping[str, Effect] = field(repr=False)
+    defaults: Mapping[str, Effect] = field(repr=False)
+    interval: Interval = field(repr=False)
+    fence: str = field(repr=False)
+    value: Any = field(repr=False)
+    config: RunnableConfig = field(repr=False)
+
+
+def run(job: Job) -> Outcome:
+    """Run a job, in the process that received it.
+
+    Raises:
+        Unavailable: The turn could not begin here, because of the database, the factory or the graph.
+    """
+    outcome: Outcome = resolve_name(_WORKER)(job)
+    return outcome

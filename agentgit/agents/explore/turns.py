@@ -1,0 +1,80 @@
+"""One turn of an exploration: how it runs, what is left of it after an interruption, and how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_core.runnables import RunnableConfig
+
+from agentgit.agents.branch_runner import BranchRunner
+from agentgit.store.queries.branch_heads import BranchHead
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of a turn.
+
+    Args:
+        error: The error of the turn, in words; None if it did not fail.
+        has_ended: False if the turn failed, or waits for a user's answer.
+        checkpoint_id: The checkpoint at its end; None if that is not known.
+    """
+
+    error: str | None = None
+    has_ended: bool = False
+    checkpoint_id: int | None = None
+
+    @classmethod
+    def of(cls, runner: BranchRunner) -> Outcome:
+        """Return the end of the last turn of a branch, which did not fail."""
+        return cls(has_ended=not runner.get_state().next, checkpoint_id=runner._branch.end_checkpoint_id)
+
+    @classmethod
+    def of_error(cls, error: BaseException) -> Outcome:
+        """Return the end of a turn that failed."""
+        return cls(describe_error(error))
+
+
+def run_turn(runner: BranchRunner, value: Any, config: RunnableConfig) -> Outcome:
+    """Run a turn. An error of the graph is an outcome, because it is recorded with the branch."""
+    try:
+        runner.invoke(value, config)
+    except Exception as error:  # noqa: BLE001  # whatever a graph raises
+        return Outcome.of_error(error)
+    return Outcome.of(runner)
+
+
+async def arun_turn(runner: BranchRunner, value: Any, config: RunnableConfig) -> Outcome:
+    """Run a turn, as `run_turn`."""
+    try:
+        await runner.ainvoke(value, config)
+    except Exception as error:  # noqa: BLE001  # as in `run_turn`
+        return Outcome.of_error(error)
+    return await asyncio.to_thread(Outcome.of, runner)
+
+
+def unfinished_input(runner: BranchRunner, head: BranchHead, value: Any) -> tuple[bool, Any]:
+    """Return whether anything of a turn is left to run, and the input to run it with.
+
+    Args:
+        runner: A runner on the branch of the turn.
+        head: The branch, as it was read for the runner.
+        value: The input of the turn.
+
+    Returns:
+        The turn's own input if the branch has nothing of it yet; else None, to continue. Nothing is left of a turn that
+        has ended or waits for an answer.
+    """
+    with runner._branch.reading() as connection:
+        branch_point = runner._branch.store.checkpoints.load_row(connection, head.row.branch_point_id)
+    if head.checkpoint_id == branch_point.graph_checkpoint_id:
+        return True, value
+    state = runner.get_state()
+    return bool(state.next and not state.interrupts), None
+
+
+def describe_error(error: BaseException) -> str:
+    """Return an error in words, as the result of an exploration names it."""
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,333 @@
+"""The answers of a rerun to the calls of its tools: from the record, from a policy of the caller, or none."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+from langchain_core.messages import AIMessage, ToolMessage
+from langchain_core.tools import ToolException
+
+from agentgit.agents.branch_context import TurnSettings
+from agentgit.agents.rerun.recording import Recording
+from agentgit.agents.turn.calls import InflightResult, RequestedCall
+from agentgit.agents.turn.recorded_results import UnreadableResult, rebuild_result
+from agentgit.effects import ToolInvocation
+from agentgit.effects.effects import NEUTRAL
+from agentgit.effects.invocation import FAILED, SIMULATED, UNKNOWN, identity
+from agentgit.errors import InvalidInput, RerunDiverged
+from agentgit.rollback import awaiter_for_current_loop
+from agentgit.rollback.verification import await_result
+from agentgit.sessions.rerun import FUNCTION, LIVE, RECORD, TOLD, VALUE, RecordedCall, RerunCall
+from agentgit.values import portable
+
+TELL, STOP = "tell", "stop"
+"""What a rerun does about a call that the record does not have: tell the model, or stop."""
+
+ALL = "*"
+"""The key of the policy for all other tools."""
+
+TOLD_TEXT = (
+    "This conversation is run again from a recording, and the recording has no call of {name} with these arguments. It "
+    "was not made."
+)
+
+OnMiss = str | Callable[[ToolInvocation], Any]
+"""What to do about a call that the record does not have."""
+
+
+class RecordedError(ToolException):
+    """The error that a recorded call raised, if its type is not one of Python's own."""
+
+
+class Answers:
+    """Answers the calls of a rerun. It is thread-safe.
+
+    Args:
+        recording: What was recorded.
+        settings: The settings of the turns, with the effects of the tools.
+        tools: A policy for all tools or, by name, for each: `record`, `live`, a value or a function.
+        on_miss: `tell`, `stop`, or a function that returns the answer.
+        max_calls: The most calls that the rerun may make.
+
+    Raises:
+        InvalidInput: A policy is not valid.
+    """
+
+    def __init__(
+        self, recording: Recording, settings: TurnSettings, tools: Any, on_miss: OnMiss, max_calls: int
+    ) -> None:
+        if not (isinstance(tools, Mapping) or callable(tools) or _is_word(tools)):
+            raise InvalidInput(
+                f"tools must be 'record', 'live', a function, or a mapping from tools to these or to values, not "
+                f"{tools!r}."
+            )
+        if not isinstance(max_calls, int) or max_calls < 0:
+            raise InvalidInput(f"max_calls must be a number from 0, not {max_calls!r}.")
+        self._policies = tools if isinstance(tools, Mapping) else {ALL: tools}
+        require_on_miss(on_miss)
+        kinds = settings.effects.kinds()
+        known = {ALL, *kinds, *(call.tool_name for call in recording.calls)}
+        if unknown := sorted(map(str, set(self._policies) - known)):
+            raise InvalidInput(
+                f"tools names {', '.join(unknown)}, which neither the graph nor the record has. The tools are: "
+                f"{', '.join(sorted(known - {ALL}))}."
+            )
+        for name, policy in self._policies.items():
+            if (
+                isinstance(policy, str)
+                and policy == LIVE
+                and name in kinds
+                and kinds[name] not in NEUTRAL
+                and name not in settings.effects.profiled
+            ):
+                raise InvalidInput(
+                    f"The tool {name} is {kinds[name]}, and a rerun runs only tools that are declared read_only or "
+                    "state. Leave it out, or give it a value or a function."
+                )
+        self._recording, self._settings, self._on_miss, self._max_calls = recording, settings, on_miss, max_calls
+        self._unused: dict[str, deque[ToolInvocation]] = defaultdict(deque)
+        for call in recording.calls:
+            self._unused[self._key(call)].append(call)
+        self._inner = recording.inner_calls()
+        self._messages = {
+            message.tool_call_id: message for message in recording.messages() if isinstance(message, ToolMessage)
+        }
+        self._own_messages: dict[str, deque[ToolMessage]] = defaultdict(deque)
+        for message in recording.messages():
+            for asked in message.tool_calls if isinstance(message, AIMessage) else ():
+                if asked["name"] in settings.unrecorded_tools and asked["id"] in self._messages:
+                    key = identity(asked["name"], portable(asked["args"]), None)
+                    self._own_messages[key].append(self._messages[asked["id"]])
+        self._last_step = 0
+        self._lock = threading.Lock()
+        self._covered: set[int] = set()
+        self.calls: list[RerunCall] = []
+        """The calls so far, in order."""
+        self.turn = 1
+        """The number of the turn that runs."""
+
+    def _key(self, call: ToolInvocation) -> str:
+        effects = self._settings.effects
+        effect = effects.tools.get(call.tool_name)
+        identity_args = effect.identity_args if effect is not None else None
+        return identity(call.tool_name, effects.normalize(call.tool_name, call.args), identity_args)
+
+    @property
+    def not_made(self) -> list[RecordedCall]:
+        """The recorded calls that the rerun has not made. A call that an answered tool made itself is not expected."""
+        unused_ids = {call.id for calls in self._unused.values() for call in calls} - self._covered
+        return [
+            RecordedCall(id=call.id, tool_name=call.tool_name, args=call.args)
+            for call in self._recording.calls
+            if call.id in unused_ids
+        ]
+
+    def finished_calls(self) -> list[RerunCall]:
+        """Return the calls, each one without a record with the recorded call that is most like it and was not made."""
+        nearest = {id(call): self._nearest(call) for call in self.calls if not call.is_matched}
+        return [
+            call if (near := nearest.get(id(call))) is None else replace(call, nearest_id=near.id)
+            for call in self.calls
+        ]
+
+    # -- one call
+
+    def answer(self, request: RequestedCall) -> InflightResult | None:
+        """Return the answer to a call; None if its tool runs.
+
+        Raises:
+            RerunDiverged: The record does not have the call, and `on_miss` is `stop`; or there are too many calls.
+        """
+        name, call = request.intent.tool_name, _as_invocation(request)
+        if name in self._settings.unrecorded_tools:
+            return self._own_answer(request)
+        policy = self._policies.get(name, self._policies.get(ALL, RECORD))
+        is_word = _is_word(policy)
+        if is_word and policy == LIVE and request.intent.effect in NEUTRAL:
+            recorded = self._take(request)
+            self._note(call, LIVE, recorded)
+            return None
+        if callable(policy):
+            self._note(call, FUNCTION, self._take(request))
+            return _computed(policy, call)
+        if not is_word:
+            self._note(call, VALUE, self._take(request))
+            return InflightResult.of(policy)
+        recorded = self._take(request)
+        if recorded is not None:
+            self._note(call, RECORD, recorded)
+            return self._recorded_answer(recorded, request)
+        return self._missed(call)
+
+    def _own_answer(self, request: RequestedCall) -> InflightResult:
+        """Return what one of agentgit's own tools answered, which is not part of the track; it does not act again."""
+        with self._lock:
+            messages = self._own_messages.get(request.repeat_hash)
+            message = messages.popleft() if messages else None
+        if message is None:
+            return InflightResult.of(TOLD_TEXT.format(name=request.intent.tool_name))
+        return InflightResult.of(_readdressed(message, request.intent.tool_call_id))
+
+    def _take(self, request: RequestedCall) -> ToolInvocation | None:
+        """Take the earliest unused recorded call with the same tool and identity arguments."""
+        with self._lock:
+            if len(self.calls) >= self._max_calls:
+                raise RerunDiverged(
+                    f"The rerun made {self._max_calls} calls, which is its limit; the recording has "
+                    f"{len(self._recording.calls)}. Set max_calls to allow more."
+                )
+            unused = self._unused.get(request.repeat_hash)
+            if not unused:
+                return None
+            first = self._recording.places[unused[0].id]
+            # Equal calls of one message run at the same time, so they are told apart by their order in it.
+            same = first._replace(number=request.intent.batch_index)
+            found = next((call for call in unused if self._recording.places[call.id] == same), unused[0])
+            unused.remove(found)
+            return found
+
+    def _note(self, call: ToolInvocation, answered_by: str, recorded: ToolInvocation | None) -> None:
+        with self._lock:
+            step = self._recording.step(recorded) if recorded is not None else self._last_step
+            self.calls.append(
+                RerunCall(
+                    tool_name=call.tool_name,
+                    args=call.args,
+                    answered_by=answered_by,
+                    turn=self.turn,
+                    recorded_id=recorded.id if recorded is not None else None,
+                    is_reordered=step < self._last_step,
+                )
+            )
+            self._last_step = max(self._last_step, step)
+            if recorded is not None and answered_by != LIVE:
+                self._covered.update(self._inner.get(recorded.id, ()))
+
+    def _nearest(self, call: ToolInvocation | RerunCall) -> ToolInvocation | None:
+        """Return the unused recorded call of the same tool that shares most arguments."""
+        candidates = [one for calls in self._unused.values() for one in calls if one.tool_name == call.tool_name]
+
+        def shared(one: ToolInvocation) -> int:
+            return sum(name in one.args and one.args[name] == value for name, value in call.args.items())
+
+        return max(candidates, key=shared, default=None)
+
+    def _missed(self, call: ToolInvocation) -> InflightResult:
+        if callable(self._on_miss):
+            self._note(call, FUNCTION, None)
+            return _computed(self._on_miss, call)
+        self._note(call, TOLD, None)
+        if self._on_miss == STOP:
+            nearest = self._nearest(call)
+            near = f" The nearest recorded call is {nearest} (invocation {nearest.id})." if nearest is not None else ""
+            raise RerunDiverged(
+                f"The recording has no call {call} left.{near} The rerun stopped in turn {self.turn}.",
+                call=str(call),
+                nearest=nearest.id if nearest is not None else None,
+            )
+        return InflightResult.of(TOLD_TEXT.format(name=call.tool_name))
+
+    # -- values
+
+    def _recorded_answer(self, recorded: ToolInvocation, request: RequestedCall) -> InflightResult:
+        """Return what a recorded call returned or raised, in the form in which its graph saw it."""
+        call_id = request.intent.tool_call_id
+        message = self._messages.get(recorded.tool_call_id or "") if call_id is not None else None
+        if recorded.status in (FAILED, UNKNOWN) or (recorded.status == SIMULATED and recorded.error_message):
+            if message is not None and message.status == "error":
+                return InflightResult.of(_readdressed(message, call_id))
+            return _raised(recorded_error(recorded.error_message or ""))
+        try:
+            value = rebuild_result(recorded.result, call_id)
+        except UnreadableResult as error:
+            if message is None:
+                return _raised(RecordedError(f"The recorded result of {recorded} cannot be used: {error}."))
+            return InflightResult.of(_readdressed(message, call_id))
+        if message is None or _has_content(value, message):
+            return InflightResult.of(value)
+        return InflightResult.of(_readdressed(message, call_id))
+
+
+def _is_word(policy: Any) -> bool:
+    """Return whether a policy is `record` or `live`, and not a value, which may not be comparable."""
+    return isinstance(policy, str) and policy in (RECORD, LIVE)
+
+
+def _as_invocation(request: RequestedCall) -> ToolInvocation:
+    intent = request.intent
+    return ToolInvocation(
+        id=0,
+        internal_session_id=intent.branch_id,
+        position=0,
+        tool_name=intent.tool_name,
+        args=intent.args,
+        effect=intent.effect,
+        tool_call_id=intent.tool_call_id,
+        started_at=intent.started_at,
+        idempotency_key=intent.idempotency_key,
+    )
+
+
+def _computed(function: Callable[[ToolInvocation], Any], call: ToolInvocation) -> InflightResult:
+    try:
+        return InflightResult.of(await_result(awaiter_for_current_loop(), function(call)))
+    except Exception as error:  # noqa: BLE001  # it stands for the tool, whose errors the graph handles
+        return _raised(error)
+
+
+def _raised(error: BaseException) -> InflightResult:
+    future: Future[Any] = Future()
+    future.set_exception(error)
+    return InflightResult(future)
+
+
+def recorded_error(text: str) -> Exception:
+    """Rebuild the error that a recorded call raised.
+
+    Example:
+        >>> recorded_error("ValueError: no chairs left")
+        ValueError('no chairs left')
+    """
+    name, colon, message = text.partition(": ")
+    kind = getattr(builtins, name, None) if colon else None
+    if isinstance(kind, type) and issubclass(kind, Exception):
+        try:
+            return kind(message)
+        except TypeError:  # such as UnicodeDecodeError, which takes more
+            return RecordedError(text)
+    return RecordedError(text)
+
+
+def _readdressed(message: ToolMessage, call_id: str | None) -> ToolMessage:
+    return message.model_copy(update={"tool_call_id": call_id or message.tool_call_id, "id": None})
+
+
+def _has_content(value: Any, message: ToolMessage) -> bool:
+    """Return whether LangChain makes the content of a message from a value.
+
+    If not, the tool returned an object that the record has only as JSON.
+    """
+    content = value[0] if isinstance(value, list) and len(value) == 2 and message.artifact is not None else value
+    if isinstance(content, str):
+        is_repr = content.startswith("<") and content.endswith(">")  # of an object that the record does not have
+        return content == message.content or not is_repr  # middleware may have changed a text
+    if not isinstance(content, dict | list | int | float | bool | None):
+        return True  # commands and messages are rebuilt as they were
+    return content == message.content or json.dumps(content, ensure_ascii=False) == message.content
+
+
+def require_on_miss(on_miss: Any) -> None:
+    """Check what to do about a call that the record does not have.
+
+    Raises:
+        InvalidInput: It is neither `tell`, `stop` nor a function.
+    """
+    if not (callable(on_miss) or on_miss in (TELL, STOP)):
+        raise InvalidInput(f"on_miss must be 'tell', 'stop' or a function, not {on_miss!r}.")

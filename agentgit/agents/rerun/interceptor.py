@@ -1,0 +1,73 @@
+"""The interceptor of a rerun: no call reaches its tool, unless the tool only reads or changes the state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from langgraph.cache.base import BaseCache
+from langgraph.cache.memory import InMemoryCache
+
+from agentgit.agents.rerun.answers import Answers
+from agentgit.agents.rerun.recording import RecordedIds
+from agentgit.agents.turn.call_interceptor import CallInterceptor
+from agentgit.agents.turn.calls import AdmittedCall, RequestedCall
+from agentgit.agents.turn.fence_errors import UNREACHABLE
+from agentgit.agents.turn.running_turn import RunningTurn
+from agentgit.effects import ToolInvocation
+from agentgit.effects.invocation import SIMULATED
+from agentgit.effects.memory import MEMORY_TOOLS
+from agentgit.errors import RerunDiverged
+
+
+class RerunSimulation:
+    """The stand-in for the world in the turns of a rerun.
+
+    Args:
+        answers: The answers to calls.
+        ids: The ids of recorded messages.
+    """
+
+    def __init__(self, answers: Answers, ids: RecordedIds) -> None:
+        self._answers, self._ids = answers, ids
+        self.cache: BaseCache[Any] = InMemoryCache()
+        """The cache of nodes and tasks, which is empty at first."""
+
+    def create_interceptor(self, turn: RunningTurn) -> CallInterceptor:
+        """Create the interceptor of a turn."""
+        return RerunInterceptor(turn, self._answers)
+
+    def wrap_channel(self, channel: Any) -> Any:
+        """Return a channel of the graph as the rerun uses it."""
+        return self._ids.wrap_channel(channel)
+
+
+class RerunInterceptor(CallInterceptor):
+    """Answers the calls of one turn of a rerun.
+
+    Args:
+        turn: The turn.
+        answers: The answers to calls.
+    """
+
+    is_simulated = True
+    result_statuses = CallInterceptor.result_statuses | {SIMULATED}
+
+    def __init__(self, turn: RunningTurn, answers: Answers) -> None:
+        super().__init__(turn)
+        self._answers = answers
+
+    def _admit(self, request: RequestedCall) -> AdmittedCall:
+        if request.intent.tool_name in MEMORY_TOOLS:  # the store of a rerun keeps its writes to itself
+            return AdmittedCall(request.intent, None, is_simulated=True)
+        if not request.is_reachable:
+            raise RerunDiverged(
+                f"A rerun cannot answer a call of {request.intent.tool_name}, so nothing of it was run. {UNREACHABLE}."
+            )
+        answer = self._answers.answer(request)
+        if answer is None:
+            return super()._admit(request)
+        return AdmittedCall(request.intent, None, answer, is_simulated=True)
+
+    def _load_earlier_calls(self, request: RequestedCall) -> list[ToolInvocation]:
+        # A recorded error is the end of an attempt: the next one has its own record.
+        return [call for call in super()._load_earlier_calls(request) if call.error_message is None]

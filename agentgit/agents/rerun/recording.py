@@ -1,0 +1,282 @@
+"""What a branch has recorded, as a rerun reads it: the inputs of its turns, its calls, and a person's answers."""
+
+from __future__ import annotations
+
+import functools
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage, convert_to_messages
+from langgraph.graph.message import add_messages
+from langgraph.types import Command, Send
+from sqlalchemy import Connection, select
+
+from agentgit.agents.branch_context import BranchContext
+from agentgit.effects import ToolInvocation
+from agentgit.effects.invocation import FAILED, INTENDED, PAUSED, REPLAY
+from agentgit.effects.memory import MEMORY_TOOLS, is_memory_write
+from agentgit.errors import InvalidInput
+from agentgit.langgraph_internals import TASKS
+from agentgit.store.objects.content import read_values
+from agentgit.store.queries.recorded_turns import (
+    INPUT,
+    UPDATE,
+    RecordedAnswer,
+    RecordedWrite,
+    TurnRecord,
+    read_answers,
+    read_turns,
+)
+from agentgit.store.records.sessions import StoredRow
+from agentgit.store.sql.tables import TOOL_INVOCATION
+from agentgit.store.threads.graph_rows import GraphCheckpoint, GraphKey, is_shown
+from agentgit.values import portable, to_json
+
+BRANCH_TO = "branch:to:"
+"""The beginning of the names of the channels with which LangGraph triggers a node."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question that a recorded task asked, and the answer to it.
+
+    Args:
+        value: The question, JSON-like.
+        answer: The answer.
+    """
+
+    value: Any
+    answer: Any
+
+
+class Place(NamedTuple):
+    """The place of a call: its branch, the number of its AI message, and its number there."""
+
+    branch_id: int
+    batch: int
+    number: int
+
+
+class Recording:
+    """The part of a branch that a rerun repeats.
+
+    Args:
+        branch: The branch and its graph.
+        row: The row of the branch.
+        start: The row of the checkpoint at which it begins; None for the beginning of the session.
+        end: The row of the checkpoint at which it ends; None for the head of the branch.
+
+    Raises:
+        InvalidInput: The checkpoints are not on the path of the branch.
+    """
+
+    def __init__(self, branch: BranchContext, row: StoredRow, start: StoredRow | None, end: StoredRow | None) -> None:
+        self._branch, self._store, self.row, self.start, self.end = branch, branch.store, row, start, end
+        graph = branch.graph
+        self._input_channels = [graph.input_channels] if isinstance(graph.input_channels, str) else graph.input_channels
+        self._is_single_input = isinstance(graph.input_channels, str)
+        start_id = start.graph_checkpoint_id if start is not None else None
+        end_id = end.graph_checkpoint_id if end is not None else None
+        with branch.reading() as connection:
+            newest = self._store.graphs.newest(connection, row.thread_id)
+            end_id = end_id or (newest.key.checkpoint_id if newest is not None else None)
+            self.turns: Sequence[TurnRecord] = (
+                read_turns(self._store, connection, row, start_id, end_id, self._input_channels) if newest else []
+            )
+            self.calls = self._read_calls(connection)
+            self.places = self._read_places(connection)
+            answers = read_answers(self._store, connection, row, start_id, end_id)
+            self.end_state = self._read_end(connection, end_id) if end_id is not None else None
+            self.state = read_values_of(branch, connection, self.end_state)
+        self.questions = list(self._build_questions(answers))
+        self._step_times = sorted(time for turn in self.turns for time in turn.times)
+
+    # -- inputs
+
+    def input(self, turn: TurnRecord) -> Any:
+        """Return what a turn was given, as the graph takes it; for an update, the values.
+
+        Raises:
+            InvalidInput: The turn cannot be repeated.
+        """
+        values = [(write.channel, value) for write, value in zip(turn.writes, self._decode(turn.writes), strict=True)]
+        if turn.kind == INPUT:
+            return values[0][1] if self._is_single_input else dict(values)
+        if turn.kind == UPDATE:
+            return {name: value for name, value in values if not name.startswith("branch:")}
+        goto: list[Any] = [value for name, value in values if name == TASKS and isinstance(value, Send)]
+        goto += [name.removeprefix(BRANCH_TO) for name, _ in values if name.startswith(BRANCH_TO)]
+        update = [(name, value) for name, value in values if name != TASKS and not name.startswith("branch:")]
+        return Command(update=update or None, goto=goto)
+
+    def require_repeatable(self) -> None:
+        """Check that every turn can be repeated.
+
+        Raises:
+            InvalidInput: There is nothing to repeat.
+        """
+        if not self.turns and not self.questions:
+            raise InvalidInput("There is nothing to run again: no turn was recorded between start and end.")
+
+    # -- values
+
+    def _decode(self, writes: Sequence[RecordedWrite]) -> list[Any]:
+        with self._branch.reading() as connection:
+            keys = {(write.session_id, write.value) for write in writes}
+            bodies = read_values(connection, self._store.graphs.blobs, keys)
+        return [self._branch.saver.codec.decode(bodies[write.value]) for write in writes]
+
+    def _read_end(self, connection: Connection, checkpoint_id: str) -> GraphCheckpoint | None:
+        owner = self.end if self.end is not None else self.row
+        return self._store.graphs.find(connection, GraphKey(owner.thread_id, "", checkpoint_id))
+
+    def messages(self) -> Iterator[BaseMessage]:
+        """Yield the messages in the state at the end."""
+        for value in self.state.values():
+            if isinstance(value, list):
+                yield from (item for item in value if isinstance(item, BaseMessage))
+
+    # -- calls
+
+    def memory_writes(self) -> list[ToolInvocation]:
+        """Return the writes to memory that the session has made since the start, oldest first."""
+        return [call for call in self._track if is_memory_write(call)]
+
+    def _read_calls(self, connection: Connection) -> list[ToolInvocation]:
+        """Read the calls between start and end that have an outcome."""
+        skipped = self.start.position if self.start is not None else 0
+        position = self.end.position if self.end is not None else None
+        self._track = self._store.track(connection, self.row)[skipped:position]
+        return [call for call in self._track if has_outcome(call)]
+
+    def _read_places(self, connection: Connection) -> dict[int, Place]:
+        """Read the place of each call in the AI messages of its branch."""
+        columns = TOOL_INVOCATION.c
+        branch_ids = [segment.branch.id for segment in self._store.sessions.lineage(connection, self.row)]
+        query = select(columns.id, columns.internal_session_id, columns.batch, columns.batch_index).where(
+            columns.tenant_id == self._store.tenant_id, columns.internal_session_id.in_(branch_ids)
+        )
+        return {row.id: Place(row.internal_session_id, row.batch, row.batch_index) for row in connection.execute(query)}
+
+    def inner_calls(self) -> dict[int, list[int]]:
+        """Return for each call that made calls itself the ids of these."""
+        by_place: dict[Place, list[ToolInvocation]] = defaultdict(list)
+        for call in self.calls:
+            by_place[self.places[call.id]].append(call)
+        return {
+            outer.id: inner
+            for calls in by_place.values()
+            for outer in calls
+            if (inner := [call.id for call in calls if call is not outer and _is_inside(call, outer)])
+        }
+
+    def step(self, call: ToolInvocation) -> int:
+        """Return the number of the step of the graph in which a call began. Calls of one step have no order."""
+        return bisect_right(self._step_times, call.started_at) if call.started_at is not None else 0
+
+    # -- questions
+
+    def _build_questions(self, answered: Iterable[RecordedAnswer]) -> Iterator[Question]:
+        """Yield the questions that were answered, each once: a subgraph's question also stands at its caller."""
+        for task in answered:
+            (given,) = self._decode([task.answers])
+            for number, answer in enumerate(given):
+                is_last = number == len(given) - 1
+                question = task.questions.get(number) if task.questions else task.last if is_last else None
+                asked = self._decode([question])[0] if question is not None else ()
+                if asked:
+                    yield Question(portable(asked[-1].value), answer)
+
+
+def read_values_of(branch: BranchContext, connection: Connection, state: GraphCheckpoint | None) -> dict[str, Any]:
+    """Read the values of a state that a user sees; there are none before the first state."""
+    if state is None:
+        return {}
+    shown = {name: key for name, key in state.values.items() if is_shown(name)}
+    bodies = read_values(connection, branch.store.graphs.blobs, {(state.session_id, key) for key in shown.values()})
+    return {name: branch.saver.codec.decode(bodies[key]) for name, key in shown.items()}
+
+
+def has_outcome(call: ToolInvocation) -> bool:
+    """Return whether the record can answer a call with this one."""
+    if call.status in (INTENDED, PAUSED) or call.tool_name in MEMORY_TOOLS:
+        return False
+    return call.ended_at is not None and not (call.kind == REPLAY and call.status == FAILED)
+
+
+def _is_inside(inner: ToolInvocation, outer: ToolInvocation) -> bool:
+    times = (outer.started_at, inner.started_at, inner.ended_at, outer.ended_at)
+    known = [time for time in times if isinstance(time, datetime)]
+    is_other_attempt = inner.tool_call_id is not None and inner.tool_call_id == outer.tool_call_id
+    return len(known) == len(times) and known == sorted(known) and not is_other_attempt
+
+
+class RecordedIds:
+    """The ids of recorded messages, for messages with the same content that a rerun makes.
+
+    LangGraph gives a random id to a message that has none, so the state of an unchanged rerun would differ.
+
+    Args:
+        messages: The recorded messages, oldest first.
+    """
+
+    def __init__(self, messages: Iterable[BaseMessage]) -> None:
+        self._ids: dict[bytes, list[str]] = defaultdict(list)
+        for message in messages:
+            if message.id is not None:
+                self._ids[content_key(message)].append(message.id)
+
+    def wrap_channel(self, channel: Any) -> Any:
+        """Return a channel of messages whose reducer gives recorded ids; any other channel stays as it is."""
+        reduce = getattr(channel, "operator", None)
+        if reduce is not add_messages:
+            return channel
+        wrapped = channel.copy()
+
+        @functools.wraps(add_messages)
+        def reduce_with_ids(left: Any, right: Any) -> Any:
+            return add_messages(left, self._with_ids(left, right))
+
+        wrapped.operator = reduce_with_ids
+        return wrapped
+
+    def _with_ids(self, left: Any, right: Any) -> Any:
+        messages = convert_to_messages(right if isinstance(right, list) else [right])
+        if all(message.id is not None for message in messages):
+            return messages
+        present = {message.id for message in [*convert_to_messages(left or []), *messages]}
+        for message in messages:
+            if message.id is None:
+                ids = (one for one in self._ids.get(content_key(message), ()) if one not in present)
+                message.id = next(ids, None)
+                present.add(message.id)
+        return messages
+
+
+def content_key(message: BaseMessage) -> bytes:
+    """Return a key that is the same for messages with the same content, ids and times left out."""
+    return to_json(portable(_content(message)))
+
+
+def content_of(value: Any) -> Any:
+    """Return a value, JSON-like, with the content of its messages in their place."""
+    if isinstance(value, BaseMessage):
+        return portable(_content(value))
+    if isinstance(value, dict):
+        return {str(name): content_of(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [content_of(item) for item in value]
+    return portable(value)
+
+
+def _content(message: BaseMessage) -> dict[str, Any]:
+    fields: dict[str, Any] = {"type": message.type, "content": message.content, "name": message.name}
+    if isinstance(message, ToolMessage):
+        fields["status"] = message.status
+    if isinstance(message, AIMessage):
+        fields["calls"] = [(call["name"], call["args"]) for call in message.tool_calls]
+    return fields

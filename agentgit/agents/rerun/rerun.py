@@ -1,0 +1,426 @@
+"""Reruns: the recorded inputs of a branch go into a graph, on a branch of its own, and no tool acts on the world."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, get_type_hints
+
+from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import merge_configs
+from langgraph.pregel import Pregel
+from langgraph.types import Command, StateSnapshot
+from pydantic import BaseModel, ValidationError
+from sqlalchemy import Connection
+
+from agentgit.agents.branch_context import BranchContext, Graph, TurnSettings
+from agentgit.agents.branch_runner import BranchRunner
+from agentgit.agents.graph_tools import GraphTools
+from agentgit.agents.instrumentation import referenced_tools, tools_of
+from agentgit.agents.memory import is_wrappable, plain_store
+from agentgit.agents.rerun.answers import Answers, OnMiss
+from agentgit.agents.rerun.interceptor import RerunSimulation
+from agentgit.agents.rerun.isolated_memory import IsolatedStore, memory_before
+from agentgit.agents.rerun.recording import RecordedIds, Recording, content_of, read_values_of
+from agentgit.auth.principal import EDITOR
+from agentgit.checkpoints.references import free_name
+from agentgit.effects import Effect
+from agentgit.effects.declarations import as_effects
+from agentgit.effects.effects import NEUTRAL
+from agentgit.errors import AgentGitError, InvalidInput, PromptChanged, RerunDiverged
+from agentgit.sessions.rerun import DIVERGED, DONE, FAILED, RerunReport
+from agentgit.sessions.session import RERUN, SIMULATED
+from agentgit.sessions.stats import UsedTokens, subtract_usage
+from agentgit.store.queries.lookup import CheckpointRef
+from agentgit.store.queries.recorded_turns import UPDATE, TurnRecord, first_id
+from agentgit.store.records.operations import NewOperation
+from agentgit.store.records.sessions import StoredRow
+from agentgit.store.threads import token_usage
+from agentgit.store.threads.graph_rows import GraphCheckpoint, GraphKey
+from agentgit.values import portable
+
+EXTRA_CALLS = 25
+"""The number of calls that a rerun may make beyond twice the recorded ones."""
+
+EXTRA_STEPS = 25
+"""The number of steps that a turn may take beyond twice the recorded ones."""
+
+END = object()
+"""The sentinel for the end of a rerun."""
+
+ENTRIES = ("invoke", "ainvoke", "run", "arun")
+"""The methods with which a tool is called; they call `_run` or `_arun`, in whose place the record answers."""
+
+
+class Rerun:
+    """One rerun of a branch.
+
+    Args:
+        branch: The branch with its graph.
+        graph: The graph to run; None for the branch's own.
+        start: The checkpoint after which the recorded inputs are read; None for the beginning of the session.
+        end: The checkpoint up to which they are read; None for the head.
+        tools: A policy for all tools or, by name, for each; see `Answers`.
+        on_miss: What to do about a call that the record does not have; see `Answers`.
+        name: The name of the new branch; None for the next free one.
+        effects: The effects of tools that only the new graph has.
+        config: The config for all turns.
+        max_calls: The most calls that the rerun may make; None for twice the recorded ones and a few more.
+        group: The name of the reruns that it belongs to, for the mark and the name of the branch; None for none.
+
+    Raises:
+        InvalidInput: An argument is not valid, or the new graph does not take the recorded inputs. Nothing was run.
+        NotFound, Ambiguous: There is no such checkpoint, or there are several.
+    """
+
+    def __init__(
+        self,
+        branch: BranchContext,
+        graph: Graph | None = None,
+        *,
+        start: CheckpointRef | None = None,
+        end: CheckpointRef | None = None,
+        tools: Any = "record",
+        on_miss: OnMiss = "tell",
+        name: str | None = None,
+        effects: Mapping[str, Effect | str] | None = None,
+        config: RunnableConfig | None = None,
+        max_calls: int | None = None,
+        group: str | None = None,
+    ) -> None:
+        self._branch, self._config, self._group = branch, config, group
+        with branch.reading(EDITOR) as connection:
+            row = branch.row(connection)
+            start_row = branch.target(connection, start)[0] if start is not None else self._begin(connection, row)
+            end_row = branch.target(connection, end)[0] if end is not None else None
+        self._recording = Recording(branch, row, start_row, end_row)
+        self._recording.require_repeatable()
+        own_graph = graph is None
+        self.graph = branch.graph if graph is None else _require_graph(graph)
+        settings = branch.settings if own_graph else self._settings_of(self.graph, effects)
+        if max_calls is None:
+            max_calls = 2 * len(self._recording.calls) + EXTRA_CALLS
+        self._answers = Answers(self._recording, settings, tools, on_miss, max_calls)
+        if not own_graph:
+            self._require_inputs()
+        _require_answerable(self.graph, settings)
+        self.settings = settings
+        """The settings of turns of the graph whose tools run."""
+        simulation = RerunSimulation(self._answers, RecordedIds(self._recording.messages()))
+        self._settings = replace(settings, workspace=None, simulation=simulation)
+        self._questions = list(self._recording.questions)
+        self._unanswered: list[Any] = []
+        self._turns = 0
+        self._turn: TurnRecord | None = None
+        self._error: BaseException | None = None
+        self.branch_id = branch.store.database.write(lambda c: self._create_branch(c, name), durable=True)
+        """The id of the branch of the rerun."""
+        self._runner = BranchRunner(branch.context, self._isolated(self.graph), self._settings, self.branch_id)
+
+    # -- preparation
+
+    def _begin(self, connection: Connection, row: StoredRow) -> StoredRow | None:
+        """Return the checkpoint with the state that the session began with; None if that was not saved."""
+        store = self._branch.store
+        lineage = store.sessions.lineage(connection, row)
+        path = store.checkpoints.on_path(connection, lineage)
+        if not path or path[0].graph_checkpoint_id is None:
+            return path[0] if path else None
+        first = store.graphs.find(connection, GraphKey(lineage[0].branch.thread_id, "", path[0].graph_checkpoint_id))
+        is_first = path[0].graph_checkpoint_id == first_id(store, connection, lineage[0].branch)
+        return path[0] if is_first and first is not None and first.meta.get("source") != "input" else None
+
+    def _settings_of(self, graph: Graph, effects: Mapping[str, Effect | str] | None) -> TurnSettings:
+        """Return the settings of turns of another graph, whose tools have the effects of the recorded ones."""
+        settings = self._branch.settings
+        known = {
+            name: effect
+            for name, effect in settings.effects.tools.items()
+            if effect is not None and name not in settings.effects.profiled
+        }
+        found = GraphTools(graph, known | as_effects(effects), settings.effects.defaults)
+        return replace(settings, effects=found.effects, unrecorded_tools=found.own_names)
+
+    def _require_inputs(self) -> None:
+        """Check that the new graph takes every recorded input.
+
+        Raises:
+            InvalidInput: It does not. The error has both schemas.
+        """
+        for number, turn in enumerate(self._recording.turns, 1):
+            problem = _input_problem(self.graph, self._recording.input(turn))
+            if problem is not None:
+                theirs, ours = map(_describe_inputs, (self._branch.graph, self.graph))
+                recorded = (
+                    f"The recorded graph takes {theirs}; this one" if self._branch.graph is not self.graph else "It"
+                )
+                raise InvalidInput(
+                    f"The graph does not take the input of turn {number}, so nothing was run: {problem}. {recorded} "
+                    f"takes {ours}."
+                )
+
+    def _isolated(self, graph: Graph) -> Graph:
+        """Return the graph with a memory of its own."""
+        if not is_wrappable(graph.store):
+            return graph
+        own_store = IsolatedStore(plain_store(graph.store), memory_before(self._recording.memory_writes()))
+        return graph.copy({"store": own_store})
+
+    def _create_branch(self, connection: Connection, name: str | None) -> int:
+        branch, sessions, start = self._branch, self._branch.store.sessions, self._recording.start
+        session_id = branch.session_id
+        branch.authorize(connection)
+        sessions.lock(connection, session_id)
+        source = branch.row(connection)
+        if name is None:
+            name = free_name(self._group or RERUN, {row.name for row in sessions.branches(connection, session_id)})
+        if start is None:  # nothing was saved before the first turn
+            name = sessions.choose_branch_name(connection, session_id, name, source.id)
+            branch_id = sessions.create_branch(connection, session_id, name)
+        else:
+            point = branch.checkpoint(connection, start.id)
+            branch_id = branch.context.engine().fork(connection, point, name, source.id, branch.settings.user_id)
+        self._mark(connection, branch_id, "running")
+        sessions.set_status(connection, branch_id, SIMULATED)
+        return branch_id
+
+    def _mark(self, connection: Connection, branch_id: int, status: str) -> None:
+        mark = {"of": self._recording.row.id, "status": status, "group": self._group}
+        self._branch.store.sessions.change_metadata(
+            connection, branch_id, lambda meta: meta | {RERUN: {**meta.get(RERUN, {}), **mark}}
+        )
+
+    # -- running
+
+    def run(self) -> RerunReport:
+        """Run all turns, and return the report.
+
+        Raises:
+            RerunDiverged: A call is not in the record, and `on_miss` is `stop`; or there were too many calls.
+            AgentGitError: A turn could not be run or recorded. The branch has what ran before.
+        """
+        for value in self._inputs():
+            with self._catching():
+                if isinstance(value, _Update):
+                    self._runner.update_state(None, value.values)
+                else:
+                    self._runner.invoke(value, self._turn_config())
+        return self._finish()
+
+    async def arun(self) -> RerunReport:
+        """Run all turns, as `run`."""
+        inputs = self._inputs()
+        while (value := await asyncio.to_thread(next, inputs, END)) is not END:
+            with self._catching():
+                if isinstance(value, _Update):
+                    await self._runner.aupdate_state(None, value.values)
+                else:
+                    await self._runner.ainvoke(value, self._turn_config())
+        return await asyncio.to_thread(self._finish)
+
+    @contextmanager
+    def _catching(self) -> Iterator[None]:
+        """Keep the error that ends a turn for the report. Ctrl-C ends the rerun without one."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  # any error of a graph is part of the report
+            self._error = error
+
+    def _inputs(self) -> Iterator[Any]:
+        """Yield what to run the graph with, one after the other; each has run when the next one is requested."""
+        self._began = time.monotonic()
+        yield from self._continuations(None)
+        for number, turn in enumerate(self._recording.turns, 1):
+            self._answers.turn = number
+            self._turn = turn
+            value = self._recording.input(turn)
+            yield _Update(value) if turn.kind == UPDATE else value
+            if not self._has_failed(turn):
+                yield from self._continuations(turn)
+            self._turns = number
+            if self._error is not None:
+                return
+
+    def _continuations(self, turn: TurnRecord | None) -> Iterator[Any]:
+        """Yield what a turn goes on with when it waits: recorded answers, or nothing at a breakpoint.
+
+        Args:
+            turn: The turn; None for the state at the start, where a question may wait.
+        """
+        steps = len(turn.times) if turn is not None else 1
+        for _ in range(2 * steps + EXTRA_STEPS):
+            if self._error is not None or not (turn is None or self._may_wait):
+                return
+            state = self._runner.get_state()
+            if state.interrupts:
+                answers = self._answers_for(state)
+                if not answers:
+                    return
+                yield Command(resume=answers)
+            elif state.next and turn is not None:
+                yield None
+            else:
+                return
+            if turn is not None and self._has_failed(turn):
+                return
+
+    @property
+    def _may_wait(self) -> bool:
+        """True if the last turn may not have ended; to read its state for each turn would take too long."""
+        has_breakpoints = self.graph.interrupt_before_nodes or self.graph.interrupt_after_nodes
+        return self._runner._is_waiting or bool(has_breakpoints)
+
+    def _answers_for(self, state: StateSnapshot) -> dict[str, Any]:
+        """Return the recorded answers to the questions that wait, by the ids of the questions."""
+        answers: dict[str, Any] = {}
+        for asked in state.interrupts:
+            value = portable(asked.value)
+            question = next((one for one in self._questions if one.value == value), None)
+            if question is None:
+                self._unanswered.append(value)
+            else:
+                self._questions.remove(question)
+                answers[asked.id] = question.answer
+        return answers
+
+    def _turn_config(self) -> RunnableConfig:
+        steps = len(self._turn.times) if self._turn is not None else 0
+        return merge_configs({"recursion_limit": 2 * steps + EXTRA_STEPS}, self._config)
+
+    def _has_failed(self, turn: TurnRecord) -> bool:
+        """Return whether the turn raised; one that raised in the recording, too, does not end the rerun."""
+        if self._error is not None and turn.has_failed and not isinstance(self._error, AgentGitError):
+            self._error = None
+            return True
+        return self._error is not None
+
+    # -- the report
+
+    def _finish(self) -> RerunReport:
+        error, seconds = self._error, time.monotonic() - self._began
+        status = DONE if error is None else DIVERGED if isinstance(error, RerunDiverged | PromptChanged) else FAILED
+        store, branch, turns = self._branch.store, self._branch, self._recording.turns
+        with branch.reading() as connection:
+            row = store.sessions.branch(connection, self.branch_id)
+            newest = store.graphs.newest(connection, row.thread_id)
+            recorded = self._recording.end_state
+            tokens, recorded_tokens = (self._tokens(connection, one) for one in (newest, recorded))
+            is_same_state = (
+                newest is not None
+                and recorded is not None
+                and (
+                    newest.state_hash == recorded.state_hash
+                    or content_of(read_values_of(branch, connection, newest)) == content_of(self._recording.state)
+                )
+            )
+        report = RerunReport(
+            branch=row.name,
+            source=self._recording.row.name,
+            status=status,
+            reason=f"{type(error).__name__}: {error}" if error is not None else None,
+            turns=self._turns,
+            recorded_turns=len(turns),
+            calls=self._answers.finished_calls(),
+            not_made=self._answers.not_made,
+            unanswered=self._unanswered,
+            is_same_state=is_same_state,
+            end=recorded.key.checkpoint_id if recorded is not None else None,
+            seconds=seconds,
+            recorded_seconds=sum((turn.times[-1] - turn.times[0]).total_seconds() for turn in turns if turn.times),
+            tokens=tokens,
+            recorded_tokens=recorded_tokens,
+        )
+        self._branch.store.database.write(lambda c: self._record(c, report), durable=True)
+        if isinstance(error, RerunDiverged | PromptChanged):
+            error.report = report
+        if isinstance(error, AgentGitError):
+            raise error
+        return report
+
+    def _tokens(self, connection: Connection, state: GraphCheckpoint | None) -> dict[str, UsedTokens]:
+        """Return the tokens that were used from the start to a state."""
+        start = self._recording.start
+        first = None
+        if start is not None and start.graph_checkpoint_id is not None:
+            first = self._branch.store.graphs.find(connection, GraphKey(start.thread_id, "", start.graph_checkpoint_id))
+        used, earlier = (token_usage.read(one.header) if one is not None else {} for one in (state, first))
+        return subtract_usage(used, earlier)
+
+    def _record(self, connection: Connection, report: RerunReport) -> None:
+        operation = NewOperation(
+            kind=RERUN,
+            session_id=self._branch.session_id,
+            user_id=self._branch.settings.user_id,
+            source_id=self._recording.row.id,
+            target_id=self._recording.start.id if self._recording.start is not None else 0,
+            branch_id=self.branch_id,
+            request_id=None,
+            request={"steps": []},
+        )
+        self._branch.store.operations.record_done(connection, operation, report.to_dict())
+        self._mark(connection, self.branch_id, report.status)
+
+
+class _Update:
+    """An update of the state, which is repeated with `update_state`."""
+
+    def __init__(self, values: Any) -> None:
+        self.values = values
+
+
+def _require_graph(graph: Any) -> Graph:
+    if not isinstance(graph, Pregel):
+        raise InvalidInput(f"graph must be a compiled LangGraph graph, not {type(graph).__name__}.")
+    return graph
+
+
+def _require_answerable(graph: Graph, settings: TurnSettings) -> None:
+    """Check that the record can answer the calls of each tool of a graph that acts.
+
+    Raises:
+        InvalidInput: A tool runs code of its own around its calls.
+    """
+    for tool in (*tools_of(graph), *referenced_tools(graph)):
+        effect = settings.effects.tools.get(tool.name)
+        if effect is not None and effect.kind in NEUTRAL:
+            continue
+        for name in ENTRIES:
+            owner = next(kind for kind in type(tool).__mro__ if name in vars(kind))
+            if not owner.__module__.startswith("langchain_core."):
+                raise InvalidInput(
+                    f"{owner.__name__}, the class of the tool {tool.name}, overrides the method {name}, which a "
+                    "rerun would run. Nothing was run. Put the work into the methods _run and _arun; if the tool only "
+                    "reads, declare it read_only."
+                )
+
+
+def _input_problem(graph: Graph, value: Any) -> str | None:
+    """Return why a graph does not take an input; None if it does, or if it does not say what it takes."""
+    schema = _input_schema(graph)
+    if schema is None or not isinstance(value, Mapping):
+        return None
+    if unknown := sorted(set(value) - get_type_hints(schema).keys()):
+        return f"it has no {', '.join(unknown)}"
+    if issubclass(schema, BaseModel):
+        try:
+            schema.model_validate(value)
+        except ValidationError as error:
+            return str(error)
+    return None
+
+
+def _input_schema(graph: Graph) -> type | None:
+    schema = getattr(getattr(graph, "builder", None), "input_schema", None)
+    return schema if isinstance(schema, type) else None
+
+
+def _describe_inputs(graph: Graph) -> str:
+    """Return the names and types of what a graph takes, as text."""
+    schema = _input_schema(graph)
+    if schema is None:
+        return f"what {graph.name} takes"
+    types = {name: getattr(hint, "__name__", str(hint)) for name, hint in get_type_hints(schema).items()}
+    return f"{schema.__name__}({', '.join(f'{name}: {kind}' for name, kind in types.items())})"

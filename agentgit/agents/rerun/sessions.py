@@ -1,0 +1,494 @@
+"""Reruns of many sessions: each in a branch of its own, here, in threads, or in processes of an executor."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
+from contextvars import copy_context
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from langchain_core.messages import BaseMessage
+from langchain_core.runnables import RunnableConfig
+
+from agentgit.agents.agent import RollbackAgent
+from agentgit.agents.branch_context import Graph
+from agentgit.agents.explore.job import StoreAddress
+from agentgit.agents.explore.scheduler import require_picklable, submit_to
+from agentgit.agents.explore.worker import opened
+from agentgit.agents.rerun.answers import OnMiss, require_on_miss
+from agentgit.agents.rerun.rerun import Rerun
+from agentgit.agents.wrap import PreparedGraph
+from agentgit.async_api import awaiting
+from agentgit.checkpoints.references import free_name, require_branch_name
+from agentgit.effects import Effect
+from agentgit.errors import AgentGitError, Conflict, InvalidInput, NotFound
+from agentgit.handles.context import Context
+from agentgit.handles.session import Session
+from agentgit.rollback import awaiter_for_current_loop
+from agentgit.rollback.verification import await_result
+from agentgit.sessions import ExternalSession
+from agentgit.sessions.reports import OnProgress
+from agentgit.sessions.rerun import DONE, RerunReport
+from agentgit.sessions.reruns import Reruns, SessionRerun, Verdict
+from agentgit.store.queries.rerun_marks import RerunMarks
+from agentgit.values import describe_error
+
+GraphFactory = Callable[[Session], Any]
+"""A function that returns the compiled graph for a session, which may hold a `RecordedModel` of it."""
+
+SessionOrBranch = Session | ExternalSession | str | int
+"""A session, its name or id, or text like `support-42@retry` for one of its branches."""
+
+
+@dataclass(frozen=True)
+class JudgedRerun:
+    """A rerun, as a judge sees it.
+
+    Args:
+        session: The name of the session.
+        report: The report of the rerun.
+        agent: An agent on the branch of the rerun.
+        recorded: An agent on the branch that was run again.
+    """
+
+    session: str
+    report: RerunReport
+    agent: RollbackAgent = field(repr=False)
+    recorded: RollbackAgent = field(repr=False)
+
+    @property
+    def messages(self) -> list[BaseMessage]:
+        """The messages of the rerun."""
+        return self.agent.messages()
+
+    @property
+    def recorded_messages(self) -> list[BaseMessage]:
+        """The messages that were recorded."""
+        return self.recorded.messages()
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The state of the graph at the end of the rerun."""
+        return self.agent.state
+
+    @property
+    def recorded_state(self) -> dict[str, Any]:
+        """The state of the graph at the end of the recorded branch."""
+        return self.recorded.state
+
+
+Judge = Callable[[JudgedRerun], Verdict | Awaitable[Verdict]]
+"""A function that rates a rerun: whether it passes, a score where higher is better, or a word."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RerunPlan:
+    """The settings that all sessions share.
+
+    Args:
+        graph: The graph to run; None if the factory builds one for each session.
+        factory: The function that builds the graph for a session.
+        name: The name of the branches.
+        judge: The function that rates each rerun.
+        tools: A policy for all tools or, by name, for each; see `Answers`.
+        on_miss: What to do about a call that the record does not have; see `Answers`.
+        effects: The effects of the tools.
+        config: The config for all turns.
+        max_calls: The most calls that a rerun may make.
+    """
+
+    graph: Graph | None
+    factory: GraphFactory | None
+    name: str = ""
+    judge: Judge | None = None
+    tools: Any = "record"
+    on_miss: OnMiss = "tell"
+    effects: Mapping[str, Effect | str] | None = None
+    config: RunnableConfig | None = None
+    max_calls: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.graph is None) == (self.factory is None):
+            raise InvalidInput("Give the graph to run, graph=GRAPH, or a function that builds it, factory=FUNCTION.")
+        for name, function in (("factory", self.factory), ("judge", self.judge)):
+            if function is not None and not callable(function):
+                raise InvalidInput(f"{name} must be a function, not {function!r}.")
+        require_on_miss(self.on_miss)
+
+
+class SessionReruns:
+    """The reruns of many sessions.
+
+    Args:
+        context: The store and the principal.
+        sessions: The sessions.
+        plan: What is the same for all of them.
+        executor: Where they run; None for one after the other, here.
+        progress: Called with the number of sessions that have ended, and their number.
+
+    Raises:
+        InvalidInput: An argument is not valid.
+        Conflict: There are reruns of that name already.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        sessions: Iterable[SessionOrBranch] | SessionOrBranch,
+        plan: RerunPlan,
+        executor: Executor | None,
+        progress: OnProgress | None,
+    ) -> None:
+        is_one = isinstance(sessions, Session | ExternalSession | str | int)
+        if not is_one and not isinstance(sessions, Iterable):
+            raise InvalidInput(f"sessions must be a session, or a list of sessions or their names, not {sessions!r}.")
+        self._context, self._executor, self._progress = context, executor, progress
+        self._refs: list[Any] = [sessions] if is_one else list(sessions)  # type: ignore[arg-type]  # it is iterable
+        marks = RerunMarks(context.store)
+        if plan.name:
+            require_branch_name(plan.name)
+            if context.read(lambda c: marks.exist(c, plan.name)):
+                raise Conflict(f"There are reruns named {plan.name!r} already. Choose another name.")
+        else:
+            time = datetime.now(UTC).strftime("rerun-%Y%m%d-%H%M%S")
+            plan = replace(plan, name=free_name(time, context.read(lambda c: marks.names_like(c, time))))
+        self.plan = plan
+        self._wrapped = wrap_graph(context, plan, plan.graph) if plan.graph is not None else None
+        self._submit = self._submitter(executor) if executor is not None else None
+
+    def _submitter(self, executor: Executor) -> Callable[[Any], Future[SessionRerun]]:
+        """Return the function that sends a session to the executor.
+
+        Raises:
+            InvalidInput: It is no executor, or something cannot be sent to another process.
+            Unavailable: The executor takes no work.
+        """
+        context, plan = self._context, self.plan
+        if isinstance(executor, ThreadPoolExecutor):
+            return lambda ref: submit_to(executor, copy_context().run, rerun_session, context, plan, ref, self._wrapped)
+        if not isinstance(executor, Executor):
+            raise InvalidInput(f"executor must be a concurrent.futures.Executor, not {executor!r}.")
+        if plan.factory is None:
+            raise InvalidInput(
+                "An executor builds the graph again in each process. Give factory=FUNCTION instead of graph; it takes "
+                "the session and returns a compiled graph."
+            )
+        for name in ("factory", "judge", "tools", "on_miss", "effects", "config"):
+            require_picklable(getattr(plan, name), name)
+        require_picklable(context.effects, "effects of agentgit.open")
+        address = StoreAddress.of(context)
+        submit_to(executor, os.getpid)  # an executor that was shut down is refused before anything runs
+
+        def submit_job(ref: Any) -> Future[SessionRerun]:
+            job_ref = ref.id if isinstance(ref, Session) else ref
+            return submit_to(executor, run_job, RerunJob(address, os.getpid(), context.effects, plan, job_ref))
+
+        return submit_job
+
+    def run(self) -> Reruns:
+        """Run all sessions again, and return the results."""
+        if self._submit is None:
+            rows = [
+                self._ended(n, rerun_session(self._context, self.plan, ref, self._wrapped))
+                for n, ref in self._numbered()
+            ]
+        else:
+            rows = self._run_on_executor(self._submit)
+        return Reruns(name=self.plan.name, rows=rows, is_judged=self.plan.judge is not None)
+
+    async def arun(self) -> Reruns:
+        """Run all sessions again, as `run`."""
+        with awaiting():
+            if self._submit is not None:
+                return await asyncio.to_thread(self.run)
+            rows = [
+                self._ended(n, await arerun_session(self._context, self.plan, ref, self._wrapped))
+                for n, ref in self._numbered()
+            ]
+        return Reruns(name=self.plan.name, rows=rows, is_judged=self.plan.judge is not None)
+
+    def _numbered(self) -> Iterator[tuple[int, Any]]:
+        return iter(enumerate(self._refs, 1))
+
+    def _ended(self, number: int, row: SessionRerun) -> SessionRerun:
+        if self._progress is not None:
+            self._progress(number, len(self._refs))
+        return row
+
+    def _run_on_executor(self, submit_job: Callable[[Any], Future[SessionRerun]]) -> list[SessionRerun]:
+        futures: list[Future[SessionRerun]] = []
+        rows: dict[Future[SessionRerun], SessionRerun] = {}
+        try:
+            for ref in self._refs:
+                try:
+                    futures.append(submit_job(ref))
+                except AgentGitError as error:  # the executor broke, for example because a process was killed
+                    futures.append(_failed_future(error))
+            for number, future in enumerate(as_completed(futures), 1):
+                ref = self._refs[futures.index(future)]
+                rows[future] = self._ended(number, _row_of(future, ref))
+        finally:
+            for future in futures:
+                future.cancel()
+        return [rows[future] for future in futures]
+
+
+def _failed_future(error: AgentGitError) -> Future[SessionRerun]:
+    future: Future[SessionRerun] = Future()
+    future.set_exception(error)
+    return future
+
+
+def _row_of(future: Future[SessionRerun], ref: Any) -> SessionRerun:
+    try:
+        return future.result()
+    except Exception as error:  # noqa: BLE001  # the executor lost the session, for example because a process was killed
+        return SessionRerun(session=_name_of(ref), error=describe_error(error))
+
+
+# -- one session
+
+
+@dataclass(frozen=True)
+class RerunJob:
+    """The rerun of one session as a job for a process of an executor.
+
+    Args:
+        address: The database.
+        coordinator: The id of the process that sends the job.
+        defaults: The repository's effects of tools without another declaration.
+        plan: What is the same for all sessions.
+        ref: The session or the branch.
+    """
+
+    address: StoreAddress
+    coordinator: int
+    defaults: Mapping[str, Effect]
+    plan: RerunPlan
+    ref: Any
+
+
+def run_job(job: RerunJob) -> SessionRerun:
+    """Run one session again, in the process that received the job.
+
+    Raises:
+        Unavailable: The database cannot be opened here.
+    """
+    with opened(job.address, job.coordinator, job.defaults) as context:
+        return rerun_session(context, job.plan, job.ref)
+
+
+def wrap_graph(context: Context, plan: RerunPlan, graph: Any) -> PreparedGraph:
+    """Return a graph with the effects of its tools.
+
+    Raises:
+        InvalidInput, NotFound: As for `Repository.wrap`.
+    """
+    return PreparedGraph(
+        context,
+        graph,
+        effects=plan.effects,
+        auto_checkpoint="turn",
+        check_effects=False,
+        fence="replay",
+        workspace=None,
+        store=None,
+    )
+
+
+def rerun_session(context: Context, plan: RerunPlan, ref: Any, wrapped: PreparedGraph | None = None) -> SessionRerun:
+    """Run one session again. Whatever goes wrong is in the row, because the other sessions go on.
+
+    Args:
+        context: The store and the principal.
+        plan: What is the same for all sessions.
+        ref: The session or the branch.
+        wrapped: The graph of the plan, already wrapped; None if it is not.
+    """
+    try:
+        one = OneRerun(context, plan, ref, wrapped)
+    except Exception as error:  # noqa: BLE001  # whatever a factory raises, or is wrong with the session
+        return SessionRerun(session=_name_of(ref), error=describe_error(error))
+    try:
+        one.rerun.run()
+    except Exception as error:  # noqa: BLE001  # the report has it, unless it could not be written
+        return one.finish(error)
+    return one.finish()
+
+
+async def arerun_session(
+    context: Context, plan: RerunPlan, ref: Any, wrapped: PreparedGraph | None = None
+) -> SessionRerun:
+    """Run one session again, as `rerun_session`."""
+    try:
+        one = await asyncio.to_thread(OneRerun, context, plan, ref, wrapped)
+    except Exception as error:  # noqa: BLE001  # as in `rerun_session`
+        return SessionRerun(session=_name_of(ref), error=describe_error(error))
+    try:
+        await one.rerun.arun()
+    except Exception as error:  # noqa: BLE001  # as in `rerun_session`
+        return await asyncio.to_thread(one.finish, error)
+    return await asyncio.to_thread(one.finish)
+
+
+class OneRerun:
+    """The rerun of one session, with its branch.
+
+    Args:
+        context: The store and the principal.
+        plan: What is the same for all sessions.
+        ref: The session or the branch.
+        wrapped: The graph of the plan, already wrapped; None if it is not.
+
+    Raises:
+        AgentGitError: The session cannot be run again; nothing was run.
+    """
+
+    def __init__(self, context: Context, plan: RerunPlan, ref: Any, wrapped: PreparedGraph | None = None) -> None:
+        self._context, self._plan = context, plan
+        session, branch_id = find_branch(context, ref)
+        self._name = session.reference
+        if wrapped is None:
+            wrapped = wrap_graph(context, plan, plan.graph if plan.factory is None else plan.factory(session))
+        self._recorded = RollbackAgent(context, wrapped.graph, wrapped.settings, branch_id)
+        self.rerun = Rerun(
+            self._recorded._branch,
+            wrapped.graph,
+            tools=plan.tools,
+            on_miss=plan.on_miss,
+            group=plan.name or None,
+            effects=plan.effects,
+            config=plan.config,
+            max_calls=plan.max_calls,
+        )
+
+    def agent(self) -> RollbackAgent:
+        """Return an agent on the branch of the rerun."""
+        return RollbackAgent(self._context, self.rerun.graph, self.rerun.settings, self.rerun.branch_id)
+
+    def judged(self, agent: RollbackAgent, report: RerunReport) -> JudgedRerun:
+        """Return the rerun, as a judge sees it."""
+        return JudgedRerun(self._name, report, agent, self._recorded)
+
+    def finish(self, error: Exception | None = None) -> SessionRerun:
+        """Judge the rerun, store the verdict, and return the row."""
+        try:
+            agent = self.agent()
+            report = agent.report
+            if not isinstance(report, RerunReport):
+                reason = describe_error(error) if error is not None else "The rerun has no report."
+                return SessionRerun(session=self._name, branch=agent.branch.name, status="failed", error=reason)
+            verdict, problem = self._judge(agent, report)
+            row = SessionRerun(
+                session=self._name,
+                branch=report.branch,
+                status=report.status,
+                verdict=verdict,
+                error=report.reason or problem or self._lacking(report),
+                report=report,
+            )
+            mark = {
+                "verdict": verdict,
+                "error": row.error,
+                "judged": self._plan.judge is not None,
+            }
+            RerunMarks(self._context.store).update(self.rerun.branch_id, mark)
+        except Exception as failure:  # noqa: BLE001  # such as a damaged state; the other sessions go on
+            return SessionRerun(session=self._name, error=describe_error(failure))
+        return row
+
+    def _judge(self, agent: RollbackAgent, report: RerunReport) -> tuple[Verdict | None, str | None]:
+        """Return the verdict, and why there is none."""
+        if self._plan.judge is None or report.status != DONE:
+            return None, None
+        try:
+            verdict = await_result(awaiter_for_current_loop(), self._plan.judge(self.judged(agent, report)))
+        except Exception as error:  # noqa: BLE001  # whatever a judge raises
+            return None, f"The judge raised {describe_error(error)}"
+        if isinstance(verdict, bool | str):
+            return verdict, None
+        try:
+            number = float(verdict)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number):
+            return None, f"The judge must return a bool, a number or a string, not {verdict!r}."
+        return number, None
+
+    def _lacking(self, report: RerunReport) -> str | None:
+        """Return which recorded tools the graph does not have and did not call."""
+        lacking = {call.tool_name for call in report.not_made} - self._recorded.effects.keys()
+        return f"The graph has no {', '.join(sorted(lacking))}." if lacking else None
+
+
+def find_branch(context: Context, ref: Any) -> tuple[Session, int]:
+    """Find a session and the branch to run again, which is the current one if the reference names none.
+
+    Args:
+        context: The store and the principal.
+        ref: A session, its name or id, or text like `support-42@retry`.
+
+    Raises:
+        NotFound, Ambiguous: There is no such session or branch, or there are several.
+        InvalidInput: `ref` is none of these.
+    """
+    if isinstance(ref, bool) or not isinstance(ref, Session | ExternalSession | str | int):
+        raise InvalidInput(f"A session is named by its name or id, not {ref!r}.")
+    ref = ref.id if isinstance(ref, Session) else ref
+
+    def find(reference: Any, branch: str | None) -> tuple[int, int]:
+        def load(connection: Any) -> tuple[int, int]:
+            found = context.lookup.session(connection, reference)
+            return found.id, context.lookup.branch(connection, found, branch).id
+
+        return context.read(load)
+
+    try:
+        session_id, branch_id = find(ref, None)
+    except NotFound:
+        if not isinstance(ref, str) or "@" not in ref:
+            raise
+        name, _, branch = ref.rpartition("@")
+        session_id, branch_id = find(name, branch)
+    return Session(context, session_id), branch_id
+
+
+def read_reruns(context: Context, name: str) -> Reruns:
+    """Read the results of reruns that have run; see `Repository.reruns`."""
+
+    def load(connection: Any) -> Reruns:
+        rows, is_judged = [], False
+        for branch, mark, report in RerunMarks(context.store).read(connection, name):
+            session = context.lookup.find_visible(connection, branch.external_session_id)
+            if session is None:
+                continue
+            is_judged = is_judged or bool(mark.get("judged"))
+            rows.append(
+                SessionRerun(
+                    session=session.reference,
+                    branch=branch.name,
+                    status=mark["status"],
+                    verdict=mark.get("verdict"),
+                    error=mark.get("error"),
+                    report=RerunReport.from_dict(report) if report else None,
+                )
+            )
+        if not rows:
+            raise NotFound(f"There are no reruns named {name!r} here. The table of reruns begins with their name.")
+        return Reruns(name=name, rows=rows, is_judged=is_judged)
+
+    return context.read(load)
+
+
+def _name_of(ref: Any) -> str:
+    if isinstance(ref, Session):
+        try:
+            return ref.reference
+        except AgentGitError:  # it was erased, or is damaged
+            return str(ref.id)
+    return ref.reference if isinstance(ref, ExternalSession) else str(ref)

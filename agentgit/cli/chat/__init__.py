@@ -1,0 +1,1 @@
+"""`agentgit chat`: a conversation with a graph, line by line, and its slash commands."""

@@ -1,0 +1,171 @@
+"""The table of commands, and the group that imports the module of a command only when the command runs.
+
+So `agentgit --help` and the completion of commands need neither a database nor LangGraph, and answer at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import typer
+from typer.core import TyperCommand
+from typer.main import get_group
+
+from agentgit.cli.options import CommandGroup
+
+
+class Entry(NamedTuple):
+    """A command or a group of commands in the table.
+
+    Args:
+        module: The module in `agentgit.cli` whose `add_to` registers it.
+        help: The first line of its help.
+    """
+
+    module: str
+    help: str
+
+
+HEADINGS: Mapping[str, Mapping[str, Entry]] = {
+    "Get started": {
+        "demo": Entry("chat.command", "Run a demo of rollbacks in a small shop, without an API key or network."),
+        "chat": Entry(
+            "chat.command", "Talk with your graph; every turn is recorded, and /help lists the commands for going back."
+        ),
+        "start": Entry("history", "Create a session from a checkpoint of another one, with a world of its own."),
+    },
+    "Look around": {
+        "sessions": Entry("sessions", "List the sessions, most recently updated first."),
+        "status": Entry("sessions", "Show a session's branch, head and unfinished operations."),
+        "tree": Entry("sessions", "Draw the branches of a session as a tree."),
+        "log": Entry("history", "List the checkpoints of a branch, newest first."),
+        "show": Entry("sessions", "Show a checkpoint: its state, messages and tool calls."),
+        "tool-track": Entry(
+            "sessions", "List the tool calls of a branch, oldest first, with their effects and statuses."
+        ),
+        "branches": Entry("sessions", "List the branches of a session; * marks the current one."),
+        "diff": Entry("history", "Compare two checkpoints: state, messages, tool calls, files, tokens."),
+        "compare": Entry("history", "Show what two branches did since they diverged."),
+        "search": Entry(
+            "history", "Find messages, tool calls and named checkpoints by words: names first, then newest first."
+        ),
+        "events": Entry("events", "List events, newest last."),
+        "operations": Entry("rollback", "List the rollbacks, switches and forks of a session, newest first."),
+        "stats": Entry("maintenance", "Count checkpoints, calls, rollbacks, reversals and tokens."),
+    },
+    "Roll back and branch": {
+        "plan": Entry("rollback", "Show what a rollback would do; nothing is changed."),
+        "rollback": Entry(
+            "rollback", "Roll back to a checkpoint, on a new branch: show the plan, ask, then reverse later effects."
+        ),
+        "undo": Entry(
+            "branches", "Go back one turn or several, on a new branch: show the plan, ask, then reverse later effects."
+        ),
+        "redo": Entry("branches", "Take back the rollback that created a branch: run again what it reversed."),
+        "rewind-files": Entry(
+            "rollback", "Restore only the files, as they were before a user's message; the conversation stays."
+        ),
+        "switch": Entry(
+            "rollback", "Continue a session on another branch; with --sync world, change the world to match it."
+        ),
+        "fork": Entry(
+            "branches", "Create a branch without touching the world; the session stays on its current branch."
+        ),
+        "rename": Entry("branches", "Rename a session or, with @BRANCH, one of its branches."),
+        "checkpoint": Entry("branches", "Create and delete checkpoints; `agentgit log` lists them."),
+        "annotate": Entry("branches", "Rename a checkpoint, or change its description or data."),
+        "tag": Entry("history", "Tag a checkpoint, so that it is kept; or list the tags."),
+        "merge": Entry("merge", "Merge the messages and values of another branch; no tool runs."),
+        "cherry-pick": Entry(
+            "merge",
+            "Copy messages to a branch: those of a checkpoint, of a tool call, or with given ids; no tool runs.",
+        ),
+        "explore": Entry("branches", "Try alternatives, each on a branch of its own, and compare the results."),
+        "rerun": Entry(
+            "rerun.command", "Run recorded sessions again in a graph; tools do not run. Fail below a bar, for CI."
+        ),
+        "promote": Entry(
+            "branches", "Continue on an explored branch: run its tool calls again, so that the world matches it."
+        ),
+    },
+    "Finish what stopped": {
+        "resume": Entry("rollback", "Finish an interrupted rollback or switch; completed steps are not repeated."),
+        "resolve": Entry("rollback", "Record whether a call or its reversal happened, if its outcome is unknown."),
+        "recover": Entry("branches", "Recover a branch whose process died on another machine."),
+    },
+    "Exchange and connect": {
+        "export": Entry("transfer", "Export a session, a branch or a checkpoint to one file."),
+        "import": Entry(
+            "transfer", "Create a session from a file that `agentgit export` wrote, or from plain checkpoints."
+        ),
+        "import-langgraph": Entry(
+            "transfer", "Import the threads of a LangGraph saver as sessions; run it again to add what is new."
+        ),
+        "trajectories": Entry("transfer", "Print trajectories for training: one line of JSON for each AI message."),
+        "mcp": Entry(
+            "serve", "Serve the checkpoints of one session, or of all, as MCP tools over standard input and output."
+        ),
+        "serve": Entry("serve", "Serve the web pages and the HTTP API."),
+        "webhooks": Entry("events", "Send signed events to URLs, with retries."),
+    },
+    "Share": {
+        "share": Entry("users", "Share a session with a user in a role."),
+        "unshare": Entry("users", "Remove all roles of a user in a session, with immediate effect."),
+        "members": Entry("users", "List the users who have a role in a session."),
+        "link": Entry("users", "Manage links that let others join a session."),
+        "accept": Entry("users", "Join a session with a link."),
+        "users": Entry("users", "Manage the users of the database; for admins."),
+        "keys": Entry("users", "Manage API keys."),
+        "whoami": Entry("users", "Show which user you are; --user or $AGENTGIT_USER selects one."),
+    },
+    "Operate": {
+        "workspace": Entry("workspace", "Save, compare and restore the files of a folder."),
+        "retention": Entry("maintenance", "Show or set which checkpoints a session keeps."),
+        "gc": Entry("maintenance", "Delete data that nothing needs any more, and free its space."),
+        "fsck": Entry("maintenance", "Check the integrity of everything that is stored; nothing is changed."),
+        "delete": Entry("maintenance", "Erase a session and its trail permanently."),
+        "audit": Entry("events", "Show and verify the audit trail."),
+        "db": Entry("database", "Manage the schema and the encryption of a database."),
+    },
+}
+"""The headings of the help, each with its commands."""
+
+COMMANDS = {name: entry for entries in HEADINGS.values() for name, entry in entries.items()}
+
+
+class UnloadedCommand(TyperCommand):
+    """A command whose module is not imported yet; it has only a name and a help line."""
+
+
+class AllCommands(CommandGroup):
+    """All commands of `agentgit`. Before a command runs or completes its words, its module is imported."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands.update(
+            {name: UnloadedCommand(name, help=entry.help, rich_markup_mode=None) for name, entry in COMMANDS.items()}
+        )
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command that the words name, and import its module."""
+        if args:
+            self._load(args[0])
+        return super().resolve_command(ctx, args)
+
+    def load_all(self) -> None:
+        """Import the modules of all commands, to read their arguments and options."""
+        for name in COMMANDS:
+            self._load(name)
+
+    def _load(self, name: str) -> None:
+        if isinstance(self.commands.get(name), UnloadedCommand):
+            module = typer.Typer(rich_markup_mode=None, callback=lambda: None)
+            importlib.import_module(f"agentgit.cli.{COMMANDS[name].module}").add_to(module)
+            self.commands.update(get_group(module).commands)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands, each group under its heading."""
+        for heading, entries in HEADINGS.items():
+            self.write_section(formatter, heading, entries)

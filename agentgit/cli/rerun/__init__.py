@@ -1,0 +1,1 @@
+"""`agentgit rerun`: recorded sessions run again in a graph, as a check for CI."""

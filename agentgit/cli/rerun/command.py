@@ -1,0 +1,138 @@
+"""`agentgit rerun`: run recorded sessions again in a graph, and fail below a bar."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from agentgit.cli import output
+from agentgit.cli.completion import complete_session
+from agentgit.cli.options import AsJson, DatabaseOption, import_from_here, repository
+from agentgit.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from agentgit.sessions.reruns import Reruns
+
+BELOW_BAR = 1
+"""The exit code if the sessions do not reach the bar."""
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command()(rerun)
+
+
+def rerun(
+    graph: Annotated[
+        str,
+        typer.Option(
+            "--graph",
+            metavar="MODULE:NAME",
+            help="Your compiled graph, or a function that returns it; one with a parameter receives the session.",
+        ),
+    ],
+    sessions: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="SESSION[@BRANCH]", autocompletion=complete_session, help="The sessions, or branches of them."
+        ),
+    ] = None,
+    matching: Annotated[
+        str | None, typer.Option("--matching", metavar="TEXT", help="Also the sessions with this text in their names.")
+    ] = None,
+    judge: Annotated[
+        str | None,
+        typer.Option(
+            "--judge", metavar="MODULE:NAME", help="A function that rates a rerun: a bool, a number or a word."
+        ),
+    ] = None,
+    fail_under: Annotated[
+        float,
+        typer.Option(
+            "--fail-under",
+            metavar="SHARE",
+            min=0,
+            help="Fail if the judge, or else the match rate, is lower; from 0 to 1.",
+        ),
+    ] = 1.0,
+    junit: Annotated[
+        Path | None, typer.Option("--junit", metavar="FILE", help="Write the results as JUnit XML for a CI server.")
+    ] = None,
+    effects: Annotated[
+        str | None, typer.Option("--effects", metavar="MODULE:NAME", help="The effects of the tools, by their names.")
+    ] = None,
+    on_miss: Annotated[
+        Literal["tell", "stop"],
+        typer.Option(
+            "--on-miss", help="What to do about a call that the record does not have: tell the model, or stop."
+        ),
+    ] = "tell",
+    parallel: Annotated[
+        int, typer.Option("--parallel", metavar="N", min=1, help="The number of sessions that run at the same time.")
+    ] = 1,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="The name of the reruns; by default one with the time.")
+    ] = None,
+    db: DatabaseOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run recorded sessions again in a graph; tools do not run. Fail below a bar, for CI."""
+    from agentgit.render.views import reruns
+
+    if not sessions and matching is None:
+        raise InvalidInput("Name the sessions to run again, or a text in their names: --matching TEXT")
+    import_from_here()
+    options = _graph_or_factory(graph) | {"effects": _import(effects), "judge": _import(judge)}
+    with ExitStack() as stack:
+        repo = stack.enter_context(repository(db))
+        executor = stack.enter_context(ThreadPoolExecutor(parallel)) if parallel > 1 else None
+        found = list(repo.sessions(name=matching)) if matching is not None else []
+        progress = stack.enter_context(output.bar("running again", as_json))
+        results = repo.rerun(
+            [*(sessions or ()), *found],
+            executor=executor,
+            progress=progress,
+            name=name,
+            on_miss=on_miss,
+            **options,
+        )
+    if junit is not None:
+        _write_junit(junit, results, fail_under)
+    is_passed = results.is_passed(fail_under)
+    data = {"fail_under": fail_under, "is_passed": is_passed}
+    output.emit(as_json, lambda: results.to_dict() | data, lambda width: reruns.lines(results, width=width))
+    if not is_passed:
+        raise typer.Exit(BELOW_BAR)
+
+
+def _graph_or_factory(path: str) -> dict[str, Any]:
+    """Return the named graph, or the named function if it takes the session."""
+    from agentgit.agents import user_modules
+
+    value = user_modules.value_in(path) if ":" in path else None
+    if inspect.isroutine(value) and any(
+        one.default is one.empty for one in inspect.signature(value).parameters.values()
+    ):
+        return {"factory": value}
+    return {"graph": user_modules.graph_in(path)}
+
+
+def _import(path: str | None) -> Callable[..., Any] | None:
+    from agentgit.agents import user_modules
+
+    value: Callable[..., Any] | None = user_modules.value_in(path) if path is not None else None
+    return value
+
+
+def _write_junit(path: Path, results: Reruns, bar: float) -> None:
+    from agentgit.handles.export import open_target
+    from agentgit.render import junit
+
+    with open_target(path) as file:
+        file.write(junit.document(results, bar))

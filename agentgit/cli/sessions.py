@@ -1,0 +1,158 @@
+"""The commands that show sessions, branches and checkpoints: sessions, status, branches, tree, tool-track, show."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from agentgit.cli import output, references
+from agentgit.cli.completion import complete_checkpoint
+from agentgit.cli.history import OnBranch
+from agentgit.cli.options import (
+    AsJson,
+    DatabaseOption,
+    Limit,
+    OfBranch,
+    Session,
+    repository,
+)
+from agentgit.render import records
+from agentgit.render import show as shows
+from agentgit.render.text import Span
+from agentgit.render.views import conversation
+from agentgit.render.views import lists as standing
+from agentgit.render.views import tree as trees
+from agentgit.render.views.lists import branch_lines, session_lines
+from agentgit.sessions.folded_tree import fold
+from agentgit.sessions.operation import DONE
+
+DEFAULT_BRANCH_LIMIT = 40
+"""The number of branches that `tree` shows by default."""
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    for command in (sessions, status, branches, tree, tool_track, show):
+        app.command()(command)
+
+
+def sessions(limit: Limit = None, db: DatabaseOption = None, as_json: AsJson = False) -> None:
+    """List the sessions, most recently updated first."""
+    with repository(db) as repo:
+        all_sessions = repo.sessions(limit)
+        placeholder = [(Span("no sessions yet; start one with `agentgit demo` or `agentgit chat MODULE:GRAPH`"),)]
+        output.emit(
+            as_json,
+            lambda: [records.of_session(session) for session in all_sessions],
+            lambda width: session_lines(all_sessions, width=width, zone=output.zone()) or placeholder,
+        )
+
+
+def status(session_ref: OfBranch = None, db: DatabaseOption = None, as_json: AsJson = False) -> None:
+    """Show a session's branch, head and unfinished operations."""
+    with repository(db) as repo:
+        session, branch_name = references.parse_session(repo, session_ref, shows_session=True)
+        branch = session.branch(branch_name)
+        head = session.get_checkpoint("HEAD", branch=branch) if branch.checkpoint_count else None
+        unfinished = [operation for operation in session.operations() if operation.status != DONE]
+        output.emit(
+            as_json,
+            lambda: {
+                "session": records.of_session(session.info),
+                "branch": records.of_branch(branch),
+                "head": records.of_checkpoint(head) if head is not None else None,
+                "stopped": [records.of_operation(operation) for operation in unfinished],
+            },
+            lambda _: [*standing.status_lines(session.info, branch, head), *map(standing.unfinished_line, unfinished)],
+        )
+
+
+def branches(session: Session = None, limit: Limit = None, db: DatabaseOption = None, as_json: AsJson = False) -> None:
+    """List the branches of a session; * marks the current one."""
+    with repository(db) as repo:
+        handle = references.read_session(repo, session)
+        all_branches = handle.branches()[-(limit or 0) :]
+        output.emit(
+            as_json,
+            lambda: [records.of_branch(branch) for branch in all_branches],
+            lambda width: branch_lines(all_branches, handle.tree(), width=width, zone=output.zone()),
+        )
+
+
+def tree(
+    session: Session = None,
+    every: Annotated[bool, typer.Option("--all", help="Show each checkpoint on its own line.")] = False,
+    limit: Annotated[
+        int,
+        typer.Option(
+            "--limit",
+            "-n",
+            min=0,
+            help="The number of branches to show: those on the way to HEAD, then the newest; 0 means all.",
+        ),
+    ] = DEFAULT_BRANCH_LIMIT,
+    branch: Annotated[
+        str | None,
+        typer.Option("--branch", metavar="NAME", help="Show only the way to this branch, and what leaves from it."),
+    ] = None,
+    times: Annotated[bool, typer.Option("--times", help="Show when each checkpoint was created.")] = False,
+    db: DatabaseOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """Draw the branches of a session as a tree."""
+    with repository(db) as repo:
+        handle = repo.session(session)
+        session_tree = handle.tree()
+        branch_id = handle.branch(branch).id if branch is not None else None
+        folded = fold(session_tree, limit=limit or None, branch=branch_id)
+        output.emit(
+            as_json,
+            lambda: records.of_tree(session_tree if branch is None else folded.tree),
+            lambda width: trees.lines(folded, width=width, every=every, times=times, zone=output.zone()),
+        )
+
+
+def tool_track(
+    session_ref: OfBranch = None,
+    limit: Limit = None,
+    on_branch: OnBranch = None,
+    db: DatabaseOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the tool calls of a branch, oldest first, with their effects and statuses."""
+    with repository(db) as repo:
+        session, branch = references.parse_session(repo, session_ref)
+        branch = references.one_branch(branch, on_branch)
+        invocations = session.tool_track(branch=branch)[-(limit or 0) :]
+        output.emit(
+            as_json,
+            lambda: [call.to_dict() for call in invocations],
+            lambda width: conversation.call_lines(invocations, width=width) or [(Span("no tool calls yet"),)],
+        )
+
+
+def show(
+    first: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="SESSION",
+            autocompletion=complete_checkpoint,
+            help="The name or id of a session; by default the most recently updated one.",
+        ),
+    ] = None,
+    second: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="REF",
+            autocompletion=complete_checkpoint,
+            help="A checkpoint, like main#7, HEAD~1, a name or an id; by default HEAD.",
+        ),
+    ] = None,
+    db: DatabaseOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show a checkpoint: its state, messages and tool calls."""
+    with repository(db) as repo:
+        checkpoint = references.checkpoint(repo, first, second)
+        output.emit(as_json, checkpoint.to_dict, lambda width: shows.lines(checkpoint, width=width, zone=output.zone()))

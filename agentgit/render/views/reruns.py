@@ -1,0 +1,116 @@
+"""Reruns: the results of many sessions as lines, and one beside what was recorded."""
+
+from __future__ import annotations
+
+from agentgit.render import html
+from agentgit.render.text import Line, Span, clean, plain, table
+from agentgit.render.views.conversation import message_text
+from agentgit.sessions.rerun import DONE
+from agentgit.sessions.rerun_comparison import Message, RerunComparison, is_same_message
+from agentgit.sessions.reruns import Reruns, SessionRerun
+from agentgit.values import count
+
+
+def lines(results: Reruns, *, width: int = 100) -> list[Line]:
+    """Draw the results of reruns: a summary, and a row for each session.
+
+    Args:
+        results: The results.
+        width: The maximum width of a line, in terminal cells.
+    """
+    summary = [count(len(results.rows), "session"), f"matched {percent(results.matched)}"]
+    summary += [f"judge {percent(results.judge)}"] if results.judge is not None else []
+    summary += [count(results.tokens, "token")] if results.tokens is not None else []
+    rows = [_row(row) for row in results.rows]
+    return [(Span(f"{clean(results.name)}: {', '.join(summary)}", "heading"),), *table(rows, width=width, indent="  ")]
+
+
+def _row(row: SessionRerun) -> list[Span]:
+    is_bad = row.verdict is False
+    return [
+        Span(clean(row.session), "reference"),
+        Span(row.status, "" if row.status == DONE else "bad"),
+        Span(f"matched {percent(row.match_rate)}" if row.report is not None else ""),
+        Span(clean(verdict_text(row)), "bad" if is_bad else ""),
+        Span(count(row.tokens, "token") if row.tokens is not None else "", "dim"),
+        Span(clean(row.error or ""), "bad"),
+    ]
+
+
+def verdict_text(row: SessionRerun) -> str:
+    """Return a verdict as text; empty if there is none.
+
+    Example:
+        >>> verdict_text(SessionRerun(session="a", verdict=False)), verdict_text(SessionRerun(session="a", verdict=0.5))
+        ('failed', 'score 0.5')
+    """
+    if row.verdict is None:
+        return ""
+    if isinstance(row.verdict, bool):
+        return "passed" if row.verdict else "failed"
+    return row.verdict if isinstance(row.verdict, str) else f"score {row.verdict:g}"
+
+
+def percent(share: float) -> str:
+    """Return a share in percent, rounded down, so that only everything is 100%.
+
+    Example:
+        >>> percent(0.9999)
+        '99.9%'
+    """
+    return f"{int(share * 1000) / 10:g}%"
+
+
+def draw_comparison(value: RerunComparison) -> str:
+    """Draw a rerun beside what was recorded as plain text: its report, and the messages from where they diverge.
+
+    Args:
+        value: The comparison.
+    """
+    return plain(comparison_lines(value))
+
+
+def comparison_lines(value: RerunComparison) -> list[Line]:
+    """Draw a rerun beside what was recorded: equal messages once, others with the signs of a diff.
+
+    Args:
+        value: The comparison.
+    """
+    lines: list[Line] = [(Span(clean(line)),) for line in str(value.report).split("\n")]
+    lines.append((Span(divergence_text(value), "heading"),))
+    for _, before, after in value.pairs():
+        if before is not None and after is not None and is_same_message(before, after):
+            lines.append((Span(f"  {_message(before)}", "dim"),))
+            continue
+        lines += [(Span(f"- {_message(before)}", "removed"),)] if before is not None else []
+        lines += [(Span(f"+ {_message(after)}", "added"),)] if after is not None else []
+    return lines
+
+
+def comparison_page(value: RerunComparison) -> str:
+    """Draw a rerun beside what was recorded as HTML, in two columns.
+
+    Args:
+        value: The comparison.
+    """
+    heads = [html.escape(value.report.source), html.escape(value.report.branch)]
+    rows = []
+    for number, before, after in value.pairs():
+        if number == value.diverges_at:
+            rows.append(["<b>they diverge here</b>"] * 2)
+        rows.append([html.escape(_message(one)) if one is not None else "" for one in (before, after)])
+    report = html.pre([(Span(clean(line)),) for line in str(value.report).split("\n")], wrapped=True)
+    return f"<div>{report}<p><b>{html.escape(divergence_text(value))}</b></p>{html.table(heads, rows)}</div>"
+
+
+def divergence_text(value: RerunComparison) -> str:
+    """Return a sentence that says where a rerun leaves the recorded conversation."""
+    if value.diverges_at is None:
+        return f"All {count(value.rerun_count, 'message')} are the same."
+    return (
+        f"They diverge at message {value.diverges_at}, of {value.recorded_count} recorded and {value.rerun_count} now."
+    )
+
+
+def _message(message: Message) -> str:
+    return f"{clean(str(message.get('role', '')))}: {message_text(message)}"

@@ -1,0 +1,202 @@
+"""The report of a rerun: how each call was answered, and where the rerun left the recording. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, ClassVar, Self
+
+from agentgit.sessions.stats import Prices, Usage, UsedTokens, cost_of, require_prices
+from agentgit.values import COUNT, FLAG, OBJECT, Displayable, Tabular
+
+RECORD, LIVE, VALUE, FUNCTION, TOLD = "record", "live", "value", "function", "told"
+"""How a rerun answers a call: from the record, by its tool, by a given value, by a function, or not at all, so that the
+model is told that the record has no such call."""
+
+DONE, DIVERGED, FAILED = "done", "diverged", "failed"
+"""The results of a rerun: it ran to its end, it stopped where it left the recording, or the graph raised."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RerunCall:
+    """A call that a rerun made.
+
+    Args:
+        tool_name: The name of the tool.
+        args: The arguments, JSON-like.
+        answered_by: `record`, `live`, `value`, `function` or `told`.
+        turn: The number of the turn, from 1.
+        recorded_id: The id of the recorded call that answered it; None if none did.
+        is_reordered: True if the recording has the call in an earlier step than a call that the rerun made before.
+        nearest_id: For a call that the record does not have, the id of the recorded call that is most like it.
+    """
+
+    tool_name: str
+    args: dict[str, Any]
+    answered_by: str
+    turn: int
+    recorded_id: int | None = None
+    is_reordered: bool = False
+    nearest_id: int | None = None
+
+    @property
+    def is_matched(self) -> bool:
+        """True if the recording has the call."""
+        return self.recorded_id is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedCall:
+    """A recorded call that a rerun did not make.
+
+    Args:
+        id: Its id.
+        tool_name: The name of the tool.
+        args: The arguments, JSON-like.
+    """
+
+    id: int
+    tool_name: str
+    args: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RerunReport(Displayable, Tabular):
+    """The report of a rerun. A frame has one row for each call that was made or recorded.
+
+    Args:
+        branch: The name of the branch that the rerun made.
+        source: The name of the branch that was run again.
+        status: `done`, `diverged` or `failed`.
+        reason: Why it stopped; None if it ran to its end.
+        turns: The number of turns that ran.
+        recorded_turns: The number of turns that were recorded.
+        calls: The calls that the rerun made, in order.
+        not_made: The recorded calls that it did not make.
+        unanswered: The questions that had no recorded answer, JSON-like.
+        is_same_state: True if the state at the end is the same, message by message.
+        end: The id of the graph checkpoint at which the recorded part ends.
+        seconds: The duration of the rerun.
+        recorded_seconds: The time between the first and the last step of each recorded turn, added up. It includes the
+            time in which a turn waited for a person.
+        tokens: The tokens that the rerun used, by the name of the model.
+        recorded_tokens: The tokens of the recorded part, by the name of the model.
+    """
+
+    _COLUMNS: ClassVar[Mapping[str, str]] = {
+        "outcome": OBJECT,
+        "tool_name": OBJECT,
+        "args": OBJECT,
+        "turn": COUNT,
+        "answered_by": OBJECT,
+        "is_reordered": FLAG,
+        "recorded_id": COUNT,
+    }
+
+    branch: str
+    source: str
+    status: str
+    reason: str | None = None
+    turns: int = 0
+    recorded_turns: int = 0
+    calls: list[RerunCall] = field(default_factory=list)
+    not_made: list[RecordedCall] = field(default_factory=list)
+    unanswered: list[Any] = field(default_factory=list)
+    is_same_state: bool = False
+    end: str | None = None
+    seconds: float | None = None
+    recorded_seconds: float | None = None
+    tokens: Usage = field(default_factory=dict)
+    recorded_tokens: Usage = field(default_factory=dict)
+
+    def _records(self) -> Iterator[dict[str, Any]]:
+        for call in self.calls:
+            yield {**vars(call), "outcome": "matched" if call.is_matched else "new"}
+        for recorded in self.not_made:
+            missing = {"turn": None, "answered_by": None, "is_reordered": False}
+            yield {**vars(recorded), **missing, "outcome": "not made", "recorded_id": recorded.id}
+
+    def costs(self, prices: Prices) -> tuple[float | None, float | None]:
+        """Return the cost of the recorded part and of the rerun; None where the price of a model is missing.
+
+        Args:
+            prices: The prices of a million tokens, by the name of the model; see `Session.stats`.
+
+        Raises:
+            InvalidInput: A price is not valid.
+
+        Example:
+            >>> tokens = {"m": UsedTokens(1, 1_000_000, 0)}
+            >>> RerunReport(branch="rerun", source="main", status="done", tokens=tokens).costs({"m": (2, 8)})
+            (0.0, 2.0)
+        """
+        checked = require_prices(prices)
+        return cost_of(self.recorded_tokens, checked), cost_of(self.tokens, checked)
+
+    @property
+    def matched(self) -> list[RerunCall]:
+        """The calls that the recording has, too."""
+        return [call for call in self.calls if call.is_matched]
+
+    @property
+    def new(self) -> list[RerunCall]:
+        """The calls that the recording does not have."""
+        return [call for call in self.calls if not call.is_matched]
+
+    @property
+    def reordered(self) -> list[RerunCall]:
+        """The calls that came later than in the recording."""
+        return [call for call in self.calls if call.is_reordered]
+
+    @property
+    def match_rate(self) -> float:
+        """The share of calls, made and recorded, that are in both; 1 if there are none."""
+        total = len(self.calls) + len(self.not_made)
+        return len(self.matched) / total if total else 1.0
+
+    @property
+    def is_same(self) -> bool:
+        """True if the rerun did exactly what was recorded."""
+        return self.status == DONE and self.match_rate == 1 and not self.reordered and self.is_same_state
+
+    def usage(self) -> Iterator[tuple[str, str, str]]:
+        """Yield the name of each known figure, with its recorded and its new value as text."""
+        if self.recorded_tokens or self.tokens:
+            before, after = (sum(one.total for one in used.values()) for used in (self.recorded_tokens, self.tokens))
+            yield "tokens", f"{before:,}", f"{after:,}"
+        if self.seconds is not None and self.recorded_seconds is not None:
+            yield "time", f"{self.recorded_seconds:.1f} s", f"{self.seconds:.1f} s"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all fields as a JSON-like dict; the counts of tokens are lists in the order of `UsedTokens`."""
+        usages = {name: getattr(self, name) for name in ("tokens", "recorded_tokens")}
+        counts = {name: {model: list(one) for model, one in usage.items()} for name, usage in usages.items()}
+        return asdict(replace(self, tokens={}, recorded_tokens={})) | counts
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Create a report from the data that `to_dict` returned; keys that a newer version has added are ignored."""
+        known = {one.name: data[one.name] for one in fields(cls) if one.name in data}
+        known["calls"] = [RerunCall(**call) for call in data.get("calls", ())]
+        for name in ("tokens", "recorded_tokens"):
+            known[name] = {model: UsedTokens(*counts) for model, counts in data.get(name, {}).items()}
+        known["not_made"] = [RecordedCall(**call) for call in data.get("not_made", ())]
+        return cls(**known)
+
+    def __str__(self) -> str:
+        lines = [
+            f"Rerun {self.branch} of {self.source}: {self.status}. {self.turns} of {self.recorded_turns} turns; "
+            f"{len(self.matched)} calls matched, {len(self.new)} new, {len(self.not_made)} not made, "
+            f"{len(self.reordered)} in another order."
+        ]
+        lines += [self.reason] if self.reason else []
+        lines += [f"  new: {_text(call)}" for call in self.new]
+        lines += [f"  not made: {_text(call)}" for call in self.not_made]
+        lines += [f"  later than recorded: {_text(call)}" for call in self.reordered]
+        lines += [f"  {name}: {before} recorded, {after} now" for name, before, after in self.usage()]
+        lines.append("The state is the same." if self.is_same_state else "The state differs.")
+        return "\n".join(lines)
+
+
+def _text(call: RerunCall | RecordedCall) -> str:
+    return f"{call.tool_name}({', '.join(f'{name}={value!r}' for name, value in call.args.items())})"

@@ -1,0 +1,138 @@
+"""Folded trees: the branches of a session are read, then only the checkpoints of those that are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from sqlalchemy import Connection, and_, func, or_, select
+
+from agentgit.sessions import ExternalSession, Tree
+from agentgit.sessions.folded_tree import FoldedTree, fold
+from agentgit.sessions.tree import Branch, Point
+from agentgit.store.records.recorded_calls import add_marks, call_marks
+from agentgit.store.records.sessions import StoredRow
+from agentgit.store.sql.batch import slices
+from agentgit.store.sql.tables import BRANCH, CHECKPOINT
+from agentgit.store.store import Store
+
+_LINE_POINTS = 4
+"""The number of checkpoints that are read of a branch that takes one line: those of a turn."""
+
+_BRANCHES_AT_ONCE = 100
+"""The number of branches whose checkpoints one statement reads."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoldChoice:
+    """The parts of a tree that a reader wants to see; see `fold`.
+
+    Args:
+        limit: The maximum number of branches to show; None for all.
+        branch: The id of the branch whose path is shown; None for all.
+        expand: The ids of branches to show in full.
+        collapse: The ids of branches to show on one line.
+        points: The maximum number of checkpoints to read at the end of each branch, and before each branch point.
+    """
+
+    limit: int | None = None
+    branch: int | None = None
+    expand: Collection[int] = ()
+    collapse: Collection[int] = ()
+    points: int = 100
+
+
+def read_folded_tree(
+    store: Store, connection: Connection, session: ExternalSession, rows: Sequence[StoredRow], choice: FoldChoice
+) -> FoldedTree:
+    """Build the folded tree of a session.
+
+    Args:
+        store: The store of the tenant.
+        connection: Any open connection.
+        session: The session.
+        rows: The rows of its branches, in order of creation.
+        choice: What to show.
+    """
+    skeleton = Tree.grow(session.session_name, [tree_branch(row, session, []) for row in rows])
+    folded = fold(skeleton, limit=choice.limit, branch=choice.branch, expand=choice.expand, collapse=choice.collapse)
+    counts, newest = _counts(store, connection, session.id)
+    shown = list(folded.tree.walk())
+    tags = store.tags.names_by_checkpoint(connection, session.id)
+    points: dict[int, list[Point]] = {branch.id: [] for branch in shown}
+    for part in slices(shown, _BRANCHES_AT_ONCE):
+        for row in store.checkpoints.find(connection, or_(*_wanted(folded, part, newest, choice.points))):
+            points[row.internal_session_id].append(tree_point(row, tags.get(row.id, ())))
+    marks = call_marks(connection, store.tenant_id, session.id, [branch.id for branch in shown])
+    inherited = {row.id: row.inherited for row in rows}
+    for branch in shown:
+        branch.points = points[branch.id]
+        marked = add_marks(branch, marks.get(branch.id, ()), inherited[branch.id])
+        branch.points, branch.effects = list(_known_marks(marked.points)), marked.effects
+    return replace(folded, counts={row.id: counts.get(row.id, 0) for row in rows})
+
+
+def _counts(store: Store, connection: Connection, session_id: int) -> tuple[Mapping[int, int], Mapping[int, int]]:
+    """Return the number of checkpoints of each branch, and the highest number among them."""
+    query = (
+        select(CHECKPOINT.c.internal_session_id, func.count().label("n"), func.max(CHECKPOINT.c.number).label("newest"))
+        .join_from(
+            CHECKPOINT,
+            BRANCH,
+            and_(BRANCH.c.tenant_id == CHECKPOINT.c.tenant_id, BRANCH.c.id == CHECKPOINT.c.internal_session_id),
+        )
+        .where(CHECKPOINT.c.tenant_id == store.tenant_id, BRANCH.c.external_session_id == session_id)
+        .group_by(CHECKPOINT.c.internal_session_id)
+    )
+    rows = connection.execute(query).all()
+    return {row.internal_session_id: row.n for row in rows}, {row.internal_session_id: row.newest for row in rows}
+
+
+def _wanted(folded: FoldedTree, branches: Sequence[Branch], newest: Mapping[int, int], most: int) -> Iterator[Any]:
+    """Yield the conditions for the checkpoints to read: the newest of each branch, and those where branches leave."""
+    for branch in branches:
+        of_branch = CHECKPOINT.c.internal_session_id == branch.id
+        window = _LINE_POINTS if branch.id in folded.collapsed else most
+        yield and_(of_branch, CHECKPOINT.c.number > newest.get(branch.id, 0) - window)
+        if branch.children:
+            leaving = [child.branch_point_id for child in branch.children if child.branch_point_id is not None]
+            yield and_(of_branch, CHECKPOINT.c.id.in_(leaving))
+
+
+def _known_marks(points: Sequence[Point]) -> Iterator[Point]:
+    """Yield points without the marks of calls that may belong to a checkpoint before them that was not read."""
+    for before, point in pairwise([None, *points]):
+        if point is not None:
+            is_known = point.number == 1 if before is None else point.number == before.number + 1
+            yield point if is_known or not point.effects else replace(point, effects={})
+
+
+def tree_branch(row: StoredRow, session: ExternalSession, points: list[Point]) -> Branch:
+    """Convert the row of a branch."""
+    return Branch(
+        id=row.id,
+        name=row.name,
+        status=row.status,
+        is_current=row.id == session.current_internal_session_id,
+        parent_id=row.parent_id,
+        branch_point_id=row.branch_point_id,
+        points=points,
+    )
+
+
+def tree_point(row: StoredRow, tags: Sequence[str]) -> Point:
+    """Convert the row of a checkpoint."""
+    return Point(
+        id=row.id,
+        number=row.number,
+        name=row.name,
+        kind=row.kind,
+        is_auto=row.is_auto,
+        created_at=row.created_at,
+        position=row.position,
+        message_count=row.message_count,
+        title=row.description or "",
+        tags=tuple(tags),
+    )

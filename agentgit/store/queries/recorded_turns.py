@@ -1,0 +1,263 @@
+"""The turns of a recorded branch, read from its graph checkpoints: inputs, commands, updates, questions and answers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, NamedTuple, Self
+
+from sqlalchemy import Connection, or_, select
+
+from agentgit.errors import InvalidInput
+from agentgit.store.objects.packing import HASH_BYTES
+from agentgit.store.records.sessions import StoredRow
+from agentgit.store.sql import row_codes
+from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
+from agentgit.store.store import Store
+from agentgit.store.threads.graph_rows import (
+    ASKED,
+    ASKED_INDEX,
+    ERROR,
+    INTERRUPT,
+    RESUME,
+    GraphCheckpoint,
+    parse_graph_checkpoint,
+)
+
+INPUT, COMMAND, UPDATE = "input", "command", "update"
+"""The kinds of a recorded turn: new input, a `Command` that a caller gave, and an update of the state."""
+
+NULL_TASK = "00000000-0000-0000-0000-000000000000"
+"""LangGraph's id of the task to which it attributes what a caller's `Command` writes."""
+
+UPDATE_PATH = f"~{INTERRUPT}"
+"""The beginning of the task path of what `update_state` writes."""
+
+PAGE = 512
+"""The number of graph checkpoints that are read at once."""
+
+
+class RecordedWrite(NamedTuple):
+    """A value that was written to a channel: the hash of the value, and the owner of its content."""
+
+    channel: str
+    value: bytes
+    session_id: int
+
+    @classmethod
+    def of(cls, row: Any) -> Self:
+        """Return the write in a row of the table graph_write."""
+        return cls(row.channel, row.value[:HASH_BYTES], row.external_session_id)
+
+
+@dataclass
+class TurnRecord:
+    """A turn, without its values.
+
+    Args:
+        kind: `input`, `command` or `update`.
+        writes: What its caller gave, by channel.
+        times: The times at which its graph saved a step.
+        has_failed: True if its last step raised and was never repeated.
+    """
+
+    kind: str
+    writes: Sequence[RecordedWrite]
+    times: list[datetime] = field(default_factory=list)
+    has_failed: bool = False
+
+
+class RecordedAnswer(NamedTuple):
+    """The questions of one task, and a person's answers to them.
+
+    Args:
+        questions: The questions, by their numbers; empty if a program without agentgit ran the task.
+        last: The last question.
+        answers: The list of the answers.
+    """
+
+    questions: Mapping[int, RecordedWrite]
+    last: RecordedWrite | None
+    answers: RecordedWrite
+
+
+def read_turns(
+    store: Store,
+    connection: Connection,
+    branch: StoredRow,
+    start: str | None,
+    end: str | None,
+    input_channels: Sequence[str],
+) -> list[TurnRecord]:
+    """Read the turns of a path after one graph checkpoint and up to another.
+
+    Args:
+        store: The store of the tenant.
+        connection: Any open connection.
+        branch: The row of the branch at whose head the path ends.
+        start: LangGraph's id of the state before the first turn; None for the empty state.
+        end: LangGraph's id of the state after the last turn; None for the newest one.
+        input_channels: The channels that receive the input of the graph.
+
+    Raises:
+        InvalidInput: One of the states is not on the path, the end is not after the start, or steps were deleted.
+    """
+    turns: list[TurnRecord] = []
+    next_step = FIRST_STEP
+    previous: Mapping[str, Any] = {}
+    is_started, is_ended = start is None, False
+    for checkpoint, writes, is_new in _read_path(store, connection, branch):
+        step = checkpoint.meta.get("step")
+        if is_started and is_new and isinstance(step, int) and step > next_step:
+            raise InvalidInput(
+                f"Branch {branch.name} lacks steps, and with them the inputs of its turns, so nothing was run: gc has "
+                "deleted them, or they were never saved. Choose a later start, and let gc keep the steps of sessions "
+                "that you run again."
+            )
+        next_step = step + 1 if isinstance(step, int) else next_step
+        if is_started and is_new:
+            source = checkpoint.meta.get("source")
+            if source == "input":
+                versions = checkpoint.header["versions"]
+                changed = [name for name in input_channels if versions.get(name) != previous.get(name)]
+                found = [RecordedWrite(name, checkpoint.values[name], checkpoint.session_id) for name in changed]
+                turns.append(TurnRecord(INPUT, found))
+            elif turns:
+                turns[-1].times.append(datetime.fromisoformat(str(checkpoint.header["ts"])))
+                turns[-1].has_failed = False
+        is_started = is_started or checkpoint.key.checkpoint_id == start
+        previous = checkpoint.header["versions"]
+        is_ended = is_ended or checkpoint.key.checkpoint_id == end
+        if is_ended:
+            break
+        if is_started:
+            turns += _turns_on(writes)
+            if turns and any(write.channel == ERROR for write in writes):
+                turns[-1].has_failed = True
+    if not is_started or (end is not None and not is_ended):
+        raise InvalidInput("start and end must be checkpoints of this branch's path, and end must not be before start.")
+    return turns
+
+
+FIRST_STEP = -1
+"""LangGraph's number of the first step of a thread."""
+
+
+class _Write(NamedTuple):
+    task_id: str
+    path: str
+    channel: str
+    value: bytes
+    session_id: int
+
+
+def _turns_on(writes: Sequence[_Write]) -> list[TurnRecord]:
+    """Return the turns that began at a graph checkpoint with something else than new input."""
+    given = [write for write in writes if write.task_id == NULL_TASK and write.channel != RESUME]
+    updates = [write for write in writes if write.path.startswith(UPDATE_PATH)]
+    return [
+        TurnRecord(kind, [RecordedWrite(write.channel, write.value, write.session_id) for write in group])
+        for kind, group in ((COMMAND, given), (UPDATE, updates))
+        if group
+    ]
+
+
+def _read_path(
+    store: Store, connection: Connection, branch: StoredRow
+) -> Iterator[tuple[GraphCheckpoint, list[_Write], bool]]:
+    """Yield the graph checkpoints of a path, oldest first, each with the writes of callers and failed tasks on it.
+
+    The first one of a branch is a copy of its branch point, and not new.
+    """
+    lineage = [segment.branch for segment in store.sessions.lineage(connection, branch)]
+    for row, child in zip(lineage, [*lineage[1:], None], strict=True):
+        is_new = row.parent_id is None
+        last_id = first_id(store, connection, child) if child is not None else None
+        if child is not None and last_id is None:
+            continue  # the child began with the empty state
+        writes = _read_writes(store, connection, row)
+        for checkpoint in _read_thread(store, connection, row.thread_id):
+            checkpoint_id = checkpoint.key.checkpoint_id
+            if checkpoint_id == last_id:
+                if is_new:
+                    yield checkpoint, [], True
+                break
+            yield checkpoint, writes.get(checkpoint_id, []), is_new
+            is_new = True
+
+
+def _read_thread(store: Store, connection: Connection, thread: str, page_size: int = PAGE) -> Iterator[GraphCheckpoint]:
+    columns, after = GRAPH_CHECKPOINT.c, -1
+    query = select(GRAPH_CHECKPOINT).where(
+        columns.tenant_id == store.tenant_id, columns.thread_id == thread, columns.ns == ""
+    )
+    while True:
+        page = query.where(columns.seq > after).order_by(columns.seq).limit(page_size)
+        rows = row_codes.verify_rows(connection, GRAPH_CHECKPOINT, connection.execute(page).all())
+        yield from map(parse_graph_checkpoint, rows)
+        if len(rows) < page_size:
+            return
+        after = rows[-1].seq
+
+
+def first_id(store: Store, connection: Connection, branch: StoredRow) -> str | None:
+    """Return LangGraph's id of the first state on a branch; None if there is none."""
+    return next((one.key.checkpoint_id for one in _read_thread(store, connection, branch.thread_id, 1)), None)
+
+
+def _read_writes(store: Store, connection: Connection, branch: StoredRow) -> dict[str, list[_Write]]:
+    columns = GRAPH_WRITE.c
+    is_read = or_(
+        columns.task_id == NULL_TASK,
+        columns.channel == ERROR,
+        columns.task_path.startswith(UPDATE_PATH, autoescape=True),
+    )
+    query = select(GRAPH_WRITE).where(
+        columns.tenant_id == store.tenant_id, columns.thread_id == branch.thread_id, columns.ns == "", is_read
+    )
+    writes: dict[str, list[_Write]] = {}
+    rows = row_codes.verify_rows(connection, GRAPH_WRITE, connection.execute(query).all())
+    for row in sorted(rows, key=lambda row: (row.task_path, row.task_id, row.idx)):
+        write = _Write(row.task_id, row.task_path, row.channel, row.value[:HASH_BYTES], row.external_session_id)
+        writes.setdefault(row.checkpoint_id, []).append(write)
+    return writes
+
+
+def read_answers(
+    store: Store, connection: Connection, branch: StoredRow, start: str | None, end: str | None
+) -> list[RecordedAnswer]:
+    """Read the questions that the tasks of a path asked, with the answers, oldest first.
+
+    Args:
+        store: The store of the tenant.
+        connection: Any open connection.
+        branch: The row of the branch at whose head the path ends.
+        start: LangGraph's id of the state from which on they are read; None for the empty state.
+        end: LangGraph's id of the state up to which they are read; None for the newest one.
+    """
+    threads = [segment.branch.thread_id for segment in store.sessions.lineage(connection, branch)]
+    columns = GRAPH_WRITE.c
+    query = select(GRAPH_WRITE).where(
+        columns.tenant_id == store.tenant_id,
+        columns.thread_id.in_(threads),
+        columns.channel.in_((ASKED, INTERRUPT, RESUME)),
+        columns.task_id != NULL_TASK,
+        *((columns.checkpoint_id >= start,) if start is not None else ()),
+        *((columns.checkpoint_id <= end,) if end is not None else ()),
+    )
+    rows = row_codes.verify_rows(connection, GRAPH_WRITE, connection.execute(query).all())
+    questions: dict[str, dict[int, RecordedWrite]] = defaultdict(dict)
+    answers: dict[str, RecordedWrite] = {}
+    last: dict[str, RecordedWrite] = {}
+    # A nearer branch has copied the questions of its branch point, and its own answers count.
+    for row in sorted(rows, key=lambda row: (row.checkpoint_id, threads.index(row.thread_id))):
+        task, write = f"{row.ns}/{row.checkpoint_id}/{row.task_id}", RecordedWrite.of(row)
+        if row.channel == RESUME:
+            answers[task] = write
+        elif row.channel == INTERRUPT:
+            last[task] = write
+        else:
+            questions[task][ASKED_INDEX - row.idx] = write
+    return [RecordedAnswer(questions[task], last.get(task), given) for task, given in answers.items()]

@@ -1,0 +1,191 @@
+"""Model calls of a session: what each model was asked, and what it replied.
+
+Each graph checkpoint of the root graph refers to two lists about all model calls on the path to it. One has the
+messages that models received and returned, and their options (tools and output format); most of these are messages of
+the state, which the session stores only once. The other has an item for each step that called models: JSON that names
+the messages of each call by their positions in the first list, as ranges. Both lists are stored like that of a
+conversation, so they cost only what is new, and a fork, an export or a collection keeps them with the graph checkpoint.
+
+The calls of a step that ended without a graph checkpoint, because a person is asked or a task failed, are kept as a
+write on top of the graph checkpoint before. It refers to lists that continue those of the checkpoint. See record 83 in
+docs/decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection
+
+from agentgit.errors import Corrupt
+from agentgit.store.objects.blobs import Leaf, NewValues, compact, leaf, list_hash
+from agentgit.store.objects.content import Content
+from agentgit.store.objects.packing import HASH_BYTES, split_hashes
+from agentgit.store.objects.plain_values import JSON
+from agentgit.store.threads.graph_rows import MODEL_CALLS, MODEL_MESSAGES, NewModelCall, NewModelCalls
+from agentgit.values import as_object
+
+RECENT = 64
+"""The number of newest messages of the state that need not be stored again with a call."""
+
+CHUNK = 64
+"""The number of messages that are compared at once."""
+
+WRITE_INDEX = -16
+"""The index of the write with the calls of an unfinished step. LangGraph uses smaller negative numbers."""
+
+
+class RecordedModelCall(NamedTuple):
+    """A recorded model call.
+
+    Args:
+        step: The number of LangGraph's step that made it.
+        messages: The messages that the model received.
+        options: The tools and the output format that it received; None without any.
+        reply: The message that it returned.
+        is_in_tool: True if a recorded tool call made it.
+    """
+
+    step: int
+    messages: Sequence[Leaf]
+    options: Leaf | None
+    reply: Leaf
+    is_in_tool: bool
+
+
+def named(hashes: bytes | None) -> dict[str, bytes]:
+    """Return the two hashes of model calls by the names under which a graph checkpoint keeps them."""
+    return dict(zip((MODEL_CALLS, MODEL_MESSAGES), split_hashes(hashes or b""), strict=False))
+
+
+def encode(
+    connection: Connection,
+    content: Content,
+    new: NewModelCalls,
+    earlier: bytes | None,
+    conversation: bytes | None,
+    new_values: NewValues,
+) -> bytes | None:
+    """Return the hashes of the lists with some more calls, and collect what has to be stored; None for empty lists.
+
+    Args:
+        connection: A connection in a transaction that writes.
+        content: The values of the session.
+        new: The calls to add.
+        earlier: The hashes of the lists before; None if there are none.
+        conversation: The hash of a stored conversation, whose messages are not stored again; None without one.
+        new_values: What has to be stored, by hash; more is added.
+    """
+    if not new.calls and not new.rewritten:
+        return earlier
+    calls_before, messages_before = split_hashes(earlier) if earlier is not None else (None, None)
+    messages = _Messages(content.item_hashes(connection, messages_before) if messages_before is not None else ())
+    messages.rewrite(new.rewritten)
+    calls = [messages.refer(call) for call in new.calls]
+    new_steps = [leaf(JSON, compact({"step": new.step, "calls": calls}))] if calls else []
+    steps = content.item_hashes(connection, calls_before) if calls_before is not None else ()
+    stored = content.item_hashes(connection, conversation)[-RECENT:] if conversation is not None else ()
+    lists = [((*steps, *(step.hash for step in new_steps)), calls_before), (tuple(messages.hashes), messages_before)]
+    keyed_lists = [(list_hash(hashes), hashes, before) for hashes, before in lists]
+    leaves = [*new_steps, *(item for item in messages.new_leaves if item.hash not in stored)]
+    content.blobs.encode(connection, leaves, keyed_lists, new_values)
+    return b"".join(key for key, _, _ in keyed_lists)
+
+
+class _Messages:
+    """The list of messages and options that calls refer to by position.
+
+    Args:
+        hashes: The hashes of its items so far.
+    """
+
+    def __init__(self, hashes: Sequence[bytes]) -> None:
+        self.hashes = list(hashes)
+        self.new_leaves: list[Leaf] = []
+        self._by_hash = dict(zip(hashes, range(len(hashes)), strict=True))
+
+    def rewrite(self, items: Mapping[bytes, Leaf]) -> None:
+        """Replace items by others, which take their positions."""
+        for key, item in items.items():
+            if key in self._by_hash:
+                position = self._by_hash[item.hash] = self._by_hash[key]
+                self.hashes[position] = item.hash
+                self.new_leaves.append(item)
+
+    def refer(self, call: NewModelCall) -> dict[str, Any]:
+        """Return the fields of a call, and add the items that the list lacks."""
+        fields: dict[str, Any] = {"messages": self._ranges(call.messages)}
+        fields["reply"] = self._position(call.reply)
+        if call.options is not None:
+            fields["options"] = self._position(call.options)
+        if call.is_in_tool:
+            fields["in_tool"] = True
+        return fields
+
+    def _ranges(self, messages: Sequence[Leaf]) -> list[list[int]]:
+        """Return the ranges of the list that hold the messages, each as its first position and its length."""
+        hashes = [item.hash for item in messages]
+        ranges: list[list[int]] = []
+        done = 0
+        while done < len(hashes):
+            start = self._position(messages[done])
+            length = self._count_equal(hashes, done, start)
+            if ranges and sum(ranges[-1]) == start:
+                ranges[-1][1] += length
+            else:
+                ranges.append([start, length])
+            done += length
+        return ranges
+
+    def _count_equal(self, hashes: list[bytes], first: int, start: int) -> int:
+        """Return how many of the messages from the first one on follow each other in the list from a position on."""
+        length = 1
+        for size in (CHUNK, 1):  # mostly they are very many
+            while chunk := hashes[first + length : first + length + size]:
+                if self.hashes[start + length : start + length + size] != chunk:
+                    break
+                length += len(chunk)
+        return length
+
+    def _position(self, item: Leaf) -> int:
+        position = self._by_hash.get(item.hash)
+        if position is None:
+            position = self._by_hash[item.hash] = len(self.hashes)
+            self.hashes.append(item.hash)
+            self.new_leaves.append(item)
+        return position
+
+
+def read(connection: Connection, content: Content, hashes: bytes) -> list[RecordedModelCall]:
+    """Return the calls of stored lists, in order.
+
+    Args:
+        connection: Any open connection.
+        content: The values of the session.
+        hashes: The hashes of the lists.
+
+    Raises:
+        Corrupt: A value is missing, does not match its hash, or is not of this form.
+    """
+    steps, messages = (
+        content.blobs.leaves(connection, content.item_hashes(connection, key)) for key in split_hashes(hashes)
+    )
+    try:
+        return [call for step in steps for call in _parse_step(as_object(step.data), messages)]
+    except (ValueError, LookupError, TypeError) as error:
+        row = f"blob {hashes.hex()[: 2 * HASH_BYTES]}"
+        raise Corrupt(
+            f"{row} has damaged model calls. Run: agentgit fsck; then restore the database from a backup.", row=row
+        ) from error
+
+
+def _parse_step(step: dict[str, Any], messages: Sequence[Leaf]) -> Iterator[RecordedModelCall]:
+    for fields in step["calls"]:
+        yield RecordedModelCall(
+            step["step"],
+            [messages[position] for start, length in fields["messages"] for position in range(start, start + length)],
+            messages[fields["options"]] if "options" in fields else None,
+            messages[fields["reply"]],
+            bool(fields.get("in_tool")),
+        )

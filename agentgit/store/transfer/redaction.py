@@ -1,0 +1,350 @@
+"""Redaction of an export: secrets are replaced everywhere, always alike, and all hashes are computed anew.
+
+The records of the export are written twice. The first time, the values of names that look like those of secrets are
+collected; the second time, each of them is replaced wherever it occurs, also inside other texts. So what the model
+said, what a tool was called with and what it returned still belong together, and a rerun of the redacted file matches.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, cached_property
+from hashlib import sha256
+from secrets import token_bytes
+from typing import Any
+
+from agentgit.auth.secret_names import is_secret_name
+from agentgit.errors import InvalidInput
+from agentgit.store.objects.blobs import RECORD, Leaf, leaf, list_hash, pack, unpack
+from agentgit.store.objects.plain_values import CUSTOM_SERDE, DELTA, MESSAGE_MSGPACK, MSGPACK, NUMPY, READERS
+from agentgit.store.threads.graph_rows import hash_state
+from agentgit.store.transfer.export_states import RecentLists, WriteRecord
+from agentgit.store.transfer.import_rows import ValueReader
+from agentgit.store.transfer.lines import records_with_contents
+from agentgit.values import from_json
+
+Record = dict[str, Any]
+
+RedactText = Callable[[str], str]
+"""A function that receives a text and returns it without its secrets. Equal texts must become equal."""
+
+PLACEHOLDER = "REDACTED-{}"
+
+LONG = 8
+"""The number of characters from which a secret is replaced inside words, too; a shorter one only as a whole word."""
+
+SHORTEST = 3
+"""The number of characters of the shortest secret that is replaced in other texts."""
+
+_COUNTS = frozenset({"usage", "details", "count", "counts"})
+"""The last words of names like `token_usage`, which hold numbers and no secrets."""
+
+_STRUCTURE = frozenset({"human", "ai", "tool", "system", "user", "assistant", "function", "tool_call", "text"})
+"""Words that messages are made of, so that they are no secrets."""
+
+
+class Secrets:
+    """The secrets of one export, and what replaces them.
+
+    Args:
+        function: Replaces what else is secret in a text; None to replace only the values of secret names.
+    """
+
+    def __init__(self, function: RedactText | None) -> None:
+        self._function = function
+        self._placeholders: dict[str, str] = {}
+        self._tool_names: set[str] = set()
+        self.changes = 0
+        """The number of texts that were replaced."""
+        self.text = cache(self._text)
+        """Return a text without its secrets."""
+
+    # -- collecting
+
+    def collector(self) -> WriteRecord:
+        """Return a function that collects the secrets of the records of an export."""
+        reader = ValueReader()
+
+        def collect(record: Record) -> None:
+            kind = record["record"]
+            if kind in ("value", "part"):
+                if (value := read_value(reader, record)) is not None:
+                    self._collect_leaf(value)
+            elif kind == "state":
+                self._collect(record["meta"])
+            elif kind not in ("list", "write"):
+                self._collect(record)
+                self._tool_names |= {record["tool"]} if kind == "call" else set()
+
+        return collect
+
+    def _collect_leaf(self, value: Leaf) -> None:
+        if value.type in READERS:
+            self._collect(READERS[value.type](value.data))
+        elif value.type in (MSGPACK, MESSAGE_MSGPACK):
+            self._collect(_read_msgpack(value.data, _content))
+
+    def _collect(self, value: Any) -> None:
+        for is_secret, item in _leaves(value, is_secret=False):
+            if is_secret and item not in _STRUCTURE:
+                self._placeholders.setdefault(item, PLACEHOLDER.format(len(self._placeholders) + 1))
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str] | None:
+        """The pattern of all secrets; None if there are none. To read it ends the collection."""
+        for name in self._tool_names:
+            self._placeholders.pop(name, None)
+        for secret, placeholder in list(self._placeholders.items()):
+            for is_ascii in (True, False):  # as it stands in JSON inside a text
+                self._placeholders.setdefault(json.dumps(secret, ensure_ascii=is_ascii)[1:-1], placeholder)
+        known = sorted((one for one in self._placeholders if len(one) >= SHORTEST), key=len, reverse=True)
+        patterns = [re.escape(one) if len(one) >= LONG else rf"(?<!\w){re.escape(one)}(?!\w)" for one in known]
+        return re.compile("|".join(patterns)) if patterns else None
+
+    # -- replacing
+
+    def _text(self, text: str) -> str:
+        pattern = self._pattern
+        new = self._placeholders.get(text, text)
+        if pattern is not None and new == text:
+            new = pattern.sub(lambda match: self._placeholders[match[0]], text)
+        if self._function is not None:
+            new = self._function(new)
+            if not isinstance(new, str):
+                raise InvalidInput(f"The redact function must return a string, not {new!r}.")
+        return new
+
+    def value(self, value: Any, *, is_secret: bool = False) -> Any:
+        """Return JSON-like data, or what msgpack holds, without its secrets.
+
+        Args:
+            value: The data.
+            is_secret: True if its name is that of a secret.
+        """
+        new: Any
+        if isinstance(value, str):
+            new = self.text(value)
+        elif isinstance(value, Mapping):
+            return {
+                self.value(key): self.value(item, is_secret=isinstance(key, str) and _is_secret(key))
+                for key, item in value.items()
+            }
+        elif isinstance(value, list | tuple):
+            return type(value)(self.value(item) for item in value)
+        elif isinstance(value, bytes):
+            return self._bytes(value)
+        elif is_secret and type(value) in (int, float):
+            new = 0
+        else:
+            return value
+        self.changes += new != value
+        return new
+
+    def _bytes(self, data: bytes) -> bytes:
+        try:
+            text = data.decode()
+        except UnicodeDecodeError:
+            return data
+        return str(self.value(text)).encode()
+
+    def leaf(self, value: Leaf) -> Leaf:
+        """Return a value without its secrets; the same value if it has none.
+
+        Raises:
+            InvalidInput: A serializer of the user wrote it, so nobody knows what is in it.
+        """
+        before = self.changes
+        if value.type in READERS:
+            data = _dump(self.value(READERS[value.type](value.data)), is_ascii=value.type.endswith("+py"))
+        elif value.type in (MSGPACK, MESSAGE_MSGPACK):
+            data = _write_msgpack(self.value(_read_msgpack(value.data, self._extension)))
+        elif value.type in ("bytes", "bytearray"):
+            data = self._bytes(value.data)
+        elif value.type == CUSTOM_SERDE:
+            raise InvalidInput(
+                "This session has values that your own serializer wrote. They cannot be redacted. Nothing was exported."
+            )
+        else:
+            return value
+        return leaf(value.type, data) if self.changes > before else value
+
+    def _extension(self, code: int, payload: bytes) -> Any:
+        """Return an object of LangGraph's serializer without secrets. The names of its type stay."""
+        import ormsgpack  # a dependency of LangGraph; needed only for values that are not plain
+
+        if code != NUMPY:
+            content = _read_msgpack(payload, self._extension)
+            kept = 0 if code == DELTA else 2
+            payload = _write_msgpack([*content[:kept], *map(self.value, content[kept:])])
+        return ormsgpack.Ext(code, payload)
+
+
+def _is_secret(name: str) -> bool:
+    """Return whether a name is that of a secret; `token_usage` is not.
+
+    Example:
+        >>> _is_secret("apiKey"), _is_secret("token_usage"), _is_secret("city")
+        (True, False, False)
+    """
+    return is_secret_name(name) and re.split(r"[^a-z]+", name.lower())[-1] not in _COUNTS
+
+
+def _leaves(value: Any, *, is_secret: bool) -> Iterator[tuple[bool, str]]:
+    """Yield each text in JSON-like data, and whether it stands below the name of a secret. JSON in a text is read."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _leaves(item, is_secret=is_secret or (isinstance(key, str) and _is_secret(key)))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _leaves(item, is_secret=is_secret)
+    elif isinstance(value, str):
+        yield is_secret and bool(value), value
+        if value[:1] in ("{", "["):
+            try:
+                yield from _leaves(from_json(value.encode()), is_secret=False)
+            except (ValueError, RecursionError):
+                return
+    elif is_secret and type(value) in (int, float) and len(str(value)) > SHORTEST:
+        yield True, str(value)
+
+
+def _dump(value: Any, *, is_ascii: bool) -> bytes:
+    """Encode JSON as `agentgit.saver.leaf_codec` does, so that a rerun that makes an equal value gives it this hash."""
+    import orjson
+
+    return json.dumps(value, separators=(",", ":")).encode() if is_ascii else orjson.dumps(value)
+
+
+def _read_msgpack(data: bytes, read_extension: Callable[[int, bytes], Any]) -> Any:
+    import ormsgpack  # as in `_extension`
+
+    return ormsgpack.unpackb(data, ext_hook=read_extension, option=ormsgpack.OPT_NON_STR_KEYS)
+
+
+def _write_msgpack(value: Any) -> bytes:
+    import ormsgpack  # as in `_extension`
+
+    return ormsgpack.packb(value, option=ormsgpack.OPT_NON_STR_KEYS)
+
+
+def _content(code: int, payload: bytes) -> Any:
+    """Return what an object of LangGraph's serializer consists of, without the names of its type."""
+    if code == NUMPY:
+        return None
+    content = _read_msgpack(payload, _content)
+    return content if code == DELTA else content[2:]
+
+
+class RedactedWriter:
+    """Writes the records of an export without their secrets.
+
+    Args:
+        secrets: The secrets, which were collected from all records.
+        write: Writes one record.
+    """
+
+    def __init__(self, secrets: Secrets, write: WriteRecord) -> None:
+        self._secrets, self._write = secrets, write
+        self._reader, self._recent = ValueReader(), RecentLists()
+        self._salt = token_bytes(32)
+        self._hashes: dict[bytes, bytes] = {}
+        self._written: set[bytes] = set()
+        self._state_hashes: dict[str, str] = {}
+
+    def __call__(self, record: Record) -> None:
+        """Write a record."""
+        kind = record["record"]
+        if kind in ("value", "part"):
+            if (value := read_value(self._reader, record)) is not None:
+                self._write_value(value)
+        elif kind == "list":
+            self._write_list(record)
+        elif kind == "state":
+            self._write_state(record)
+        elif kind == "write":
+            self._write({**record, "value": self._mapped(record["value"])})
+        elif kind == "checkpoint":
+            self._write_checkpoint(record)
+        elif kind == "call":
+            self._write_call(record)
+        elif kind == "log":
+            self._write(record)
+        else:
+            self._write(self._redacted(record))
+
+    def _redacted(self, record: Record, *names: str) -> Record:
+        """Return a record with these fields redacted; without names, with all of them."""
+        fields = {name: self._secrets.value(record[name]) for name in names or record.keys() - {"record"}}
+        return {**record, **fields}
+
+    def _mapped(self, hashes: list[str]) -> list[str]:
+        return [self._hashes[bytes.fromhex(key)].hex() for key in hashes]
+
+    def _write_value(self, value: Leaf) -> None:
+        if value.type == RECORD:
+            parts = {name: self._hashes[key] for name, key in unpack(value.data).items()}
+            new = leaf(RECORD, pack(parts))
+        else:
+            new = self._secrets.leaf(value)
+        self._hashes[value.hash] = new.hash
+        if new.hash not in self._written:
+            self._written.add(new.hash)
+            record = {"record": "value", "id": new.hash.hex(), "type": new.type}
+            for part in records_with_contents(record, new.data, is_text=new.type in READERS):
+                self._write(part)
+
+    def _write_list(self, record: Record) -> None:
+        fields = {"id": bytes.fromhex(record["id"]), "keep": record["keep"]}
+        fields["base"] = bytes.fromhex(record["base"]) if record["base"] is not None else None
+        fields["items"] = tuple(map(bytes.fromhex, record["items"]))
+        items = tuple(self._hashes[item] for item in self._reader.read_list(fields).items)
+        key = list_hash(items)
+        self._hashes[fields["id"]] = key
+        if key in self._written:
+            return
+        self._written.add(key)
+        base, kept = self._recent.find_base(items)
+        self._write(
+            {
+                "record": "list",
+                "id": key.hex(),
+                "base": base.hex() if base is not None else None,
+                "keep": kept,
+                "items": [item.hex() for item in items[kept:]],
+            }
+        )
+        self._recent.add(key, items)
+
+    def _write_state(self, record: Record) -> None:
+        channels = {name: self._hashes[bytes.fromhex(key)] for name, key in record["channels"].items()}
+        state_hash = hash_state(channels).hex()
+        self._state_hashes[record["state_hash"]] = state_hash
+        named = {name: key.hex() for name, key in channels.items()}
+        self._write({**self._redacted(record, "meta"), "channels": named, "state_hash": state_hash})
+
+    def _write_checkpoint(self, record: Record) -> None:
+        pending = record["pending"]
+        if pending is not None:
+            pending = [
+                {**one, "writes": [{**write, "value": self._mapped(write["value"])} for write in one["writes"]]}
+                for one in pending
+            ]
+        state_hash = self._state_hashes.get(record["state_hash"], record["state_hash"])
+        redacted = self._redacted(record, "name", "description", "data")
+        self._write({**redacted, "pending": pending, "state_hash": state_hash})
+
+    def _write_call(self, record: Record) -> None:
+        new = self._redacted(record, "args", "result", "error", "answers")
+        if new["args"] != record["args"]:
+            # Hashes from which short arguments could be guessed.
+            new |= {"identity": None, "key": sha256(self._salt + record["key"].encode()).hexdigest()[:32]}
+        self._write(new)
+
+
+def read_value(reader: ValueReader, record: Record) -> Leaf | None:
+    """Return the value that a record of an export completes; None if its parts follow."""
+    if record["record"] == "part":
+        return reader.read_part(record)
+    return reader.read_value({**record, "id": bytes.fromhex(record["id"])})

@@ -1,0 +1,300 @@
+"""Explorations whose turns run in other processes, of an executor of Python or of Dask (row N2)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+
+import dask
+import distributed
+import processes
+import pytest
+from explored_graphs import acting, broken, chat, entries, failing, folder, forgetful, mortal
+from scripted import scripted, tool_node_graph
+
+import agentgit
+from agentgit import InvalidInput, Unavailable
+
+
+@contextmanager
+def process_pool(size=2):
+    """Open an executor of Python."""
+    with ProcessPoolExecutor(size, mp_context=processes.forking()) as pool:
+        yield pool
+
+
+@contextmanager
+def dask_pool():
+    """Open an executor of Dask with two processes, each with one thread."""
+    options = {"distributed.worker.multiprocessing-method": "forkserver", "distributed.comm.timeouts.connect": "60s"}
+    with (
+        dask.config.set(options),
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        yield client.get_executor()
+
+
+POOLS = {"processes": process_pool, "dask": dask_pool}
+
+
+def agent_on(repo, **how):
+    """Wrap a graph that has the state of those that run in the processes."""
+    return repo.wrap(chat("", 0, "main"), "s", **how)
+
+
+def words(found) -> list[tuple[str, str, str | None]]:
+    return [(branch.name, branch.status, branch.answer) for branch in found.branches]
+
+
+def said(leaf) -> list[str]:
+    return [message["content"] for message in leaf.messages]
+
+
+def turns(choices: int, steps: int) -> int:
+    return sum(choices**i for i in range(1, steps + 1))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("pool", POOLS)
+def test_n2_an_exploration_runs_in_the_processes_of_an_executor(repo, tmp_path, pool):
+    """N2: the turns run in other processes, each once, with the results of an exploration in this process."""
+    agent, ledger = agent_on(repo), tmp_path / "ledger"
+    agent.run("hello")
+    here = agent.explore(["a", "b", "c"], 2, name="here")
+    with POOLS[pool]() as executor:
+        found = agent.explore(
+            ["a", "b", "c"], 2, executor=executor, factory=partial(chat, str(ledger), 0.01),
+            score=lambda leaf: leaf.choices[-1], name="there",
+        )  # fmt: skip
+    assert [(name.replace("there", "here"), *rest) for name, *rest in words(found)] == words(here)
+    assert [said(leaf) for leaf in found.leaves] == [said(leaf) for leaf in here.leaves]
+    assert [leaf.score for leaf in found.leaves] == [1, 2] * 4
+    where = [line.split() for line in entries(ledger).elements()]
+    assert sorted(branch for branch, _ in where) == sorted(branch.name for branch in found.branches)
+    assert str(os.getpid()) not in {process for _, process in where}
+    assert len({process for _, process in where}) == 2
+    assert (agent.branch.is_current, agent.run("on")) == (True, "did on")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)  # 1,364 turns on a busy machine
+@pytest.mark.parametrize("pool", POOLS)
+def test_n2_five_steps_with_four_choices_are_1364_turns(postgres_url, tmp_path, pool):
+    """N2: five steps with four choices are 1,364 turns over one PostgreSQL, as in one process, and each runs once."""
+    ledger = tmp_path / "ledger"
+    with agentgit.open(postgres_url) as repo, POOLS[pool]() as executor:
+        agent = agent_on(repo, auto_checkpoint="off")
+        found = agent.explore(
+            [f"step {n}" for n in range(5)], 4, executor=executor, factory=partial(chat, str(ledger), 0)
+        )
+    assert (len(found.branches), len(found.leaves)) == (turns(4, 5), 4**5) == (1364, 1024)
+    assert {branch.status for branch in found.branches} == {"done"}
+    assert {len(leaf.messages) for leaf in found.leaves} == {10}
+    assert sorted(line.split()[0] for line in entries(ledger).elements()) == sorted(b.name for b in found.branches)
+
+
+@pytest.mark.long
+def test_n2_the_branch_of_a_killed_process_is_resumed(repo, tmp_path):
+    """N2: a killed process ends the exploration with an error that says how to continue, and nothing happens twice."""
+    ledger = tmp_path / "ledger"
+    agent, steps, factory = agent_on(repo), ["a", "die", "b"], partial(mortal, str(ledger))
+    # With one process, because the pool ends the others, too, perhaps before their last step is written.
+    with process_pool(1) as executor, pytest.raises(Unavailable, match="process was killed") as lost:
+        agent.explore(steps, 2, executor=executor, factory=factory)
+    assert "name='explore'" in lost.value.__notes__[0]
+    with process_pool() as executor:
+        found = agent.explore(steps, 2, executor=executor, factory=factory, name="explore")
+    check_nothing_twice(found, ledger)
+
+
+@pytest.mark.long
+def test_n2_dask_gives_the_branch_of_a_killed_process_to_another_one(repo, tmp_path):
+    """N2: where the executor repeats the work of a killed process, the turn continues there, and nothing happens
+    twice.
+    """
+    ledger = tmp_path / "ledger"
+    with dask_pool() as executor:
+        found = agent_on(repo).explore(["a", "die", "b"], 2, executor=executor, factory=partial(mortal, str(ledger)))
+    check_nothing_twice(found, ledger)
+
+
+def check_nothing_twice(found, ledger) -> None:
+    """Check that every turn has ended, and that each of its two steps has run once."""
+    assert {branch.status for branch in found.branches} == {"done"}
+    assert len(found.branches) == turns(2, 3)
+    steps = {1: "a", 2: "die", 3: "b"}
+    wanted = [f"note {branch.name} {steps[len(branch.choices)]}" for branch in found.branches]
+    wanted += [f"answer {branch.name}" for branch in found.branches]
+    done = entries(ledger)
+    assert done.pop("killed") == 1
+    assert done == dict.fromkeys(wanted, 1)
+
+
+@pytest.mark.long
+def test_n2_each_branch_can_have_a_world_of_its_own(repo, tmp_path):
+    """N2: the factory receives the name of the branch, so branches in several processes work in separate folders."""
+    (tmp_path / "explore").mkdir()
+    (tmp_path / "explore" / "notes").write_text("-")
+    with process_pool() as executor:
+        found = agent_on(repo).explore(2, ["a", "b"], executor=executor, factory=partial(folder, str(tmp_path)))
+    assert [leaf.answer for leaf in found.leaves] == ["-aa", "-ab", "-ba", "-bb"]
+    assert (tmp_path / "explore" / "notes").read_text() == "-"
+
+
+@pytest.mark.long
+async def test_n2_aexplore_scores_on_the_callers_loop(repo, tmp_path):
+    """N2: aexplore leaves the event loop free while other processes run the turns, and scores on it."""
+    loop, ticks = asyncio.get_running_loop(), []
+
+    async def tick():
+        while True:
+            ticks.append(await asyncio.sleep(0.01))
+
+    async def score(leaf) -> float:
+        assert asyncio.get_running_loop() is loop
+        return leaf.choices[0]
+
+    ticking = asyncio.ensure_future(tick())
+    with process_pool() as executor:
+        found = await agent_on(repo).aexplore(
+            ["a"], 2, score=score, executor=executor, factory=partial(chat, str(tmp_path / "ledger"), 0.2)
+        )
+    ticking.cancel()
+    assert [leaf.score for leaf in found.leaves] == [1, 2]
+    assert len(ticks) > 5
+
+
+@pytest.mark.long
+def test_n2_a_turn_that_raises_in_a_process_is_a_failed_leaf(repo):
+    """N2: an error that cannot be pickled is stored in words, and the other branches continue."""
+    with process_pool() as executor:
+        found = agent_on(repo).explore(1, ["fail", "go"], executor=executor, factory=failing)
+    assert words(found) == [("explore/1", "failed", None), ("explore/2", "done", "fine")]
+    assert found.leaves[0].error == "Odd: no answer"
+
+
+@pytest.mark.parametrize(
+    ("factory", "why"),
+    [
+        (acting, "change the world: send"),
+        (broken, "OSError: no such model"),
+        (forgetful, "has no messages"),
+        (str, "str is not a LangGraph graph"),
+    ],
+)
+def test_n2_a_graph_that_cannot_run_there_ends_the_exploration(repo, tmp_path, factory, why):
+    """N2: a factory that fails, or whose graph has a tool that acts or another state, ends the exploration with the
+    reason, before the graph runs. With the right factory, the same call continues.
+    """
+    agent, chats = agent_on(repo), partial(chat, str(tmp_path / "ledger"), 0)
+    with ThreadPoolExecutor(1) as executor:
+        with pytest.raises(Unavailable, match=why):
+            agent.explore(["a"], 1, executor=executor, factory=factory)
+        found = agent.explore(["a"], 1, executor=executor, factory=chats, name="explore")
+    assert words(found) == [("explore/1", "done", "did a")]
+    assert said(found.leaves[0]) == ["a", "did a"]
+
+
+def test_n2_threads_of_this_process_are_an_executor_too(repo, tmp_path):
+    """N2: any executor of Python serves, also one with threads, and `parallel` limits what is sent ahead."""
+    with ThreadPoolExecutor(2) as executor:
+        found = agent_on(repo).explore(
+            ["a", "b"], 2, parallel=1, executor=executor, factory=partial(chat, str(tmp_path / "ledger"), 0)
+        )
+    assert [leaf.answer for leaf in found.leaves] == ["did b"] * 4
+
+
+def test_n2_what_cannot_run_in_other_processes_is_refused(repo):
+    """N2: wrong arguments, values that cannot be pickled, and tools that change the world are refused before a branch
+    is created.
+    """
+    agent, chats = agent_on(repo), partial(chat, "", 0)
+    with ThreadPoolExecutor(1) as executor:
+        for how, why in [
+            ({"factory": chats}, "executor must be a concurrent.futures.Executor"),
+            ({"executor": "dask", "factory": chats}, "not 'dask'"),
+            ({"executor": executor}, "None is not a function"),
+            ({"executor": executor, "factory": lambda branch: None}, "factory cannot be sent"),
+            ({"executor": executor, "factory": chats, "parallel": -1}, "0 or more"),
+        ]:
+            with pytest.raises(InvalidInput, match=why):
+                agent.explore(["a"], 1, **how)
+        sending = repo.wrap(tool_node_graph(scripted("hi"), []), "s", effects={"send": "irreversible"},
+                            check_effects=False)  # fmt: skip
+        with pytest.raises(InvalidInput, match="change the world: send"):
+            sending.explore(["a"], 1, executor=executor, factory=chats)
+    assert len(agent.session.branches()) == 1
+
+
+@pytest.mark.parametrize(
+    ("what", "steps", "config"),
+    [
+        ("config", ["a"], {"configurable": {"lock": (n for n in ())}}),
+        ("input of a step", ["a", {"messages": [], "lock": (n for n in ())}], None),
+    ],
+)
+def test_n2_what_cannot_be_sent_is_refused(repo, what, steps, config):
+    """N2: a config or an input that cannot be pickled is refused with the reason, before a branch is created."""
+    agent = agent_on(repo)
+    with ThreadPoolExecutor(1) as executor, pytest.raises(InvalidInput, match=f"The {what} cannot be sent"):
+        agent.explore(steps, 1, config=config, executor=executor, factory=partial(chat, "", 0))
+    assert len(agent.session.branches()) == 1
+
+
+def test_n2_an_executor_that_was_shut_down_is_refused(repo):
+    """N2: an executor that takes no work is refused before a branch is created."""
+    agent, executor = agent_on(repo), ThreadPoolExecutor(1)
+    executor.shutdown()
+    with pytest.raises(Unavailable, match=r"shut down.*Continue with a new executor") as refused:
+        agent.explore(["a"], 1, executor=executor, factory=partial(chat, "", 0))
+    assert not hasattr(refused.value, "__notes__")
+    assert len(agent.session.branches()) == 1
+
+
+@pytest.mark.long
+def test_n2_a_lost_scheduler_of_dask_ends_the_exploration(repo, tmp_path):
+    """N2: if the scheduler of Dask ends during an exploration, the error says how to continue, nothing that ended is
+    lost, and a closed client is refused.
+    """
+    agent, factory = agent_on(repo), partial(chat, str(tmp_path / "ledger"), 0.5)
+    cluster = distributed.LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None)
+    client = distributed.Client(cluster)
+    with pytest.raises(Unavailable, match="Continue with a new executor") as lost:
+        agent.explore(["a"], 3, score=lambda leaf: cluster.close() or 0, executor=client.get_executor(),
+                      factory=factory)  # fmt: skip
+    assert "name='explore'" in lost.value.__notes__[0]
+    client.close()
+    with pytest.raises(Unavailable, match="takes no work"):
+        agent.explore(["a"], 3, executor=client.get_executor(), factory=factory, name="explore")
+    with ThreadPoolExecutor(1) as executor:
+        found = agent.explore(["a"], 3, executor=executor, factory=factory, name="explore")
+    assert [branch.status for branch in found.branches] == ["done"] * 3
+
+
+@pytest.mark.parametrize("name", ["sqlite:///file:my%20notes.db?uri=true", "sqlite:///my notes.db", "my?notes#.db"])
+def test_n2_the_workers_open_the_file_that_was_opened(tmp_path, monkeypatch, name):
+    """N2: whatever the URL of a SQLite file looks like, the workers open that file, also if the program has changed its
+    folder, and no other one is created.
+    """
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with agentgit.open(name) as repo, ThreadPoolExecutor(1) as executor:
+        monkeypatch.chdir("elsewhere")
+        found = agent_on(repo).explore(["a"], 1, executor=executor, factory=partial(chat, str(tmp_path / "ledger"), 0))
+        assert found.leaves[0].answer == "did a"
+    assert len(list(tmp_path.rglob("*.db"))) == 1
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", [":memory:", "sqlite:///file:notes?mode=memory&cache=shared&uri=true"])
+def test_n2_a_database_in_memory_is_refused(name):
+    """N2: no other process can open a database in memory, and the error names what to open instead."""
+    with agentgit.open(name) as repo, ThreadPoolExecutor(1) as executor:
+        agent = agent_on(repo)
+        with pytest.raises(InvalidInput, match="in memory"):
+            agent.explore(["a"], 1, executor=executor, factory=partial(chat, "", 0))
+        assert len(agent.session.branches()) == 1

@@ -1,0 +1,122 @@
+"""Every line of the tables in docs/moving-in.md runs, from top to bottom (row U10)."""
+
+import json
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from file_tools import desk, home
+from langchain_core.messages import HumanMessage
+from scripted import obedient, tool_node_graph
+
+import agentgit
+from agentgit import Checkpoint, Workspace
+from agentgit.checkpoints.retention import Retention
+
+__all__ = ["desk", "home"]  # the fixtures
+
+PAGE = Path(__file__).parents[2] / "docs" / "moving-in.md"
+SECTIONS = dict(re.findall(r"^## (?!Next)(.+?)\n(.*?)(?=^## |\Z)", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL))
+THEIRS = [{"id": "s:1", "name": "cart", "timestamp": "2025-05-01T12:00:00+00:00", "data": {"items": 2}}]
+
+
+def lines(section):
+    """Return the code of the middle column of a section's table, row by row."""
+    table = [row for row in section.splitlines() if row.startswith("|") and not row.startswith("|---")]
+    rows = [row.strip("|").split(" | ") for row in table[1:]]
+    assert all(len(row) == 3 for row in rows), [row for row in rows if len(row) != 3]
+    codes = [re.findall(r"`([^`]+)`", row[1]) for row in rows]
+    assert all(len(code) == 1 for code in codes), codes
+    return [code for [code] in codes]
+
+
+def from_breakpilot():
+    """Return the function that the page defines."""
+    namespace = {"agentgit": agentgit, "datetime": datetime}
+    [source] = re.findall(r"^def from_breakpilot.*?^    \)\n", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    exec(source, namespace)  # noqa: S102  # the page of this repository
+    return namespace["from_breakpilot"]
+
+
+@pytest.fixture
+def namespace(repo, desk, tmp_path):
+    """Return what the lines of a table may use."""
+    graph = desk.graph()
+    return {
+        "repo": repo,
+        "graph": graph,
+        "effects": desk.world.effects(),
+        "folder": desk.root,
+        "storage": tmp_path / "storage",
+        "seen": [],
+        "theirs": json.dumps(THEIRS),
+        "ask": lambda text: {"messages": [("user", text)]},
+        "from_breakpilot": from_breakpilot(),
+        "session": repo.session("site", create=True),
+        **{thing.__name__: thing for thing in (Checkpoint, Workspace, Retention, HumanMessage)},
+        **{thing.__name__: thing for thing in (datetime, timedelta, json)},
+        "UTC": UTC,
+    }
+
+
+@pytest.mark.parametrize("system", SECTIONS)
+def test_u10_every_line_of_the_page_for_users_of_other_systems_runs(namespace, desk, system):
+    """U10: each line of the column for agentgit runs, one after the other, and the last ones find what they need."""
+    if system.startswith("AgentGit"):
+        namespace["graph"] = tool_node_graph(obedient(), desk.world.tools())
+    if system.startswith(("Chimera", "PraisonAI")):
+        (desk.root / "a.txt").write_text("zero")
+    for line in lines(SECTIONS[system]):
+        exec(compile(line, line, "exec"), namespace)  # noqa: S102  # the page of this repository
+    assert namespace["repo"].maintenance.fsck(2).is_sound
+
+
+def test_u10_the_page_has_a_table_for_each_of_the_five_systems():
+    """U10: five systems have a table, each with at least ten lines."""
+    assert len(SECTIONS) == 5
+    assert all(len(lines(section)) >= 10 for section in SECTIONS.values())
+
+
+def test_u10_breakpilot_users_find_what_they_kept(repo):
+    """U10: after many checkpoints of few names, the first, the last 20 and the newest of each stay."""
+    session = repo.session("s", create=True)
+    session.retention.set(Retention.by_name())
+    names = [f"step {n % 7}" if n % 10 else f"once {n}" for n in range(120)]
+    made = [session.checkpoint(name, data={"n": n}) for n, name in enumerate(names)]
+    kept = [one.metadata["data"]["n"] for one in session.checkpoints()]
+    newest = {name: n for n, name in enumerate(names)}
+    assert {0, *range(100, 120), *newest.values()} <= set(kept)
+    assert len(kept) <= 51
+    assert session.log().latest("once 10").id == made[10].id
+    result = session.retention.clear()
+    assert [verdict.point.id for verdict in result.kept] == [made[-1].id]
+    assert all(verdict.why for verdict in result.kept)
+
+
+def test_u10_checkpoints_of_agentgit_0_1_are_imported(repo):
+    """U10: rows of AgentGit 0.1, with small ids and times without a zone, become a session after one conversion."""
+    old = [
+        {
+            "id": n,
+            "internal_session_id": 3,
+            "checkpoint_name": f"step {n}",
+            "session_state": {"counter": n},
+            "conversation_history": [{"role": "user", "content": f"text {i}"} for i in range(n)],
+            "is_auto": n % 2 == 0,
+            "created_at": datetime(2025, 5, n).isoformat(),  # as that version wrote it
+            "metadata": {"session_id": "thread", "session_type": "langgraph", "tool_track_position": 0},
+            "user_id": 1,
+            "tool_invocations": [],
+        }
+        for n in (1, 2, 3)
+    ]
+    with pytest.raises(agentgit.InvalidInput, match="time zone"):
+        repo.import_([Checkpoint.from_dict(one) for one in old], session="moved")
+    zoned = [one | {"created_at": datetime.fromisoformat(one["created_at"]).astimezone().isoformat()} for one in old]
+    repo.import_([Checkpoint.from_dict(one) for one in zoned], session="moved")
+    read = repo.session("moved").checkpoints()
+    assert [(one.id, one.checkpoint_name, one.session_state["counter"]) for one in read] == [
+        (n, f"step {n}", n) for n in (1, 2, 3)
+    ]
+    assert read[0].metadata["data"]["session_type"] == "langgraph"

@@ -1,0 +1,507 @@
+"""A rerun puts the recorded inputs of a branch into a graph again, and no tool acts on the world."""
+
+import asyncio
+import signal
+from typing import TypedDict
+
+import faults
+import points
+import pytest
+from langchain_core.messages import HumanMessage
+from langchain_core.tools import tool
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.store.memory import InMemoryStore
+from langgraph.types import Command, interrupt
+from payment_graphs import ASYNC, SHAPES, Ledger, exit_code, pay_of
+from scripted import GRAPHS, World, call, calls, obedient, scripted, tool_node_graph
+
+import agentgit
+from agentgit import (
+    Conflict,
+    InvalidInput,
+    NotAllowed,
+    NotFound,
+    RerunDiverged,
+    RollbackBlocked,
+    RollbackIncomplete,
+    Simulated,
+    effect,
+)
+
+OWN_IDS = ("in_a_called_graph", "in_a_graph_without_memory", "in_a_tool", "with_middleware")
+"""The graphs in which messages get random ids from a graph that the node's code calls, or from the model."""
+
+AT_ONCE = ("in_workers", "in_tasks")
+"""The graphs whose equal calls run at the same time: which of them got which answer, the record does not say."""
+
+
+@pytest.fixture
+def world():
+    """Create a world for the test."""
+    return World()
+
+
+def said(text):
+    """Return the input of a user message."""
+    return {"messages": [HumanMessage(text)]}
+
+
+# -- what is answered from the record
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_r1_every_way_of_calling_a_tool_is_answered_from_the_record(repo, tmp_path, shape):
+    """R1: whoever calls a tool, each recorded call answers once, the same state comes out, and nobody is paid again."""
+    ledger = Ledger(tmp_path / "ledger")
+    agent = repo.wrap(SHAPES[shape](pay_of(ledger)), "s", effects={"pay": effect("irreversible")}, check_effects=False)
+    given = "go" if shape == "in_tasks" else said("go")
+    if shape in ASYNC:
+        asyncio.run(agent.ainvoke(given))
+    else:
+        agent.invoke(given)
+    paid = ledger.lines()
+    again = asyncio.run(agent.arerun()) if shape in ASYNC else agent.rerun()
+    report = again.report
+    assert ledger.lines() == paid
+    assert (report.status, report.match_rate, report.reordered) == ("done", 1.0, [])
+    if shape not in AT_ONCE:
+        assert report.is_same_state
+    if shape not in (*OWN_IDS, *AT_ONCE):
+        assert again.head.metadata["state_hash"] == agent.head.metadata["state_hash"]
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_r1_a_conversation_of_every_kind_of_graph(repo, world, kind):
+    """R1: reads, batches, errors, undeclared and irreversible tools; the original, the world and the session stay."""
+    agent = repo.wrap(GRAPHS[kind](obedient(), world.tools()), "s", effects=world.effects())
+    for text in ("add chair; charge 5; add chair", "look", "hello", "note this; send letter"):
+        agent.invoke(said(text))
+    with pytest.raises(RuntimeError, match="broken"):
+        agent.invoke(said("fail broken"))
+    agent.invoke(said("add lamp"))
+    log, track, head = list(world.log), agent.tool_track(), agent.head
+    again = agent.rerun()
+    report = again.report
+    assert (report.status, report.turns, report.match_rate, report.is_same_state) == ("done", 6, 1.0, True)
+    assert world.log == log
+    assert agent.tool_track() == track
+    assert agent.head == head
+    assert {one.status for one in again.tool_track()} == {"simulated"}
+    assert [one.result for one in again.tool_track()] == [one.result for one in track]
+    assert repo.session("s").branch().name == "main"
+    assert (again.branch.name, again.branch.status) == ("rerun", "simulated")
+    assert not repo.maintenance.fsck().findings
+
+
+def test_r1_another_prompt_is_told_what_the_record_does_not_have(repo, world):
+    """R1: another model gets the same inputs. The record answers what both asked for, and names what differs."""
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    agent.run("add chair; add table")
+    log = list(world.log)
+    other = scripted(calls(call("add", item="chair"), call("add", item="sofa")), "ordered")
+    report = agent.rerun(tool_node_graph(other, world.tools())).report
+    assert world.log == log
+    assert [one.args["item"] for one in report.matched] == ["chair"]
+    assert [one.args["item"] for one in report.new] == ["sofa"]
+    assert [one.args["item"] for one in report.not_made] == ["table"]
+    assert report.new[0].nearest_id == report.not_made[0].id
+    assert "new: add(item='sofa')" in str(report)
+
+
+def test_r1_a_person_is_not_asked_again(repo, world):
+    """R1: a question that was answered is answered alike; one that the record does not have stays unanswered."""
+    answers = []
+
+    def ask(state):
+        answers.append(interrupt({"amount": 5}))
+        answers.append(interrupt("sure?"))
+        return {"messages": [("ai", f"{answers[-2:]}")]}
+
+    def ask_otherwise(state):
+        return {"messages": [("ai", interrupt("why?"))]}
+
+    def graph(node):
+        return StateGraph(MessagesState).add_node("ask", node).add_edge(START, "ask").compile()
+
+    agent = repo.wrap(graph(ask), "s")
+    agent.invoke(said("pay"))
+    agent.invoke(Command(resume="yes"))
+    agent.invoke(Command(resume="quite"))
+    again = agent.rerun()
+    assert again.report.is_same_state
+    assert again.messages()[-1].content == "['yes', 'quite']"
+    other = agent.rerun(graph(ask_otherwise))
+    assert other.report.unanswered == ["why?"]
+    assert not other.report.is_same_state
+
+
+def test_r1_a_tool_that_asked_a_person_is_not_entered(repo, world):
+    """R1: the record has what the tool returned after the answer, so that nobody is asked."""
+    model = scripted(calls(call("add_if_approved", item="chair")), "done", calls(call("look")), "done")
+    agent = repo.wrap(tool_node_graph(model, world.tools()), "s", effects=world.effects())
+    agent.run("a chair")
+    agent.invoke(Command(resume="yes"))
+    agent.run("look")
+    log = list(world.log)
+    again = agent.rerun(
+        tool_node_graph(
+            scripted(calls(call("add_if_approved", item="chair")), "done", calls(call("look")), "done"), world.tools()
+        )
+    )
+    assert world.log == log
+    assert (again.report.status, again.report.match_rate, again.report.is_same_state) == ("done", 1.0, True)
+
+
+def test_r1_a_part_of_a_branch_and_the_path_through_its_ancestors(repo, world):
+    """R1: start and end choose the turns; a branch that left another is run again with what it inherited."""
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    agent.run("add chair")
+    middle = agent.checkpoint("middle")
+    agent.run("add table")
+    fork = agent.rollback(middle)
+    fork.run("add lamp")
+    fork.run("add sofa")
+
+    def added(report):
+        return [one.args["item"] for one in report.matched]
+
+    assert added(fork.rerun().report) == ["chair", "lamp", "sofa"]
+    assert added(fork.rerun(start=middle).report) == ["lamp", "sofa"]
+    assert added(agent.rerun(end=middle).report) == ["chair"]
+    assert added(fork.rerun(end=middle).report) == ["chair"]
+    whole = fork.rerun(start=middle)
+    assert [message.content for message in whole.messages()] == [message.content for message in fork.messages()]
+    with pytest.raises(InvalidInput, match="must be checkpoints of this branch"):
+        agent.rerun(start=fork.head)
+    with pytest.raises(InvalidInput, match="nothing to run again"):
+        agent.rerun(start="HEAD")
+
+
+# -- policies
+
+
+def test_r2_policies_by_tool(repo, world):
+    """R2: a read-only tool may run, a value and a function stand for any other; nothing else is entered."""
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    agent.run("add chair; charge 5; look")
+    log = list(world.log)
+    seen = []
+
+    def charge(asked):
+        seen.append((asked.tool_name, asked.args, asked.effect))
+        return {"charged": 7}
+
+    again = agent.rerun(tools={"look": "live", "add": "a value", "charge": charge})
+    results = {message.name: message.content for message in again.messages() if message.type == "tool"}
+    assert results == {"add": "a value", "charge": '{"charged": 7}', "look": "chair"}
+    assert seen == [("charge", {"amount": 5}, "compensable")]
+    assert world.log[len(log) :] == [("look", {})]
+    assert sorted(one.answered_by for one in again.report.calls) == ["function", "live", "value"]
+    assert again.report.match_rate == 1
+    for name in ("add", "charge", "send"):
+        with pytest.raises(InvalidInput, match="runs only tools that are declared read_only or state"):
+            agent.rerun(tools={name: "live"})
+    agent.rerun(tools="live")
+    assert world.log[len(log) :] == [("look", {})] * 2
+    for tools, message in (
+        ("recrod", "tools must be 'record'"),
+        (5, "tools must be"),
+        ({"lok": "live"}, "names lok, which neither the graph nor the record has"),
+    ):
+        with pytest.raises(InvalidInput, match=message):
+            agent.rerun(tools=tools)
+    with pytest.raises(InvalidInput, match="max_calls must be"):
+        agent.rerun(max_calls=-1)
+
+
+def test_r2_on_a_miss_the_rerun_stops_or_asks_a_function(repo, world):
+    """R2: `stop` names the call and the nearest recorded one; a function answers in place of the record."""
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    agent.run("add chair")
+
+    def other():
+        return tool_node_graph(scripted(calls(call("add", item="sofa")), "done"), world.tools())
+
+    with pytest.raises(
+        RerunDiverged, match=r"no call add\(item='sofa'\).*nearest recorded call is add\(item='chair'\)"
+    ) as e:
+        agent.rerun(other(), on_miss="stop")
+    assert e.value.report.status == "diverged"
+    assert e.value.nearest == agent.tool_track()[0].id
+    told = agent.rerun(other(), on_miss=lambda asked: f"no {asked.args['item']}")
+    assert [message.content for message in told.messages() if message.type == "tool"] == ["no sofa"]
+    for bad in ("ask", 5, None):
+        with pytest.raises(InvalidInput, match="on_miss must be"):
+            agent.rerun(other(), on_miss=bad)
+    assert world.items == ["chair"]
+
+
+def test_r1_files_and_memory_stay(repo, world, tmp_path):
+    """R1: nodes read memory as it was, and what they write to it stays in the rerun; files are not touched."""
+    store = InMemoryStore()
+    (tmp_path / "work").mkdir()
+
+    def remember(state, runtime):
+        before = runtime.store.get(("notes",), "count")
+        number = (before.value["n"] if before else 0) + 1
+        runtime.store.put(("notes",), "count", {"n": number})
+        found = [item.value["n"] for item in runtime.store.search(("notes",))]
+        return {"messages": [("ai", f"{number} {found}")]}
+
+    from langgraph.runtime import Runtime
+
+    remember.__annotations__["runtime"] = Runtime
+    graph = StateGraph(MessagesState).add_node("remember", remember).add_edge(START, "remember").compile(store=store)
+    agent = repo.wrap(graph, "s", workspace=tmp_path / "work")
+    agent.invoke(said("one"))
+    agent.invoke(said("two"))
+    (tmp_path / "work" / "mine.txt").write_text("changed by a person")
+    again = agent.rerun()
+    assert again.report.is_same_state
+    assert [message.content for message in again.messages() if message.type == "ai"] == ["1 [1]", "2 [2]"]
+    assert store.get(("notes",), "count").value == {"n": 2}
+    assert (tmp_path / "work" / "mine.txt").read_text() == "changed by a person"
+
+
+# -- bad input
+
+
+def test_an_input_that_the_new_graph_does_not_take_is_refused_before_anything_runs(repo):
+    """Bad input: the error has both schemas, and there is no new branch."""
+
+    class Order(TypedDict):
+        item: str
+
+    class Wish(TypedDict):
+        wish: str
+
+    def build(schema):
+        return StateGraph(schema).add_node("act", lambda state: {}).add_edge(START, "act").compile()
+
+    agent = repo.wrap(build(Order), "s")
+    agent.invoke({"item": "chair"})
+    with pytest.raises(InvalidInput, match=r"turn 1.*has no item.*Order\(item: str\).*Wish\(wish: str\)"):
+        agent.rerun(build(Wish))
+    assert [branch.name for branch in agent.session.branches()] == ["main"]
+
+
+def test_a_model_that_never_stops_reaches_a_limit(repo, world):
+    """Bad input: the calls and the steps of a rerun are bounded by what was recorded."""
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    agent.run("add chair")
+    number = iter(range(10_000))
+    from agentgit.demo import ScriptedModel
+
+    endless = ScriptedModel(rule=lambda messages: calls(call("add", item=f"i{next(number)}")))
+    with pytest.raises(RerunDiverged, match="limit"):
+        agent.rerun(tool_node_graph(endless, world.tools()), max_calls=3)
+    report = agent.rerun(tool_node_graph(endless, world.tools())).report
+    assert report.status == "failed"
+    assert "GraphRecursionError" in report.reason
+    assert world.items == ["chair"]
+
+
+# -- going on for real
+
+
+def test_r6_going_on_runs_what_was_simulated_or_refuses(repo, world):
+    """R6: a rerun is not run, forked, tagged for templates or merged until `switch(sync="world")` has run its calls."""
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    agent.run("add chair")
+    other = scripted(calls(call("charge", amount=7)), "done")
+    again = agent.rerun(tool_node_graph(other, world.tools()), on_miss=lambda asked: {"charged": 7})
+    name = again.branch.name
+    refused = [
+        lambda: again.run("hello"),
+        lambda: again.update_state(None, said("x")),
+        lambda: again.fork(),
+        lambda: again.rollback("HEAD~1"),
+        lambda: agent.rollback(again.head),
+        lambda: agent.rollback(again.head, conversation=False),
+        lambda: agent.switch(name),
+        lambda: agent.switch(name, sync="note"),
+        lambda: agent.switch(name, sync="ignore"),
+        lambda: agent.merge(name),
+        lambda: agent.cherry_pick(again.head),
+        lambda: agent.cherry_pick([again.messages()[-1].id]),
+        lambda: repo.wrap(agent.graph, "t", template=f"s@{name}"),
+    ]
+    for attempt in refused:
+        with pytest.raises(Simulated, match="nothing of it happened"):
+            attempt()
+    assert (world.items, world.charges) == (["chair"], [])
+    plan = agent.session.plan_switch(name)
+    assert [(step.action, str(step.invocation)) for step in plan.steps] == [
+        ("reverse", "add(item='chair')"),
+        ("redo", "charge(amount=7)"),
+    ]
+    real = agent.switch(name, sync="world")
+    assert (world.items, world.charges) == ([], [7])
+    assert real.branch.status == "open"
+    real.run("add lamp")
+    assert world.items == ["lamp"]
+    back = real.rollback("main#1")
+    assert (world.items, world.charges) == ([], [])
+    assert back.branch.status == "open"
+    assert not repo.maintenance.fsck().findings
+
+
+def test_r6_what_cannot_be_run_for_real_is_refused_even_with_force(repo, world):
+    """R6: nothing that was simulated is taken for done, so `force` does not skip it."""
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    agent.run("look")
+    other = tool_node_graph(scripted(calls(call("ring", times=2)), "done"), [ring])
+    again = agent.rerun(other, tools={"ring": "rang"}, effects={"ring": "irreversible"})
+    with pytest.raises(RollbackBlocked, match="A simulated call cannot be skipped"):
+        agent.switch(again.branch.name, sync="world", force=True)
+    assert agent.session.branch().name == "main"
+    assert again.branch.status == "simulated"
+
+
+def require_refused(repo, agent, point):
+    """Check that nothing goes on from a checkpoint of a rerun."""
+    for attempt in (
+        lambda: agent.fork(point),
+        lambda: agent.merge(point),
+        lambda: agent.switch("rerun"),
+        lambda: repo.wrap(agent.graph, "t", template=f"s@{point.metadata['reference']}"),
+    ):
+        with pytest.raises((Simulated, Conflict), match=r"nothing of it happened|was not finished"):
+            attempt()
+
+
+def test_r6_nothing_goes_on_from_a_rerun_that_still_runs(repo, world):
+    """R6: the checkpoints of a rerun are refused while its turns run, too."""
+    attempts = []
+
+    def attack(state):
+        if any(branch.name == "rerun" for branch in agent.session.branches()):
+            attempts.append(agent.session.checkpoints(branch="rerun")[-1])
+            require_refused(repo, agent, attempts[-1])
+        return {"messages": [("ai", "done")]}
+
+    graph = StateGraph(MessagesState).add_node("attack", attack).add_edge(START, "attack").compile()
+    agent = repo.wrap(graph, "s")
+    agent.run("one")
+    agent.run("two")
+    assert agent.rerun().report.is_same_state
+    assert len(attempts) == 2
+    assert [branch.name for branch in agent.session.branches()] == ["main", "rerun"]
+    assert agent.session.branch().name == "main"
+
+
+def test_r6_a_call_that_fails_when_it_runs_for_real_is_not_skipped(repo, world):
+    """R6: a switch that stopped half way ends only when each simulated call has run, also with `force`."""
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    agent.run("add chair")
+    rings = []
+
+    @tool
+    def ring(times: int) -> str:
+        """Ring a bell."""
+        if len(rings) < 2:
+            rings.append("broken")
+            raise RuntimeError("no bell")
+        return "rang"
+
+    other = tool_node_graph(scripted(calls(call("ring", times=2)), "done"), [ring])
+    agent.rerun(other, tools={"ring": "rang"}, effects={"ring": "idempotent"})
+    again = repo.wrap(other, "s", branch="rerun", effects={"ring": "idempotent"})
+    with pytest.raises(RollbackIncomplete, match="A simulated call cannot be skipped") as stopped:
+        again.switch("rerun", sync="world")
+    with pytest.raises(RollbackIncomplete, match="A simulated call cannot be skipped"):
+        repo.resume(stopped.value.operation, force=True)
+    assert agent.session.branch().name == "main"
+    assert agent.session.branch("rerun").status == "partial"
+    require_refused(repo, agent, again.head)
+    repo.resume(stopped.value.operation, force=True)
+    assert agent.session.branch().name == "rerun"
+    assert agent.session.branch().status == "open"
+    assert not repo.maintenance.fsck().findings
+
+
+@tool
+def ring(times: int) -> str:
+    """Ring a bell."""
+    raise AssertionError("a rerun has entered a tool")
+
+
+# -- other ways to fail
+
+
+@pytest.mark.parametrize("moment", ["an intent", "a step", "the end of a turn"])
+def test_r1_a_killed_rerun_acts_on_nothing_and_leaves_a_branch_that_nothing_goes_on_from(tmp_path, moment):
+    """R1: a process that dies in a rerun leaves the ledger as it was; the next rerun is whole."""
+    ledger = Ledger(tmp_path / "ledger")
+    url = f"sqlite:///{tmp_path / 'agentgit.db'}"
+
+    def open_agent(repo):
+        shape = SHAPES["in_a_tool_node"](pay_of(ledger))
+        return repo.wrap(shape, "s", effects={"pay": effect("irreversible")}, check_effects=False)
+
+    with agentgit.open(url) as repo:
+        for _ in range(3):
+            open_agent(repo).invoke(said("go"))
+    paid = ledger.lines()
+    point = {"an intent": points.RECORD_CALL, "a step": points.SAVE_STATE, "the end of a turn": points.FLUSH_WITH_WORK}
+
+    def run_and_die():
+        with agentgit.open(url) as repo:
+            agent = open_agent(repo)
+            with faults.killed(point[moment], time=2):
+                agent.rerun()
+
+    assert exit_code(run_and_die) == -signal.SIGKILL
+    assert ledger.lines() == paid
+    with agentgit.open(url) as repo:
+        agent = open_agent(repo)
+        with pytest.raises(Simulated):
+            agent.at("rerun").invoke(said("go"))
+        assert agent.session.recover(branch="rerun").status == "simulated"
+        assert agent.rerun().report.match_rate == 1
+        assert ledger.lines() == paid
+        assert not repo.maintenance.fsck().findings
+
+
+def test_r1_in_an_encrypted_database(tmp_path, world):
+    """R1: a rerun in an encrypted database, whose rows are sealed."""
+    ring = agentgit.Keyring({"one": agentgit.Keyring.new_key()})
+    with agentgit.open(tmp_path / "agentgit.db", keyring=ring) as repo:
+        agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+        agent.run("add chair; charge 5")
+        again = agent.rerun()
+        assert again.report.is_same_state
+        agent.switch(again.branch.name, sync="world")
+        assert (world.items, world.charges) == (["chair"], [5])
+        assert not repo.maintenance.fsck().findings
+
+
+def test_r1_another_user_runs_it_again_only_as_an_editor(repo, world):
+    """Bad input: a viewer of a shared session cannot make a rerun in it."""
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    agent.run("add chair")
+    ann = repo.as_user(repo.users.add("ann"))
+    for role, error in ((None, NotFound), ("viewer", NotAllowed), ("editor", None)):
+        if role is not None:
+            agent.session.sharing.share("ann", role)
+        if error is None:
+            theirs = ann.wrap(agent.graph, f"{repo.user.name}/s", effects=world.effects())
+            assert theirs.rerun().report.match_rate == 1
+        else:
+            with pytest.raises(error):
+                ann.wrap(agent.graph, f"{repo.user.name}/s", effects=world.effects()).rerun()
+
+
+def test_r1_a_graph_without_the_recorded_tools(repo, world):
+    """Bad input: the recorded calls are reported as not made."""
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    agent.run("add chair")
+    silent = (
+        StateGraph(MessagesState).add_node("say", lambda state: {"messages": [("ai", "no")]}).add_edge(START, "say")
+    )
+    report = agent.rerun(silent.compile()).report
+    assert (report.status, report.match_rate, len(report.not_made)) == ("done", 0, 1)
+    with pytest.raises(InvalidInput, match="compiled LangGraph graph"):
+        agent.rerun("a prompt")
+    with pytest.raises(InvalidInput, match="compiled"):
+        agent.rerun(silent)

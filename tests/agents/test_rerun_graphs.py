@@ -1,0 +1,327 @@
+"""Reruns of graphs with retries, commands, updates, breakpoints, middleware, state tools and artifacts."""
+
+import asyncio
+import contextlib
+from typing import Annotated, Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain.agents.middleware import HumanInTheLoopMiddleware
+from langchain_core.messages import HumanMessage, ToolMessage
+from langchain_core.tools import InjectedToolCallId, tool
+from langgraph.cache.memory import InMemoryCache
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode
+from langgraph.runtime import Runtime
+from langgraph.store.memory import InMemoryStore
+from langgraph.types import CachePolicy, Command, RetryPolicy
+from scripted import World, call, calls, obedient, scripted, tool_node_graph
+
+from agentgit import Conflict
+
+
+def said(text):
+    """Return the input of a user message."""
+    return {"messages": [HumanMessage(text)]}
+
+
+@pytest.fixture
+def world():
+    """Create a world for the test."""
+    return World()
+
+
+def require_same(agent, again):
+    """Check that a rerun did what was recorded, answered without any tool."""
+    report = again.report
+    assert (report.status, report.match_rate, report.is_same_state) == ("done", 1.0, True), str(report)
+    assert {call.status for call in again.tool_track()} <= {"simulated"}
+    assert [call.tool_name for call in again.tool_track()] == [call.tool_name for call in agent.tool_track()]
+
+
+def test_r1_a_node_that_is_retried(repo):
+    """R1: each attempt at a call has its own record: the first one raises again, the second one returns."""
+    attempts = []
+
+    @tool
+    def pay(amount: int) -> dict[str, Any]:
+        """Pay."""
+        attempts.append(amount)
+        if len(attempts) == 1:
+            raise ConnectionError("no network")
+        return {"paid": amount}
+
+    def act(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [("ai", str(pay.invoke({"amount": 5})))]}
+
+    builder = StateGraph(MessagesState)
+    builder.add_node("act", act, retry_policy=RetryPolicy(initial_interval=0.01, jitter=False))
+    agent = repo.wrap(builder.add_edge(START, "act").compile(), "s", effects={"pay": "idempotent"}, check_effects=False)
+    agent.invoke(said("pay"))
+    assert len(attempts) == 2
+    again = agent.rerun()
+    require_same(agent, again)
+    assert [one.error_message for one in again.tool_track()] == ["ConnectionError: no network", None]
+    assert len(attempts) == 2
+
+
+def test_r1_commands_and_updates_of_a_caller(repo):
+    """R1: a `Command` that a caller gave, and an update of the state, are inputs like a message."""
+
+    def talk(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [("ai", f"heard {len(state['messages'])}")]}
+
+    builder = StateGraph(MessagesState).add_node("talk", talk).add_node("other", talk).add_edge(START, "talk")
+    agent = repo.wrap(builder.compile(), "s")
+    agent.invoke(said("one"))
+    agent.invoke(Command(goto="other", update={"messages": [HumanMessage("two")]}))
+    agent.update_state(None, {"messages": [HumanMessage("three")]}, as_node="other")
+    agent.invoke(said("four"))
+    again = agent.rerun()
+    assert [one.content for one in again.messages()] == [one.content for one in agent.messages()]
+    assert again.report.is_same_state
+    assert again.report.recorded_turns == 4
+
+
+def test_r1_a_breakpoint_of_the_graph_is_passed_as_it_was(repo, world):
+    """R1: a graph that stops before its tools goes on where it went on."""
+    builder = StateGraph(MessagesState)
+    builder.add_node("model", lambda state: {"messages": [obedient().invoke(state["messages"])]})
+    builder.add_node("tools", ToolNode(world.tools()))
+    builder.add_edge(START, "model").add_edge("model", "tools")
+    agent = repo.wrap(builder.compile(interrupt_before=["tools"]), "s", effects=world.effects())
+    agent.invoke(said("add chair"))
+    assert world.items == []
+    agent.invoke(None)
+    assert world.items == ["chair"]
+    again = agent.rerun()
+    require_same(agent, again)
+    assert world.items == ["chair"]
+
+
+def test_r1_a_middleware_that_asks_a_person(repo, world):
+    """R1: decisions of a person about calls are repeated, and a rejected call is not made."""
+    asks = HumanInTheLoopMiddleware(interrupt_on={"add": True})
+
+    def build():
+        asked = [calls(call("add", item="chair")), "no chair then", calls(call("add", item="table")), "a table"]
+        return create_agent(scripted(*asked), world.tools(), middleware=[asks])
+
+    agent = repo.wrap(build(), "s", effects=world.effects())
+    agent.invoke(said("a chair"))
+    agent.invoke(Command(resume={"decisions": [{"type": "reject", "message": "too dear"}]}))
+    agent.invoke(said("a table"))
+    agent.invoke(Command(resume={"decisions": [{"type": "approve"}]}))
+    assert world.items == ["table"]
+    again = agent.rerun(build())
+    require_same(agent, again)
+    assert "too dear" in [message.content for message in again.messages()][2]
+    assert world.items == ["table"]
+
+
+@pytest.mark.parametrize("policy", ["record", "live"])
+def test_r2_a_tool_that_changes_only_the_state(repo, policy):
+    """R2: a tool that returns a command is answered with it from the record, or runs if the caller wants it."""
+    entered = []
+
+    @tool
+    def rename(name: str, tool_call_id: Annotated[str, InjectedToolCallId]) -> Command:
+        """Rename the customer."""
+        entered.append(name)
+        return Command(update={"messages": [ToolMessage(f"now {name}", tool_call_id=tool_call_id)], "name": name})
+
+    class Customer(MessagesState):
+        name: str
+
+    def build():
+        model = scripted(calls(call("rename", name="Ann")), "done")
+        builder = StateGraph(Customer).add_node("model", lambda s: {"messages": [model.invoke(s["messages"])]})
+        builder.add_node("tools", ToolNode([rename])).add_edge(START, "model").add_edge("model", "tools")
+        return builder.compile()
+
+    agent = repo.wrap(build(), "s", effects={"rename": "state"})
+    agent.invoke(said("I am Ann"))
+    again = agent.rerun(build(), tools=policy)
+    assert again.state["name"] == "Ann"
+    assert (again.report.match_rate, again.report.is_same_state) == (1.0, True)
+    assert entered == ["Ann"] * (2 if policy == "live" else 1)
+
+
+def test_r1_contents_artifacts_and_errors_that_the_model_saw(repo):
+    """R1: the model sees the same content, artifact and error as in the recording, whatever the tool returned."""
+
+    class Chair:
+        def __str__(self) -> str:
+            return "a chair of oak"
+
+    @tool(response_format="content_and_artifact")
+    def draw(what: str) -> tuple[str, dict[str, Any]]:
+        """Draw."""
+        return f"drew {what}", {"pixels": [1, 2]}
+
+    @tool
+    def find(what: str) -> Any:
+        """Find."""
+        return Chair()
+
+    @tool
+    def fail(why: str) -> str:
+        """Fail."""
+        raise LookupError(why)
+
+    def build():
+        asked = calls(call("draw", what="it"), call("find", what="chair"), call("fail", why="nothing there"))
+        return tool_node_graph(scripted(asked, "done"), [draw, find, fail], handle_tool_errors=True)
+
+    agent = repo.wrap(build(), "s")
+    agent.invoke(said("go"))
+    again = agent.rerun(build())
+    require_same(agent, again)
+    seen = [(m.content, m.artifact, m.status) for m in again.messages() if m.type == "tool"]
+    assert seen == [(m.content, m.artifact, m.status) for m in agent.messages() if m.type == "tool"]
+    assert seen[1][0] == "a chair of oak"
+
+
+def test_r1_the_tools_of_agentgit_do_not_act(repo, world):
+    """R1: a model that saved points and went back in the recording changes nothing in a rerun."""
+
+    def build(agent_tools):
+        asked = [calls(call("create_checkpoint", name="mine")), "saved", calls(call("add", item="chair")), "ordered"]
+        return tool_node_graph(scripted(*asked), [*world.tools(), *agent_tools])
+
+    session = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    tools = session.checkpoint_tools()
+    agent = repo.wrap(build(tools), "s", effects=world.effects())
+    agent.invoke(said("save"))
+    agent.invoke(said("a chair"))
+    names = [point.checkpoint_name for point in agent.checkpoints() if point.checkpoint_name]
+    again = agent.rerun(build(tools))
+    assert again.report.match_rate == 1, str(again.report)
+    assert again.report.is_same_state
+    assert [point for point in again.checkpoints() if point.checkpoint_name == "mine"] == []
+    assert [point.checkpoint_name for point in agent.checkpoints() if point.checkpoint_name] == names
+
+
+def test_r1_a_cache_of_nodes_starts_empty(repo, world):
+    """R1: what the user's cache holds does not answer for nodes of a rerun, and a rerun adds nothing to it."""
+    ran = []
+
+    def act(state: dict[str, Any]) -> dict[str, Any]:
+        ran.append(1)
+        return {"answer": world.tool("add").invoke({"item": "chair"})["item"]}
+
+    class State(MessagesState):
+        answer: str
+
+    builder = StateGraph(State)
+    builder.add_node("act", act, cache_policy=CachePolicy(key_func=lambda state: "same"))
+    agent = repo.wrap(
+        builder.add_edge(START, "act").compile(cache=InMemoryCache()), "s", effects=world.effects(), check_effects=False
+    )
+    agent.invoke(said("one"))
+    agent.invoke(said("two"))
+    assert (len(ran), world.items) == (1, ["chair"])
+    again = agent.rerun()
+    require_same(agent, again)
+    assert (len(ran), world.items) == (2, ["chair"])
+
+
+def test_r1_a_session_without_automatic_checkpoints(repo, world):
+    """R1: a session is run again from its beginning also if nothing was saved there."""
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects(), auto_checkpoint="off")
+    agent.invoke(said("add chair"))
+    agent.invoke(said("look"))
+    again = agent.rerun(name="again")
+    require_same(agent, again)
+    assert again.branch.name == "again"
+    assert "again" in str(agent.tree())
+    with pytest.raises(Conflict, match="already exists"):
+        agent.rerun(name="again")
+    assert not repo.maintenance.fsck().findings
+    real = agent.switch("again", sync="world")
+    assert world.items == ["chair"]
+    real.invoke(said("add lamp"))
+    assert world.items == ["chair", "lamp"]
+
+
+@pytest.mark.parametrize("policy", ["record", "live"])
+def test_r2_a_tool_that_calls_a_tool_itself(repo, policy):
+    """R2: an answered tool makes no calls, and these are not missing; the calls of one that runs are answered."""
+    entered = []
+
+    @tool
+    def price(item: str) -> int:
+        """Look up a price."""
+        entered.append("price")
+        return 40
+
+    @tool
+    def quote(item: str) -> str:
+        """Quote."""
+        entered.append("quote")
+        return f"{price.invoke({'item': item})} euros"
+
+    def act(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [("ai", quote.invoke({"item": "chair"}))]}
+
+    graph = StateGraph(MessagesState).add_node("act", act).add_edge(START, "act").compile()
+    agent = repo.wrap(graph, "s", effects={"quote": "read_only"}, check_effects=False)
+    agent.invoke(said("how much"))
+    assert entered == ["quote", "price"]
+    report = agent.rerun(tools={"quote": policy}).report
+    assert (report.status, report.not_made, report.new, report.is_same_state) == ("done", [], [], True)
+    assert entered[2:] == (["quote"] if policy == "live" else [])
+
+
+def test_r2_a_function_of_a_policy_may_be_async(repo):
+    """R2: an async function answers the calls of an async rerun, and its error is the error of the tool."""
+
+    @tool
+    async def find(what: str) -> str:
+        """Find."""
+        raise AssertionError("a rerun has entered a tool")
+
+    async def answer(asked: Any) -> str:
+        await asyncio.sleep(0)
+        if asked.args["what"] == "nothing":
+            raise LookupError("not there")
+        return f"found {asked.args['what']}"
+
+    def build():
+        asked = calls(call("find", what="it"), call("find", what="nothing"))
+        return tool_node_graph(scripted(asked, "done"), [find], handle_tool_errors=True)
+
+    async def run():
+        agent = repo.wrap(build(), "s", effects={"find": "read_only"})
+        with contextlib.suppress(AssertionError):
+            await agent.ainvoke(said("go"))
+        return await agent.arerun(build(), tools={"find": answer})
+
+    again = asyncio.run(run())
+    contents = [message.content for message in again.messages() if message.type == "tool"]
+    assert contents[0] == "found it"
+    assert "not there" in contents[1]
+    assert [one.answered_by for one in again.report.calls] == ["function", "function"]
+
+
+def test_r1_memory_is_read_in_its_order_and_what_a_node_changes_in_place_stays_there(repo):
+    """R1: searches, filters and namespaces find what they found; a changed value is not the user's own object."""
+    store = InMemoryStore()
+    store.put(("notes",), "old", {"n": 1, "seen": 0})
+
+    def remember(state, runtime: Runtime):
+        memory, text = runtime.store, state["messages"][-1].content
+        memory.get(("notes",), "old").value["seen"] += 1
+        memory.put(("notes",), text, {"n": len(text)})
+        found = [item.key for item in memory.search(("notes",))]
+        long = [item.key for item in memory.search(("notes",), filter={"n": {"$gte": 5}})]
+        names = memory.list_namespaces(max_depth=1)
+        return {"messages": [("ai", f"{found} {long} {names} {memory.get(('notes',), 'old').value}")]}
+
+    graph = StateGraph(MessagesState).add_node("remember", remember).add_edge(START, "remember").compile(store=store)
+    agent = repo.wrap(graph, "s")
+    for text in ("hi", "hello", "hi"):
+        agent.invoke(said(text))
+    assert agent.rerun().report.is_same_state
+    assert asyncio.run(agent.arerun()).report.is_same_state
+    assert store.get(("notes",), "old").value == {"n": 1, "seen": 0}

@@ -1,0 +1,181 @@
+"""What docs/rerun.md says is not isolated or cannot be told apart in a rerun."""
+
+import operator
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from typing import Annotated, Any
+
+import pytest
+from langchain_core.tools import StructuredTool
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import Send
+from scripted import World, call, obedient, saying, tool_node_graph
+from typing_extensions import TypedDict
+
+from agentgit import InvalidInput
+
+
+class Orders(TypedDict):
+    """Items, and the results of their calls."""
+
+    items: list[str]
+    results: Annotated[list[dict[str, Any]], operator.add]
+
+
+@pytest.fixture
+def world():
+    """Create a world for the test."""
+    return World()
+
+
+def test_r1_the_code_of_nodes_runs_as_it_is(repo, world):
+    """R1: a rerun isolates tools; what a node does itself happens again."""
+    seen = []
+
+    def note(state: MessagesState) -> dict[str, Any]:
+        seen.append(state["messages"][-1].content)
+        return {"messages": [("ai", str(world.tool("add").invoke({"item": "chair"})))]}
+
+    agent = repo.wrap(StateGraph(MessagesState).add_node(note).add_edge(START, "note").compile(), "s", effects={})
+    agent.run("hello")
+    again = agent.rerun()
+    assert again.report.is_same
+    assert seen == ["hello", "hello"]
+    assert world.items == ["chair"]
+
+
+def test_r1_a_call_in_a_thread_of_a_node_is_answered_if_the_thread_has_the_context(repo, world):
+    """R1: a call that LangChain's config does not reach is in no record, so a rerun makes it again."""
+    add = world.tool("add")
+
+    def act(state: MessagesState) -> dict[str, Any]:
+        with ThreadPoolExecutor() as pool:
+            pool.submit(copy_context().run, add.invoke, {"item": "chair"}).result()
+            pool.submit(add.invoke, {"item": "table"}).result()
+        return {}
+
+    graph = StateGraph(MessagesState).add_node(act).add_edge(START, "act").compile()
+    agent = repo.wrap(graph, "s", effects=world.effects(), check_effects=False)
+    agent.run("go")
+    assert [one.args["item"] for one in agent.tool_track()] == ["chair"]
+    assert agent.rerun().report.match_rate == 1
+    assert world.items == ["chair", "table", "table"]
+
+
+@pytest.mark.parametrize("name", ["run", "arun", "invoke", "ainvoke"])
+def test_r1_a_tool_that_runs_code_around_its_calls_is_refused(repo, name):
+    """R1: an override of the class would run, so nothing does; a tool that only reads may have one."""
+    acted = []
+
+    def around(self, *args, **options):
+        acted.append(name)
+        return getattr(StructuredTool, name)(self, *args, **options)
+
+    own = type("Own", (StructuredTool,), {name: around})
+    ring = own.from_function(lambda: "rang", name="ring", description="Ring a bell.")
+
+    def graph():
+        return tool_node_graph(saying(call("ring"), "done"), [ring])
+
+    agent = repo.wrap(graph(), "s")
+    agent.run("go")
+    before = list(acted)
+    with pytest.raises(InvalidInput, match=rf"Own, the class of the tool ring, overrides the method {name}"):
+        agent.rerun()
+    assert acted == before
+    assert [branch.name for branch in agent.session.branches()] == ["main"]
+    assert agent.rerun(graph(), effects={"ring": "read_only"}).report.match_rate == 1
+
+
+def test_r2_a_value_that_cannot_be_compared(repo, world):
+    """R2: a value stands for a tool, also one whose comparison is not True or False."""
+
+    class Table:
+        """Values that are compared one by one."""
+
+        def __eq__(self, other):
+            raise ValueError("The truth value of a table is ambiguous.")
+
+        __hash__ = None
+
+        def __str__(self):
+            return "a table"
+
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    agent.run("add chair")
+    again = agent.rerun(tools={"add": Table()})
+    assert [one.answered_by for one in again.report.calls] == ["value"]
+    assert world.items == ["chair"]
+
+
+def test_r1_equal_calls_of_parallel_workers_are_all_answered(repo, world):
+    """R1: equal calls that run at the same time get the recorded answers, each once, in whatever order they begin."""
+    add = world.tool("add")
+    builder = StateGraph(Orders)
+    builder.add_node("work", lambda state: {"results": [add.invoke({"item": state["item"]})]})
+    builder.add_conditional_edges(START, lambda state: [Send("work", {"item": item}) for item in state["items"]])
+    builder.add_edge("work", "__end__")
+    agent = repo.wrap(builder.compile(), "s", effects=world.effects())
+    agent.invoke({"items": ["chair"] * 4})
+    again = agent.rerun()
+    assert (again.report.match_rate, again.report.not_made, again.report.new) == (1.0, [], [])
+    numbers = sorted(result["number"] for result in again.state["results"])
+    assert numbers == [1, 2, 3, 4]
+    assert len(world.items) == 4
+
+
+def test_r2_a_tool_without_a_declared_effect_never_runs(repo, world):
+    """R2: calls with undeclared effects are answered from the record or missed, and cannot be made live."""
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    agent.run("note one")
+    other = tool_node_graph(saying(call("note", text="one"), call("note", text="two"), "done"), world.tools())
+    again = agent.rerun(other)
+    assert [one.answered_by for one in again.report.calls] == ["record", "told"]
+    with pytest.raises(InvalidInput, match="note is undeclared"):
+        agent.rerun(other, tools={"note": "live"})
+    agent.rerun(tool_node_graph(saying(call("note", text="three"), "done"), world.tools()), tools="live")
+    assert world.notes == ["one"]
+
+
+def test_r1_an_answer_is_the_recorded_one_even_if_the_order_has_changed(repo, world):
+    """R1: a rerun that looks before it adds gets what was seen after it, and the report says that the order differs."""
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    agent.run("add chair")
+    agent.run("look")
+    other = saying(call("look"), call("add", item="chair"), "done", "done")
+    again = agent.rerun(tool_node_graph(other, world.tools()))
+    assert [one.result for one in again.tool_track()] == ["chair", {"item": "chair", "number": 1}]
+    assert [one.tool_name for one in again.report.reordered] == ["add"]
+    assert not again.report.is_same
+    assert agent.branch.name == agent.session.branch().name == "main"
+
+
+def test_r1_a_session_of_a_template_is_run_again_from_what_it_began_with(repo, world):
+    """R1: the recorded inputs go into the state of the template, not into the empty state."""
+    graph = tool_node_graph(obedient(), world.tools())
+    repo.wrap(graph, "s", effects=world.effects()).run("add chair")
+    agent = repo.wrap(graph, "t", template="s@main", effects=world.effects())
+    agent.run("add lamp")
+    again = agent.rerun()
+    assert again.report.is_same
+    assert again.report.turns == 1
+    assert len(again.messages()) == len(agent.messages())
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_a_session_whose_steps_gc_has_deleted_is_refused_and_not_run_in_part(repo, world, later):
+    """Bad input: the inputs are in the steps. Without them nothing runs, also if newer turns have theirs."""
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    agent.run("add chair")
+    agent.run("add table")
+    repo.maintenance.gc(steps=False)
+    assert agent.rerun().report.is_same
+    head = agent.head
+    repo.maintenance.gc()
+    if later:
+        agent.run("look")
+    with pytest.raises(InvalidInput, match=r"lacks steps.*let gc keep the steps"):
+        agent.rerun()
+    assert [branch.name for branch in agent.session.branches()] == ["main", "rerun"]
+    if later:
+        assert agent.rerun(start=head).report.turns == 1

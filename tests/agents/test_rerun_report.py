@@ -1,0 +1,72 @@
+"""The report of a rerun is read later, beside the recorded conversation."""
+
+import pytest
+from scripted import World, call, calls, obedient, scripted, tool_node_graph
+
+from agentgit import NotFound
+
+
+def recorded(repo):
+    """Create a session with one turn, and return its agent and its world."""
+    world = World()
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    agent.run("add chair; add table")
+    return agent, world
+
+
+def with_a_sofa(agent, world):
+    """Run the session again with a model that orders a sofa instead of a table."""
+    model = scripted(calls(call("add", item="chair"), call("add", item="sofa")), "ordered")
+    return agent.rerun(tool_node_graph(model, world.tools()))
+
+
+def test_r4_a_rerun_stands_beside_the_recording(repo):
+    """R4: the first message that differs is marked in text and in a notebook, also later."""
+    agent, world = recorded(repo)
+    again = with_a_sofa(agent, world)
+    agent.run("hello")
+    beside = repo.session("s").compare_rerun("rerun")
+    assert beside.report == again.report
+    assert (beside.diverges_at, beside.recorded_count) == (2, 5)
+    text = str(beside)
+    assert "They diverge at message 2" in text
+    assert "  user: add chair; add table" in text
+    assert any(line.startswith("- ") and "table" in line for line in text.splitlines())
+    assert any(line.startswith("+ ") and "sofa" in line for line in text.splitlines())
+    assert "they diverge here" in beside._repr_html_()
+    assert "sofa" in beside._repr_mimebundle_()["text/plain"]
+    assert "not made: add" in again.report._repr_html_()
+
+
+def test_r4_an_unchanged_rerun_does_not_diverge(repo):
+    """R4: all messages are the same, whatever their ids."""
+    agent, _ = recorded(repo)
+    beside = agent.session.compare_rerun(agent.rerun().branch.name)
+    assert beside.diverges_at is None
+    assert "are the same" in str(beside)
+
+
+def test_r4_calls_and_messages_are_frames(repo):
+    """R4: one row for each call that was made or recorded, and one for each pair of messages."""
+    agent, world = recorded(repo)
+    report = with_a_sofa(agent, world).report
+    assert sorted(report.to_frame()["outcome"]) == ["matched", "new", "not made"]  # the two calls run at once
+    frame = agent.session.compare_rerun("rerun").to_frame()
+    assert frame["is_same"].tolist()[:2] == [True, False]
+
+
+def test_r4_a_long_conversation_is_read_from_where_it_diverges(repo):
+    """R4: of a long conversation only the messages around the divergence are read."""
+    agent, _ = recorded(repo)
+    for _ in range(100):
+        agent.run("hello")
+    again = agent.rerun()
+    beside = agent.session.compare_rerun(again.branch.name)
+    assert (len(beside.recorded), beside.recorded_count) == (200, len(agent.messages()))
+
+
+def test_r4_another_branch_has_no_report(repo):
+    """R4: a branch that is no rerun is refused."""
+    agent, _ = recorded(repo)
+    with pytest.raises(NotFound, match="no report of a rerun"):
+        agent.session.compare_rerun()

@@ -1,0 +1,258 @@
+"""Many recorded sessions run again at once, with a judge, on any executor (row R5)."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+
+import pytest
+from scripted import World, call, calls, obedient, scripted, tool_node_graph
+
+import agentgit
+from agentgit import Conflict, InvalidInput, NotFound, Unavailable
+from agentgit.demo import ScriptedModel
+
+WORLD = World()
+"""The world of graphs that processes build."""
+
+
+def build(session):
+    """Build the graph for a session, in any process."""
+    return tool_node_graph(obedient(), WORLD.tools())
+
+
+def build_or_fail(session):
+    """Build the graph, except for one session."""
+    if session.name == "b":
+        raise OSError("no model today")
+    return build(session)
+
+
+def is_same(rerun):
+    """Judge a rerun, in any process."""
+    return rerun.report.is_same
+
+
+def graph_of(world, model=None):
+    return tool_node_graph(model or obedient(), world.tools())
+
+
+def record(repo, world, **said):
+    """Record one session for each argument, with a turn for each text."""
+    for name, texts in said.items():
+        agent = repo.wrap(graph_of(world), name, effects=world.effects())
+        for text in texts:
+            agent.run(text)
+
+
+@pytest.fixture
+def world():
+    """Create a world for the test."""
+    return World()
+
+
+def test_r5_each_session_is_a_row_with_its_verdict_and_the_table_is_read_again(repo, world):
+    """R5: unchanged reruns match; nothing acts; what `repo.rerun` returned, `repo.reruns` reads from the database."""
+    record(repo, world, a=["add chair", "look"], b=["add table"], c=["hello"])
+    log, seen = list(world.log), []
+    results = repo.rerun(
+        ["a", "b", "c"],
+        graph_of(world),
+        judge=lambda rerun: len(rerun.messages) / len(rerun.recorded_messages) / 2,
+        effects=world.effects(),
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    assert world.log == log
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+    assert [(row.session, row.status, row.match_rate, row.verdict, row.error) for row in results.rows] == [
+        (name, "done", 1.0, 0.5, None) for name in "abc"
+    ]
+    assert (results.matched, results.judge) == (1.0, 0.5)
+    assert all(row.is_same and row.source == "main" and row.branch == results.name for row in results.rows)
+    assert repo.reruns(results.name) == results
+    assert [session.branch().name for session in map(repo.session, "abc")] == ["main"] * 3
+    with pytest.raises(NotFound, match="no reruns named 'other'"):
+        repo.reruns("other")
+
+
+def test_r5_another_prompt_and_a_search(repo, world):
+    """R5: sessions come from a search; what differs lowers the match rate, and the judge sees both conversations."""
+    record(repo, world, **{"refund-1": ["add chair"], "refund-2": ["add sofa"], "other": ["add bed"]})
+    model = ScriptedModel(
+        rule=lambda messages: calls(call("add", item="chair")) if messages[-1].type == "human" else calls(text="done")
+    )
+    results = repo.rerun(
+        repo.sessions(name="refund"),
+        graph_of(world, model),
+        judge=lambda rerun: (
+            rerun.state["messages"][1].tool_calls == rerun.recorded_state["messages"][1].tool_calls or "another call"
+        ),
+        effects=world.effects(),
+        name="always a chair",
+    )
+    rows = {row.session: row for row in results.rows}
+    assert set(rows) == {"refund-1", "refund-2"}
+    assert rows["refund-1"].match_rate == 1
+    assert rows["refund-2"].match_rate == 0
+    assert rows["refund-2"].verdict == "another call"
+    assert results.judge is None
+    assert not results.is_passed(0.9)
+    assert results.is_passed(0.5)
+    assert "always a chair: 2 sessions, matched 50%" in str(results)
+    assert repo.reruns("always a chair").matched == 0.5
+    with pytest.raises(Conflict, match="reruns named 'always a chair' already"):
+        repo.rerun("other", graph_of(world), name="always a chair")
+
+
+def test_r5_what_goes_wrong_in_one_session_is_a_row_and_the_others_go_on(repo, world):
+    """R5: unknown and empty sessions, a judge that raises, an endless model, missing tools."""
+    record(repo, world, a=["add chair"], b=["add table"])
+    repo.session("empty", create=True)
+
+    def judge(rerun):
+        if rerun.session == "a":
+            raise ZeroDivisionError("by zero")
+        return True
+
+    results = repo.rerun(["a", "nobody", "empty", 5.5, "b"], graph_of(world), judge=judge)
+    assert [(row.session, row.status, row.verdict) for row in results.rows] == [
+        ("a", "done", None),
+        ("nobody", "refused", None),
+        ("empty", "refused", None),
+        ("5.5", "refused", None),
+        ("b", "done", True),
+    ]
+    errors = [row.error for row in results.rows[:4]]
+    for error, words in zip(
+        errors,
+        ["The judge raised ZeroDivisionError", "no session 'nobody'", "nothing to run", "5.5"],
+        strict=True,
+    ):
+        assert words in error
+    assert results.judge == 0.2
+    numbers = iter(range(10_000))
+    endless = ScriptedModel(rule=lambda messages: calls(call("add", item=f"i{next(numbers)}")))
+    rows = repo.rerun(["a", "b"], graph_of(world, endless), max_calls=3, effects=world.effects()).rows
+    assert [row.status for row in rows] == ["diverged", "diverged"]
+    assert "limit" in rows[0].error
+    assert rows[0].match_rate == 0
+    toolless = tool_node_graph(scripted("hello"), [World().tool("look")])
+    (row,) = repo.rerun("a", toolless).rows
+    assert (row.status, row.match_rate, row.error) == ("done", 0.0, "The graph has no add.")
+    for verdict in (float("nan"), [], None):
+        (row,) = repo.rerun("a", graph_of(world), judge=lambda rerun, verdict=verdict: verdict).rows
+        assert "must return a bool, a number or a string" in row.error
+    assert world.items == ["chair", "table"]
+
+
+def test_r5_a_session_of_another_user_and_an_erased_one(repo, world):
+    """R5: a session that the user cannot see, may only read, or that was erased meanwhile, is a row that says so."""
+    bob = repo.as_user(repo.users.add("bob"))
+    record(repo, world, mine=["add chair"], read=["add bed"], gone=["add table"])
+    repo.session("read").sharing.share("bob", "viewer")
+    gone = repo.session("gone")
+    listed = [*repo.sessions(name="gone")]
+    gone.delete()
+    rows = bob.rerun(["mine", repo.session("read").id], graph_of(world)).rows
+    assert [row.status for row in rows] == ["refused", "refused"]
+    assert "no session" in rows[0].error
+    assert "NotAllowed" in rows[1].error
+    rows = repo.rerun([*listed, gone, "mine"], graph_of(world)).rows
+    assert [row.status for row in rows] == ["refused", "refused", "done"]
+    name = repo.rerun("mine", graph_of(world)).name
+    with pytest.raises(NotFound):
+        bob.reruns(name)
+
+
+def test_r5_branches_are_named_with_an_at_sign(repo, world):
+    """R5: `session@branch` runs another branch than the current one; a name that holds an at sign is a name."""
+    agent = repo.wrap(graph_of(world), "s", effects=world.effects())
+    agent.run("add chair")
+    agent.fork(name="retry").run("look")
+    record(repo, world, **{"a@b": ["hello"]})
+    agent.session.switch("main")
+    rows = repo.rerun(["s@retry", "s", "a@b"], graph_of(world), effects=world.effects()).rows
+    assert [row.error for row in rows] == [None] * 3
+    assert [(row.source, row.report.recorded_turns) for row in rows] == [("retry", 2), ("main", 1), ("main", 1)]
+
+
+def test_r5_async_nodes_and_judges(repo, world):
+    """R5: `arerun` runs the turns and an async judge on the loop."""
+
+    async def judge(rerun):
+        await asyncio.sleep(0)
+        return rerun.report.is_same
+
+    agent = repo.wrap(graph_of(world), "s", effects=world.effects())
+    asyncio.run(agent.ainvoke({"messages": [("user", "add_later chair; add table")]}))
+    results = asyncio.run(repo.arerun("s", graph_of(world), judge=judge, effects=world.effects()))
+    assert [(row.status, row.verdict) for row in results.rows] == [("done", True)]
+    assert asyncio.run(repo.areruns(results.name)) == results
+
+
+def test_r5_threads_and_processes(tmp_path):
+    """R5: an executor runs the sessions at the same time, and the results are in the order of the sessions."""
+    with agentgit.open(tmp_path / "db") as repo:
+        record(repo, WORLD, a=["add chair"], b=["add table; look"], c=["hello"])
+        log, seen = list(WORLD.log), []
+        with ThreadPoolExecutor(3) as threads:
+            results = repo.rerun(list("abc"), build(None), judge=is_same, executor=threads)
+        assert [(row.session, row.verdict) for row in results.rows] == [("a", True), ("b", True), ("c", True)]
+        with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as processes:
+            results = repo.rerun(
+                [repo.session("a"), "b", *repo.sessions(name="c")],
+                factory=build_or_fail,
+                judge=is_same,
+                executor=processes,
+                progress=lambda done, total: seen.append((done, total)),
+            )
+            assert [(row.session, row.status) for row in results.rows] == [
+                ("a", "done"),
+                ("b", "refused"),
+                ("c", "done"),
+            ]
+            assert "OSError: no model today" in results.rows[1].error
+            assert sorted(seen) == [(1, 3), (2, 3), (3, 3)]
+            stored = repo.reruns(results.name).rows
+            assert sorted(stored, key=lambda row: row.session) == [results.rows[0], results.rows[2]]
+            for wrong in ({"graph": build(None)}, {"factory": lambda session: build(session)}):
+                with pytest.raises(InvalidInput):
+                    repo.rerun("a", executor=processes, **wrong)
+        with pytest.raises(Unavailable, match="takes no work"):
+            repo.rerun("a", factory=build, executor=processes)
+        assert WORLD.log == log
+
+
+def test_arguments_that_are_wrong_as_a_whole_are_refused(repo, world):
+    """Bad input: nothing runs, and no branch is made."""
+    record(repo, world, a=["add chair"])
+    graph = graph_of(world)
+    for wrong in (
+        {},
+        {"graph": graph, "factory": build},
+        {"graph": "graph"},
+        {"factory": 5},
+        {"graph": graph, "judge": "strict"},
+        {"graph": graph, "on_miss": "ask"},
+        {"graph": graph, "name": "a@b"},
+        {"graph": graph, "executor": 4},
+        {"graph": graph, "effects": {"add": "harmless"}},
+    ):
+        with pytest.raises(InvalidInput):
+            repo.rerun("a", **wrong)
+    with pytest.raises(InvalidInput, match="a list of sessions"):
+        repo.rerun(5.5, graph)
+    assert [branch.name for branch in repo.session("a").branches()] == ["main"]
+    assert repo.rerun([], graph).rows == []
+
+
+def test_r5_the_table_as_a_frame_and_as_json(repo, world):
+    """R5: one row for each session, in a data frame, as JSON, and as HTML that hostile names cannot leave."""
+    record(repo, world, **{"<b>\x1b[31m": ["add chair"]})
+    results = repo.rerun(repo.sessions(), graph_of(world), judge=lambda rerun: True)
+    frame = results.to_frame()
+    assert frame[["status", "match_rate", "is_same", "verdict"]].values.tolist() == [["done", 1.0, True, True]]
+    assert results.to_dict()["sessions"][0]["report"]["status"] == "done"
+    assert "<b>" not in results._repr_html_()
+    assert "\x1b" not in str(results)

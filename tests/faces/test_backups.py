@@ -1,0 +1,125 @@
+"""The scripts `backup` and `restore` of deploy/, with a real PostgreSQL (N4)."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+from command_line import run
+from kits import TENANT, backup, count, execute, libpq, live, script, told
+from sqlalchemy import URL
+
+import agentgit
+from agentgit.demo import EFFECTS, build, open_shop, orders
+
+pytestmark = pytest.mark.long
+
+
+def test_n4_a_restored_database_is_sound_and_its_sessions_go_on(
+    postgres_tables: URL, postgres_spare: URL, tmp_path: Path
+):
+    """N4: a restored database has every row and policy of each tenant, fsck finds it sound, and sessions go on."""
+    live(postgres_tables, tmp_path)
+    before = [told(postgres_tables, tenant) for tenant in (None, TENANT)]
+    file = backup(postgres_tables, tmp_path)
+    with agentgit.open(postgres_tables) as repo:
+        repo.wrap(build(tmp_path / "shop.db"), session="support-42", effects=EFFECTS).run("order a lamp")
+    done = script("restore", file, postgres_spare.database, **libpq(postgres_tables))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("no problems found") == done.stdout.count("the audit trail is intact") == 2
+    assert done.stdout.endswith("is sound.\n")
+    assert [told(postgres_spare, tenant) for tenant in (None, TENANT)] == before
+    assert count(postgres_spare, "pg_policies") == count(postgres_tables, "pg_policies") > 0
+    with agentgit.open(postgres_spare) as repo:
+        agent = repo.wrap(build(tmp_path / "shop.db"), session="support-42", effects=EFFECTS)
+        assert str(agent.rollback("before the table").report).startswith("Rollback done")
+    cancelled = [order.item for order in orders(open_shop(tmp_path / "shop.db")) if order.status == "cancelled"]
+    assert cancelled == ["sofa", "table", "table"]
+
+
+def test_n4_a_backup_is_readable_by_its_owner_only_and_old_ones_are_deleted(postgres_tables: URL, tmp_path: Path):
+    """N4: backups have mode 600, and KEEP deletes the oldest of this database with their tips, and nothing else."""
+    old = [f"{postgres_tables.database}-2025010{day}T000000Z" for day in (1, 2, 3)]
+    others = [f"other_{old[0]}.dump", f"{postgres_tables.database}-notes.dump", "x.tips"]
+    for name in [*others, *(f"{one}.{end}" for one in old for end in ("dump", "7.tips"))]:
+        (tmp_path / name).touch()
+    file = backup(postgres_tables, tmp_path, KEEP="2")
+    [tips] = tmp_path.glob(f"{file.stem}.*.tips")
+    assert {stat.S_IMODE(one.stat().st_mode) for one in (file, tips)} == {0o600}
+    left = {file.name, tips.name, f"{old[2]}.dump", f"{old[2]}.7.tips", *others}
+    assert {one.name for one in tmp_path.iterdir()} == left
+    for keep in ("0", "-1", "two", "1; rm -rf /"):
+        refused = script("backup", tmp_path, **libpq(postgres_tables, KEEP=keep))
+        assert (refused.returncode, "KEEP must be a number" in refused.stderr) == (2, True)
+    assert {one.name for one in tmp_path.iterdir()} == left
+
+
+def test_n4_a_role_that_does_not_see_all_rows_makes_no_backup(postgres_tables: URL, tmp_path: Path):
+    """N4: if row-level security hides rows from the role, the backup fails and leaves no file."""
+    role = f"agentgit_test_{uuid.uuid4().hex}"
+    execute(postgres_tables, f"CREATE ROLE {role}")
+    try:
+        assert run("db", "grant", role, "--db", postgres_tables.render_as_string(hide_password=False)).code == 0
+        execute(postgres_tables, f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {role}")
+        done = script("backup", tmp_path, **libpq(postgres_tables, PGOPTIONS=f"-c role={role}"))
+        assert done.returncode != 0
+        assert "row-level security" in done.stderr
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        execute(postgres_tables, f"DROP OWNED BY {role}", f"DROP ROLE {role}")
+
+
+LARGEST = "size = (SELECT max(size) FROM blob)"
+DAMAGE = {
+    "a value has another hash": f"UPDATE blob SET data = data || '\\x00'::bytea WHERE {LARGEST}",  # noqa: S608
+    "the newest event is gone": "DELETE FROM audit_event WHERE id = (SELECT max(id) FROM audit_event)",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_n4_a_database_that_was_damaged_before_its_backup_is_not_called_sound(
+    postgres_tables, postgres_spare, tmp_path, damage
+):
+    """N4: after a restore, fsck finds a changed value, and an earlier backup's tips show that an event is missing."""
+    live(postgres_tables, tmp_path)
+    earlier = backup(postgres_tables, tmp_path)
+    execute(postgres_tables, DAMAGE[damage])
+    time.sleep(1)  # the name of a backup has its second
+    file = backup(postgres_tables, tmp_path)
+    for tips in tmp_path.glob(f"{earlier.stem}.*.tips"):
+        shutil.copy(tips, tips.with_name(tips.name.replace(earlier.stem, file.stem)))
+    done = script("restore", file, postgres_spare.database, **libpq(postgres_tables))
+    assert done.returncode == 1, done.stdout
+    assert "is NOT sound. It was kept" in done.stderr
+    assert count(postgres_spare, "checkpoint") == count(postgres_tables, "checkpoint")
+
+
+def test_n4_a_cut_file_leaves_no_database(postgres_tables: URL, postgres_spare: URL, tmp_path: Path):
+    """N4: a file that cannot be restored whole leaves no database behind."""
+    live(postgres_tables, tmp_path)
+    file, cut = backup(postgres_tables, tmp_path), tmp_path / "cut.dump"
+    cut.write_bytes(file.read_bytes()[:-200])
+    done = script("restore", cut, postgres_spare.database, **libpq(postgres_tables))
+    assert done.returncode == 1
+    assert f"The database {postgres_spare.database} was removed again" in done.stderr
+    assert count(postgres_tables, f"pg_database WHERE datname = '{postgres_spare.database}'") == 0
+
+
+def test_n4_a_restore_overwrites_nothing(postgres_tables: URL, tmp_path: Path):
+    """N4: a restore refuses an existing database and names that libpq would read as something else."""
+    live(postgres_tables, tmp_path)
+    before, file = told(postgres_tables, None), backup(postgres_tables, tmp_path)
+    done = script("restore", file, postgres_tables.database, **libpq(postgres_tables))
+    assert (done.returncode, "already exists" in done.stderr) == (1, True)
+    assert told(postgres_tables, None) == before
+    for name in (f"dbname={postgres_tables.database}", "postgresql://x/y", "a b", "--help", "x;y", "../x"):
+        done = script("restore", file, name, **libpq(postgres_tables))
+        assert (done.returncode, done.stdout) == (2, ""), name
+    for script_name, words in (("restore", [file]), ("restore", []), ("backup", [])):
+        done = script(script_name, *words, **libpq(postgres_tables))
+        assert done.returncode != 0
+        assert f"Usage: {script_name}" in done.stderr

@@ -1,0 +1,116 @@
+"""`agentgit rerun` runs recorded sessions again as a check for CI (row R5)."""
+
+import json
+import xml.etree.ElementTree as ET
+
+import processes
+import pytest
+from langgraph.graph import START, MessagesState, StateGraph
+
+import agentgit
+from agentgit.demo import EFFECTS, ScriptedModel, build, open_shop, orders
+
+CHECKS = """
+from agentgit.demo import build
+from agentgit.testing import RecordedModel
+from langgraph.graph import START, MessagesState, StateGraph
+
+def mute():
+    return StateGraph(MessagesState).add_node("say", lambda state: {"messages": [("ai", "no")]}).add_edge(
+        START, "say").compile()
+
+def recorded(session):
+    model = RecordedModel(session)
+    return StateGraph(MessagesState).add_node("say", lambda state: {"messages": [model.invoke(state["messages"])]}
+        ).add_edge(START, "say").compile()
+
+def is_same(rerun):
+    return rerun.report.is_same
+
+def broken(rerun):
+    raise ValueError("the judge broke")
+"""
+
+HOSTILE = "<&\"'>\x1b[31m\x07\u202e]]>"
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Record three sessions, one with a hostile name; return a function that runs a command beside some graphs."""
+    (tmp_path / "checks.py").write_text(CHECKS)
+    shop = open_shop(str(tmp_path / "shop.db"))
+    with agentgit.open(tmp_path / "agentgit.db") as repo:
+        for name, text in [("chairs", "order two chairs"), ("sofa", "order a sofa"), (HOSTILE, "order a lamp")]:
+            repo.wrap(build(shop), name, effects=EFFECTS).run(text)
+
+    def run(*words):
+        done = processes.agentgit("rerun", *words, cwd=tmp_path, COLUMNS="120", NO_COLOR="1")
+        return done.returncode, done.stdout, done.stderr
+
+    return run
+
+
+@pytest.mark.long
+def test_r5_the_exit_code_says_whether_the_sessions_reach_the_bar(run, tmp_path):
+    """R5: unchanged sessions pass; a graph without tools fails; nothing is ordered; JUnit has a case for each."""
+    placed = len(orders(tmp_path / "shop.db"))
+    code, out, err = run("chairs", "sofa", "--graph", "agentgit.demo:build", "--name", "same", "--parallel", "2")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[0] == "same: 2 sessions, matched 100%"
+    code, out, _ = run(
+        "--matching",
+        "",
+        "nobody",
+        "--graph",
+        "checks:mute",
+        "--judge",
+        "checks:is_same",
+        "--junit",
+        "junit.xml",
+        "--json",
+    )
+    found = json.loads(out)
+    assert (code, found["is_passed"], found["judge"]) == (1, False, 0.0)
+    assert [one["status"] for one in found["sessions"]] == ["refused", "done", "done", "done"]
+    suite = ET.parse(tmp_path / "junit.xml").getroot()[0]  # noqa: S314  # our own file
+    assert {name: suite.get(name) for name in ("tests", "failures", "errors")} == {
+        "tests": "4", "failures": "3", "errors": "1",
+    }  # fmt: skip
+    cases = {case.get("name"): case[0] for case in suite}
+    assert "no session 'nobody'" in cases["nobody"].get("message")
+    assert cases["chairs"].tag == "failure"
+    assert "not made: create_order(item='chair', quantity=2)" in cases["chairs"].text
+    assert any(name.startswith("<&\"'>\\x1b[31m") for name in cases)
+    assert not set("\x1b\x07\u202e") & set((tmp_path / "junit.xml").read_text())
+    assert len(orders(tmp_path / "shop.db")) == placed
+    assert run("chairs", "--graph", "checks:mute", "--fail-under", "0")[0] == 0
+
+
+@pytest.mark.long
+def test_r5_a_judge_that_raises_fails_and_wrong_words_have_their_own_codes(run, tmp_path):
+    """R5: a judge without a verdict counts as 0; hostile names do not reach the terminal; bad words change nothing."""
+    code, out, _ = run(HOSTILE, "--graph", "agentgit.demo:build", "--judge", "checks:broken", "--fail-under", "0.5")
+    assert code == 1
+    assert "The judge raised ValueError: the judge broke" in out
+    assert not set("\x1b\x07\u202e") & set(out)
+    for words, said, expected in [
+        (["--graph", "checks:mute"], "Name the sessions", 2),
+        (["chairs", "--graph", "nothing:here"], "cannot be imported", 3),
+        (["chairs", "--graph", "checks:mute", "--judge", "checks:nobody"], "has no 'nobody'", 3),
+        (["chairs", "--graph", "checks:mute", "--junit", "no/such/folder.xml"], "cannot be written", 13),
+    ]:
+        code, out, err = run(*words)
+        assert said in err
+        assert (code, out) == (expected, "")
+
+
+@pytest.mark.long
+def test_r5_a_function_of_the_session_builds_the_graph(run, tmp_path):
+    """R5: a graph that takes the session can hold its recorded model."""
+    with agentgit.open(tmp_path / "agentgit.db") as repo:
+        model = ScriptedModel(replies=["hello"])
+        graph = StateGraph(MessagesState).add_node("say", lambda state: {"messages": [model.invoke(state["messages"])]})
+        repo.wrap(graph.add_edge(START, "say").compile(), "talk").run("hi")
+    code, out, err = run("talk", "--graph", "checks:recorded", "--judge", "checks:is_same")
+    assert (code, err) == (0, "")
+    assert "passed" in out

@@ -1,0 +1,271 @@
+"""The session that a command acts on, if there are several (U1)."""
+
+import json
+
+import pytest
+from command_line import run
+from shelves import SHELF, shelf_in
+
+import agentgit
+from agentgit import InvalidInput
+
+GRAPH = """
+from scripted import call, scripted, tool_node_graph
+
+def graph(*wanted):
+    replies = [reply for item in wanted for reply in (call("put", item=item), "ok")]
+    return tool_node_graph(scripted(*replies), [put])
+
+GRAPH = graph()
+"""
+"""The graph of the module `shelf`."""
+
+TRUST = ("--trust", "shelf")
+
+CHANGES = {
+    "plan": (["plan"], ["main#1"]),
+    "rollback": (["rollback", "--yes", *TRUST], ["main#1"]),
+    "undo": (["undo", "--yes", *TRUST], []),
+    "undo of a branch": (["undo", "--yes", *TRUST, "@main"], None),
+    "redo": (["redo", "--yes", *TRUST], []),
+    "rewind-files": (["rewind-files", "--yes"], ["main#1"]),
+    "switch": (["switch"], ["other"]),
+    "switch with sync": (["switch", "--sync", "world", "--yes", *TRUST], ["other"]),
+    "promote": (["promote", "--yes", *TRUST], ["other"]),
+    "fork": (["fork"], []),
+    "fork of a checkpoint": (["fork"], ["main#1"]),
+    "rename": (["rename"], ["new name"]),
+    "checkpoint create": (["checkpoint", "create"], ["a name"]),
+    "checkpoint delete": (["checkpoint", "delete", "--yes"], ["main#1"]),
+    "checkpoint cleanup": (["checkpoint", "cleanup", "--keep", "0"], []),
+    "checkpoint clear": (["checkpoint", "clear", "--yes"], []),
+    "annotate": (["annotate", "--name", "new"], ["main#1"]),
+    "tag": (["tag"], ["main#1", "a-tag"]),
+    "tag --delete": (["tag", "--delete", "kept"], []),
+    "recover": (["recover"], []),
+    "retention": (["retention", "--max", "3"], []),
+    "retention --now": (["retention", "--on", "--now"], []),
+    "merge": (["merge", "shelf:GRAPH"], ["other"]),
+    "cherry-pick": (["cherry-pick", "shelf:GRAPH"], ["other"]),
+    "explore": (["explore", "shelf:GRAPH", "--choice", "hi"], []),
+    "chat": (["chat", "shelf:GRAPH"], []),
+}
+"""For each command that changes a session: its words before the session, and the words after it."""
+
+NAMED = {"rerun", "share", "unshare", "members", "link", "delete", "start", "resume", "resolve"}
+"""The commands that cannot be given without a session, or the id of an operation or a call."""
+
+READING = {
+    "sessions", "status", "tree", "log", "show", "tool-track", "branches", "diff", "compare", "search", "events",
+    "operations", "stats", "export", "trajectories", "mcp", "serve",
+}  # fmt: skip
+"""The commands that change no session."""
+
+WHOLE = {
+    "demo", "import", "import-langgraph", "webhooks", "accept", "users", "keys", "whoami", "workspace", "gc", "fsck",
+    "audit", "db",
+}  # fmt: skip
+"""The commands that are not about one session."""
+
+
+@pytest.fixture
+def shelf(tmp_path, monkeypatch):
+    """Return a module of tools whose world is a file, which this process can import."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.delenv("AGENTGIT_TRUST", raising=False)
+    with shelf_in(tmp_path, SHELF + GRAPH) as module:
+        yield module
+
+
+@pytest.fixture
+def two(shelf):
+    """Create the sessions `mine`, and `theirs`, which moved last; each has two branches and a tag."""
+    with agentgit.open("agentgit.db") as repo:
+        for name in ("mine", "theirs"):
+            agent = repo.wrap(shelf.graph(f"{name} chair", f"{name} table"), name)
+            agent.run("one")
+            agent.run("two")
+            agent.session.fork(name="other")
+            agent.tag("main#2", "kept")
+    return shelf
+
+
+def dump(name: str) -> str:
+    """Return all that can be read of a session, as text."""
+    with agentgit.open("agentgit.db") as repo:
+        session = repo.session(name)
+        return json.dumps(
+            [
+                json.loads(run("tree", name, "--json").out),
+                [operation.id for operation in session.operations()],
+                [tag.name for tag in session.tags()],
+                session.branch().name,
+                str(session.retention.get()),
+            ]
+        )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("command", CHANGES)
+def test_u1_a_change_without_a_session_is_refused_if_there_are_several(two, command):
+    """U1: with two sessions, each command that changes one refuses to guess: it lists both and changes nothing."""
+    before, (first, last) = [dump("mine"), dump("theirs")], CHANGES[command]
+    run("tree", "mine")
+    out, err, code = run(*first, *(last or ()), stdin="hello\n")
+    assert (out, code) == ("", InvalidInput.exit_code)
+    assert "There are several sessions, so name the one that you mean: agentgit " in err
+    assert "Sessions: theirs, mine." in err
+    assert err.count("\n") == 1
+    assert [dump("mine"), dump("theirs")] == before
+    assert two.items() == ["mine chair", "mine table", "theirs chair", "theirs table"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("command", [name for name, (_, last) in CHANGES.items() if last is not None])
+def test_u1_a_change_of_a_named_session_leaves_the_other_alone(two, command):
+    """U1: with the session as its first word, each command acts on it, and never on the one that moved last."""
+    before, (first, last) = dump("theirs"), CHANGES[command]
+    words, graph = (first[:1], first[1:]) if first[0] != "checkpoint" else (first[:2], first[2:])
+    graphs = graph[:1] if graph[:1] == ["shelf:GRAPH"] else []
+    options = graph[len(graphs) :]
+    if command == "tag --delete":
+        words, options = ["tag", "mine", "--delete", "kept"], []
+    else:
+        words = [*words, *graphs, "mine", *last]
+    out, err, code = run(*words, *options, stdin="")
+    if command not in {"redo", "rewind-files", "checkpoint delete", "explore", "recover"}:  # no work
+        assert (err, code) == ("", 0)
+    if code == 0 and command != "chat":
+        assert "mine" in out
+    assert dump("theirs") == before
+    assert [item for item in two.items() if item.startswith("theirs")] == ["theirs chair", "theirs table"]
+
+
+def test_u1_every_command_is_in_one_of_these_lists():
+    """U1: whoever adds a command decides if it changes a session, and so needs its name."""
+    shown = run("--help").out
+    commands = shown.partition("Get started:")[2]
+    listed = {line.split()[0] for line in commands.splitlines() if line.startswith("  ")}
+    changing = {first[0] for first, _ in CHANGES.values()}
+    assert listed == changing | NAMED | READING | WHOLE
+    assert not changing & (NAMED | READING | WHOLE)
+
+
+def test_u1_with_one_session_the_name_may_be_left_out(shelf):
+    """U1: with one session, commands that change something need no name, and their reports still name it."""
+    with agentgit.open("agentgit.db") as repo:
+        agent = repo.wrap(shelf.graph("chair", "table"), "only")
+        agent.run("one")
+        agent.run("two")
+    out, err, code = run("undo", "--yes", *TRUST)
+    assert (err, code) == ("", 0)
+    assert out.startswith("Rollback done: session only, branch main-2, ")
+    assert shelf.items() == ["chair"]
+
+
+def test_u1_a_lonely_word_that_is_a_session_is_recognised(two):
+    """U1: `plan mine` says that `mine` is a session and what is missing, with several sessions and with one."""
+    for command, noun, what in (
+        ("plan", "REF", "checkpoint"),
+        ("rollback", "REF", "checkpoint"),
+        ("switch", "BRANCH", "branch"),
+        ("rewind-files", "RESTORE_POINT", "message or checkpoint"),
+    ):
+        out, err, code = run(command, "mine")
+        assert (out, code) == ("", InvalidInput.exit_code)
+        assert err == f"error: mine is a session. Name the {what} too: agentgit {command} mine {noun}\n"
+    assert run("delete", "theirs", "--yes").code == 0
+    assert "mine is a session" in run("plan", "mine").err
+    assert "mine@main is a session" in run("plan", "mine@main").err
+    assert run("tag", "main#1", "mine").code == 0
+    assert run("plan", "mine", *TRUST).out.startswith("Rollback of session mine, branch main, to main#1: ")
+
+
+@pytest.mark.long
+def test_u1_the_question_names_the_session_and_the_branch(two):
+    """U1: the plan and the question before a change name the session and the branch; without a yes nothing changes."""
+    for words, question in (
+        (("rollback", "mine", "main#1"), "Roll back session mine, branch main?"),
+        (("undo", "mine"), "Undo in session mine, branch main?"),
+        (("switch", "mine", "other", "--sync", "world"), "Switch to session mine, branch other?"),
+    ):
+        out, err, code = run(*words, *TRUST, stdin="no\n")
+        assert code == 1
+        assert question in err
+        assert "session mine" in out.splitlines()[0]
+    out, err, _ = run("checkpoint", "clear", "mine@other", stdin="no\n")
+    assert "Delete all checkpoints of session mine, branch other that nothing needs?" in err
+    assert "Permanently delete session mine?" in run("delete", "mine", stdin="no\n").err
+    assert len(two.items()) == 4
+
+
+@pytest.mark.long
+def test_u1_a_command_that_reads_says_which_session_it_took(two):
+    """U1: a command that only reads takes the session that moved last, and says so on standard error."""
+    for command in ("log", "tool-track", "branches", "operations", "stats", "diff main#1 HEAD", "show", "search chair"):
+        out, err, code = run(*command.split())
+        assert (code, err) == (0, "session theirs, which was updated last\n")
+        assert out
+        named = command.split()[0], "mine", *command.split()[1:]
+        assert run(*named).err == ""
+    for command in ("tree", "status"):
+        out, err, code = run(command)
+        assert (code, err) == (0, "")
+        assert "theirs" in out.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("a b, branch main, to main#1", "'a b, branch main, to main#1'"),
+        ("\x1b[2J\u202emine", r"'\x1b[2J\u202emine'"),
+        ("me@main", "me@main"),
+        ("@main", "@main"),
+    ],
+)
+def test_u1_hostile_names_stay_names(shelf, name, shown):
+    """U1: a session whose name looks like words of a plan is quoted, and control characters are escaped."""
+    with agentgit.open("agentgit.db") as repo:
+        for session in (name, "other"):
+            agent = repo.wrap(shelf.graph("chair"), session)
+            agent.run("one")
+    plan = run("plan", name, "main#1", *TRUST)
+    assert (plan.err, plan.code) == ("", 0)
+    assert plan.out.startswith(f"Rollback of session {shown}, branch main, to main#1: ")
+    assert f"Roll back session {shown}, branch main?" in run("rollback", name, "main#1", *TRUST, stdin="n\n").err
+    refused = run("undo", "--yes")
+    assert f"Sessions: other, {shown}." in refused.err
+    assert "\x1b" not in refused.err + plan.out
+
+
+@pytest.mark.long
+def test_u1_a_shared_session_counts_and_is_named_with_its_owner(shelf):
+    """U1: a session that somebody shares makes the choice unclear too, and its plan names the owner."""
+    with agentgit.open("agentgit.db") as repo:
+        ada, bob = (repo.as_user(repo.users.add(name)) for name in ("ada", "bob"))
+        for user in (ada, bob):
+            user.wrap(shelf.graph("chair"), "s").run("one")
+        ada.session("s").sharing.share("bob", "editor")
+    for_bob = ("--user", "bob")
+    assert "Sessions: s, ada/s." in run(*for_bob, "undo", "--yes").err
+    plan = run(*for_bob, "plan", "ada/s", "main#1", *TRUST)
+    assert plan.out.startswith("Rollback of session ada/s, branch main, to main#1: ")
+    assert run(*for_bob, "tree", "ada/s").out.startswith("ada/s: ")
+
+
+@pytest.mark.long
+def test_u1_json_names_the_session_and_the_branch(two):
+    """U1: plans and reports as JSON name the session, and the branch."""
+    plan = json.loads(run("plan", "mine", "main#1", "--json").out)
+    assert (plan["session_name"], plan["branch"]) == ("mine", "main")
+    for words in (
+        ("undo", "mine", "--yes", *TRUST),
+        ("checkpoint", "create", "mine", "x"),
+        ("tag", "mine", "main#1", "y"),
+        ("fork", "mine"),
+        ("switch", "mine", "other"),
+        ("checkpoint", "cleanup", "mine"),
+        ("retention", "mine"),
+    ):
+        assert json.loads(run(*words, "--json").out)["session_name"] == "mine", words

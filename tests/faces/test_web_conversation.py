@@ -1,0 +1,145 @@
+"""The conversation on the page of a session: turns, cards of calls, images, and pages of a long one."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from echo_graph import echo
+from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.graph.state import CompiledStateGraph
+from scripted import tool_node_graph
+from web_servers import PIXEL, quick_passwords, repo, told
+from web_visitors import ada
+
+from agentgit.demo import ScriptedModel
+
+__all__ = ["ada", "quick_passwords", "repo", "told"]  # the fixtures
+
+
+def test_u3_images_of_messages_are_served_by_this_server(ada, repo, tmp_path):
+    """U3: a page shows the images that a message contains, and only links to others; no other block is served."""
+    agent = repo.wrap(tool_node_graph(ScriptedModel(replies=["I see."]), [echo]), "pictures")
+    blocks = [
+        {"type": "text", "text": "see"},
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PIXEL}"}},
+        {"type": "image_url", "image_url": {"url": "https://a.example/b.png"}},
+        {"type": "image", "base64": "PHN2Zy8+", "mime_type": "image/svg+xml"},
+        {"type": "image", "base64": "!!!", "mime_type": "image/png"},
+    ]
+    agent.invoke({"messages": [{"role": "user", "content": blocks}]})
+    page = ada.get(f"/sessions/{repo.session('pictures').id}").text
+    source, damaged = re.findall(r'<img src="([^"]*/image[^"]*)"', page)
+    ada.get(damaged.replace("&amp;", "&"), 404)
+    image = ada.get(source.replace("&amp;", "&"))
+    assert (image.headers["content-type"], image.content[:4]) == ("image/png", b"\x89PNG")
+    assert image.headers["cache-control"] == "no-store"
+    at_end, _ = re.findall(
+        r'<img src="([^"]*/image[^"]*)"',
+        ada.get(f"/sessions/{agent.session.id}?at={agent.get_checkpoint('HEAD').id}").text,
+    )
+    assert ada.get(at_end.replace("&amp;", "&")).content == image.content
+    assert 'href="https://a.example/b.png"' in page
+    for block in (0, 2, 3, 9):
+        ada.get(re.sub(r"block=\d+", f"block={block}", source.replace("&amp;", "&")), 404)
+
+
+def test_u3_a_page_of_a_session_without_checkpoints_or_messages_is_shown(ada, repo):
+    """U3: the page shows a new session, and checkpoints without messages."""
+    session = repo.session("empty", create=True)
+    page = ada.get(f"/sessions/{session.id}").text
+    assert "No messages yet" in page
+    assert f'method="post" action="/sessions/{session.id}/fork"' not in page
+    session.checkpoint("by hand")
+    assert "by hand" in ada.get(f"/sessions/{session.id}").text
+
+
+def test_u3_a_call_that_a_rollback_kept_is_shown_as_kept(ada, repo):
+    """U3: the card of a call whose effect a rollback left in the world says so; that of a reversed one says undone."""
+    session = repo.session("support-42")
+    session.rollback("before the mail", force=True)
+    page = ada.get(f"/sessions/{session.id}?branch=main-2").text
+    cards = dict(
+        re.findall(r'class="tool-name">(\w+)<.*?<span class="tool-chips">.*?([a-z ]+)</span></span>', page, re.S)
+    )
+    assert cards == {"create_order": "done", "charge_card": "undone", "send_mail": "kept"}
+
+
+def trimming_graph(keep: int) -> CompiledStateGraph:
+    """Make a graph that answers each message, and then keeps only the newest messages."""
+
+    def answer(state: MessagesState) -> dict[str, Any]:
+        gone = [RemoveMessage(id=message.id) for message in state["messages"][: 1 - keep]]
+        return {"messages": [*gone, AIMessage(f"answer to {state['messages'][-1].text}")]}
+
+    return StateGraph(MessagesState).add_node("answer", answer).add_edge(START, "answer").compile()
+
+
+def shown(page: str) -> list[tuple[str, list[str]]]:
+    """Return the reference of each turn of a page, and the texts of its messages."""
+    turns = re.findall(r'<article class="turn"(.*?)</article>', page, re.S)
+    return [
+        (
+            "".join(re.findall(r'aria-label="Turn from ([^"]+)"', turn)),
+            re.findall(r'<div class="prose"><p>(.*?)</p>', turn, re.S),
+        )
+        for turn in turns
+    ]
+
+
+@pytest.mark.long
+def test_u3_the_page_of_a_graph_that_removes_messages_shows_those_that_are_left(ada, repo):
+    """U3: each message that a graph left is in its own turn: on the newest page, an earlier one and at a checkpoint."""
+    agent = repo.wrap(trimming_graph(4), "trimmed")
+    for number in range(40):
+        agent.run(f"question {number}")
+    at = f"/sessions/{agent.session.id}"
+    page = ada.get(at).text
+    left = [[f"question {number}", f"answer to question {number}"] for number in (38, 39)]
+    assert [texts for _, texts in shown(page) if texts] == left
+    assert [texts for _, texts in shown(page)][-2:] == left
+    before = re.search(r'href="([^"]*before=(\d+)[^"]*)#talk" rel="next"', page)
+    earlier = shown(ada.get(before.group(1).replace("&amp;", "&")).text)
+    end = agent.session.get_checkpoint(int(before.group(2)))
+    assert [text for _, texts in earlier for text in texts] == [one["content"] for one in end.conversation_history]
+    assert earlier[-1][1] == [one["content"] for one in end.conversation_history][-2:]
+    assert shown(ada.get(f"{at}?at={end.id}").text)[-2:] == [earlier[-1], (end.metadata["reference"], [])]
+
+
+@pytest.mark.long
+def test_u3_a_page_of_a_session_shows_at_most_300_messages(ada, repo):
+    """U3: the messages of a long conversation are on several pages, each on one, also if one turn has all of them."""
+    agent = repo.wrap(trimming_graph(10_000), "talkative")
+    agent.run("question")
+    agent.invoke({"messages": [HumanMessage(f"line {number}") for number in range(700)]})
+    page, texts, sizes = ada.get(f"/sessions/{agent.session.id}").text, list[str](), list[int]()
+    while True:
+        on_page = [text for _, messages in shown(page) for text in messages]
+        texts, sizes = [*on_page, *texts], [*sizes, len(on_page)]
+        link = re.search(r'href="([^"]*)#talk" rel="next"', page)
+        if link is None:
+            break
+        page = ada.get(link.group(1).replace("&amp;", "&")).text
+        assert "Newest turns" in page
+    assert texts == [one["content"] for one in agent.history()]
+    assert sizes == [300, 300, 103]
+
+
+def test_u3_a_page_of_a_session_is_small_whatever_arguments_a_call_has(ada, repo):
+    """U3: the page cuts the names, the values and the number of the arguments of a call, and the calls of a message."""
+    args = {"k" * 10_000: 1, "deep": [[["x" * 100] * 9] * 9] * 9, **{f"a{number}": number for number in range(9_000)}}
+    agent = repo.wrap(trimming_graph(9), "wide")
+    calls = [
+        {"name": "echo", "args": args, "id": "c1"},
+        *({"name": "echo", "args": {}, "id": f"{n}"} for n in range(399)),
+    ]
+    agent.invoke({"messages": [AIMessage("", tool_calls=calls)]})
+    page = ada.get(f"/sessions/{agent.session.id}").text
+    [line, *others] = re.findall(r'<code class="tool-args">(.*?)</code>', page, re.S)
+    assert len(others) == 299
+    assert "100 more calls not shown" in page
+    assert line.startswith("k" * 100 + "…=1, deep=")
+    assert line.endswith(", …")
+    assert len(line) < 2_000

@@ -1,0 +1,176 @@
+"""The ordinary `alembic` command works in a checkout, on SQLite and on PostgreSQL."""
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+import agentgit
+from agentgit.store.database import Database
+from agentgit.store.schema import schema
+from agentgit.store.sql.url import parse_url
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """Return a folder with what Alembic needs of a checkout, so that new migrations are not written into this one."""
+    folder = tmp_path / "checkout"
+    shutil.copytree(ROOT / "alembic", folder / "alembic", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    return folder
+
+
+@pytest.fixture
+def alembic(checkout, empty):
+    """Return a function that runs the command and returns its output; it checks the exit code."""
+    address = parse_url(empty).render_as_string(hide_password=False)
+
+    def run(*arguments, fails=False, **environment):
+        command = [Path(sys.executable).parent / "alembic", *arguments]
+        result = subprocess.run(  # noqa: S603  # our own command
+            command,
+            cwd=checkout,
+            env={**os.environ, "AGENTGIT_DATABASE_URL": address, "PYTHONPATH": str(ROOT), **environment},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert bool(result.returncode) is fails, result.stderr + result.stdout
+        assert "Traceback" not in result.stderr
+        return result.stdout + result.stderr
+
+    return run
+
+
+def _revision(where):
+    with closing(Database(where)) as database:
+        return schema.current_revision(database)
+
+
+@pytest.mark.long
+def test_u8_up_down_and_what_is_current(alembic, empty):
+    """U8: upgrade, current, history, downgrade and upgrade again do what `agentgit db` does."""
+    assert "0001 -> " not in alembic("history")
+    assert "The first schema" in alembic("history")
+    alembic("upgrade", "head")
+    assert "0001 (head)" in alembic("current")
+    with closing(Database(empty)) as database:
+        schema.check(database, deep=True)
+    alembic("downgrade", "-1")
+    assert _revision(empty) is None
+    assert "0001" not in alembic("current")
+    alembic("upgrade", "+1")
+    with agentgit.open(empty) as repo:
+        assert repo.session("s", create=True).name == "s"
+
+
+@pytest.mark.long
+def test_u8_autogenerate_finds_nothing_to_change(alembic, checkout):
+    """U8: `check` and `revision --autogenerate` find no difference between the database and the models."""
+    alembic("upgrade", "head")
+    assert "No new upgrade operations detected" in alembic("check")
+    alembic("revision", "--autogenerate", "-m", "x")
+    text = (checkout / "alembic" / "versions" / "0002_x.py").read_text()
+    assert text.count("pass") == 2
+    assert "op.drop" not in text
+    alembic("upgrade", "head")
+    assert "0002 (head)" in alembic("current")
+    alembic("downgrade", "0001")
+    assert "0001" in alembic("current")
+
+
+@pytest.mark.long
+def test_u8_autogenerate_finds_a_column_that_no_model_has(alembic, empty):
+    """U8: `check` fails if the database has a column that the models do not have."""
+    alembic("upgrade", "head")
+    with closing(Database(empty)) as database:
+        database.write(lambda connection: connection.exec_driver_sql("ALTER TABLE tag ADD COLUMN color TEXT"))
+    assert "color" in alembic("check", fails=True)
+
+
+@pytest.mark.long
+def test_u8_a_revision_can_be_named(alembic, checkout):
+    """U8: `--rev-id` names the new revision, which otherwise gets the next number."""
+    alembic("upgrade", "head")
+    alembic("revision", "--autogenerate", "-m", "named", "--rev-id", "0007")
+    assert (checkout / "alembic" / "versions" / "0007_named.py").exists()
+
+
+@pytest.mark.long
+def test_u8_the_sql_of_an_upgrade_creates_the_schema(alembic, empty):
+    """U8: `upgrade head --sql` prints a script that creates what the upgrade creates, and changes nothing itself."""
+    script = alembic("upgrade", "head", "--sql")
+    with closing(Database(empty)) as database:
+        assert schema.current_revision(database) is None
+        if database.is_sqlite:
+            with closing(sqlite3.connect(empty)) as connection:
+                connection.executescript(script)
+        else:
+            database.write(lambda connection: connection.exec_driver_sql(_without_transaction(script)))
+        schema.check(database, deep=True)
+    assert "DROP TABLE" in alembic("downgrade", "0001:base", "--sql")
+
+
+def _without_transaction(script):
+    return script.replace("BEGIN;\n", "", 1).replace("\nCOMMIT;", "").replace("%", "%%")
+
+
+@pytest.mark.long
+def test_u8_a_downgrade_that_loses_data_is_refused(alembic, empty):
+    """U8: a downgrade of a database with data is refused as `agentgit db downgrade` refuses it, and changes nothing."""
+    alembic("upgrade", "head")
+    with agentgit.open(empty) as repo:
+        repo.session("s", create=True)
+    assert "1 row of external_session" in (refusal := alembic("downgrade", "-1", fails=True))
+    assert "agentgit db downgrade base --yes" in refusal
+    assert "1 row of external_session" in alembic("downgrade", "base", fails=True)
+    with agentgit.open(empty) as repo:
+        assert [one.session_name for one in repo.sessions()] == ["s"]
+
+
+@pytest.mark.long
+def test_u8_tables_of_another_application_are_refused(alembic, empty):
+    """U8: an upgrade of a database where another application has a table `tag` is refused, and changes nothing."""
+    with closing(Database(empty)) as database:
+        database.write(lambda connection: connection.exec_driver_sql("CREATE TABLE tag (id INTEGER)"))
+    assert "tables of another application" in alembic("upgrade", "head", fails=True)
+    assert _revision(empty) is None
+
+
+@pytest.mark.long
+def test_u8_a_stamp_is_compared_with_the_tables(alembic, empty):
+    """U8: `stamp` is refused if the tables do not have that revision."""
+    alembic("upgrade", "head")
+    with closing(Database(empty)) as database:
+        database.write(lambda connection: connection.exec_driver_sql("DROP TABLE webhook_delivery"))
+    assert "webhook_delivery is missing" in alembic("stamp", "head", fails=True)
+    assert _revision(empty) == "0001"
+
+
+@pytest.mark.long
+def test_u8_a_database_can_be_named_on_the_command_line_or_in_an_own_ini(alembic, checkout, tmp_path):
+    """U8: `-x db=` comes before the `sqlalchemy.url` of an own ini file, and that before the environment."""
+    first, second = tmp_path / "first.db", tmp_path / "se%cond.db"
+    alembic("-x", f"db={first}", "upgrade", "head")
+    assert _revision(first) == "0001"
+    url = f"sqlite:///{second}".replace("%", "%%")
+    (checkout / "own.ini").write_text(f"[alembic]\nscript_location = alembic\nsqlalchemy.url = {url}\n")
+    alembic("-c", "own.ini", "upgrade", "head")
+    assert second.exists()
+    assert "0001 (head)" in alembic("-c", "own.ini", "current")
+    assert "mysql" in alembic("-x", "db=mysql://h/x", "current", fails=True)
+
+
+def test_u8_a_missing_file_is_not_created_by_a_command_that_reads(alembic, tmp_path):
+    """U8: `current` and `check` of a file that does not exist name the command that creates it, and create nothing."""
+    path = tmp_path / "none.db"
+    for verb in ("current", "check"):
+        assert "alembic upgrade head" in alembic("-x", f"db={path}", verb, fails=True)
+    assert not path.exists()

@@ -1,0 +1,52 @@
+"""A logged-in browser without a window, that follows links and fills in forms."""
+
+from __future__ import annotations
+
+import re
+
+import httpx
+import pytest
+from fastapi.testclient import TestClient
+
+import agentgit
+from agentgit.web import app
+
+
+class Visitor:
+    """A logged-in browser that fills in forms.
+
+    Args:
+        repo: The repository, as the user of the browser.
+    """
+
+    def __init__(self, repo: agentgit.Repository) -> None:
+        key = repo.keys.create("browser", scopes=("admin",)).secret
+        self.client = TestClient(
+            app(repo), base_url="https://git.example", cookies={"__Host-agentgit": key},
+            headers={"origin": "https://git.example"},
+        )  # fmt: skip
+
+    def get(self, path: str, expect: int = 200) -> httpx.Response:
+        """Request a page."""
+        answer = self.client.get(path)
+        assert answer.status_code == expect, answer.text
+        return answer
+
+    def post(self, page: httpx.Response, action: str, expect: int = 200, **fields: str) -> httpx.Response:
+        """Submit the form of a page with its hidden fields and other fields, and follow the redirect."""
+        answer = self.client.post(action, data=fields_of(page, action) | fields)
+        assert answer.status_code == expect, answer.text
+        return answer
+
+
+def fields_of(page: httpx.Response, action: str | None = None) -> dict[str, str]:
+    """Return the hidden fields of the first form of a page with an action; None is the path of the page."""
+    action = re.escape(action or page.url.path)
+    form = re.search(rf'<form[^>]*method="post"[^>]*action="{action}"[^>]*>(.*?)</form>', page.text, re.S)
+    return dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', form[1]))
+
+
+@pytest.fixture
+def ada(repo: agentgit.Repository) -> Visitor:
+    """Log in as the owner of the session."""
+    return Visitor(repo)

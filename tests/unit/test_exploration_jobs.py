@@ -1,0 +1,33 @@
+"""What is sent to another process to run one turn of an exploration (row N2)."""
+
+import pickle
+from datetime import UTC, datetime
+
+from sqlalchemy import make_url
+
+from agentgit.agents.branch_context import Interval
+from agentgit.agents.explore.job import Job, StoreAddress
+from agentgit.auth import Principal, User
+from agentgit.sessions.webhooks import WebhookHosts
+
+
+def test_n2_a_job_shows_neither_the_password_nor_the_conversation():
+    """N2: a job can be pickled, and its text, which executors log, has no password, input, config or effect."""
+    user = User(id=1, name="ada", created_at=datetime.now(UTC))
+    address = StoreAddress(
+        url=make_url("postgresql+psycopg://ada:hunter2@db/agentgit"),
+        lease_seconds=60,
+        principal=Principal(tenant_id=1, user=user),
+        compression="auto",
+        webhook_hosts=WebhookHosts.of(["hooks.example.com", "10.0.0.0/8"]),
+        exclude_metadata=frozenset({"token"}),
+    )
+    job = Job(
+        address=address, coordinator=1, session_id=2, branch_id=3, branch_name="explore/1", is_new=True,
+        factory=str, state_channels=frozenset({"messages"}), effects={}, defaults={}, interval=Interval.read("turn"),
+        fence="replay", value={"messages": [("user", "my salary")]}, config={"configurable": {"api_key": "sk-1"}},
+    )  # fmt: skip
+    assert pickle.loads(pickle.dumps(job)) == job  # noqa: S301  # our own
+    for hidden in ("hunter2", "salary", "sk-1"):
+        assert hidden not in repr(job)
+    assert "explore/1" in repr(job)
