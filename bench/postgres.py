@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -20,6 +22,13 @@ SELECT coalesce(sum(pg_total_relation_size(oid)), 0) FROM pg_class
 WHERE relkind = 'r' AND relnamespace = current_schema()::regnamespace
 """
 """The query for the size of all tables with their indexes and TOAST data."""
+
+VACUUM_SECONDS = 10
+"""The time between two runs of VACUUM and ANALYZE in each database of a benchmark.
+
+A database that has been in use has statistics of its tables, because autovacuum runs once in a minute. A new one has
+none, so PostgreSQL plans each statement as for empty tables, and reads whole sessions to find one row.
+"""
 
 
 @cache
@@ -41,9 +50,30 @@ def scratch() -> Iterator[URL]:
     with _connect(SERVER) as server:
         server.execute(f'CREATE DATABASE "{name}"')
         try:
-            yield SERVER.set(database=name)
+            url = SERVER.set(database=name)
+            with _vacuumed(url):
+                yield url
         finally:
             server.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
+@contextmanager
+def _vacuumed(url: URL) -> Iterator[None]:
+    """Run VACUUM and ANALYZE from time to time, as autovacuum does."""
+    has_ended = threading.Event()
+
+    def vacuum() -> None:
+        while not has_ended.wait(VACUUM_SECONDS):
+            with _connect(url) as connection:
+                connection.execute("VACUUM (ANALYZE)")
+
+    with ThreadPoolExecutor(1) as pool:
+        vacuuming = pool.submit(vacuum)
+        try:
+            yield
+        finally:
+            has_ended.set()
+            vacuuming.result()
 
 
 def size(url: URL) -> int:

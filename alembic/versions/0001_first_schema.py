@@ -140,6 +140,10 @@ _table(
     _moment("lease_until", null=True), _mac(),
     _of("external_session_id", "external_session", "fk_internal_session_tenant_id_external_session_id"),
     _unique("external_session_id", "name"), _unique("thread_id"),
+    sa.Index(
+        "ix_internal_session_running", "tenant_id", "external_session_id",
+        sqlite_where=sa.text("status = 'running'"), postgresql_where=sa.text("status = 'running'"),
+    ),
 )  # fmt: skip
 _table(
     "checkpoint",

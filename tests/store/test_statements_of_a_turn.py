@@ -46,6 +46,15 @@ def counting(repo):
             yield counted
         counted.update(filter(None, map(kind_and_table, statements)))
         return
+    with traced_on_sqlite(repo) as statements:
+        yield counted
+    # SQLite reports each row of a statement that inserts several.
+    counted.update(kind for kind, _ in groupby(filter(None, map(kind_and_table, statements))))
+
+
+@contextmanager
+def traced_on_sqlite(repo):
+    """Yield a list that gets the statements of the block, with their values."""
     traced = []
 
     def trace(dbapi_connection, _record):
@@ -54,12 +63,10 @@ def counting(repo):
     repo.context.store.database.before_fork()  # closes the idle connections, so that each one is traced
     event.listen(Pool, "connect", trace)
     try:
-        yield counted
+        yield traced
     finally:
         event.remove(Pool, "connect", trace)
         repo.context.store.database.before_fork()
-    # SQLite reports each row of a statement that inserts several.
-    counted.update(kind for kind, _ in groupby(filter(None, map(kind_and_table, traced))))
 
 
 def runs_turns(repo, way, world):
@@ -116,6 +123,21 @@ def test_a_served_turn_reads_its_session_branch_and_head_at_once(repo):
     # The read of the session and its branch, which first names the table of the head in a subquery.
     assert found["served"] - found["wrapped"] == Counter({"SELECT graph_checkpoint": 1})
     assert transactions["served"] - transactions["wrapped"] == Counter({"read": 1})
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_n2_a_turn_finds_running_branches_without_reading_the_others(repo):
+    """N2: an index has only the running branches, so a turn reads few rows however many there are."""
+    run = runs_turns(repo, "wrapped", World())
+    run("add chair")
+    with traced_on_sqlite(repo) as statements:
+        run("add table")
+    looking = [sql for sql in statements if sql.startswith("SELECT") and "status = 'running'" in sql]
+    assert looking
+    with backend.reading(repo) as connection:
+        for sql in looking:
+            plan = str(connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {sql}").all())
+            assert "ix_internal_session_running" in plan
 
 
 @pytest.mark.parametrize("reader", ["history", "messages"])

@@ -29,6 +29,7 @@ from agentgit.store.sql.tables import (
     CHECKPOINT,
     SESSION,
     TAG,
+    is_running,
 )
 from agentgit.store.threads.owners import thread_of_branch
 from agentgit.values import as_object, to_json
@@ -611,7 +612,7 @@ _SELECT_RUNNING = CompiledStatement(
     select(BRANCH.c.id, BRANCH.c.owner, BRANCH.c.lease_until).where(
         BRANCH.c.tenant_id == bindparam("tenant"),
         BRANCH.c.external_session_id == bindparam("session"),
-        BRANCH.c.status == RUNNING,
+        is_running(BRANCH),
     )
 )
 _LOCK = CompiledStatement(

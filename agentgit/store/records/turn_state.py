@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, and_, bindparam, exists, func, or_, select
 
 from agentgit.sessions import operation
-from agentgit.sessions.session import RUNNING
 from agentgit.store.audit.trail import BRANCH_CHAIN_COLUMNS, BRANCH_WITH_CHAIN, know_chain
 from agentgit.store.records.journal import CALLS, LAST_BATCH, LAST_SEQ_OF_BRANCH, CallTally
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.driver_errors import missing_row
-from agentgit.store.sql.tables import BRANCH, CHECKPOINT, GRAPH_CHECKPOINT, OPERATION, SESSION
+from agentgit.store.sql.tables import BRANCH, CHECKPOINT, GRAPH_CHECKPOINT, OPERATION, SESSION, is_running
 from agentgit.store.threads.graph_rows import (
     HAS_CONTENT,
     HAS_INTERRUPT,
@@ -105,7 +104,7 @@ def _query() -> Any:
                 exists().where(
                     other.c.tenant_id == BRANCH.c.tenant_id,
                     other.c.external_session_id == BRANCH.c.external_session_id,
-                    other.c.status == RUNNING,
+                    is_running(other),
                 ),
                 exists().where(
                     OPERATION.c.tenant_id == BRANCH.c.tenant_id,

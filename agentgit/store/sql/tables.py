@@ -7,7 +7,20 @@ tenant; no `relationship()`. Users never get rows: the repository returns the va
 
 from datetime import datetime
 
-from sqlalchemy import Boolean, CheckConstraint, Column, Index, Integer, Table, Text, UniqueConstraint, text
+from sqlalchemy import (
+    Boolean,
+    CheckConstraint,
+    Column,
+    ColumnElement,
+    FromClause,
+    Index,
+    Integer,
+    Table,
+    Text,
+    UniqueConstraint,
+    literal_column,
+    text,
+)
 from sqlalchemy.dialects.postgresql import TSVECTOR
 from sqlmodel import Field
 
@@ -173,6 +186,7 @@ class InternalSessionRow(TableRow, table=True):
     __table_args__ = (
         UniqueConstraint("tenant_id", "external_session_id", "name"),
         UniqueConstraint("tenant_id", "thread_id"),
+        Index("ix_internal_session_running", "tenant_id", "external_session_id", **partial_index("status = 'running'")),
         tenant_foreign_key("external_session_id", "external_session"),
     )
 
@@ -602,3 +616,13 @@ WEBHOOK = table_of(WebhookRow)
 WEBHOOK_DELIVERY = table_of(WebhookDeliveryRow)
 ENCRYPTION_KEY = table_of(EncryptionKeyRow)
 ERASURE = table_of(ErasureRow)
+
+
+def is_running(branch: FromClause) -> ColumnElement[bool]:
+    """Return the condition that a branch is running.
+
+    Args:
+        branch: `BRANCH` or an alias of it.
+    """
+    # A database uses a partial index only for a condition that holds for every execution of the statement.
+    return branch.c.status == literal_column("'running'")
