@@ -121,7 +121,11 @@ class BranchReader(BranchRunner):
         return History(from_stored(message) for message in stored)
 
     def tool_track(self) -> ToolTrack:
-        """List the tool invocations along the branch from the root of the session, in order."""
+        """List the tool invocations along the branch from the root of the session, in order.
+
+        If the tool of a call ran again, the track shows the newest run that did not fail. Calls that wait for an answer
+        come last.
+        """
         return self.session.tool_track(branch=self.branch_id)
 
     def tree(self) -> Tree:

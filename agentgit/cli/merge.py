@@ -130,7 +130,7 @@ def _parse_target(
 def _find_call(repo: Repository, session: Session, invocation: int) -> Any:
     for branch in session.branches():
         for call in session.tool_track(branch=branch):
-            if call.id == invocation:
+            if invocation in (call.id, call.first_id):
                 return call
     raise NotFound(f"Session {session.name} has no tool call {invocation}. See: agentgit tool-track --json")
 

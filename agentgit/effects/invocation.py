@@ -199,7 +199,7 @@ class ToolInvocation(Displayable):
         verify: The qualified name of the function that checks whether the call happened, if any.
         precheck: The qualified name of the function that checks whether the call can be undone, if any.
         kind: `call`; `replay` if the call was answered from the record; `redo` if the tool ran again in place of an
-            earlier invocation. A `redo` takes no place of its own on the track.
+            earlier invocation, at whose place the track shows it.
         identity: The hash by which identical calls are recognized, for tools that need it.
         made_on: For an imported call, the id that its branch had in the original session; None if the call was made
             here.

@@ -46,7 +46,7 @@ class RollbackReport(PrintableDrawing):
         kind: `rollback`, `switch`, `fork` or `world_only`.
         session_name: The name by which the user refers to the session, like `support-42` or `alice/support-42`.
         reversed: Effects that were reversed, in the order of their reversal.
-        redone: Calls whose tool ran again.
+        redone: Calls whose tool ran again, each as its new run.
         drifted: Redone calls that returned a different result than before.
         answered: Calls that should have run again but did not; the new branch has their recorded results.
         replayed: Invocations at the beginning of the new branch's track, taken unchanged from the record.

@@ -137,7 +137,7 @@ class Exporter(SessionAccess):
             ]
             return (
                 self.context.read_models.branch(connection, session, branch_row),
-                self.context.store.track(connection, branch_row),
+                self.context.store.live_track(connection, branch_row),
                 checkpoints,
             )
 

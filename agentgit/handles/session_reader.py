@@ -154,10 +154,18 @@ class SessionReader:
         return self._context.read(load)
 
     def tool_track(self, *, branch: BranchRef = None) -> ToolTrack:
-        """List the tool invocations along a branch, from the root of the session, in order."""
-        return self._context.read(
-            lambda c: ToolTrack(self._context.store.live_track(c, self._access.find_branch(c, branch)))
-        )
+        """List the tool invocations along a branch, from the root of the session, in order.
+
+        If the tool of a call ran again, the track shows the newest run that did not fail. Calls that wait for an answer
+        come last.
+        """
+
+        def load(connection: Connection) -> ToolTrack:
+            store, row = self._context.store, self._access.find_branch(connection, branch)
+            track = store.live_track(connection, row)
+            return ToolTrack([*track, *store.journal.waiting_calls(connection, row.id, len(track))])
+
+        return self._context.read(load)
 
     def checkpoints(self, *, branch: BranchRef = None) -> Checkpoints:
         """List the checkpoints from the root of the session to the head of a branch, oldest first."""

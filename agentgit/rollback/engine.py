@@ -93,7 +93,7 @@ class RollbackEngine:
         plan = self.files.add_to_plan(plan, target.external_session_id, self._snapshot_to_restore(request))
         with self.store.database.reading() as connection:
             branch = self.store.sessions.branch(connection, target.internal_session_id)
-            plan = replace(plan, replayed=self.store.track(connection, branch, target.position))
+            plan = replace(plan, replayed=self.store.live_track(connection, branch, target.position))
             return self.planner.add_names(connection, plan, source_id)
 
     def plan_switch(self, branch_id: int) -> RollbackPlan:
@@ -107,7 +107,7 @@ class RollbackEngine:
         plan = self.files.add_to_plan(plan, branch.external_session_id, self.files.of_branch(branch))
         with self.store.database.reading() as connection:
             branch = self.store.sessions.branch(connection, branch_id)
-            plan = replace(plan, replayed=self.store.track(connection, branch))
+            plan = replace(plan, replayed=self.store.live_track(connection, branch))
             return self.planner.add_names(connection, plan, branch_id)
 
     def _snapshot_to_restore(self, request: Request) -> SnapshotRef | None:

@@ -63,16 +63,19 @@ class Reports:
         self, connection: Connection, row: StoredRow, call: ToolInvocation, step: dict[str, Any], untried_reason: str
     ) -> Iterable[tuple[str, ReportItem]]:
         """Yield the outcome of one step; a call that ran again and returned something different is yielded twice."""
+        shown = call
         if step["action"] == REVERSE:
             group, reason = self._reversal_outcome(row, call, untried_reason)
         elif step["action"] == REDO:
-            rerun = self.executor.find_rerun(connection, row, call.id)
-            group, reason = self._redo_outcome(row, call, rerun, untried_reason)
-            if group == "redone" and rerun is not None and (difference := describe_drift(call, rerun)) is not None:
-                yield "drifted", ReportItem(invocation=rerun, reason=difference)
+            run = self.executor.find_rerun(connection, row, call.id)
+            group, reason = self._redo_outcome(row, call, run, untried_reason)
+            if group == "redone" and run is not None:
+                shown = run
+                if (difference := describe_drift(call, run)) is not None:
+                    yield "drifted", ReportItem(invocation=run, reason=difference)
         else:
             group, reason = self._untouched_outcome(connection, call, _GROUP_OF_ACTION.get(step["action"], "kept"))
-        yield group, ReportItem(invocation=call, reason=reason or step["why"])
+        yield group, ReportItem(invocation=shown, reason=reason or step["why"])
 
     def _untouched_outcome(self, connection: Connection, call: ToolInvocation, group: str) -> tuple[str, str]:
         """Return the current state of an effect that was left alone; other operations may have changed it since."""
@@ -141,7 +144,7 @@ class Reports:
         branch = self.store.sessions.branch(connection, row.internal_session_id)
         kind = WORLD_ONLY if row.kind == ROLLBACK and row.internal_session_id == row.source_id else row.kind
         if kind not in (SWITCH, WORLD_ONLY) and as_object(row.request).get("replay") != EXECUTE:
-            track = self.store.track(connection, branch, branch.inherited)
+            track = self.store.live_track(connection, branch, branch.inherited)
             groups["replayed"] = [ReportItem(invocation=call, reason="replayed from the record") for call in track]
         files = as_object(row.report).get("files")
         return RollbackReport(

@@ -167,7 +167,7 @@ class Store:
                     self.database.leases.stop_renewing(name)
 
     def track(self, connection: Connection, branch: StoredRow, position: int | None = None) -> list[ToolInvocation]:
-        """Read the tool track of a branch from the root of the session.
+        """Read the tool track of a branch from the root of the session, as it was recorded.
 
         Args:
             branch: The row of the branch.
@@ -182,10 +182,17 @@ class Store:
             parts[-1] = TrackPart(branch_id=branch.id, before=branch.inherited, count=position - branch.inherited)
         return parts
 
-    def live_track(self, connection: Connection, branch: StoredRow) -> list[ToolInvocation]:
-        """Read the tool track of a branch, followed by the calls that wait for an answer now."""
-        track = self.track(connection, branch)
-        return [*track, *self.journal.waiting_calls(connection, branch.id, len(track))]
+    def live_track(
+        self, connection: Connection, branch: StoredRow, position: int | None = None
+    ) -> list[ToolInvocation]:
+        """Read the tool track of a branch as users see it, with the newest run of each call; see `Journal.live_track`.
+
+        Args:
+            branch: The row of the branch.
+            position: The number of invocations; None for all.
+        """
+        runs = self.journal.newest_runs(connection, branch.external_session_id)
+        return self.journal.live_track(connection, runs, self.track_parts(connection, branch, position))
 
     def head_state(self, connection: Connection, branch: StoredRow) -> HeadState:
         """Return the current position of a branch.

@@ -126,7 +126,7 @@ def test_t2_switch_and_redo_move_between_the_old_and_the_new_branch(repo, shop, 
     fresh = wrapped(repo, shop, branch=fresh.branch.name)
     fresh = fresh.switch(fresh.branch.name, sync="world")
     assert shop.standing == {"a": 1, "b": 1}
-    assert [one.status for one in fresh.tool_track()] == ["reversed", "reversed"]
+    assert [(one.status, one.kind) for one in fresh.tool_track()] == [("done", "redo")] * 2
     back = fresh.redo()
     assert back.branch.name == "main"
     assert shop.standing == {"a": 1, "b": 1, "c": 1}

@@ -112,6 +112,23 @@ def test_w7_messages_and_calls_are_picked_on_the_command_line(repo, shop, run):
     assert len(said(agent.switch("main"))) == 4 + 2 + 1 + 3
 
 
+def test_w7_a_call_that_ran_again_is_picked_by_the_id_of_any_run(repo, run):
+    """W7: `--call` takes the id of the first run of a redone call, as an earlier list showed it, and of the newest."""
+    world = World()
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    agent.run("look")
+    agent.fork(name="other")
+    agent.run("add chair")
+    (_, first) = agent.tool_track()
+    agent = agent.undo().redo()
+    (_, newest) = agent.tool_track()
+    assert first.id != newest.id
+    for one in (first, newest):
+        out, err, code = run("cherry-pick", "clerk:make", "s@other", "--call", str(one.id), "--dry-run")
+        assert (err, code) == ("", 0)
+        assert "2 messages to add." in out
+
+
 @pytest.mark.parametrize(
     ("words", "code", "why"),
     [

@@ -95,6 +95,22 @@ def test_w1_a_rollback_runs_from_the_command_line(folder):
     assert folder.items == ["a book", "a vase", "a lamp"]
 
 
+def test_w5_a_call_that_ran_again_is_listed_with_its_new_run(folder):
+    """W5: after undo and redo, tool-track, show and diff list the run of the redone call."""
+    folder.play(call("put", item="a book"), call("put", item="a vase"))
+    (_, first) = json.loads(folder.run("tool-track", "--json").out)
+    folder.run("undo", "--yes")
+    assert "reversed  put(item='a vase')" in folder.run("tool-track", "s@main").out
+    folder.run("redo", "--yes")
+    (_, newest) = json.loads(folder.run("tool-track", "--json").out)
+    assert (newest["status"], newest["replay_of"], newest["position"]) == ("done", first["id"], 1)
+    for command in ("tool-track", "show"):
+        line = [line for line in folder.run(command).out.splitlines() if "put(item='a vase')" in line][-1]
+        assert "done" in line
+        assert line.endswith(", ran again")
+    assert "reversed" not in folder.run("diff", "main#1", "HEAD").out
+
+
 @pytest.mark.long
 def test_a_blocked_rollback_shows_its_plan_and_does_nothing(folder):
     """W2: a blocked rollback writes its plan, fails with its code and does nothing; --force reverses what can be

@@ -14,7 +14,7 @@ from scripted import tool_node_graph
 from web_servers import PIXEL, quick_passwords, repo, told
 from web_visitors import ada
 
-from agentgit.demo import ScriptedModel
+from agentgit.demo import EFFECTS, ScriptedModel, build
 
 __all__ = ["ada", "quick_passwords", "repo", "told"]  # the fixtures
 
@@ -65,6 +65,29 @@ def test_u3_a_call_that_a_rollback_kept_is_shown_as_kept(ada, repo):
         re.findall(r'class="tool-name">(\w+)<.*?<span class="tool-chips">.*?([a-z ]+)</span></span>', page, re.S)
     )
     assert cards == {"create_order": "done", "charge_card": "undone", "send_mail": "kept"}
+
+
+def test_u3_a_call_that_ran_again_is_shown_with_its_new_result(ada, repo, tmp_path):
+    """U3, W5: after a redo, the card, the tool track and the API show the new run; the card also has the old result."""
+    session = repo.wrap(build(tmp_path / "shop.db"), "support-42", effects=EFFECTS).session
+    before = session.tool_track(branch="main")[1]
+    assert "undone" in ada.get(f"/sessions/{session.id}?branch=main").text
+    session.switch("main", sync="world", force=True)
+    newest = session.tool_track()[1]
+    assert newest.result["order"] != before.result["order"]
+    card = re.findall(r'<details class="tool">.*?</details>', ada.get(f"/sessions/{session.id}").text, re.S)[1]
+    assert re.findall(r'class="chip[^"]*">([^<]+)<', card)[-2:] == ["done", "ran again"]
+    result, earlier = (re.search(rf"<dt>{name}</dt><dd><pre>(.*?)</pre>", card, re.S)[1] for name in RESULTS)
+    assert newest.result["order"] in result
+    assert before.result["order"] in earlier
+    row = re.findall(r"<tr>.*?</tr>", ada.get(f"/sessions/{session.id}/tool-track?branch=main").text, re.S)[2]
+    assert newest.result["order"] in row
+    answer = ada.get(f"/api/v1/sessions/{session.id}/tool-track?branch=main").json()
+    assert answer["items"][1]["id"] == newest.id
+
+
+RESULTS = ("Result", "Result in the conversation")
+"""The titles of the results on the card of a call that ran again."""
 
 
 def trimming_graph(keep: int) -> CompiledStateGraph:

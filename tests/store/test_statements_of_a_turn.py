@@ -157,6 +157,23 @@ def test_a_long_conversation_is_read_at_once(repo, reader):
     assert statements["SELECT blob"] <= 4, statements  # three for the messages, one for the lists
 
 
+def test_calls_that_ran_again_are_read_at_once(repo):
+    """W5: a track needs one statement more than its calls, however many of them ran again and on whatever branch."""
+    world, read = World(), {}
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    agent.run("add chair; add table; add lamp; add sofa")
+    agent.run("add bed")
+    for checkpoint in ("main#3", "main#1"):
+        agent.rollback(checkpoint)
+        agent = agent.switch("main", sync="world")
+        with counting(repo) as statements:
+            track = agent.tool_track()
+        read[sum(one.kind == "redo" for one in track)] = statements
+    assert list(read) == [1, 5]
+    assert read[1] == read[5]
+    assert read[1]["SELECT tool_invocation"] <= 3  # the track, the newest runs, and the calls that wait
+
+
 @pytest.mark.long
 def test_n2_the_process_that_explores_leaves_the_work_to_the_others(repo, tmp_path):
     """N2: for each turn in another process, the process that explores forks a branch, marks its end and reads it."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from agentgit.effects import ToolInvocation
 from agentgit.effects.effects import IRREVERSIBLE, UNDECLARED
-from agentgit.effects.invocation import DECISIONS, REPLAY, short_repr
+from agentgit.effects.invocation import DECISIONS, REDO, REPLAY, short_repr
 from agentgit.render import html
 from agentgit.render.text import Line, Span, clean, cut, plain, table, visible
 from agentgit.sessions.messages import text_of
@@ -142,7 +142,11 @@ def _outcome(call: Mapping[str, Any]) -> str:
     outcome = f"failed: {error}" if error else f"→ {call.get('result')!r}"
     runs = call.get("runs", 1)
     runs_text = f", started {runs} times" if isinstance(runs, int) and runs > 1 else ""
-    return f"{outcome}{runs_text}, from the record" if call.get("kind") == REPLAY else outcome + runs_text
+    return outcome + runs_text + _REMARKS.get(str(call.get("kind")), "")
+
+
+_REMARKS = {REPLAY: ", from the record", REDO: ", ran again"}
+"""The remark on a call of each kind."""
 
 
 def arguments(args: Any) -> str:

@@ -177,8 +177,10 @@ class CheckpointComparer:
         """Fill in the tool invocations. Return the number of common ones."""
         tracks = [self._track_parts(connection, row) for row in (a, b)]
         common = shared(*tracks)
-        for parts, unshared in zip(tracks, unshared_parts, strict=True):
-            unshared.calls = [call.to_dict() for call in self.store.journal.track(connection, parts, skip=common)]
+        for row, parts, unshared in zip((a, b), tracks, unshared_parts, strict=True):
+            runs = self.store.journal.newest_runs(connection, row.external_session_id)
+            track = self.store.journal.live_track(connection, runs, parts, skip=common)
+            unshared.calls = [call.to_dict() for call in track]
         return common
 
     def _track_parts(self, connection: Connection, row: StoredRow) -> list[TrackPart]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Row
 
 from agentgit.checkpoints.diff import Tokens
 from agentgit.checkpoints.references import free_name
@@ -118,8 +118,9 @@ class Explorations:
         checkpoints = self._load_checkpoints(connection, rows)
         explored: dict[tuple[int, ...], ExploredBranch] = {}
         total_tokens: int | None = None
+        runs = self.store.journal.newest_runs(connection, session_id)
         for row in rows:
-            messages, calls = self._load_turn(connection, row, checkpoints)
+            messages, calls = self._load_turn(connection, row, checkpoints, runs)
             branch = _explored_branch(row, messages, calls, explored)
             explored[branch.choices] = branch
             total_tokens = _add_optional(total_tokens, _count_tokens(messages))
@@ -139,7 +140,11 @@ class Explorations:
         }
 
     def _load_turn(
-        self, connection: Connection, row: StoredRow, checkpoints: Mapping[int, StoredRow]
+        self,
+        connection: Connection,
+        row: StoredRow,
+        checkpoints: Mapping[int, StoredRow],
+        runs: Mapping[int, Row[Any]],
     ) -> tuple[list[dict[str, Any]], list[ToolInvocation]]:
         """Read the messages (in LangChain's stored form) and the tool calls of the turn of one explored branch."""
         end, start = checkpoints.get(mark_of(row)["end"]), checkpoints.get(row.branch_point_id)
@@ -153,8 +158,8 @@ class Explorations:
             new_count = max(0, message_count - (start.message_count if start is not None else 0))
             messages = self.store.graphs.messages(connection, row.thread_id, graph_checkpoint_id, last=new_count)
         count = end.position - row.inherited if end is not None else None
-        return messages, self.store.journal.track(
-            connection, [TrackPart(branch_id=row.id, before=row.inherited, count=count)]
+        return messages, self.store.journal.live_track(
+            connection, runs, [TrackPart(branch_id=row.id, before=row.inherited, count=count)]
         )
 
 

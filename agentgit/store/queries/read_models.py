@@ -46,7 +46,7 @@ class ReadModels:
             with self.store.database.reading() as connection:
                 branch = self.store.sessions.branch(connection, row.internal_session_id)
                 self.authorize(connection, branch.external_session_id)
-                track = self.store.track(connection, branch, row.position)
+                track = self.store.live_track(connection, branch, row.position)
                 content = self.store.read_state(connection, row.thread_id, row.graph_checkpoint_id)
             return {**content, "tool_invocations": [call.to_dict() for call in track]}
 

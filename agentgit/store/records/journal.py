@@ -11,21 +11,38 @@ Each transition is a compare-and-swap on `status`, so that two processes cannot 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Integer, Row, and_, bindparam, case, exists, false, func, insert, or_, select, update
+from sqlalchemy import (
+    Connection,
+    Integer,
+    Row,
+    and_,
+    bindparam,
+    case,
+    exists,
+    false,
+    func,
+    insert,
+    or_,
+    select,
+    union_all,
+    update,
+)
 
 from agentgit.effects import ToolInvocation
 from agentgit.effects.effects import NEUTRAL
 from agentgit.effects.invocation import (
     CALL,
     DONE,
+    FAILED,
     INTENDED,
     PAUSED,
     REDO,
+    REPLAY,
     REVERSE_FAILED,
     REVERSE_UNKNOWN,
     REVERSING,
@@ -379,14 +396,46 @@ class Journal:
         return int(batch) if batch is not None else None
 
     def track(self, connection: Connection, parts: Sequence[TrackPart], skip: int = 0) -> list[ToolInvocation]:
-        """Read a track in the order of the AI messages.
+        """Read a track as it was recorded, in the order of the AI messages.
 
         Args:
             connection: Any open connection.
             parts: The parts of the track, root first. The last one is the branch whose track it is.
             skip: The number of calls to skip at the start; it must end at the end of a batch.
         """
-        track: list[ToolInvocation] = []
+        return [call for _, call in self._load_track(connection, parts, skip)]
+
+    def live_track(
+        self, connection: Connection, runs: Mapping[int, Row[Any]], parts: Sequence[TrackPart], skip: int = 0
+    ) -> list[ToolInvocation]:
+        """Read a track as it is now: in place of a call whose tool ran again, its newest run that did not fail.
+
+        An answer from the record changes with the call whose result it is.
+
+        Args:
+            connection: Any open connection.
+            runs: The newest runs in the session, as `newest_runs` returned them.
+            parts: The parts of the track, as for `track`.
+            skip: The number of calls to skip, as for `track`.
+        """
+        track = self._load_track(connection, parts, skip)
+        return [_replace_run(call, runs.get(_original_id(row), row)) for row, call in track]
+
+    def newest_runs(self, connection: Connection, session_id: int) -> Mapping[int, Row[Any]]:
+        """Read the runs of a session that a track shows in place of recorded calls, by the ids of the first runs.
+
+        These are the newest run of each call that ran again, and each call that answered others and is not done.
+        """
+        parameters = {**self._tenant_parameters, "session": session_id}
+        rows = self.authentic(connection, _SELECT_NEWEST_RUNS.all(connection, parameters))
+        redone = {row.replay_of: row for row in rows if row.kind == REDO}
+        return {row.id: row for row in rows if row.kind != REDO} | redone
+
+    def _load_track(
+        self, connection: Connection, parts: Sequence[TrackPart], skip: int
+    ) -> list[tuple[Row[Any], ToolInvocation]]:
+        """Read the calls of a track, each with its row."""
+        track: list[tuple[Row[Any], ToolInvocation]] = []
         for part in parts:
             part_skip = max(0, skip - part.before)
             if part.count is not None and part.count <= part_skip:
@@ -400,7 +449,7 @@ class Journal:
             rows = self.authentic(connection, connection.execute(query.offset(part_skip) if part_skip else query).all())
             first_position, runs = part.before + part_skip, self._run_counts(connection, rows)
             track += [
-                _invocation_from_row(row, parts[-1].branch_id, first_position + n, runs.get(row.id, 1))
+                (row, _invocation_from_row(row, parts[-1].branch_id, first_position + n, runs.get(row.id, 1)))
                 for n, row in enumerate(sorted(rows, key=_order))
             ]
         return track
@@ -444,12 +493,26 @@ class Journal:
     def invocations_from_rows(self, connection: Connection, rows: Sequence[Row[Any]]) -> list[ToolInvocation]:
         """Convert rows to values from the view of the branches that recorded them, with positions on those tracks.
 
+        A redo gets the position and the tool call id of the call that it repeats.
+
         Args:
             connection: Any open connection.
             rows: The rows, each with the column `inherited` of its branch; see `WITH_BRANCH`.
         """
+        repeated_ids = {row.replay_of for row in self.authentic(connection, rows) if row.kind == REDO}
+        repeated_rows = self.authentic(connection, self._load_rows(connection, sorted(repeated_ids)))
+        calls = self._invocations_from_rows(connection, [*rows, *repeated_rows])
+        places = {call.id: call for call in calls[len(rows) :]}
+        return [
+            replace(call, position=place.position, tool_call_id=place.tool_call_id)
+            if call.kind == REDO and (place := places.get(call.first_id))
+            else call
+            for call in calls[: len(rows)]
+        ]
+
+    def _invocations_from_rows(self, connection: Connection, rows: Sequence[Row[Any]]) -> list[ToolInvocation]:
         ids_by_branch: dict[int, list[int]] = {}
-        for row in self.authentic(connection, rows):
+        for row in rows:
             if row.kind != REDO:  # a redo has no place of its own
                 ids_by_branch.setdefault(row.internal_session_id, []).append(row.id)
         ranks: dict[int, int] = {}
@@ -475,14 +538,16 @@ class Journal:
 
     def invocations(self, connection: Connection, ids: Sequence[int]) -> dict[int, ToolInvocation]:
         """Read several invocations by id, each from the view of the branch that recorded it."""
+        return {call.id: call for call in self.invocations_from_rows(connection, self._load_rows(connection, ids))}
+
+    def _load_rows(self, connection: Connection, ids: Sequence[int]) -> Sequence[Row[Any]]:
         query = select(TOOL_INVOCATION, BRANCH.c.inherited).select_from(WITH_BRANCH)
         in_tenant = TOOL_INVOCATION.c.tenant_id == self.tenant_id
-        rows = [
+        return [
             row
             for part in slices(ids)
             for row in connection.execute(query.where(in_tenant, TOOL_INVOCATION.c.id.in_(part)))
         ]
-        return {call.id: call for call in self.invocations_from_rows(connection, rows)}
 
     def ids_in_reversal(self, connection: Connection, session_id: int, owner: str | None) -> list[int]:
         """Return the ids of the invocations of a session that this owner was reversing, even if it is dead."""
@@ -563,6 +628,34 @@ _SELECT_WAITING = (
     .order_by(TOOL_INVOCATION.c.arrival)
 )
 
+_of_session = (
+    TOOL_INVOCATION.c.tenant_id == bindparam("tenant"),
+    TOOL_INVOCATION.c.external_session_id == bindparam("session"),
+)
+NEWEST_REDOS = (
+    select(func.max(TOOL_INVOCATION.c.id))
+    .where(
+        *_of_session,
+        TOOL_INVOCATION.c.replay_of.is_not(None),
+        TOOL_INVOCATION.c.kind == REDO,
+        TOOL_INVOCATION.c.status != FAILED,
+    )
+    .group_by(TOOL_INVOCATION.c.replay_of)
+)
+"""The ids of the newest runs of the calls of a session that ran again. A failed run changed nothing."""
+
+_ANSWERING = select(TOOL_INVOCATION.c.replay_of).where(
+    *_of_session, TOOL_INVOCATION.c.replay_of.is_not(None), TOOL_INVOCATION.c.kind == REPLAY
+)
+_SELECT_NEWEST_RUNS = CompiledStatement(
+    select(TOOL_INVOCATION).where(
+        *_of_session,
+        TOOL_INVOCATION.c.id.in_(union_all(NEWEST_REDOS, _ANSWERING)),
+        or_(TOOL_INVOCATION.c.kind == REDO, TOOL_INVOCATION.c.status != DONE),
+    )
+)
+"""What `Journal.newest_runs` reads."""
+
 _paused = TOOL_INVOCATION.alias("paused")
 _COUNT_PAUSED_RUNS = (
     select(TOOL_INVOCATION.c.id, func.count(_paused.c.id).label("paused"))
@@ -640,6 +733,21 @@ def _outcome_columns(outcome: CallOutcome) -> dict[str, Any]:
 def _order(row: Row[Any]) -> tuple[Any, ...]:
     """Return the sort key for the order of the AI messages; the calls that a tool makes come after it."""
     return row.batch, row.batch_index, row.started_at, row.arrival
+
+
+def _original_id(row: Row[Any]) -> int:
+    """Return the id of the call whose result a row on a track has. A failed answer from the record was not used."""
+    return int((row.replay_of if row.kind == REPLAY and row.status != FAILED else None) or row.id)
+
+
+def _replace_run(call: ToolInvocation, run: Row[Any]) -> ToolInvocation:
+    """Return a run as the call at a place on a track."""
+    if run.id == call.id:
+        return call
+    replacement = _invocation_from_row(run, run.internal_session_id, call.position, runs=1)
+    if run.kind != REDO:
+        replacement = replace(replacement, kind=REPLAY, replay_of=run.id)
+    return replace(replacement, internal_session_id=call.internal_session_id, tool_call_id=call.tool_call_id)
 
 
 def _invocation_from_row(row: Row[Any], branch_id: int, position: int, runs: int) -> ToolInvocation:

@@ -27,7 +27,7 @@ from agentgit.effects.invocation import (
 )
 from agentgit.effects.memory import MEMORY_TOOLS
 from agentgit.sessions.tree import Branch, Point
-from agentgit.store.records.journal import IS_ON_TRACK, TRACK_ORDER, WITH_BRANCH, Journal, TrackPart
+from agentgit.store.records.journal import IS_ON_TRACK, NEWEST_REDOS, TRACK_ORDER, WITH_BRANCH, Journal, TrackPart
 from agentgit.store.records.sessions import SessionStore, StoredRow
 from agentgit.store.records.world_log import IS_REMADE, IS_SUPERSEDED, WorldLog
 from agentgit.store.sql import row_codes
@@ -110,14 +110,9 @@ def _calls(*conditions: Any) -> Select[Any]:
 
 _SELECT_CALLS = CompiledStatement(_calls())
 _SELECT_REDO_STATUSES = CompiledStatement(
-    select(TOOL_INVOCATION.c.replay_of, TOOL_INVOCATION.c.status)
-    .where(
-        *_of_session,
-        TOOL_INVOCATION.c.replay_of.is_not(None),
-        TOOL_INVOCATION.c.kind == REDO,
-        TOOL_INVOCATION.c.status != FAILED,
+    select(TOOL_INVOCATION.c.replay_of, TOOL_INVOCATION.c.status).where(
+        *_of_session, TOOL_INVOCATION.c.id.in_(NEWEST_REDOS)
     )
-    .order_by(TOOL_INVOCATION.c.id)
 )
 
 

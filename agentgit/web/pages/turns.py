@@ -16,11 +16,13 @@ from agentgit.effects.invocation import (
     FAILED,
     INTENDED,
     PAUSED,
+    REDO,
     REPLAY,
     REVERSE_FAILED,
     REVERSE_UNKNOWN,
     REVERSED,
     REVERSING,
+    SIMULATED,
     UNKNOWN,
 )
 from agentgit.sessions.messages import text_of
@@ -33,6 +35,7 @@ OUTCOMES = {
     DONE: ("done", "good"),
     FAILED: ("failed", "bad"),
     UNKNOWN: ("unknown", "bad"),
+    SIMULATED: ("simulated", "simulated"),
     REVERSING: ("being undone", "busy"),
     REVERSED: ("undone", "undone"),
     REVERSE_FAILED: ("could not be undone", "bad"),
@@ -84,19 +87,30 @@ class Card:
             return ""
         if self.call.is_imported:
             return "imported"
-        return "from the record" if self.call.kind == REPLAY else ""
+        return _NOTES.get(self.call.kind, "")
 
     @property
     def shown_result(self) -> str | None:
-        """The result that the model got, or the recorded one; None if there is none."""
-        if self.result is not None or self.call is None or self.call.result is None:
+        """The result that the model got, or the recorded one if the tool ran again or the model got none; else None."""
+        if self.call is None or (self.result is not None and self.call.kind != REDO):
             return self.result
-        return self.call.result if isinstance(self.call.result, str) else json.dumps(portable(self.call.result))
+        if self.call.result is None or isinstance(self.call.result, str):
+            return self.call.result
+        return json.dumps(portable(self.call.result), ensure_ascii=False)
+
+    @property
+    def earlier_result(self) -> str | None:
+        """The result that the model got, if it is not the one that is shown; else None."""
+        return self.result if self.result != self.shown_result else None
 
     @property
     def error(self) -> str | None:
         """The error of the call; None if there is none."""
         return self.call.error_message if self.call is not None else None
+
+
+_NOTES = {REPLAY: "from the record", REDO: "ran again"}
+"""The note on a call of each kind."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,261 @@
+"""At the place of a call that ran again, every reader sees its newest run and what became of it (W5, R6).
+
+The world returns the number of its items with each new one, so a run in a fuller world returns another result.
+"""
+
+import json
+
+import pytest
+from langchain_core.tools import tool
+from scripted import World, call, calls, obedient, scripted, tool_node_graph
+
+import agentgit
+from agentgit import RollbackIncomplete, compensable, reversible
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+@pytest.fixture
+def agent(repo, world):
+    """Return an agent that has added a chair and a table."""
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    agent.run("add chair")
+    agent.run("add table; look")
+    return agent
+
+
+def undone_and_redone(agent, world, more="lamp"):
+    """Undo the last turn, let somebody else add an item, and redo the turn."""
+    back = agent.undo()
+    world.items.append(more)
+    return back.redo()
+
+
+def seen(track):
+    """Return what a reader sees of each call of `add`."""
+    return [(one.args["item"], one.status, one.result["number"]) for one in track if one.tool_name == "add"]
+
+
+def test_w5_the_track_shows_the_newest_run_of_a_redone_call(repo, agent, world):
+    """W5: a redone call is shown with the id, the status and the result of its run, and keeps its place."""
+    first = agent.tool_track()
+    agent.undo()
+    assert seen(agent.tool_track()) == [("chair", "done", 1), ("table", "reversed", 2)]
+    world.items.append("lamp")
+    again = agent.switch("main", sync="world")
+    shown = again.tool_track()
+    assert seen(shown) == [("chair", "done", 1), ("table", "done", 3)]
+    assert [one.kind for one in shown] == ["call", "redo", "call"]
+    assert [(one.position, one.tool_call_id, one.internal_session_id) for one in shown] == [
+        (one.position, one.tool_call_id, one.internal_session_id) for one in first
+    ]
+    assert shown[1].replay_of == shown[1].first_id == first[1].id
+    assert shown[1].id not in {one.id for one in first}
+    assert shown[1].started_at > first[1].started_at
+    assert (shown[0], shown[2]) == (first[0], first[2])
+
+
+def test_w5_each_undo_and_redo_changes_what_the_track_shows(agent, world):
+    """W5: a call that was redone twice shows its third run; undone again, it is shown as reversed."""
+    runs = set()
+    for number in (3, 4):
+        agent = undone_and_redone(agent, world, f"lamp {number}")
+        assert seen(agent.tool_track())[1] == ("table", "done", number)
+        runs.add(agent.tool_track()[1].id)
+    assert len(runs) == 2
+    agent.undo()
+    (table,) = [one for one in agent.tool_track() if one.args.get("item") == "table"]
+    assert (table.status, table.result["number"], table.kind) == ("reversed", 4, "redo")
+    assert table.id in runs
+
+
+def test_w5_every_read_of_the_calls_shows_the_newest_run(agent, world):
+    """W5: checkpoints, diffs, plans, reports, trajectories and frames show the same call as the track."""
+    agent = undone_and_redone(agent, world)
+    newest, session = agent.tool_track()[1], agent.session
+    assert newest.kind == "redo"
+    assert session.tool_track() == agent.tool_track()
+    assert session.get_checkpoint("HEAD").tool_invocations[1] == newest.to_dict()
+    assert session.diff("main#1", "HEAD").added_calls[1] == newest.to_dict()
+    assert session.compare("main-2", "main").right.added_calls[0] == newest.to_dict()
+    assert session.plan_rollback("HEAD").replayed[1] == newest
+    assert session.plan_switch("main").replayed[1] == newest
+    assert [item.invocation for item in agent.report.redone] == [newest]
+    assert session.operations()[0].report["redone"][0]["invocation"] == newest.id
+    assert session.tool_track().to_frame()["id"].tolist()[1] == newest.id
+    (step,) = [one for one in session.trajectories() if len(one["results"]) == 2]
+    assert (step["results"][0]["status"], step["results"][0]["result"]) == ("done", newest.result)
+    fork = agent.fork(name="fork")
+    assert fork.tool_track()[1].id == newest.id
+    again = fork.rollback("main#4", tools="keep")
+    assert [item.invocation.id for item in again.report.replayed][1:2] == [newest.id]
+
+
+def test_w5_a_plan_and_a_report_name_the_run_that_they_reverse_with_its_place(agent, world):
+    """W5: the run of a redone call that a plan reverses has the position and the id in the AI message of its call."""
+    agent = undone_and_redone(agent, world)
+    newest = agent.tool_track()[1]
+    (step,) = agent.plan_rollback("main#2").steps
+    assert step.invocation == newest
+    (item,) = agent.rollback("main#2").report.reversed
+    assert (item.invocation.id, item.invocation.position) == (newest.id, 1)
+    assert item.invocation.tool_call_id == newest.tool_call_id
+
+
+def test_w5_a_branch_shows_the_run_that_another_branch_recorded(agent, world):
+    """W5: branches share one world, so a branch shows an inherited call as the run that was recorded elsewhere."""
+    fork = agent.fork(name="fork")
+    back = agent.rollback("main#1", name="empty")
+    world.items.append("lamp")
+    assert seen(fork.tool_track()) == [("chair", "reversed", 1), ("table", "reversed", 2)]
+    forward = back.rollback("main#2", name="forward", replay="redo", on_drift="continue")
+    assert seen(forward.tool_track()) == [("chair", "done", 2)]
+    for one in (agent, fork):
+        assert seen(one.tool_track()) == [("chair", "done", 2), ("table", "reversed", 2)]
+    fork = fork.switch("fork", sync="world")
+    assert seen(agent.tool_track()) == seen(fork.tool_track()) == [("chair", "done", 2), ("table", "done", 3)]
+    assert {one.internal_session_id for one in fork.tool_track()} == {fork.branch.id}
+    assert seen(forward.tool_track()) == [("chair", "done", 2)]
+
+
+def test_w5_a_redo_that_failed_leaves_the_call_reversed(repo, agent, world):
+    """W5: if the tool fails when it runs again, the track still shows the reversed call, and a later redo its run."""
+
+    def refusing(item: str) -> str:
+        raise LookupError("sold out")
+
+    agent.rollback("main#1")
+    tools = [one.model_copy(update={"func": refusing}) if one.name == "add" else one for one in world.tools()]
+    effects = world.effects(add=reversible(world.remove, failed_on=(LookupError,)))
+    broken = repo.wrap(tool_node_graph(obedient(), tools), "s", branch="main", effects=effects)
+    with pytest.raises(RollbackIncomplete, match="sold out") as stopped:
+        broken.switch("main", sync="world")
+    assert seen(broken.tool_track()) == [("chair", "reversed", 1), ("table", "reversed", 2)]
+    repo.wrap(tool_node_graph(obedient(), world.tools()), "s", branch="main", effects=world.effects())
+    report = repo.resume(stopped.value.operation)
+    assert len(report.redone) == 2
+    assert seen(broken.tool_track()) == [("chair", "done", 1), ("table", "done", 2)]
+
+
+def test_w5_of_a_redo_that_stopped_half_way_each_call_shows_what_happened(repo, world):
+    """W5: the track shows the first call as done, the second as unknown with the id that `resolve` takes."""
+    outcomes = []
+
+    def pay(amount: int) -> str:
+        """Pay."""
+        if outcomes and outcomes.pop():
+            raise ConnectionError("lost")
+        return f"paid {amount}"
+
+    graph = tool_node_graph(scripted(call("pay", amount=1), call("pay", amount=2), "paid"), [tool(pay)])
+    agent = repo.wrap(graph, "s", effects={"pay": compensable(lambda args, result: None)})
+    agent.run("pay")
+    agent.rollback("main#1")
+    outcomes[:] = [True, False]
+    with pytest.raises(RollbackIncomplete):
+        agent.switch("main", sync="world")
+    done, lost = agent.tool_track()
+    assert (done.status, done.kind, lost.status, lost.kind) == ("done", "redo", "unknown", "redo")
+    assert (lost.result, lost.error_message) == (None, "ConnectionError: lost")
+    assert repo.resolve(lost, "happened", result="paid 2, late").position == 1
+    assert [one.result for one in agent.tool_track()] == ["paid 1", "paid 2, late"]
+
+
+def test_r6_calls_of_a_rerun_that_was_made_real_are_shown_as_done(repo, agent, world):
+    """R6: simulated calls that a switch has run show their runs, and are shown as reversed when these are undone."""
+    again = agent.rerun()
+    assert {one.status for one in again.tool_track()} == {"simulated"}
+    world.items.append("lamp")
+    real = agent.switch(again.branch.name, sync="world")
+    assert seen(real.tool_track()) == [("chair", "done", 2), ("table", "done", 3)]
+    assert [one.status for one in real.tool_track() if one.tool_name == "look"] == ["simulated"]
+    assert [one["status"] for one in real.get_checkpoint("HEAD").tool_invocations] == ["done", "done", "simulated"]
+    assert seen(agent.tool_track()) == [("chair", "reversed", 1), ("table", "reversed", 2)]
+    real.rollback("main#1")
+    assert seen(real.tool_track()) == [("chair", "reversed", 2), ("table", "reversed", 3)]
+
+
+def test_w4_an_answer_from_the_record_shows_what_became_of_the_call(repo, world):
+    """W4: a call that was answered from the record is shown as reversed, and as run again, with the call itself."""
+    receipts = iter(range(1, 9))
+
+    def pay(to: str) -> dict[str, int]:
+        """Pay somebody."""
+        return {"receipt": next(receipts)}
+
+    asking = calls(call("pay", to="Ann"))
+    graph = tool_node_graph(scripted(asking, "paid", asking, "paid"), [tool(pay)])
+    agent = repo.wrap(graph, "s", effects={"pay": compensable(lambda args, result: None)})
+    agent.run("pay Ann")
+    first = agent.tool_track()[0]
+    agent = agent.rollback("main#1", tools="keep")
+    agent.run("pay Ann")
+    (answered,) = agent.tool_track()
+    assert (answered.kind, answered.status, answered.replay_of) == ("replay", "done", first.id)
+    agent.at("main").rollback("main#1")
+    (answered,) = agent.tool_track()
+    assert (answered.kind, answered.status, answered.id) == ("replay", "reversed", first.id)
+    again = agent.switch("main-2", sync="world")
+    (newest,) = again.tool_track()
+    assert (newest.kind, newest.status, newest.result) == ("redo", "done", {"receipt": 2})
+    assert agent.at("main").tool_track()[0].id == newest.id
+    assert again.fork(name="fork").tool_track()[0].id == newest.id
+
+
+def test_w5_an_inner_call_keeps_its_place_beside_an_outer_one_that_ran_again(repo):
+    """W5: a tool that calls another one and is redone is shown as run again; the inner call is shown as it is."""
+    placed = []
+
+    @tool
+    def inner(item: str) -> str:
+        """Note an item."""
+        return f"noted {item}"
+
+    @tool
+    def outer(item: str) -> str:
+        """Place an item."""
+        placed.append(item)
+        return f"{len(placed)}: {inner.invoke({'item': item})}"
+
+    graph = tool_node_graph(scripted(call("outer", item="a"), "ok"), [outer, inner])
+    agent = repo.wrap(graph, "s", effects={"outer": reversible(lambda args, result: None), "inner": "read_only"})
+    agent.run("place a")
+    again = agent.rollback("main#1").redo()
+    assert [(one.tool_name, one.kind, one.status, one.result) for one in again.tool_track()] == [
+        ("outer", "redo", "done", "2: noted a"),
+        ("inner", "call", "done", "noted a"),
+    ]
+
+
+def test_w7_a_call_that_ran_again_is_picked_as_the_track_shows_it(repo, agent, world):
+    """W7: a redone call is found by the value on the track, and its messages are picked as they were said."""
+    other = agent.fork("main#2", name="other")
+    agent = undone_and_redone(agent, world)
+    newest = agent.tool_track()[1]
+    other.cherry_pick(newest)
+    asked, answered = other.history()[-2:]
+    assert [one["id"] for one in asked["tool_calls"]] == [newest.tool_call_id]
+    assert json.loads(answered["content"])["number"] == 2
+
+
+def test_w5_a_redone_call_is_shown_after_export_and_import(agent, repo, world, tmp_path):
+    """W5: the newest run is shown in a copy of the session, and in a copy of one branch."""
+    agent = undone_and_redone(agent, world)
+    for branch in (None, "main"):
+        agent.session.export(tmp_path / "s.jsonl", branch=branch)
+        copy = repo.session(repo.import_(tmp_path / "s.jsonl", session=f"copy of {branch}").session)
+        assert seen(copy.tool_track(branch="main")) == seen(agent.tool_track())
+
+
+def test_n1_a_redone_call_is_shown_from_an_encrypted_database(tmp_path, world):
+    """N1: the newest run of a call is read from sealed and encrypted rows, too."""
+    keyring = agentgit.Keyring({"one": agentgit.Keyring.new_key()})
+    with agentgit.open(tmp_path / "sealed.db", keyring=keyring) as repo:
+        agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+        agent.run("add chair")
+        agent.run("add table")
+        agent = undone_and_redone(agent, world)
+        assert seen(agent.tool_track()) == [("chair", "done", 1), ("table", "done", 3)]
