@@ -34,7 +34,7 @@ from agentgit.sessions.tree import Exploration
 from agentgit.store.queries.branch_heads import BranchHead
 from agentgit.store.queries.explorations import Explorations
 from agentgit.store.queries.lookup import CheckpointRef
-from agentgit.values import as_object
+from agentgit.store.queries.rerun_marks import RerunMarks
 
 
 class BranchReader(BranchRunner):
@@ -93,7 +93,8 @@ class BranchReader(BranchRunner):
             operations = branch.store.operations.of_branch(connection, self.branch_id)
             moves = [row for row in operations if row.kind != "fork"]
             if moves and moves[-1].kind == RERUN:
-                return RerunReport.from_dict(as_object(moves[-1].report))
+                reports = RerunMarks(branch.store).reports(connection, [self.branch_id])
+                return RerunReport.from_dict(reports[self.branch_id])
             return branch.context.engine().reports.read(connection, moves[-1]) if moves else None
 
     def messages(self) -> list[BaseMessage]:

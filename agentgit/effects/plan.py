@@ -147,12 +147,15 @@ class RollbackPlan(PrintableDrawing):
 
     @property
     def is_forcible(self) -> bool:
-        """True if `force=True` can carry out the plan: no simulated call is blocked, which would be taken for done."""
-        return all(step.invocation.status != invocation.SIMULATED for step in self.blockers)
+        """True if `force=True` can carry out the plan: no simulated call is blocked."""
+        return self.forced().is_admissible
 
     def forced(self) -> RollbackPlan:
-        """Return the plan that `force=True` carries out: each blocked step takes its `otherwise` action."""
-        return replace(self, steps=[_force_step(step) if step.action == BLOCK else step for step in self.steps])
+        """Return the plan that `force=True` carries out: each blocked step takes its `otherwise` action.
+
+        A simulated call stays blocked, because it would be taken for done.
+        """
+        return replace(self, steps=[_force_step(step) for step in self.steps])
 
     @property
     def heading(self) -> str:
@@ -258,7 +261,9 @@ def _describe_blockers(steps: list[PlanStep]) -> str:
 
 
 def _force_step(step: PlanStep) -> PlanStep:
-    """Replace the action of a blocked step by its `otherwise` action."""
+    """Replace the action of a blocked step by its `otherwise` action, unless its call is simulated."""
+    if step.action != BLOCK or step.invocation.status == invocation.SIMULATED:
+        return step
     return replace(step, action=step.otherwise, why=f"forced: {step.why}")
 
 

@@ -12,10 +12,9 @@ from agentgit.handles.context import BranchRef, SessionAccess
 from agentgit.sessions.messages import from_stored
 from agentgit.sessions.rerun import RerunReport
 from agentgit.sessions.rerun_comparison import RerunComparison, is_same_message
-from agentgit.sessions.session import RERUN
+from agentgit.store.queries.rerun_marks import RerunMarks
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.threads.graph_rows import GraphCheckpoint, GraphKey
-from agentgit.values import as_object
 
 SHOWN = 200
 """The maximum number of messages of each side that are read."""
@@ -39,10 +38,10 @@ class RerunReader(SessionAccess):
 
     def _compare(self, connection: Connection, row: StoredRow) -> RerunComparison:
         store = self.context.store
-        found = [one for one in store.operations.of_branch(connection, row.id) if one.kind == RERUN]
-        if not found:
+        report = RerunMarks(store).reports(connection, [row.id]).get(row.id)
+        if report is None:
             raise NotFound(f"Branch {row.name} has no report of a rerun. Choose a branch that a rerun made.")
-        report, source = as_object(found[-1].report), store.sessions.branch(connection, found[-1].source_id)
+        source = self.find_branch(connection, report["source"])
         recorded = _Conversation(self, connection, source, report.get("end"))
         rerun = _Conversation(self, connection, row, None)
         index = _divergence(recorded, rerun)

@@ -365,6 +365,7 @@ class SessionReader:
 
         Raises:
             NotFound, Ambiguous, InvalidInput: As for `get_checkpoint`.
+            Simulated: The checkpoint belongs to a rerun, from which nothing goes on.
         """
         options = RollbackOptions(tools=tools, files=files, conversation=conversation, replay=replay)
         return self._rollbacks.plan(to, branch, options)
@@ -378,6 +379,7 @@ class SessionReader:
 
         Raises:
             NotFound, InvalidInput: As for `undo`.
+            Simulated: The checkpoint belongs to a rerun, from which nothing goes on.
         """
         source_id, to = self._rollbacks.find_previous(branch, steps, VIEWER)
         return self.plan_rollback(to, branch=source_id)

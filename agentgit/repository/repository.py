@@ -32,8 +32,9 @@ from agentgit.sessions import ExternalSession
 from agentgit.sessions.operation import Operation
 from agentgit.sessions.reports import ImportReport, OnProgress
 from agentgit.sessions.reports import Progress as ImportProgress
+from agentgit.sessions.rerun import RerunReport
 from agentgit.sessions.reruns import Reruns
-from agentgit.sessions.session import Sessions, parse_cursor, require_limit
+from agentgit.sessions.session import RERUN, Sessions, parse_cursor, require_limit
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.operations import operation_from_row
 from agentgit.store.sql.ids import is_id
@@ -670,7 +671,7 @@ class Repository:
 
         return self._context.read(load)
 
-    def report(self, operation: Operation | int) -> RollbackReport:
+    def report(self, operation: Operation | int) -> RollbackReport | RerunReport:
         """Return the report of an operation; of an unfinished one, what it has done so far.
 
         Args:
@@ -680,6 +681,8 @@ class Repository:
             NotFound: There is no such operation.
         """
         target = self.operation(operation.id if isinstance(operation, Operation) else operation)
+        if target.kind == RERUN:
+            return self.session(target.external_session_id).compare_rerun(target.internal_session_id).report
         return self._context.engine().read_report(target.id)
 
     def resume(self, operation: Operation | int, *, force: bool = False) -> RollbackReport:

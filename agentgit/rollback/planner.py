@@ -41,9 +41,10 @@ from agentgit.effects.plan import (
 )
 from agentgit.effects.registry import Registry
 from agentgit.rollback.request import AS_REQUESTED, Request
+from agentgit.sessions.session import SIMULATED, idle_status
 from agentgit.store.queries.graph_points import move
 from agentgit.store.records.journal import TrackPart
-from agentgit.store.records.sessions import StoredRow
+from agentgit.store.records.sessions import StoredRow, require_real
 from agentgit.store.sql.tables import CHECKPOINT
 from agentgit.store.store import Store
 from agentgit.store.threads.graph_rows import GraphKey
@@ -230,7 +231,14 @@ class Planner:
         return replace(plan, session_name=session_name, branch=branch.name)
 
     def plan_request(self, connection: Connection, request: Request, refusals: Refusals | None = None) -> RollbackPlan:
-        """Plan the rollback that a request describes; see `plan_rollback`."""
+        """Plan the rollback that a request describes; see `plan_rollback`.
+
+        Raises:
+            Simulated: It would go on from a rerun.
+        """
+        require_real(self.store.sessions.branch(connection, request.target.internal_session_id))
+        if not request.conversation:
+            require_real(self.store.sessions.branch(connection, request.source_id))
         has_snapshot = isinstance(request.files, SnapshotRef) or request.target.workspace_snapshot_id is not None
         return self.plan_rollback(
             connection,
@@ -355,10 +363,13 @@ class Planner:
             request: The requested rollback, whose target is blocked.
             refusals: The refusals of prechecks.
         """
-        lineage = self.store.sessions.lineage(connection, self.store.sessions.branch(connection, request.source_id))
+        source = self.store.sessions.branch(connection, request.source_id)
+        lineage = self.store.sessions.lineage(connection, source)
         path = self.store.checkpoints.on_path(connection, lineage)
         is_on_path = request.target.id in {row.id for row in path}
         later = [row for row in path if row.id > request.target.id] if is_on_path else list(path)
+        if idle_status(as_object(source.meta)) == SIMULATED:  # nothing goes on from a rerun
+            later = [row for row in later if row.internal_session_id != source.id]
         # To "go back" to HEAD would change nothing, whether it is named by its last checkpoint or by another one there.
         later = [row for row in later if (row.state_hash, row.position) != (path[-1].state_hash, path[-1].position)]
 

@@ -101,7 +101,9 @@ class Resumption:
         request = as_object(row.request)
         if request.get("sync") not in ("note", "ignore"):
             new_plan = self._plan_effects_since(connection, row, request["steps"], refusals)
-            if not new_plan.is_admissible and not (force or request["force"]):
+            if force or request["force"]:
+                new_plan = new_plan.forced()
+            if not new_plan.is_admissible:
                 reasons = "; ".join(f"{step.invocation}: {step.why}" for step in new_plan.blockers)
                 branch_id = row.internal_session_id if row.kind == SWITCH else row.source_id
                 raise RollbackBlocked(
@@ -109,7 +111,7 @@ class Resumption:
                     "keeps what cannot be reversed.",
                     self.planner.add_names(connection, new_plan, branch_id),
                 )
-            steps = new_plan.forced().as_request()
+            steps = new_plan.as_request()
             other_steps = [step for step in steps if step["action"] != REDO]
             redo_steps = [step for step in steps if step["action"] == REDO]
             request["conflicts"] = [*request.get("conflicts", ()), *new_plan.conflict_ids()]

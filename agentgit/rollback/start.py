@@ -79,14 +79,11 @@ class Starter:
         plan = self.planner.plan_request(connection, request, filter_refusals(precheck_answers))
         self._require_prechecks(plan, precheck_answers)
         plan = self._require_admissible(connection, plan, request, filter_refusals(precheck_answers))
-        require_real(self.store.sessions.branch(connection, target.internal_session_id))
         if request.conversation:
             branch_id = self.create_branch(connection, target, request.name, request.source_id)
         else:
             branch_id = request.source_id
-            source = self.store.sessions.branch(connection, branch_id)
-            require_no_unfinished_rollback(source)
-            require_real(source)
+            require_no_unfinished_rollback(self.store.sessions.branch(connection, branch_id))
             self.store.sessions.set_status(connection, branch_id, REPLAYING)
         new_operation = NewOperation(
             kind=ROLLBACK,

@@ -13,9 +13,12 @@ from starlette.responses import Response
 
 from agentgit.effects import RollbackPlan
 from agentgit.errors import Conflict, InvalidInput, RollbackIncomplete
+from agentgit.sessions.rerun import RerunReport
+from agentgit.sessions.session import SIMULATED
 from agentgit.values import to_json
 from agentgit.web.api.dependencies import BranchName, Id
 from agentgit.web.pages.dependencies import MAX_URL_LENGTH, Name, Text, Visit, local_path_or_home, parse_checkpoint_ref
+from agentgit.web.pages.rendering import query
 from agentgit.web.security import require_same_site
 
 router = APIRouter()
@@ -135,7 +138,14 @@ def plan_switch(visit: Visit, session_id: Id, branch: Annotated[str, Query(max_l
     """Show what a switch that also changes the world would do, without doing it."""
     session = visit.repo.session(session_id)
     switch_plan = session.plan_switch(branch)
-    return visit.page("switch", session=session.info, plan=switch_plan, branch=branch, seen=plan_hash(switch_plan))
+    return visit.page(
+        "switch",
+        session=session.info,
+        plan=switch_plan,
+        branch=branch,
+        is_rerun=session.branch(branch).status == SIMULATED,
+        seen=plan_hash(switch_plan),
+    )
 
 
 @router.post("/sessions/{session_id}/switch", dependencies=[Depends(require_same_site)])
@@ -177,6 +187,8 @@ def operation(visit: Visit, operation_id: Id) -> Response:
     target = visit.repo.operation(operation_id)
     session = visit.repo.session(target.external_session_id)
     report = visit.repo.report(target)
+    if isinstance(report, RerunReport):
+        return visit.redirect(f"/sessions/{session.id}/rerun?{query(branch=report.branch)}")
     branches = {branch.id: branch for branch in session.branches()}
     return visit.page(
         "operation",
