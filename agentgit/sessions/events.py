@@ -42,6 +42,7 @@ KINDS: Mapping[str, str] = {
     "switch.incomplete": "a switch did not finish",
     "switch.resumed": "a switch was resumed",
     "fork.done": "a branch was created without changing the world",
+    "rerun.done": "a rerun of a recorded branch ended; its calls were simulated",
     "merge.done": "a branch was merged into another one",
     "cherry_pick.done": "chosen messages were copied to a branch",
     "tag.created": "a checkpoint was tagged",

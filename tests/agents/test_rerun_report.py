@@ -3,7 +3,7 @@
 import pytest
 from scripted import World, call, calls, obedient, scripted, tool_node_graph
 
-from agentgit import NotFound
+from agentgit import Conflict, NotFound, RollbackBlocked
 
 
 def recorded(repo):
@@ -70,3 +70,33 @@ def test_r4_another_branch_has_no_report(repo):
     agent, _ = recorded(repo)
     with pytest.raises(NotFound, match="no report of a rerun"):
         agent.session.compare_rerun()
+
+
+def test_r4_reports_follow_renamed_branches(repo):
+    """R4, R5: after a rename, the report, the table and the comparison have the new names."""
+    world = World()
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    agent.run("add chair")
+    results = repo.rerun("s", tool_node_graph(obedient(), world.tools()), name="nightly", effects=world.effects())
+    repo.session("s").rename_branch("nightly", "kept")
+    repo.session("s").rename_branch("main", "trunk")
+    (row,) = repo.reruns("nightly").rows
+    assert (row.branch, row.source, row.match_rate) == ("kept", "trunk", results.matched)
+    report = agent.session.compare_rerun("kept").report
+    assert (report.branch, report.source) == ("kept", "trunk")
+    assert repo.report(next(one for one in agent.session.operations() if one.kind == "rerun")) == report
+    assert repo.wrap(agent.graph, "s", branch="kept").report == report
+    with pytest.raises(Conflict, match="reruns named 'nightly' already"):
+        repo.rerun("s", agent.graph, name="nightly")
+
+
+def test_r6_a_blocked_rollback_from_a_rerun_names_no_checkpoint_of_it(repo):
+    """R6: the nearest checkpoint that a blocked rollback names is one that can be rolled back to."""
+    world = World()
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    agent.run("add chair")
+    agent.run("send hello")
+    agent.rerun(name="again")
+    with pytest.raises(RollbackBlocked) as blocked:
+        agent.session.rollback("main#1", branch="again")
+    assert blocked.value.nearest is None

@@ -39,7 +39,7 @@ from agentgit.rollback.verification import await_result
 from agentgit.sessions.tree import BEGUN, DONE, FAILED, WAITING, ExploredBranch
 from agentgit.store.queries.branch_heads import BranchHead, read_branch_head
 from agentgit.store.queries.explorations import MARK_KEY, Explorations, branch_name, mark_of
-from agentgit.store.records.sessions import StoredRow
+from agentgit.store.records.sessions import StoredRow, require_real
 from agentgit.store.sql.tables import CHECKPOINT
 
 Score = Callable[[ExploredBranch], float | Awaitable[float]]
@@ -174,6 +174,7 @@ class Explorer:
         """Return the name, the branches explored before, and the checkpoint from which the exploration starts."""
         session_id = self.branch.session_id
         self.branch.authorize(connection)
+        require_real(self.branch.row(connection))
         name = self.name or self.explorations.free_name(connection, session_id)
         rows = self.explorations.load_branches(connection, session_id, name)
         if rows and mark_of(rows[0])["of"] != self.branch.branch_id:

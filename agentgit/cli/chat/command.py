@@ -30,7 +30,9 @@ Graph = Annotated[
 ]
 Continued = Annotated[
     str | None,
-    typer.Argument(metavar="SESSION", help="The session, created if it does not exist; needed if there are several."),
+    typer.Argument(
+        metavar="SESSION[@BRANCH]", help="The session, created if it does not exist; needed if there are several."
+    ),
 ]
 OnBranch = Annotated[
     str | None, typer.Option("--branch", metavar="NAME", help="The branch to continue on; by default the current one.")
@@ -86,7 +88,7 @@ def wrap_graph(
     Args:
         repo: The repository of the session.
         graph: The graph, as `module:graph`.
-        session: The name of the session; None is the only one, or a new one called `chat`.
+        session: The session, or `SESSION@BRANCH`; None is the only session, or a new one called `chat`.
         branch: The branch, as `repo.wrap` takes it.
         effects: The effects, as `module:name`.
         workspace: The folder whose files are rolled back too.
@@ -95,9 +97,10 @@ def wrap_graph(
     from agentgit.agents import user_modules
 
     options: dict[str, Any] = {"workspace": workspace} if workspace is not None else {}
+    name, branch = _session_and_branch(repo, session, branch)
     return repo.wrap(
         user_modules.graph_in(graph),
-        _session_name(repo, session),
+        name,
         effects=user_modules.value_in(effects) if effects else None,
         branch=branch,
         template=template,
@@ -105,16 +108,22 @@ def wrap_graph(
     )
 
 
-def _session_name(repo: Repository, ref: str | None) -> str:
-    """Return the name of the session to continue or to create.
+def _session_and_branch(repo: Repository, ref: str | None, branch: str | None) -> tuple[str, str | None]:
+    """Return the name of the session to continue or to create, and the branch.
+
+    Text like `support@example.com` is the name of a new session, unless `support` has a branch of that name.
 
     Raises:
-        InvalidInput: No session is named, and there are several.
+        InvalidInput: No session is named, and there are several; or two branches are named.
     """
     try:
-        return (references.only_session(repo) if ref is None else repo.session(ref)).reference
+        session, named = references.split(repo, ref)
+        session = session or references.only_session(repo)
+        if named is not None:
+            session.branch(named)
     except NotFound:
-        return FIRST_SESSION if ref is None else ref
+        return FIRST_SESSION if ref is None else ref, branch
+    return session.reference, references.one_branch(named, branch)
 
 
 def demo(

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,9 +16,10 @@ from agentgit.cli import output
 from agentgit.cli.completion import complete_session
 from agentgit.cli.options import AsJson, DatabaseOption, import_from_here, repository
 from agentgit.errors import InvalidInput
+from agentgit.render.words import COMMAND_LINE, reword
 
 if TYPE_CHECKING:
-    from agentgit.sessions.reruns import Reruns
+    from agentgit.sessions.reruns import Reruns, SessionRerun
 
 BELOW_BAR = 1
 """The exit code if the sessions do not reach the bar."""
@@ -102,6 +104,7 @@ def rerun(
             on_miss=on_miss,
             **options,
         )
+    results = replace(results, rows=[_reword_row(row) for row in results.rows])
     if junit is not None:
         _write_junit(junit, results, fail_under)
     is_passed = results.is_passed(fail_under)
@@ -128,6 +131,14 @@ def _import(path: str | None) -> Callable[..., Any] | None:
 
     value: Callable[..., Any] | None = user_modules.value_in(path) if path is not None else None
     return value
+
+
+def _reword_row(row: SessionRerun) -> SessionRerun:
+    """Return a row whose errors name the next step as a command."""
+    report = row.report
+    if report is not None and report.reason is not None:
+        report = replace(report, reason=reword(report.reason, COMMAND_LINE))
+    return replace(row, report=report, error=None if row.error is None else reword(row.error, COMMAND_LINE))
 
 
 def _write_junit(path: Path, results: Reruns, bar: float) -> None:

@@ -1,0 +1,415 @@
+"""Every verb of every face on the branch of a rerun: it shows that nothing happened, or refuses in its words (R6)."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+
+import pytest
+from chats import COMMANDS
+from command_line import every_command, run
+from fastapi.testclient import TestClient
+from mcp_clients import connected, offered
+from notebook_shells import commands, ipython, magic, restart  # noqa: F401  # a fixture
+from shelves import SHELF, shelf_in
+
+import agentgit
+from agentgit import Simulated
+from agentgit.web import OwnerLink, app
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")  # IPython's
+
+GRAPH = """
+from scripted import call, obedient, scripted, tool_node_graph
+
+def graph(*items):
+    replies = [reply for item in items for reply in (call("put", item=item), "ok")]
+    return tool_node_graph(scripted(*replies), [put])
+
+GRAPH = graph()
+"""
+"""The graphs of the module `shelf`."""
+
+REFUSED, SHOWN, READ, REAL = "refused", "shown", "read", "real"
+"""What a verb does with a rerun: refuses to go on from it, shows its calls as simulated, does something that no call
+matters for, or runs the simulated calls."""
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """Record two turns and a rerun of them, in which a lamp takes the place of a table."""
+    folder = tmp_path_factory.mktemp("recorded")
+    with shelf_in(folder, SHELF + GRAPH) as shelf, agentgit.open(folder / "agentgit.db") as repo:
+        agent = repo.wrap(shelf.graph("chair", "table"), "s")
+        agent.run("one")
+        agent.run("two")
+        agent.rerun(shelf.graph("chair", "lamp"), name="again")
+    return folder
+
+
+@pytest.fixture
+def shelf(recorded, tmp_path, monkeypatch):
+    """Work in a copy of the recorded folder; at the end nothing of the rerun has happened, unless it was made real."""
+    for file in ("agentgit.db", "shelf.json"):
+        shutil.copy(recorded / file, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("AGENTGIT_TRUST", "shelf")
+    with shelf_in(tmp_path, SHELF + GRAPH) as module:
+        yield module
+
+
+def require_untouched(shelf):
+    """Check that the rerun is still one, that none of its calls is called done, and that only it was left alone."""
+    assert shelf.items() == ["chair", "table"]
+    with agentgit.open("agentgit.db") as repo:
+        session = repo.session("s")
+        (rerun,) = [branch for branch in session.branches() if branch.name not in ("main", "x")]
+        assert rerun.status == "simulated"
+        assert {call.status for call in session.tool_track(branch=rerun)} == {"simulated"}
+        assert not repo.maintenance.fsck().findings
+
+
+# -- the command line
+
+SWITCH = "agentgit switch SESSION again --sync world"
+
+CLI = {
+    "status s@again": SHOWN,
+    "tree s": SHOWN,
+    "log s@again": READ,
+    "show s again": SHOWN,
+    "tool-track s@again": SHOWN,
+    "branches s": SHOWN,
+    "diff s main again": SHOWN,
+    "compare s main again": READ,
+    "search s lamp --all-branches": READ,
+    "events s": READ,
+    "operations s": READ,
+    "stats s@again": SHOWN,
+    "plan s@again again#2": REFUSED,
+    "plan s again": REFUSED,
+    "rollback s again#2 --yes": REFUSED,
+    "rollback s again#2 --yes --force": REFUSED,
+    "undo s@again --yes": REFUSED,
+    "redo s@again --yes": "nothing to redo",
+    "rewind-files s@again again#2 --yes": "has no files",
+    "switch s again": REFUSED,
+    "switch s again --sync note --yes": REFUSED,
+    "switch s again --sync ignore --yes": REFUSED,
+    "switch s again --sync world --yes": REAL,
+    "promote s again --yes": REAL,
+    "fork s@again": REFUSED,
+    "fork s again#2": REFUSED,
+    "rename s@again other": SHOWN,
+    "checkpoint create s@again kept": READ,
+    "checkpoint delete s again#2 --yes": READ,
+    "annotate s again#2 --name kept": READ,
+    "tag s again#2 v1": READ,
+    "merge shelf:GRAPH s again": REFUSED,
+    "merge shelf:GRAPH s@again main": REFUSED,
+    "cherry-pick shelf:GRAPH s again": REFUSED,
+    "cherry-pick shelf:GRAPH s@again main": REFUSED,
+    "explore shelf:GRAPH s@again --choice hi": REFUSED,
+    "rerun --graph shelf:GRAPH s@again --json": SWITCH,
+    "recover s@again": SHOWN,
+    "chat shelf:GRAPH s@again": REFUSED,
+    "start new s@again": REFUSED,
+    "export s@again x.agentgit": "is a rerun, and nothing of it happened",
+    "export s x.agentgit": READ,
+    "trajectories s@again": SHOWN,
+    "retention s --max 1 --now --on": READ,
+    "gc": READ,
+    "fsck": READ,
+}
+"""Commands about a rerun, each with what it does, or with words of its refusal."""
+
+NOT_ABOUT_BRANCHES = {
+    "demo", "sessions", "resume", "resolve", "import", "import-langgraph", "mcp", "serve", "webhooks", "share",
+    "unshare", "members", "link", "accept", "users", "keys", "whoami", "workspace", "delete", "audit", "db",
+}  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("line", CLI)
+def test_r6_each_command_on_a_rerun(shelf, line):
+    """R6: no command goes on from a rerun, and none calls what was simulated done; the refusal names a command."""
+    out, err, code = run(*shlex.split(line), stdin="hello\n")
+    does = CLI[line]
+    if does == REFUSED:
+        assert (code, out) == (Simulated.exit_code, "")
+        assert SWITCH.replace(*("agentgit switch SESSION", "/switch") if line.startswith("chat") else ("", "")) in err
+        assert "agent." not in err.splitlines()[-1]
+    elif does in (SHOWN, READ, REAL):
+        assert (code, err) == (0, "") or line.startswith("recover")
+        assert does != SHOWN or "simulated" in out
+    else:
+        assert code not in (0, Simulated.exit_code)
+        assert does in out + err
+        assert "agent." not in out + err
+    if does == REAL:
+        assert shelf.items() == ["chair", "lamp"]
+        assert "it was simulated, and runs now" in out
+    else:
+        require_untouched(shelf)
+
+
+def test_r6_every_command_has_a_line_above():
+    """R6: whoever adds a command decides what it does with a rerun."""
+    assert set(every_command().commands) == {line.split()[0] for line in CLI} | NOT_ABOUT_BRANCHES
+
+
+# -- the chat
+
+CHAT = {
+    "checkpoint create kept": READ,
+    "checkpoint list": READ,
+    "checkpoint restore again#2": REFUSED,
+    "checkpoint undo": "no named checkpoint",
+    "undo": REFUSED,
+    "redo": "nothing to redo",
+    "rollback again#2": REFUSED,
+    "plan again#2": REFUSED,
+    "rewind 1": REFUSED,
+    "rewind-files again#2": "has no files",
+    "resume 1": "no operation 1",
+    "resolve 1 happened": "no tool invocation 1",
+    "tree": SHOWN,
+    "log": READ,
+    "tool-track": SHOWN,
+    "search lamp": READ,
+    "tag v1": READ,
+    "untag v1": "no tag",
+    "tags": READ,
+    "diff main again": SHOWN,
+    "compare main": READ,
+    "merge main": REFUSED,
+    "cherry-pick main": REFUSED,
+    "branches": SHOWN,
+    "fork": REFUSED,
+    "switch again": REFUSED,
+    "continue": "No turn was interrupted",
+    "help": READ,
+    "quit": READ,
+}
+"""Slash commands in a chat on the branch of a rerun."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("line", CHAT)
+def test_r6_each_slash_command_on_a_rerun(shelf, line):
+    """R6: a chat on a rerun shows it, and refuses to go on with the slash command that runs its calls."""
+    out, err, _ = run("chat", "shelf:GRAPH", "s@again", "--yes", stdin=f"/{line}\n")
+    does = CHAT[line]
+    if does == REFUSED:
+        assert "Run these calls now with /switch again --sync world." in err
+    elif does in (SHOWN, READ):
+        assert err == ""
+        assert does == READ or "simulated" in out
+    else:
+        assert does in err
+    require_untouched(shelf)
+
+
+def test_r6_every_slash_command_has_a_line_above():
+    """R6: whoever adds a slash command decides what it does with a rerun."""
+    assert {name for name in COMMANDS if any(f"{line} ".startswith(f"{name} ") for line in CHAT)} == set(COMMANDS)
+
+
+# -- MCP
+
+MCP = {
+    "sessions": ({}, READ),
+    "list_checkpoints": ({"branch": "again"}, READ),
+    "get_checkpoint_info": ({"checkpoint": "again"}, SHOWN),
+    "tool_track": ({"branch": "again"}, SHOWN),
+    "branches": ({}, SHOWN),
+    "tree": ({}, SHOWN),
+    "diff": ({"a": "main", "b": "again"}, SHOWN),
+    "search": ({"text": "lamp", "branch": "again"}, READ),
+    "operations": ({}, READ),
+    "plan_rollback": ({"checkpoint": "again#2"}, REFUSED),
+    "plan_switch": ({"branch": "again"}, "it was simulated, and runs now"),
+    "create_checkpoint": ({"name": "kept", "branch": "again"}, READ),
+    "fork": ({"branch": "again"}, REFUSED),
+    "rollback_to_checkpoint": ({"checkpoint": "again#2", "confirm": "x"}, REFUSED),
+    "switch": ({"branch": "again"}, REFUSED),
+    "resume": ({"operation": 1}, "no operation 1"),
+    "delete_checkpoint": ({"checkpoint": "again#2"}, READ),
+    "cleanup_auto_checkpoints": ({"branch": "again", "keep": 0}, READ),
+}
+"""The MCP tools, each with its arguments and with what it does with a rerun."""
+
+
+@pytest.mark.long
+async def test_r6_each_mcp_tool_on_a_rerun(shelf):
+    """R6: every MCP tool shows a rerun or refuses to go on from it, and names the tool that runs its calls."""
+    with agentgit.open("agentgit.db") as repo:
+        assert set(await offered(repo)) == set(MCP)
+        async with connected(repo, may_force=True) as client:
+            for tool, (arguments, does) in MCP.items():
+                answer = await client.call_tool(tool, arguments)
+                text = answer.content[0].text
+                assert answer.isError == (does == REFUSED or tool == "resume"), (tool, text)
+                if does == REFUSED:
+                    assert "Run these calls now with switch, branch=again and sync=world." in text
+                elif does != READ:
+                    assert ("simulated" if does == SHOWN else does) in text, (tool, text)
+    require_untouched(shelf)
+
+
+# -- the notebook
+
+NOTEBOOK = {
+    "status": READ,
+    "log": READ,
+    "tree": SHOWN,
+    "branches": SHOWN,
+    "tool-track": SHOWN,
+    "search lamp": READ,
+    "diff main again": SHOWN,
+    "compare main": READ,
+    "stats": READ,
+    "checkpoint kept": READ,
+    "tag v1": READ,
+    "plan again#2": REFUSED,
+    "rollback again#2 --yes": REFUSED,
+    "rollback again#2 --force --yes": REFUSED,
+    "undo --yes": REFUSED,
+    "redo --yes": "nothing to redo",
+    "switch again --yes": REFUSED,
+    "switch again --sync note --yes": REFUSED,
+}
+"""The magics, for an agent on the branch of a rerun."""
+
+
+@pytest.mark.long
+def test_r6_each_magic_on_a_rerun(shelf, ipython):  # noqa: F811  # the fixture
+    """R6: every magic on a rerun shows it, or refuses to go on from it."""
+    from IPython.core.error import UsageError
+
+    assert {line.split()[0] for line in NOTEBOOK} | {"trust", "use", "help"} == set(commands())
+    with agentgit.open("agentgit.db") as repo:
+        agent = repo.wrap(shelf.graph(), "s", branch="again")
+        restart(ipython, repo=repo, agent=agent)
+        for line, does in NOTEBOOK.items():
+            if does in (SHOWN, READ):
+                assert does == READ or "simulated" in str(magic(ipython, line)), line
+                continue
+            with pytest.raises(UsageError) as refused:
+                magic(ipython, line)
+            said = "agent.switch('again', sync='world')" if does == REFUSED else does
+            assert said in str(refused.value), line
+            assert ipython.user_ns["agent"] is agent
+    require_untouched(shelf)
+
+
+# -- the web
+
+S = "/sessions/{session_id}"
+C = S + "/checkpoints/{checkpoint_id}"
+
+WEB = {
+    f"GET {S}": ({"branch": "again"}, SHOWN),
+    f"GET {S}/tree": ({}, SHOWN),
+    f"GET {S}/tool-track": ({"branch": "again"}, SHOWN),
+    f"GET {S}/search": ({"text": "lamp"}, READ),
+    f"GET {S}/diff": ({"a": "main", "b": "again"}, SHOWN),
+    f"GET {S}/export": ({"branch": "again"}, "nothing of it happened"),
+    f"GET {S}/operations": ({}, READ),
+    f"GET {S}/rerun": ({"branch": "again"}, SHOWN),
+    f"GET {S}/image": ({"branch": "again"}, "no such image"),
+    f"GET {C}": ({}, SHOWN),
+    f"GET {C}/files": ({}, READ),
+    "GET /operations/{operation_id}": ({}, SHOWN),
+    f"GET {S}/rollback": ({"to": "again#2"}, REFUSED),
+    f"GET {S}/switch": ({"branch": "again"}, SHOWN),
+    f"GET {S}/edit": ({"branch": "again", "message": "MESSAGE"}, REFUSED),
+    f"POST {S}/rollback": ({"to": "again#2", "seen": "x", "request_id": "r1"}, REFUSED),
+    f"POST {S}/switch": ({"branch": "again", "seen": "x"}, REFUSED),
+    f"POST {S}/edit": (
+        {"branch": "again", "message": "MESSAGE", "text": "hi", "seen": "x", "request_id": "r2"},
+        REFUSED,
+    ),
+    f"POST {S}/fork": ({"ref": "again#2"}, REFUSED),
+    f"POST {S}/checkpoints/rename": ({"ref": "again#2", "name": "kept"}, READ),
+    f"POST {S}/tags": ({"ref": "again#2", "name": "v1"}, READ),
+    f"POST {S}/tags/delete": ({"name": "v1"}, READ),
+    f"POST {S}/branches/rename": ({"branch": "again", "name": "again"}, SHOWN),
+    "POST /operations/{operation_id}/resume": ({}, SHOWN),
+}
+"""The pages and forms about one session, each with its query or fields, and with what it does with a rerun."""
+
+API = {
+    f"GET {S}/branches": ({}, SHOWN),
+    f"GET {S}/tree": ({}, SHOWN),
+    f"GET {S}/log": ({"branch": "again"}, READ),
+    f"GET {S}/search": ({"text": "lamp"}, READ),
+    f"GET {S}/tool-track": ({"branch": "again"}, SHOWN),
+    f"GET {S}/checkpoint": ({"ref": "again#2"}, READ),
+    f"GET {S}/diff": ({"a": "main", "b": "again"}, READ),
+    f"GET {S}/compare": ({"a": "main", "b": "again"}, READ),
+    f"GET {S}/export": ({"branch": "again"}, "nothing of it happened"),
+    f"GET {C}": ({}, READ),
+    f"GET {C}/messages": ({}, READ),
+    f"GET {C}/calls": ({}, SHOWN),
+    f"GET {C}/state": ({}, READ),
+    f"GET {S}/plan-rollback": ({"to": "again#2"}, REFUSED),
+    f"POST {S}/rollback": ({"to": "again#2", "force": True}, REFUSED),
+    f"POST {S}/rewind-files": ({"restore_point": "again#2"}, "no files"),
+    f"GET {S}/plan-switch": ({"branch": "again"}, SHOWN),
+    f"POST {S}/switch": ({"branch": "again"}, REFUSED),
+    f"GET {S}/operations": ({}, READ),
+    "GET /operations/{operation_id}": ({}, READ),
+    "POST /operations/{operation_id}/resume": ({}, READ),
+    f"POST {S}/tags": ({"ref": "again#2", "name": "v1"}, READ),
+}
+"""The routes of the HTTP API about a branch."""
+
+
+@pytest.mark.long
+def test_r6_each_page_and_route_on_a_rerun(shelf):
+    """R6: every page, form and route shows a rerun or refuses; a page offers nothing that is always refused."""
+    with agentgit.open("agentgit.db") as repo:
+        agent = repo.wrap(shelf.graph(), "s")
+        session = agent.session
+        operation = next(one for one in session.operations() if one.kind == "rerun")
+        ids = {
+            "session_id": session.id,
+            "checkpoint_id": session.get_checkpoint("again").id,
+            "operation_id": operation.id,
+        }
+        message = session.branch("again").conversation_history[0]["id"]
+        repo.users.add("ada")
+        session.sharing.share("ada", "editor")
+        bearer = {"authorization": f"Bearer {repo.keys.create('all', 'admin', user='ada').secret}"}
+        link = OwnerLink(repo)
+        client = TestClient(app(repo, link=link, hosts=["testserver"]), headers={"origin": "http://testserver"})
+        client.cookies.set("agentgit-80", link.log_in(link.token))
+        [csrf] = set(re.findall(r'name="csrf" value="([^"]+)"', client.get(f"/sessions/{session.id}").text))
+        for prefix, table in (("", WEB), ("/api/v1", API)):
+            for door, (values, does) in table.items():
+                method, path = door.split()
+                values = {name: message if value == "MESSAGE" else value for name, value in values.items()}
+                body = {"json": values, "headers": bearer} if prefix else {"data": values | {"csrf": csrf}}
+                sent = {"params": values} if method == "GET" else body
+                answer = client.request(method, prefix + path.format(**ids), **sent)
+                text = answer.text
+                if does == REFUSED:
+                    assert answer.status_code == 409, (door, text)
+                    assert "what its tools returned was simulated, and nothing of it happened" in text, door
+                    assert prefix or "agent." not in text, door
+                elif does in (SHOWN, READ):
+                    assert answer.is_success, (door, text)
+                    assert does == READ or "simulated" in text, door
+                else:
+                    assert answer.status_code in (400, 404, 409), (door, text)
+                    assert does in text, (door, text)
+        page = client.get(f"/sessions/{session.id}?branch=again").text
+        assert "/edit?message=" not in page
+        assert "Undo from here" not in page
+        assert "/edit?message=" in client.get(f"/sessions/{session.id}?branch=main").text
+        page = client.get(f"/sessions/{session.id}/switch?branch=again").text
+        assert page.count('type="radio"') == 1
+    require_untouched(shelf)
