@@ -11,6 +11,7 @@ from axe_playwright_python.sync_playwright import Axe
 from browsers import CHROMIUM, needs_browser
 from many_branches import wide
 from playwright.sync_api import Page, sync_playwright
+from scripted import scripted, tool_node_graph
 from web_servers import hostile, served, story
 
 from agentgit.web import OwnerLink, app
@@ -20,11 +21,13 @@ pytestmark = [pytest.mark.long, needs_browser]
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
-    """Serve a repository with a friendly session, a hostile one, and one with many branches."""
+    """Serve a repository with a friendly session, a hostile one, reruns of both, and one with many branches."""
     folder: Path = tmp_path_factory.mktemp("site")
     with story(folder) as repo:
         hostile(repo, folder)
         wide(repo, 40)
+        mute = tool_node_graph(scripted("no", "no"), [])
+        repo.rerun([one for one in repo.sessions() if one.session_name != "wide"], mute, name="rerun")
         link = OwnerLink(repo)
         with served(app(repo, link=link, hosts=["127.0.0.1"])) as address:
             yield SimpleNamespace(repo=repo, address=address, credential=link.log_in(link.token))
@@ -65,6 +68,9 @@ def paths(site: SimpleNamespace) -> dict[str, str]:
             f"{name} comparison": f"{at}/diff?a={points[0].id}&b=HEAD",
             f"{name} plan": f"{at}/rollback?to={points[1].id}",
             f"{name} switch": f"{at}/switch?branch=main",
+            f"{name} rerun": f"{at}/rerun?branch=rerun",
+            f"{name} conversation of a rerun": f"{at}?branch=rerun",
+            f"{name} switch to a rerun": f"{at}/switch?branch=rerun",
             f"{name} search": f"{at}/search?text=order",
             f"{name} tool calls": f"{at}/tool-track",
             f"{name} operations": f"{at}/operations",
@@ -106,3 +112,12 @@ def test_u3_the_menu_of_a_row_and_an_expanded_branch_pass_axe(page: Page, site: 
     page.get_by_role("menuitem", name="Fork…").click()
     assert page.get_by_role("dialog").is_visible()
     assert [(one["id"], one["nodes"][0]["html"]) for one in Axe().run(page).response["violations"]] == []
+
+
+def test_r4_the_columns_of_a_rerun_are_as_long_as_their_messages(page: Page, site: SimpleNamespace):
+    """R4: the recorded conversation and the rerun scroll with the page, not each in a box of its own."""
+    page.set_viewport_size({"width": 1280, "height": 300})
+    page.goto(f"/sessions/{site.repo.session('support-42').id}/rerun?branch=rerun")
+    columns = page.locator(".sides > .side")
+    assert columns.count() == 2
+    assert columns.evaluate_all("all => all.map(one => getComputedStyle(one).overflowY)") == ["visible", "visible"]

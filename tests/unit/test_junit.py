@@ -1,0 +1,88 @@
+"""The JUnit XML of reruns, as CI servers read it (row R5)."""
+
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from agentgit.render.junit import document
+from agentgit.sessions.rerun import RecordedCall, RerunReport
+from agentgit.sessions.reruns import Reruns, SessionRerun
+
+COUNT, SECONDS, TEXT = r"\d+", r"\d+\.\d+", r"[\s\S]*"
+TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?([+-]\d\d:\d\d)?"
+
+SCHEMA = {
+    "testsuites": (
+        {"tests": COUNT, "failures": COUNT, "errors": COUNT},
+        {"name": TEXT, "time": SECONDS},
+        {"testsuite"},
+    ),
+    "testsuite": (
+        {"name": TEXT, "tests": COUNT},
+        {"failures": COUNT, "errors": COUNT, "skipped": COUNT, "time": SECONDS, "timestamp": TIME, "hostname": TEXT},
+        {"testcase"},
+    ),
+    "testcase": ({"name": TEXT, "classname": TEXT}, {"time": SECONDS}, {"error", "failure"}),
+    "error": ({}, {"type": TEXT, "message": TEXT}, set()),
+    "failure": ({}, {"type": TEXT, "message": TEXT}, set()),
+}
+"""The part of jenkins-junit.xsd that reruns and pytest use: required and optional attributes, and children."""
+
+HOSTILE = "]]> <&\"' &#0; \x00\x07\x1b[31m\x7f\x85\u202e\u2066\ud800\ufffe\uffff \U0010ffff \r\n\t"
+
+
+def require_valid(element):
+    """Check an element, and all below it, against the schema."""
+    required, optional, children = SCHEMA[element.tag]
+    assert required.keys() <= element.attrib.keys() <= required.keys() | optional.keys()
+    for name, value in element.attrib.items():
+        assert re.fullmatch((required | optional)[name], value), (name, value)
+    for child in element:
+        assert child.tag in children
+        require_valid(child)
+
+
+def rerun_of(name, **fields):
+    """Make the row of a session whose texts are its name."""
+    report = RerunReport(
+        branch=name,
+        source=name,
+        status="done",
+        seconds=0.25,
+        not_made=[RecordedCall(id=1, tool_name=name, args={name: name})],
+    )
+    return SessionRerun(**{"session": name, "status": "done", "report": report} | fields)
+
+
+@pytest.mark.parametrize("text", ["plain", HOSTILE, "x" * 1_000_000, ""])
+def test_r5_junit_has_the_form_that_ci_servers_read_whatever_the_text(text):
+    """R5: hostile and huge names, verdicts, errors and reports give valid XML, and nothing that controls a terminal."""
+    rows = [
+        rerun_of(text, verdict=True),
+        rerun_of(text, verdict=False),
+        rerun_of(text, status="failed", error=text),
+        rerun_of(text, verdict=True, error=text),
+        SessionRerun(session=text, error=text),
+    ]
+    written = document(Reruns(name=text, rows=rows, is_judged=True), 0.9)
+    assert not re.search("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", written.decode())
+    root = ET.fromstring(written)  # noqa: S314  # our own text
+    require_valid(root)
+    (suite,) = root
+    tags = [[child.tag for child in case] for case in suite]
+    assert tags == [[], ["failure"], ["error"], [], ["error"]]
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("5", "1", "2")
+
+
+@pytest.mark.long
+def test_r5_the_check_takes_what_pytest_writes(tmp_path):
+    """R5: pytest's own JUnit XML passes the same check, so that it asks no more than CI servers do."""
+    (tmp_path / "test_peer.py").write_text("def test_one(): pass\ndef test_two(): assert 0\n")
+    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--junit-xml=junit.xml", "--rootdir=."]
+    subprocess.run([sys.executable, *words], cwd=tmp_path, check=False, capture_output=True)  # noqa: S603  # our own
+    root = ET.parse(tmp_path / "junit.xml").getroot()  # noqa: S314  # pytest's
+    root.attrib |= dict.fromkeys(("tests", "failures", "errors"), "0")  # pytest has them on the suite alone
+    require_valid(root)
