@@ -308,6 +308,10 @@ class BranchMoved(UserWarning):
     """The session now continues on a different branch than an agent runs on. The agent stays on its branch."""
 
 
+class TurnAbandoned(UserWarning):
+    """A new message leaves a turn whose process died before its calls were answered. The calls may run again."""
+
+
 def _render_with(error: AgentGitError, value: Any) -> str:
     """Return the HTML of an error and of its plan or report, for a notebook."""
     return f"<p><b>{type(error).__name__}</b>: {escape(str(error))}</p>{value._repr_html_()}"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import sys
-import warnings
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from contextvars import copy_context
@@ -19,6 +17,7 @@ from langgraph.cache.base import BaseCache
 
 from agentgit.agents import inputs
 from agentgit.agents.branch_context import BranchContext, ClientThread, Graph, TurnSettings
+from agentgit.agents.caller_warning import warn_caller
 from agentgit.agents.described_graph import DescribedGraph
 from agentgit.agents.instrumentation import instrumented_copy
 from agentgit.agents.isolation import detached, detached_config, recorders_in, require_not_nested
@@ -242,11 +241,10 @@ class TurnRunner(DescribedGraph):
                 branch.store.sessions.branch(connection, one).name for one in (current_id, branch.branch_id)
             )
             session_name = branch.session(connection).reference
-        warnings.warn(
+        warn_caller(
             f"Session {session_name} now continues on branch {current_name!r}, but this agent runs on {own_name!r}. "
             f"agent.at({current_name!r}) returns an agent at its head.",
             BranchMoved,
-            stacklevel=_stack_level_of_caller(),
         )
 
     def _end(self, turn: Turn, *, completed: bool) -> None:
@@ -380,11 +378,3 @@ class TurnRunner(DescribedGraph):
         turn = self._turn
         with detached(), self._current_span(), turn.unit_of_work.current() if turn is not None else nullcontext():
             yield
-
-
-def _stack_level_of_caller() -> int:
-    """Count the stack frames up to the caller of this package, for a warning that points at the caller."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("agentgit.", "contextlib")):
-        frame, level = frame.f_back, level + 1
-    return level

@@ -287,8 +287,21 @@ class ToolInvocation(Displayable):
             raise InvalidInput(f"Not a tool invocation: {error}. Pass what to_dict() returned.") from error
 
     def __str__(self) -> str:
-        args = ", ".join(f"{key}={short_repr(value)}" for key, value in self.args.items())
-        return f"{self.tool_name}({args})"
+        return call_text(self.tool_name, self.args)
+
+
+def call_text(tool_name: str, args: Mapping[str, Any]) -> str:
+    """Return a call as a line of Python, with abbreviated arguments.
+
+    Args:
+        tool_name: The name of the tool.
+        args: The arguments of the call.
+
+    Example:
+        >>> call_text("pay", {"to": "Ann"})
+        "pay(to='Ann')"
+    """
+    return f"{tool_name}({', '.join(f'{key}={short_repr(value)}' for key, value in args.items())})"
 
 
 def join_errors(error: str | None, verify_error: str | None) -> str | None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import operator
+import warnings
 from typing import Annotated, Any, TypedDict
 
 import backend
 import processes
 import pytest
 from banking import says
+from chats import chatting
 from langchain_core.messages import AIMessage, AnyMessage, ToolMessage
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import BaseTool, tool
@@ -20,6 +22,7 @@ from scripted import GRAPHS, World, call, calls, functional_graph, tool_node_gra
 
 import agentgit
 from agentgit import Fenced, InvalidInput, effect, reversible
+from agentgit.errors import TurnAbandoned
 
 
 @pytest.fixture
@@ -402,3 +405,100 @@ def test_w1_an_interrupted_call_of_a_task_is_not_repeated(repo, world):
     with pytest.raises(Fenced, match=r"repo\.resolve"):
         agent.invoke(None)
     assert len(world.happened("work")) == 1
+
+
+DEAD_TURN = """
+import os, signal
+import agentgit
+from langchain_core.tools import tool
+from test_resumed_turns import DYING_GRAPHS
+
+@tool
+def work(what: str) -> str:
+    "Die at the second call."
+    if what == "y":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "done"
+
+agent = agentgit.open({database!r}).wrap(DYING_GRAPHS[{kind!r}](work), "s")
+agent.invoke({{"messages": [("user", "go")]}}, durability="sync")
+"""
+
+
+def calling_node(work: BaseTool) -> Any:
+    """Build a graph whose node calls a tool twice."""
+
+    def act(state: MessagesState) -> Any:
+        return {"messages": [("ai", work.invoke({"what": "x"}) + work.invoke({"what": "y"}))]}
+
+    return StateGraph(MessagesState).add_node("act", act).add_edge(START, "act").compile()
+
+
+DYING_GRAPHS = {
+    "node": calling_node,
+    "tools": lambda work: tool_node_graph(
+        says(call("work", "c1", what="x"), call("work", "c2", what="y"), "hi", "hi"), [work]
+    ),
+}
+
+
+@pytest.fixture(params=["node", "tools"])
+def dead_turn(request, database, tmp_path):
+    """Kill a process during the second call of a turn, and return the graph, now of a tool that works."""
+    code = DEAD_TURN.format(database=database.url.render_as_string(hide_password=False), kind=request.param)
+    assert processes.run(code, cwd=tmp_path).returncode == -9
+
+    @tool
+    def work(what: str) -> str:
+        """Work."""
+        return "done"
+
+    return DYING_GRAPHS[request.param](work)
+
+
+GREETING = {"messages": [("user", "hello")]}
+
+
+def test_t1_a_new_message_after_a_kill_warns_once_and_names_the_calls_without_an_answer(repo, dead_turn):
+    """T1: the warning names the session, the branch, the calls and the next step, and points at the caller."""
+    agent = repo.wrap(dead_turn, "s")
+    with pytest.warns(TurnAbandoned, match="session s, branch main") as seen:
+        agent.invoke(GREETING)
+    # A node's calls are answered together when it ends; the first call that a model made was answered.
+    named = "work(what='x'), work(what='y')" if "act" in dead_turn.nodes else "work(what='y')"
+    assert f"answered: {named}. " in str(seen[0].message)
+    assert "agent.invoke(None)" in str(seen[0].message)
+    assert seen[0].filename == __file__
+    agent.invoke(GREETING)  # a warning is an error here
+
+
+async def test_t1_the_warning_after_a_kill_can_refuse_the_message(repo, dead_turn):
+    """T1: a filter that makes the warning an error refuses the message, sync and async, and the turn can go on."""
+    agent = repo.wrap(dead_turn, "s")
+    before = [point.id for point in agent.log()]
+    for _ in range(2):
+        with pytest.raises(TurnAbandoned):
+            agent.invoke(GREETING)
+        with pytest.raises(TurnAbandoned):
+            await agent.ainvoke(GREETING)
+    assert [point.id for point in agent.log()] == before
+    agent.invoke(None)
+    agent.invoke(GREETING)
+
+
+def test_t1_a_served_graph_does_not_warn_of_a_killed_turn(repo, dead_turn):
+    """T1: the log of a server stays quiet."""
+    app = repo.graph(dead_turn)
+    assert app.invoke(GREETING, {"configurable": {"thread_id": "s"}})["messages"][-1].type == "ai"
+
+
+def test_t1_the_chat_warns_of_a_killed_turn_in_its_own_words(repo, dead_turn, capsys):
+    """T1: a chat that is given a message after a kill names /continue, not a call of Python."""
+    agent = repo.wrap(dead_turn, "s")
+    with chatting(repo, agent) as chat, warnings.catch_warnings():
+        warnings.simplefilter("default", TurnAbandoned)
+        chat.handle_line("hello")
+    warning, *others = capsys.readouterr().err.splitlines()
+    assert warning.startswith("warning: The last turn of session s, branch main, died before")
+    assert warning.endswith("First continue a turn that died with /continue.")
+    assert others == []

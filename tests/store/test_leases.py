@@ -17,7 +17,7 @@ from sqlalchemy import select, update
 
 import agentgit
 from agentgit import Conflict, InvalidInput, RollbackIncomplete, reversible
-from agentgit.errors import Unavailable
+from agentgit.errors import TurnAbandoned, Unavailable
 from agentgit.store.sql import process
 from agentgit.store.sql.tables import BRANCH, GRAPH_CHECKPOINT, OPERATION
 
@@ -102,7 +102,7 @@ def test_d5_a_turn_with_an_expired_lease_saves_no_more_steps(repo, world):
     agent.run("add chair")
 
     def run():
-        with agentgit.open(backend.url(repo)) as other:
+        with agentgit.open(backend.url(repo)) as other, pytest.warns(TurnAbandoned, match="add"):
             wrapped(other, world).run("look")
 
     def take_over():

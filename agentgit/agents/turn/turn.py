@@ -19,6 +19,7 @@ from sqlalchemy import Connection
 from agentgit.agents import inputs
 from agentgit.agents.branch_context import BranchContext
 from agentgit.agents.inputs import TurnInput
+from agentgit.agents.turn.abandoned_turn import warn_of_abandoned_turn
 from agentgit.agents.turn.checkpoint_tracker import CheckpointTracker
 from agentgit.agents.turn.files import TurnFiles
 from agentgit.agents.turn.recorder import Recorder, message_name
@@ -176,6 +177,7 @@ class Turn:
         read_acquired = store.sessions.queue_acquire(connection, self.branch_id, owner, idle)
         state, acquired = read_state(), read_acquired()
         running_operations: list[int] = []
+        dead_owner = store.sessions.branch(connection, self.branch_id).owner if acquired is None else None
         if state.is_busy:
             running_operations = recover_abandoned(store, connection, session_id)
             state = query_turn_state(connection, store.tenant_id, self.branch_id)()
@@ -196,6 +198,8 @@ class Turn:
             )
         if self.context.needs_world:
             self._require_world_unchanged(connection, branch, state.world_seq)
+        if dead_owner is not None and self.turn_input.is_new and not self.context.must_be_current:
+            warn_of_abandoned_turn(self.context, connection, dead_owner, head_state.unfinished_messages)
         self.files.record_snapshot(connection, branch)
         start = _TurnStart(
             branch,

@@ -8,6 +8,7 @@ import json
 import os
 import shlex
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from pathlib import Path
@@ -18,9 +19,11 @@ from agentgit.cli import output
 from agentgit.cli.chat import slash_commands
 from agentgit.errors import (
     AgentGitError,
+    BranchMoved,
     InvalidInput,
     RollbackBlocked,
     RollbackIncomplete,
+    TurnAbandoned,
 )
 from agentgit.render.text import Span, clean, cut, place, visible
 from agentgit.render.views import conversation
@@ -153,6 +156,22 @@ def _try_history_file(path: Path, operation: Callable[[], None]) -> None:
         output.print_notice(f"Cannot save the history of the chat in {path}: {error.strerror}.")
 
 
+@contextmanager
+def _warnings_as_notices() -> Iterator[None]:
+    """Show the warnings of agentgit in the words of the chat."""
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def show_in_chat(message: Warning | str, *details: Any, **options: Any) -> None:
+            if isinstance(message, BranchMoved | TurnAbandoned):
+                output.print_notice(f"warning: {clean(reword(str(message), CHAT))}")
+            else:
+                show(message, *details, **options)
+
+        warnings.showwarning = show_in_chat
+        yield
+
+
 RunCommand: TypeAlias = "Callable[[Chat, SlashCommand], None]"
 
 
@@ -239,11 +258,12 @@ class Chat:
 
         agent, previous_error = self.agent, self.agent.rollback_error
         previous_id = agent.session.branch().id
-        self._runner.run(
-            self._write_turn(
-                chat_turn.continue_turn(self.agent) if text is None else chat_turn.send_message(self.agent, text)
+        with _warnings_as_notices():
+            self._runner.run(
+                self._write_turn(
+                    chat_turn.continue_turn(self.agent) if text is None else chat_turn.send_message(self.agent, text)
+                )
             )
-        )
         if (current := agent.session.branch()).id not in (previous_id, agent.branch_id):  # a tool requested a rollback
             self.agent = agent.at(current)
             self.show_report()

@@ -1,0 +1,65 @@
+"""The warning about a new message that leaves a turn whose process died."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection
+
+from agentgit.agents.branch_context import BranchContext
+from agentgit.agents.caller_warning import warn_caller
+from agentgit.effects.invocation import UNKNOWN, call_text
+from agentgit.errors import TurnAbandoned
+from agentgit.sessions.messages import unanswered_calls
+
+_MAX_NAMED_CALLS = 5
+"""The maximum number of calls that the warning names."""
+
+
+def warn_of_abandoned_turn(
+    context: BranchContext, connection: Connection, owner: str, unfinished_messages: Sequence[Mapping[str, Any]]
+) -> None:
+    """Warn if a new message leaves calls of a turn without an answer.
+
+    A filter that makes the warning an error ends the transaction, and the turn can still be continued.
+
+    Args:
+        context: The branch.
+        connection: The connection of the transaction that begins the new turn.
+        owner: The owner of the turn whose process died.
+        unfinished_messages: The AI message whose tool calls have no result, and the results that exist.
+    """
+    calls = _unanswered(context, connection, owner, unfinished_messages)
+    if not calls:
+        return
+    named = ", ".join(calls[:_MAX_NAMED_CALLS]) + (", …" if len(calls) > _MAX_NAMED_CALLS else "")
+    warn_caller(
+        f"The last turn of session {context.session(connection).reference}, branch {context.row(connection).name}, "
+        f"died before these calls were answered: {named}. This message begins another turn, which may make them "
+        "again. First continue a turn that died with agent.invoke(None).",
+        TurnAbandoned,
+    )
+
+
+def _unanswered(
+    context: BranchContext, connection: Connection, owner: str, unfinished_messages: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    """List the calls that have no answer.
+
+    A call that no message requested is answered when its node ends, which the conversation does not show.
+    """
+    ids = unanswered_calls(unfinished_messages)
+    requested = unfinished_messages[0]["tool_calls"] if ids else ()
+    journal = context.store.journal
+    recorded = journal.invocations(
+        connection, [row.id for row in journal.calls_of_turn(connection, context.branch_id, owner)]
+    )
+    return [
+        *(call_text(call["name"], call["args"]) for call in requested if call["id"] in ids),
+        *(
+            str(call)
+            for call in recorded.values()
+            if call.tool_call_id not in ids and (call.tool_call_id is None or call.status == UNKNOWN)
+        ),
+    ]
