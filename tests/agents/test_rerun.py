@@ -1,13 +1,14 @@
 """A rerun puts the recorded inputs of a branch into a graph again, and no tool acts on the world."""
 
 import asyncio
+import contextlib
 import signal
 from typing import TypedDict
 
 import faults
 import points
 import pytest
-from langchain_core.messages import HumanMessage
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.tools import tool
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.store.memory import InMemoryStore
@@ -21,12 +22,15 @@ from agentgit import (
     InvalidInput,
     NotAllowed,
     NotFound,
+    PromptChanged,
     RerunDiverged,
     RollbackBlocked,
     RollbackIncomplete,
     Simulated,
     effect,
 )
+from agentgit.demo import ScriptedModel
+from agentgit.testing import RecordedModel
 
 OWN_IDS = ("in_a_called_graph", "in_a_graph_without_memory", "in_a_tool", "with_middleware")
 """The graphs in which messages get random ids from a graph that the node's code calls, or from the model."""
@@ -283,6 +287,57 @@ def test_an_input_that_the_new_graph_does_not_take_is_refused_before_anything_ru
     with pytest.raises(InvalidInput, match=r"turn 1.*has no item.*Order\(item: str\).*Wish\(wish: str\)"):
         agent.rerun(build(Wish))
     assert [branch.name for branch in agent.session.branches()] == ["main"]
+
+
+@pytest.mark.parametrize("way", ["node", "retry", "fallback"])
+def test_r3_a_graph_that_catches_errors_does_not_hide_a_changed_prompt(repo, way):
+    """R3: the rerun stops at the first request that differs, also if the graph catches the error and goes on."""
+    asked = []
+
+    def answer(messages):
+        asked.append(messages)
+        return AIMessage("hi")
+
+    def chatting(model, prompt):
+        def chat(state):
+            with contextlib.suppress(Exception):
+                return {"messages": [model.invoke([SystemMessage(prompt), *state["messages"]])]}
+            return {"messages": [AIMessage("hi")]}
+
+        return StateGraph(MessagesState).add_node(chat).add_edge(START, "chat").compile()
+
+    agent = repo.wrap(chatting(ScriptedModel(rule=answer), "Be brief."), "s")
+    agent.run("one")
+    agent.run("two")
+    model = RecordedModel(agent)
+    if way == "retry":
+        model = model.with_retry(stop_after_attempt=2, wait_exponential_jitter=False)
+    elif way == "fallback":
+        model = model.with_fallbacks([ScriptedModel(rule=answer)])
+    with pytest.raises(PromptChanged, match="another system prompt") as changed:
+        agent.rerun(chatting(model, "Be kind."))
+    assert (changed.value.report.status, changed.value.report.turns) == ("diverged", 1)
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize("options", [{"on_miss": "stop"}, {"max_calls": 5}])
+def test_r2_a_node_that_catches_errors_does_not_hide_that_the_rerun_stopped(repo, world, options):
+    """R2: no call is answered after the first one that stops the rerun, although the node goes on."""
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    agent.run("add chair")
+    add, answers = world.tool("add"), []
+
+    def act(state):
+        for number in range(20):
+            with contextlib.suppress(Exception):
+                answers.append(add.invoke({"item": f"lamp {number}"}))
+        return {}
+
+    graph = StateGraph(MessagesState).add_node(act).add_edge(START, "act").compile()
+    with pytest.raises(RerunDiverged) as stopped:
+        agent.rerun(graph, effects=world.effects(), **options)
+    assert (stopped.value.report.status, len(answers)) == ("diverged", options.get("max_calls", 0))
+    assert world.items == ["chair"]
 
 
 def test_a_model_that_never_stops_reaches_a_limit(repo, world):

@@ -18,6 +18,7 @@ from langgraph.types import CachePolicy, Command, RetryPolicy
 from scripted import World, call, calls, obedient, scripted, tool_node_graph
 
 from agentgit import Conflict
+from agentgit.testing import RecordedModel
 
 
 def said(text):
@@ -117,6 +118,25 @@ def test_r1_a_middleware_that_asks_a_person(repo, world):
     require_same(agent, again)
     assert "too dear" in [message.content for message in again.messages()][2]
     assert world.items == ["table"]
+
+
+def test_r1_parallel_calls_with_equal_results_stay_apart(repo):
+    """R1: each call of a message has its own answer, also if all answers have the same text."""
+
+    @tool
+    def send(to: str) -> str:
+        """Send a letter."""
+        return "sent"
+
+    def graph(model):
+        return create_agent(model, tools=[send])
+
+    three = calls(*(call("send", to=name) for name in ("ann", "bob", "cy")))
+    agent = repo.wrap(graph(scripted(three, "done")), "s", effects={"send": "irreversible"})
+    agent.run("go")
+    for again in (agent.rerun(), agent.rerun(graph(RecordedModel(agent)))):
+        require_same(agent, again)
+        assert len({message.id for message in again.messages()}) == 6
 
 
 @pytest.mark.parametrize("policy", ["record", "live"])

@@ -21,7 +21,7 @@ from agentgit.agents.turn.recorded_results import UnreadableResult, rebuild_resu
 from agentgit.effects import ToolInvocation
 from agentgit.effects.effects import NEUTRAL
 from agentgit.effects.invocation import FAILED, SIMULATED, UNKNOWN, identity
-from agentgit.errors import InvalidInput, RerunDiverged
+from agentgit.errors import AgentGitError, InvalidInput, RerunDiverged
 from agentgit.rollback import awaiter_for_current_loop
 from agentgit.rollback.verification import await_result
 from agentgit.sessions.rerun import FUNCTION, LIVE, RECORD, TOLD, VALUE, RecordedCall, RerunCall
@@ -112,6 +112,8 @@ class Answers:
         """The calls so far, in order."""
         self.turn = 1
         """The number of the turn that runs."""
+        self.stopped: AgentGitError | None = None
+        """Why the rerun stopped; None if it runs. The graph may catch the error, and go on."""
 
     def _key(self, call: ToolInvocation) -> str:
         effects = self._settings.effects
@@ -136,6 +138,22 @@ class Answers:
             call if (near := nearest.get(id(call))) is None else replace(call, nearest_id=near.id)
             for call in self.calls
         ]
+
+    # -- the first divergence
+
+    def stop(self, error: AgentGitError) -> None:
+        """Refuse all later calls of tools and models. The first error counts."""
+        with self._lock:
+            self.stopped = self.stopped or error
+
+    def require_running(self) -> None:
+        """Check that the rerun has not stopped.
+
+        Raises:
+            RerunDiverged, PromptChanged: It has.
+        """
+        if self.stopped is not None:
+            raise self.stopped
 
     # -- one call
 

@@ -16,7 +16,7 @@ from agentgit.agents.turn.running_turn import RunningTurn
 from agentgit.effects import ToolInvocation
 from agentgit.effects.invocation import SIMULATED
 from agentgit.effects.memory import MEMORY_TOOLS
-from agentgit.errors import RerunDiverged
+from agentgit.errors import PromptChanged, RerunDiverged
 
 
 class RerunSimulation:
@@ -55,6 +55,32 @@ class RerunInterceptor(CallInterceptor):
     def __init__(self, turn: RunningTurn, answers: Answers) -> None:
         super().__init__(turn)
         self._answers = answers
+
+    def authorize(self, request: RequestedCall) -> AdmittedCall:
+        """Answer a call, or admit it if it changes nothing outside the rerun.
+
+        Raises:
+            RerunDiverged, PromptChanged: The rerun has stopped, now or before.
+        """
+        self._answers.require_running()
+        try:
+            return super().authorize(request)
+        except RerunDiverged as error:
+            self._answers.stop(error)
+            raise
+
+    def authorize_model(self) -> None:
+        """Admit a call of a model.
+
+        Raises:
+            RerunDiverged, PromptChanged: The rerun has stopped.
+        """
+        self._answers.require_running()
+
+    def on_model_error(self, error: BaseException) -> None:
+        """Stop the rerun if a recorded model was asked something else."""
+        if isinstance(error, PromptChanged):
+            self._answers.stop(error)
 
     def _admit(self, request: RequestedCall) -> AdmittedCall:
         if request.intent.tool_name in MEMORY_TOOLS:  # the store of a rerun keeps its writes to itself

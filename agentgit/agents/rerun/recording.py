@@ -1,4 +1,4 @@
-"""What a branch has recorded, as a rerun reads it: the inputs of its turns, its calls, and a person's answers."""
+"""The record of a branch, as a rerun reads it: the inputs of its turns, its calls, and a person's answers."""
 
 from __future__ import annotations
 
@@ -249,12 +249,14 @@ class RecordedIds:
         if all(message.id is not None for message in messages):
             return messages
         present = {message.id for message in [*convert_to_messages(left or []), *messages]}
+        named: list[Any] = []
         for message in messages:
-            if message.id is None:
-                ids = (one for one in self._ids.get(content_key(message), ()) if one not in present)
-                message.id = next(ids, None)
-                present.add(message.id)
-        return messages
+            ids = self._ids.get(content_key(message), ()) if message.id is None else ()
+            recorded_id = next((one for one in ids if one not in present), None)
+            present.add(recorded_id)
+            # The original keeps no id: a conditional edge reads it before the messages of parallel tasks are there.
+            named.append(message if recorded_id is None else message.model_copy(update={"id": recorded_id}))
+        return named
 
 
 def content_key(message: BaseMessage) -> bytes:
@@ -276,7 +278,7 @@ def content_of(value: Any) -> Any:
 def _content(message: BaseMessage) -> dict[str, Any]:
     fields: dict[str, Any] = {"type": message.type, "content": message.content, "name": message.name}
     if isinstance(message, ToolMessage):
-        fields["status"] = message.status
+        fields |= {"status": message.status, "artifact": message.artifact}
     if isinstance(message, AIMessage):
         fields["calls"] = [(call["name"], call["args"]) for call in message.tool_calls]
     return fields

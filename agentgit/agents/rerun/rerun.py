@@ -228,6 +228,7 @@ class Rerun:
             yield
         except Exception as error:  # noqa: BLE001  # any error of a graph is part of the report
             self._error = error
+        self._error = self._answers.stopped or self._error  # the graph may have caught it
 
     def _inputs(self) -> Iterator[Any]:
         """Yield what to run the graph with, one after the other; each has run when the next one is requested."""

@@ -122,6 +122,12 @@ class CallInterceptor:
             attempt.fail(error)
             raise
 
+    def authorize_model(self) -> None:
+        """Admit a call of a model."""
+
+    def on_model_error(self, error: BaseException) -> None:
+        """Handle the error of a model."""
+
     def _with_key(self, request: RequestedCall, slot: Slot) -> RequestedCall:
         """Return a call with the idempotency key of its slot."""
         key = call_key(request.intent.branch_id, request.requester, slot.name, request.intent.tool_name)

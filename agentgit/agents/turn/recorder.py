@@ -105,12 +105,14 @@ class Recorder(BaseCallbackHandler):
         invocation_params: Any = None,
         **_: Any,
     ) -> None:
+        self.interceptor.authorize_model()
         with self._lock:
             is_in_tool = self._enclosing_call(parent_run_id) is not None
         self.model_calls.begin(run_id, messages[0], invocation_params, is_in_tool=is_in_tool)
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
         self.model_calls.discard(run_id)
+        self.interceptor.on_model_error(error)
 
     def on_llm_end(self, response: Any, *, run_id: UUID, **_: Any) -> None:
         self.model_calls.end(run_id, response)
