@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated
 
@@ -34,6 +35,12 @@ def serve(
         typer.Option(metavar="MODULE:GRAPH", help="Your compiled graph, to edit a message on a page and run it again."),
     ] = None,
     effects: chat.Effects = None,
+    workspace: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SESSION=DIR", help="A session, and the folder whose files are rolled back with it; repeatable."
+        ),
+    ] = None,
     host: Annotated[str, typer.Option(metavar="HOST", help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(metavar="PORT", min=0, max=65535, help="The port to listen on; 0 means any free port.")
@@ -78,7 +85,7 @@ def serve(
     with repository(db, trust=trust) as repo:
         server_module.serve(
             repo,
-            graph=_served_graph(repo, graph, effects),
+            graph=_served_graph(repo, graph, effects, workspace or ()),
             host=host,
             port=port,
             accounts=accounts,
@@ -93,21 +100,30 @@ def serve(
         )
 
 
-def _served_graph(repo: Repository, graph: str | None, effects: str | None) -> RollbackGraph | None:
-    """Return the named graph for the sessions of a repository.
+def _served_graph(
+    repo: Repository, graph: str | None, effects: str | None, workspaces: Sequence[str]
+) -> RollbackGraph | None:
+    """Return the named graph for the sessions of a repository, after wrapping it for those that have a workspace.
 
     Raises:
-        InvalidInput: Effects are given without a graph.
-        NotFound: The graph or the effects cannot be imported.
+        InvalidInput: Effects or a workspace are given without a graph, or a workspace is not `SESSION=DIR`.
+        NotFound: The graph or the effects cannot be imported, or there is no such session.
     """
     if graph is None:
-        if effects is not None:
-            raise InvalidInput("--effects are those of the tools of a graph. Name it too: --graph MODULE:GRAPH")
+        for option, given in (("--effects", effects), ("--workspace", workspaces)):
+            if given:
+                raise InvalidInput(f"{option} is for the tools of a graph. Name it too: --graph MODULE:GRAPH")
         return None
     from agentgit.agents import user_modules  # imported late, because loading LangGraph takes a second
 
     import_from_here()
-    return repo.graph(user_modules.graph_in(graph), effects=user_modules.value_in(effects) if effects else None)
+    loaded, declared = user_modules.graph_in(graph), user_modules.value_in(effects) if effects else None
+    for text in workspaces:
+        session, _, folder = text.partition("=")
+        if not session or not folder:
+            raise InvalidInput(f"--workspace names a session and its folder, like support-42=work, not {text!r}.")
+        repo.wrap(loaded, repo.session(session).reference, effects=declared, workspace=folder)
+    return repo.graph(loaded, effects=declared)
 
 
 def mcp(

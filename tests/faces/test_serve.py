@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -10,9 +11,11 @@ from pathlib import Path
 
 import command_line
 import httpx
+import processes
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from file_tools import Desk
 from web_servers import story
 from web_visitors import fields_of
 
@@ -76,12 +79,16 @@ def test_u3_serve_with_a_graph_edits_a_message_and_runs_it_again(tmp_path):
         assert (lamp.tool_name, lamp.effect) == ("create_order", "reversible")
 
 
-def test_u3_serve_refuses_effects_without_a_graph_and_a_graph_that_does_not_exist(tmp_path):
-    """Bad input: --effects needs --graph, and a graph that cannot be imported is named."""
+def test_u3_serve_refuses_effects_without_a_graph_and_a_graph_that_does_not_exist(tmp_path, monkeypatch):
+    """Bad input: --effects and --workspace need --graph, and a graph, session or folder that is wrong is named."""
+    monkeypatch.chdir(tmp_path)
     agentgit.open(tmp_path / "agentgit.db").close()
     for words, code, part in (
         (["--effects", "agentgit.demo:EFFECTS"], 2, "--graph MODULE:GRAPH"),
         (["--graph", "agentgit.demo:nothing"], 3, "agentgit.demo:nothing"),
+        (["--workspace", "notes=work"], 2, "--graph MODULE:GRAPH"),
+        (["--graph", "agentgit.demo:build", "--workspace", "work"], 2, "like support-42=work, not 'work'"),
+        (["--graph", "agentgit.demo:build", "--workspace", "nobody=work"], 3, "nobody"),
     ):
         _, said, ended = command_line.run("serve", "--db", str(tmp_path / "agentgit.db"), *words)
         assert (ended, part in said) == (code, True)
@@ -147,3 +154,42 @@ def test_d6_the_package_folder_contains_templates_and_static_files():
     vendor = folder / "static" / "vendor"
     assert {file.name for file in vendor.iterdir()} == {"README.md", "htmx.js", "idiomorph.js"}
     assert "Zero-Clause BSD" in (vendor / "README.md").read_text()
+
+
+DESK = """
+from pathlib import Path
+from file_tools import Desk
+
+GRAPH = Desk(Path("work")).graph()
+"""
+
+
+def test_u3_a_rollback_on_a_page_brings_back_the_files_of_a_session_with_a_workspace(tmp_path):
+    """U3: `serve --workspace SESSION=DIR` restores the files of that session, which another process has written."""
+    (tmp_path / "desk.py").write_text(DESK)
+    desk = Desk(tmp_path / "work")
+    with agentgit.open(tmp_path / "agentgit.db") as repo:
+        agent = repo.wrap(desk.graph(), "notes", workspace=desk.root)
+        agent.run("write a.txt first")
+        agent.run("write a.txt second")
+        session_id = agent.session.id
+    command = [
+        sys.executable, "-m", "agentgit", "serve", "--port", "0", "--db", "agentgit.db",
+        "--graph", "desk:GRAPH", "--workspace", "notes=work",
+    ]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(processes.PATHS)}
+    with (
+        subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment) as server,  # noqa: S603  # our own
+        httpx.Client(follow_redirects=True, timeout=120) as client,
+    ):
+        try:
+            found = re.search(r"http://127\.0\.0\.1:\d+/enter\?token=\S+", server.stderr.readline())
+            door, at = client.get(found[0]).url, f"/sessions/{session_id}/rollback"
+            page = client.get(door.join(at), params={"to": "main#2"})
+            assert "a.txt" in page.text
+            form = fields_of(page)
+            shown = client.post(door.join(at), data=form, headers={"origin": str(door.join("/"))[:-1]})
+            assert shown.status_code == 200
+        finally:
+            server.terminate()
+    assert desk.files == {"a.txt": "first"}
