@@ -281,7 +281,7 @@ class Branching(SessionAccess):
         point = self._current_point(connection, branch, snapshot)
         if head is not None and (branch.status == RUNNING or _is_at_head(head, point)):
             return head
-        label = Label(kind="after", user_id=self.context.user.id)
+        label = Label(kind="after" if point.graph_checkpoint_id else "branch", user_id=self.context.user.id)
         return self._load_checkpoint(
             connection, self.context.store.checkpoints.add(connection, branch.id, point, label)
         )

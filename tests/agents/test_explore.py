@@ -596,3 +596,10 @@ def test_w10_leaves_are_compared_best_first(repo):
     assert (len(pair.removed_calls), len(pair.added_calls)) == (1, 0)
     with pytest.raises(NotFound, match="has a score"):
         _ = agent.explore(["hi"]).best
+
+
+def test_w10_the_branch_that_explores_an_empty_session_does_not_begin_after_a_turn(repo):
+    """W10: no turn has taken place at the checkpoint that an exploration of an empty session starts from."""
+    agent = repo.wrap(tool_node_graph(Counting().model(), []), "empty")
+    agent.explore(["hello"], 2)
+    assert agent.log().get("main#1").metadata["kind"] == "branch"
