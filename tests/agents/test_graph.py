@@ -1,6 +1,7 @@
 """A graph of `repo.graph` is a LangGraph graph whose threads are sessions, and whose older checkpoints roll back."""
 
 import asyncio
+import copy
 import inspect
 import itertools
 import threading
@@ -593,3 +594,14 @@ def test_it_refuses_to_be_a_node(app):
     outer = StateGraph(MessagesState).add_node("inner", app).add_edge(START, "inner").compile()
     with pytest.raises(InvalidInput, match="node of another graph"):
         outer.invoke(said("hello"))
+
+
+def test_g1_a_copy_runs_and_a_deep_copy_runs_neither_with_nor_without_agentgit(repo):
+    """G1: what docs/serve.md says of `copy.deepcopy`; it can go when LangGraph's compiled graphs can be deep-copied."""
+    plain = tool_node_graph(obedient(), [])
+    app, thread, greeting = repo.graph(plain), {"configurable": {"thread_id": "t"}}, {"messages": [("user", "hello")]}
+    assert app.copy().invoke(greeting, thread)["messages"][-1].type == "ai"
+    with pytest.raises(InvalidUpdateError):
+        copy.deepcopy(plain).invoke(greeting)
+    with pytest.raises(TypeError):
+        copy.deepcopy(app)
