@@ -419,7 +419,7 @@ class Journal:
             skip: The number of calls to skip, as for `track`.
         """
         track = self._load_track(connection, parts, skip)
-        return [_replace_run(call, runs.get(_original_id(row), row)) for row, call in track]
+        return [_replace_run(row, call, runs.get(_original_id(row), row)) for row, call in track]
 
     def newest_runs(self, connection: Connection, session_id: int) -> Mapping[int, Row[Any]]:
         """Read the runs of a session that a track shows in place of recorded calls, by the ids of the first runs.
@@ -642,14 +642,17 @@ NEWEST_REDOS = (
     )
     .group_by(TOOL_INVOCATION.c.replay_of)
 )
-"""The ids of the newest runs of the calls of a session that ran again. A failed run changed nothing."""
+"""The ids of the newest runs of the calls of a session that ran again. A failed run changed nothing.
+
+A query with these ids does not name the session itself, so that SQLite looks the ids up instead of reading all calls.
+"""
 
 _ANSWERING = select(TOOL_INVOCATION.c.replay_of).where(
     *_of_session, TOOL_INVOCATION.c.replay_of.is_not(None), TOOL_INVOCATION.c.kind == REPLAY
 )
 _SELECT_NEWEST_RUNS = CompiledStatement(
     select(TOOL_INVOCATION).where(
-        *_of_session,
+        TOOL_INVOCATION.c.tenant_id == bindparam("tenant"),
         TOOL_INVOCATION.c.id.in_(union_all(NEWEST_REDOS, _ANSWERING)),
         or_(TOOL_INVOCATION.c.kind == REDO, TOOL_INVOCATION.c.status != DONE),
     )
@@ -740,14 +743,18 @@ def _original_id(row: Row[Any]) -> int:
     return int((row.replay_of if row.kind == REPLAY and row.status != FAILED else None) or row.id)
 
 
-def _replace_run(call: ToolInvocation, run: Row[Any]) -> ToolInvocation:
-    """Return a run as the call at a place on a track."""
-    if run.id == call.id:
+def _replace_run(row: Row[Any], call: ToolInvocation, run: Row[Any]) -> ToolInvocation:
+    """Return what a track shows in place of a call: a run of it; for an answer from the record, of what it repeats."""
+    ran_since = run.kind == REDO and (row.kind != REPLAY or run.id > row.id)
+    if run.id == row.id or (run.status == DONE and not ran_since):
         return call
-    replacement = _invocation_from_row(run, run.internal_session_id, call.position, runs=1)
-    if run.kind != REDO:
-        replacement = replace(replacement, kind=REPLAY, replay_of=run.id)
-    return replace(replacement, internal_session_id=call.internal_session_id, tool_call_id=call.tool_call_id)
+    return replace(
+        _invocation_from_row(run, run.internal_session_id, call.position, runs=1),
+        internal_session_id=call.internal_session_id,
+        tool_call_id=call.tool_call_id,
+        kind=REDO if ran_since else REPLAY,
+        replay_of=_original_id(row),
+    )
 
 
 def _invocation_from_row(row: Row[Any], branch_id: int, position: int, runs: int) -> ToolInvocation:

@@ -111,7 +111,7 @@ def _calls(*conditions: Any) -> Select[Any]:
 _SELECT_CALLS = CompiledStatement(_calls())
 _SELECT_REDO_STATUSES = CompiledStatement(
     select(TOOL_INVOCATION.c.replay_of, TOOL_INVOCATION.c.status).where(
-        *_of_session, TOOL_INVOCATION.c.id.in_(NEWEST_REDOS)
+        TOOL_INVOCATION.c.tenant_id == bindparam("tenant"), TOOL_INVOCATION.c.id.in_(NEWEST_REDOS)
     )
 )
 
