@@ -17,6 +17,7 @@ from agentgit.errors import AgentGitError, Conflict, Corrupt, InvalidInput, NotF
 from agentgit.handles.context import BranchRef, SessionAccess
 from agentgit.handles.rollbacks import point_key
 from agentgit.rollback.crash_recovery import mark_interrupted
+from agentgit.rollback.request import require_request_id
 from agentgit.sessions import InternalSession
 from agentgit.sessions.session import RUNNING
 from agentgit.store.audit.trail import record_event
@@ -240,6 +241,7 @@ class Branching(SessionAccess):
         to: CheckpointRef | GraphPoint | None,
         name: str | None,
         snapshot: SnapshotRef | None,
+        request_id: str | None = None,
     ) -> int:
         """Create a branch from another one, and return its id.
 
@@ -248,20 +250,29 @@ class Branching(SessionAccess):
             to: The checkpoint to fork from; None is the branch's current point.
             name: The name of the new branch; None for the next free one.
             snapshot: The current files of the workspace, if `to` is None.
+            request_id: The caller's id for this fork; None for none.
 
         Raises:
             NotFound, Ambiguous, InvalidInput, Conflict: As for `Session.fork`.
         """
+        require_request_id(request_id)
 
         def create_fork(connection: Connection) -> int:
             source = self.context.store.sessions.branch(connection, branch_id)
             session = self.context.lookup.session(connection, source.external_session_id, EDITOR)
             self.context.store.sessions.lock(connection, session.id)
+            operations = self.context.store.operations
+            earlier = operations.find_by_request_id(connection, session.id, request_id) if request_id else None
+            if earlier is not None:
+                if earlier.kind != "fork":
+                    raise InvalidInput(f"request_id {request_id!r} was used for a {earlier.kind}; use another one.")
+                return int(earlier.internal_session_id)
             if to is None:
                 target = self.ensure_checkpoint(connection, branch_id, snapshot)
             else:
                 target = self.context.lookup.target(connection, session, source, to)[0]
-            return self.context.engine().fork(connection, target, name, branch_id, self.context.user.id)
+            user_id = self.context.user.id
+            return self.context.engine().fork(connection, target, name, branch_id, user_id, request_id=request_id)
 
         return self.context.store.database.write(create_fork, durable=True)
 

@@ -344,7 +344,13 @@ class Session(SessionReader):
         return self._rollbacks.operation(ids[1])
 
     def fork(
-        self, to: CheckpointRef | None = None, *, branch: BranchRef = None, name: str | None = None, files: bool = True
+        self,
+        to: CheckpointRef | None = None,
+        *,
+        branch: BranchRef = None,
+        name: str | None = None,
+        files: bool = True,
+        request_id: str | None = None,
     ) -> RollbackReport:
         """Create a branch without changing the world. The session stays on its branch until someone switches.
 
@@ -353,6 +359,7 @@ class Session(SessionReader):
             branch: The branch to fork; None is the current one.
             name: The name of the new branch; None for the next free one, like `main-2`.
             files: False to fork without a snapshot of the workspace's current files.
+            request_id: Your own id for this fork. A second fork with the same id returns the same branch.
 
         Returns:
             The report, with the name of the new branch.
@@ -364,7 +371,7 @@ class Session(SessionReader):
         """
         branch_row = self._access.read_branch(branch, EDITOR)
         snapshot = self._branching.take_snapshot("fork") if files and to is None else None
-        return self._rollbacks.report(self._branching.fork(branch_row.id, to, name, snapshot), kind="fork")
+        return self._rollbacks.report(self._branching.fork(branch_row.id, to, name, snapshot, request_id), kind="fork")
 
     def rewind_files(
         self, restore_point: CheckpointRef, *, branch: BranchRef = None, force: bool = False

@@ -282,6 +282,7 @@ class RollbackEngine:
         user_id: int,
         snapshot: SnapshotRef | None = None,
         meta: Mapping[str, Any] | None = None,
+        request_id: str | None = None,
     ) -> int:
         """Create a branch at a checkpoint without changing the world, and return its id.
 
@@ -293,6 +294,7 @@ class RollbackEngine:
             user_id: The id of the user who asks for it.
             snapshot: The files of the new branch; None for the current files.
             meta: The metadata of the new branch; None for none.
+            request_id: The caller's id for this fork; None for none.
         """
         self.store.sessions.lock(connection, target.external_session_id)
         self.starter.require_checkpoint_exists(connection, target, f"{target.branch_name}#{target.number}")
@@ -307,7 +309,7 @@ class RollbackEngine:
             source_id=source_id,
             target_id=target.id,
             branch_id=branch_id,
-            request_id=None,
+            request_id=request_id,
             request={"accepted": sorted(self.planner.accepted_ids(connection, parent.id)), "steps": []},
         )
         self.store.operations.record_done(connection, new_operation)

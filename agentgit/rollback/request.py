@@ -69,8 +69,7 @@ class Request:
         require_one_of("replay", self.replay, REPLAY_MODES)
         require_one_of("on_error", self.on_error, ON_ERROR)
         require_one_of("on_drift", self.on_drift, ON_ERROR)
-        if self.request_id is not None and not _is_valid_request_id(self.request_id):
-            raise InvalidInput(f"request_id must be a printable string of 1 to 64 characters, not {self.request_id!r}.")
+        require_request_id(self.request_id)
         if not self.conversation:
             self._require_world_only()
         if self.replay == EXECUTE and self.tools in ("keep", "reversible"):
@@ -139,5 +138,15 @@ def require_one_of(name: str, value: Any, modes: tuple[str, ...]) -> None:
         raise InvalidInput(f"{name} must be {', '.join(map(repr, modes[:-1]))} or {modes[-1]!r}, not {value!r}.")
 
 
-def _is_valid_request_id(request_id: Any) -> bool:
-    return isinstance(request_id, str) and 0 < len(request_id) <= 64 and request_id.isprintable()
+def require_request_id(request_id: Any) -> None:
+    """Check that a value can be the id of a request.
+
+    Args:
+        request_id: The value; None for no id.
+
+    Raises:
+        InvalidInput: It cannot.
+    """
+    if request_id is None or (isinstance(request_id, str) and 0 < len(request_id) <= 64 and request_id.isprintable()):
+        return
+    raise InvalidInput(f"request_id must be a printable string of 1 to 64 characters, not {request_id!r}.")

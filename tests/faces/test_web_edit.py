@@ -24,6 +24,31 @@ from agentgit.web import app
 __all__ = ["ada", "quick_passwords", "repo", "told"]  # the fixtures
 
 
+def test_u3_a_fork_form_that_is_sent_twice_makes_one_branch(ada, repo):
+    """U3: a double click or a reload without scripts forks once; a new form, or a changed one, forks again."""
+    session = repo.session("support-42")
+    at, before = f"/sessions/{session.id}", len(session.branches())
+    page = ada.get(f"{at}?at={session.get_checkpoint('main#2').id}")
+    first, second = (ada.post(page, f"{at}/fork", name="").url for _ in range(2))
+    assert first == second
+    assert len(session.branches()) == before + 1
+    ada.post(page, f"{at}/fork", name="changed")
+    ada.post(ada.get(page.url.raw_path.decode()), f"{at}/fork", name="")
+    assert len(session.branches()) == before + 3
+
+
+def test_u3_a_fork_with_the_id_of_an_earlier_one_returns_its_branch(repo):
+    """U3: what the pages rely on; the id of a rollback is refused."""
+    session = repo.session("support-42")
+    branch = session.fork("main#2", request_id="a").branch
+    assert session.fork("main#2", request_id="a").branch == branch != session.fork("main#2", request_id="b").branch
+    session.rollback("main#2", request_id="c", force=True)
+    with pytest.raises(InvalidInput, match="used for a rollback"):
+        session.fork("main#2", request_id="c")
+    with pytest.raises(InvalidInput, match="printable string"):
+        session.fork("main#2", request_id="")
+
+
 def test_u3_forms_fork_rename_and_tag_in_place(ada, repo):
     """U3: the session page forks, renames a branch and a checkpoint, and tags, and shows the result at once."""
     session = repo.session("support-42")

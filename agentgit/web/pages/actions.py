@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from hashlib import sha256
 from typing import Annotated, Any
 from uuid import uuid4
 
@@ -35,9 +36,13 @@ def _show_branch(visit: Visitor, session_id: int, branch: str) -> Response:
 
 
 @router.post("/fork", dependencies=[Depends(require_same_site)])
-def fork(visit: Visit, session_id: Id, ref: Text, name: Name = "") -> Response:
-    """Create a branch that starts at a checkpoint, and show it."""
-    report = visit.repo.session(session_id).fork(parse_checkpoint_ref(ref), name=name or None)
+def fork(visit: Visit, session_id: Id, ref: Text, name: Name = "", form_id: Text = "") -> Response:
+    """Create a branch that starts at a checkpoint, and show it. A form that is sent twice makes one branch.
+
+    A form that was sent, changed and sent again makes another one.
+    """
+    request_id = f"web-{sha256(repr((form_id, ref, name)).encode()).hexdigest()[:32]}" if form_id else None
+    report = visit.repo.session(session_id).fork(parse_checkpoint_ref(ref), name=name or None, request_id=request_id)
     return _show_branch(visit, session_id, report.branch)
 
 

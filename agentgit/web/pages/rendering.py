@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from functools import cache, partial
 from typing import Any
 from urllib.parse import urlencode
+from uuid import uuid4
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -162,6 +163,7 @@ def templates() -> Environment:
         "query": query,
         "is_link": is_link,
         "kinds": KINDS,
+        "new_id": lambda: uuid4().hex,
         "version": agentgit.__version__,
     }
     environment.filters |= {

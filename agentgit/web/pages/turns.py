@@ -40,7 +40,6 @@ OUTCOMES = {
     REVERSED: ("undone", "undone"),
     REVERSE_FAILED: ("could not be undone", "bad"),
     REVERSE_UNKNOWN: ("undo unknown", "bad"),
-    SIMULATED: ("simulated", "simulated"),
 }
 """The outcome of a call in each status, and the CSS class of its chip."""
 
