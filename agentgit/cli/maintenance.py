@@ -12,7 +12,7 @@ import typer
 
 from agentgit.cli import output, references
 from agentgit.cli.completion import complete_session
-from agentgit.cli.options import AsJson, DatabaseOption, OfBranch, Session, Yes, repository
+from agentgit.cli.options import AsJson, DatabaseOption, OfBranch, Price, Session, Yes, parse_prices, repository
 from agentgit.cli.output import bar
 from agentgit.errors import Corrupt, InvalidInput
 from agentgit.render.text import clean, place
@@ -51,14 +51,6 @@ Size = Annotated[
     str | None,
     typer.Option(
         "--max-size", metavar="SIZE", help="The maximum space that the session takes, like 20MB; 0 means no limit."
-    ),
-]
-Price = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--price",
-        metavar="MODEL=IN,OUT",
-        help="The price of a million tokens, as IN,OUT or IN,OUT,CACHED,INTO_CACHE; repeatable.",
     ),
 ]
 
@@ -227,7 +219,7 @@ def stats(
     as_json: AsJson = False,
 ) -> None:
     """Count checkpoints, calls, rollbacks, reversals and tokens."""
-    prices = dict(map(_parse_price, price)) if price else None
+    prices = parse_prices(price)
     with repository(db) as repo:
         if every and session_ref is not None:
             raise InvalidInput("--all counts all sessions. Leave out the session.")
@@ -237,14 +229,3 @@ def stats(
             session, branch = references.parse_session(repo, session_ref)
             result = session.stats(branch=branch, prices=prices, storage=storage)
         output.emit(as_json, result.to_dict, lambda width: drawn.stats_lines(result, width=width, zone=output.zone()))
-
-
-def _parse_price(text: str) -> tuple[str, list[float]]:
-    model, _, numbers = text.rpartition("=")
-    try:
-        price = [float(number) for number in numbers.split(",")]
-    except ValueError:
-        price = []
-    if not model or len(price) < 2:
-        raise InvalidInput(f"{text!r} is not a price. Give the price of a million tokens: --price m=1.25,10")
-    return model, price

@@ -140,9 +140,42 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmat
 TIME_HELP = "like 2026-11-21 or '2026-11-21 14:30' in this machine's zone, or 5m, 2h or 3d ago."
 """The end of the help of an option whose value `parse_time` parses."""
 
+Price = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--price",
+        metavar="MODEL=IN,OUT",
+        help="The price of a million tokens, as IN,OUT or IN,OUT,CACHED,INTO_CACHE; repeatable.",
+    ),
+]
+
 Limit = Annotated[
     int | None, typer.Option("--limit", "-n", min=1, help="The number of newest results to show; by default all.")
 ]
+
+
+def parse_prices(texts: Sequence[str] | None) -> dict[str, list[float]] | None:
+    """Parse the values of `--price`; None if there are none.
+
+    Raises:
+        InvalidInput: One is no price.
+
+    Example:
+        >>> parse_prices(["m=1.25,10"])
+        {'m': [1.25, 10.0]}
+    """
+    return dict(map(_parse_price, texts)) if texts else None
+
+
+def _parse_price(text: str) -> tuple[str, list[float]]:
+    model, _, numbers = text.rpartition("=")
+    try:
+        price = [float(number) for number in numbers.split(",")]
+    except ValueError:
+        price = []
+    if not model or len(price) < 2:
+        raise InvalidInput(f"{text!r} is not a price. Give the price of a million tokens: --price m=1.25,10")
+    return model, price
 
 
 DURATION_UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}

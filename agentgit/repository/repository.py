@@ -35,6 +35,7 @@ from agentgit.sessions.reports import Progress as ImportProgress
 from agentgit.sessions.rerun import RerunReport
 from agentgit.sessions.reruns import Reruns
 from agentgit.sessions.session import RERUN, Sessions, parse_cursor, require_limit
+from agentgit.sessions.stats import Prices
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.operations import operation_from_row
 from agentgit.store.sql.ids import is_id
@@ -348,6 +349,7 @@ class Repository:
         effects: Mapping[str, Effect | str] | None = None,
         config: Mapping[str, Any] | None = None,
         max_calls: int | None = None,
+        prices: Prices | None = None,
     ) -> Reruns:
         """Run recorded sessions again in a graph, as `RollbackAgent.rerun` does, without acting on the world.
 
@@ -364,7 +366,8 @@ class Repository:
             executor: Run the sessions at the same time: a `ThreadPoolExecutor`, or with `factory` an executor of
                 processes, like `ProcessPoolExecutor(4)` or the `get_executor()` of a Dask client.
             factory: In place of `graph`, a function that builds the graph for each session. It takes the `Session`,
-                and returns a compiled graph. For processes, it and `judge` are functions of a module.
+                and returns a compiled graph. A `RecordedModel(session)` in it has the replies of the current branch,
+                also if `sessions` names another one. For processes, it and `judge` are functions of a module.
             progress: Called with the number of sessions that have ended, and their number.
             name: The name of the reruns and of their branches; None for one with the time.
             tools: How calls are answered, as for `RollbackAgent.rerun`.
@@ -373,6 +376,8 @@ class Repository:
             effects: The effects of the tools, as for `wrap`.
             config: The config for all turns, as `invoke` takes it.
             max_calls: The most calls that each rerun may make; None for twice the recorded ones and 25 more.
+            prices: The prices of a million tokens by the name of the model, as for `Session.stats`. With them, the
+                results and the stored reports have the costs of the recorded part and of the rerun.
 
         Raises:
             InvalidInput: An argument is not valid, or something cannot be sent to another process; nothing was run.
@@ -400,6 +405,7 @@ class Repository:
             effects=effects,
             config=config,
             max_calls=max_calls,
+            prices=prices,
         )
         results: Reruns = self._rerun_module.SessionReruns(self._context, sessions, plan, executor, progress).run()
         return results
@@ -419,6 +425,7 @@ class Repository:
         effects: Mapping[str, Effect | str] | None = None,
         config: Mapping[str, Any] | None = None,
         max_calls: int | None = None,
+        prices: Prices | None = None,
     ) -> Reruns:
         """Run recorded sessions again in a graph, as `rerun`; async nodes, tools and judges run on this loop."""
         plan = self._rerun_module.RerunPlan(
@@ -431,6 +438,7 @@ class Repository:
             effects=effects,
             config=config,
             max_calls=max_calls,
+            prices=prices,
         )
         reruns = await asyncio.to_thread(
             self._rerun_module.SessionReruns, self._context, sessions, plan, executor, progress

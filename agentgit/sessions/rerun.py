@@ -81,6 +81,8 @@ class RerunReport(Displayable, Tabular):
             time in which a turn waited for a person.
         tokens: The tokens that the rerun used, by the name of the model.
         recorded_tokens: The tokens of the recorded part, by the name of the model.
+        cost: The cost of the rerun; None without prices, or if the price of a model is missing.
+        recorded_cost: The cost of the recorded part.
     """
 
     _COLUMNS: ClassVar[Mapping[str, str]] = {
@@ -108,6 +110,8 @@ class RerunReport(Displayable, Tabular):
     recorded_seconds: float | None = None
     tokens: Usage = field(default_factory=dict)
     recorded_tokens: Usage = field(default_factory=dict)
+    cost: float | None = None
+    recorded_cost: float | None = None
 
     def _records(self) -> Iterator[dict[str, Any]]:
         for call in self.calls:
@@ -164,6 +168,8 @@ class RerunReport(Displayable, Tabular):
         if self.recorded_tokens or self.tokens:
             before, after = (sum(one.total for one in used.values()) for used in (self.recorded_tokens, self.tokens))
             yield "tokens", f"{before:,}", f"{after:,}"
+        if self.cost is not None or self.recorded_cost is not None:
+            yield "cost", _cost_text(self.recorded_cost), _cost_text(self.cost)
         if self.seconds is not None and self.recorded_seconds is not None:
             yield "time", f"{self.recorded_seconds:.1f} s", f"{self.seconds:.1f} s"
 
@@ -200,3 +206,7 @@ class RerunReport(Displayable, Tabular):
 
 def _text(call: RerunCall | RecordedCall) -> str:
     return f"{call.tool_name}({', '.join(f'{name}={value!r}' for name, value in call.args.items())})"
+
+
+def _cost_text(cost: float | None) -> str:
+    return "unknown" if cost is None else f"{cost:.4f}"

@@ -49,6 +49,11 @@ class SessionRerun:
         return sum(one.total for one in used) if used else None
 
     @property
+    def cost(self) -> float | None:
+        """The cost of the tokens; None without prices, or if the price of a model is missing."""
+        return self.report.cost if self.report is not None else None
+
+    @property
     def match_rate(self) -> float:
         """The share of calls, made and recorded, that are in both; 0 if the rerun did not run to its end."""
         return self.report.match_rate if self.report is not None and self.status == DONE else 0.0
@@ -61,7 +66,7 @@ class SessionRerun:
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as JSON-like data."""
         report = self.report.to_dict() if self.report is not None else None
-        figures = {"match_rate": self.match_rate, "is_same": self.is_same, "tokens": self.tokens}
+        figures = {"match_rate": self.match_rate, "is_same": self.is_same, "tokens": self.tokens, "cost": self.cost}
         return {**vars(self), **figures, "report": report}
 
 
@@ -90,6 +95,7 @@ class Reruns(PrintableDrawing, Tabular):
         "is_same": FLAG,
         "verdict": OBJECT,
         "tokens": COUNT,
+        "cost": NUMBER,
         "error": OBJECT,
     }
 
@@ -118,6 +124,13 @@ class Reruns(PrintableDrawing, Tabular):
         reported = [row.tokens for row in self.rows if row.tokens is not None]
         return sum(reported) if reported else None
 
+    @property
+    def cost(self) -> float | None:
+        """The cost of all reruns; None if that of one is not known."""
+        costs = [row.cost for row in self.rows if row.report is not None]
+        known = [cost for cost in costs if cost is not None]
+        return sum(known) if known and len(known) == len(costs) else None
+
     def score(self, row: SessionRerun) -> float:
         """Return the number by which a session passes: the verdict if the judge gives numbers, else the match rate."""
         return row.match_rate if self.judge is None else float(row.verdict or 0)
@@ -129,4 +142,5 @@ class Reruns(PrintableDrawing, Tabular):
     def to_dict(self) -> dict[str, Any]:
         """Return the summary and all rows as JSON-like data."""
         summary = {"name": self.name, "matched": self.matched, "judge": self.judge, "tokens": self.tokens}
+        summary["cost"] = self.cost
         return {**summary, "sessions": [row.to_dict() for row in self.rows]}

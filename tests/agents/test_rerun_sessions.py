@@ -7,6 +7,7 @@ import multiprocessing
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import pytest
+from langchain_core.messages import AIMessage
 from scripted import World, call, calls, obedient, scripted, tool_node_graph
 
 import agentgit
@@ -256,3 +257,25 @@ def test_r5_the_table_as_a_frame_and_as_json(repo, world):
     assert results.to_dict()["sessions"][0]["report"]["status"] == "done"
     assert "<b>" not in results._repr_html_()
     assert "\x1b" not in str(results)
+
+
+def test_r4_costs_are_in_the_results_and_in_the_stored_reports(repo):
+    """R4: with prices, rows, the summary and the stored report have costs; an unknown model has none."""
+
+    def graph(tokens):
+        usage = {"input_tokens": tokens, "output_tokens": tokens, "total_tokens": 2 * tokens}
+        reply = AIMessage("done", usage_metadata=usage, response_metadata={"model_name": "m"})
+        return tool_node_graph(ScriptedModel(replies=[reply]), [])
+
+    for name in "ab":
+        repo.wrap(graph(1_000_000), name).run("hi")
+    results = repo.rerun(["a", "b"], graph(2_000_000), prices={"m": (1, 2)}, name="priced")
+    assert [(row.cost, row.report.recorded_cost) for row in results.rows] == [(6.0, 3.0)] * 2
+    assert results.cost == results.to_dict()["cost"] == 12.0
+    assert "cost 12.0000" in str(results)
+    assert "cost: 3.0000 recorded, 6.0000 now" in str(repo.session("a").compare_rerun("priced"))
+    assert repo.reruns("priced") == results
+    assert repo.rerun("a", graph(1), prices={"other": (1, 2)}).cost is None
+    assert repo.rerun("a", graph(1)).cost is None
+    with pytest.raises(InvalidInput, match="price of 'm'"):
+        repo.rerun("a", graph(1), prices={"m": 1})

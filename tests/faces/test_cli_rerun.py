@@ -96,6 +96,7 @@ def test_r5_a_judge_that_raises_fails_and_wrong_words_have_their_own_codes(run, 
     for words, said, expected in [
         (["--graph", "checks:mute"], "Name the sessions", 2),
         (["chairs", "--graph", "nothing:here"], "cannot be imported", 3),
+        (["chairs", "--graph", "checks:mute", "--price", "m=free"], "'m=free' is not a price", 2),
         (["chairs", "--graph", "checks:mute", "--judge", "checks:nobody"], "has no 'nobody'", 3),
         (["chairs", "--graph", "checks:mute", "--junit", "no/such/folder.xml"], "cannot be written", 13),
     ]:

@@ -212,6 +212,15 @@ def test_r6_each_slash_command_on_a_rerun(shelf, line):
     require_untouched(shelf)
 
 
+@pytest.mark.long
+def test_u1_a_chat_continues_a_branch_or_creates_a_session_whose_name_has_an_at_sign(shelf):
+    """U1: `SESSION@BRANCH` is that branch if the session has it, else the name of a new session."""
+    assert run("chat", "shelf:GRAPH", "s@main", stdin="/tree\n").out.startswith("s: 2 branches")
+    assert run("chat", "shelf:GRAPH", "s@example.com", stdin="/tree\n").out.startswith("s@example.com: 1 branch")
+    both = run("chat", "shelf:GRAPH", "s@main", "--branch", "again")
+    assert "@main and --branch again are two branches" in both.err
+
+
 def test_r6_every_slash_command_has_a_line_above():
     """R6: whoever adds a slash command decides what it does with a rerun."""
     assert {name for name in COMMANDS if any(f"{line} ".startswith(f"{name} ") for line in CHAT)} == set(COMMANDS)

@@ -33,7 +33,7 @@ from agentgit.effects.effects import NEUTRAL
 from agentgit.errors import AgentGitError, InvalidInput, PromptChanged, RerunDiverged
 from agentgit.sessions.rerun import DIVERGED, DONE, FAILED, RerunReport
 from agentgit.sessions.session import RERUN, SIMULATED
-from agentgit.sessions.stats import UsedTokens, subtract_usage
+from agentgit.sessions.stats import Prices, UsedTokens, subtract_usage
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.queries.recorded_turns import UPDATE, TurnRecord, first_id
 from agentgit.store.records.operations import NewOperation
@@ -70,6 +70,7 @@ class Rerun:
         config: The config for all turns.
         max_calls: The most calls that the rerun may make; None for twice the recorded ones and a few more.
         group: The name of the reruns that it belongs to, for the mark and the name of the branch; None for none.
+        prices: The prices of tokens, for the costs in the report; None for none.
 
     Raises:
         InvalidInput: An argument is not valid, or the new graph does not take the recorded inputs. Nothing was run.
@@ -90,8 +91,9 @@ class Rerun:
         config: RunnableConfig | None = None,
         max_calls: int | None = None,
         group: str | None = None,
+        prices: Prices | None = None,
     ) -> None:
-        self._branch, self._config, self._group = branch, config, group
+        self._branch, self._config, self._group, self._prices = branch, config, group, prices
         with branch.reading(EDITOR) as connection:
             row = branch.row(connection)
             start_row = branch.target(connection, start)[0] if start is not None else self._begin(connection, row)
@@ -334,6 +336,9 @@ class Rerun:
             tokens=tokens,
             recorded_tokens=recorded_tokens,
         )
+        if self._prices is not None:
+            recorded_cost, cost = report.costs(self._prices)
+            report = replace(report, recorded_cost=recorded_cost, cost=cost)
         self._branch.store.database.write(lambda c: self._record(c, report), durable=True)
         if isinstance(error, RerunDiverged | PromptChanged):
             error.report = report

@@ -35,6 +35,7 @@ from agentgit.sessions import ExternalSession
 from agentgit.sessions.reports import OnProgress
 from agentgit.sessions.rerun import DONE, RerunReport
 from agentgit.sessions.reruns import Reruns, SessionRerun, Verdict
+from agentgit.sessions.stats import Prices, require_prices
 from agentgit.store.queries.rerun_marks import RerunMarks
 from agentgit.values import describe_error
 
@@ -100,6 +101,7 @@ class RerunPlan:
         effects: The effects of the tools.
         config: The config for all turns.
         max_calls: The most calls that a rerun may make.
+        prices: The prices of tokens, for the costs in the reports.
     """
 
     graph: Graph | None
@@ -111,6 +113,7 @@ class RerunPlan:
     effects: Mapping[str, Effect | str] | None = None
     config: RunnableConfig | None = None
     max_calls: int | None = None
+    prices: Prices | None = None
 
     def __post_init__(self) -> None:
         if (self.graph is None) == (self.factory is None):
@@ -119,6 +122,8 @@ class RerunPlan:
             if function is not None and not callable(function):
                 raise InvalidInput(f"{name} must be a function, not {function!r}.")
         require_on_miss(self.on_miss)
+        if self.prices is not None:
+            require_prices(self.prices)
 
 
 class SessionReruns:
@@ -365,6 +370,7 @@ class OneRerun:
             effects=plan.effects,
             config=plan.config,
             max_calls=plan.max_calls,
+            prices=plan.prices,
         )
 
     def agent(self) -> RollbackAgent:

@@ -14,7 +14,7 @@ import typer
 
 from agentgit.cli import output
 from agentgit.cli.completion import complete_session
-from agentgit.cli.options import AsJson, DatabaseOption, import_from_here, repository
+from agentgit.cli.options import AsJson, DatabaseOption, Price, import_from_here, parse_prices, repository
 from agentgit.errors import InvalidInput
 from agentgit.render.words import COMMAND_LINE, reword
 
@@ -81,6 +81,7 @@ def rerun(
     name: Annotated[
         str | None, typer.Option("--name", metavar="NAME", help="The name of the reruns; by default one with the time.")
     ] = None,
+    price: Price = None,
     db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
@@ -89,6 +90,7 @@ def rerun(
 
     if not sessions and matching is None:
         raise InvalidInput("Name the sessions to run again, or a text in their names: --matching TEXT")
+    prices = parse_prices(price)
     import_from_here()
     options = _graph_or_factory(graph) | {"effects": _import(effects), "judge": _import(judge)}
     with ExitStack() as stack:
@@ -102,6 +104,7 @@ def rerun(
             progress=progress,
             name=name,
             on_miss=on_miss,
+            prices=prices,
             **options,
         )
     results = replace(results, rows=[_reword_row(row) for row in results.rows])

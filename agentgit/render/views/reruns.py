@@ -21,6 +21,7 @@ def lines(results: Reruns, *, width: int = 100) -> list[Line]:
     summary = [count(len(results.rows), "session"), f"matched {percent(results.matched)}"]
     summary += [f"judge {percent(results.judge)}"] if results.judge is not None else []
     summary += [count(results.tokens, "token")] if results.tokens is not None else []
+    summary += [f"cost {results.cost:.4f}"] if results.cost is not None else []
     rows = [_row(row) for row in results.rows]
     return [(Span(f"{clean(results.name)}: {', '.join(summary)}", "heading"),), *table(rows, width=width, indent="  ")]
 
@@ -33,6 +34,7 @@ def _row(row: SessionRerun) -> list[Span]:
         Span(f"matched {percent(row.match_rate)}" if row.report is not None else ""),
         Span(clean(verdict_text(row)), "bad" if is_bad else ""),
         Span(count(row.tokens, "token") if row.tokens is not None else "", "dim"),
+        Span(f"cost {row.cost:.4f}" if row.cost is not None else "", "dim"),
         Span(clean(row.error or ""), "bad"),
     ]
 

@@ -40,9 +40,9 @@ check_mark: Check = settings(
 )
 
 
-def _check_seconds(value: Any) -> float | None:
+def _check_figure(value: Any) -> float | None:
     if value is not None and (type(value) not in (int, float) or not 0 <= value < MAX_COUNT):
-        raise ValueError("is not a number of seconds")
+        raise ValueError("is not a number of seconds, or a cost")
     return None if value is None else float(value)
 
 
@@ -71,8 +71,10 @@ _check_known = settings(
         "unanswered": list_of(json_value),
         "is_same_state": flag,
         "end": nullable(word(64)),
-        "seconds": _check_seconds,
-        "recorded_seconds": _check_seconds,
+        "seconds": _check_figure,
+        "recorded_seconds": _check_figure,
+        "cost": _check_figure,
+        "recorded_cost": _check_figure,
         "tokens": _check_usage,
         "recorded_tokens": _check_usage,
     }
