@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentgit.cli import output
-from agentgit.cli.options import TIME_HELP, AsJson, CommandGroup, DatabaseOption, parse_time, repository
+from agentgit.cli.options import TIME_HELP, AsJson, CommandGroup, DatabaseOption, repository
 from agentgit.cli.output import bar
 from agentgit.errors import Corrupt, InvalidInput, NotFound
 from agentgit.render.text import Line, Span
 from agentgit.render.views import events as drawn
+from agentgit.times import parse_time
 
 if TYPE_CHECKING:
     from agentgit.sessions.events import Event

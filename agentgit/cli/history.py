@@ -9,7 +9,7 @@ import typer
 
 from agentgit.cli import output, references
 from agentgit.cli.completion import complete_checkpoint
-from agentgit.cli.options import TIME_HELP, AsJson, DatabaseOption, Limit, OfBranch, parse_time, repository, usage
+from agentgit.cli.options import TIME_HELP, AsJson, DatabaseOption, Limit, OfBranch, repository, usage
 from agentgit.cli.output import bar
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.render import records
@@ -18,6 +18,7 @@ from agentgit.render.views import diff as diffs
 from agentgit.render.views import log as logs
 from agentgit.render.views.lists import session_lines
 from agentgit.render.words import COMMAND_LINE
+from agentgit.times import parse_time
 from agentgit.values import quote_name
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -176,38 +175,6 @@ def _parse_price(text: str) -> tuple[str, list[float]]:
     if not model or len(price) < 2:
         raise InvalidInput(f"{text!r} is not a price. Give the price of a million tokens: --price m=1.25,10")
     return model, price
-
-
-DURATION_UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-
-
-def parse_duration(text: str) -> timedelta | None:
-    """Parse a duration; None if it is not one.
-
-    Example:
-        >>> parse_duration("36h")
-        datetime.timedelta(days=1, seconds=43200)
-    """
-    match = re.fullmatch(r"([0-9]{1,6})([mhdw])", text)
-    return timedelta(**{DURATION_UNITS[match[2]]: int(match[1])}) if match is not None else None
-
-
-def parse_time(text: str | None) -> datetime | None:
-    """Parse a duration before now, like `2h`, or an ISO 8601 time, which without an offset is in this machine's zone.
-
-    Raises:
-        InvalidInput: It is neither.
-    """
-    if text is None:
-        return None
-    try:
-        ago = parse_duration(text)
-        return datetime.now(UTC) - ago if ago is not None else datetime.fromisoformat(text).astimezone()
-    except (ValueError, OverflowError) as error:
-        raise InvalidInput(
-            f"{text!r} is not a time; write it like 2026-11-21 or '2026-11-21 14:30', or like 5m, 2h or 3d, "
-            "counted back from now."
-        ) from error
 
 
 def usage(*pieces: str) -> type[TyperCommand]:

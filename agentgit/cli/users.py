@@ -12,12 +12,13 @@ import typer
 
 from agentgit.cli import output
 from agentgit.cli.completion import complete_session
-from agentgit.cli.options import AsJson, CommandGroup, DatabaseOption, Yes, parse_duration, repository
+from agentgit.cli.options import AsJson, CommandGroup, DatabaseOption, Yes, repository
 from agentgit.errors import InvalidInput
 from agentgit.render.records import of_value
 from agentgit.render.text import Line, Span, clean
 from agentgit.render.views import lists as drawn
 from agentgit.render.views.maintenance import erased_lines
+from agentgit.times import parse_duration
 
 SessionArgument = Annotated[
     str, typer.Argument(metavar="SESSION", autocompletion=complete_session, help="The name or id of a session.")

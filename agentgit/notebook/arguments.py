@@ -41,7 +41,17 @@ _REF = _argument("ref", metavar="REF")
 
 COMMANDS: dict[str, tuple[str, tuple[Argument, ...]]] = {
     "status": ("Show the session, the branch, its head and the tree.", ()),
-    "log": ("List the checkpoints of the branch, newest first.", (_LIMIT,)),
+    "log": (
+        "List the checkpoints of the branch, newest first.",
+        (
+            _LIMIT,
+            _argument("--name", metavar="NAME"),
+            _argument("--since", metavar="TIME"),
+            _argument("--until", metavar="TIME"),
+            _argument("--tag", metavar="TAG"),
+            _argument("--all-branches", action="store_true"),
+        ),
+    ),
     "tree": ("Draw the tree of the branches.", ()),
     "branches": ("List the branches.", ()),
     "tool-track": ("List the tool calls of the branch, oldest first.", (_LIMIT,)),
@@ -105,6 +115,7 @@ HELP_NOTES = (
     "%%branch NAME [--from REF] [--sync HOW] runs the cell on a new branch, and then returns to this one.",
     "%%agentgit live draws the tree while the cell runs.",
     "REF is a checkpoint: main#3, HEAD~1, a branch, a name, a tag, an id, or message:ID, before a user's message.",
+    "TIME is like 2026-11-21, '2026-11-21 14:30', or 5m, 2h or 3d ago.",
     "HOW is world (undo calls of other branches and run this one's again), note (tell the model) or ignore.",
     "--force keeps effects that cannot be reversed, and restores files that others have changed.",
     "--session NAME names the session, or the variable of its agent, for one command; use NAME for all that follow.",

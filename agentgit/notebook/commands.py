@@ -16,6 +16,7 @@ from agentgit.notebook.target import MagicTarget, NotebookNamespace
 from agentgit.render import html
 from agentgit.render.text import Line, Span, clean, plain
 from agentgit.render.views import lists
+from agentgit.times import parse_time
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
@@ -117,8 +118,15 @@ def _status(command: Command) -> Any:
 
 
 def _log(command: Command) -> Any:
-    target, limit = command.target, command.arguments.limit
-    log = target.session.log(branch=target.branch_id)
+    target, arguments, limit = command.target, command.arguments, command.arguments.limit
+    log = target.session.log(
+        branch=target.branch_id,
+        which="all" if arguments.all_branches else "path",
+        name=arguments.name,
+        since=parse_time(arguments.since),
+        until=parse_time(arguments.until),
+        tag=arguments.tag,
+    )
     return log if limit is None else Checkpoints(log.page(limit).items[::-1])
 
 

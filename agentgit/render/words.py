@@ -156,6 +156,19 @@ CHAT: Face = [
 ]
 """Slash commands, and commands where there is none."""
 
+MAGICS: Face = [
+    (_AT_HEAD, r"%agentgit switch \1\2 goes there."),
+    (_SWITCH_WORLD, r"%agentgit switch \1\2 --sync world"),
+    (r"session\.(log|branches)\(\)", r"%agentgit \1"),
+    (r"session\.tool_track\(\)", "%agentgit tool-track"),
+    (r"session\.tags\(\)", "%agentgit tag"),
+    (rf"session\.untag\({_NAME}\)", r"%agentgit tag --delete \1\2"),
+    (_TRUST, r"name \1 with %agentgit trust MODULE"),
+    (rf"{_ARG}force=True", "--force"),
+    (rf"{_ARG}sync='(\w+)'", r"--sync \1"),
+]
+"""The magics of a notebook. What has none stays a call of Python, which a cell runs."""
+
 MCP: Face = [
     (rf"check, then {_RESOLVE}", r"a person must check, then run agentgit resolve \1 happened, or did-not-happen"),
     (r"call repo\.resume\((\d+)\)", r"call resume with operation=\1"),

@@ -451,3 +451,32 @@ def test_d4_the_extension_works_in_a_real_jupyter_kernel(kernel):
     while reply["msg_type"] != "complete_reply":
         reply = kernel.get_shell_msg(timeout=60)
     assert reply["content"]["matches"] == ["rollback"]
+
+
+def test_u4_the_log_magic_has_the_filters_of_the_command_line(shell, repo):
+    """U4: `%agentgit log` takes a time, a name, a tag and all branches; a wrong time is one line."""
+    repo.session("my session").tag("main#2", "good")
+    repo.session("my session").fork("main#2", name="other")
+
+    def listed(line):
+        return [point.metadata["reference"] for point in magic(shell, line)]
+
+    assert len(listed("log --since 1h")) == len(listed("log")) == 5
+    assert listed("log --until 1h") == listed("log --until 1h -n 2") == []
+    assert listed("log --name 'before the table'") == ["main#3"]
+    assert listed("log --tag good") == ["main#2"]
+    assert "other#1" in listed("log --all-branches")
+    assert "'soon' is not a time" in usage_error(shell, "log --since soon")
+
+
+def test_u6_an_error_of_a_magic_names_magics(shell, repo):
+    """U6: what a magic can do next is named as a magic, not as a call of Python."""
+    agent = shell.user_ns["agent"]
+    other = agent.fork("main#2", name="other")
+    other.run("add lamp")
+    agent.session.switch("main")
+    said = usage_error(shell, "tag --delete nothing")
+    assert "%agentgit tag" in said
+    assert "session.tags()" not in said
+    said = usage_error(shell, "switch nowhere")
+    assert "session." not in said

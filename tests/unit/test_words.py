@@ -11,7 +11,7 @@ import pytest
 from spoken_words import PYTHON, SHELL
 
 import agentgit
-from agentgit.render.words import CHAT, COMMAND_LINE, MCP, PAGE, Face, reword
+from agentgit.render.words import CHAT, COMMAND_LINE, MAGICS, MCP, PAGE, Face, reword
 
 PACKAGE = Path(agentgit.__file__).parent
 HAVE_WORDS_OF_THEIR_OWN = {"cli", "mcp", "notebook", "web", "demo", "conformance", "testing"}
@@ -153,7 +153,9 @@ def test_each_exception_is_still_needed(part: str) -> None:
     assert any(part in text for text in MESSAGES)
 
 
-@pytest.mark.parametrize("face", [COMMAND_LINE, CHAT, MCP, PAGE], ids=["command line", "chat", "MCP", "page"])
+@pytest.mark.parametrize(
+    "face", [COMMAND_LINE, CHAT, MAGICS, MCP, PAGE], ids=["command line", "chat", "magics", "MCP", "page"]
+)
 def test_each_row_of_a_table_has_a_message(face: Face) -> None:
     """A row goes with the last message that needs it."""
     texts = [*MESSAGES, *(reword(text, COMMAND_LINE) for text in MESSAGES)]
@@ -172,6 +174,7 @@ def test_arguments_of_a_recorded_call_stay_as_they_are() -> None:
     [
         (COMMAND_LINE, "agentgit switch SESSION 'my plan' --sync world"),
         (CHAT, "/switch 'my plan' --sync world"),
+        (MAGICS, "%agentgit switch 'my plan' --sync world"),
         (MCP, "switch, branch='my plan' and sync=world"),
     ],
 )
