@@ -17,6 +17,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolCa
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import patch_config
+from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
@@ -67,8 +68,9 @@ class ScriptedModel(BaseChatModel):
         return "scripted"
 
     def bind_tools(self, tools: Any, **kwargs: Any) -> Runnable[Any, AIMessage]:
-        """Return the model itself, because its script decides which tools it calls."""
-        return self
+        """Return the model with tools, which are recorded; its script decides which of them it calls."""
+        schemas = [tool if isinstance(tool, dict) else convert_to_openai_tool(tool) for tool in tools]
+        return self.bind(tools=schemas, **kwargs)
 
     def _generate(
         self,

@@ -83,6 +83,8 @@ class RerunReport(Displayable, Tabular):
         recorded_tokens: The tokens of the recorded part, by the name of the model.
         cost: The cost of the rerun; None without prices, or if the price of a model is missing.
         recorded_cost: The cost of the recorded part.
+        model_calls: The number of model calls that the rerun made, without those of tools.
+        recorded_model_calls: The number of those that were recorded; None if the recording has none.
     """
 
     _COLUMNS: ClassVar[Mapping[str, str]] = {
@@ -112,6 +114,8 @@ class RerunReport(Displayable, Tabular):
     recorded_tokens: Usage = field(default_factory=dict)
     cost: float | None = None
     recorded_cost: float | None = None
+    model_calls: int = 0
+    recorded_model_calls: int | None = None
 
     def _records(self) -> Iterator[dict[str, Any]]:
         for call in self.calls:
@@ -161,10 +165,17 @@ class RerunReport(Displayable, Tabular):
     @property
     def is_same(self) -> bool:
         """True if the rerun did exactly what was recorded."""
-        return self.status == DONE and self.match_rate == 1 and not self.reordered and self.is_same_state
+        is_same_work = self.match_rate == 1 and not self.reordered and not self._has_other_model_calls
+        return self.status == DONE and is_same_work and self.is_same_state
+
+    @property
+    def _has_other_model_calls(self) -> bool:
+        return self.recorded_model_calls not in (None, self.model_calls)
 
     def usage(self) -> Iterator[tuple[str, str, str]]:
         """Yield the name of each known figure, with its recorded and its new value as text."""
+        if self._has_other_model_calls:
+            yield "model calls", f"{self.recorded_model_calls:,}", f"{self.model_calls:,}"
         if self.recorded_tokens or self.tokens:
             before, after = (sum(one.total for one in used.values()) for used in (self.recorded_tokens, self.tokens))
             yield "tokens", f"{before:,}", f"{after:,}"

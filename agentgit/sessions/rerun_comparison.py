@@ -32,8 +32,10 @@ class RerunComparison(PrintableDrawing, Tabular):
         "is_same": FLAG,
         "recorded_role": OBJECT,
         "recorded": OBJECT,
+        "recorded_calls": OBJECT,
         "rerun_role": OBJECT,
         "rerun": OBJECT,
+        "rerun_calls": OBJECT,
     }
 
     report: RerunReport
@@ -56,8 +58,10 @@ class RerunComparison(PrintableDrawing, Tabular):
                 "is_same": before is not None and after is not None and is_same_message(before, after),
                 "recorded_role": before and before["role"],
                 "recorded": before and before["content"],
+                "recorded_calls": before and _calls(before),
                 "rerun_role": after and after["role"],
                 "rerun": after and after["content"],
+                "rerun_calls": after and _calls(after),
             }
 
     def to_dict(self) -> dict[str, Any]:
@@ -76,5 +80,9 @@ def is_same_message(a: Message, b: Message) -> bool:
 
 
 def _content(message: Message) -> tuple[Any, ...]:
-    calls = [(call.get("name"), call.get("args")) for call in message.get("tool_calls") or []]
-    return message.get("role"), message.get("content"), calls
+    return message.get("role"), message.get("content"), _calls(message)
+
+
+def _calls(message: Message) -> list[dict[str, Any]]:
+    """Return the tool calls of a message, without their ids."""
+    return [{"name": call.get("name"), "args": call.get("args")} for call in message.get("tool_calls") or []]

@@ -145,7 +145,15 @@ class RecordedModel(BaseChatModel):
             tool_choice: Which tool the model must call; compared, too.
             strict: True to make the schemas strict, as with OpenAI's models.
             kwargs: More parameters of the call.
+
+        Warns:
+            UserWarning: The recorded model reported no tools, so they are not compared.
         """
+        if tools and self._has_requests and not self._script.compares_options:
+            warnings.warn(
+                f"The recorded model of branch {self._branch} reported no tools, so tools are not compared.",
+                stacklevel=2,
+            )
         choice = {} if tool_choice is None else {"tool_choice": tool_choice}
         return self.bind(tools=[_schema_of(tool, strict) for tool in tools], **choice, **kwargs)
 
@@ -261,7 +269,8 @@ class _Script:
         decoded = {key: self._codec.decode(item) for key, item in options.items()}
         self.has_response_format = any("response_format" in one for one in decoded.values())
         self._options = {key: comparable_options(one) for key, one in decoded.items()}
-        self._compares_options = bool(options)  # some models do not report the tools that they were given
+        self.compares_options = bool(options)
+        """True if the tools are compared. Some models do not report the tools that they were given."""
         self._contents: dict[bytes, MessageContent] = {}
         self._new_ids: dict[str | None, str | None] = {}
         """The id that a tool call of the record has now, if it has another one."""
@@ -321,7 +330,7 @@ class _Script:
         """Return whether a request has the content of a recorded one."""
         if len(call.messages) != len(request.hashes):
             return False
-        if self._compares_options and different_option(self._options_of(call), request.options) is not None:
+        if self.compares_options and different_option(self._options_of(call), request.options) is not None:
             return False
         recorded = tuple(item.hash for item in call.messages)
         if recorded == request.hashes:
@@ -351,8 +360,8 @@ class _Script:
 
     def _difference(self, call: _Expected, request: _Request) -> Difference | None:
         messages = self._codec.decode([*call.messages]) if call.messages else []
-        now = Prompt.of(request.messages, request.options if self._compares_options else None)
-        return Prompt.of(messages, self._options_of(call) if self._compares_options else None).difference(now)
+        now = Prompt.of(request.messages, request.options if self.compares_options else None)
+        return Prompt.of(messages, self._options_of(call) if self.compares_options else None).difference(now)
 
     def _error(self, request: _Request) -> PromptChanged:
         if not self._steps:

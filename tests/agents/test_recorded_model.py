@@ -28,11 +28,11 @@ def content(messages):
     return [(m.type, m.content, m.name, getattr(m, "tool_calls", None), m.id * (m.type == "ai")) for m in messages]
 
 
-class ToolCallingModel(ScriptedModel):
-    """A scripted model that reports its tools, as the models of providers do."""
+class SilentModel(ScriptedModel):
+    """A scripted model that does not report its tools, as some fakes do."""
 
     def bind_tools(self, tools, **kwargs):
-        return self.bind(tools=[convert_to_openai_tool(one) for one in tools], **kwargs)
+        return self
 
 
 def chatting(model, prompt="Be brief.", before=lambda messages: messages):
@@ -222,7 +222,7 @@ def news() -> str:
 )
 def test_a_changed_tool_is_named_with_a_diff_of_its_schema(repo, tools, name, line):
     """R3: a tool with another schema, and a new tool, are named."""
-    agent = repo.wrap(chatting(ToolCallingModel(replies=["hello"]).bind_tools([weather])), session="recorded")
+    agent = repo.wrap(chatting(ScriptedModel(replies=["hello"]).bind_tools([weather])), session="recorded")
     agent.run("hi")
     assert chatting(RecordedModel(agent).bind_tools([weather])).invoke({"messages": [("user", "hi")]})
     error = changed(chatting(RecordedModel(agent).bind_tools(tools)), "hi")
@@ -232,6 +232,20 @@ def test_a_changed_tool_is_named_with_a_diff_of_its_schema(repo, tools, name, li
     assert (error.part, error.name) == ("tool", "weather")
     error = changed(chatting(RecordedModel(agent).bind_tools([weather], tool_choice="weather")), "hi")
     assert error.part == "tool choice"
+
+
+def test_a_model_that_did_not_report_its_tools_is_compared_without_them_and_a_warning_says_so(repo):
+    """R3: a changed tool schema that cannot be noticed is not passed over in silence."""
+
+    def weather(city: str) -> str:
+        """Return the weather."""
+        return city
+
+    agent = repo.wrap(chatting(SilentModel(replies=["hello"]).bind_tools([weather])), session="recorded")
+    agent.run("hi")
+    with pytest.warns(UserWarning, match="reported no tools, so tools are not compared"):
+        model = RecordedModel(agent).bind_tools([weather])
+    assert agent.rerun(chatting(model)).report.is_same
 
 
 def test_tools_in_the_form_of_a_provider_are_equal_to_the_tools(repo):
@@ -278,7 +292,7 @@ class JsonModel(ScriptedModel):
 @pytest.mark.parametrize(
     "model",
     [
-        ToolCallingModel(replies=[calls(call("Order", item="chair", amount=2))]),
+        ScriptedModel(replies=[calls(call("Order", item="chair", amount=2))]),
         JsonModel(replies=['{"item": "chair", "amount": 2}']),
     ],
     ids=["tool", "json"],
@@ -425,7 +439,7 @@ def test_what_a_middleware_redacts_is_not_in_the_record(repo):
         redact = PIIMiddleware("email", strategy="redact", apply_to_input=True, apply_to_output=True)
         return create_agent(model, [weather], system_prompt="Be brief.", middleware=[redact])
 
-    model = ToolCallingModel(replies=[calls(call("weather", city="Rome")), "I write to b@x.org"])
+    model = ScriptedModel(replies=[calls(call("weather", city="Rome")), "I write to b@x.org"])
     agent = repo.wrap(graph(model), session="s", effects={"weather": "read_only"})
     assert agent.run("I am a@x.org") == "I write to [REDACTED_EMAIL]"
     recorded = RecordedModel(agent)

@@ -12,7 +12,7 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.tools import tool
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.store.memory import InMemoryStore
-from langgraph.types import Command, interrupt
+from langgraph.types import Command, Send, interrupt
 from payment_graphs import ASYNC, SHAPES, Ledger, exit_code, pay_of
 from scripted import GRAPHS, World, call, calls, obedient, scripted, tool_node_graph
 
@@ -211,11 +211,23 @@ def test_r2_policies_by_tool(repo, world):
         ("recrod", "tools must be 'record'"),
         (5, "tools must be"),
         ({"lok": "live"}, "names lok, which neither the graph nor the record has"),
+        ({"add": "Recorded"}, "looks like 'record'. A policy is 'record', 'live', a function or a value"),
     ):
         with pytest.raises(InvalidInput, match=message):
             agent.rerun(tools=tools)
-    with pytest.raises(InvalidInput, match="max_calls must be"):
-        agent.rerun(max_calls=-1)
+    for limit in (-1, True):
+        with pytest.raises(InvalidInput, match="max_calls must be"):
+            agent.rerun(max_calls=limit)
+
+
+def test_r2_a_stop_is_raised_and_not_logged(repo, world, caplog):
+    """R2: an intended stop is no error in a callback, which LangChain would print in every CI run."""
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    agent.run("add chair")
+    other = tool_node_graph(scripted(calls(call("add", item="sofa")), "done"), world.tools())
+    with pytest.raises(RerunDiverged):
+        agent.rerun(other, on_miss="stop")
+    assert caplog.text == ""
 
 
 def test_r2_on_a_miss_the_rerun_stops_or_asks_a_function(repo, world):
@@ -338,6 +350,51 @@ def test_r2_a_node_that_catches_errors_does_not_hide_that_the_rerun_stopped(repo
         agent.rerun(graph, effects=world.effects(), **options)
     assert (stopped.value.report.status, len(answers)) == ("diverged", options.get("max_calls", 0))
     assert world.items == ["chair"]
+
+
+def test_an_update_and_a_command_are_checked_against_the_whole_state(repo):
+    """Bad input: the same graph, built again, takes them; nodes, keys and types that are gone are named."""
+
+    class Item(TypedDict):
+        item: str
+
+    class Order(TypedDict):
+        item: str
+        count: int
+
+    class Renamed(TypedDict):
+        item: str
+        pieces: int
+
+    class Number(TypedDict):
+        item: int
+        count: int
+
+    def build(state=Order, node="act", inputs=Item):
+        builder = StateGraph(state, input_schema=inputs).add_node(node, lambda state: {})
+        return builder.add_edge(START, node).compile()
+
+    updated = repo.wrap(build(), "updated")
+    updated.invoke({"item": "chair"})
+    updated.update_state(None, {"count": 2})
+    updated.invoke({"item": "table"})
+    assert updated.rerun(build()).report.is_same
+    commanded = repo.wrap(build(), "commanded")
+    commanded.invoke({"item": "chair"})
+    commanded.invoke(Command(update={"count": 3}, goto="act"))
+    assert commanded.rerun(build()).report.is_same
+    sent = repo.wrap(build(), "sent")
+    sent.invoke(Command(goto=Send("act", {"item": "chair"})))
+    for agent, graph, words in [
+        (updated, build(Renamed), r"turn 2.*has no count.*Order\(item: str, count: int\).*Renamed\("),
+        (commanded, build(node="do"), r"turn 2.*has no node act\. .*nodes act; this one .*nodes do\."),
+        (commanded, build(Renamed), r"turn 2.*has no count"),
+        (sent, build(node="do"), r"turn 1.*has no node act"),
+        (updated, build(Number, inputs=Number), r"turn 1.*item is 'chair', which is not int.*\(item: int"),
+    ]:
+        with pytest.raises(InvalidInput, match=words):
+            agent.rerun(graph)
+    assert [len(agent.session.branches()) for agent in (updated, commanded, sent)] == [2, 2, 1]
 
 
 def test_a_model_that_never_stops_reaches_a_limit(repo, world):

@@ -1,6 +1,8 @@
 """The report of a rerun is read later, beside the recorded conversation."""
 
 import pytest
+from langchain_core.messages import AIMessage
+from langgraph.graph import START, MessagesState, StateGraph
 from scripted import World, call, calls, obedient, scripted, tool_node_graph
 
 from agentgit import Conflict, NotFound, RollbackBlocked
@@ -53,6 +55,26 @@ def test_r4_calls_and_messages_are_frames(repo):
     assert sorted(report.to_frame()["outcome"]) == ["matched", "new", "not made"]  # the two calls run at once
     frame = agent.session.compare_rerun("rerun").to_frame()
     assert frame["is_same"].tolist()[:2] == [True, False]
+    items = [[one["args"]["item"] for one in frame[side][1]] for side in ("recorded_calls", "rerun_calls")]
+    assert items == [["chair", "table"], ["chair", "sofa"]]
+
+
+def test_r4_fewer_model_calls_are_not_the_same(repo):
+    """R4: a graph that writes the replies itself has the same state, but the report has the missing model calls."""
+
+    def chatting(model=None):
+        def chat(state):
+            return {"messages": [model.invoke(state["messages"]) if model else AIMessage("hi", id="fixed")]}
+
+        return StateGraph(MessagesState).add_node(chat).add_edge(START, "chat").compile()
+
+    agent = repo.wrap(chatting(scripted("hi")), "s")
+    agent.run("hello")
+    assert agent.rerun().report.is_same
+    report = agent.rerun(chatting()).report
+    assert (report.is_same, report.is_same_state) == (False, True)
+    assert (report.recorded_model_calls, report.model_calls) == (1, 0)
+    assert "model calls: 1 recorded, 0 now" in str(report)
 
 
 def test_r4_a_long_conversation_is_read_from_where_it_diverges(repo):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import difflib
 import json
 import threading
 from collections import defaultdict, deque
@@ -68,7 +69,7 @@ class Answers:
                 f"tools must be 'record', 'live', a function, or a mapping from tools to these or to values, not "
                 f"{tools!r}."
             )
-        if not isinstance(max_calls, int) or max_calls < 0:
+        if not isinstance(max_calls, int) or isinstance(max_calls, bool) or max_calls < 0:
             raise InvalidInput(f"max_calls must be a number from 0, not {max_calls!r}.")
         self._policies = tools if isinstance(tools, Mapping) else {ALL: tools}
         require_on_miss(on_miss)
@@ -80,6 +81,12 @@ class Answers:
                 f"{', '.join(sorted(known - {ALL}))}."
             )
         for name, policy in self._policies.items():
+            word = _misspelled_word(policy)
+            if word is not None:
+                raise InvalidInput(
+                    f"The policy {policy!r} of {name} looks like {word!r}. A policy is 'record', 'live', a function or "
+                    f"a value; to answer with this text, give a function: lambda call: {policy!r}"
+                )
             if (
                 isinstance(policy, str)
                 and policy == LIVE
@@ -276,6 +283,18 @@ class Answers:
 def _is_word(policy: Any) -> bool:
     """Return whether a policy is `record` or `live`, and not a value, which may not be comparable."""
     return isinstance(policy, str) and policy in (RECORD, LIVE)
+
+
+def _misspelled_word(policy: Any) -> str | None:
+    """Return the word of which a text is probably a misspelling; None if it is a value.
+
+    Example:
+        >>> _misspelled_word("Recorded"), _misspelled_word("a value")
+        ('record', None)
+    """
+    if not isinstance(policy, str) or _is_word(policy):
+        return None
+    return next(iter(difflib.get_close_matches(policy.lower(), (RECORD, LIVE), n=1, cutoff=0.8)), None)
 
 
 def _as_invocation(request: RequestedCall) -> ToolInvocation:

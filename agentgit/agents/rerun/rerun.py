@@ -7,13 +7,12 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, get_type_hints
+from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs
 from langgraph.pregel import Pregel
 from langgraph.types import Command, StateSnapshot
-from pydantic import BaseModel, ValidationError
 from sqlalchemy import Connection
 
 from agentgit.agents.branch_context import BranchContext, Graph, TurnSettings
@@ -22,6 +21,7 @@ from agentgit.agents.graph_tools import GraphTools
 from agentgit.agents.instrumentation import referenced_tools, tools_of
 from agentgit.agents.memory import is_wrappable, plain_store
 from agentgit.agents.rerun.answers import Answers, OnMiss
+from agentgit.agents.rerun.inputs import require_inputs
 from agentgit.agents.rerun.interceptor import RerunSimulation
 from agentgit.agents.rerun.isolated_memory import IsolatedStore, memory_before
 from agentgit.agents.rerun.recording import RecordedIds, Recording, content_of, read_values_of
@@ -38,7 +38,7 @@ from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.queries.recorded_turns import UPDATE, TurnRecord, first_id
 from agentgit.store.records.operations import NewOperation
 from agentgit.store.records.sessions import StoredRow
-from agentgit.store.threads import token_usage
+from agentgit.store.threads import model_calls, token_usage
 from agentgit.store.threads.graph_rows import GraphCheckpoint, GraphKey
 from agentgit.values import portable
 
@@ -107,7 +107,7 @@ class Rerun:
             max_calls = 2 * len(self._recording.calls) + EXTRA_CALLS
         self._answers = Answers(self._recording, settings, tools, on_miss, max_calls)
         if not own_graph:
-            self._require_inputs()
+            require_inputs(self._recording, branch.graph, self.graph)
         _require_answerable(self.graph, settings)
         self.settings = settings
         """The settings of turns of the graph whose tools run."""
@@ -145,24 +145,6 @@ class Rerun:
         }
         found = GraphTools(graph, known | as_effects(effects), settings.effects.defaults)
         return replace(settings, effects=found.effects, unrecorded_tools=found.own_names)
-
-    def _require_inputs(self) -> None:
-        """Check that the new graph takes every recorded input.
-
-        Raises:
-            InvalidInput: It does not. The error has both schemas.
-        """
-        for number, turn in enumerate(self._recording.turns, 1):
-            problem = _input_problem(self.graph, self._recording.input(turn))
-            if problem is not None:
-                theirs, ours = map(_describe_inputs, (self._branch.graph, self.graph))
-                recorded = (
-                    f"The recorded graph takes {theirs}; this one" if self._branch.graph is not self.graph else "It"
-                )
-                raise InvalidInput(
-                    f"The graph does not take the input of turn {number}, so nothing was run: {problem}. {recorded} "
-                    f"takes {ours}."
-                )
 
     def _isolated(self, graph: Graph) -> Graph:
         """Return the graph with a memory of its own."""
@@ -311,6 +293,7 @@ class Rerun:
             newest = store.graphs.newest(connection, row.thread_id)
             recorded = self._recording.end_state
             tokens, recorded_tokens = (self._tokens(connection, one) for one in (newest, recorded))
+            calls, recorded_calls = (self._model_calls(connection, one) for one in (newest, recorded))
             is_same_state = (
                 newest is not None
                 and recorded is not None
@@ -335,6 +318,8 @@ class Rerun:
             recorded_seconds=sum((turn.times[-1] - turn.times[0]).total_seconds() for turn in turns if turn.times),
             tokens=tokens,
             recorded_tokens=recorded_tokens,
+            model_calls=calls or 0,
+            recorded_model_calls=recorded_calls,
         )
         if self._prices is not None:
             recorded_cost, cost = report.costs(self._prices)
@@ -348,12 +333,25 @@ class Rerun:
 
     def _tokens(self, connection: Connection, state: GraphCheckpoint | None) -> dict[str, UsedTokens]:
         """Return the tokens that were used from the start to a state."""
-        start = self._recording.start
-        first = None
-        if start is not None and start.graph_checkpoint_id is not None:
-            first = self._branch.store.graphs.find(connection, GraphKey(start.thread_id, "", start.graph_checkpoint_id))
-        used, earlier = (token_usage.read(one.header) if one is not None else {} for one in (state, first))
+        used, earlier = (
+            token_usage.read(one.header) if one is not None else {} for one in (state, self._first_state(connection))
+        )
         return subtract_usage(used, earlier)
+
+    def _model_calls(self, connection: Connection, state: GraphCheckpoint | None) -> int | None:
+        """Return the number of model calls from the start to a state; None if they were not recorded."""
+        if state is None or state.model_calls is None:
+            return None
+        first, content = self._first_state(connection), self._branch.store.graphs.content(state.session_id)
+        earlier = first.model_calls if first is not None else None
+        calls_before = model_calls.count(connection, content, earlier) if earlier is not None else 0
+        return model_calls.count(connection, content, state.model_calls) - calls_before
+
+    def _first_state(self, connection: Connection) -> GraphCheckpoint | None:
+        start = self._recording.start
+        if start is None or start.graph_checkpoint_id is None:
+            return None
+        return self._branch.store.graphs.find(connection, GraphKey(start.thread_id, "", start.graph_checkpoint_id))
 
     def _record(self, connection: Connection, report: RerunReport) -> None:
         operation = NewOperation(
@@ -401,32 +399,3 @@ def _require_answerable(graph: Graph, settings: TurnSettings) -> None:
                     "rerun would run. Nothing was run. Put the work into the methods _run and _arun; if the tool only "
                     "reads, declare it read_only."
                 )
-
-
-def _input_problem(graph: Graph, value: Any) -> str | None:
-    """Return why a graph does not take an input; None if it does, or if it does not say what it takes."""
-    schema = _input_schema(graph)
-    if schema is None or not isinstance(value, Mapping):
-        return None
-    if unknown := sorted(set(value) - get_type_hints(schema).keys()):
-        return f"it has no {', '.join(unknown)}"
-    if issubclass(schema, BaseModel):
-        try:
-            schema.model_validate(value)
-        except ValidationError as error:
-            return str(error)
-    return None
-
-
-def _input_schema(graph: Graph) -> type | None:
-    schema = getattr(getattr(graph, "builder", None), "input_schema", None)
-    return schema if isinstance(schema, type) else None
-
-
-def _describe_inputs(graph: Graph) -> str:
-    """Return the names and types of what a graph takes, as text."""
-    schema = _input_schema(graph)
-    if schema is None:
-        return f"what {graph.name} takes"
-    types = {name: getattr(hint, "__name__", str(hint)) for name, hint in get_type_hints(schema).items()}
-    return f"{schema.__name__}({', '.join(f'{name}: {kind}' for name, kind in types.items())})"

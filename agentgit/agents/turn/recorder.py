@@ -9,6 +9,8 @@ the real return values of tools pass through `tool_hook`.
 from __future__ import annotations
 
 import itertools
+import logging
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -41,6 +43,16 @@ from agentgit.store.records.journal import CallOutcome, Intent
 from agentgit.store.unit_of_work import RecordedCall
 from agentgit.tracing import NO_SPAN, TracedSpan, tool_span
 from agentgit.values import describe_error, portable
+
+
+def _is_worth_a_warning(record: logging.LogRecord) -> bool:
+    """Return False for an error with which the recorder refuses a call, because the caller of the graph receives it."""
+    is_ours = isinstance(record.args, tuple) and record.args[:1] == (Recorder.__name__,)
+    return not (is_ours and isinstance(sys.exc_info()[1], AgentGitError))
+
+
+# LangChain warns of every error in a callback, also if it raises it.
+logging.getLogger("langchain_core.callbacks.manager").addFilter(_is_worth_a_warning)
 
 
 class Recorder(BaseCallbackHandler):

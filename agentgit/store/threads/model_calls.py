@@ -14,6 +14,7 @@ docs/decisions.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
@@ -171,8 +172,30 @@ def read(connection: Connection, content: Content, hashes: bytes) -> list[Record
     steps, messages = (
         content.blobs.leaves(connection, content.item_hashes(connection, key)) for key in split_hashes(hashes)
     )
-    try:
+    with _reporting_damage(hashes):
         return [call for step in steps for call in _parse_step(as_object(step.data), messages)]
+
+
+def count(connection: Connection, content: Content, hashes: bytes) -> int:
+    """Return the number of calls of stored lists, without those that tools made.
+
+    Args:
+        connection: Any open connection.
+        content: The values of the session.
+        hashes: The hashes of the lists.
+
+    Raises:
+        Corrupt: A value is missing, does not match its hash, or is not of this form.
+    """
+    steps = content.blobs.leaves(connection, content.item_hashes(connection, split_hashes(hashes)[0]))
+    with _reporting_damage(hashes):
+        return sum(not fields.get("in_tool") for step in steps for fields in as_object(step.data)["calls"])
+
+
+@contextmanager
+def _reporting_damage(hashes: bytes) -> Iterator[None]:
+    try:
+        yield
     except (ValueError, LookupError, TypeError) as error:
         row = f"blob {hashes.hex()[: 2 * HASH_BYTES]}"
         raise Corrupt(
