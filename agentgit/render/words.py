@@ -128,6 +128,7 @@ _OPTIONS = (
     (rf"{_ARG}(sync|replay|tools)='(\w+)'", r"--\1 \2"),
     (rf"{_ARG}after={_NAME}", r"--after \1\2"),
     (r"^(on|request)_(error|drift|id)\b", r"--\1-\2"),
+    (r"\bmax_calls\b", "--max-calls"),
 )
 
 COMMAND_LINE: Face = [*_COMMANDS, *_OPTIONS]

@@ -358,7 +358,8 @@ class Repository:
 
         Args:
             sessions: The sessions: a list of sessions, names or ids, such as `repo.sessions(name="refund")`, or one of
-                them. Text like `support-42@retry` names a branch; else the current one is run again.
+                them. Text like `support-42@retry` names a branch; else the current one is run again. The hits of
+                `Session.search` stand for the branches on which they are, each of which runs once.
             graph: The compiled graph to run.
             judge: A function that rates each rerun that ran to its end. It receives a `JudgedRerun` with `report`,
                 `messages`, `recorded_messages`, `state` and `recorded_state`, and returns True or False, a number where
@@ -380,7 +381,8 @@ class Repository:
                 results and the stored reports have the costs of the recorded part and of the rerun.
 
         Raises:
-            InvalidInput: An argument is not valid, or something cannot be sent to another process; nothing was run.
+            InvalidInput: An argument is not valid, there are no sessions, or something cannot be sent to another
+                process; nothing was run.
             Conflict: There are reruns of that name already.
             Unavailable: The executor takes no work.
 

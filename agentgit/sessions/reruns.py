@@ -108,15 +108,15 @@ class Reruns(PrintableDrawing, Tabular):
 
     @property
     def matched(self) -> float:
-        """The mean of the match rates; 1 if there is no session."""
-        return fmean(row.match_rate for row in self.rows) if self.rows else 1.0
+        """The mean of the match rates; 0 if there is no session, which must not pass."""
+        return fmean(row.match_rate for row in self.rows) if self.rows else 0.0
 
     @property
     def judge(self) -> float | None:
         """The mean of the verdicts, where True is 1 and none is 0; None without a judge that gives numbers."""
         if not self.is_judged or any(isinstance(row.verdict, str) for row in self.rows):
             return None
-        return fmean(float(row.verdict or 0) for row in self.rows) if self.rows else 1.0
+        return fmean(float(row.verdict or 0) for row in self.rows) if self.rows else 0.0
 
     @property
     def tokens(self) -> int | None:

@@ -13,6 +13,7 @@ from scripted import World, call, calls, obedient, scripted, tool_node_graph
 import agentgit
 from agentgit import Conflict, InvalidInput, NotFound, Unavailable
 from agentgit.demo import ScriptedModel
+from agentgit.sessions.reruns import Reruns
 
 WORLD = World()
 """The world of graphs that processes build."""
@@ -245,7 +246,51 @@ def test_arguments_that_are_wrong_as_a_whole_are_refused(repo, world):
     with pytest.raises(InvalidInput, match="a list of sessions"):
         repo.rerun(5.5, graph)
     assert [branch.name for branch in repo.session("a").branches()] == ["main"]
-    assert repo.rerun([], graph).rows == []
+    for nobody in ([], repo.sessions(name="no such name")):
+        with pytest.raises(InvalidInput, match="There are no sessions"):
+            repo.rerun(nobody, graph)
+    assert not Reruns(name="empty").is_passed(0.5)
+
+
+def test_r5_search_hits_stand_for_their_branches(repo, world):
+    """R5: the hits of a search are run again, each branch once; one whose session was erased is a row that says so."""
+    agent = repo.wrap(graph_of(world), "s", effects=world.effects())
+    agent.run("add chair")
+    agent.run("look")
+    agent.fork(name="retry").run("add chair")
+    record(repo, world, gone=["add chair"])
+    hits = [*agent.session.search("chair", all_branches=True), *repo.session("gone").search("chair")]
+    repo.session("gone").delete()
+    rows = repo.rerun(hits, graph_of(world), effects=world.effects()).rows
+    assert sorted((row.session, row.source, row.status) for row in rows if row.source) == [
+        ("s", "main", "done"),
+        ("s", "retry", "done"),
+    ]
+    assert [row.error[:29] for row in rows if row.source is None] == ["NotFound: There is no session"]
+    (row,) = repo.rerun(hits[0], graph_of(world), effects=world.effects()).rows
+    assert row.status == "done"
+
+
+def test_r5_names_of_reruns_belong_to_those_who_see_them(repo, world):
+    """R5: another user's reruns, which `reruns` does not show, do not take a name away."""
+    alice, bob = (repo.as_user(repo.users.add(name)) for name in ("alice", "bob"))
+    for user, name in ((alice, "hers"), (bob, "his")):
+        record(user, world, **{name: ["add chair"]})
+        assert user.rerun(name, graph_of(world), name="tuesday").rows[0].session == name
+    assert [row.session for row in bob.reruns("tuesday").rows] == ["his"]
+    with pytest.raises(Conflict):
+        bob.rerun("his", graph_of(world), name="tuesday")
+
+
+def test_r5_the_traceback_of_a_judge_is_logged(repo, world, caplog):
+    """R5: the row has the error of the judge, and the log says where it was raised."""
+    record(repo, world, a=["add chair"])
+
+    def judge(rerun):
+        raise ValueError("no verdict today")
+
+    repo.rerun("a", graph_of(world), judge=judge)
+    assert "in judge" in caplog.text
 
 
 def test_r5_the_table_as_a_frame_and_as_json(repo, world):

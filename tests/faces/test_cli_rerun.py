@@ -99,10 +99,30 @@ def test_r5_a_judge_that_raises_fails_and_wrong_words_have_their_own_codes(run, 
         (["chairs", "--graph", "checks:mute", "--price", "m=free"], "'m=free' is not a price", 2),
         (["chairs", "--graph", "checks:mute", "--judge", "checks:nobody"], "has no 'nobody'", 3),
         (["chairs", "--graph", "checks:mute", "--junit", "no/such/folder.xml"], "cannot be written", 13),
+        (["--matching", "typo", "--graph", "checks:mute"], "No session has 'typo' in its name. agentgit sessions", 2),
+        (["chairs", "--graph", "checks:mute", "--fail-under", "95"], "less than or equal to 1", 2),
+        (["chairs", "--graph", "checks:mute", "--tools", "create_order=recorded"], "must be record or live", 2),
     ]:
         code, out, err = run(*words)
         assert said in err
         assert (code, out) == (expected, "")
+    with agentgit.open(tmp_path / "agentgit.db") as repo:
+        assert [branch.name for branch in repo.session("chairs").branches()] == ["main"]
+
+
+@pytest.mark.long
+def test_r5_policies_and_limits_and_errors_that_name_the_next_step(run):
+    """R5: options set the policy of each tool and the limit of calls; an error is shown whole, in words of commands."""
+    words = ["chairs", "--graph", "agentgit.demo:build", "--effects", "agentgit.demo:EFFECTS"]
+    assert run(*words, "--tools", "search_catalogue=live")[0] == 0
+    code, out, _ = run(*words, "nobody", "--max-calls", "0")
+    assert code == 1
+    shown = " ".join(out.split())
+    assert "Set --max-calls to allow more." in shown
+    assert "agentgit sessions lists" in shown
+    code, out, _ = run(*words, "--tools", "create_order=live")
+    assert code == 1
+    assert "runs only tools that are declared" in " ".join(out.split())
 
 
 @pytest.mark.long

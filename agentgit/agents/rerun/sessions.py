@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import os
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
@@ -10,6 +11,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_complete
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from langchain_core.messages import BaseMessage
@@ -24,6 +26,7 @@ from agentgit.agents.rerun.answers import OnMiss, require_on_miss
 from agentgit.agents.rerun.rerun import Rerun
 from agentgit.agents.wrap import PreparedGraph
 from agentgit.async_api import awaiting
+from agentgit.checkpoints.queries import Hit
 from agentgit.checkpoints.references import free_name, require_branch_name
 from agentgit.effects import Effect
 from agentgit.errors import AgentGitError, Conflict, InvalidInput, NotFound
@@ -39,11 +42,13 @@ from agentgit.sessions.stats import Prices, require_prices
 from agentgit.store.queries.rerun_marks import RerunMarks
 from agentgit.values import describe_error
 
+LOG = logging.getLogger("agentgit")
+
 GraphFactory = Callable[[Session], Any]
 """A function that returns the compiled graph for a session, which may hold a `RecordedModel` of it."""
 
-SessionOrBranch = Session | ExternalSession | str | int
-"""A session, its name or id, or text like `support-42@retry` for one of its branches."""
+SessionOrBranch = Session | ExternalSession | Hit | str | int
+"""A session, its name or id, text like `support-42@retry` for one of its branches, or a search hit on a branch."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +142,7 @@ class SessionReruns:
         progress: Called with the number of sessions that have ended, and their number.
 
     Raises:
-        InvalidInput: An argument is not valid.
+        InvalidInput: An argument is not valid, or there are no sessions.
         Conflict: There are reruns of that name already.
     """
 
@@ -149,15 +154,17 @@ class SessionReruns:
         executor: Executor | None,
         progress: OnProgress | None,
     ) -> None:
-        is_one = isinstance(sessions, Session | ExternalSession | str | int)
+        is_one = isinstance(sessions, SessionOrBranch)
         if not is_one and not isinstance(sessions, Iterable):
             raise InvalidInput(f"sessions must be a session, or a list of sessions or their names, not {sessions!r}.")
         self._context, self._executor, self._progress = context, executor, progress
-        self._refs: list[Any] = [sessions] if is_one else list(sessions)  # type: ignore[arg-type]  # it is iterable
+        self._refs = _branches_of_hits(context, [sessions] if is_one else sessions)  # type: ignore[arg-type]
+        if not self._refs:
+            raise InvalidInput("There are no sessions to run again. Name some of those that repo.sessions() lists.")
         marks = RerunMarks(context.store)
         if plan.name:
             require_branch_name(plan.name)
-            if context.read(lambda c: marks.exist(c, plan.name)):
+            if _has_reruns(context, plan.name):
                 raise Conflict(f"There are reruns named {plan.name!r} already. Choose another name.")
         else:
             time = datetime.now(UTC).strftime("rerun-%Y%m%d-%H%M%S")
@@ -414,7 +421,8 @@ class OneRerun:
             return None, None
         try:
             verdict = await_result(awaiter_for_current_loop(), self._plan.judge(self.judged(agent, report)))
-        except Exception as error:  # noqa: BLE001  # whatever a judge raises
+        except Exception as error:  # whatever a judge raises
+            LOG.warning("The judge of the rerun of session %s raised", self._name, exc_info=error)
             return None, f"The judge raised {describe_error(error)}"
         if isinstance(verdict, bool | str):
             return verdict, None
@@ -430,6 +438,33 @@ class OneRerun:
         """Return which recorded tools the graph does not have and did not call."""
         lacking = {call.tool_name for call in report.not_made} - self._recorded.effects.keys()
         return f"The graph has no {', '.join(sorted(lacking))}." if lacking else None
+
+
+def _branches_of_hits(context: Context, refs: Iterable[Any]) -> list[Any]:
+    """Return sessions with each search hit replaced by the name of its branch, once for all hits on that branch."""
+
+    def name_of(connection: Any, hit: Hit) -> str:
+        session = context.lookup.session_of(connection, hit.checkpoint_id)
+        if session is None:  # it was erased; the row of this name says so
+            return hit.reference
+        row = context.store.checkpoints.load_row(connection, hit.checkpoint_id)
+        branch = context.lookup.branch(connection, session, row.internal_session_id)
+        return f"{session.reference}@{branch.name}"
+
+    found: list[Any] = []
+    for ref in refs:
+        named = context.read(partial(name_of, hit=ref)) if isinstance(ref, Hit) else ref
+        if named is ref or named not in found:
+            found.append(named)
+    return found
+
+
+def _has_reruns(context: Context, name: str) -> bool:
+    """Return whether the principal can see reruns of a name."""
+    try:
+        return bool(read_reruns(context, name).rows)
+    except NotFound:
+        return False
 
 
 def find_branch(context: Context, ref: Any) -> tuple[Session, int]:

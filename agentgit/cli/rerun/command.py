@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -17,9 +17,10 @@ from agentgit.cli.completion import complete_session
 from agentgit.cli.options import AsJson, DatabaseOption, Price, import_from_here, parse_prices, repository
 from agentgit.errors import InvalidInput
 from agentgit.render.words import COMMAND_LINE, reword
+from agentgit.sessions.rerun import LIVE, RECORD
 
 if TYPE_CHECKING:
-    from agentgit.sessions.reruns import Reruns, SessionRerun
+    from agentgit.sessions.reruns import SessionRerun
 
 BELOW_BAR = 1
 """The exit code if the sessions do not reach the bar."""
@@ -60,7 +61,9 @@ def rerun(
             "--fail-under",
             metavar="SHARE",
             min=0,
-            help="Fail if the judge, or else the match rate, is lower; from 0 to 1.",
+            max=1,
+            help="Fail if the mean of the verdicts is lower, or without a judge that returns numbers, of the match "
+            "rates; from 0 to 1.",
         ),
     ] = 1.0,
     junit: Annotated[
@@ -69,12 +72,24 @@ def rerun(
     effects: Annotated[
         str | None, typer.Option("--effects", metavar="MODULE:NAME", help="The effects of the tools, by their names.")
     ] = None,
+    tools: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tools",
+            metavar="[TOOL=]POLICY",
+            help="How calls are answered: record, or live for tools that are read_only or state; repeatable by tool.",
+        ),
+    ] = None,
     on_miss: Annotated[
         Literal["tell", "stop"],
         typer.Option(
             "--on-miss", help="What to do about a call that the record does not have: tell the model, or stop."
         ),
     ] = "tell",
+    max_calls: Annotated[
+        int | None,
+        typer.Option("--max-calls", metavar="N", min=0, help="The most calls that each session may make."),
+    ] = None,
     parallel: Annotated[
         int, typer.Option("--parallel", metavar="N", min=1, help="The number of sessions that run at the same time.")
     ] = 1,
@@ -86,6 +101,8 @@ def rerun(
     as_json: AsJson = False,
 ) -> None:
     """Run recorded sessions again in a graph; tools do not run. Fail below a bar, for CI."""
+    from agentgit.handles.export import open_target
+    from agentgit.render import junit as junit_xml
     from agentgit.render.views import reruns
 
     if not sessions and matching is None:
@@ -97,19 +114,24 @@ def rerun(
         repo = stack.enter_context(repository(db))
         executor = stack.enter_context(ThreadPoolExecutor(parallel)) if parallel > 1 else None
         found = list(repo.sessions(name=matching)) if matching is not None else []
-        progress = stack.enter_context(output.bar("running again", as_json))
-        results = repo.rerun(
-            [*(sessions or ()), *found],
-            executor=executor,
-            progress=progress,
-            name=name,
-            on_miss=on_miss,
-            prices=prices,
-            **options,
-        )
-    results = replace(results, rows=[_reword_row(row) for row in results.rows])
-    if junit is not None:
-        _write_junit(junit, results, fail_under)
+        if matching is not None and not found:
+            raise InvalidInput(f"No session has {matching!r} in its name. agentgit sessions lists them.")
+        file = stack.enter_context(open_target(junit)) if junit is not None else None  # before the models run
+        with output.bar("running again", as_json) as progress:
+            results = repo.rerun(
+                [*(sessions or ()), *found],
+                executor=executor,
+                progress=progress,
+                name=name,
+                tools=_policies(tools or ()),
+                on_miss=on_miss,
+                max_calls=max_calls,
+                prices=prices,
+                **options,
+            )
+        results = replace(results, rows=[_reword_row(row) for row in results.rows])
+        if file is not None:
+            file.write(junit_xml.document(results, fail_under))
     is_passed = results.is_passed(fail_under)
     data = {"fail_under": fail_under, "is_passed": is_passed}
     output.emit(as_json, lambda: results.to_dict() | data, lambda width: reruns.lines(results, width=width))
@@ -129,6 +151,17 @@ def _graph_or_factory(path: str) -> dict[str, Any]:
     return {"graph": user_modules.graph_in(path)}
 
 
+def _policies(words: Sequence[str]) -> Any:
+    """Return the policies of tools: one for all, or a mapping from their names."""
+    policies: dict[str, str] = {}
+    for word in words:
+        name, _, policy = word.rpartition("=")
+        if policy not in (RECORD, LIVE):
+            raise InvalidInput(f"--tools {word}: the policy must be record or live, as in --tools price=live")
+        policies[name or "*"] = policy
+    return policies
+
+
 def _import(path: str | None) -> Callable[..., Any] | None:
     from agentgit.agents import user_modules
 
@@ -142,11 +175,3 @@ def _reword_row(row: SessionRerun) -> SessionRerun:
     if report is not None and report.reason is not None:
         report = replace(report, reason=reword(report.reason, COMMAND_LINE))
     return replace(row, report=report, error=None if row.error is None else reword(row.error, COMMAND_LINE))
-
-
-def _write_junit(path: Path, results: Reruns, bar: float) -> None:
-    from agentgit.handles.export import open_target
-    from agentgit.render import junit
-
-    with open_target(path) as file:
-        file.write(junit.document(results, bar))

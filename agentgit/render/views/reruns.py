@@ -23,7 +23,8 @@ def lines(results: Reruns, *, width: int = 100) -> list[Line]:
     summary += [count(results.tokens, "token")] if results.tokens is not None else []
     summary += [f"cost {results.cost:.4f}"] if results.cost is not None else []
     rows = [_row(row) for row in results.rows]
-    return [(Span(f"{clean(results.name)}: {', '.join(summary)}", "heading"),), *table(rows, width=width, indent="  ")]
+    heading = (Span(f"{clean(results.name)}: {', '.join(summary)}", "heading"),)
+    return [heading, *table(rows, width=width, indent="  ", wrap_last=True)]
 
 
 def _row(row: SessionRerun) -> list[Span]:

@@ -31,10 +31,6 @@ class RerunMarks:
         names = select(BRANCH.c.name).distinct().where(BRANCH.c.tenant_id == self.store.tenant_id)
         return set(connection.execute(names.where(BRANCH.c.name.startswith(beginning, autoescape=True))).scalars())
 
-    def exist(self, connection: Connection, name: str) -> bool:
-        """Return whether there are reruns of a name."""
-        return any(self._of_group(connection, name))
-
     def update(self, branch_id: int, facts: Mapping[str, Any]) -> None:
         """Add facts to the mark of a rerun, in its own transaction."""
         self.store.database.write(
