@@ -45,6 +45,7 @@ __all__ = [
     "messages_delta_reducer",
     "recast_checkpoint_ns",
     "set_task_path_column",
+    "task_path_str",
     "tool_node_functions",
     "wrap_each_call",
 ]
@@ -58,7 +59,7 @@ try:
     from langgraph.checkpoint.serde import _msgpack
     from langgraph.checkpoint.serde.types import _DeltaSnapshot as DeltaSnapshot
     from langgraph.graph.message import _messages_delta_reducer as messages_delta_reducer
-    from langgraph.pregel import _checkpoint, _read, _utils, _write
+    from langgraph.pregel import _algo, _checkpoint, _read, _utils, _write
 
     # Keys of config["configurable"] in a running task.
     CONFIG_KEY_CACHE = _constants.CONFIG_KEY_CACHE
@@ -96,6 +97,7 @@ try:
     PregelNode = _read.PregelNode
     channels_from_checkpoint = _checkpoint.channels_from_checkpoint
     get_function_nonlocals = _utils.get_function_nonlocals
+    task_path_str = _algo.task_path_str
     recast_checkpoint_ns = _config.recast_checkpoint_ns
 
     SAFE_MSGPACK_TYPES = _msgpack.SAFE_MSGPACK_TYPES

@@ -158,8 +158,8 @@ class RerunReport(Displayable, Tabular):
 
     @property
     def match_rate(self) -> float:
-        """The share of calls, made and recorded, that are in both; 1 if there are none."""
-        total = len(self.calls) + len(self.not_made)
+        """The share of calls, made and recorded, that are in both; 1 if there are none. Unanswered questions count."""
+        total = len(self.calls) + len(self.not_made) + len(self.unanswered)
         return len(self.matched) / total if total else 1.0
 
     @property
@@ -209,6 +209,7 @@ class RerunReport(Displayable, Tabular):
         lines += [self.reason] if self.reason else []
         lines += [f"  new: {_text(call)}" for call in self.new]
         lines += [f"  not made: {_text(call)}" for call in self.not_made]
+        lines += [f"  unanswered: {question!r}" for question in self.unanswered]
         lines += [f"  later than recorded: {_text(call)}" for call in self.reordered]
         lines += [f"  {name}: {before} recorded, {after} now" for name, before, after in self.usage()]
         lines.append("The state is the same." if self.is_same_state else "The state differs.")

@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import operator
 import signal
-from typing import TypedDict
+from typing import Annotated, TypedDict
 
 import faults
 import points
 import pytest
+from langchain.agents import create_agent
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.tools import tool
 from langgraph.graph import START, MessagesState, StateGraph
@@ -37,6 +39,12 @@ OWN_IDS = ("in_a_called_graph", "in_a_graph_without_memory", "in_a_tool", "with_
 
 AT_ONCE = ("in_workers", "in_tasks")
 """The graphs whose equal calls run at the same time: which of them got which answer, the record does not say."""
+
+
+class Answers(TypedDict):
+    """The answers of a person."""
+
+    answers: Annotated[list[str], operator.add]
 
 
 @pytest.fixture
@@ -154,6 +162,77 @@ def test_r1_a_tool_that_asked_a_person_is_not_entered(repo, world):
     )
     assert world.log == log
     assert (again.report.status, again.report.match_rate, again.report.is_same_state) == ("done", 1.0, True)
+
+
+def asking(*names, question="ok?"):
+    """Build a graph with parallel nodes that all ask a question."""
+
+    def node(name):
+        return lambda state: {"answers": [name + str(interrupt(question))]}
+
+    builder = StateGraph(Answers)
+    for name in names:
+        builder.add_node(name, node(name)).add_edge(START, name)
+    return builder.compile()
+
+
+def test_r1_equal_questions_at_the_same_time_keep_their_answers(repo):
+    """R1: a question is found by its text and by the node that asked it, whatever the order of the answers was."""
+    agent = repo.wrap(asking("a", "b", "c"), "s")
+    agent.invoke({"answers": []})
+    a, b, c = (one.id for one in agent.get_state().interrupts)
+    agent.invoke(Command(resume={c: " no", a: " yes"}))
+    agent.invoke(Command(resume={b: " later"}))
+    again = agent.rerun()
+    assert again.state["answers"] == ["a yes", "b later", "c no"]
+    assert again.report.is_same
+
+
+def test_r2_an_unanswered_question_is_a_miss(repo):
+    """R2: a question that the record does not have stays open and counts; `on_miss` stops or answers it."""
+    agent = repo.wrap(asking("a"), "s")
+    agent.invoke({"answers": []})
+    agent.invoke(Command(resume=" yes"))
+    other = asking("a", question="really?")
+    report = agent.rerun(other).report
+    assert (report.unanswered, report.match_rate, report.is_same) == (["really?"], 0.0, False)
+    assert "unanswered: 'really?'" in str(report)
+    with pytest.raises(RerunDiverged, match="no answer to the question 'really\\?'") as stopped:
+        agent.rerun(other, on_miss="stop")
+    assert stopped.value.report.status == "diverged"
+    again = agent.rerun(other, on_miss=lambda call: f" {call.tool_name} {call.args['value']}")
+    assert again.state["answers"] == ["a interrupt really?"]
+    assert [(one.tool_name, one.answered_by) for one in again.report.new] == [("interrupt", "function")]
+
+    async def answer(call):
+        return " later"
+
+    assert asyncio.run(agent.arerun(other, on_miss=answer)).state["answers"] == ["a later"]
+
+
+@pytest.mark.parametrize("kind", ["node", "agent"])
+@pytest.mark.parametrize("is_abandoned", [False, True])
+def test_r1_a_tool_whose_question_was_left_open_waits_again(repo, world, kind, is_abandoned):
+    """R1: a call that waited for a person waits in a rerun, too; its tool is not entered."""
+    two = calls(call("add_if_approved", item="chair"), call("add_if_approved", item="table"))
+
+    def graph():
+        model = scripted(two, *(["hello"] if is_abandoned else []))
+        return tool_node_graph(model, world.tools()) if kind == "node" else create_agent(model, world.tools())
+
+    agent = repo.wrap(graph(), "s", effects=world.effects())
+    agent.run("buy")
+    agent.invoke(Command(resume={agent.get_state().interrupts[0].id: "yes"}))
+    assert len(agent.get_state().interrupts) == 1
+    if is_abandoned:
+        agent.run("never mind")
+    log = list(world.log)
+    again = agent.rerun()
+    assert (again.report.match_rate, again.report.unanswered) == (1.0, [])
+    assert len(again.report.matched) == 2
+    assert again.report.is_same_state
+    assert [one.value for one in again.get_state().interrupts] == [one.value for one in agent.get_state().interrupts]
+    assert world.log == log
 
 
 def test_r1_a_part_of_a_branch_and_the_path_through_its_ancestors(repo, world):

@@ -103,6 +103,12 @@ def test_recast_checkpoint_ns_removes_task_ids():
     assert internals.recast_checkpoint_ns("a:1|b:2") == "a|b", MOVED.format("recast_checkpoint_ns")
 
 
+def test_the_path_of_a_task_is_written_as_a_text():
+    """`task_path_str` returns what LangGraph stores as the path of a task that `get_state` shows."""
+    path = ("__pregel_push", ("__pregel_pull", "flow"), 2, True)
+    assert internals.task_path_str(path) == "~__pregel_push, ~__pregel_pull, flow, 0000000002, 0000000001"
+
+
 def test_a_delta_snapshot_wraps_the_value_of_its_channel():
     """DeltaSnapshot holds its value, and the reducer of messages appends."""
     assert internals.DeltaSnapshot([1]).value == [1], MOVED.format("_DeltaSnapshot")

@@ -14,6 +14,8 @@ from typing import Any
 
 from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.tools import ToolException
+from langgraph.errors import GraphInterrupt
+from langgraph.types import Interrupt
 
 from agentgit.agents.branch_context import TurnSettings
 from agentgit.agents.rerun.recording import Recording
@@ -30,6 +32,9 @@ from agentgit.values import portable
 
 TELL, STOP = "tell", "stop"
 """What a rerun does about a call that the record does not have: tell the model, or stop."""
+
+ASK = "interrupt"
+"""The name of the function of LangGraph that asks a person, as a function for misses sees it."""
 
 ALL = "*"
 """The key of the policy for all other tools."""
@@ -102,6 +107,10 @@ class Answers:
         self._unused: dict[str, deque[ToolInvocation]] = defaultdict(deque)
         for call in recording.calls:
             self._unused[self._key(call)].append(call)
+        self._waiting: dict[str, deque[ToolInvocation]] = defaultdict(deque)
+        for call in recording.waiting:
+            self._waiting[self._key(call)].append(call)
+        self._asking: dict[str, ToolInvocation] = {}
         self._inner = recording.inner_calls()
         self._messages = {
             message.tool_call_id: message for message in recording.messages() if isinstance(message, ToolMessage)
@@ -189,7 +198,39 @@ class Answers:
         if recorded is not None:
             self._note(call, RECORD, recorded)
             return self._recorded_answer(recorded, request)
-        return self._missed(call)
+        return self._open_answer(call, request) or self._missed(call)
+
+    def _open_answer(self, call: ToolInvocation, request: RequestedCall) -> InflightResult | None:
+        """Return the question that the call asks; None if the record has no such call that nobody answered."""
+        with self._lock:
+            waiting = self._waiting.get(request.repeat_hash)
+            asking = self._asking.get(request.intent.idempotency_key)  # it asks again when another one was answered
+            recorded = asking or (waiting.popleft() if waiting else None)
+            if recorded is None:
+                return None
+            self._asking[request.intent.idempotency_key] = recorded
+        if asking is None:
+            self._note(call, RECORD, recorded)
+        question = self._recording.asked_by(recorded)
+        return _raised(GraphInterrupt((Interrupt.from_ns(question, request.task),)))
+
+    def ask(self, question: Any) -> InflightResult | None:
+        """Return the answer to a question that the record does not have; None if it stays open.
+
+        Raises:
+            RerunDiverged: `on_miss` is `stop`.
+        """
+        call = ToolInvocation(id=0, internal_session_id=0, position=0, tool_name=ASK, args={"value": question})
+        if callable(self._on_miss):
+            self._note(call, FUNCTION, None)
+            return _computed(self._on_miss, call)
+        if self._on_miss == STOP:
+            error = RerunDiverged(
+                f"The recording has no answer to the question {question!r}. The rerun stopped in turn {self.turn}."
+            )
+            self.stop(error)
+            raise error
+        return None
 
     def _own_answer(self, request: RequestedCall) -> InflightResult:
         """Return what one of agentgit's own tools answered, which is not part of the track; it does not act again."""

@@ -25,10 +25,9 @@ from agentgit.store.objects.content import read_values
 from agentgit.store.queries.recorded_turns import (
     INPUT,
     UPDATE,
-    RecordedAnswer,
     RecordedWrite,
     TurnRecord,
-    read_answers,
+    read_questions,
     read_turns,
 )
 from agentgit.store.records.sessions import StoredRow
@@ -42,15 +41,19 @@ BRANCH_TO = "branch:to:"
 
 @dataclass(frozen=True)
 class Question:
-    """A question that a recorded task asked, and the answer to it.
+    """A question that a recorded task asked.
 
     Args:
         value: The question, JSON-like.
-        answer: The answer.
+        place: The place of the task in the graph.
+        answer: The answer; None for a question that was left open.
+        is_open: True if nobody answered it.
     """
 
     value: Any
-    answer: Any
+    place: str
+    answer: Any = None
+    is_open: bool = False
 
 
 class Place(NamedTuple):
@@ -89,10 +92,11 @@ class Recording:
             )
             self.calls = self._read_calls(connection)
             self.places = self._read_places(connection)
-            answers = read_answers(self._store, connection, row, start_id, end_id)
+            self._asked = read_questions(self._store, connection, row, start_id, end_id)
+            self.waiting = self._read_waiting(connection)
             self.end_state = self._read_end(connection, end_id) if end_id is not None else None
             self.state = read_values_of(branch, connection, self.end_state)
-        self.questions = list(self._build_questions(answers))
+        self.questions = list(self._build_questions())
         self._step_times = sorted(time for turn in self.turns for time in turn.times)
 
     # -- inputs
@@ -156,11 +160,13 @@ class Recording:
     def _read_places(self, connection: Connection) -> dict[int, Place]:
         """Read the place of each call in the AI messages of its branch."""
         columns = TOOL_INVOCATION.c
-        branch_ids = [segment.branch.id for segment in self._store.sessions.lineage(connection, self.row)]
         query = select(columns.id, columns.internal_session_id, columns.batch, columns.batch_index).where(
-            columns.tenant_id == self._store.tenant_id, columns.internal_session_id.in_(branch_ids)
+            columns.tenant_id == self._store.tenant_id, columns.internal_session_id.in_(self._branch_ids(connection))
         )
         return {row.id: Place(row.internal_session_id, row.batch, row.batch_index) for row in connection.execute(query)}
+
+    def _branch_ids(self, connection: Connection) -> list[int]:
+        return [segment.branch.id for segment in self._store.sessions.lineage(connection, self.row)]
 
     def inner_calls(self) -> dict[int, list[int]]:
         """Return for each call that made calls itself the ids of these."""
@@ -180,16 +186,46 @@ class Recording:
 
     # -- questions
 
-    def _build_questions(self, answered: Iterable[RecordedAnswer]) -> Iterator[Question]:
-        """Yield the questions that were answered, each once: a subgraph's question also stands at its caller."""
-        for task in answered:
-            (given,) = self._decode([task.answers])
-            for number, answer in enumerate(given):
-                is_last = number == len(given) - 1
+    def _build_questions(self) -> Iterator[Question]:
+        """Yield the questions: those that were answered, and the last one of a task, if it was left open."""
+        for task in self._asked:
+            given = self._decode([task.answers])[0] if task.answers is not None else []
+            for number in range(len(given) + 1):
+                is_last = number == len(given) - bool(given)
                 question = task.questions.get(number) if task.questions else task.last if is_last else None
                 asked = self._decode([question])[0] if question is not None else ()
-                if asked:
-                    yield Question(portable(asked[-1].value), answer)
+                if not asked:
+                    continue
+                value = portable(asked[-1].value)
+                if number < len(given):
+                    yield Question(value, task.path, given[number])
+                else:
+                    yield Question(value, task.path, is_open=True)
+
+    def _read_waiting(self, connection: Connection) -> list[ToolInvocation]:
+        """Read the calls that were left waiting for a person, and which question each of them asked."""
+        store, columns = self._store, TOOL_INVOCATION.c
+        ended = {call.idempotency_key for call in self.calls}
+        query = select(columns.id, columns.idempotency_key).where(
+            columns.tenant_id == store.tenant_id,
+            columns.internal_session_id.in_(self._branch_ids(connection)),
+            columns.status == PAUSED,
+        )
+        ids = {row.idempotency_key: row.id for row in connection.execute(query.order_by(columns.id))}
+        found = [store.journal.invocation(connection, id) for key, id in ids.items() if key not in ended]
+        calls = [call for call in found if call is not None]
+        records = {call.id: store.recorded_calls.answers(connection, call.id) or {} for call in calls}
+        hashes = {id: record.get("question") for id, record in records.items()}
+        asked = {write.value.hex(): write for task in self._asked for write in task.questions.values()}
+        # A call that a node makes itself does not record its question.
+        others = [task.last for task in self._asked if task.last is not None]
+        self._questions = {id: asked.get(key or "", others[-1] if others else None) for id, key in hashes.items()}
+        return calls
+
+    def asked_by(self, call: ToolInvocation) -> Any:
+        """Return the question for whose answer a recorded call waits; None if it is not known."""
+        write = self._questions[call.id]
+        return self._decode([write])[0][-1].value if write is not None else None
 
 
 def read_values_of(branch: BranchContext, connection: Connection, state: GraphCheckpoint | None) -> dict[str, Any]:

@@ -24,18 +24,19 @@ from agentgit.agents.rerun.answers import Answers, OnMiss
 from agentgit.agents.rerun.inputs import require_inputs
 from agentgit.agents.rerun.interceptor import RerunSimulation
 from agentgit.agents.rerun.isolated_memory import IsolatedStore, memory_before
-from agentgit.agents.rerun.recording import RecordedIds, Recording, content_of, read_values_of
+from agentgit.agents.rerun.recording import Question, RecordedIds, Recording, content_of, read_values_of
 from agentgit.auth.principal import EDITOR
 from agentgit.checkpoints.references import free_name
 from agentgit.effects import Effect
 from agentgit.effects.declarations import as_effects
 from agentgit.effects.effects import NEUTRAL
 from agentgit.errors import AgentGitError, InvalidInput, PromptChanged, RerunDiverged
+from agentgit.langgraph_internals import task_path_str
 from agentgit.sessions.rerun import DIVERGED, DONE, FAILED, RerunReport
 from agentgit.sessions.session import RERUN, SIMULATED
 from agentgit.sessions.stats import Prices, UsedTokens, subtract_usage
 from agentgit.store.queries.lookup import CheckpointRef
-from agentgit.store.queries.recorded_turns import UPDATE, TurnRecord, first_id
+from agentgit.store.queries.recorded_turns import UPDATE, TurnRecord, first_id, task_place
 from agentgit.store.records.operations import NewOperation
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.threads import model_calls, token_usage
@@ -115,6 +116,7 @@ class Rerun:
         self._settings = replace(settings, workspace=None, simulation=simulation)
         self._questions = list(self._recording.questions)
         self._unanswered: list[Any] = []
+        self._open: set[str] = set()
         self._turns = 0
         self._turn: TurnRecord | None = None
         self._error: BaseException | None = None
@@ -259,17 +261,34 @@ class Rerun:
         return self._runner._is_waiting or bool(has_breakpoints)
 
     def _answers_for(self, state: StateSnapshot) -> dict[str, Any]:
-        """Return the recorded answers to the questions that wait, by the ids of the questions."""
+        """Return the answers to the questions that wait, by the ids of the questions."""
         answers: dict[str, Any] = {}
-        for asked in state.interrupts:
-            value = portable(asked.value)
-            question = next((one for one in self._questions if one.value == value), None)
-            if question is None:
-                self._unanswered.append(value)
-            else:
-                self._questions.remove(question)
-                answers[asked.id] = question.answer
-        return answers
+        for task in state.tasks:
+            for asked in task.interrupts:
+                if asked.id in self._open:
+                    continue
+                value = portable(asked.value)
+                question = self._take_question(value, task_place(task_path_str(task.path)))
+                if question is None:
+                    with self._catching():
+                        answer = self._answers.ask(value)
+                        if answer is None:
+                            self._unanswered.append(value)
+                        else:
+                            answers[asked.id] = answer.wait()
+                elif not question.is_open:
+                    answers[asked.id] = question.answer
+                if asked.id not in answers:
+                    self._open.add(asked.id)
+        return answers if self._error is None else {}
+
+    def _take_question(self, value: Any, place: str) -> Question | None:
+        """Take the earliest recorded question with a value, if possible that of the same task of the graph."""
+        same = [question for question in self._questions if question.value == value]
+        question = next((one for one in same if one.place == place), same[0] if same else None)
+        if question is not None:
+            self._questions.remove(question)
+        return question
 
     def _turn_config(self) -> RunnableConfig:
         steps = len(self._turn.times) if self._turn is not None else 0

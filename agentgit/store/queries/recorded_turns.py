@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -69,18 +69,20 @@ class TurnRecord:
     has_failed: bool = False
 
 
-class RecordedAnswer(NamedTuple):
+class RecordedQuestions(NamedTuple):
     """The questions of one task, and a person's answers to them.
 
     Args:
         questions: The questions, by their numbers; empty if a program without agentgit ran the task.
         last: The last question.
-        answers: The list of the answers.
+        answers: The list of the answers; None if there are none.
+        path: The path of the task of the graph itself that asked, or in which a subgraph asked.
     """
 
     questions: Mapping[int, RecordedWrite]
     last: RecordedWrite | None
-    answers: RecordedWrite
+    answers: RecordedWrite | None
+    path: str
 
 
 def read_turns(
@@ -225,9 +227,9 @@ def _read_writes(store: Store, connection: Connection, branch: StoredRow) -> dic
     return writes
 
 
-def read_answers(
+def read_questions(
     store: Store, connection: Connection, branch: StoredRow, start: str | None, end: str | None
-) -> list[RecordedAnswer]:
+) -> list[RecordedQuestions]:
     """Read the questions that the tasks of a path asked, with the answers, oldest first.
 
     Args:
@@ -248,16 +250,34 @@ def read_answers(
         *((columns.checkpoint_id <= end,) if end is not None else ()),
     )
     rows = row_codes.verify_rows(connection, GRAPH_WRITE, connection.execute(query).all())
-    questions: dict[str, dict[int, RecordedWrite]] = defaultdict(dict)
-    answers: dict[str, RecordedWrite] = {}
-    last: dict[str, RecordedWrite] = {}
+    paths = {row.task_id: row.task_path for row in rows}
+    # The question of a subgraph also stands at the tasks that called it.
+    callers = {part.partition(":")[2] for row in rows for part in row.ns.split("|")}
+    tasks: dict[str, RecordedQuestions] = {}
     # A nearer branch has copied the questions of its branch point, and its own answers count.
     for row in sorted(rows, key=lambda row: (row.checkpoint_id, threads.index(row.thread_id))):
-        task, write = f"{row.ns}/{row.checkpoint_id}/{row.task_id}", RecordedWrite.of(row)
+        if row.task_id in callers:
+            continue
+        root = row.ns.partition("|")[0].partition(":")[2] or row.task_id
+        key, write = f"{row.ns}/{row.checkpoint_id}/{row.task_id}", RecordedWrite.of(row)
+        task = tasks.setdefault(key, RecordedQuestions({}, None, None, task_place(paths.get(root, ""))))
         if row.channel == RESUME:
-            answers[task] = write
+            tasks[key] = task._replace(answers=write)
         elif row.channel == INTERRUPT:
-            last[task] = write
+            tasks[key] = task._replace(last=write)
         else:
-            questions[task][ASKED_INDEX - row.idx] = write
-    return [RecordedAnswer(questions[task], last.get(task), given) for task, given in answers.items()]
+            tasks[key] = task._replace(questions={**task.questions, ASKED_INDEX - row.idx: write})
+    return list(tasks.values())
+
+
+def task_place(path: str) -> str:
+    """Return the path of a task without the ids of other tasks in it, which are new in each run.
+
+    Example:
+        >>> task_place("~__pregel_push, ~__pregel_pull, flow, 0000000002, 1f1e4b00-8d0a-6b1c-8000-6d1f3b0f1c2d")
+        '~__pregel_push, ~__pregel_pull, flow, 0000000002, '
+    """
+    return _TASK_ID.sub("", path)
+
+
+_TASK_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
