@@ -7,11 +7,11 @@ from typing import Annotated, Any
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import HumanInTheLoopMiddleware
-from langchain_core.messages import HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage, ToolMessage
 from langchain_core.tools import InjectedToolCallId, tool
 from langgraph.cache.memory import InMemoryCache
 from langgraph.graph import START, MessagesState, StateGraph
-from langgraph.prebuilt import ToolNode
+from langgraph.prebuilt import ToolNode, tools_condition
 from langgraph.runtime import Runtime
 from langgraph.store.memory import InMemoryStore
 from langgraph.types import CachePolicy, Command, RetryPolicy
@@ -98,6 +98,56 @@ def test_r1_a_breakpoint_of_the_graph_is_passed_as_it_was(repo, world):
     again = agent.rerun()
     require_same(agent, again)
     assert world.items == ["chair"]
+
+
+def stopping(model, world):
+    """Build a graph that stops before its tools."""
+    builder = StateGraph(MessagesState)
+    builder.add_node("model", lambda state: {"messages": [model.invoke(state["messages"])]})
+    builder.add_node("tools", ToolNode(world.tools()))
+    builder.add_edge(START, "model").add_edge("tools", "model").add_conditional_edges("model", tools_condition)
+    return builder.compile(interrupt_before=["tools"])
+
+
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_r1_what_a_person_edits_at_a_breakpoint(repo, world, is_recorded):
+    """R1: the rerun waits at a breakpoint for what was edited there; what was left there stays there."""
+    agent = repo.wrap(stopping(obedient(), world), "s", effects=world.effects())
+    agent.invoke(said("add chair"))
+    asked = agent.messages()[-1]
+    edited = {**asked.tool_calls[0], "args": {"item": "desk"}}
+    agent.update_state(None, {"messages": [AIMessage("", id=asked.id, tool_calls=[edited])]})
+    agent.invoke(None)
+    agent.invoke(said("add lamp"))
+    again = agent.rerun(stopping(RecordedModel(agent), world)) if is_recorded else agent.rerun()
+    require_same(agent, again)
+    assert again.get_state().next == agent.get_state().next == ("tools",)
+    assert world.items == ["desk"]
+
+
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_r1_messages_that_a_caller_removes(repo, world, is_recorded):
+    """R1: an update removes the messages in the place of the recorded ones, whatever their ids are now."""
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    agent.run("add chair")
+    agent.update_state(None, {"messages": [RemoveMessage(message.id) for message in agent.messages()[1:3]]})
+    agent.run("add lamp")
+    again = agent.rerun(tool_node_graph(RecordedModel(agent), world.tools())) if is_recorded else agent.rerun()
+    require_same(agent, again)
+    assert [one.content for one in again.messages()] == [one.content for one in agent.messages()]
+
+
+def test_r1_a_session_that_begins_with_an_update(repo, world):
+    """R1: a session that begins with an update, and one that is run again from a breakpoint, go on from there."""
+    agent = repo.wrap(stopping(obedient(), world), "s", effects=world.effects())
+    agent.update_state(None, {"messages": [HumanMessage("add chair")]}, as_node="__start__")
+    agent.invoke(None)
+    middle = agent.checkpoint("middle")
+    agent.invoke(None)
+    require_same(agent, agent.rerun())
+    again = agent.rerun(start=middle)
+    require_same(agent, again)
+    assert again.report.recorded_turns == 1
 
 
 def test_r1_a_middleware_that_asks_a_person(repo, world):

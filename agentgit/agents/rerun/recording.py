@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from langchain_core.messages import AIMessage, BaseMessage, ToolMessage, convert_to_messages
+from langchain_core.messages import AIMessage, BaseMessage, RemoveMessage, ToolMessage, convert_to_messages
 from langgraph.graph.message import add_messages
 from langgraph.types import Command, Send
 from sqlalchemy import Connection, select
@@ -23,6 +24,7 @@ from agentgit.errors import InvalidInput
 from agentgit.langgraph_internals import TASKS
 from agentgit.store.objects.content import read_values
 from agentgit.store.queries.recorded_turns import (
+    BRANCH_TO,
     INPUT,
     UPDATE,
     RecordedWrite,
@@ -34,9 +36,6 @@ from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.tables import TOOL_INVOCATION
 from agentgit.store.threads.graph_rows import GraphCheckpoint, GraphKey, is_shown
 from agentgit.values import portable, to_json
-
-BRANCH_TO = "branch:to:"
-"""The beginning of the names of the channels with which LangGraph triggers a node."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +115,16 @@ class Recording:
         goto += [name.removeprefix(BRANCH_TO) for name, _ in values if name.startswith(BRANCH_TO)]
         update = [(name, value) for name, value in values if name != TASKS and not name.startswith("branch:")]
         return Command(update=update or None, goto=goto)
+
+    def has_ended(self, turn: TurnRecord) -> bool:
+        """Return whether the graph ran to its end in a turn, and did not stop at a breakpoint."""
+        return not any(write.channel != TASKS or self._decode([write])[0] for write in turn.pending)
+
+    def state_before(self, turn: TurnRecord) -> dict[str, Any]:
+        """Read the values of the state on which a turn began."""
+        with self._branch.reading() as connection:
+            found = self._store.graphs.find(connection, turn.before) if turn.before is not None else None
+            return read_values_of(self._branch, connection, found)
 
     def require_repeatable(self) -> None:
         """Check that every turn can be repeated.
@@ -293,6 +302,47 @@ class RecordedIds:
             # The original keeps no id: a conditional edge reads it before the messages of parallel tasks are there.
             named.append(message if recorded_id is None else message.model_copy(update={"id": recorded_id}))
         return named
+
+
+def named_messages(value: Any) -> Iterator[BaseMessage]:
+    """Yield the messages in an input that name earlier ones by their ids, to replace or remove them."""
+    if isinstance(value, BaseMessage):
+        if value.id is not None and value.type != "human":  # the user's messages have their recorded ids
+            yield value
+    elif isinstance(value, Command):
+        yield from named_messages(value.update)
+    elif isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from named_messages(item)
+
+
+def with_ids_of(value: Any, recorded: Mapping[str, Any], now: Mapping[str, Any]) -> Any:
+    """Return an input whose messages name those of a rerun in place of the recorded ones: the ones in the same place.
+
+    Args:
+        value: The recorded input.
+        recorded: The recorded state before it.
+        now: The state of the rerun before it. What it does not have is not removed.
+    """
+    ids: dict[str | None, str | None] = {}
+    for name, messages in recorded.items():
+        if isinstance(messages, list):
+            pairs = zip_longest(messages, now.get(name) or ())
+            ids |= {old.id: getattr(new, "id", None) for old, new in pairs if isinstance(old, BaseMessage)}
+
+    def renamed(part: Any) -> Any:
+        if isinstance(part, BaseMessage):
+            return part.model_copy(update={"id": ids.get(part.id, part.id)})
+        if isinstance(part, Command):
+            return replace(part, update=renamed(part.update))
+        if isinstance(part, dict):
+            return {name: renamed(item) for name, item in part.items()}
+        if isinstance(part, list | tuple):
+            kept = (item for item in part if not (isinstance(item, RemoveMessage) and ids.get(item.id, "") is None))
+            return type(part)(map(renamed, kept))
+        return part
+
+    return renamed(value)
 
 
 def content_key(message: BaseMessage) -> bytes:

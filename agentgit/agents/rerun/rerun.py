@@ -24,7 +24,15 @@ from agentgit.agents.rerun.answers import Answers, OnMiss
 from agentgit.agents.rerun.inputs import require_inputs
 from agentgit.agents.rerun.interceptor import RerunSimulation
 from agentgit.agents.rerun.isolated_memory import IsolatedStore, memory_before
-from agentgit.agents.rerun.recording import Question, RecordedIds, Recording, content_of, read_values_of
+from agentgit.agents.rerun.recording import (
+    Question,
+    RecordedIds,
+    Recording,
+    content_of,
+    named_messages,
+    read_values_of,
+    with_ids_of,
+)
 from agentgit.auth.principal import EDITOR
 from agentgit.checkpoints.references import free_name
 from agentgit.effects import Effect
@@ -36,7 +44,15 @@ from agentgit.sessions.rerun import DIVERGED, DONE, FAILED, RerunReport
 from agentgit.sessions.session import RERUN, SIMULATED
 from agentgit.sessions.stats import Prices, UsedTokens, subtract_usage
 from agentgit.store.queries.lookup import CheckpointRef
-from agentgit.store.queries.recorded_turns import UPDATE, TurnRecord, first_id, task_place
+from agentgit.store.queries.recorded_turns import (
+    CONTINUE,
+    FIRST_STEP,
+    INPUT,
+    UPDATE,
+    TurnRecord,
+    first_id,
+    task_place,
+)
 from agentgit.store.records.operations import NewOperation
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.threads import model_calls, token_usage
@@ -117,7 +133,7 @@ class Rerun:
         self._questions = list(self._recording.questions)
         self._unanswered: list[Any] = []
         self._open: set[str] = set()
-        self._turns = 0
+        self._turns = self._first_step = 0
         self._turn: TurnRecord | None = None
         self._error: BaseException | None = None
         self.branch_id = branch.store.database.write(lambda c: self._create_branch(c, name), durable=True)
@@ -219,27 +235,30 @@ class Rerun:
     def _inputs(self) -> Iterator[Any]:
         """Yield what to run the graph with, one after the other; each has run when the next one is requested."""
         self._began = time.monotonic()
-        yield from self._continuations(None)
+        yield from self._continuations(TurnRecord(CONTINUE, []))
         for number, turn in enumerate(self._recording.turns, 1):
-            self._answers.turn = number
-            self._turn = turn
-            value = self._recording.input(turn)
-            yield _Update(value) if turn.kind == UPDATE else value
+            self._answers.turn, self._turn = number, turn
+            self._first_step = self._step() if self._may_stop(turn) else 0
+            if turn.kind != CONTINUE:
+                yield self._input(turn)
             if not self._has_failed(turn):
                 yield from self._continuations(turn)
             self._turns = number
             if self._error is not None:
                 return
 
-    def _continuations(self, turn: TurnRecord | None) -> Iterator[Any]:
-        """Yield what a turn goes on with when it waits: recorded answers, or nothing at a breakpoint.
+    def _input(self, turn: TurnRecord) -> Any:
+        """Return what a turn begins with."""
+        value = self._recording.input(turn)
+        if next(named_messages(value), None) is not None:
+            value = with_ids_of(value, self._recording.state_before(turn), self._runner.get_state().values)
+        return _Update(value) if turn.kind == UPDATE else value
 
-        Args:
-            turn: The turn; None for the state at the start, where a question may wait.
-        """
-        steps = len(turn.times) if turn is not None else 1
-        for _ in range(2 * steps + EXTRA_STEPS):
-            if self._error is not None or not (turn is None or self._may_wait):
+    def _continuations(self, turn: TurnRecord) -> Iterator[Any]:
+        """Yield what a turn goes on with when it waits: recorded answers, or nothing at a breakpoint."""
+        for _ in range(2 * len(turn.times) + EXTRA_STEPS):
+            # To read the state after each turn would take too long.
+            if self._error is not None or not (self._runner._is_waiting or self._may_stop(turn)):
                 return
             state = self._runner.get_state()
             if state.interrupts:
@@ -247,18 +266,27 @@ class Rerun:
                 if not answers:
                     return
                 yield Command(resume=answers)
-            elif state.next and turn is not None:
+            elif state.next and self._goes_on(turn):
                 yield None
             else:
                 return
-            if turn is not None and self._has_failed(turn):
+            if self._has_failed(turn):
                 return
 
-    @property
-    def _may_wait(self) -> bool:
-        """True if the last turn may not have ended; to read its state for each turn would take too long."""
+    def _may_stop(self, turn: TurnRecord) -> bool:
+        """Return whether a turn may stop before the graph has ended, without a question."""
         has_breakpoints = self.graph.interrupt_before_nodes or self.graph.interrupt_after_nodes
-        return self._runner._is_waiting or bool(has_breakpoints)
+        return bool(has_breakpoints) or turn.kind in (UPDATE, CONTINUE)
+
+    def _goes_on(self, turn: TurnRecord) -> bool:
+        """Return whether a turn goes on at a breakpoint: it ran to its end, or further than the rerun has come."""
+        if not turn.times or self._recording.has_ended(turn):
+            return bool(turn.times)
+        return self._step() - self._first_step - (turn.kind == INPUT) < len(turn.times)
+
+    def _step(self) -> int:
+        """Return LangGraph's number of the newest step of the rerun."""
+        return int((self._runner.get_state().metadata or {}).get("step", FIRST_STEP - 1))
 
     def _answers_for(self, state: StateSnapshot) -> dict[str, Any]:
         """Return the answers to the questions that wait, by the ids of the questions."""

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Self
 from sqlalchemy import Connection, or_, select
 
 from agentgit.errors import InvalidInput
+from agentgit.langgraph_internals import TASKS
 from agentgit.store.objects.packing import HASH_BYTES
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql import row_codes
@@ -23,11 +24,16 @@ from agentgit.store.threads.graph_rows import (
     INTERRUPT,
     RESUME,
     GraphCheckpoint,
+    GraphKey,
     parse_graph_checkpoint,
 )
 
-INPUT, COMMAND, UPDATE = "input", "command", "update"
-"""The kinds of a recorded turn: new input, a `Command` that a caller gave, and an update of the state."""
+INPUT, COMMAND, UPDATE, CONTINUE = "input", "command", "update", "continue"
+"""The kinds of a recorded turn: new input, a `Command` that a caller gave, an update of the state, and no input: the
+graph went on from the state at the start."""
+
+BRANCH_TO = "branch:to:"
+"""The beginning of the names of the channels with which LangGraph triggers a node."""
 
 NULL_TASK = "00000000-0000-0000-0000-000000000000"
 """LangGraph's id of the task to which it attributes what a caller's `Command` writes."""
@@ -57,16 +63,20 @@ class TurnRecord:
     """A turn, without its values.
 
     Args:
-        kind: `input`, `command` or `update`.
+        kind: `input`, `command`, `update` or `continue`.
         writes: What its caller gave, by channel.
+        before: The graph checkpoint on which it began; None if there was none.
         times: The times at which its graph saved a step.
         has_failed: True if its last step raised and was never repeated.
+        pending: What triggers the nodes that would run next; empty if the graph has ended.
     """
 
     kind: str
     writes: Sequence[RecordedWrite]
+    before: GraphKey | None = None
     times: list[datetime] = field(default_factory=list)
     has_failed: bool = False
+    pending: Sequence[RecordedWrite] = ()
 
 
 class RecordedQuestions(NamedTuple):
@@ -109,6 +119,7 @@ def read_turns(
     turns: list[TurnRecord] = []
     next_step = FIRST_STEP
     previous: Mapping[str, Any] = {}
+    before: GraphKey | None = None
     is_started, is_ended = start is None, False
     for checkpoint, writes, is_new in _read_path(store, connection, branch):
         step = checkpoint.meta.get("step")
@@ -125,17 +136,23 @@ def read_turns(
                 versions = checkpoint.header["versions"]
                 changed = [name for name in input_channels if versions.get(name) != previous.get(name)]
                 found = [RecordedWrite(name, checkpoint.values[name], checkpoint.session_id) for name in changed]
-                turns.append(TurnRecord(INPUT, found))
-            elif turns:
+                turns.append(TurnRecord(INPUT, found, before))
+            else:
+                turns = turns or [TurnRecord(CONTINUE, [], before)]
                 turns[-1].times.append(datetime.fromisoformat(str(checkpoint.header["ts"])))
                 turns[-1].has_failed = False
+                turns[-1].pending = [
+                    RecordedWrite(name, key, checkpoint.session_id)
+                    for name, key in checkpoint.values.items()
+                    if name == TASKS or name.startswith(BRANCH_TO)
+                ]
         is_started = is_started or checkpoint.key.checkpoint_id == start
-        previous = checkpoint.header["versions"]
+        previous, before = checkpoint.header["versions"], checkpoint.key
         is_ended = is_ended or checkpoint.key.checkpoint_id == end
         if is_ended:
             break
         if is_started:
-            turns += _turns_on(writes)
+            turns += _turns_on(writes, before)
             if turns and any(write.channel == ERROR for write in writes):
                 turns[-1].has_failed = True
     if not is_started or (end is not None and not is_ended):
@@ -155,12 +172,12 @@ class _Write(NamedTuple):
     session_id: int
 
 
-def _turns_on(writes: Sequence[_Write]) -> list[TurnRecord]:
+def _turns_on(writes: Sequence[_Write], before: GraphKey) -> list[TurnRecord]:
     """Return the turns that began at a graph checkpoint with something else than new input."""
     given = [write for write in writes if write.task_id == NULL_TASK and write.channel != RESUME]
     updates = [write for write in writes if write.path.startswith(UPDATE_PATH)]
     return [
-        TurnRecord(kind, [RecordedWrite(write.channel, write.value, write.session_id) for write in group])
+        TurnRecord(kind, [RecordedWrite(write.channel, write.value, write.session_id) for write in group], before)
         for kind, group in ((COMMAND, given), (UPDATE, updates))
         if group
     ]
