@@ -513,6 +513,7 @@ class RollbackAgent(BranchReader):
         name: str | None = None,
         effects: Mapping[str, Effect | str] | None = None,
         config: RunnableConfig | None = None,
+        context: Any = None,
         max_calls: int | None = None,
     ) -> RollbackAgent:
         """Run the recorded inputs of this branch again, in this graph or another one, without acting on the world.
@@ -530,10 +531,12 @@ class RollbackAgent(BranchReader):
                 value, or a function that receives the call as a `ToolInvocation`. Or a mapping from the names of tools
                 to these, where `*` stands for all others.
             on_miss: What to do about a call that is not in the record: `tell` the model so, `stop`, or a function that
-                receives the call and returns its answer.
+                receives the call and returns its answer. A question to a person that was not answered then is a miss,
+                too: it stays open, stops the rerun, or is a call of `interrupt` with the argument `value`.
             name: The name of the new branch; None for `rerun`, `rerun-2`, …
             effects: The effects of tools that only `graph` has.
             config: The config for all turns, as `invoke` takes it.
+            context: The context for all turns, if the graph has a `context_schema`; it is not recorded.
             max_calls: The most calls that the rerun may make; None for twice the recorded ones and 25 more.
 
         Returns:
@@ -543,7 +546,8 @@ class RollbackAgent(BranchReader):
         Raises:
             InvalidInput: An argument is not valid, or `graph` does not take the recorded inputs; nothing was run.
             RerunDiverged: `on_miss` is `stop` and a call is not in the record, or there were more than `max_calls`. The
-                error has the `report`.
+                error has the `report`. It is raised also if the graph catches it, and so is `PromptChanged`.
+            PromptChanged: A `RecordedModel` in `graph` was asked something else. The error has the `report`.
             NotFound, Ambiguous: As `rollback`.
 
         Example:
@@ -564,6 +568,7 @@ class RollbackAgent(BranchReader):
             name=name,
             effects=effects,
             config=config,
+            context=context,
             max_calls=max_calls,
         )
         rerun.run()
@@ -580,6 +585,7 @@ class RollbackAgent(BranchReader):
         name: str | None = None,
         effects: Mapping[str, Effect | str] | None = None,
         config: RunnableConfig | None = None,
+        context: Any = None,
         max_calls: int | None = None,
     ) -> RollbackAgent:
         """Run the recorded inputs of this branch again, as `rerun`."""
@@ -594,6 +600,7 @@ class RollbackAgent(BranchReader):
             name=name,
             effects=effects,
             config=config,
+            context=context,
             max_calls=max_calls,
         )
         await rerun.arun()

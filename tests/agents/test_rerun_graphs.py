@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import pytest
@@ -24,6 +25,13 @@ from agentgit.testing import RecordedModel
 def said(text):
     """Return the input of a user message."""
     return {"messages": [HumanMessage(text)]}
+
+
+@dataclass
+class Customer:
+    """Whom an agent serves."""
+
+    name: str
 
 
 @pytest.fixture
@@ -227,7 +235,7 @@ def test_r1_contents_artifacts_and_errors_that_the_model_saw(repo):
     @tool(response_format="content_and_artifact")
     def draw(what: str) -> tuple[str, dict[str, Any]]:
         """Draw."""
-        return f"drew {what}", {"pixels": [1, 2]}
+        return f"drew {what}", {"pixels": (1, 2), "raw": b"png"}
 
     @tool
     def find(what: str) -> Any:
@@ -250,6 +258,59 @@ def test_r1_contents_artifacts_and_errors_that_the_model_saw(repo):
     seen = [(m.content, m.artifact, m.status) for m in again.messages() if m.type == "tool"]
     assert seen == [(m.content, m.artifact, m.status) for m in agent.messages() if m.type == "tool"]
     assert seen[1][0] == "a chair of oak"
+
+
+def test_r3_another_artifact_is_another_state(repo):
+    """R3: the state is not the same if an artifact differs, although the model sees the same text."""
+
+    @tool(response_format="content_and_artifact")
+    def draw(what: str) -> tuple[str, list[int]]:
+        """Draw."""
+        return f"drew {what}", [1, 2]
+
+    agent = repo.wrap(tool_node_graph(scripted(call("draw", what="it"), "done"), [draw]), "s")
+    agent.run("go")
+    again = agent.rerun(tools={"draw": lambda _: ("drew it", [3])})
+    assert [message.content for message in again.messages()] == [message.content for message in agent.messages()]
+    assert (again.report.match_rate, again.report.is_same_state) == (1.0, False)
+
+
+def test_r1_errors_that_a_node_sees(repo):
+    """R1: a node that calls a tool itself gets the recorded error of Python, with its text."""
+
+    @tool
+    def find(what: str) -> str:
+        """Find."""
+        raise {"key": KeyError, "value": ValueError, "text": TimeoutError}[what](f"no {what}")
+
+    def look(state: MessagesState) -> dict[str, Any]:
+        said = []
+        for what in ("key", "value", "text"):
+            try:
+                find.invoke({"what": what})
+            except (KeyError, ValueError, TimeoutError) as error:
+                said.append(repr(error))
+        return {"messages": [("ai", " ".join(said))]}
+
+    graph = StateGraph(MessagesState).add_node(look).add_edge(START, "look").compile()
+    agent = repo.wrap(graph, "s", effects={"find": "read_only"}, check_effects=False)
+    agent.run("go")
+    again = agent.rerun()
+    require_same(agent, again)
+    assert again.messages()[-1].content == "KeyError('no key') ValueError('no value') TimeoutError('no text')"
+
+
+def test_r1_the_context_of_a_run_is_given_again(repo):
+    """R1: the context of a graph with a `context_schema` is not recorded; `context` gives it to all turns."""
+
+    def greet(state: MessagesState, runtime: Runtime[Customer]) -> dict[str, Any]:
+        return {"messages": [("ai", f"hello {runtime.context.name}")]}
+
+    builder = StateGraph(MessagesState, context_schema=Customer).add_node(greet).add_edge(START, "greet")
+    agent = repo.wrap(builder.compile(), "s")
+    agent.invoke(said("hi"), context=Customer("Anna"))
+    require_same(agent, agent.rerun(context=Customer("Anna")))
+    require_same(agent, asyncio.run(agent.arerun(context=Customer("Anna"))))
 
 
 def test_r1_the_tools_of_agentgit_do_not_act(repo, world):

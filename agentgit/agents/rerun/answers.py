@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
 import difflib
 import json
@@ -28,7 +29,7 @@ from agentgit.errors import AgentGitError, InvalidInput, RerunDiverged
 from agentgit.rollback import awaiter_for_current_loop
 from agentgit.rollback.verification import await_result
 from agentgit.sessions.rerun import FUNCTION, LIVE, RECORD, TOLD, VALUE, RecordedCall, RerunCall
-from agentgit.values import portable
+from agentgit.values import describe_error, portable
 
 TELL, STOP = "tell", "stop"
 """What a rerun does about a call that the record does not have: tell the model, or stop."""
@@ -316,8 +317,10 @@ class Answers:
             if message is None:
                 return _raised(RecordedError(f"The recorded result of {recorded} cannot be used: {error}."))
             return InflightResult.of(_readdressed(message, call_id))
-        if message is None or _has_content(value, message):
+        if message is None:
             return InflightResult.of(value)
+        if _has_content(value, message):
+            return InflightResult.of(_with_artifact(value, message))
         return InflightResult.of(_readdressed(message, call_id))
 
 
@@ -372,15 +375,27 @@ def recorded_error(text: str) -> Exception:
     Example:
         >>> recorded_error("ValueError: no chairs left")
         ValueError('no chairs left')
+        >>> recorded_error("KeyError: 'chair'")
+        KeyError('chair')
     """
     name, colon, message = text.partition(": ")
     kind = getattr(builtins, name, None) if colon else None
     if isinstance(kind, type) and issubclass(kind, Exception):
-        try:
-            return kind(message)
-        except TypeError:  # such as UnicodeDecodeError, which takes more
-            return RecordedError(text)
+        for argument in (message, _literal(message)):  # the text of a KeyError is the repr of its key
+            try:
+                error = kind(argument)
+            except TypeError:  # such as UnicodeDecodeError, which takes more
+                break
+            if describe_error(error) == text:
+                return error
     return RecordedError(text)
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
 
 
 def _readdressed(message: ToolMessage, call_id: str | None) -> ToolMessage:
@@ -399,6 +414,12 @@ def _has_content(value: Any, message: ToolMessage) -> bool:
     if not isinstance(content, dict | list | int | float | bool | None):
         return True  # commands and messages are rebuilt as they were
     return content == message.content or json.dumps(content, ensure_ascii=False) == message.content
+
+
+def _with_artifact(value: Any, message: ToolMessage) -> Any:
+    """Return content and artifact with the artifact of the message: the journal has it as JSON, the state as it was."""
+    is_pair = isinstance(value, list) and len(value) == 2
+    return [value[0], message.artifact] if is_pair and portable(message.artifact) == value[1] else value
 
 
 def require_on_miss(on_miss: Any) -> None:

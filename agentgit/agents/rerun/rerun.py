@@ -85,6 +85,7 @@ class Rerun:
         name: The name of the new branch; None for the next free one.
         effects: The effects of tools that only the new graph has.
         config: The config for all turns.
+        context: The context for all turns, for a graph with a `context_schema`.
         max_calls: The most calls that the rerun may make; None for twice the recorded ones and a few more.
         group: The name of the reruns that it belongs to, for the mark and the name of the branch; None for none.
         prices: The prices of tokens, for the costs in the report; None for none.
@@ -106,11 +107,13 @@ class Rerun:
         name: str | None = None,
         effects: Mapping[str, Effect | str] | None = None,
         config: RunnableConfig | None = None,
+        context: Any = None,
         max_calls: int | None = None,
         group: str | None = None,
         prices: Prices | None = None,
     ) -> None:
         self._branch, self._config, self._group, self._prices = branch, config, group, prices
+        self._run_context = {"context": context} if context is not None else {}
         with branch.reading(EDITOR) as connection:
             row = branch.row(connection)
             start_row = branch.target(connection, start)[0] if start is not None else self._begin(connection, row)
@@ -209,7 +212,7 @@ class Rerun:
                 if isinstance(value, _Update):
                     self._runner.update_state(None, value.values)
                 else:
-                    self._runner.invoke(value, self._turn_config())
+                    self._runner.invoke(value, self._turn_config(), **self._run_context)
         return self._finish()
 
     async def arun(self) -> RerunReport:
@@ -220,7 +223,7 @@ class Rerun:
                 if isinstance(value, _Update):
                     await self._runner.aupdate_state(None, value.values)
                 else:
-                    await self._runner.ainvoke(value, self._turn_config())
+                    await self._runner.ainvoke(value, self._turn_config(), **self._run_context)
         return await asyncio.to_thread(self._finish)
 
     @contextmanager
