@@ -77,6 +77,8 @@ _check_known = settings(
         "recorded_cost": _check_figure,
         "tokens": _check_usage,
         "recorded_tokens": _check_usage,
+        "model_calls": number(),
+        "recorded_model_calls": nullable(number()),
     }
 )
 
