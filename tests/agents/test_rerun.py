@@ -188,6 +188,29 @@ def test_r1_equal_questions_at_the_same_time_keep_their_answers(repo):
     assert again.report.is_same
 
 
+def test_r1_equal_questions_of_subgraphs_that_still_wait(repo):
+    """R1: parallel subgraphs get their own answers, and the one that was left waiting waits at the same question."""
+
+    def inner(name):
+        def ask(state):
+            return {"answers": [name + interrupt("ok?") + interrupt("sure?")]}
+
+        return StateGraph(Answers).add_node(ask).add_edge(START, "ask").compile()
+
+    builder = StateGraph(Answers)
+    for name in ("a", "b"):
+        builder.add_node(name, inner(name)).add_edge(START, name)
+    agent = repo.wrap(builder.compile(), "s")
+    agent.invoke({"answers": []})
+    for given in ({"a": " yes", "b": " no"}, {"b": " never"}):
+        waiting = {task.name: task.interrupts[0].id for task in agent.get_state().tasks}
+        agent.invoke(Command(resume={waiting[name]: answer for name, answer in given.items()}))
+    again = agent.rerun()
+    assert again.report.is_same
+    assert [one.value for one in again.get_state().interrupts] == ["sure?"]
+    assert again.get_state().tasks[1].result == agent.get_state().tasks[1].result == {"answers": ["b no never"]}
+
+
 def test_r2_an_unanswered_question_is_a_miss(repo):
     """R2: a question that the record does not have stays open and counts; `on_miss` stops or answers it."""
     agent = repo.wrap(asking("a"), "s")

@@ -170,7 +170,7 @@ class Answers:
             RerunDiverged, PromptChanged: It has.
         """
         if self.stopped is not None:
-            raise self.stopped
+            raise self.stopped.with_traceback(None)  # else it grows with each refused call
 
     # -- one call
 

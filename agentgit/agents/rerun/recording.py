@@ -91,7 +91,7 @@ class Recording:
             )
             self.calls = self._read_calls(connection)
             self.places = self._read_places(connection)
-            self._asked = read_questions(self._store, connection, row, start_id, end_id)
+            self._asked = read_questions(self._store, connection, row, start_id, end_id) if end_id is not None else []
             self.waiting = self._read_waiting(connection)
             self.end_state = self._read_end(connection, end_id) if end_id is not None else None
             self.state = read_values_of(branch, connection, self.end_state)

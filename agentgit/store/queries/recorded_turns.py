@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple, Self
 
-from sqlalchemy import Connection, or_, select
+from sqlalchemy import Connection, and_, func, or_, select
 
 from agentgit.errors import InvalidInput
 from agentgit.langgraph_internals import TASKS
@@ -245,7 +245,7 @@ def _read_writes(store: Store, connection: Connection, branch: StoredRow) -> dic
 
 
 def read_questions(
-    store: Store, connection: Connection, branch: StoredRow, start: str | None, end: str | None
+    store: Store, connection: Connection, branch: StoredRow, start: str | None, end: str
 ) -> list[RecordedQuestions]:
     """Read the questions that the tasks of a path asked, with the answers, oldest first.
 
@@ -254,9 +254,13 @@ def read_questions(
         connection: Any open connection.
         branch: The row of the branch at whose head the path ends.
         start: LangGraph's id of the state from which on they are read; None for the empty state.
-        end: LangGraph's id of the state up to which they are read; None for the newest one.
+        end: LangGraph's id of the state up to which they are read.
     """
     threads = [segment.branch.thread_id for segment in store.sessions.lineage(connection, branch)]
+    roots = GRAPH_CHECKPOINT.c
+    is_after = and_(roots.thread_id.in_(threads), roots.ns == "", roots.checkpoint_id > end)
+    # What subgraphs saved on the last state is newer than it.
+    after = connection.scalar(select(func.min(roots.checkpoint_id)).where(roots.tenant_id == store.tenant_id, is_after))
     columns = GRAPH_WRITE.c
     query = select(GRAPH_WRITE).where(
         columns.tenant_id == store.tenant_id,
@@ -264,7 +268,7 @@ def read_questions(
         columns.channel.in_((ASKED, INTERRUPT, RESUME)),
         columns.task_id != NULL_TASK,
         *((columns.checkpoint_id >= start,) if start is not None else ()),
-        *((columns.checkpoint_id <= end,) if end is not None else ()),
+        *((columns.checkpoint_id < after,) if after is not None else ()),
     )
     rows = row_codes.verify_rows(connection, GRAPH_WRITE, connection.execute(query).all())
     paths = {row.task_id: row.task_path for row in rows}
