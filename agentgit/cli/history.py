@@ -162,10 +162,14 @@ def search(
             hits = session.search(
                 text, branch=branch, all_branches=all_branches, limit=limit, after=after, progress=progress
             )
+        hint: list[Line] = [(Span("Only one branch was searched: --all-branches searches the others too.", "dim"),)]
         output.emit(
             as_json,
             hits.to_dict,
-            lambda width: logs.hit_lines(hits, width=width, zone=output.zone(), face=COMMAND_LINE),
+            lambda width: [
+                *logs.hit_lines(hits, width=width, zone=output.zone(), face=COMMAND_LINE),
+                *(() if hits.items or all_branches else hint),
+            ],
         )
 
 

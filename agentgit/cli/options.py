@@ -44,15 +44,16 @@ def shorten(text: str, width: int) -> str:
 
 
 COMMAND_PATH: ContextVar[str] = ContextVar("agentgit_command", default="agentgit")
-"""The command that runs, like `agentgit checkpoint create`, for error messages that show how to write it."""
+"""The command that runs, like `agentgit checkpoint create` or `agentgit merge MODULE:GRAPH`, for error messages."""
 
 
 class CommandGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command that the words name, and remember it for error messages."""
-        found = super().resolve_command(ctx, args)
-        COMMAND_PATH.set(f"{ctx.command_path} {found[0]}")
-        return found
+        name, command, rest = super().resolve_command(ctx, args)
+        graph = [one.metavar for one in command.params if one.name == "graph" and one.param_type_name == "argument"]
+        COMMAND_PATH.set(" ".join([ctx.command_path, name, *graph]))
+        return name, command, rest
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands."""

@@ -108,7 +108,7 @@ class Magics:
     def _hint_at_session(self, error: AgentGitError, line: str) -> AgentGitError:
         """Return an error that says so if a word of the line is the name of a session, otherwise the same error."""
         try:
-            command, *words = parsing.split(line)
+            command, *words = parsing.split(line) or ["status"]
             named = sorted(set(words) & set(self._namespace.choices())) if "--session" not in words else []
         except AgentGitError:  # an open quote, or no repository: the error already says so
             return error

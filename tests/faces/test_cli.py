@@ -368,6 +368,12 @@ def test_w9_search_and_filters_match_their_recorded_output(at, name, words):
     assert plainly(out) == golden(f"cli-{name}.txt")
 
 
+def test_u5_a_search_that_finds_nothing_on_its_branch_names_the_option_for_all(at):
+    """U5: a search of one branch that finds nothing names --all-branches; one of all branches has nothing to add."""
+    assert "--all-branches" in at("search", "support-42", "zebra").out
+    assert plainly(at("search", "support-42", "zebra", "--all-branches").out) == "nothing found\n"
+
+
 @pytest.mark.long
 def test_b2_log_filters_counts_and_pages_checkpoints(at):
     """B2: `log` filters by time, author and branch, and its pages together are the whole log."""

@@ -115,6 +115,7 @@ def test_u1_a_change_without_a_session_is_refused_if_there_are_several(two, comm
     out, err, code = run(*first, *(last or ()), stdin="hello\n")
     assert (out, code) == ("", InvalidInput.exit_code)
     assert "There are several sessions, so name the one that you mean: agentgit " in err
+    assert ("MODULE:GRAPH SESSION" in err) == ("shelf:GRAPH" in first)
     assert "Sessions: theirs, mine." in err
     assert err.count("\n") == 1
     assert [dump("mine"), dump("theirs")] == before

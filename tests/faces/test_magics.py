@@ -133,7 +133,8 @@ def test_d4_magics_use_the_agent_that_ran_last_or_was_chosen(shell, repo, world)
     del shell.user_ns["other"], shell.user_ns["agent"]
     assert magic(shell, "branches")[0].name == "main"
     del shell.user_ns["repo"]
-    assert "There is no agent here yet" in usage_error(shell, "tree")
+    for line in ("", "tree"):
+        assert "There is no agent here yet" in usage_error(shell, line)
 
 
 def cell_magic(shell, line, cell, name="branch"):

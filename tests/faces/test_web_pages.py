@@ -164,6 +164,14 @@ def test_d5_pages_show_only_the_forms_that_the_role_allows(ada, repo):
         assert ("Your role here is viewer" in page and "Your role here is viewer" in plan) is not offered
 
 
+def test_u3_a_name_in_the_place_of_an_id_is_a_page_that_does_not_exist(ada):
+    """U3: an address with a name in the place of an id is not found, and the page says why in plain words."""
+    for path in ("demo", "demo/tool-track", "1/checkpoints/main", "0"):
+        page = ada.get(f"/sessions/{path}", 404)
+        assert "is not an id" in page.text
+        assert "session_id" not in page.text
+
+
 def test_u3_parameters_that_no_page_has_are_ignored(ada, repo):
     """U3: a parameter with any name leads to the page without it."""
     session = repo.session("support-42")

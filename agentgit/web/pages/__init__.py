@@ -43,7 +43,11 @@ def _render_error(request: Request, error: Exception) -> Response:
 
 def _render_invalid_request(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)  # noqa: S101  # registered for this class only
-    detail = "; ".join(f"{issue['loc'][-1]}: {issue['msg']}" for issue in error.errors()[:5])
+    issues = error.errors()[:5]
+    if issues[0]["loc"][0] == "path":  # the address has a name where an id belongs
+        detail = f"This page does not exist: “{issues[0]['input']}” is not an id. Start from the list of sessions."
+        return _render_problem(request, problems.problem(404, detail))
+    detail = "; ".join(f"{issue['loc'][-1]}: {issue['msg']}" for issue in issues)
     return _render_problem(request, problems.problem(422, f"{detail}. Go back and correct it."))
 
 
