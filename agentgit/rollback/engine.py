@@ -33,7 +33,7 @@ from agentgit.rollback.verification import Awaiter, PlanFactory, Verification, w
 from agentgit.sessions import operation
 from agentgit.sessions.session import PARTIAL, REPLAYING
 from agentgit.store.records.operations import NewOperation
-from agentgit.store.records.sessions import StoredRow, require_real
+from agentgit.store.records.sessions import StoredRow, require_real, require_whole_rerun
 from agentgit.store.records.workspace_snapshots import snapshot_ref_from_row
 from agentgit.store.store import Store
 from agentgit.tracing import span
@@ -100,6 +100,7 @@ class RollbackEngine:
         """Return what a switch to a branch would do to the world, without doing anything."""
         with self.store.database.reading() as connection:
             branch = self.store.sessions.branch(connection, branch_id)
+        require_whole_rerun(branch)
         self.verification.verify_unsettled_calls(branch.external_session_id)
         plan, _ = self.verification.plan_with_prechecks(
             lambda c, refusals: self._plan_switch_to(c, branch_id, refusals)

@@ -20,7 +20,7 @@ from agentgit.rollback.request import Request, SwitchRequest
 from agentgit.sessions.session import REPLAYING
 from agentgit.store.queries.graph_points import moved_to
 from agentgit.store.records.operations import NewOperation
-from agentgit.store.records.sessions import StoredRow, require_no_unfinished_rollback, require_real
+from agentgit.store.records.sessions import StoredRow, require_no_unfinished_rollback, require_real, require_whole_rerun
 from agentgit.store.store import Store
 from agentgit.store.threads.owners import thread_of_branch
 from agentgit.values import as_object
@@ -124,6 +124,7 @@ class Starter:
         require_no_unfinished_rollback(branch)
         if request.sync != "world":
             require_real(branch)
+        require_whole_rerun(branch)
         if request.only_from_current:
             self.store.sessions.require_current(connection, branch.external_session_id, request.source_id, branch.id)
         plan = self.planner.plan_switch(connection, branch, filter_refusals(precheck_answers))

@@ -53,7 +53,7 @@ class Branch:
     Args:
         id: The id of the branch.
         name: The name, unique in the session.
-        status: `open`, `running`, `replaying`, `partial`, or `simulated` for a rerun.
+        status: `open`, `running`, `replaying`, `partial`, or `simulated` for a rerun, also while it runs.
         is_current: True if it is the current branch of the session.
         parent_id: The id of the parent branch.
         branch_point_id: The id of the checkpoint at which it left its parent.

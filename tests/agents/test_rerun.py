@@ -572,6 +572,39 @@ def test_r6_what_cannot_be_run_for_real_is_refused_even_with_force(repo, world):
     assert again.branch.status == "simulated"
 
 
+def test_r6_a_call_that_was_told_as_not_made_is_not_run_for_real(repo, world):
+    """R6: the conversation says that the call was not made, so the switch does not make it."""
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    agent.run("add chair")
+    both = scripted(calls(call("add", item="chair"), call("add", item="sofa")), "done")
+    again = agent.rerun(tool_node_graph(both, world.tools()))
+    assert {one.args["item"]: one.answered_by for one in again.report.calls} == {"chair": "record", "sofa": "told"}
+    agent.switch(again.branch.name, sync="world")
+    assert world.items == ["chair"]
+    track = agent.session.tool_track(branch=again.branch.name)
+    sofa = next(one for one in track if one.args["item"] == "sofa")
+    assert (sofa.status, sofa.error_message) == ("simulated", "It was not made: the record does not have it.")
+
+
+@pytest.mark.parametrize("options", [{"on_miss": "stop"}, {"max_calls": 1}])
+def test_r6_a_rerun_that_stopped_is_not_made_real(repo, world, options):
+    """R6: a part of a conversation does not act on the world, and its plan says why."""
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    agent.run("add chair")
+    both = scripted(calls(call("add", item="chair")), calls(call("add", item="sofa")), "done")
+    with pytest.raises(RerunDiverged):
+        agent.rerun(tool_node_graph(both, world.tools()), **options)
+    for attempt in (
+        lambda: agent.session.plan_switch("rerun"),
+        lambda: agent.switch("rerun", sync="world"),
+        lambda: agent.switch("rerun", sync="world", force=True),
+    ):
+        with pytest.raises(Simulated, match="did not come to its end: diverged"):
+            attempt()
+    assert world.items == ["chair"]
+    assert agent.session.branch("rerun").status == "simulated"
+
+
 def require_refused(repo, agent, point):
     """Check that nothing goes on from a checkpoint of a rerun."""
     for attempt in (
@@ -669,6 +702,9 @@ def test_r1_a_killed_rerun_acts_on_nothing_and_leaves_a_branch_that_nothing_goes
     assert ledger.lines() == paid
     with agentgit.open(url) as repo:
         agent = open_agent(repo)
+        assert {one.name: one.status for one in agent.tree().walk()}["rerun"] == "simulated"
+        with pytest.raises(Simulated, match="did not come to its end"):
+            agent.switch("rerun", sync="world")
         with pytest.raises(Simulated):
             agent.at("rerun").invoke(said("go"))
         assert agent.session.recover(branch="rerun").status == "simulated"

@@ -137,6 +137,21 @@ def test_r2_a_tool_without_a_declared_effect_never_runs(repo, world):
     assert world.notes == ["one"]
 
 
+@pytest.mark.parametrize("policy", ["live", {"add": "live"}])
+def test_r1_a_rerun_does_not_declare_a_tool_anew(repo, world, policy):
+    """R1: a tool that acts cannot be called a reading one, so that `live` would enter it."""
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    agent.run("add chair")
+    with pytest.raises(InvalidInput, match="effects declares add, which the agent has declared otherwise"):
+        agent.rerun(tool_node_graph(obedient(), world.tools()), effects={"add": "read_only"}, tools=policy)
+    with pytest.raises(InvalidInput, match="effects declares add, which the agent has declared otherwise"):
+        agent.rerun(effects={"add": "read_only"}, tools=policy)
+    assert world.items == ["chair"]
+    assert [branch.name for branch in agent.session.branches()] == ["main"]
+    same = agent.rerun(tool_node_graph(obedient(), world.tools()), effects=world.effects())
+    assert same.report.is_same
+
+
 def test_r1_an_answer_is_the_recorded_one_even_if_the_order_has_changed(repo, world):
     """R1: a rerun that looks before it adds gets what was seen after it, and the report says that the order differs."""
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())

@@ -58,7 +58,32 @@ def test_r6_what_was_simulated_is_not_done_after_an_import(repo, other, world):
     with pytest.raises(Simulated):
         wrapped(other, world).run("go on")
     plan = agent.session.plan_switch("rerun")
-    assert [step.action for step in plan.steps if step.invocation.status == "simulated"] == ["redo", "redo"]
+    simulated = [step for step in plan.steps if step.invocation.status == "simulated"]
+    assert [(step.action, step.invocation.args) for step in simulated] == [("redo", {"item": "chair"})]
+
+
+@pytest.mark.parametrize("change", [lambda meta: meta.pop("rerun"), lambda meta: meta["rerun"].update(is_real=True)])
+def test_r6_an_export_that_counts_simulated_calls_as_done_is_refused(repo, other, world, change):
+    """R6: a file in which the branch of a rerun is called real, without its calls having run, is not imported."""
+    rerun(repo, world)
+
+    def damage(records):
+        change(next(one for one in of(records, "branch") if one["name"] == "rerun")["meta"])
+
+    with pytest.raises(Corrupt, match="simulated"):
+        other.import_(forged(written(repo, "s"), damage))
+    assert not other.sessions()
+
+
+def test_r6_a_rerun_that_became_real_is_exported(repo, other, world):
+    """R6: a rerun whose calls have run, and what was merged from it, can be imported elsewhere."""
+    rerun(repo, world)
+    real = wrapped(repo, world, "main").switch("rerun", sync="world")
+    real.run("add lamp")
+    wrapped(repo, world, "main").merge("rerun", resolve="theirs")
+    carried(repo, "s", other)
+    assert other.session("s").branch("rerun").status == "open"
+    assert not other.maintenance.fsck(level=3).findings
 
 
 def test_r4_an_export_without_secrets_has_none_in_the_report_of_a_rerun(repo, other, world):

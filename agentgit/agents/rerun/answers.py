@@ -45,6 +45,9 @@ TOLD_TEXT = (
     "was not made."
 )
 
+NOT_MADE = "It was not made: the record does not have it."
+"""The error of a call that the model was told was not made; such a call is not run when the rerun becomes real."""
+
 OnMiss = str | Callable[[ToolInvocation], Any]
 """What to do about a call that the record does not have."""
 
@@ -299,7 +302,7 @@ class Answers:
                 call=str(call),
                 nearest=nearest.id if nearest is not None else None,
             )
-        return InflightResult.of(TOLD_TEXT.format(name=call.tool_name))
+        return InflightResult.of(TOLD_TEXT.format(name=call.tool_name), NOT_MADE)
 
     # -- values
 

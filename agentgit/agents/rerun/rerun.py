@@ -122,7 +122,7 @@ class Rerun:
         self._recording.require_repeatable()
         own_graph = graph is None
         self.graph = branch.graph if graph is None else _require_graph(graph)
-        settings = branch.settings if own_graph else self._settings_of(self.graph, effects)
+        settings = branch.settings if own_graph and effects is None else self._settings_of(self.graph, effects)
         if max_calls is None:
             max_calls = 2 * len(self._recording.calls) + EXTRA_CALLS
         self._answers = Answers(self._recording, settings, tools, on_miss, max_calls)
@@ -158,13 +158,15 @@ class Rerun:
 
     def _settings_of(self, graph: Graph, effects: Mapping[str, Effect | str] | None) -> TurnSettings:
         """Return the settings of turns of another graph, whose tools have the effects of the recorded ones."""
-        settings = self._branch.settings
-        known = {
-            name: effect
-            for name, effect in settings.effects.tools.items()
-            if effect is not None and name not in settings.effects.profiled
-        }
-        found = GraphTools(graph, known | as_effects(effects), settings.effects.defaults)
+        settings, new = self._branch.settings, as_effects(effects)
+        declared = {name: effect for name, effect in settings.effects.tools.items() if effect is not None}
+        if changed := sorted(name for name, effect in new.items() if declared.get(name, effect) != effect):
+            raise InvalidInput(
+                f"effects declares {', '.join(changed)}, which the agent has declared otherwise. Nothing was run. "
+                "Declare only tools that the other graph adds; to change an effect, wrap the graph with it first."
+            )
+        known = {name: effect for name, effect in declared.items() if name not in settings.effects.profiled}
+        found = GraphTools(graph, known | new, settings.effects.defaults)
         return replace(settings, effects=found.effects, unrecorded_tools=found.own_names)
 
     def _isolated(self, graph: Graph) -> Graph:

@@ -273,16 +273,18 @@ class InflightResult:
 
     Args:
         future: Holds the value that the tool returned, or the exception that it raised.
+        error: The error to record if the value says that the call was not made; None if it stands for a result.
     """
 
     future: Future[Any]
+    error: str | None = None
 
     @classmethod
-    def of(cls, value: Any) -> InflightResult:
+    def of(cls, value: Any, error: str | None = None) -> InflightResult:
         """Create a result whose value is already known."""
         future: Future[Any] = Future()
         future.set_result(value)
-        return cls(future)
+        return cls(future, error)
 
     def wait(self) -> Any:
         """Wait for the result and return it."""

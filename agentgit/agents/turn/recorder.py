@@ -526,8 +526,10 @@ class Recorder(BaseCallbackHandler):
         # An answer from the record was written when it was given.
         if call is not None and call.is_simulated:
             if call.intent.tool_name not in self.unrecorded_tools:
-                is_paused = outcome.status == PAUSED  # it asked as it was recorded, and was not answered
-                self._record_outcome(call, outcome if is_paused else replace(outcome, status=SIMULATED))
+                if outcome.status != PAUSED:  # it asked as it was recorded, and was not answered
+                    not_made = call.answer.error if call.answer is not None else None
+                    outcome = replace(outcome, status=SIMULATED, error=outcome.error or not_made)
+                self._record_outcome(call, outcome)
         elif call is not None and (call.answer is None or (outcome.status != DONE and call.id is not None)):
             self._record_outcome(call, outcome)
         if call is not None and call.id is not None:

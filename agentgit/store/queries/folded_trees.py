@@ -11,12 +11,14 @@ from sqlalchemy import Connection, and_, func, or_, select
 
 from agentgit.sessions import ExternalSession, Tree
 from agentgit.sessions.folded_tree import FoldedTree, fold
+from agentgit.sessions.session import RUNNING, SIMULATED, idle_status
 from agentgit.sessions.tree import Branch, Point
 from agentgit.store.records.recorded_calls import add_marks, call_marks
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT
 from agentgit.store.store import Store
+from agentgit.values import as_object
 
 _LINE_POINTS = 4
 """The number of checkpoints that are read of a branch that takes one line: those of a turn."""
@@ -111,10 +113,11 @@ def _known_marks(points: Sequence[Point]) -> Iterator[Point]:
 
 def tree_branch(row: StoredRow, session: ExternalSession, points: list[Point]) -> Branch:
     """Convert the row of a branch."""
+    is_running_rerun = row.status == RUNNING and idle_status(as_object(row.meta)) == SIMULATED
     return Branch(
         id=row.id,
         name=row.name,
-        status=row.status,
+        status=SIMULATED if is_running_rerun else row.status,
         is_current=row.id == session.current_internal_session_id,
         parent_id=row.parent_id,
         branch_point_id=row.branch_point_id,

@@ -15,7 +15,8 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, Table, and_, bind
 from agentgit.checkpoints import references
 from agentgit.errors import Conflict, Simulated
 from agentgit.sessions import ExternalSession
-from agentgit.sessions.session import OPEN, RUNNING, SIMULATED, idle_status
+from agentgit.sessions.rerun import DONE
+from agentgit.sessions.session import OPEN, RERUN, RUNNING, SIMULATED, idle_status
 from agentgit.store.audit.trail import BRANCH_CHAIN_COLUMNS, BRANCH_WITH_CHAIN, know_chain, record_event
 from agentgit.store.records.journal import LAST_ARRIVAL_OF_BRANCH, LAST_SEQ_OF_BRANCH, TrackPart
 from agentgit.store.records.users import UserStore
@@ -682,6 +683,20 @@ def require_real(branch: StoredRow) -> None:
         raise Simulated(
             f"Branch {branch.name} is a rerun: what its tools returned was simulated, and nothing of it happened. "
             f"Nothing was done. Run these calls now with agent = agent.switch({branch.name!r}, sync='world')."
+        )
+
+
+def require_whole_rerun(branch: StoredRow) -> None:
+    """Check that a branch is not a rerun that stopped before its end, whose conversation is only a part.
+
+    Raises:
+        Simulated: It is one.
+    """
+    mark = as_object(branch.meta).get(RERUN)
+    if mark is not None and not mark.get("is_real") and mark.get("status") != DONE:
+        raise Simulated(
+            f"Branch {branch.name} is a rerun that did not come to its end: {mark.get('status')}. It has only a part "
+            "of the conversation, so its calls are not run. Nothing was done. Run the recorded session again."
         )
 
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentgit.effects.effects import MEMORY
-from agentgit.effects.invocation import CALL, PAUSED, REDO
+from agentgit.effects.effects import MEMORY, NEUTRAL
+from agentgit.effects.invocation import CALL, FAILED, PAUSED, REDO, SIMULATED
 from agentgit.effects.memory import names_item
-from agentgit.sessions.session import RERUN
+from agentgit.sessions.session import RERUN, idle_status
 from agentgit.store.objects.blobs import RECORD, Leaf, unpack
 from agentgit.store.records.journal import LAST_LOGGED_STATUSES
 from agentgit.store.threads.graph_rows import conversation_channel, hash_state
@@ -59,6 +59,7 @@ class _Branch:
     points: dict[int, Record] = field(default_factory=dict)
     numbers: set[int] = field(default_factory=set)
     arrivals: set[int] = field(default_factory=set)
+    simulated: set[int] = field(default_factory=set)
     call_count: int = 0
 
 
@@ -95,6 +96,7 @@ class Checker:
         self._branches: dict[int, _Branch] = {}
         self._write_keys: set[tuple[Any, ...]] = set()
         self._replays: list[tuple[int, int]] = []
+        self._redone: set[int] = set()
         self._statuses: dict[int, str] = {}
         self._last_actions: dict[int, str] = {}
         self._request_ids: set[str] = set()
@@ -334,6 +336,13 @@ class Checker:
             raise ValueError("has two results, or does not say which call it replays")
         if record["effect"] == MEMORY and not names_item(from_json(record["args"])):
             raise ValueError("is a write to memory without the item or the value before it")
+        if record["status"] == SIMULATED:
+            if RERUN not in branch.record["meta"]:
+                raise ValueError("is simulated, but its branch is not a rerun")
+            if record["effect"] not in NEUTRAL and record["error"] is None:
+                branch.simulated.add(record["id"])
+        elif record["kind"] == REDO and record["status"] != FAILED:
+            self._redone.add(record["replay_of"])
         branch.arrivals.add(record["arrival"])
         self._statuses[record["id"]] = record["status"]
         branch.call_count += record["status"] != PAUSED and record["kind"] != REDO
@@ -385,6 +394,9 @@ class Checker:
         """Check a branch against its branch point, and its checkpoints against its calls."""
         record, positions = branch.record, [point["position"] for point in branch.points.values()]
         name, start_position, starts_before_point = record["name"], 0, False
+        is_real = idle_status(record["meta"]) != SIMULATED
+        if is_real and not branch.simulated <= self._redone:
+            raise ValueError(f"comes after a branch {name!r} that counts calls as done which were only simulated")
         if record["point"] is not None:
             point = self._branches[record["parent"]].points.get(record["point"])
             if point is None:
