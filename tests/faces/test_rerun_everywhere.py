@@ -308,7 +308,7 @@ def test_r6_each_magic_on_a_rerun(shelf, ipython):  # noqa: F811  # the fixture
                 continue
             with pytest.raises(UsageError) as refused:
                 magic(ipython, line)
-            said = "agent.switch('again', sync='world')" if does == REFUSED else does
+            said = "%agentgit switch again --sync world" if does == REFUSED else does
             assert said in str(refused.value), line
             assert ipython.user_ns["agent"] is agent
     require_untouched(shelf)
