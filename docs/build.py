@@ -70,14 +70,19 @@ class Examples(griffe.Extension):
 REFERENCE = "reference/cli.md"
 """The page of the commands; two comments in its file mark the places of the generated parts."""
 
+SEARCH_BOOSTS = {"reference/": 1e-3, "decisions/": 1e-5, "changelog": 1e-5}
+"""What a hit in these pages counts in the search. A word of a title counts 1,000 times, and guides come first."""
+
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Insert the generated parts of the reference of the command line; called by MkDocs.
+    """Insert the generated parts of the reference of the command line, and the rank in the search; called by MkDocs.
 
     Args:
         markdown: The text of a page.
         page: The page.
     """
+    if boost := next((boost for place, boost in SEARCH_BOOSTS.items() if page.file.src_uri.startswith(place)), None):
+        page.meta["search"] = {"boost": boost}
     if page.file.src_uri != REFERENCE:
         return markdown
     return markdown.replace("<!-- slash commands -->", slash_commands()).replace("<!-- commands -->", commands())

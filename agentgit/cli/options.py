@@ -50,10 +50,11 @@ COMMAND_PATH: ContextVar[str] = ContextVar("agentgit_command", default="agentgit
 class CommandGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command that the words name, and remember it for error messages."""
-        name, command, rest = super().resolve_command(ctx, args)
-        graph = [one.metavar for one in command.params if one.name == "graph" and one.param_type_name == "argument"]
-        COMMAND_PATH.set(" ".join([ctx.command_path, name, *graph]))
-        return name, command, rest
+        found: Any = super().resolve_command(ctx, args)
+        name, command, _ = found
+        needs_graph = any(one.name == "graph" and one.param_type_name == "argument" for one in command.params)
+        COMMAND_PATH.set(f"{ctx.command_path} {name}" + " MODULE:GRAPH" * needs_graph)
+        return found
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands."""
