@@ -8,7 +8,8 @@ from contextlib import aclosing
 from typing import Any, Self
 
 from langchain_core.runnables import RunnableConfig
-from langgraph.types import StateSnapshot
+from langchain_core.runnables.config import merge_configs
+from langgraph.types import StateSnapshot, StateUpdate
 
 from agentgit.agents import inputs
 from agentgit.agents.inputs import pair_configs
@@ -19,6 +20,7 @@ from agentgit.agents.turn_runner import END, NO_OPTIONS, Options, TurnRunner
 from agentgit.async_api import async_twin
 from agentgit.errors import InvalidInput
 from agentgit.langgraph_internals import CONFIG_KEY_STREAM_MESSAGES_V2
+from agentgit.store.threads.graph_rows import AS_NODE
 
 
 class BranchRunner(TurnRunner):
@@ -228,12 +230,16 @@ class BranchRunner(TurnRunner):
         self, config: RunnableConfig | None, values: Any, as_node: str | None = None, task_id: str | None = None
     ) -> RunnableConfig:
         """Update the state, as the graph's `update_state`. This is a separate turn without a user message."""
-        with self._turn_context(None, config) as (_, run_config), self._running():
-            return self._instrumented_graph.update_state(run_config, values, as_node, task_id)
+        return self.bulk_update_state(config, [[StateUpdate(values, as_node, task_id)]])
 
-    def bulk_update_state(self, config: RunnableConfig | None, supersteps: Any) -> RunnableConfig:
+    def bulk_update_state(
+        self, config: RunnableConfig | None, supersteps: Sequence[Sequence[StateUpdate]]
+    ) -> RunnableConfig:
         """Update the state in several steps, as the graph's `bulk_update_state`."""
+        nodes = {update[1] for step in supersteps for update in step}
         with self._turn_context(None, config) as (_, run_config), self._running():
+            if len(nodes) == 1 and None not in nodes:
+                run_config = merge_configs(run_config, {"metadata": {AS_NODE: nodes.pop()}})
             return self._instrumented_graph.bulk_update_state(run_config, supersteps)
 
     def run(self, text: str) -> str:

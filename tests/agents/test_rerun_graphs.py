@@ -134,6 +134,21 @@ def test_r1_what_a_person_edits_at_a_breakpoint(repo, world, is_recorded):
 
 
 @pytest.mark.parametrize("is_recorded", [False, True])
+def test_r1_an_answer_that_a_person_gives_in_place_of_a_tool(repo, world, is_recorded):
+    """R1: an update as a node is repeated as this node, so that the rerun goes on behind it."""
+    agent = repo.wrap(stopping(obedient(), world), "s", effects=world.effects())
+    agent.invoke(said("add chair"))
+    answer = ToolMessage("we have no chairs", tool_call_id=agent.messages()[-1].tool_calls[0]["id"])
+    agent.update_state(None, {"messages": [answer]}, as_node="tools")
+    agent.invoke(None)
+    again = agent.rerun(stopping(RecordedModel(agent), world)) if is_recorded else agent.rerun()
+    require_same(agent, again)
+    assert [one.content for one in again.messages()] == ["add chair", "hm", "we have no chairs", "done"]
+    assert again.messages()[2].tool_call_id == again.messages()[1].tool_calls[0]["id"]
+    assert world.log == []
+
+
+@pytest.mark.parametrize("is_recorded", [False, True])
 def test_r1_messages_that_a_caller_removes(repo, world, is_recorded):
     """R1: an update removes the messages in the place of the recorded ones, whatever their ids are now."""
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())

@@ -305,9 +305,10 @@ class RecordedIds:
 
 
 def named_messages(value: Any) -> Iterator[BaseMessage]:
-    """Yield the messages in an input that name earlier ones by their ids, to replace or remove them."""
+    """Yield the messages in an input that name earlier ones by their ids, to answer, replace or remove them."""
     if isinstance(value, BaseMessage):
-        if value.id is not None and value.type != "human":  # the user's messages have their recorded ids
+        is_named = value.id is not None and value.type != "human"  # the user's messages have their recorded ids
+        if is_named or isinstance(value, ToolMessage):
             yield value
     elif isinstance(value, Command):
         yield from named_messages(value.update)
@@ -325,14 +326,22 @@ def with_ids_of(value: Any, recorded: Mapping[str, Any], now: Mapping[str, Any])
         now: The state of the rerun before it. What it does not have is not removed.
     """
     ids: dict[str | None, str | None] = {}
+    call_ids: dict[str | None, str | None] = {}
     for name, messages in recorded.items():
-        if isinstance(messages, list):
-            pairs = zip_longest(messages, now.get(name) or ())
-            ids |= {old.id: getattr(new, "id", None) for old, new in pairs if isinstance(old, BaseMessage)}
+        for old, new in zip_longest(messages, now.get(name) or ()) if isinstance(messages, list) else ():
+            if isinstance(old, BaseMessage):
+                ids[old.id] = getattr(new, "id", None)
+                calls = zip(getattr(old, "tool_calls", ()), getattr(new, "tool_calls", ()), strict=False)
+                call_ids |= {one["id"]: other["id"] for one, other in calls}
 
     def renamed(part: Any) -> Any:
         if isinstance(part, BaseMessage):
-            return part.model_copy(update={"id": ids.get(part.id, part.id)})
+            answered = (
+                {"tool_call_id": call_ids.get(part.tool_call_id, part.tool_call_id)}
+                if isinstance(part, ToolMessage)
+                else {}
+            )
+            return part.model_copy(update={"id": ids.get(part.id, part.id), **answered})
         if isinstance(part, Command):
             return replace(part, update=renamed(part.update))
         if isinstance(part, dict):

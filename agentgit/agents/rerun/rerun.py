@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs
@@ -212,7 +212,7 @@ class Rerun:
         for value in self._inputs():
             with self._catching():
                 if isinstance(value, _Update):
-                    self._runner.update_state(None, value.values)
+                    self._runner.update_state(None, value.values, value.as_node)
                 else:
                     self._runner.invoke(value, self._turn_config(), **self._run_context)
         return self._finish()
@@ -223,7 +223,7 @@ class Rerun:
         while (value := await asyncio.to_thread(next, inputs, END)) is not END:
             with self._catching():
                 if isinstance(value, _Update):
-                    await self._runner.aupdate_state(None, value.values)
+                    await self._runner.aupdate_state(None, value.values, value.as_node)
                 else:
                     await self._runner.ainvoke(value, self._turn_config(), **self._run_context)
         return await asyncio.to_thread(self._finish)
@@ -257,7 +257,7 @@ class Rerun:
         value = self._recording.input(turn)
         if next(named_messages(value), None) is not None:
             value = with_ids_of(value, self._recording.state_before(turn), self._runner.get_state().values)
-        return _Update(value) if turn.kind == UPDATE else value
+        return _Update(value, turn.as_node) if turn.kind == UPDATE else value
 
     def _continuations(self, turn: TurnRecord) -> Iterator[Any]:
         """Yield what a turn goes on with when it waits: recorded answers, or nothing at a breakpoint."""
@@ -420,11 +420,11 @@ class Rerun:
         self._mark(connection, self.branch_id, report.status)
 
 
-class _Update:
+class _Update(NamedTuple):
     """An update of the state, which is repeated with `update_state`."""
 
-    def __init__(self, values: Any) -> None:
-        self.values = values
+    values: Any
+    as_node: str | None
 
 
 def _require_graph(graph: Any) -> Graph:

@@ -18,6 +18,7 @@ from agentgit.store.sql import row_codes
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
 from agentgit.store.store import Store
 from agentgit.store.threads.graph_rows import (
+    AS_NODE,
     ASKED,
     ASKED_INDEX,
     ERROR,
@@ -69,6 +70,7 @@ class TurnRecord:
         times: The times at which its graph saved a step.
         has_failed: True if its last step raised and was never repeated.
         pending: What triggers the nodes that would run next; empty if the graph has ended.
+        as_node: The node as which a caller updated the state; None if the caller named none.
     """
 
     kind: str
@@ -77,6 +79,7 @@ class TurnRecord:
     times: list[datetime] = field(default_factory=list)
     has_failed: bool = False
     pending: Sequence[RecordedWrite] = ()
+    as_node: str | None = None
 
 
 class RecordedQuestions(NamedTuple):
@@ -141,6 +144,7 @@ def read_turns(
                 turns = turns or [TurnRecord(CONTINUE, [], before)]
                 turns[-1].times.append(datetime.fromisoformat(str(checkpoint.header["ts"])))
                 turns[-1].has_failed = False
+                turns[-1].as_node = turns[-1].as_node or checkpoint.meta.get(AS_NODE)
                 turns[-1].pending = [
                     RecordedWrite(name, key, checkpoint.session_id)
                     for name, key in checkpoint.values.items()

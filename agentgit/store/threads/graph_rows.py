@@ -36,6 +36,10 @@ from agentgit.values import as_object
 INTERRUPT, RESUME, ERROR = "__interrupt__", "__resume__", "__error__"
 """LangGraph's channels for the interrupt that a task raises, for the answers to it, and for the task's failure."""
 
+AS_NODE = "agentgit_as_node"
+"""The key in the metadata of a graph checkpoint for the node as which a caller updated the state; LangGraph does not
+record it."""
+
 ASKED = "agentgit:asked"
 """The channel under which a turn keeps each question of a task; LangGraph keeps only the last one."""
 
