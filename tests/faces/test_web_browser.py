@@ -297,6 +297,8 @@ def test_u3_a_rollback_is_planned_and_done_in_the_conversation(pages, site, shot
     page.get_by_role("link", name="Undo from here").nth(1).click()
     expect(page.locator("#panel-title")).to_be_focused()
     expect(page.locator(".turn").nth(1).locator("#panel")).to_contain_text("Blocked by 1 call (send_mail)")
+    expect(page.locator("#panel-title")).to_contain_text("before “pay, and mail the receipt”")
+    expect(page.locator("#panel")).not_to_contain_text("Nothing has been changed yet")
     page.get_by_label("Later effects").select_option("keep")
     expect(page.locator("#panel .note").first).to_have_class("note good")
     page.screenshot(path=shots / "panel.png", full_page=True)

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from agentgit.effects import RollbackPlan
 from agentgit.errors import Conflict, InvalidInput, RollbackIncomplete
+from agentgit.sessions.messages import text_of
 from agentgit.sessions.rerun import RerunReport
 from agentgit.sessions.session import SIMULATED
 from agentgit.values import to_json
@@ -35,9 +36,11 @@ def plan_rollback(
     branch: BranchName = None,
     tools: Tools = "reverse",
     scope: Literal["all", "conversation", "files"] = "all",
+    message: Annotated[str, Query(max_length=300)] = "",
 ) -> Response:
-    """Show what a rollback would do, without doing it."""
+    """Show what a rollback would do, without doing it; `message` is the id of the message that it takes back first."""
     session = visit.repo.session(session_id)
+    history = session.branch(branch).conversation_history if message else []
     rollback_plan = session.plan_rollback(
         parse_checkpoint_ref(to), branch=branch, tools=_effective_tools(tools, scope), **_parts_of_scope(scope)
     )
@@ -49,6 +52,8 @@ def plan_rollback(
         branch=branch,
         tools=tools,
         scope=scope,
+        message=message,
+        before=next((text_of(said) for said in history if said["id"] == message), ""),
         seen=plan_hash(rollback_plan),
         request_id=f"web-{uuid4().hex}",
     )

@@ -43,7 +43,7 @@ def search(
     visit: Visit,
     session_id: Id,
     text: Annotated[str, Query(max_length=1_000)] = "",
-    all_branches: bool = True,
+    branch_only: bool = False,
     after: After = None,
 ) -> Response:
     """Show the results of a search in a session."""
@@ -51,10 +51,10 @@ def search(
     error_text, hits = "", None
     if text.strip():
         try:
-            hits = handle.search(text, all_branches=all_branches, limit=PAGE, after=after)
+            hits = handle.search(text, all_branches=not branch_only, limit=PAGE, after=after)
         except InvalidInput as error:
             error_text = str(error)
-    return visit.page("search", session=handle.info, text=text, all_branches=all_branches, hits=hits, wrong=error_text)
+    return visit.page("search", session=handle.info, text=text, branch_only=branch_only, hits=hits, wrong=error_text)
 
 
 @router.get("/sessions/{session_id}/tool-track")

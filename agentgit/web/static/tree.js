@@ -158,6 +158,7 @@ document.addEventListener("submit", (event) => {
 
 const picks = () => [...document.querySelectorAll("#tree .pick:checked")];
 let order = [];
+let isChoosing = false; // then every row shows its box
 
 function pick(item) {
   const box = item?.querySelector(".pick");
@@ -183,12 +184,19 @@ function showPicked() {
     const box = item.querySelector(".pick");
     if (box) item.setAttribute("aria-selected", String(box.checked));
   }
-  section.classList.toggle("picking", chosen.length > 0);
-  section.querySelector(".tree-compare button").disabled = chosen.length !== 2;
+  section.classList.toggle("picking", isChoosing || chosen.length > 0);
   const names = chosen.map((box) => box.closest(ITEM).dataset.ref);
   section.querySelector("[data-picked]").textContent =
     names.length === 2 ? names.join(" and ") : names.length ? `${names[0]} and …` : "Choose two rows";
 }
+
+document.addEventListener("submit", (event) => {
+  if (event.target.id !== "tree-compare" || picks().length === 2) return;
+  event.preventDefault();
+  event.stopImmediatePropagation();
+  isChoosing = !isChoosing;
+  showPicked();
+}, true);
 
 document.addEventListener("change", (event) => {
   if (event.target.matches("#tree .pick")) picked(event.target);
