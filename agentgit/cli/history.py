@@ -236,14 +236,6 @@ def _session_of_tags(repo: Repository, name: str | None) -> Session:
         ) from None
 
 
-def _parse_pair(words: list[str]) -> tuple[str | None, str, str]:
-    """Parse `[SESSION] A B`."""
-    if len(words) not in (2, 3):
-        raise typer.BadParameter("give two checkpoints: agentgit diff [SESSION] A B")
-    (*session, a, b) = words
-    return session[0] if session else None, a, b
-
-
 AsPage = Annotated[bool, typer.Option("--html", help="Print an HTML page.")]
 
 
@@ -261,9 +253,9 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Compare two checkpoints: state, messages, tool calls, files, tokens."""
-    session, a, b = _parse_pair(words)
     with repository(db) as repo:
-        difference = references.read_session(repo, session).diff(a, b, other=other)
+        session, a, b = references.parse_pair(repo, words)
+        difference = session.diff(a, b, other=other)
         if as_page:
             _write_page(f"{difference.from_reference} -> {difference.to_reference}", difference, as_json)
             return
@@ -296,9 +288,9 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Show what two branches did since they diverged."""
-    session, a, b = _parse_pair(words)
     with repository(db) as repo:
-        comparison = references.read_session(repo, session).compare(a, b)
+        session, a, b = references.parse_pair(repo, words)
+        comparison = session.compare(a, b)
         if as_page:
             _write_page(comparison.heading, comparison, as_json)
             return

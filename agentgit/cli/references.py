@@ -216,6 +216,27 @@ def parse_optional(repo: Repository, words: list[str]) -> tuple[Session, str | N
     return *parse_session(repo, first[0] if first else None), word
 
 
+def parse_pair(repo: Repository, words: list[str]) -> tuple[Session, str, str]:
+    """Parse `[SESSION] A B` of a command that compares; without a session, the newest one is meant.
+
+    Raises:
+        InvalidInput: There are not two references, with or without a session.
+        NotFound: There is no such session.
+    """
+    if len(words) == 3:
+        return repo.session(words[0]), words[1], words[2]
+    session = newest_session(repo) if len(words) == 2 else None
+    named = (word for word in words[:2] if is_session(repo, word) and not (session and has_checkpoint(session, word)))
+    if (name := next(named, None)) is not None:
+        raise InvalidInput(
+            f"{quote_name(name)} is a session. Name it first, and then two checkpoints: "
+            f"{COMMAND_PATH.get()} {shlex.quote(clean(name))} A B"
+        )
+    if session is None:
+        raise InvalidInput(f"Give two checkpoints: {COMMAND_PATH.get()} [SESSION] A B")
+    return session, words[0], words[1]
+
+
 def checkpoint(repo: Repository, first: str | None, second: str | None) -> Checkpoint:
     """Parse `[SESSION] [REF]`: one argument is a reference in the most recent session, else a session.
 

@@ -500,5 +500,5 @@ def test_t1_the_chat_warns_of_a_killed_turn_in_its_own_words(repo, dead_turn, ca
         chat.handle_line("hello")
     warning, *others = capsys.readouterr().err.splitlines()
     assert warning.startswith("warning: The last turn of session s, branch main, died before")
-    assert warning.endswith("First continue a turn that died with /continue.")
+    assert warning.endswith("To avoid that, first continue the turn with /continue.")
     assert others == []

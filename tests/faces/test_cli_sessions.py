@@ -270,3 +270,16 @@ def test_u1_json_names_the_session_and_the_branch(two):
         ("retention", "mine"),
     ):
         assert json.loads(run(*words, "--json").out)["session_name"] == "mine", words
+
+
+@pytest.mark.parametrize("command", ["diff", "compare"])
+def test_u1_a_session_in_the_place_of_a_checkpoint_is_recognised(two, command):
+    """U1: `compare mine main` says that `mine` is a session, and where it belongs."""
+    expected = f"error: mine is a session. Name it first, and then two checkpoints: agentgit {command} mine A B\n"
+    for words in (["mine", "main"], ["main", "mine"], ["mine"]):
+        out, err, code = run(command, *words)
+        assert (out, code) == ("", InvalidInput.exit_code)
+        assert err.endswith(expected)
+    assert run(command, "mine", "main#1", "main#2").code == 0
+    assert run("tag", "theirs", "main#1", "mine").code == 0
+    assert run(command, "mine", "main#2").code == 0

@@ -37,7 +37,7 @@ def warn_of_abandoned_turn(
     warn_caller(
         f"The last turn of session {context.session(connection).reference}, branch {context.row(connection).name}, "
         f"died before these calls were answered: {named}. This message begins another turn, which may make them "
-        "again. First continue a turn that died with agent.invoke(None).",
+        "again. To avoid that, first continue the turn with agent.invoke(None).",
         TurnAbandoned,
     )
 
