@@ -24,6 +24,8 @@ import agentgit
 from agentgit import Fenced, InvalidInput, effect, reversible
 from agentgit.errors import TurnAbandoned
 
+pytestmark = pytest.mark.filterwarnings("error::agentgit.errors.TurnAbandoned")
+
 
 @pytest.fixture
 def world():
