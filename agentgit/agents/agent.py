@@ -527,9 +527,9 @@ class RollbackAgent(BranchReader):
             start: The checkpoint after which the inputs are taken; None for the beginning of the session.
             end: The checkpoint up to which they are taken; None for the head of this branch.
             tools: How calls are answered: `record` (by the earliest unused recorded call with the same tool and
-                identity arguments), `live` (the tool runs; only for tools that are declared `read_only` or `state`), a
-                value, or a function that receives the call as a `ToolInvocation`. Or a mapping from the names of tools
-                to these, where `*` stands for all others.
+                identity arguments), `live` (the tool runs; only if it is declared, and was recorded, as `read_only` or
+                `state`), a value, or a function that receives the call as a `ToolInvocation`. Or a mapping from the
+                names of tools to these, where `*` stands for all others.
             on_miss: What to do about a call that is not in the record: `tell` the model so, `stop`, or a function that
                 receives the call and returns its answer. A question to a person that was not answered then is a miss,
                 too: it stays open, stops the rerun, or is a call of `interrupt` with the argument `value`.

@@ -84,7 +84,11 @@ def test_r1_a_tool_that_runs_code_around_its_calls_is_refused(repo, name):
         agent.rerun()
     assert acted == before
     assert [branch.name for branch in agent.session.branches()] == ["main"]
-    assert agent.rerun(graph(), effects={"ring": "read_only"}).report.match_rate == 1
+    with pytest.raises(InvalidInput, match="record a session in which it is declared read_only"):
+        agent.rerun(graph(), effects={"ring": "read_only"})
+    reading = repo.wrap(graph(), "t", effects={"ring": "read_only"})
+    reading.run("go")
+    assert reading.rerun(graph()).report.match_rate == 1
 
 
 def test_r2_a_value_that_cannot_be_compared(repo, world):
@@ -150,6 +154,21 @@ def test_r1_a_rerun_does_not_declare_a_tool_anew(repo, world, policy):
     assert [branch.name for branch in agent.session.branches()] == ["main"]
     same = agent.rerun(tool_node_graph(obedient(), world.tools()), effects=world.effects())
     assert same.report.is_same
+
+
+@pytest.mark.parametrize(("name", "line"), [("add", "add chair"), ("note", "note one")])
+def test_r1_a_tool_that_acted_stays_one_however_it_is_declared_later(repo, world, name, line):
+    """R1: the record says that the tool acts, so `live` does not enter it, whoever declares it a reading one."""
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    agent.run(line)
+    ledger = [*world.items], [*world.notes]
+    graph, reading = tool_node_graph(obedient(), world.tools()), {name: "read_only"}
+    assert repo.rerun(["s"], graph, effects=reading, tools="live").rows[0].is_same
+    again = repo.wrap(graph, "s", effects=reading)
+    assert [one.answered_by for one in again.rerun(tools="live").report.calls] == ["record"]
+    with pytest.raises(InvalidInput, match=f"The tool {name} is .* declared read_only or state, and were recorded so"):
+        again.rerun(tools={name: "live"})
+    assert (world.items, world.notes) == ledger
 
 
 def test_r1_an_answer_is_the_recorded_one_even_if_the_order_has_changed(repo, world):

@@ -23,7 +23,7 @@ from agentgit.agents.rerun.recording import Recording
 from agentgit.agents.turn.calls import InflightResult, RequestedCall
 from agentgit.agents.turn.recorded_results import UnreadableResult, rebuild_result
 from agentgit.effects import ToolInvocation
-from agentgit.effects.effects import NEUTRAL
+from agentgit.effects.effects import NEUTRAL, READ_ONLY
 from agentgit.effects.invocation import FAILED, SIMULATED, UNKNOWN, identity
 from agentgit.errors import AgentGitError, InvalidInput, RerunDiverged
 from agentgit.rollback import awaiter_for_current_loop
@@ -89,6 +89,12 @@ class Answers:
                 f"tools names {', '.join(unknown)}, which neither the graph nor the record has. The tools are: "
                 f"{', '.join(sorted(known - {ALL}))}."
             )
+        self.acting = {
+            call.tool_name: call.effect
+            for call in (*recording.calls, *recording.waiting)
+            if call.effect not in NEUTRAL and call.tool_name not in settings.effects.profiled
+        }
+        """The recorded effects of the tools that act; a new declaration does not make one `live`."""
         for name, policy in self._policies.items():
             word = _misspelled_word(policy)
             if word is not None:
@@ -96,16 +102,11 @@ class Answers:
                     f"The policy {policy!r} of {name} looks like {word!r}. A policy is 'record', 'live', a function or "
                     f"a value; to answer with this text, give a function: lambda call: {policy!r}"
                 )
-            if (
-                isinstance(policy, str)
-                and policy == LIVE
-                and name in kinds
-                and kinds[name] not in NEUTRAL
-                and name not in settings.effects.profiled
-            ):
+            kind = self.acting.get(name, kinds.get(name, READ_ONLY))
+            if _is_word(policy) and policy == LIVE and kind not in NEUTRAL and name not in settings.effects.profiled:
                 raise InvalidInput(
-                    f"The tool {name} is {kinds[name]}, and a rerun runs only tools that are declared read_only or "
-                    "state. Leave it out, or give it a value or a function."
+                    f"The tool {name} is {kind}, and a rerun runs only tools that are declared read_only or "
+                    "state, and were recorded so. Leave it out, or give it a value or a function."
                 )
         self._recording, self._settings, self._on_miss, self._max_calls = recording, settings, on_miss, max_calls
         self._unused: dict[str, deque[ToolInvocation]] = defaultdict(deque)
@@ -188,7 +189,7 @@ class Answers:
             return self._own_answer(request)
         policy = self._policies.get(name, self._policies.get(ALL, RECORD))
         is_word = _is_word(policy)
-        if is_word and policy == LIVE and request.intent.effect in NEUTRAL:
+        if is_word and policy == LIVE and request.intent.effect in NEUTRAL and name not in self.acting:
             recorded = self._take(request)
             self._note(call, LIVE, recorded)
             return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -128,7 +128,7 @@ class Rerun:
         self._answers = Answers(self._recording, settings, tools, on_miss, max_calls)
         if not own_graph:
             require_inputs(self._recording, branch.graph, self.graph)
-        _require_answerable(self.graph, settings)
+        _require_answerable(self.graph, settings, self._answers.acting)
         self.settings = settings
         """The settings of turns of the graph whose tools run."""
         simulation = RerunSimulation(self._answers, RecordedIds(self._recording.messages()))
@@ -433,7 +433,7 @@ def _require_graph(graph: Any) -> Graph:
     return graph
 
 
-def _require_answerable(graph: Graph, settings: TurnSettings) -> None:
+def _require_answerable(graph: Graph, settings: TurnSettings, acting: Container[str]) -> None:
     """Check that the record can answer the calls of each tool of a graph that acts.
 
     Raises:
@@ -441,7 +441,7 @@ def _require_answerable(graph: Graph, settings: TurnSettings) -> None:
     """
     for tool in (*tools_of(graph), *referenced_tools(graph)):
         effect = settings.effects.tools.get(tool.name)
-        if effect is not None and effect.kind in NEUTRAL:
+        if effect is not None and effect.kind in NEUTRAL and tool.name not in acting:
             continue
         for name in ENTRIES:
             owner = next(kind for kind in type(tool).__mro__ if name in vars(kind))
@@ -449,5 +449,5 @@ def _require_answerable(graph: Graph, settings: TurnSettings) -> None:
                 raise InvalidInput(
                     f"{owner.__name__}, the class of the tool {tool.name}, overrides the method {name}, which a "
                     "rerun would run. Nothing was run. Put the work into the methods _run and _arun; if the tool only "
-                    "reads, declare it read_only."
+                    "reads, record a session in which it is declared read_only."
                 )
