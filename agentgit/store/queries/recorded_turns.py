@@ -299,8 +299,8 @@ def task_place(path: str) -> str:
     """Return the path of a task without the ids of other tasks in it, which are new in each run.
 
     Example:
-        >>> task_place("~__pregel_push, ~__pregel_pull, flow, 0000000002, 1f1e4b00-8d0a-6b1c-8000-6d1f3b0f1c2d")
-        '~__pregel_push, ~__pregel_pull, flow, 0000000002, '
+        >>> task_place("~push, ~pull, flow, 0000000002, 1f1e4b00-8d0a-6b1c-8000-6d1f3b0f1c2d")
+        '~push, ~pull, flow, 0000000002, '
     """
     return _TASK_ID.sub("", path)
 
