@@ -33,7 +33,7 @@ After = Annotated[
     typer.Option("--after", metavar="CURSOR", help="Continue after this cursor or reference."),
 ]
 OnBranch = Annotated[
-    str | None, typer.Option("--branch", metavar="NAME", help="Checkpoints of this branch; the same as SESSION@NAME.")
+    str | None, typer.Option("--branch", metavar="NAME", help="The branch; the same as SESSION@NAME.")
 ]
 Own = Annotated[
     bool, typer.Option("--branch-only", help="Only checkpoints made on this branch, not on its whole path.")

@@ -27,7 +27,7 @@ from agentgit.render import records
 from agentgit.render.text import Span, clean, place
 from agentgit.render.views import conversation
 from agentgit.render.views import rollback as rollbacks
-from agentgit.render.words import COMMAND_LINE
+from agentgit.render.words import COMMAND_LINE, reword_reasons
 
 Tools = Annotated[
     str,
@@ -287,7 +287,11 @@ def confirm_plan(plan: RollbackPlan, verb: str, as_json: bool, *, force: bool = 
 
 
 def print_rollback(as_json: bool, value: RollbackPlan | RollbackReport) -> None:
-    output.emit(as_json, value.to_dict, lambda width: rollbacks.lines(value, width=width, face=COMMAND_LINE))
+    output.emit(
+        as_json,
+        lambda: reword_reasons(value.to_dict(), COMMAND_LINE),
+        lambda width: rollbacks.lines(value, width=width, face=COMMAND_LINE),
+    )
 
 
 @contextmanager

@@ -28,9 +28,9 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The name of the new u
 Id = Annotated[int, typer.Argument(metavar="ID", help="The id that the list shows.")]
 OwnerOption = Annotated[str | None, typer.Option("--for", metavar="USER", help="The owner of the keys; for admins.")]
 RoleOption = Annotated[str, typer.Option("--role", "-r", help="The role: viewer, forker, editor or owner.")]
-Expires = Annotated[str | None, typer.Option("--expires", metavar="TIME", help="The lifetime, like 12h, 7d or 2w.")]
+Expires = Annotated[str | None, typer.Option("--expires", metavar="DURATION", help="The lifetime, like 12h, 7d or 2w.")]
 KeyExpires = Annotated[
-    str, typer.Option("--expires", metavar="TIME", help="The lifetime, like 12h, 7d or 2w; or never.")
+    str, typer.Option("--expires", metavar="DURATION", help="The lifetime, like 12h, 7d or 2w; or never.")
 ]
 
 GROUP_OPTIONS: dict[str, Any] = {"no_args_is_help": True, "cls": CommandGroup, "rich_markup_mode": None}
