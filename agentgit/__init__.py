@@ -3,10 +3,6 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from agentgit.auth import Keyring, User
-from agentgit.checkpoints import Checkpoint
-from agentgit.checkpoints.diff import Diff, diff
-from agentgit.effects import RollbackPlan, RollbackReport, ToolInvocation, compensable, effect, reversible
 from agentgit.errors import (
     AgentGitError,
     Ambiguous,
@@ -29,16 +25,20 @@ from agentgit.errors import (
     WorkspaceChanged,
     WorldDiverged,
 )
-from agentgit.sessions import ExternalSession, InternalSession
 from agentgit.version import VERSION
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
     from agentgit.agents.graph.rollback_graph import RollbackGraph
     from agentgit.agents.not_done import NotDone
+    from agentgit.auth import Keyring, User
+    from agentgit.checkpoints import Checkpoint
+    from agentgit.checkpoints.diff import Diff, diff
+    from agentgit.effects import RollbackPlan, RollbackReport, ToolInvocation, compensable, effect, reversible
     from agentgit.handles.session import Session
     from agentgit.repository import Repository, open
     from agentgit.saver.saver import SQLModelSaver
+    from agentgit.sessions import ExternalSession, InternalSession
     from agentgit.sessions.events import Event
     from agentgit.sessions.rerun import RerunReport
     from agentgit.workspace.api import Workspace
@@ -97,23 +97,34 @@ __all__ = [
 ]
 
 _LAZY_NAMES = {
+    "Checkpoint": "agentgit.checkpoints",
+    "Diff": "agentgit.checkpoints.diff",
     "Environment": "agentgit.workspace.values",
     "Event": "agentgit.sessions.events",
+    "ExternalSession": "agentgit.sessions",
     "FileCheckpoint": "agentgit.workspace.values",
+    "InternalSession": "agentgit.sessions",
+    "Keyring": "agentgit.auth",
     "NotDone": "agentgit.agents.not_done",
     "Repository": "agentgit.repository",
+    "RerunReport": "agentgit.sessions.rerun",
     "RollbackAgent": "agentgit.agents.agent",
     "RollbackGraph": "agentgit.agents.graph.rollback_graph",
-    "RerunReport": "agentgit.sessions.rerun",
+    "RollbackPlan": "agentgit.effects",
+    "RollbackReport": "agentgit.effects",
     "SQLModelSaver": "agentgit.saver.saver",
     "Session": "agentgit.handles.session",
+    "ToolInvocation": "agentgit.effects",
     "UndoStack": "agentgit.workspace.undo.stack",
+    "User": "agentgit.auth",
     "Workspace": "agentgit.workspace.api",
+    "compensable": "agentgit.effects",
+    "diff": "agentgit.checkpoints.diff",
+    "effect": "agentgit.effects",
     "open": "agentgit.repository",
+    "reversible": "agentgit.effects",
 }
-"""The names that are imported on first use, because their modules need SQL or LangGraph.
-
-This keeps `import agentgit` below one second."""
+"""The names that are imported on first use, so that a command imports only what it needs: completion waits for it."""
 
 
 def __getattr__(name: str) -> Any:

@@ -35,6 +35,7 @@ from agentgit.errors import Conflict
 from agentgit.handles.branching import Branching
 from agentgit.handles.context import BranchRef, Context
 from agentgit.handles.rollbacks import RollbackOptions
+from agentgit.render import html, svg
 from agentgit.render.views import lists
 from agentgit.sessions.messages import with_text
 from agentgit.sessions.tree import Exploration, ExploredBranch
@@ -79,7 +80,8 @@ class RollbackAgent(BranchReader):
         return f"RollbackAgent(session={self.session.name!r}, branch={self.branch.name!r}{undeclared})"
 
     def _repr_html_(self) -> str:
-        return lists.status_page(self.session.info, self.branch, self.head, self.tree())
+        status = html.pre(lists.status_lines(self.session.info, self.branch, self.head))
+        return f"<div>{status}{svg.page(self.tree())}</div>"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         return {"text/plain": repr(self), "text/html": self._repr_html_()}

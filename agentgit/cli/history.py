@@ -32,9 +32,7 @@ After = Annotated[
     str | None,
     typer.Option("--after", metavar="CURSOR", help="Continue after this cursor or reference."),
 ]
-OnBranch = Annotated[
-    str | None, typer.Option("--branch", metavar="NAME", help="The branch; the same as SESSION@NAME.")
-]
+OnBranch = Annotated[str | None, typer.Option("--branch", metavar="NAME", help="The branch; the same as SESSION@NAME.")]
 Own = Annotated[
     bool, typer.Option("--branch-only", help="Only checkpoints made on this branch, not on its whole path.")
 ]

@@ -230,8 +230,8 @@ def site(tmp_path_factory):
 def test_d6_the_site_builds_and_its_links_resolve(site):
     """D6: MkDocs finds every linked page, heading and name, and every page is part of the site."""
     assert {page.stem for page in DOCS.glob("*.md")} <= {page.stem for page in site.glob("*.html")}
-    after = 'href="benchmarks.html" class="md-footer__link md-footer__link--next"'
-    assert after in (site / "comparison.html").read_text()  # and not among the pages for operators
+    after = 'href="effects.html" class="md-footer__link md-footer__link--next"'
+    assert after in (site / "comparison.html").read_text()  # in the guide, not among the pages for operators
     assert 'id="agentgit.RollbackPlan"' in (site / "reference/rollback.html").read_text()
     page = (site / "reference/cli.html").read_text()
     assert [path for path, _ in COMMANDS if f'id="{path.replace(" ", "-")}"' not in page] == []

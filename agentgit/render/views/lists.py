@@ -9,7 +9,7 @@ from agentgit.auth import ApiKey, Member, ShareLink, User
 from agentgit.auth.principal import widest
 from agentgit.checkpoints import Checkpoint
 from agentgit.errors import AgentGitError
-from agentgit.render import html, svg
+from agentgit.render import html
 from agentgit.render.text import Line, Span, Zone, clean, format_time, table
 from agentgit.render.views import conversation
 from agentgit.render.views.log import reference, title
@@ -193,15 +193,3 @@ def unfinished_line(operation: Operation) -> Line:
         return (Span("running  ", "dim"), Span(f"{clean(operation.kind)} {operation.id}", "bad"))
     label = f"{clean(operation.kind)} {operation.id}"
     return (Span("stopped  ", "dim"), Span(label, "bad"), Span(f"; to finish it: agentgit resume {operation.id}"))
-
-
-def status_page(session: ExternalSession, branch: InternalSession, head: Checkpoint | None, tree: Tree) -> str:
-    """Draw the status of an agent as HTML, with the picture of the tree.
-
-    Args:
-        session: The session.
-        branch: The branch that the agent runs on.
-        head: The newest checkpoint of the branch; None before the first.
-        tree: The tree of the session.
-    """
-    return f"<div>{html.pre(status_lines(session, branch, head))}{svg.page(tree)}</div>"
