@@ -9,6 +9,8 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
+import typer
+
 from agentgit.cli import output
 from agentgit.cli.options import COMMAND_PATH
 from agentgit.errors import InvalidInput, NotFound
@@ -220,7 +222,8 @@ def parse_pair(repo: Repository, words: list[str]) -> tuple[Session, str, str]:
     """Parse `[SESSION] A B` of a command that compares; without a session, the newest one is meant.
 
     Raises:
-        InvalidInput: There are not two references, with or without a session.
+        InvalidInput: A session stands in the place of a checkpoint.
+        BadParameter: There are not two references, with or without a session.
         NotFound: There is no such session.
     """
     if len(words) == 3:
@@ -233,7 +236,7 @@ def parse_pair(repo: Repository, words: list[str]) -> tuple[Session, str, str]:
             f"{COMMAND_PATH.get()} {shlex.quote(clean(name))} A B"
         )
     if session is None:
-        raise InvalidInput(f"Give two checkpoints: {COMMAND_PATH.get()} [SESSION] A B")
+        raise typer.BadParameter(f"give two checkpoints: {COMMAND_PATH.get()} [SESSION] A B")
     return session, words[0], words[1]
 
 
