@@ -29,6 +29,12 @@ from agentgit.store.sql.tables import ENCRYPTION_KEY, LIST, METADATA
 RINGS = Keyring({"a": ONE}), Keyring({"b": TWO, "a": ONE})
 
 
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+    """Run each test in its own folder, because the demo's graph creates its shop in the current one."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture
 def url(database):
     return database.url
