@@ -11,6 +11,7 @@ import random
 import signal
 import time
 import traceback
+import warnings
 from collections import Counter
 from collections.abc import Callable
 
@@ -20,6 +21,7 @@ from echo_graph import echoing, said, texts, whole
 
 import agentgit
 from agentgit import Conflict, Repository
+from agentgit.errors import TurnAbandoned
 
 SHARED = "shared"
 ON_MAIN, ON_BRANCHES, ALONE = ("m0", "m1", "m2"), ("b0", "b1"), ("o0", "o1", "o2")
@@ -38,6 +40,7 @@ def talk(url: str, who: str, turns: int, dies_at: int | None) -> None:
     """Run turns, and retry a turn on the new state of the branch after a Conflict."""
     session, branch = place(who)
     graph = echoing()
+    warnings.simplefilter("ignore", TurnAbandoned)  # a survivor goes on with a new message after a killed turn
     with agentgit.open(url) as repo:
         agent = repo.wrap(graph, session, branch=branch)
         for turn in range(turns):
