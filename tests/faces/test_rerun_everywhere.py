@@ -44,7 +44,7 @@ def recorded(tmp_path_factory):
         agent = repo.wrap(shelf.graph("chair", "table"), "s")
         agent.run("one")
         agent.run("two")
-        agent.rerun(shelf.graph("chair", "lamp"), name="again")
+        agent.rerun(shelf.graph("chair", "lamp"), name="again", on_miss=lambda call: "put")
     return folder
 
 
