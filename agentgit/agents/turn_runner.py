@@ -17,12 +17,12 @@ from langgraph.cache.base import BaseCache
 
 from agentgit.agents import inputs
 from agentgit.agents.branch_context import BranchContext, ClientThread, Graph, TurnSettings
-from agentgit.agents.caller_warning import warn_caller
 from agentgit.agents.described_graph import DescribedGraph
 from agentgit.agents.instrumentation import instrumented_copy
 from agentgit.agents.isolation import detached, detached_config, recorders_in, require_not_nested
 from agentgit.agents.memory import RecordedStore, is_wrappable, plain_store
 from agentgit.agents.node_caches import BranchCache, uncopied_graph_cache
+from agentgit.agents.turn.caller_warning import warn_caller
 from agentgit.agents.turn.checkpoint_tracker import SaveBarrier
 from agentgit.agents.turn.recorder import Recorder
 from agentgit.agents.turn.turn import ThreadedTurn, Turn

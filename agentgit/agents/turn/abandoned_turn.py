@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from agentgit.agents.branch_context import BranchContext
-from agentgit.agents.caller_warning import warn_caller
+from agentgit.agents.turn.caller_warning import warn_caller
 from agentgit.effects.invocation import UNKNOWN, call_text
 from agentgit.errors import TurnAbandoned
 from agentgit.sessions.messages import unanswered_calls

@@ -692,11 +692,12 @@ def require_whole_rerun(branch: StoredRow) -> None:
     Raises:
         Simulated: It is one.
     """
-    mark = as_object(branch.meta).get(RERUN)
-    if mark is not None and not mark.get("is_real") and mark.get("status") != DONE:
+    meta = as_object(branch.meta)
+    if idle_status(meta) == SIMULATED and meta[RERUN].get("status") != DONE:
         raise Simulated(
-            f"Branch {branch.name} is a rerun that did not come to its end: {mark.get('status')}. It has only a part "
-            "of the conversation, so its calls are not run. Nothing was done. Run the recorded session again."
+            f"Branch {branch.name} is a rerun that did not come to its end: {meta[RERUN].get('status')}. It has "
+            "only a part of the conversation, so its calls are not run. Nothing was done. Run the "
+            "recorded session again."
         )
 
 
