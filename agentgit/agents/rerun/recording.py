@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from hashlib import sha256
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -356,7 +357,7 @@ def with_ids_of(value: Any, recorded: Mapping[str, Any], now: Mapping[str, Any])
 
 def content_key(message: BaseMessage) -> bytes:
     """Return a key that is the same for messages with the same content, ids and times left out."""
-    return to_json(portable(_content(message)))
+    return sha256(to_json(portable(_content(message)))).digest()
 
 
 def content_of(value: Any) -> Any:
