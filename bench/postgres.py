@@ -51,14 +51,14 @@ def scratch() -> Iterator[URL]:
         server.execute(f'CREATE DATABASE "{name}"')
         try:
             url = SERVER.set(database=name)
-            with _vacuumed(url):
+            with vacuumed(url):
                 yield url
         finally:
             server.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
 
 
 @contextmanager
-def _vacuumed(url: URL) -> Iterator[None]:
+def vacuumed(url: URL) -> Iterator[None]:
     """Run VACUUM and ANALYZE from time to time, as autovacuum does."""
     has_ended = threading.Event()
 

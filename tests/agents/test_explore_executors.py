@@ -14,9 +14,11 @@ import processes
 import pytest
 from explored_graphs import acting, broken, chat, entries, failing, folder, forgetful, mortal
 from scripted import scripted, tool_node_graph
+from sqlalchemy import make_url
 
 import agentgit
 from agentgit import InvalidInput, Unavailable
+from bench.postgres import vacuumed
 
 
 @contextmanager
@@ -86,7 +88,7 @@ def test_n2_an_exploration_runs_in_the_processes_of_an_executor(repo, tmp_path, 
 def test_n2_five_steps_with_four_choices_are_1364_turns(postgres_url, tmp_path, pool):
     """N2: five steps with four choices are 1,364 turns over one PostgreSQL, as in one process, and each runs once."""
     ledger = tmp_path / "ledger"
-    with agentgit.open(postgres_url) as repo, POOLS[pool]() as executor:
+    with vacuumed(make_url(postgres_url)), agentgit.open(postgres_url) as repo, POOLS[pool]() as executor:
         agent = agent_on(repo, auto_checkpoint="off")
         found = agent.explore(
             [f"step {n}" for n in range(5)], 4, executor=executor, factory=partial(chat, str(ledger), 0)
