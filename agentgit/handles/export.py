@@ -30,6 +30,9 @@ from agentgit.store.transfer.trajectory import steps
 from agentgit.version import VERSION
 from agentgit.workspace.snapshot_export import SnapshotExporter
 
+_SQLITE = b"SQLite format 3\0"
+"""The beginning of every database of SQLite."""
+
 
 class Exporter(SessionAccess):
     """Writes a session to a file, and lists its steps."""
@@ -174,6 +177,7 @@ def open_target(path: str | Path | IO[bytes]) -> Iterator[IO[bytes]]:
     """Open a file or a stream for writing. A file appears under its name only when it is complete.
 
     Raises:
+        InvalidInput: The file is a database.
         Unavailable: The file cannot be written.
     """
     if not isinstance(path, (str, Path)):
@@ -181,6 +185,7 @@ def open_target(path: str | Path | IO[bytes]) -> Iterator[IO[bytes]]:
         return
     target_path = Path(path)
     try:
+        _require_no_database(target_path)
         with tempfile.NamedTemporaryFile(dir=target_path.parent, prefix=f".{target_path.name}.", delete=False) as file:
             temporary_path = Path(file.name)
             try:
@@ -193,3 +198,13 @@ def open_target(path: str | Path | IO[bytes]) -> Iterator[IO[bytes]]:
         raise Unavailable(
             f"{target_path} cannot be written: {error.strerror or error}. Name a writable file."
         ) from error
+
+
+def _require_no_database(path: Path) -> None:
+    """Check that a file that is to be replaced is no database of SQLite."""
+    is_database = Path(f"{path}-wal").exists()  # it is open: to close another file on it would release its locks
+    if not is_database and path.is_file():
+        with path.open("rb") as file:
+            is_database = file.read(len(_SQLITE)) == _SQLITE
+    if is_database:
+        raise InvalidInput(f"{path} is a database, which would be replaced. Name another file.")

@@ -27,18 +27,22 @@ def document(results: Reruns, bar: float) -> bytes:
     counts = {"tests": str(len(results.rows)), "failures": str(failures), "errors": str(errors)}
     root = Element("testsuites", counts)
     suite = SubElement(root, "testsuite", {"name": _text(f"agentgit rerun {results.name}"), **counts, "skipped": "0"})
-    for row in results.rows:
-        _add_case(suite, results, row, bar)
+    for row, name in zip(results.rows, results.names, strict=True):
+        _add_case(suite, results, row, name, bar)
     page: bytes = tostring(root, encoding="utf-8", xml_declaration=True)
     return page
 
 
-def _add_case(suite: Element, results: Reruns, row: SessionRerun, bar: float) -> None:
-    case = SubElement(suite, "testcase", {"classname": "agentgit.rerun", "name": _text(row.session), **_time(row)})
+def _add_case(suite: Element, results: Reruns, row: SessionRerun, name: str, bar: float) -> None:
+    case = SubElement(suite, "testcase", {"classname": "agentgit.rerun", "name": _text(name), **_time(row)})
     verdict = verdict_text(row)
     message = f"matched {percent(row.match_rate)}{f', {verdict}' if verdict else ''}"
     if _has_error(results, row):
-        problem = SubElement(case, "error", {"type": row.status, "message": _text(row.error or message)})
+        problem = SubElement(
+            case,
+            "error",
+            {"type": row.status if row.status != DONE else "no verdict", "message": _text(row.error or message)},
+        )
     elif results.score(row) < bar:
         problem = SubElement(case, "failure", {"type": "below the bar", "message": _text(message)})
     else:

@@ -348,6 +348,7 @@ class Repository:
         on_miss: OnMiss = "tell",
         effects: Mapping[str, Effect | str] | None = None,
         config: Mapping[str, Any] | None = None,
+        context: Any = None,
         max_calls: int | None = None,
         prices: Prices | None = None,
     ) -> Reruns:
@@ -376,6 +377,7 @@ class Repository:
                 receives the call and returns its answer.
             effects: The effects of the tools, as for `wrap`.
             config: The config for all turns, as `invoke` takes it.
+            context: The context for all turns, if the graph has a `context_schema`; it is not recorded.
             max_calls: The most calls that each rerun may make; None for twice the recorded ones and 25 more.
             prices: The prices of a million tokens by the name of the model, as for `Session.stats`. With them, the
                 results and the stored reports have the costs of the recorded part and of the rerun.
@@ -406,6 +408,7 @@ class Repository:
             on_miss=on_miss,
             effects=effects,
             config=config,
+            context=context,
             max_calls=max_calls,
             prices=prices,
         )
@@ -426,6 +429,7 @@ class Repository:
         on_miss: OnMiss = "tell",
         effects: Mapping[str, Effect | str] | None = None,
         config: Mapping[str, Any] | None = None,
+        context: Any = None,
         max_calls: int | None = None,
         prices: Prices | None = None,
     ) -> Reruns:
@@ -439,6 +443,7 @@ class Repository:
             on_miss=on_miss,
             effects=effects,
             config=config,
+            context=context,
             max_calls=max_calls,
             prices=prices,
         )

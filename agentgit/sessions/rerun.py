@@ -16,6 +16,9 @@ model is told that the record has no such call."""
 DONE, DIVERGED, FAILED = "done", "diverged", "failed"
 """The results of a rerun: it ran to its end, it stopped where it left the recording, or the graph raised."""
 
+RUNNING = "running"
+"""The status of a rerun that has no result, because it has not ended or its process was stopped."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RerunCall:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from statistics import fmean
+from functools import cached_property
+from statistics import fmean, mean
 from typing import Any, ClassVar
 
 from agentgit.sessions.rerun import DONE, RerunReport
@@ -24,7 +26,8 @@ class SessionRerun:
     Args:
         session: The name of the session.
         branch: The name of the branch of the rerun; None if there is none.
-        status: `done`, `diverged`, `failed` or `refused` (nothing ran).
+        status: `done`, `diverged`, `failed`, `refused` (nothing ran), or when read again, `running` (it has not ended
+            and been judged yet, or its process was stopped).
         verdict: What the judge returned; None without a judge, or if it raised.
         error: Why the rerun did not end, why the judge has no verdict, or which recorded tools the graph lacks.
         report: The report of the rerun; None if nothing ran.
@@ -107,16 +110,25 @@ class Reruns(PrintableDrawing, Tabular):
         return self.rows
 
     @property
+    def names(self) -> list[str]:
+        """The name of the session of each row; with the branch that was run again, if several have that name."""
+        counts = Counter(row.session for row in self.rows)
+        return [
+            f"{row.session}@{row.source}" if counts[row.session] > 1 and row.source is not None else row.session
+            for row in self.rows
+        ]
+
+    @property
     def matched(self) -> float:
         """The mean of the match rates; 0 if there is no session, which must not pass."""
         return fmean(row.match_rate for row in self.rows) if self.rows else 0.0
 
-    @property
+    @cached_property
     def judge(self) -> float | None:
         """The mean of the verdicts, where True is 1 and none is 0; None without a judge that gives numbers."""
         if not self.is_judged or any(isinstance(row.verdict, str) for row in self.rows):
             return None
-        return fmean(float(row.verdict or 0) for row in self.rows) if self.rows else 0.0
+        return mean(float(row.verdict or 0) for row in self.rows) if self.rows else 0.0  # `fmean` overflows
 
     @property
     def tokens(self) -> int | None:

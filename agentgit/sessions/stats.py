@@ -73,8 +73,11 @@ def require_prices(prices: Prices) -> Prices:
     """Check that prices are valid and return them.
 
     Raises:
-        InvalidInput: A price is not a list or tuple of two to four finite numbers of at least 0.
+        InvalidInput: They are not a mapping, or a price is not a list or tuple of two to four finite numbers of at
+            least 0.
     """
+    if not isinstance(prices, Mapping):
+        raise InvalidInput(f"prices must be a mapping from the names of models to their prices, not {prices!r}.")
     for model, price in prices.items():
         numbers = price if isinstance(price, (list, tuple)) else ()
         if not 2 <= len(numbers) <= 4 or not all(map(_is_price, numbers)):

@@ -101,6 +101,7 @@ class RecordedSession:
         tools: Any = "record",
         on_miss: OnMiss = "tell",
         config: RunnableConfig | None = None,
+        context: Any = None,
         max_calls: int | None = None,
     ) -> JudgedRerun:
         """Run the session again in a graph, as `RollbackAgent.rerun` does. No tool acts on the world.
@@ -111,6 +112,7 @@ class RecordedSession:
             tools: How calls are answered.
             on_miss: What to do about a call that is not in the record: `tell` the model so, `stop`, or a function.
             config: The config for all turns.
+            context: The context for all turns, if the graph has a `context_schema`; it is not recorded.
             max_calls: The most calls that the rerun may make.
 
         Returns:
@@ -120,7 +122,15 @@ class RecordedSession:
             InvalidInput: An argument is not valid, or `graph` does not take the recorded inputs; nothing was run.
             RerunDiverged: `on_miss` is `stop` and a call is not in the record, or there were more than `max_calls`.
         """
-        one = self._prepare(graph, effects=effects, tools=tools, on_miss=on_miss, config=config, max_calls=max_calls)
+        one = self._prepare(
+            graph,
+            effects=effects,
+            tools=tools,
+            on_miss=on_miss,
+            config=config,
+            context=context,
+            max_calls=max_calls,
+        )
         try:
             one.rerun.run()
         finally:
@@ -135,11 +145,19 @@ class RecordedSession:
         tools: Any = "record",
         on_miss: OnMiss = "tell",
         config: RunnableConfig | None = None,
+        context: Any = None,
         max_calls: int | None = None,
     ) -> JudgedRerun:
         """Run the session again in a graph, as `rerun`; async nodes and tools run on this loop."""
         one = await asyncio.to_thread(
-            self._prepare, graph, effects=effects, tools=tools, on_miss=on_miss, config=config, max_calls=max_calls
+            self._prepare,
+            graph,
+            effects=effects,
+            tools=tools,
+            on_miss=on_miss,
+            config=config,
+            context=context,
+            max_calls=max_calls,
         )
         try:
             await one.rerun.arun()

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import multiprocessing
+import sys
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessage
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.runtime import Runtime
 from scripted import World, call, calls, obedient, scripted, tool_node_graph
+from typing_extensions import TypedDict
 
 import agentgit
 from agentgit import Conflict, InvalidInput, NotFound, Unavailable
 from agentgit.demo import ScriptedModel
+from agentgit.render.junit import document
 from agentgit.sessions.reruns import Reruns
 
 WORLD = World()
@@ -240,6 +249,7 @@ def test_arguments_that_are_wrong_as_a_whole_are_refused(repo, world):
         {"graph": graph, "name": "a@b"},
         {"graph": graph, "executor": 4},
         {"graph": graph, "effects": {"add": "harmless"}},
+        {"graph": graph, "prices": 5},
     ):
         with pytest.raises(InvalidInput):
             repo.rerun("a", **wrong)
@@ -324,3 +334,157 @@ def test_r4_costs_are_in_the_results_and_in_the_stored_reports(repo):
     assert repo.rerun("a", graph(1)).cost is None
     with pytest.raises(InvalidInput, match="price of 'm'"):
         repo.rerun("a", graph(1), prices={"m": 1})
+
+
+@dataclass
+class Customer:
+    """The context of a run."""
+
+    name: str
+
+
+class Text(TypedDict):
+    """A state."""
+
+    total: str
+
+
+class Number(TypedDict):
+    """A state with another type."""
+
+    total: int
+
+
+class Word(enum.StrEnum):
+    """Verdicts of a judge."""
+
+    GOOD = "good"
+
+
+class Unreadable:
+    """An object that nothing can be done with."""
+
+    def __float__(self):
+        raise RuntimeError("no number")
+
+    def __repr__(self):
+        raise RuntimeError("no text")
+
+
+def judge_by_exit(rerun):
+    """End the process as if all were well, for one session."""
+    return sys.exit(0) if rerun.session == "b" else Word.GOOD
+
+
+def build_or_exit(session):
+    """End the process instead of building the graph, for one session."""
+    return sys.exit(0) if session.name == "c" else build(session)
+
+
+def test_r5_whatever_a_judge_returns_the_rerun_is_a_row_that_is_read_again(repo, world):
+    """R5: verdicts that are no numbers, too large, of an enumeration, or not readable are rows that say so."""
+    record(repo, world, a=["add chair"])
+    for given, verdict in [
+        (10**400, None), (Unreadable(), None), (Decimal("0.5"), 0.5), (Word.GOOD, "good"), ("\x00\ud800", "\x00\ud800"),
+        (-1e308, -1e308), (1j, None),
+    ]:  # fmt: skip
+        results = repo.rerun(["a", "a"], graph_of(world), judge=lambda rerun, given=given: given)
+        assert [(row.status, row.verdict) for row in results.rows] == [("done", verdict)] * 2
+        assert all(type(row.verdict) is type(verdict) for row in results.rows)
+        assert ("must return a bool, a number or a string" in (results.rows[0].error or "")) == (verdict is None)
+        assert repo.reruns(results.name) == results
+        assert results.name in str(results)
+        assert not results.is_passed(0.9) or isinstance(verdict, str)
+
+
+def test_r5_an_exit_in_a_judge_a_factory_or_a_node_ends_one_session_only(tmp_path):
+    """R5: `sys.exit(0)` would end a check as if it had passed; so it is an error of its session, on any executor."""
+    with agentgit.open(tmp_path / "db") as repo:
+        record(repo, WORLD, a=["add chair"], b=["add table"], c=["hello"])
+        context = multiprocessing.get_context("spawn")
+        with ThreadPoolExecutor(2) as threads, ProcessPoolExecutor(2, mp_context=context) as processes:
+            for executor in (None, threads, processes):
+                rows = repo.rerun(list("abc"), factory=build_or_exit, judge=judge_by_exit, executor=executor).rows
+                assert [(row.status, row.verdict, row.error) for row in rows] == [
+                    ("done", "good", None),
+                    ("done", None, "The judge raised SystemExit: 0"),
+                    ("refused", None, "SystemExit: 0"),
+                ]
+        results = repo.rerun(["a", "b"], tool_node_graph(ScriptedModel(rule=lambda messages: sys.exit(0)), []))
+        assert [(row.status, row.error) for row in results.rows] == [("failed", "SystemExit: 0")] * 2
+        assert repo.reruns(results.name) == results
+
+
+def test_r5_what_was_stopped_before_its_verdict_does_not_pass_when_it_is_read_again(repo, world):
+    """R5: Ctrl-C in a judge leaves a rerun that has ended and has no verdict; its row is `running`, and fails."""
+    record(repo, world, a=["add chair"], b=["add table"])
+
+    def judge(rerun):
+        if rerun.session == "b":
+            raise KeyboardInterrupt
+        return True
+
+    with pytest.raises(KeyboardInterrupt):
+        repo.rerun(["a", "b"], graph_of(world), judge=judge, name="stopped")
+    results = repo.reruns("stopped")
+    assert [(row.session, row.status, row.match_rate) for row in results.rows] == [
+        ("a", "done", 1),
+        ("b", "running", 0),
+    ]
+    assert results.judge == 0.5
+    with pytest.raises(KeyboardInterrupt):
+        repo.rerun("b", graph_of(world), judge=judge, name="alone")
+    assert not repo.reruns("alone").is_passed(0.1)
+
+
+def test_r5_branches_of_one_session_are_told_apart(repo, world):
+    """R5: the table and the names of the rows have the branch if several branches of a session were run again."""
+    agent = repo.wrap(graph_of(world), "s", effects=world.effects())
+    agent.run("add chair")
+    agent.fork(name="retry").run("look")
+    record(repo, world, other=["hello"])
+    results = repo.rerun(["s@retry", "s@main", "other"], graph_of(world), effects=world.effects())
+    assert results.names == ["s@retry", "s@main", "other"]
+    assert all(f"  {name} " in str(results) for name in results.names)
+    assert b'name="s@retry"' in document(results, 1)
+
+
+def test_r5_a_config_that_is_none_is_refused_before_anything_runs(repo, world):
+    """Bad input: a config that is no mapping makes no branch, alone and among many sessions."""
+    agent = repo.wrap(graph_of(world), "s", effects=world.effects())
+    agent.run("add chair")
+    with pytest.raises(InvalidInput, match="config must be a mapping"):
+        agent.rerun(config=5)
+    (row,) = repo.rerun("s", graph_of(world), config=5).rows
+    assert (row.status, row.branch) == ("refused", None)
+    assert [branch.name for branch in agent.session.branches()] == ["main"]
+
+
+def test_r5_the_context_is_given_to_all_sessions(repo):
+    """R5: the context of a run is not recorded; `context` gives it to the turns of each session."""
+
+    def greet(state: MessagesState, runtime: Runtime[Customer]) -> dict[str, Any]:
+        return {"messages": [("ai", f"hello {runtime.context.name}")]}
+
+    graph = StateGraph(MessagesState, context_schema=Customer).add_node(greet).add_edge(START, "greet").compile()
+    for name in "ab":
+        repo.wrap(graph, name).invoke({"messages": [("user", "hi")]}, context=Customer("Anna"))
+    for context in (Customer("Anna"), {"name": "Anna"}):
+        assert all(row.is_same for row in repo.rerun(["a", "b"], graph, context=context).rows)
+        assert all(row.is_same for row in asyncio.run(repo.arerun(["a", "b"], graph, context=context)).rows)
+    assert [row.status for row in repo.rerun(["a", "b"], graph, context={"nobody": 1}).rows] == ["failed"] * 2
+
+
+def test_r5_a_graph_that_fails_names_the_recorded_value_that_has_not_its_type(repo):
+    """R5: nobody knows the types of the recorded graph here, so a value of another type is named, not refused."""
+
+    def build(state, work):
+        return StateGraph(state).add_node("work", work).add_edge(START, "work").compile()
+
+    repo.wrap(build(Text, lambda state: {"total": state["total"] + "!"}), "s").invoke({"total": "three"})
+    (row,) = repo.rerun("s", build(Number, lambda state: {"total": state["total"] + 1})).rows
+    assert row.status == "failed"
+    assert row.error.startswith("TypeError: ")
+    assert row.error.endswith(" In turn 1, total is 'three', which is not int.")
+    (row,) = repo.rerun("s", build(Number, lambda state: {"total": 2 * state["total"]})).rows
+    assert (row.status, row.error) == ("done", None)

@@ -14,6 +14,7 @@ CHECKS = """
 from agentgit.demo import build
 from agentgit.testing import RecordedModel
 from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.runtime import Runtime
 
 def mute():
     return StateGraph(MessagesState).add_node("say", lambda state: {"messages": [("ai", "no")]}).add_edge(
@@ -23,6 +24,14 @@ def recorded(session):
     model = RecordedModel(session)
     return StateGraph(MessagesState).add_node("say", lambda state: {"messages": [model.invoke(state["messages"])]}
         ).add_edge(START, "say").compile()
+
+def greeter():
+    def greet(state: MessagesState, runtime: Runtime[dict]):
+        return {"messages": [("ai", f"hello {runtime.context['name']}")]}
+    return StateGraph(MessagesState, context_schema=dict).add_node(greet).add_edge(START, "greet").compile()
+
+def leave(rerun):
+    raise SystemExit(0)
 
 def is_same(rerun):
     return rerun.report.is_same
@@ -100,6 +109,8 @@ def test_r5_a_judge_that_raises_fails_and_wrong_words_have_their_own_codes(run, 
         (["chairs", "--graph", "checks:mute", "--judge", "checks:nobody"], "has no 'nobody'", 3),
         (["chairs", "--graph", "checks:mute", "--junit", "no/such/folder.xml"], "cannot be written", 13),
         (["--matching", "typo", "--graph", "checks:mute"], "No session has 'typo' in its name. agentgit sessions", 2),
+        (["chairs", "--graph", "checks:mute", "--junit", "agentgit.db"], "is a database", 2),
+        (["chairs", "--graph", "checks:mute", "--context", "{"], "--context is not valid JSON", 2),
         (["chairs", "--graph", "checks:mute", "--fail-under", "95"], "less than or equal to 1", 2),
         (["chairs", "--graph", "checks:mute", "--tools", "create_order=recorded"], "must be record or live", 2),
     ]:
@@ -108,6 +119,24 @@ def test_r5_a_judge_that_raises_fails_and_wrong_words_have_their_own_codes(run, 
         assert (code, out) == (expected, "")
     with agentgit.open(tmp_path / "agentgit.db") as repo:
         assert [branch.name for branch in repo.session("chairs").branches()] == ["main"]
+
+
+@pytest.mark.long
+def test_r5_a_judge_that_ends_the_process_does_not_pass(run, tmp_path):
+    """R5: `sys.exit(0)` in a judge fails the check, which still writes its results."""
+    words = ("chairs", "--graph", "agentgit.demo:build", "--judge", "checks:leave", "--junit", "junit.xml")
+    assert run(*words)[0] == 1
+    (case,) = ET.parse(tmp_path / "junit.xml").getroot()[0]  # noqa: S314  # our own file
+    assert (case[0].tag, case[0].get("message")) == ("error", "The judge raised SystemExit: 0")
+
+
+@pytest.mark.long
+def test_r5_the_context_is_given_as_json(run):
+    """R5: `--context` gives a graph with a `context_schema` the context of all turns."""
+    words = ("chairs", "--graph", "checks:greeter", "--fail-under", "0", "--json")
+    for context, status in [('{"name": "Anna"}', "done"), ("{}", "failed")]:
+        _, out, _ = run(*words, "--context", context)
+        assert [one["status"] for one in json.loads(out)["sessions"]] == [status]
 
 
 @pytest.mark.long

@@ -1,5 +1,6 @@
 """The pytest plugin: an exported session is a test (row R5)."""
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import sys
 import processes
 import pytest
 from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.runtime import Runtime
 
 import agentgit
 from agentgit import InvalidInput, NotFound, RerunDiverged
@@ -145,6 +147,24 @@ def test_r5_a_recorded_session_without_pytest(folder):
     for wrong in ((), (5,)):
         with pytest.raises(InvalidInput, match="Name the files"):
             sessions(*wrong)
+
+
+def test_r5_a_recorded_session_runs_again_with_a_context(folder):
+    """R5: the context of a run is not recorded, so a test gives it."""
+
+    def greet(state, runtime):
+        return {"messages": [("ai", f"hello {runtime.context['name']}")]}
+
+    greet.__annotations__ = {"state": MessagesState, "runtime": Runtime[dict]}
+    graph = StateGraph(MessagesState, context_schema=dict).add_node("greet", greet).add_edge(START, "greet").compile()
+    with agentgit.open(folder / "agentgit.db") as repo:
+        agent = repo.wrap(graph, "greeted")
+        agent.invoke({"messages": [("user", "hi")]}, context={"name": "Anna"})
+        agent.session.export(folder / "greeted.agentgit", branch="main")
+    recorded = RecordedSession(folder / "greeted.agentgit")
+    assert recorded.rerun(graph, context={"name": "Anna"}).report.is_same
+    assert asyncio.run(recorded.arerun(graph, context={"name": "Ben"})).messages[-1].content == "hello Ben"
+    recorded.close()
 
 
 @pytest.mark.long

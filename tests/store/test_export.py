@@ -470,6 +470,21 @@ def test_b8_exporting_or_importing_something_missing_raises_an_error(repo, tmp_p
     assert list(tmp_path.glob("x*")) == []
 
 
+def test_b8_an_export_does_not_replace_a_database(repo, tmp_path):
+    """B8: a file that is a database, open or closed, is not replaced; other files are."""
+    lived(repo)
+    with agentgit.open(tmp_path / "other.db") as other:
+        other.session("kept", create=True)
+        with pytest.raises(InvalidInput, match="is a database"):
+            repo.session("s").export(tmp_path / "other.db")
+    with pytest.raises(InvalidInput, match="is a database"):
+        repo.session("s").export(tmp_path / "other.db")
+    with agentgit.open(tmp_path / "other.db") as other:
+        assert [session.name for session in other.sessions()] == ["kept"]
+    for _ in range(2):
+        repo.session("s").export(tmp_path / "x")
+
+
 def test_b8_an_import_reads_a_named_pipe(repo, other, tmp_path):
     """B8: `agentgit import <(gunzip -c s.jsonl.gz)` works: an import can read a named pipe."""
     lived(repo)

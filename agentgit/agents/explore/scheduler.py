@@ -253,7 +253,7 @@ def _result(future: Future[Outcome]) -> Outcome:
         return future.result()
     except AgentGitError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise Unavailable(
             f"The executor lost a turn, for example because its process was killed. {describe_error(error)}. What has "
             "ended is stored. Continue with a new executor."

@@ -46,7 +46,7 @@ def run_job(job: Job) -> Outcome:
     with opened(job.address, job.coordinator, job.defaults) as context:
         try:
             agent, value, is_pending = _prepare(job, context)
-        except Exception as error:  # noqa: BLE001  # told to the process that explores, whatever a factory raises
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # told to the coordinator, whatever a factory raises
             raise Unavailable(
                 f"Branch {job.branch_name} could not begin in a process of the executor. {describe_error(error)}"
             ) from None

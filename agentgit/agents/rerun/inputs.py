@@ -28,23 +28,39 @@ def require_inputs(recording: Recording, recorded_graph: Graph, graph: Graph) ->
     Raises:
         InvalidInput: It does not take it. The error has both schemas.
     """
+    for number, is_input, problem in _problems_of_turns(recording, recorded_graph, graph):
+        theirs, ours = (_describe(one, is_input=is_input) for one in (recorded_graph, graph))
+        recorded = "It" if recorded_graph is graph else f"The recorded graph takes {theirs}; this one"
+        raise InvalidInput(
+            f"The graph does not take what was recorded in turn {number}, so nothing was run: {problem}. "
+            f"{recorded} takes {ours}."
+        )
+
+
+def find_misfit(recording: Recording, graph: Graph) -> str | None:
+    """Return a sentence about the first recorded value that has not the type that a graph declares; None if all have.
+
+    LangGraph does not check types, so such a value need not be the reason if the graph fails.
+    """
+    found = next(_problems_of_turns(recording, None, graph), None)
+    return f"In turn {found[0]}, {found[2]}." if found is not None else None
+
+
+def _problems_of_turns(
+    recording: Recording, recorded_graph: Graph | None, graph: Graph
+) -> Iterator[tuple[int, bool, str]]:
+    """Yield what a graph does not take: the number of the turn, whether it is an input, and the problem."""
     if _builder(graph) is None:
         return
     for number, turn in enumerate(recording.turns, 1):
         value = recording.input(turn)
         # An update or a command may write to any channel; an input, to those of the input schema.
         is_input = turn.kind == INPUT and not isinstance(value, Command)
-        problem = next(_problems(recorded_graph, graph, value, is_input=is_input), None)
-        if problem is not None:
-            theirs, ours = (_describe(one, is_input=is_input) for one in (recorded_graph, graph))
-            recorded = "It" if recorded_graph is graph else f"The recorded graph takes {theirs}; this one"
-            raise InvalidInput(
-                f"The graph does not take what was recorded in turn {number}, so nothing was run: {problem}. "
-                f"{recorded} takes {ours}."
-            )
+        for problem in _problems(recorded_graph, graph, value, is_input=is_input):
+            yield number, is_input, problem
 
 
-def _problems(recorded_graph: Graph, graph: Graph, value: Any, *, is_input: bool) -> Iterator[str]:
+def _problems(recorded_graph: Graph | None, graph: Graph, value: Any, *, is_input: bool) -> Iterator[str]:
     """Yield why a graph does not take what a turn was given."""
     builder: StateGraph[Any, Any, Any, Any] = graph.builder  # type: ignore[attr-defined]  # it has one
     if isinstance(value, Command):
@@ -81,12 +97,12 @@ def _fits(kind: Any, value: Any) -> bool:
     return True
 
 
-def _builder(graph: Graph) -> StateGraph[Any, Any, Any, Any] | None:
+def _builder(graph: Graph | None) -> StateGraph[Any, Any, Any, Any] | None:
     builder = getattr(graph, "builder", None)
     return builder if isinstance(builder, StateGraph) else None
 
 
-def _types(graph: Graph, *, is_input: bool) -> dict[str, Any]:
+def _types(graph: Graph | None, *, is_input: bool) -> dict[str, Any]:
     """Return the types of what a graph takes, by name."""
     builder = _builder(graph)
     if builder is None:

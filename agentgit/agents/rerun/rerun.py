@@ -21,7 +21,7 @@ from agentgit.agents.graph_tools import GraphTools
 from agentgit.agents.instrumentation import referenced_tools, tools_of
 from agentgit.agents.memory import is_wrappable, plain_store
 from agentgit.agents.rerun.answers import Answers, OnMiss
-from agentgit.agents.rerun.inputs import require_inputs
+from agentgit.agents.rerun.inputs import find_misfit, require_inputs
 from agentgit.agents.rerun.interceptor import RerunSimulation
 from agentgit.agents.rerun.isolated_memory import IsolatedStore, memory_before
 from agentgit.agents.rerun.recording import (
@@ -40,7 +40,7 @@ from agentgit.effects.declarations import as_effects
 from agentgit.effects.effects import NEUTRAL
 from agentgit.errors import AgentGitError, InvalidInput, PromptChanged, RerunDiverged
 from agentgit.langgraph_internals import task_path_str
-from agentgit.sessions.rerun import DIVERGED, DONE, FAILED, RerunReport
+from agentgit.sessions.rerun import DIVERGED, DONE, FAILED, RUNNING, RerunReport
 from agentgit.sessions.session import RERUN, SIMULATED
 from agentgit.sessions.stats import Prices, UsedTokens, subtract_usage
 from agentgit.store.queries.lookup import CheckpointRef
@@ -112,6 +112,8 @@ class Rerun:
         group: str | None = None,
         prices: Prices | None = None,
     ) -> None:
+        if not isinstance(config, Mapping | None):
+            raise InvalidInput(f"config must be a mapping, as invoke takes it, not {config!r}.")
         self._branch, self._config, self._group, self._prices = branch, config, group, prices
         self._run_context = {"context": context} if context is not None else {}
         with branch.reading(EDITOR) as connection:
@@ -190,7 +192,7 @@ class Rerun:
         else:
             point = branch.checkpoint(connection, start.id)
             branch_id = branch.context.engine().fork(connection, point, name, source.id, branch.settings.user_id)
-        self._mark(connection, branch_id, "running")
+        self._mark(connection, branch_id, RUNNING)
         sessions.set_status(connection, branch_id, SIMULATED)
         return branch_id
 
@@ -233,7 +235,7 @@ class Rerun:
         """Keep the error that ends a turn for the report. Ctrl-C ends the rerun without one."""
         try:
             yield
-        except Exception as error:  # noqa: BLE001  # any error of a graph is part of the report
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # any error is part of the report
             self._error = error
         self._error = self._answers.stopped or self._error  # the graph may have caught it
 
@@ -335,6 +337,10 @@ class Rerun:
         return self._error is not None
 
     # -- the report
+
+    def find_misfit(self) -> str | None:
+        """Return which recorded value has not the type that the graph declares; None if all have."""
+        return find_misfit(self._recording, self.graph)
 
     def _finish(self) -> RerunReport:
         error, seconds = self._error, time.monotonic() - self._began

@@ -36,13 +36,16 @@ from agentgit.rollback import awaiter_for_current_loop
 from agentgit.rollback.verification import await_result
 from agentgit.sessions import ExternalSession
 from agentgit.sessions.reports import OnProgress
-from agentgit.sessions.rerun import DONE, RerunReport
+from agentgit.sessions.rerun import DONE, FAILED, RUNNING, RerunReport
 from agentgit.sessions.reruns import Reruns, SessionRerun, Verdict
 from agentgit.sessions.stats import Prices, require_prices
 from agentgit.store.queries.rerun_marks import RerunMarks
-from agentgit.values import describe_error
+from agentgit.values import describe_error, portable
 
 LOG = logging.getLogger("agentgit")
+
+FAILURES = (Exception, SystemExit)
+"""What ends one session and not the others. `sys.exit()` in a judge must not end a check as if it had passed."""
 
 GraphFactory = Callable[[Session], Any]
 """A function that returns the compiled graph for a session, which may hold a `RecordedModel` of it."""
@@ -105,6 +108,7 @@ class RerunPlan:
         on_miss: What to do about a call that the record does not have; see `Answers`.
         effects: The effects of the tools.
         config: The config for all turns.
+        context: The context for all turns.
         max_calls: The most calls that a rerun may make.
         prices: The prices of tokens, for the costs in the reports.
     """
@@ -117,6 +121,7 @@ class RerunPlan:
     on_miss: OnMiss = "tell"
     effects: Mapping[str, Effect | str] | None = None
     config: RunnableConfig | None = None
+    context: Any = None
     max_calls: int | None = None
     prices: Prices | None = None
 
@@ -190,7 +195,7 @@ class SessionReruns:
                 "An executor builds the graph again in each process. Give factory=FUNCTION instead of graph; it takes "
                 "the session and returns a compiled graph."
             )
-        for name in ("factory", "judge", "tools", "on_miss", "effects", "config"):
+        for name in ("factory", "judge", "tools", "on_miss", "effects", "config", "context"):
             require_picklable(getattr(plan, name), name)
         require_picklable(context.effects, "effects of agentgit.open")
         address = StoreAddress.of(context)
@@ -259,7 +264,7 @@ def _failed_future(error: AgentGitError) -> Future[SessionRerun]:
 def _row_of(future: Future[SessionRerun], ref: Any) -> SessionRerun:
     try:
         return future.result()
-    except Exception as error:  # noqa: BLE001  # the executor lost the session, for example because a process was killed
+    except FAILURES as error:  # the executor lost the session, for example because a process was killed
         return SessionRerun(session=_name_of(ref), error=describe_error(error))
 
 
@@ -324,7 +329,7 @@ def rerun_session(context: Context, plan: RerunPlan, ref: Any, wrapped: Prepared
     """
     try:
         one = OneRerun(context, plan, ref, wrapped)
-    except Exception as error:  # noqa: BLE001  # whatever a factory raises, or is wrong with the session
+    except FAILURES as error:  # whatever a factory raises, or is wrong with the session
         return SessionRerun(session=_name_of(ref), error=describe_error(error))
     try:
         one.rerun.run()
@@ -339,11 +344,11 @@ async def arerun_session(
     """Run one session again, as `rerun_session`."""
     try:
         one = await asyncio.to_thread(OneRerun, context, plan, ref, wrapped)
-    except Exception as error:  # noqa: BLE001  # as in `rerun_session`
+    except FAILURES as error:  # as in `rerun_session`
         return SessionRerun(session=_name_of(ref), error=describe_error(error))
     try:
         await one.rerun.arun()
-    except Exception as error:  # noqa: BLE001  # as in `rerun_session`
+    except FAILURES as error:  # as in `rerun_session`
         return await asyncio.to_thread(one.finish, error)
     return await asyncio.to_thread(one.finish)
 
@@ -376,6 +381,7 @@ class OneRerun:
             group=plan.name or None,
             effects=plan.effects,
             config=plan.config,
+            context=plan.context,
             max_calls=plan.max_calls,
             prices=plan.prices,
         )
@@ -388,7 +394,7 @@ class OneRerun:
         """Return the rerun, as a judge sees it."""
         return JudgedRerun(self._name, report, agent, self._recorded)
 
-    def finish(self, error: Exception | None = None) -> SessionRerun:
+    def finish(self, error: Exception | SystemExit | None = None) -> SessionRerun:
         """Judge the rerun, store the verdict, and return the row."""
         try:
             agent = self.agent()
@@ -402,7 +408,7 @@ class OneRerun:
                 branch=report.branch,
                 status=report.status,
                 verdict=verdict,
-                error=report.reason or problem or self._lacking(report),
+                error=self._reason(report) or problem or self._lacking(report),
                 report=report,
             )
             mark = {
@@ -421,18 +427,25 @@ class OneRerun:
             return None, None
         try:
             verdict = await_result(awaiter_for_current_loop(), self._plan.judge(self.judged(agent, report)))
-        except Exception as error:  # whatever a judge raises
+        except FAILURES as error:  # whatever a judge raises
             LOG.warning("The judge of the rerun of session %s raised", self._name, exc_info=error)
             return None, f"The judge raised {describe_error(error)}"
-        if isinstance(verdict, bool | str):
+        if isinstance(verdict, bool):
             return verdict, None
+        if isinstance(verdict, str):
+            return str.__str__(verdict), None  # without the class of an enumeration
         try:
             number = float(verdict)
-        except (TypeError, ValueError):
+        except Exception:  # noqa: BLE001  # a number that is too large, or whatever an object of the user raises
             number = math.nan
         if not math.isfinite(number):
-            return None, f"The judge must return a bool, a number or a string, not {verdict!r}."
+            return None, f"The judge must return a bool, a number or a string, not {portable(verdict)!r:.200}."
         return number, None
+
+    def _reason(self, report: RerunReport) -> str | None:
+        """Return why the rerun did not end; if the graph raised, also which recorded value has not its type."""
+        misfit = self.rerun.find_misfit() if report.status == FAILED else None
+        return " ".join(filter(None, [report.reason, misfit])) or None
 
     def _lacking(self, report: RerunReport) -> str | None:
         """Return which recorded tools the graph does not have and did not call."""
@@ -513,7 +526,7 @@ def read_reruns(context: Context, name: str) -> Reruns:
                 SessionRerun(
                     session=session.reference,
                     branch=branch.name,
-                    status=mark["status"],
+                    status=mark["status"] if "judged" in mark else RUNNING,
                     verdict=mark.get("verdict"),
                     error=mark.get("error"),
                     report=RerunReport.from_dict(report) if report else None,

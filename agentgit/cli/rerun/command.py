@@ -86,6 +86,14 @@ def rerun(
             "--on-miss", help="What to do about a call that the record does not have: tell the model, or stop."
         ),
     ] = "tell",
+    context: Annotated[
+        str | None,
+        typer.Option(
+            "--context",
+            metavar="JSON",
+            help='The context of all turns, if the graph has a context_schema, like \'{"user_id": "ann"}\'.',
+        ),
+    ] = None,
     max_calls: Annotated[
         int | None,
         typer.Option("--max-calls", metavar="N", min=0, help="The most calls that each session may make."),
@@ -125,6 +133,7 @@ def rerun(
                 name=name,
                 tools=_policies(tools or ()),
                 on_miss=on_miss,
+                context=output.parse_json(context, "--context") if context is not None else None,
                 max_calls=max_calls,
                 prices=prices,
                 **options,

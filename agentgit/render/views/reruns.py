@@ -19,18 +19,18 @@ def lines(results: Reruns, *, width: int = 100) -> list[Line]:
         width: The maximum width of a line, in terminal cells.
     """
     summary = [count(len(results.rows), "session"), f"matched {percent(results.matched)}"]
-    summary += [f"judge {percent(results.judge)}"] if results.judge is not None else []
+    summary += [f"judge {_mean_text(results.judge)}"] if results.judge is not None else []
     summary += [count(results.tokens, "token")] if results.tokens is not None else []
     summary += [f"cost {results.cost:.4f}"] if results.cost is not None else []
-    rows = [_row(row) for row in results.rows]
+    rows = [_row(row, name) for row, name in zip(results.rows, results.names, strict=True)]
     heading = (Span(f"{clean(results.name)}: {', '.join(summary)}", "heading"),)
     return [heading, *table(rows, width=width, indent="  ", wrap_last=True)]
 
 
-def _row(row: SessionRerun) -> list[Span]:
+def _row(row: SessionRerun, name: str) -> list[Span]:
     is_bad = row.verdict is False
     return [
-        Span(clean(row.session), "reference"),
+        Span(clean(name), "reference"),
         Span(row.status, "" if row.status == DONE else "bad"),
         Span(f"matched {percent(row.match_rate)}" if row.report is not None else ""),
         Span(clean(verdict_text(row)), "bad" if is_bad else ""),
@@ -52,6 +52,10 @@ def verdict_text(row: SessionRerun) -> str:
     if isinstance(row.verdict, bool):
         return "passed" if row.verdict else "failed"
     return row.verdict if isinstance(row.verdict, str) else f"score {row.verdict:g}"
+
+
+def _mean_text(mean: float) -> str:
+    return percent(mean) if 0 <= mean <= 1 else f"{mean:g}"
 
 
 def percent(share: float) -> str:
