@@ -37,7 +37,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         raise pytest.Collector.CollectError(f"{name} needs an argument named {ARGUMENT}, which receives the session.")
     root = metafunc.config.rootpath
     patterns = [pattern for mark in marks for pattern in mark.args]
-    paths = sorted({path for pattern in patterns for path in _matching(root, pattern)})
+    try:
+        paths = sorted({path for pattern in patterns for path in _matching(root, pattern)})
+    except (ValueError, IndexError, OSError) as error:  # what `glob` raises, depending on the version of Python
+        raise pytest.Collector.CollectError(
+            f"{name}: {patterns} are not patterns of files, like 'tests/sessions/*.agentgit'. {error}"
+        ) from None
     if not paths:
         raise pytest.Collector.CollectError(
             f"{name}: no file matches {', '.join(patterns)} in {root}. Write one with: agentgit export --as-test "
@@ -48,7 +53,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def _matching(root: Path, pattern: str) -> Iterator[Path]:
     given = Path(pattern)
-    return Path(given.anchor).glob(str(given.relative_to(given.anchor))) if given.anchor else root.glob(pattern)
+    found = Path(given.anchor).glob(str(given.relative_to(given.anchor))) if given.anchor else root.glob(pattern)
+    return (path for path in found if not path.is_dir())
 
 
 def _test_id(root: Path, path: Path) -> str:

@@ -250,6 +250,7 @@ def test_arguments_that_are_wrong_as_a_whole_are_refused(repo, world):
         {"graph": graph, "executor": 4},
         {"graph": graph, "effects": {"add": "harmless"}},
         {"graph": graph, "prices": 5},
+        {"graph": graph, "progress": 5},
     ):
         with pytest.raises(InvalidInput):
             repo.rerun("a", **wrong)

@@ -109,6 +109,12 @@ def test_r5_a_test_without_files_or_argument_fails_and_says_so(folder):
     (folder / "test_argument.py").write_text(
         "import agentgit.testing\n@agentgit.testing.sessions('sessions/*')\ndef test_it(): pass\n"
     )
+    (folder / "test_pattern.py").write_text(
+        "import agentgit.testing\n@agentgit.testing.sessions('')\ndef test_it(recorded): pass\n"
+    )
+    (folder / "test_folder.py").write_text(
+        "import agentgit.testing\n@agentgit.testing.sessions('sess*')\ndef test_it(recorded): pass\n"
+    )
     (folder / "test_use.py").write_text("def test_it(recorded): pass\n")
     (folder / "sessions" / "bad.agentgit").write_text("{}")
     (folder / "test_bad.py").write_text(
@@ -118,6 +124,8 @@ def test_r5_a_test_without_files_or_argument_fails_and_says_so(folder):
     assert code == 1
     assert "no file matches nowhere/*" in out
     assert "agentgit export --as-test SESSION FILE" in out
+    assert "no file matches sess*" in out
+    assert "[''] are not patterns of files" in out
     assert "needs an argument named recorded" in out
     assert "Name the files of the sessions" in out
     assert "test_it[sessions/bad.agentgit] FAILED" in out

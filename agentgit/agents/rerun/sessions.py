@@ -162,6 +162,8 @@ class SessionReruns:
         is_one = isinstance(sessions, SessionOrBranch)
         if not is_one and not isinstance(sessions, Iterable):
             raise InvalidInput(f"sessions must be a session, or a list of sessions or their names, not {sessions!r}.")
+        if progress is not None and not callable(progress):
+            raise InvalidInput(f"progress must be a function, not {progress!r}.")
         self._context, self._executor, self._progress = context, executor, progress
         self._refs = _branches_of_hits(context, [sessions] if is_one else sessions)  # type: ignore[arg-type]
         if not self._refs:
