@@ -480,7 +480,7 @@ def test_b8_an_export_does_not_replace_a_database(repo, tmp_path):
     with pytest.raises(InvalidInput, match="is a database"):
         repo.session("s").export(tmp_path / "other.db")
     with agentgit.open(tmp_path / "other.db") as other:
-        assert [session.name for session in other.sessions()] == ["kept"]
+        assert [session.session_name for session in other.sessions()] == ["kept"]
     for _ in range(2):
         repo.session("s").export(tmp_path / "x")
 

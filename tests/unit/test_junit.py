@@ -77,6 +77,16 @@ def test_r5_junit_has_the_form_that_ci_servers_read_whatever_the_text(text):
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("5", "1", "2")
 
 
+def test_r5_cases_of_branches_of_one_session_have_names_of_their_own():
+    """R5: a CI server joins cases of the same name, so two branches of a session have their names in them."""
+    rows = [
+        SessionRerun(session="s", status="done", report=RerunReport(branch="again", source=source, status="done"))
+        for source in ("main", "retry")
+    ]
+    (suite,) = ET.fromstring(document(Reruns(name="again", rows=[*rows, SessionRerun(session="t")]), 0.9))  # noqa: S314
+    assert [case.get("name") for case in suite] == ["s@main", "s@retry", "t"]
+
+
 @pytest.mark.long
 def test_r5_the_check_takes_what_pytest_writes(tmp_path):
     """R5: pytest's own JUnit XML passes the same check, so that it asks no more than CI servers do."""

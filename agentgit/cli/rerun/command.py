@@ -91,7 +91,7 @@ def rerun(
         typer.Option(
             "--context",
             metavar="JSON",
-            help='The context of all turns, if the graph has a context_schema, like \'{"user_id": "ann"}\'.',
+            help="The context of all turns, if the graph has a context_schema.",
         ),
     ] = None,
     max_calls: Annotated[
