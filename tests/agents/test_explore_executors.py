@@ -12,7 +12,7 @@ import dask
 import distributed
 import processes
 import pytest
-from explored_graphs import acting, broken, chat, entries, failing, folder, forgetful, mortal
+from explored_graphs import acting, broken, chat, entries, failing, folder, forgetful, leaving, leaving_later, mortal
 from scripted import scripted, tool_node_graph
 from sqlalchemy import make_url
 
@@ -184,13 +184,15 @@ def test_n2_a_turn_that_raises_in_a_process_is_a_failed_leaf(repo):
     [
         (acting, "change the world: send"),
         (broken, "OSError: no such model"),
+        (leaving, "SystemExit: 0"),
+        (leaving_later, "SystemExit: 0"),
         (forgetful, "has no messages"),
         (str, "str is not a LangGraph graph"),
     ],
 )
 def test_n2_a_graph_that_cannot_run_there_ends_the_exploration(repo, tmp_path, factory, why):
     """N2: a factory that fails, or whose graph has a tool that acts or another state, ends the exploration with the
-    reason, before the graph runs. With the right factory, the same call continues.
+    reason, before the graph runs; so does `sys.exit()`, also of a node. With the right factory, the same call continues.
     """
     agent, chats = agent_on(repo), partial(chat, str(tmp_path / "ledger"), 0)
     with ThreadPoolExecutor(1) as executor:

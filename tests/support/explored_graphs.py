@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -143,6 +144,16 @@ class Notes(TypedDict):
 def forgetful(branch: str) -> Any:
     """Build a graph whose state has no messages."""
     return StateGraph(Notes).add_node("note", lambda state: state).add_edge(START, "note").compile()
+
+
+def leaving(branch: str) -> Any:
+    """End the process instead of building a graph, as if all were well."""
+    sys.exit(0)
+
+
+def leaving_later(branch: str) -> Any:
+    """Build a graph whose node ends the process, as if all were well."""
+    return StateGraph(MessagesState).add_node("model", lambda state: sys.exit(0)).add_edge(START, "model").compile()
 
 
 def broken(branch: str) -> Any:
