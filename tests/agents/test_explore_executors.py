@@ -192,7 +192,7 @@ def test_n2_a_turn_that_raises_in_a_process_is_a_failed_leaf(repo):
 )
 def test_n2_a_graph_that_cannot_run_there_ends_the_exploration(repo, tmp_path, factory, why):
     """N2: a factory that fails, or whose graph has a tool that acts or another state, ends the exploration with the
-    reason, before the graph runs; so does `sys.exit()`, also of a node. With the right factory, the same call continues.
+    reason, before the graph runs; so does `sys.exit()`, also in a node. The right factory continues.
     """
     agent, chats = agent_on(repo), partial(chat, str(tmp_path / "ledger"), 0)
     with ThreadPoolExecutor(1) as executor:
