@@ -164,8 +164,18 @@ class AllCommands(CommandGroup):
             module = typer.Typer(rich_markup_mode=None, callback=lambda: None)
             importlib.import_module(f"agentgit.cli.{COMMANDS[name].module}").add_to(module)
             self.commands.update(get_group(module).commands)
+            _hide_types(self.commands[name])
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands, each group under its heading."""
         for heading, entries in HEADINGS.items():
             self.write_section(formatter, heading, entries)
+
+
+def _hide_types(command: Any) -> None:
+    """Leave out the types that Typer writes after the names of arguments, as in `SESSION <str>`."""
+    for parameter in command.params:
+        if parameter.param_type_name == "argument":
+            parameter.display_type_rich = lambda ctx: None
+    for below in getattr(command, "commands", {}).values():
+        _hide_types(below)

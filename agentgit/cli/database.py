@@ -110,6 +110,7 @@ def sql(
         str,
         typer.Option(
             "--for",
+            metavar="KIND",
             help="The kind of database: postgresql or sqlite; for an empty one also citus, cockroach, yugabyte.",
         ),
     ] = "postgresql",

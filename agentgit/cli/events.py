@@ -74,7 +74,10 @@ def events(
     ] = None,
     after: Annotated[int | None, typer.Option(metavar="ID", help="Only events after the one with this id.")] = None,
     limit: Annotated[
-        int, typer.Option("--limit", "-n", min=1, help="The number of newest events to show; not with --after.")
+        int,
+        typer.Option(
+            "--limit", "-n", metavar="N", min=1, help="The number of newest events to show; not with --after."
+        ),
     ] = 50,
     follow: Follow = False,
     db: DatabaseOption = None,
@@ -137,7 +140,9 @@ def _print_result(as_json: bool, data: Callable[[], Any], lines: Callable[[int],
 @audit.command("show")
 def audit_show(
     kind: Kinds = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="The number of newest events to show.")] = 50,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", metavar="N", min=1, help="The number of newest events to show.")
+    ] = 50,
     db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:

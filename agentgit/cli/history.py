@@ -147,7 +147,9 @@ def search(
         list[str],
         typer.Argument(metavar="[SESSION[@BRANCH]] TEXT", help="The words to find; put quotes around several."),
     ],
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="The maximum number of results.")] = 20,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", metavar="N", min=1, max=1000, help="The maximum number of results.")
+    ] = 20,
     after: After = None,
     all_branches: Every = False,
     db: DatabaseOption = None,

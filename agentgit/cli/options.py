@@ -151,7 +151,8 @@ Price = Annotated[
 ]
 
 Limit = Annotated[
-    int | None, typer.Option("--limit", "-n", min=1, help="The number of newest results to show; by default all.")
+    int | None,
+    typer.Option("--limit", "-n", metavar="N", min=1, help="The number of newest results to show; by default all."),
 ]
 
 

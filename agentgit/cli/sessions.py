@@ -88,6 +88,7 @@ def tree(
         typer.Option(
             "--limit",
             "-n",
+            metavar="N",
             min=0,
             help="The number of branches to show: those on the way to HEAD, then the newest; 0 means all.",
         ),

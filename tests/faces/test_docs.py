@@ -15,7 +15,7 @@ import chats
 import notebook_shells
 import pytest
 import typer.main
-from command_line import every_command
+from command_line import every_command, run
 
 import agentgit
 from agentgit import AgentGitError, errors
@@ -57,6 +57,14 @@ def test_d6_every_command_and_option_is_documented(path, command, reference):
         names = {*parameter.opts, *parameter.secondary_opts} if is_option else {parameter.metavar}
         found = [row for row, text in rows if text.startswith(parameter.help)]
         assert any(names <= {row, *re.split(r"[ ,/]+", row)} for row in found), f"{names} of {path}: {rows}"
+
+
+@pytest.mark.parametrize("path", [path for path, _ in COMMANDS])
+def test_d6_the_help_names_each_value_without_the_type_in_python(path):
+    """D6: the help of a command says N or SESSION, not the type that Python has for it, such as <int range>."""
+    words = run(*path.split()[1:], "--help").out
+    assert "Usage: " in words
+    assert re.findall(r"<[a-z]+(?: range|\[[a-z]+\])?>", words) == []
 
 
 @pytest.mark.parametrize(("path", "command"), COMMANDS, ids=[path for path, _ in COMMANDS])
