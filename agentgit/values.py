@@ -347,11 +347,11 @@ def count(n: int, noun: str) -> str:
     """Return a number with its noun, in the singular or plural.
 
     Example:
-        >>> count(1, "branch"), count(2, "branch"), count(0, "call")
-        ('1 branch', '2 branches', '0 calls')
+        >>> count(1, "branch"), count(2, "branch"), count(8999, "call")
+        ('1 branch', '2 branches', '8,999 calls')
     """
     ending = "" if n == 1 else "es" if noun.endswith("ch") else "s"
-    return f"{n} {noun}{ending}"
+    return f"{n:,} {noun}{ending}"
 
 
 UNSAFE_CATEGORIES = ("Cc", "Cf", "Cs", "Zl", "Zp")

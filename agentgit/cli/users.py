@@ -27,7 +27,9 @@ UserArgument = Annotated[str, typer.Argument(metavar="USER", help="The name or i
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The name of the new user or key.")]
 Id = Annotated[int, typer.Argument(metavar="ID", help="The id that the list shows.")]
 OwnerOption = Annotated[str | None, typer.Option("--for", metavar="USER", help="The owner of the keys; for admins.")]
-RoleOption = Annotated[str, typer.Option("--role", "-r", metavar="ROLE", help="The role: viewer, forker, editor or owner.")]
+RoleOption = Annotated[
+    str, typer.Option("--role", "-r", metavar="ROLE", help="The role: viewer, forker, editor or owner.")
+]
 Expires = Annotated[str | None, typer.Option("--expires", metavar="DURATION", help="The lifetime, like 12h, 7d or 2w.")]
 KeyExpires = Annotated[
     str, typer.Option("--expires", metavar="DURATION", help="The lifetime, like 12h, 7d or 2w; or never.")
@@ -245,7 +247,9 @@ def users_revoke_tokens(
 @keys.command("create")
 def keys_create(
     name: Name,
-    scope: Annotated[str, typer.Option("--scope", "-s", metavar="SCOPE", help="The scope: read, fork, write or admin.")] = "read",
+    scope: Annotated[
+        str, typer.Option("--scope", "-s", metavar="SCOPE", help="The scope: read, fork, write or admin.")
+    ] = "read",
     expires: KeyExpires = "90d",
     of: OwnerOption = None,
     db: DatabaseOption = None,

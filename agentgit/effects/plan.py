@@ -170,6 +170,14 @@ class RollbackPlan(PrintableDrawing):
         }[self.kind]
 
     @property
+    def blocking_reasons(self) -> str:
+        """Why the plan is blocked: the calls that block it, those with the same reason together."""
+        calls: dict[str, list[str]] = {}
+        for step in self.blockers:
+            calls.setdefault(str(step.why), []).append(str(step.invocation))
+        return "; ".join(f"{', '.join(blocked)}: {why}" for why, blocked in calls.items())
+
+    @property
     def summary(self) -> str:
         """A sentence that counts the steps."""
         return self._effect_summary + (f" {self.files.summary}" if self.files else "")

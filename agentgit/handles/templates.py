@@ -182,9 +182,9 @@ class SessionFactory:
         planner = self.context.engine().planner
         plan = planner.plan_request(connection, self._run_request(first_checkpoint, force=False))
         if not plan.is_admissible:
-            reasons = "; ".join(f"{step.invocation}: {step.why}" for step in plan.blockers)
             raise RollbackBlocked(
-                f"Nothing was done, and no session was created. {reasons}. force=True answers these from the record.",
+                f"Nothing was done, and no session was created. {plan.blocking_reasons}. force=True answers these from "
+                "the record.",
                 planner.add_names(connection, plan, branch.id),
             )
 

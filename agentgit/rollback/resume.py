@@ -104,11 +104,10 @@ class Resumption:
             if force or request["force"]:
                 new_plan = new_plan.forced()
             if not new_plan.is_admissible:
-                reasons = "; ".join(f"{step.invocation}: {step.why}" for step in new_plan.blockers)
                 branch_id = row.internal_session_id if row.kind == SWITCH else row.source_id
                 raise RollbackBlocked(
-                    f"Nothing was done. Since this was planned: {reasons}. repo.resume({operation_id}, force=True) "
-                    "keeps what cannot be reversed.",
+                    f"Nothing was done. Since this was planned: {new_plan.blocking_reasons}. "
+                    f"repo.resume({operation_id}, force=True) keeps what cannot be reversed.",
                     self.planner.add_names(connection, new_plan, branch_id),
                 )
             steps = new_plan.as_request()

@@ -203,12 +203,11 @@ class Starter:
             return plan
         if request.force and plan.is_forcible:
             return plan.forced()
-        reasons = "; ".join(f"{step.invocation}: {step.why}" for step in plan.blockers)
         nearest = self.planner.find_nearest(connection, request, refusals) if isinstance(request, Request) else None
         branch_id = request.source_id if isinstance(request, Request) else request.branch.id
         hint = "" if nearest is None else f" The nearest checkpoint to roll back to is {_checkpoint_name(nearest)}."
         raise RollbackBlocked(
-            f"Nothing was done. {reasons}.{hint} "
+            f"Nothing was done. {plan.blocking_reasons}.{hint} "
             + (
                 "force=True keeps what cannot be reversed."
                 if plan.is_forcible

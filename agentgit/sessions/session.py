@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar, NamedTuple
 
 from agentgit.errors import InvalidInput
-from agentgit.values import COUNT, FLAG, OBJECT, TIME, Deferred, Displayable, TableList
+from agentgit.values import COUNT, FLAG, OBJECT, TIME, Deferred, Displayable, TableList, count
 
 OPEN = "open"
 RUNNING = "running"
@@ -161,7 +161,7 @@ class InternalSession(Displayable, Deferred):
     metadata: dict[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        counts = f"{self.checkpoint_count} checkpoints, {self.tool_invocation_count} tool calls"
+        counts = f"{count(self.checkpoint_count, 'checkpoint')}, {count(self.tool_invocation_count, 'tool call')}"
         return f"<InternalSession {self.id} {self.name} ({self.status}): {counts}>"
 
 

@@ -230,8 +230,7 @@ class Threads(ThreadSessions):
             RollbackBlocked: An effect cannot be reversed, or the plan needs consent and `confirm` is `raise`.
         """
         if plan.blockers:
-            reasons = "; ".join(f"{step.invocation}: {step.why}" for step in plan.blockers)
-            raise RollbackBlocked(f"Nothing was done. {reasons}.", plan)
+            raise RollbackBlocked(f"Nothing was done. {plan.blocking_reasons}.", plan)
         steps = [step for step in plan.steps if confirmation.needs_consent(step)]
         if not steps or self.confirm == "never":
             return False

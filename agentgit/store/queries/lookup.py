@@ -444,7 +444,7 @@ class Lookup:
         """Raise `NotFound` for a position that does not exist, with the number of existing checkpoints."""
         count = self.store.log.count(connection, parts_of_path(path), Filter(), None)
         raise NotFound(
-            f"{reference.text!r} does not exist: {prefix} {count} checkpoints{suffix}. session.log() lists them."
+            f"{reference.text!r} does not exist: {prefix} {count:,} checkpoints{suffix}. session.log() lists them."
         )
 
     def _reference_names(self, connection: Connection, session: ExternalSession) -> list[str]:
