@@ -233,6 +233,14 @@ def test_u3_every_action_is_reached_from_a_row_with_the_keyboard(pages, site):
     point = session.get_checkpoint("main#3")
     assert (point.checkpoint_name, point.metadata["tags"]) == ("one chair", ["v1"])
     assert session.branch("other").conversation_history == agent.history()
+    act("main#2", "Fork…")
+    sent_twice = """() => {
+        const form = document.querySelector("#tree-form form");
+        const send = () => fetch(form.action, {method: "POST", body: new URLSearchParams(new FormData(form))});
+        return Promise.all([send(), send()]).then(answers => answers.map(one => one.ok));
+    }"""
+    assert page.evaluate(sent_twice) == [True, True]
+    assert {branch.name for branch in session.branches()} == {"main", "other", "main-2"}
     act("main#3", "Edit the message and run again…")
     expect(page.locator("#talk #panel").get_by_label("New text")).to_have_value("order a chair")
 

@@ -234,6 +234,7 @@ function openForm(entry) {
   focusOn(owner); // the browser returns to it when the dialog closes
   form.action = entry.dataset.action;
   form.elements.ref.value = owner.dataset.id;
+  form.elements.form_id.value = crypto.getRandomValues(new Uint32Array(4)).join("-"); // sent twice, it makes one branch
   form.elements.name.value = verb === "Rename" ? owner.dataset.name ?? "" : "";
   form.elements.name.required = verb === "Tag";
   form.elements.name.placeholder = entry.dataset.label;
