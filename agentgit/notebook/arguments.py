@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from agentgit.checkpoints import references
 from agentgit.errors import InvalidInput, NotFound
-from agentgit.render.text import Line, Span, table
+from agentgit.render.text import Line, Span
 
 Argument = tuple[tuple[str, ...], dict[str, Any]]
 
@@ -189,10 +189,10 @@ def parse_branch(line: str) -> argparse.Namespace:
     return parser("%%branch", BRANCH).parse_args(split(line))
 
 
-def help_lines(width: int = 100) -> list[Line]:
-    """Return the help as lines."""
-    rows = [
-        [Span(parser(name, COMMANDS[name][1]).usage_line.removeprefix("Usage: "), "reference"), Span(help_text)]
-        for name, (help_text, _) in COMMANDS.items()
-    ]
-    return [*table(rows, width=width, wrap_last=True), *((Span(note, "dim"),) for note in HELP_NOTES)]
+def help_lines() -> list[Line]:
+    """Return the help as lines: the usage of each command, and below it what it does."""
+    lines: list[Line] = []
+    for name, (help_text, arguments) in COMMANDS.items():
+        usage = parser(name, arguments).usage_line.removeprefix("Usage: ")
+        lines += [(Span(usage, "reference"),), (Span(f"    {help_text}"),)]
+    return [*lines, *((Span(note, "dim"),) for note in HELP_NOTES)]

@@ -17,11 +17,18 @@ def test_d4_completion_offers_nothing_elsewhere_and_without_an_agent():
     assert completion.complete(names, "%agentgit plan 'a b' 'c") == ("'c", [])
 
 
+def option_words():
+    """Yield the words of each command: its name, and its options."""
+    for name, (_, options) in arguments.COMMANDS.items():
+        yield [name, *(words[0] for words, _ in options if words[0].startswith("-"))]
+
+
 def test_d4_every_command_has_an_implementation_and_a_help_line():
-    """D4: every command has an implementation and a line in the help, and a typo gets a suggestion."""
+    """D4: every command has an implementation and its whole usage in the help, and a typo gets a suggestion."""
     assert list(arguments.COMMANDS) == list(commands._HANDLERS)
     shown = "\n".join("".join(span.text for span in line) for line in arguments.help_lines())
-    assert all(f"{name}" in shown for name in arguments.COMMANDS)
+    assert all(word in shown for words in option_words() for word in words)
+    assert "…" not in shown
     with pytest.raises(NotFound, match="Did you mean"):
         arguments.parse("brances")
 
