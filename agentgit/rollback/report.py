@@ -69,9 +69,9 @@ class Reports:
         elif step["action"] == REDO:
             run = self.executor.find_rerun(connection, row, call.id)
             group, reason = self._redo_outcome(row, call, run, untried_reason)
-            if group == "redone" and run is not None:
+            if group in ("redone", "failed") and run is not None:
                 shown = run
-                if (difference := describe_drift(call, run)) is not None:
+                if group == "redone" and (difference := describe_drift(call, run)) is not None:
                     yield "drifted", ReportItem(invocation=run, reason=difference)
         else:
             group, reason = self._untouched_outcome(connection, call, _GROUP_OF_ACTION.get(step["action"], "kept"))

@@ -609,9 +609,9 @@ def test_t4_a_redo_stops_at_a_raised_call_until_it_is_resolved(repo, told):
     with pytest.raises(RollbackIncomplete):
         repo.resume(error.value.operation)
     assert till.ledger == [5] * (told == "happened")
-    again = re.search(r"repo\.resolve\((\d+), ", error.value.report.failed[0].reason)
-    assert again is not None
-    repo.resolve(int(again[1]), told, result={"charged": 5} if told == "happened" else None)
+    (failed,) = error.value.report.failed
+    assert f"repo.resolve({failed.invocation.id}, " in failed.reason
+    repo.resolve(failed.invocation, told, result={"charged": 5} if told == "happened" else None)
     assert repo.resume(error.value.operation).status == "done"
     assert till.ledger == [5]
 

@@ -7,11 +7,14 @@ import re
 import backend
 import pytest
 from fastapi.testclient import TestClient
+from langchain_core.tools import tool
+from scripted import call, scripted, tool_node_graph
 from sqlalchemy import insert, select
 from web_servers import PASSWORD, quick_passwords, repo, told
 from web_visitors import Visitor, ada
 
-from agentgit import NotAllowed
+import agentgit
+from agentgit import NotAllowed, RollbackIncomplete
 from agentgit.demo import EFFECTS, build
 from agentgit.web import app
 
@@ -52,6 +55,33 @@ def test_w1_a_failed_rollback_is_resolved_and_resumed_on_its_page(ada, repo, tmp
     assert repo.session("support-42").operations()[0].status == "done"
 
 
+def test_w1_a_call_that_may_have_run_again_is_resolved_on_the_page_of_its_redo(ada, repo):
+    """W1: the page of a redo that stopped asks whether its call ran again; after an answer, it can be finished."""
+    answers = iter([{"charged": 5}, ConnectionError("no answer")])
+
+    @tool
+    def charge(euros: int) -> dict[str, int]:
+        """Charge a card."""
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    graph = tool_node_graph(scripted(call("charge", euros=5), "charged"), [charge])
+    agent = repo.wrap(graph, "till", effects={"charge": agentgit.compensable(lambda args, result: None)})
+    agent.checkpoint("before")
+    agent.run("charge")
+    with pytest.raises(RollbackIncomplete) as stopped:
+        agent.rollback("before").redo()
+    page = ada.get(f"/operations/{stopped.value.operation}")
+    assert "may have happened" in page.text
+    (resolve,) = re.findall(r'action="(/invocations/\d+/resolve)"', page.text)
+    page = ada.post(page, resolve, outcome="happened", result='{"charged": 5}')
+    page = ada.post(page, page.url.path + "/resume")
+    assert "Switch done" in page.text
+    assert repo.session("till").operations()[0].status == "done"
+
+
 @pytest.mark.long
 def test_d5_the_page_of_ten_thousand_checkpoints_is_small(ada, repo):
     """D5: with 10,000 more checkpoints the tree is folded, the conversation is paged and the page stays small."""
@@ -66,7 +96,7 @@ def test_d5_the_page_of_ten_thousand_checkpoints_is_small(ada, repo):
 
     backend.write(repo, more)
     page = ada.get(f"/sessions/{repo.session('support-42').id}")
-    assert "10011 checkpoints" in page.text
+    assert "10,011 checkpoints" in page.text
     assert len(page.content) < before + 60_000
     older = re.search(r'href="([^"]*before=[^"]*)#talk" rel="next"', page.text).group(1).replace("&amp;", "&")
     assert "main-2#9940" in ada.get(older).text
