@@ -288,13 +288,14 @@ def recover(
     with repository(db) as repo:
         session, branch_name = references.parse_changed(repo, session_ref)
         branch = session.branch(branch_name)
-        is_running = branch.status == RUNNING or any(
-            one.status == operation.RUNNING and one.internal_session_id == branch.id for one in session.operations()
-        )
+        running = [one for one in session.operations() if one.status == operation.RUNNING]
+        is_running = branch.status == RUNNING or any(one.internal_session_id == branch.id for one in running)
         recovered = session.recover(branch=branch, force=force)
         if not is_running:
             label = place(session.reference, branch.name)
             output.print_notice(f"Nothing to recover: no turn and no rollback is unfinished in {label}.")
+            for one in running:
+                output.print_notice(f"To finish {one.kind} {one.id} of another branch: agentgit resume {one.id}")
         _print_branch(session, recovered, as_json)
 
 

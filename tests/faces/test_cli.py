@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -466,6 +467,16 @@ def test_u5_recover_says_that_there_is_nothing_to_recover(agentgit, story, tmp_p
         "Nothing to recover: no turn and no rollback is unfinished in session support-42, branch main.\n"
     )
     assert (said.code, said.out.splitlines()[0]) == (0, "session support-42")
+
+
+def test_u5_recover_names_what_is_unfinished_on_another_branch(agentgit, story, tmp_path):
+    """U5: `recover` on a branch on which nothing runs names the unfinished operation of another branch."""
+    (tmp_path / "copy.db").write_bytes(story.read_bytes())
+    with closing(sqlite3.connect(tmp_path / "copy.db")) as database, database:
+        database.execute("UPDATE operation SET status = 'running'")
+    said = agentgit("recover", "support-42@main", "--db", str(tmp_path / "copy.db"))
+    assert re.search(r"To finish rollback (\d+) of another branch: agentgit resume \1\n", said.err)
+    assert said.code == 0
 
 
 @pytest.mark.parametrize(
