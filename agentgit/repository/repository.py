@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from agentgit.agents.graph.rollback_graph import RollbackGraph
     from agentgit.agents.graph.threads import Confirm
     from agentgit.agents.rerun.answers import OnMiss
-    from agentgit.agents.rerun.sessions import GraphFactory, Judge, SessionOrBranch
+    from agentgit.agents.rerun.session import GraphFactory, Judge, SessionOrBranch
     from agentgit.agents.wrap import FenceMode
     from agentgit.workspace.api import Workspace
 

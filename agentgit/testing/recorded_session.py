@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from langchain_core.runnables import RunnableConfig
 
     from agentgit.agents.rerun.answers import OnMiss
-    from agentgit.agents.rerun.sessions import JudgedRerun, OneRerun
+    from agentgit.agents.rerun.session import JudgedRerun, OneRerun
     from agentgit.effects import Effect
     from agentgit.handles.session import Session
     from agentgit.repository import Repository
@@ -166,7 +166,7 @@ class RecordedSession:
         return self._judged(one)
 
     def _prepare(self, graph: Any, **options: Any) -> OneRerun:
-        from agentgit.agents.rerun.sessions import OneRerun, RerunPlan
+        from agentgit.agents.rerun.session import OneRerun, RerunPlan
 
         return OneRerun(self.session._context, RerunPlan(graph=graph, factory=None, **options), self.session)
 

@@ -1,0 +1,319 @@
+"""The rerun of one session, with its judge."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from langchain_core.messages import BaseMessage
+from langchain_core.runnables import RunnableConfig
+
+from agentgit.agents.agent import RollbackAgent
+from agentgit.agents.branch_context import Graph
+from agentgit.agents.rerun.answers import OnMiss, require_on_miss
+from agentgit.agents.rerun.rerun import Rerun
+from agentgit.agents.wrap import PreparedGraph
+from agentgit.checkpoints.queries import Hit
+from agentgit.effects import Effect
+from agentgit.errors import AgentGitError, InvalidInput, NotFound
+from agentgit.handles.context import Context
+from agentgit.handles.session import Session
+from agentgit.rollback import awaiter_for_current_loop
+from agentgit.rollback.verification import await_result
+from agentgit.sessions import ExternalSession
+from agentgit.sessions.rerun import DONE, FAILED, RerunReport
+from agentgit.sessions.reruns import SessionRerun, Verdict
+from agentgit.sessions.stats import Prices, require_prices
+from agentgit.store.queries.rerun_marks import RerunMarks
+from agentgit.values import describe_error, portable
+
+LOG = logging.getLogger("agentgit")
+
+FAILURES = (Exception, SystemExit)
+"""What ends one session and not the others. `sys.exit()` in a judge must not end a check as if it had passed."""
+
+GraphFactory = Callable[[Session], Any]
+"""A function that returns the compiled graph for a session, which may hold a `RecordedModel` of it."""
+
+SessionOrBranch = Session | ExternalSession | Hit | str | int
+"""A session, its name or id, text like `support-42@retry` for one of its branches, or a search hit on a branch."""
+
+
+@dataclass(frozen=True)
+class JudgedRerun:
+    """A rerun, as a judge sees it.
+
+    Args:
+        session: The name of the session.
+        report: The report of the rerun.
+        agent: An agent on the branch of the rerun.
+        recorded: An agent on the branch that was run again.
+    """
+
+    session: str
+    report: RerunReport
+    agent: RollbackAgent = field(repr=False)
+    recorded: RollbackAgent = field(repr=False)
+
+    @property
+    def messages(self) -> list[BaseMessage]:
+        """The messages of the rerun."""
+        return self.agent.messages()
+
+    @property
+    def recorded_messages(self) -> list[BaseMessage]:
+        """The messages that were recorded."""
+        return self.recorded.messages()
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The state of the graph at the end of the rerun."""
+        return self.agent.state
+
+    @property
+    def recorded_state(self) -> dict[str, Any]:
+        """The state of the graph at the end of the recorded branch."""
+        return self.recorded.state
+
+
+Judge = Callable[[JudgedRerun], Verdict | Awaitable[Verdict]]
+"""A function that rates a rerun: whether it passes, a score where higher is better, or a word."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RerunPlan:
+    """The settings that all sessions share.
+
+    Args:
+        graph: The graph to run; None if the factory builds one for each session.
+        factory: The function that builds the graph for a session.
+        name: The name of the branches.
+        judge: The function that rates each rerun.
+        tools: A policy for all tools or, by name, for each; see `Answers`.
+        on_miss: What to do about a call that the record does not have; see `Answers`.
+        effects: The effects of the tools.
+        config: The config for all turns.
+        context: The context for all turns.
+        max_calls: The most calls that a rerun may make.
+        prices: The prices of tokens, for the costs in the reports.
+    """
+
+    graph: Graph | None
+    factory: GraphFactory | None
+    name: str = ""
+    judge: Judge | None = None
+    tools: Any = "record"
+    on_miss: OnMiss = "tell"
+    effects: Mapping[str, Effect | str] | None = None
+    config: RunnableConfig | None = None
+    context: Any = None
+    max_calls: int | None = None
+    prices: Prices | None = None
+
+    def __post_init__(self) -> None:
+        if (self.graph is None) == (self.factory is None):
+            raise InvalidInput("Give the graph to run, graph=GRAPH, or a function that builds it, factory=FUNCTION.")
+        for name, function in (("factory", self.factory), ("judge", self.judge)):
+            if function is not None and not callable(function):
+                raise InvalidInput(f"{name} must be a function, not {function!r}.")
+        require_on_miss(self.on_miss)
+        if self.prices is not None:
+            require_prices(self.prices)
+
+
+def wrap_graph(context: Context, plan: RerunPlan, graph: Any) -> PreparedGraph:
+    """Return a graph with the effects of its tools.
+
+    Raises:
+        InvalidInput, NotFound: As for `Repository.wrap`.
+    """
+    return PreparedGraph(
+        context,
+        graph,
+        effects=plan.effects,
+        auto_checkpoint="turn",
+        check_effects=False,
+        fence="replay",
+        workspace=None,
+        store=None,
+    )
+
+
+def rerun_session(context: Context, plan: RerunPlan, ref: Any, wrapped: PreparedGraph | None = None) -> SessionRerun:
+    """Run one session again. Whatever goes wrong is in the row, because the other sessions go on.
+
+    Args:
+        context: The store and the principal.
+        plan: What is the same for all sessions.
+        ref: The session or the branch.
+        wrapped: The graph of the plan, already wrapped; None if it is not.
+    """
+    try:
+        one = OneRerun(context, plan, ref, wrapped)
+    except FAILURES as error:  # whatever a factory raises, or is wrong with the session
+        return SessionRerun(session=name_of(ref), error=describe_error(error))
+    try:
+        one.rerun.run()
+    except Exception as error:  # noqa: BLE001  # the report has it, unless it could not be written
+        return one.finish(error)
+    return one.finish()
+
+
+async def arerun_session(
+    context: Context, plan: RerunPlan, ref: Any, wrapped: PreparedGraph | None = None
+) -> SessionRerun:
+    """Run one session again, as `rerun_session`."""
+    try:
+        one = await asyncio.to_thread(OneRerun, context, plan, ref, wrapped)
+    except FAILURES as error:  # as in `rerun_session`
+        return SessionRerun(session=name_of(ref), error=describe_error(error))
+    try:
+        await one.rerun.arun()
+    except FAILURES as error:  # as in `rerun_session`
+        return await asyncio.to_thread(one.finish, error)
+    return await asyncio.to_thread(one.finish)
+
+
+class OneRerun:
+    """The rerun of one session, with its branch.
+
+    Args:
+        context: The store and the principal.
+        plan: What is the same for all sessions.
+        ref: The session or the branch.
+        wrapped: The graph of the plan, already wrapped; None if it is not.
+
+    Raises:
+        AgentGitError: The session cannot be run again; nothing was run.
+    """
+
+    def __init__(self, context: Context, plan: RerunPlan, ref: Any, wrapped: PreparedGraph | None = None) -> None:
+        self._context, self._plan = context, plan
+        session, branch_id = find_branch(context, ref)
+        self._name = session.reference
+        if wrapped is None:
+            wrapped = wrap_graph(context, plan, plan.graph if plan.factory is None else plan.factory(session))
+        self._recorded = RollbackAgent(context, wrapped.graph, wrapped.settings, branch_id)
+        self.rerun = Rerun(
+            self._recorded._branch,
+            wrapped.graph,
+            tools=plan.tools,
+            on_miss=plan.on_miss,
+            group=plan.name or None,
+            effects=plan.effects,
+            config=plan.config,
+            context=plan.context,
+            max_calls=plan.max_calls,
+            prices=plan.prices,
+        )
+
+    def agent(self) -> RollbackAgent:
+        """Return an agent on the branch of the rerun."""
+        return RollbackAgent(self._context, self.rerun.graph, self.rerun.settings, self.rerun.branch_id)
+
+    def judged(self, agent: RollbackAgent, report: RerunReport) -> JudgedRerun:
+        """Return the rerun, as a judge sees it."""
+        return JudgedRerun(self._name, report, agent, self._recorded)
+
+    def finish(self, error: Exception | SystemExit | None = None) -> SessionRerun:
+        """Judge the rerun, store the verdict, and return the row."""
+        try:
+            agent = self.agent()
+            report = agent.report
+            if not isinstance(report, RerunReport):
+                reason = describe_error(error) if error is not None else "The rerun has no report."
+                return SessionRerun(session=self._name, branch=agent.branch.name, status="failed", error=reason)
+            verdict, problem = self._judge(agent, report)
+            row = SessionRerun(
+                session=self._name,
+                branch=report.branch,
+                status=report.status,
+                verdict=verdict,
+                error=self._reason(report) or problem or self._lacking(report),
+                report=report,
+            )
+            mark = {
+                "verdict": verdict,
+                "error": row.error,
+                "judged": self._plan.judge is not None,
+            }
+            RerunMarks(self._context.store).update(self.rerun.branch_id, mark)
+        except Exception as failure:  # noqa: BLE001  # such as a damaged state; the other sessions go on
+            return SessionRerun(session=self._name, error=describe_error(failure))
+        return row
+
+    def _judge(self, agent: RollbackAgent, report: RerunReport) -> tuple[Verdict | None, str | None]:
+        """Return the verdict, and why there is none."""
+        if self._plan.judge is None or report.status != DONE:
+            return None, None
+        try:
+            verdict = await_result(awaiter_for_current_loop(), self._plan.judge(self.judged(agent, report)))
+        except FAILURES as error:  # whatever a judge raises
+            LOG.warning("The judge of the rerun of session %s raised", self._name, exc_info=error)
+            return None, f"The judge raised {describe_error(error)}"
+        if isinstance(verdict, bool):
+            return verdict, None
+        if isinstance(verdict, str):
+            return str.__str__(verdict), None  # without the class of an enumeration
+        try:
+            number = float(verdict)
+        except Exception:  # noqa: BLE001  # a number that is too large, or whatever an object of the user raises
+            number = math.nan
+        if not math.isfinite(number):
+            return None, f"The judge must return a bool, a number or a string, not {portable(verdict)!r:.200}."
+        return number, None
+
+    def _reason(self, report: RerunReport) -> str | None:
+        """Return why the rerun did not end; if the graph raised, also which recorded value has not its type."""
+        misfit = self.rerun.find_misfit() if report.status == FAILED else None
+        return " ".join(filter(None, [report.reason, misfit])) or None
+
+    def _lacking(self, report: RerunReport) -> str | None:
+        """Return which recorded tools the graph does not have and did not call."""
+        lacking = {call.tool_name for call in report.not_made} - self._recorded.effects.keys()
+        return f"The graph has no {', '.join(sorted(lacking))}." if lacking else None
+
+
+def find_branch(context: Context, ref: Any) -> tuple[Session, int]:
+    """Find a session and the branch to run again, which is the current one if the reference names none.
+
+    Args:
+        context: The store and the principal.
+        ref: A session, its name or id, or text like `support-42@retry`.
+
+    Raises:
+        NotFound, Ambiguous: There is no such session or branch, or there are several.
+        InvalidInput: `ref` is none of these.
+    """
+    if isinstance(ref, bool) or not isinstance(ref, Session | ExternalSession | str | int):
+        raise InvalidInput(f"A session is named by its name or id, not {ref!r}.")
+    ref = ref.id if isinstance(ref, Session) else ref
+
+    def find(reference: Any, branch: str | None) -> tuple[int, int]:
+        def load(connection: Any) -> tuple[int, int]:
+            found = context.lookup.session(connection, reference)
+            return found.id, context.lookup.branch(connection, found, branch).id
+
+        return context.read(load)
+
+    try:
+        session_id, branch_id = find(ref, None)
+    except NotFound:
+        if not isinstance(ref, str) or "@" not in ref:
+            raise
+        name, _, branch = ref.rpartition("@")
+        session_id, branch_id = find(name, branch)
+    return Session(context, session_id), branch_id
+
+
+def name_of(ref: Any) -> str:
+    if isinstance(ref, Session):
+        try:
+            return ref.reference
+        except AgentGitError:  # it was erased, or is damaged
+            return str(ref.id)
+    return ref.reference if isinstance(ref, ExternalSession) else str(ref)
