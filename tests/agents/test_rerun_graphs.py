@@ -74,6 +74,55 @@ def test_r1_a_node_that_is_retried(repo):
     assert len(attempts) == 2
 
 
+@pytest.mark.parametrize("attempts", [[3], [1, 3], [2], [2, 1, 3]], ids=str)
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_r1_a_turn_that_its_caller_continues_after_an_error(repo, attempts, is_async):
+    """R1: a turn that raised and was run again goes on in the rerun as often as it was, also if it never succeeded."""
+    made = []
+
+    @tool
+    def pay(amount: int) -> dict[str, Any]:
+        """Pay."""
+        made.append(amount)
+        if made.count(amount) < 3:
+            raise ConnectionError(f"no network ({len(made)})")
+        return {"paid": amount}
+
+    def act(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [("ai", str(pay.invoke({"amount": int(state["messages"][-1].text)})))]}
+
+    graph = StateGraph(MessagesState).add_node("act", act).add_edge(START, "act").compile()
+    agent = repo.wrap(graph, "s", effects={"pay": "idempotent"}, check_effects=False)
+    for amount, count in enumerate(attempts):
+        for number in range(count):
+            with contextlib.suppress(ConnectionError):
+                agent.invoke(None if number else said(str(amount)))
+    before = list(made)
+    again = asyncio.run(agent.arerun()) if is_async else agent.rerun()
+    assert (again.report.status, again.report.turns, again.report.not_made) == ("done", len(attempts), [])
+    require_same(agent, again)
+    assert made == before
+
+
+def test_r1_a_node_that_fails_only_in_the_rerun_is_not_run_for_ever(repo):
+    """R1: what a caller continued is repeated while the record has calls for it; then the error ends the rerun."""
+    failures = []
+
+    def act(state: MessagesState) -> dict[str, Any]:
+        failures.append(state["messages"][-1].text)
+        if len(failures) != 2:
+            raise ConnectionError("no network")
+        return {"messages": [("ai", "done")]}
+
+    agent = repo.wrap(StateGraph(MessagesState).add_node("act", act).add_edge(START, "act").compile(), "s")
+    with pytest.raises(ConnectionError):
+        agent.invoke(said("go"))
+    agent.invoke(None)
+    report = agent.rerun().report
+    assert (report.status, report.reason) == ("failed", "ConnectionError: no network")
+    assert len(failures) == 4
+
+
 def test_r1_commands_and_updates_of_a_caller(repo):
     """R1: a `Command` that a caller gave, and an update of the state, are inputs like a message."""
 

@@ -1,25 +1,15 @@
 """What docs/rerun.md says is not isolated or cannot be told apart in a rerun."""
 
-import operator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from typing import Annotated, Any
+from typing import Any
 
 import pytest
 from langchain_core.tools import StructuredTool
 from langgraph.graph import START, MessagesState, StateGraph
-from langgraph.types import Send
 from scripted import World, call, obedient, saying, tool_node_graph
-from typing_extensions import TypedDict
 
 from agentgit import InvalidInput
-
-
-class Orders(TypedDict):
-    """Items, and the results of their calls."""
-
-    items: list[str]
-    results: Annotated[list[dict[str, Any]], operator.add]
 
 
 @pytest.fixture
@@ -110,22 +100,6 @@ def test_r2_a_value_that_cannot_be_compared(repo, world):
     again = agent.rerun(tools={"add": Table()})
     assert [one.answered_by for one in again.report.calls] == ["value"]
     assert world.items == ["chair"]
-
-
-def test_r1_equal_calls_of_parallel_workers_are_all_answered(repo, world):
-    """R1: equal calls that run at the same time get the recorded answers, each once, in whatever order they begin."""
-    add = world.tool("add")
-    builder = StateGraph(Orders)
-    builder.add_node("work", lambda state: {"results": [add.invoke({"item": state["item"]})]})
-    builder.add_conditional_edges(START, lambda state: [Send("work", {"item": item}) for item in state["items"]])
-    builder.add_edge("work", "__end__")
-    agent = repo.wrap(builder.compile(), "s", effects=world.effects())
-    agent.invoke({"items": ["chair"] * 4})
-    again = agent.rerun()
-    assert (again.report.match_rate, again.report.not_made, again.report.new) == (1.0, [], [])
-    numbers = sorted(result["number"] for result in again.state["results"])
-    assert numbers == [1, 2, 3, 4]
-    assert len(world.items) == 4
 
 
 def test_r2_a_tool_without_a_declared_effect_never_runs(repo, world):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import builtins
 import difflib
+import itertools
 import json
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
@@ -20,15 +21,17 @@ from langgraph.types import Interrupt
 
 from agentgit.agents.branch_context import TurnSettings
 from agentgit.agents.rerun.recording import Recording
-from agentgit.agents.turn.calls import InflightResult, RequestedCall
+from agentgit.agents.turn.calls import InflightResult, RequestedCall, TaskPlace
 from agentgit.agents.turn.recorded_results import UnreadableResult, rebuild_result
 from agentgit.effects import ToolInvocation
 from agentgit.effects.effects import NEUTRAL, READ_ONLY
 from agentgit.effects.invocation import FAILED, SIMULATED, UNKNOWN, identity
 from agentgit.errors import AgentGitError, InvalidInput, RerunDiverged
+from agentgit.langgraph_internals import task_path_str
 from agentgit.rollback import awaiter_for_current_loop
 from agentgit.rollback.verification import await_result
 from agentgit.sessions.rerun import FUNCTION, LIVE, RECORD, TOLD, VALUE, RecordedCall, RerunCall
+from agentgit.store.queries.recorded_turns import task_place
 from agentgit.values import describe_error, portable
 
 TELL, STOP = "tell", "stop"
@@ -126,6 +129,7 @@ class Answers:
                 if asked["name"] in settings.unrecorded_tools and asked["id"] in self._messages:
                     key = identity(asked["name"], portable(asked["args"]), None)
                     self._own_messages[key].append(self._messages[asked["id"]])
+        self._scopes: dict[TaskPlace, Container[str | None]] = {}
         self._last_step = 0
         self._lock = threading.Lock()
         self._covered: set[int] = set()
@@ -141,6 +145,17 @@ class Answers:
         effect = effects.tools.get(call.tool_name)
         identity_args = effect.identity_args if effect is not None else None
         return identity(call.tool_name, effects.normalize(call.tool_name, call.args), identity_args)
+
+    @property
+    def matched_count(self) -> int:
+        """The number of calls that the record has, too."""
+        return sum(call.is_matched for call in self.calls)
+
+    def has_more_of_step(self) -> bool:
+        """Return whether the record has more calls of the step of the last call, which raised and was repeated."""
+        step_of = self._recording.step
+        unused = (call for calls in self._unused.values() for call in calls if call.id not in self._covered)
+        return any(step_of(call) == self._last_step for call in unused)
 
     @property
     def not_made(self) -> list[RecordedCall]:
@@ -254,15 +269,41 @@ class Answers:
                     f"The rerun made {self._max_calls} calls, which is its limit; the recording has "
                     f"{len(self._recording.calls)}. Set max_calls to allow more."
                 )
-            unused = self._unused.get(request.repeat_hash)
+            unused = self._unused[request.repeat_hash]
+            while unused and unused[0].id in self._covered:
+                unused.popleft()
             if not unused:
                 return None
-            first = self._recording.places[unused[0].id]
-            # Equal calls of one message run at the same time, so they are told apart by their order in it.
-            same = first._replace(number=request.intent.batch_index)
-            found = next((call for call in unused if self._recording.places[call.id] == same), unused[0])
+            found = self._concurrent_call(unused, request)
             unused.remove(found)
             return found
+
+    def _concurrent_call(self, unused: Iterable[ToolInvocation], request: RequestedCall) -> ToolInvocation:
+        """Return the first of some equal calls, or the one of its step that was made in the place of the request."""
+        places, step_of, call_id = self._recording.places, self._recording.step, request.intent.tool_call_id
+        ordered = iter(unused)
+        first = next(ordered)
+        same_step = itertools.takewhile(lambda call: step_of(call) == step_of(first), ordered)
+        candidates = [first, *(call for call in same_step if call.id not in self._covered)]
+        if len(candidates) == 1:
+            return first
+        batch, scopes = places[first.id].batch, self._recorded_scopes(request.place)
+
+        def likeness(call: ToolInvocation) -> tuple[bool, ...]:
+            place = places[call.id]
+            has_same_number = (place.batch, place.number) == (batch, request.intent.batch_index)
+            return call_id is not None and call.tool_call_id == call_id, place.task in scopes, has_same_number
+
+        return max(candidates, key=likeness)  # the first of the most alike
+
+    def _recorded_scopes(self, place: TaskPlace | None) -> Container[str | None]:
+        """Return the scopes that the tasks in a place of the graph had in the recording."""
+        if place is None:
+            return ()
+        if place not in self._scopes:
+            task_ids = self._recording.task_ids.get(task_place(task_path_str(place.path)), ())
+            self._scopes[place] = {place.scope(task_id) for task_id in task_ids}
+        return self._scopes[place]
 
     def _note(self, call: ToolInvocation, answered_by: str, recorded: ToolInvocation | None) -> None:
         with self._lock:

@@ -31,7 +31,9 @@ from agentgit.store.queries.recorded_turns import (
     RecordedWrite,
     TurnRecord,
     read_questions,
+    read_tasks,
     read_turns,
+    task_place,
 )
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.tables import TOOL_INVOCATION
@@ -57,11 +59,12 @@ class Question:
 
 
 class Place(NamedTuple):
-    """The place of a call: its branch, the number of its AI message, and its number there."""
+    """The place of a call: its branch, the number of its AI message, its number there; for a direct call, its task."""
 
     branch_id: int
     batch: int
     number: int
+    task: str | None
 
 
 class Recording:
@@ -86,10 +89,10 @@ class Recording:
         end_id = end.graph_checkpoint_id if end is not None else None
         with branch.reading() as connection:
             newest = self._store.graphs.newest(connection, row.thread_id)
-            end_id = end_id or (newest.key.checkpoint_id if newest is not None else None)
             self.turns: Sequence[TurnRecord] = (
                 read_turns(self._store, connection, row, start_id, end_id, self._input_channels) if newest else []
             )
+            end_id = end_id or (newest.key.checkpoint_id if newest is not None else None)
             self.calls = self._read_calls(connection)
             self.places = self._read_places(connection)
             self._asked = read_questions(self._store, connection, row, start_id, end_id) if end_id is not None else []
@@ -97,7 +100,7 @@ class Recording:
             self.end_state = self._read_end(connection, end_id) if end_id is not None else None
             self.state = read_values_of(branch, connection, self.end_state)
         self.questions = list(self._build_questions())
-        self._step_times = sorted(time for turn in self.turns for time in turn.times)
+        self._step_times = sorted(time for turn in self.turns for time in (*turn.began, *turn.times))
 
     # -- inputs
 
@@ -170,10 +173,10 @@ class Recording:
     def _read_places(self, connection: Connection) -> dict[int, Place]:
         """Read the place of each call in the AI messages of its branch."""
         columns = TOOL_INVOCATION.c
-        query = select(columns.id, columns.internal_session_id, columns.batch, columns.batch_index).where(
+        query = select(columns.id, columns.internal_session_id, columns.batch, columns.batch_index, columns.task).where(
             columns.tenant_id == self._store.tenant_id, columns.internal_session_id.in_(self._branch_ids(connection))
         )
-        return {row.id: Place(row.internal_session_id, row.batch, row.batch_index) for row in connection.execute(query)}
+        return {row.id: Place(*row[1:]) for row in connection.execute(query)}
 
     def _branch_ids(self, connection: Connection) -> list[int]:
         return [segment.branch.id for segment in self._store.sessions.lineage(connection, self.row)]
@@ -182,13 +185,22 @@ class Recording:
         """Return for each call that made calls itself the ids of these."""
         by_place: dict[Place, list[ToolInvocation]] = defaultdict(list)
         for call in self.calls:
-            by_place[self.places[call.id]].append(call)
+            by_place[self.places[call.id]._replace(task=None)].append(call)
         return {
             outer.id: inner
             for calls in by_place.values()
             for outer in calls
             if (inner := [call.id for call in calls if call is not outer and _is_inside(call, outer)])
         }
+
+    @functools.cached_property
+    def task_ids(self) -> Mapping[str, Sequence[str]]:
+        """The ids of the recorded tasks of the graph itself, by their paths; see `task_place`."""
+        ids: dict[str, list[str]] = defaultdict(list)
+        with self._branch.reading() as connection:
+            for path, task_id in read_tasks(self._store, connection, self.row):
+                ids[task_place(path)].append(task_id)
+        return ids
 
     def step(self, call: ToolInvocation) -> int:
         """Return the number of the step of the graph in which a call began. Calls of one step have no order."""

@@ -243,14 +243,17 @@ class Rerun:
         """Yield what to run the graph with, one after the other; each has run when the next one is requested."""
         self._began = time.monotonic()
         yield from self._continuations(TurnRecord(CONTINUE, []))
+        if self._error is not None:
+            return
         for number, turn in enumerate(self._recording.turns, 1):
             self._answers.turn, self._turn = number, turn
             self._first_step = self._step() if self._may_stop(turn) else 0
             if turn.kind != CONTINUE:
                 yield self._input(turn)
-            if not self._has_failed(turn):
-                yield from self._continuations(turn)
+            yield from self._continuations(turn)
             self._turns = number
+            if turn.has_failed and not isinstance(self._error, AgentGitError):
+                self._error = None  # it raised in the recording, too
             if self._error is not None:
                 return
 
@@ -262,10 +265,17 @@ class Rerun:
         return _Update(value, turn.as_node) if turn.kind == UPDATE else value
 
     def _continuations(self, turn: TurnRecord) -> Iterator[Any]:
-        """Yield what a turn goes on with when it waits: recorded answers, or nothing at a breakpoint."""
+        """Yield what a turn goes on with when it waits or has raised: recorded answers, or nothing."""
+        progress: set[Any] = set()
         for _ in range(2 * len(turn.times) + EXTRA_STEPS):
+            if self._error is not None:
+                if not self._is_repeated(turn, progress):
+                    return
+                self._error = None
+                yield None
+                continue
             # To read the state after each turn would take too long.
-            if self._error is not None or not (self._runner._is_waiting or self._may_stop(turn)):
+            if not (self._runner._is_waiting or self._may_stop(turn)):
                 return
             state = self._runner.get_state()
             if state.interrupts:
@@ -277,8 +287,22 @@ class Rerun:
                 yield None
             else:
                 return
-            if self._has_failed(turn):
-                return
+
+    def _is_repeated(self, turn: TurnRecord, progress: set[Any]) -> bool:
+        """Return whether the caller continued a turn that raised, as far as the record has more of it.
+
+        Args:
+            turn: The turn.
+            progress: How far the turn had come when it raised before; this function adds to it.
+        """
+        if isinstance(self._error, AgentGitError) or not turn.has_raised:
+            return False
+        has_more = self._answers.has_more_of_step()
+        now = (self._step(), self._answers.matched_count)
+        if now in progress or (turn.has_failed and not has_more):
+            return False
+        progress.add(now)
+        return True
 
     def _may_stop(self, turn: TurnRecord) -> bool:
         """Return whether a turn may stop before the graph has ended, without a question."""
@@ -328,13 +352,6 @@ class Rerun:
     def _turn_config(self) -> RunnableConfig:
         steps = len(self._turn.times) if self._turn is not None else 0
         return merge_configs({"recursion_limit": 2 * steps + EXTRA_STEPS}, self._config)
-
-    def _has_failed(self, turn: TurnRecord) -> bool:
-        """Return whether the turn raised; one that raised in the recording, too, does not end the rerun."""
-        if self._error is not None and turn.has_failed and not isinstance(self._error, AgentGitError):
-            self._error = None
-            return True
-        return self._error is not None
 
     # -- the report
 

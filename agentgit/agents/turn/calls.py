@@ -9,11 +9,12 @@ inner graph is not saved.
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
@@ -57,6 +58,27 @@ class ExpectedCall:
 
 
 @dataclass(frozen=True)
+class TaskPlace:
+    """The place of a task in its graph, which is the same in a rerun; the ids of tasks are not.
+
+    Args:
+        node: The node of the task of the graph itself.
+        path: LangGraph's path of that task.
+        positions: The position of each task inside the one before, if the graph itself did not start the task.
+    """
+
+    node: str
+    path: tuple[Any, ...]
+    positions: tuple[tuple[Any, ...], ...] = ()
+
+    def scope(self, task_id: str) -> str:
+        """Return the scope of the task if the task of the graph itself has this id."""
+        return functools.reduce(
+            lambda scope, position: scope_name(scope, *position), self.positions, scope_name(f"{self.node}:{task_id}")
+        )
+
+
+@dataclass(frozen=True)
 class RequestedCall:
     """A call that is about to begin.
 
@@ -70,6 +92,7 @@ class RequestedCall:
         is_in_batch: True if a ToolNode makes the call as part of a batch.
         is_once: True if the tool takes effect at most once in a session.
         is_reachable: True if the record can answer the call, because its tool runs as a copy made by agentgit.
+        place: The place of the task that makes the call; None if a tool makes it.
     """
 
     intent: Intent
@@ -81,6 +104,7 @@ class RequestedCall:
     is_in_batch: bool
     is_once: bool
     is_reachable: bool
+    place: TaskPlace | None = None
 
     @property
     def call_id(self) -> str | None:
@@ -140,6 +164,7 @@ class Frame:
         first_graph: The number of the first graph that this run calls.
         first_call: The number of the first `@task` that this run calls.
         graph_numbers: For a tool, a function that returns the numbers of the graphs that it has called.
+        place: The place of the task; None for a tool, and for what it calls.
     """
 
     scope: str
@@ -148,6 +173,7 @@ class Frame:
     first_graph: int = 0
     first_call: int = 0
     graph_numbers: Callable[[], list[int]] | None = None
+    place: TaskPlace | None = None
     foreign_graphs: list[UUID] = field(default_factory=list)
     """The graphs that were called in this run and are not subgraphs of its task."""
 
@@ -212,17 +238,20 @@ class Scopes:
     def _new_frame(
         self, run_id: UUID, parent_run_id: UUID | None, task: str, metadata: Mapping[str, Any], enclosing: Frame | None
     ) -> Frame:
-        name = (
-            scope_name(task)
-            if enclosing is None
-            else scope_name(enclosing.scope, *self._position(task, parent_run_id, metadata, enclosing))
-        )
+        place: TaskPlace | None
+        if enclosing is None:
+            name = scope_name(task)
+            place = TaskPlace(task.partition(":")[0], tuple(metadata.get("langgraph_path") or ()))
+        else:
+            position = tuple(self._position(task, parent_run_id, metadata, enclosing))
+            name, place = scope_name(enclosing.scope, *position), enclosing.place
+            place = place and replace(place, positions=(*place.positions, position))
         if task in self._tasks:  # LangGraph continues counting where the previous run stopped
             graph_count, call_count = self._used_numbers.get(task, (0, 0))
             graph_count = max([graph_count, *(number + 1 for number in self._saved_graphs(task))])
-            return Frame(name, run_id, task, graph_count, call_count)
+            return Frame(name, run_id, task, graph_count, call_count, place=place)
         self._tasks.add(task)
-        return Frame(name, run_id, task)
+        return Frame(name, run_id, task, place=place)
 
     def _position(
         self, task: str, parent_run_id: UUID | None, metadata: Mapping[str, Any], enclosing: Frame

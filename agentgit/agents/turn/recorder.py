@@ -311,6 +311,7 @@ class Recorder(BaseCallbackHandler):
             is_in_batch=is_batched,
             is_once=effect is not None and effect.once,
             is_reachable=expected_call is not None,
+            place=frame.place if frame else None,
         )
         self._spans[run_id] = tool_span(
             name, self.turn.span, gen__ai_tool_call_id=tool_call_id, agentgit_effect=intent.effect

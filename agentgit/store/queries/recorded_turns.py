@@ -67,8 +67,10 @@ class TurnRecord:
         kind: `input`, `command`, `update` or `continue`.
         writes: What its caller gave, by channel.
         before: The graph checkpoint on which it began; None if there was none.
+        began: The time at which its input was saved, if it has one.
         times: The times at which its graph saved a step.
-        has_failed: True if its last step raised and was never repeated.
+        has_raised: True if a step raised; the caller may have continued the turn.
+        has_failed: True if its last step raised, and no step was saved after it.
         pending: What triggers the nodes that would run next; empty if the graph has ended.
         as_node: The node as which a caller updated the state; None if the caller named none.
     """
@@ -76,7 +78,9 @@ class TurnRecord:
     kind: str
     writes: Sequence[RecordedWrite]
     before: GraphKey | None = None
+    began: Sequence[datetime] = ()
     times: list[datetime] = field(default_factory=list)
+    has_raised: bool = False
     has_failed: bool = False
     pending: Sequence[RecordedWrite] = ()
     as_node: str | None = None
@@ -113,7 +117,7 @@ def read_turns(
         connection: Any open connection.
         branch: The row of the branch at whose head the path ends.
         start: LangGraph's id of the state before the first turn; None for the empty state.
-        end: LangGraph's id of the state after the last turn; None for the newest one.
+        end: LangGraph's id of the state after the last turn; None for the end of the path.
         input_channels: The channels that receive the input of the graph.
 
     Raises:
@@ -134,15 +138,15 @@ def read_turns(
             )
         next_step = step + 1 if isinstance(step, int) else next_step
         if is_started and is_new:
-            source = checkpoint.meta.get("source")
+            source, time = checkpoint.meta.get("source"), datetime.fromisoformat(str(checkpoint.header["ts"]))
             if source == "input":
                 versions = checkpoint.header["versions"]
                 changed = [name for name in input_channels if versions.get(name) != previous.get(name)]
                 found = [RecordedWrite(name, checkpoint.values[name], checkpoint.session_id) for name in changed]
-                turns.append(TurnRecord(INPUT, found, before))
+                turns.append(TurnRecord(INPUT, found, before, [time]))
             else:
                 turns = turns or [TurnRecord(CONTINUE, [], before)]
-                turns[-1].times.append(datetime.fromisoformat(str(checkpoint.header["ts"])))
+                turns[-1].times.append(time)
                 turns[-1].has_failed = False
                 turns[-1].as_node = turns[-1].as_node or checkpoint.meta.get(AS_NODE)
                 turns[-1].pending = [
@@ -158,7 +162,7 @@ def read_turns(
         if is_started:
             turns += _turns_on(writes, before)
             if turns and any(write.channel == ERROR for write in writes):
-                turns[-1].has_failed = True
+                turns[-1].has_raised = turns[-1].has_failed = True
     if not is_started or (end is not None and not is_ended):
         raise InvalidInput("start and end must be checkpoints of this branch's path, and end must not be before start.")
     return turns
@@ -293,6 +297,19 @@ def read_questions(
         else:
             tasks[key] = task._replace(questions={**task.questions, ASKED_INDEX - row.idx: write})
     return list(tasks.values())
+
+
+def read_tasks(store: Store, connection: Connection, branch: StoredRow) -> list[tuple[str, str]]:
+    """Read the paths and the ids of the tasks that the graph itself started on a path and the branches before it."""
+    threads = [segment.branch.thread_id for segment in store.sessions.lineage(connection, branch)]
+    columns = GRAPH_WRITE.c
+    query = select(columns.task_path, columns.task_id).where(
+        columns.tenant_id == store.tenant_id,
+        columns.thread_id.in_(threads),
+        columns.ns == "",
+        columns.task_id != NULL_TASK,
+    )
+    return [(row.task_path, row.task_id) for row in connection.execute(query.distinct())]
 
 
 def task_place(path: str) -> str:
