@@ -1,7 +1,5 @@
 """What docs/rerun.md says is not isolated or cannot be told apart in a rerun."""
 
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
 from typing import Any
 
 import pytest
@@ -32,24 +30,6 @@ def test_r1_the_code_of_nodes_runs_as_it_is(repo, world):
     assert again.report.is_same
     assert seen == ["hello", "hello"]
     assert world.items == ["chair"]
-
-
-def test_r1_a_call_in_a_thread_of_a_node_is_answered_if_the_thread_has_the_context(repo, world):
-    """R1: a call that LangChain's config does not reach is in no record, so a rerun makes it again."""
-    add = world.tool("add")
-
-    def act(state: MessagesState) -> dict[str, Any]:
-        with ThreadPoolExecutor() as pool:
-            pool.submit(copy_context().run, add.invoke, {"item": "chair"}).result()
-            pool.submit(add.invoke, {"item": "table"}).result()
-        return {}
-
-    graph = StateGraph(MessagesState).add_node(act).add_edge(START, "act").compile()
-    agent = repo.wrap(graph, "s", effects=world.effects(), check_effects=False)
-    agent.run("go")
-    assert [one.args["item"] for one in agent.tool_track()] == ["chair"]
-    assert agent.rerun().report.match_rate == 1
-    assert world.items == ["chair", "table", "table"]
 
 
 @pytest.mark.parametrize("name", ["run", "arun", "invoke", "ainvoke"])

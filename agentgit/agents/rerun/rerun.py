@@ -33,6 +33,7 @@ from agentgit.agents.rerun.recording import (
     read_values_of,
     with_ids_of,
 )
+from agentgit.agents.rerun.threads import follow_threads
 from agentgit.auth.principal import EDITOR
 from agentgit.checkpoints.references import free_name
 from agentgit.effects import Effect
@@ -114,6 +115,7 @@ class Rerun:
     ) -> None:
         if not isinstance(config, Mapping | None):
             raise InvalidInput(f"config must be a mapping, as invoke takes it, not {config!r}.")
+        follow_threads()
         self._branch, self._config, self._group, self._prices = branch, config, group, prices
         self._run_context = {"context": context} if context is not None else {}
         with branch.reading(EDITOR) as connection:

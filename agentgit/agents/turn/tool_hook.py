@@ -13,10 +13,12 @@ import copy
 import functools
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackManager
+from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tools import BaseTool
 from langchain_core.utils.uuid import uuid7
@@ -27,6 +29,9 @@ from agentgit.langgraph_internals import CONFIG_KEY_CHECKPOINT_NS
 
 _POSITIONAL = ("verbose", "start_color", "color", "callbacks")
 """The parameters of `run` after its input that may be passed by position."""
+
+_inherited_config: ContextVar[RunnableConfig | None] = ContextVar("inherited_config", default=None)
+"""The LangChain config of the rerun whose node started this thread; LangChain itself does not see it."""
 
 _wrap_lock = threading.Lock()
 _WRAPPED = "__agentgit_wrapped__"
@@ -82,7 +87,7 @@ def _wrap_arun(original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitab
 def _register_call(tool: BaseTool, args: tuple[Any, ...], options: dict[str, Any]) -> _TurnCall | None:
     """Register a call with the recorder of the turn that it is made in; return None outside a turn."""
     callbacks = options.get("callbacks") if len(args) < len(_POSITIONAL) else args[-1]
-    outer_config: Mapping[str, Any] = var_child_runnable_config.get() or {}
+    outer_config: Mapping[str, Any] = var_child_runnable_config.get() or _inherited_config.get() or {}
     recorder, manager = _find_recorder(callbacks), callbacks
     if recorder is None:
         manager = outer_config.get("callbacks")
@@ -99,6 +104,26 @@ def _register_call(tool: BaseTool, args: tuple[Any, ...], options: dict[str, Any
     )
     recorder.register_call(run_id, tool, parent_run_id, configurable)
     return _TurnCall(recorder, run_id, options)
+
+
+def rerun_config() -> RunnableConfig | None:
+    """Return the LangChain config of this context if it belongs to a rerun."""
+    config = var_child_runnable_config.get() or _inherited_config.get()
+    recorder = _find_recorder(config.get("callbacks")) if config else None
+    return config if recorder is not None and recorder.interceptor.is_simulated else None
+
+
+def with_rerun_config(config: RunnableConfig, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function for another thread, in which the calls of tools belong to the rerun of a config."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        token = _inherited_config.set(config)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _inherited_config.reset(token)
+
+    return run
 
 
 def _find_recorder(callbacks: Any) -> Recorder | None:
