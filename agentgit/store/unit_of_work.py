@@ -20,7 +20,7 @@ import atexit
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import inf
 from time import monotonic
 from typing import NamedTuple, TypeVar, cast
@@ -424,6 +424,11 @@ class _Flusher:
             waiting = {*self._due, *self._writing}
             self._due = dict.fromkeys(self._due, 0.0)
             self._wake_thread()
+            if not self._threads:
+                units, self._due = self._due, {}
+                for unit in units:
+                    unit.flush_in_background()
+                return
 
             def is_written() -> bool:
                 """Forget the units that were written once; their turns may go on to add rows."""
@@ -458,8 +463,9 @@ class _Flusher:
             self._condition.notify()
             return
         thread = threading.Thread(target=self._run, name="agentgit-flush", daemon=True)
-        self._threads, self._idle[thread] = self._threads + 1, 0.0
-        thread.start()
+        with suppress(RuntimeError):  # a process that ends starts none from Python 3.12 on; the others go on
+            thread.start()
+            self._threads, self._idle[thread] = self._threads + 1, 0.0
 
     def before_fork(self) -> None:
         """Do nothing: the threads stay with the parent."""

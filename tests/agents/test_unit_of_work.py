@@ -129,29 +129,56 @@ def test_a_closed_repository_has_the_steps_of_a_stream_that_was_left(repo):
 
 
 LEAVING = """
-import sys, threading, time
+import atexit, sys, threading, time
 import agentgit
 from langchain_core.messages import AIMessage
 from langgraph.graph import START, MessagesState, StateGraph
 
-reached = threading.Event()
+address, threads_end, *names = sys.argv[1:]
+together, reached = threading.Barrier(len(names)), threading.Barrier(len(names) + 1)
+plain_start = threading.Thread.start
+
+def one(state):
+    together.wait(60)
+    return {"messages": [AIMessage("one")]}
 
 def wait(state):
-    reached.set()
+    reached.wait(60)
     time.sleep(60)
 
-builder = StateGraph(MessagesState).add_node("one", lambda state: {"messages": [AIMessage("one")]})
-builder.add_node("wait", wait).add_edge(START, "one").add_edge("one", "wait")
-agent = agentgit.open(sys.argv[1]).wrap(builder.compile(), "s")
-threading.Thread(target=agent.invoke, args=[{"messages": [("user", "hi")]}], daemon=True).start()
+def start(thread):
+    if thread.name == "agentgit-flush":
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+    plain_start(thread)
+
+def start_no_more():
+    threading.Thread.start = start
+
+builder = StateGraph(MessagesState).add_node("one", one).add_node("wait", wait)
+graph = builder.add_edge(START, "one").add_edge("one", "wait").compile()
+repo = agentgit.open(address)
+agents = [repo.wrap(graph, name) for name in names]
+if threads_end == "before":
+    start_no_more()
+elif threads_end == "at the end":
+    atexit.register(start_no_more)
+for agent in agents:
+    threading.Thread(target=agent.invoke, args=[{"messages": [("user", "hi")]}], daemon=True).start()
 reached.wait(60)
 """
 
 
-def test_a_program_that_ends_has_the_steps_of_a_turn_in_a_thread(repo):
-    """When a program ends while a daemon thread runs a turn, the steps of the turn are stored."""
-    subprocess.run([sys.executable, "-c", LEAVING, backend.address(repo)], check=True)  # noqa: S603  # written above
-    assert texts(repo.wrap(graph_of(says("a")), "s")) == ["hi", "one"]
+@pytest.mark.parametrize("threads_end", ["never", "at the end", "before"])
+def test_a_program_that_ends_has_the_steps_of_turns_in_threads(repo, threads_end):
+    """When a program ends while daemon threads run turns, the steps of all of them are stored.
+
+    From Python 3.12 on, a program that ends can start no thread, so the steps are written by those that there are.
+    """
+    names = ["a", "b", "c", "d"]
+    command = [sys.executable, "-c", LEAVING, backend.address(repo), threads_end, *names]
+    ended = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603  # written above
+    assert ended.stderr == ""
+    assert [texts(repo.wrap(graph_of(says("a")), name)) for name in names] == [["hi", "one"]] * len(names)
 
 
 def test_a_slow_write_in_the_background_delays_no_other_turn(repo, tmp_path):
