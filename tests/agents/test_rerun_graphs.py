@@ -104,6 +104,30 @@ def test_r1_a_turn_that_its_caller_continues_after_an_error(repo, attempts, is_a
     assert made == before
 
 
+def test_r1_a_person_who_corrects_the_state_after_an_error(repo, world):
+    """R1: an update between two attempts is repeated between them."""
+    tools = {tool.name: tool for tool in world.tools()}
+
+    def look(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [("ai", "looking")]}
+
+    def act(state: MessagesState) -> dict[str, Any]:
+        name, _, item = state["messages"][0].text.partition(" ")
+        argument = "why" if name == "fail" else "item"
+        return {"messages": [("ai", str(tools[name].invoke({argument: item})))]}
+
+    builder = StateGraph(MessagesState).add_node("look", look).add_node("act", act)
+    graph = builder.add_edge(START, "look").add_edge("look", "act").compile()
+    agent = repo.wrap(graph, "s", effects=world.effects(), check_effects=False)
+    with pytest.raises(RuntimeError):
+        agent.invoke(said("fail now"))
+    corrected = HumanMessage("add chair", id=agent.messages()[0].id)
+    agent.update_state(None, {"messages": [corrected]}, as_node="look")
+    agent.invoke(None)
+    require_same(agent, agent.rerun())
+    assert world.items == ["chair"]
+
+
 def test_r1_a_node_that_fails_only_in_the_rerun_is_not_run_for_ever(repo):
     """R1: what a caller continued is repeated while the record has calls for it; then the error ends the rerun."""
     failures = []

@@ -160,9 +160,12 @@ def read_turns(
         if is_ended:
             break
         if is_started:
-            turns += _turns_on(writes, before)
-            if turns and any(write.channel == ERROR for write in writes):
-                turns[-1].has_raised = turns[-1].has_failed = True
+            begun = _turns_on(writes, before)
+            # The tasks of a command run on the same graph checkpoint; those of an update, on the next one.
+            run_here = [*turns[-1:], *(turn for turn in begun if turn.kind == COMMAND)]
+            if run_here and any(write.channel == ERROR for write in writes):
+                run_here[-1].has_raised = run_here[-1].has_failed = True
+            turns += begun
     if not is_started or (end is not None and not is_ended):
         raise InvalidInput("start and end must be checkpoints of this branch's path, and end must not be before start.")
     return turns
