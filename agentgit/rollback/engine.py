@@ -265,8 +265,13 @@ class RollbackEngine:
             status = database.write(lambda c: self.finisher.end(c, operation_id, owner, file_changes), durable=True)
             if status != operation.DONE:
                 report = self.read_report(operation_id)
+                unfinished = [item.invocation.first_id for item in (*report.failed, *report.remaining)]
+                with database.reading() as connection:
+                    calls = self.store.journal.invocations(connection, unfinished)
+                is_forcible = all(call.status != SIMULATED for call in calls.values())
+                described = _describe_stop(report, is_forcible=is_forcible)
                 raise RollbackIncomplete(
-                    f"{row.kind.capitalize()} {operation_id} stopped half way: {_describe_stop(report)}",
+                    f"{row.kind.capitalize()} {operation_id} stopped half way: {described}",
                     operation=operation_id,
                     report=report,
                 )
@@ -341,7 +346,7 @@ def _span_attributes(session_id: int) -> dict[str, Any]:
     return {"gen__ai_conversation_id": str(session_id)}
 
 
-def _describe_stop(report: RollbackReport) -> str:
+def _describe_stop(report: RollbackReport, *, is_forcible: bool) -> str:
     """Describe where an operation stopped and how to resume it."""
     resume_call, branch_status = f"repo.resume({report.operation_id})", "The previous branch is unchanged."
     if not report.failed and report.drifted and all(item.reason == DRIFTED_BEFORE for item in report.remaining):
@@ -351,7 +356,6 @@ def _describe_stop(report: RollbackReport) -> str:
     ways = [f"Fix the cause, then call {resume_call}"]
     if undecided := [item.invocation.id for item in unfinished_items if item.invocation.status in DECISIONS]:
         ways.append(f"do it by hand, call repo.resolve({undecided[0]}, 'happened'), and resume")
-    is_forcible = all(item.invocation.status != SIMULATED for item in unfinished_items)
     if is_forcible:
         ways.append("resume with force=True, which skips what still cannot be done")
     file_problem = report.files.problem.rstrip(".") if report.files else ""

@@ -6,6 +6,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from agentgit.effects import ToolInvocation
 from agentgit.effects.effects import NEUTRAL
 from agentgit.effects.files import FileChanges, SnapshotRef
 from agentgit.effects.invocation import SIMULATED
@@ -110,26 +111,20 @@ class Finisher:
         """
         branch = self.store.sessions.branch(connection, row.internal_session_id)
         is_rerun = idle_status(as_object(branch.meta)) != OPEN
-        reasons = {
-            item.invocation.id: item.reason
-            for item in [*groups["failed"], *groups["remaining"]]
-            if not (is_rerun and item.invocation.status == SIMULATED)
-        }
+        unfinished = [*groups["failed"], *groups["remaining"]]
+        reasons = {item.invocation.first_id: item.reason for item in unfinished}  # the item of a redo is its run
         request = as_object(row.request)
+        calls = self.store.journal.invocations(connection, [step["invocation"] for step in request["steps"]])
         for step in request["steps"]:
-            if step["invocation"] in reasons:
-                action = (
-                    KEEP
-                    if step["action"] == REVERSE
-                    else self._action_for_skipped_redo(connection, row, step["invocation"])
-                )
-                step |= {"action": action, "why": f"forced: {reasons[step['invocation']]}"}
+            call = calls[step["invocation"]]
+            if call.first_id in reasons and not (is_rerun and call.status == SIMULATED):
+                action = KEEP if step["action"] == REVERSE else self._action_for_skipped_redo(connection, row, call)
+                step |= {"action": action, "why": f"forced: {reasons[call.first_id]}"}
         self.store.operations.set_request(connection, row.id, request)
         return self.resumption.load_operation(connection, row.id)
 
-    def _action_for_skipped_redo(self, connection: Connection, row: StoredRow, invocation_id: int) -> str:
+    def _action_for_skipped_redo(self, connection: Connection, row: StoredRow, call: ToolInvocation) -> str:
         """Return the action for a call that was to run again and did not; the record answers for an existing effect."""
-        call = self.store.journal.invocations(connection, [invocation_id])[invocation_id]
         is_in_world = call.effect in NEUTRAL or self.store.world.may_be_in_world(connection, call)
         return ANSWER if is_in_world and self.rerun_track.has_reruns(row) else GONE
 
