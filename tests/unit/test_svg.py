@@ -118,7 +118,7 @@ def test_d4_a_picture_of_ten_thousand_checkpoints_is_small(shape):
     assert int(root.get("width")) < 1_500
     assert any(text.startswith("HEAD →") for text in said)
     if len(branches) > 1:
-        assert f"{len(branches) - 60} older branches not shown" in said
+        assert f"{len(branches) - 60:,} older branches not shown" in said
     else:
         assert any(re.fullmatch(r"\d+ more", text) for text in said)
 
