@@ -146,17 +146,24 @@ class Checkpoint(Displayable, Deferred):
             >>> Checkpoint(checkpoint_name="start").get_summary()
             'start (Manual) - no time - 0 messages, 0 tool calls'
         """
-        time = self.created_at.strftime("%Y-%m-%d %H:%M:%S") if self.created_at else "no time"
-        kind = "Auto" if self.is_auto else "Manual"
-        messages = self._count("message_count", "conversation_history")
-        calls = self._count("tool_track_position", "tool_invocations")
-        counts = f"{messages} message{'' if messages == 1 else 's'}, {calls} tool call{'' if calls == 1 else 's'}"
-        return f"{self.checkpoint_name or 'Unnamed'} ({kind}) - {time} - {counts}"
+        return self._describe("Auto" if self.is_auto else "Manual")
 
     def __repr__(self) -> str:
         # Leave out the conversation: it may be long, and it may not have been fetched.
         reference = self.metadata.get("reference", "")
-        return f"<Checkpoint {self.id} {reference}: {self.get_summary()}>"
+        return f"<Checkpoint {self.id} {reference}: {self._describe(self.kind)}>"
+
+    @property
+    def kind(self) -> str:
+        """Why the checkpoint was made, in the word that a log shows: `before` or `after` a turn, `named`, …."""
+        return str(self.metadata.get("kind") or ("auto" if self.is_auto else "named"))
+
+    def _describe(self, kind: str) -> str:
+        time = self.created_at.strftime("%Y-%m-%d %H:%M:%S") if self.created_at else "no time"
+        messages = self._count("message_count", "conversation_history")
+        calls = self._count("tool_track_position", "tool_invocations")
+        counts = f"{messages} message{'' if messages == 1 else 's'}, {calls} tool call{'' if calls == 1 else 's'}"
+        return f"{self.checkpoint_name or 'Unnamed'} ({kind}) - {time} - {counts}"
 
     def _count(self, key: str, content: str) -> int:
         """Return the length of a large field: the recorded length if the field itself was not fetched."""

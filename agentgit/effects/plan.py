@@ -175,7 +175,13 @@ class RollbackPlan(PrintableDrawing):
         calls: dict[str, list[str]] = {}
         for step in self.blockers:
             calls.setdefault(str(step.why), []).append(str(step.invocation))
-        return "; ".join(f"{', '.join(blocked)}: {why}" for why, blocked in calls.items())
+        reasons = zip(calls.values(), hint_once(calls), strict=True)
+        return "; ".join(f"{', '.join(blocked)}: {why}" for blocked, why in reasons)
+
+    @property
+    def steps_with_reasons(self) -> list[tuple[PlanStep, str]]:
+        """Each step with its reason as people read it: a hint that several calls share stands once."""
+        return list(zip(self.steps, hint_once(step.why for step in self.steps), strict=True))
 
     @property
     def summary(self) -> str:
@@ -255,6 +261,18 @@ _WORDING = {
     ANSWER: ("is answered from the record", "are answered from the record"),
 }
 """The wording for one effect and for several."""
+
+
+def hint_once(reasons: Iterable[str]) -> list[str]:
+    """Return the reasons; a hint to name a module, which many calls can share, stands only in the first one."""
+    shown: set[str] = set()
+    shortened = []
+    for why in map(str, reasons):
+        reason, _, hint = why.partition("; ")
+        shortened.append(reason if hint in shown else why)
+        if hint.endswith("trust=[...]"):
+            shown.add(hint)
+    return shortened
 
 
 def _count_steps(steps: list[PlanStep]) -> str:

@@ -176,6 +176,13 @@ def test_a4_the_summary_has_name_kind_time_and_counts():
     assert Checkpoint(is_auto=True).get_summary() == "Unnamed (Auto) - no time - 0 messages, 0 tool calls"
 
 
+def test_u6_the_representation_of_a_checkpoint_has_the_word_of_the_log():
+    """U6: the kind in the representation is the word that a log shows: `named`, `before`, `after`."""
+    assert "pay (named)" in repr(Checkpoint(checkpoint_name="pay"))
+    assert "Unnamed (before)" in repr(Checkpoint(is_auto=True, metadata={"kind": "before"}))
+    assert "Unnamed (auto)" in repr(Checkpoint(is_auto=True))
+
+
 def test_a5_the_tool_track_position_is_read_from_metadata():
     """A5: the position is read from metadata, else it is 0; `has_tool_invocations` reads the list."""
     assert Checkpoint().get_tool_track_position() == 0

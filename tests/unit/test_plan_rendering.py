@@ -118,6 +118,17 @@ def test_w5_plans_and_reports_name_their_kind_of_operation():
     assert RollbackReport(**done, kind="fork").heading.startswith("Fork done: branch main")
 
 
+def test_a_hint_that_blocked_calls_share_is_shown_once():
+    """U6: two calls whose undo functions are missing name the module to trust once, in the plan and in its error."""
+    hint = "wrap the graph again, or name the module that declares it with trust=[...]"
+    blocked = plan((BLOCK, TABLE, f"a is not declared here; {hint}"), (BLOCK, MAIL, f"b is not declared here; {hint}"))
+    pages = (plain(rollback.lines(blocked, width=400)), rollback.page(blocked), blocked.blocking_reasons)
+    for shown in pages:
+        assert shown.count("trust=[...]") == 1
+        assert "a is not declared here" in shown
+        assert "b is not declared here" in shown
+
+
 def test_hostile_text_in_a_plan_cannot_control_a_terminal():
     """Names and arguments that a model made up can neither send an escape nor add a line."""
     wild = call(1, HOSTILE, HOSTILE, item=HOSTILE, **{HOSTILE: 1})

@@ -57,7 +57,7 @@ def reference(checkpoint: Checkpoint) -> str:
 
 def kind(checkpoint: Checkpoint) -> str:
     """Return why a checkpoint was created, in one word."""
-    return clean(str(checkpoint.metadata.get("kind") or ("auto" if checkpoint.is_auto else "named")))
+    return clean(checkpoint.kind)
 
 
 def title(checkpoint: Checkpoint) -> str:

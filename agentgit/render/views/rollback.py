@@ -7,7 +7,7 @@ from datetime import UTC
 
 from agentgit.effects import RollbackPlan, RollbackReport, ToolInvocation
 from agentgit.effects.files import ASIDE, CONFLICT, DELETE, LEFT, MISSING, OUTSIDE, OVERWRITTEN, WRITE, FileChanges
-from agentgit.effects.plan import ANSWER, BLOCK, GONE, KEEP, REDO, REVERSE
+from agentgit.effects.plan import ANSWER, BLOCK, GONE, KEEP, REDO, REVERSE, hint_once
 from agentgit.effects.report import GROUPS
 from agentgit.render import html
 from agentgit.render.text import Line, Span, Zone, clean, format_time, plain, table
@@ -162,9 +162,11 @@ def page(value: RollbackPlan | RollbackReport) -> str:
 
 def _rows(value: RollbackPlan | RollbackReport) -> Iterable[Row]:
     if isinstance(value, RollbackPlan):
-        return [(step.action, step.invocation, step.why) for step in value.steps]
+        return [(step.action, step.invocation, why) for step, why in value.steps_with_reasons]
     groups = value.groups()
-    return [(group, item.invocation, item.reason) for group in groups if group != "replayed" for item in groups[group]]
+    items = [(group, item) for group in groups if group != "replayed" for item in groups[group]]
+    reasons = hint_once(item.reason for _, item in items)
+    return [(group, item.invocation, why) for (group, item), why in zip(items, reasons, strict=True)]
 
 
 def _file_cells(files: FileChanges | None, face: Face = PYTHON) -> list[list[Span]]:
