@@ -253,7 +253,7 @@ def run_story(repo: Repository, shop: str | Path, say: Say, *, database: str | P
     database_option = _database_option(database)
     say(
         f"\nLook around:\n  agentgit tree {session}{database_option}\n  agentgit serve --open --trust "
-        f"agentgit.demo{database_option}"
+        f"agentgit.demo:build{database_option}"
     )
     say('Your own graph:\n  agent = agentgit.open().wrap(graph, session="mine", effects={"order": reversible(cancel)})')
 

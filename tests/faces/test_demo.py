@@ -245,6 +245,16 @@ def test_w1_a_trusted_module_supplies_undo_functions_after_a_restart(told: Told)
     assert read(told.shop, "SELECT status FROM payments") == [("refunded",)]
 
 
+def test_the_command_that_the_story_suggests_undoes_and_redoes(told: Told):
+    """The `--trust` of the suggested server knows the undo functions, and the tools that a redo runs again."""
+    (trusted,) = re.findall(r"--trust (\S+)", "\n".join(told.lines))
+    with agentgit.open(told.database, trust=[trusted]) as repo:
+        session = repo.session("demo")
+        session.rollback("main-2#2", force=True)
+        redone = session.redo().redone
+    assert [item.invocation.tool_name for item in redone] == ["create_order", "charge_card"]
+
+
 @pytest.mark.long
 def test_the_story_can_be_repeated_on_the_same_files(told: Told):
     """Each run makes a new session, shows only the orders of that session and leaves the earlier ones."""

@@ -189,6 +189,18 @@ def test_d6_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
+def test_d6_who_is_told_to_run_commands_is_told_to_install_the_command_line():
+    """D6: a page whose blocks install agentgit and run `agentgit` installs the extra that the command needs."""
+    checked = 0
+    for page in [ROOT / "README.md", *DOCS.glob("*.md"), *ROOT.glob("examples/*/README.md")]:
+        blocks = "\n".join(re.findall(r"^ *```(?:sh|text|console)\n(.*?)^ *```", page.read_text("utf-8"), re.M | re.S))
+        installs = re.findall(r"pip install \S*?(?:\.|agentgit|\.whl)(?:\[([a-z,]+)\])?\"?(?=\s|$)", blocks)
+        if installs and re.search(r"^(\$ |\S*/)?agentgit ", blocks + page.read_text("utf-8").replace("`", "\n"), re.M):
+            checked += 1
+            assert "cli" in installs[0].split(","), page
+    assert checked >= 8
+
+
 def test_d6_links_of_the_readme_resolve():
     """D6: the files that README.md and CONTRIBUTING.md link to are in the repository."""
     for page in ("README.md", "CONTRIBUTING.md"):
