@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 
 from agentgit.effects import RollbackPlan, RollbackReport
 from agentgit.effects.files import SnapshotRef
-from agentgit.effects.invocation import DECISIONS, SIMULATED
+from agentgit.effects.invocation import DECISIONS, REDO, SIMULATED
 from agentgit.effects.registry import Registry
 from agentgit.errors import InvalidInput, RollbackBlocked, RollbackIncomplete, WorkspaceChanged
 from agentgit.rollback import notes
@@ -354,7 +354,8 @@ def _describe_stop(report: RollbackReport, *, is_forcible: bool) -> str:
         return f"{drifted}. {branch_status} If that is acceptable, call {resume_call} to continue."
     unfinished_items = report.failed or report.remaining
     ways = [f"Fix the cause, then call {resume_call}"]
-    if undecided := [item.invocation.id for item in unfinished_items if item.invocation.status in DECISIONS]:
+    calls = [item.invocation for item in unfinished_items if item.invocation.kind != REDO]  # a redo says it
+    if undecided := [call.id for call in calls if call.status in DECISIONS]:
         ways.append(f"do it by hand, call repo.resolve({undecided[0]}, 'happened'), and resume")
     if is_forcible:
         ways.append("resume with force=True, which skips what still cannot be done")
