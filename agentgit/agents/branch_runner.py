@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Se
 from contextlib import aclosing
 from typing import Any, Self
 
+from langchain_core.messages import HumanMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs
 from langgraph.types import StateSnapshot, StateUpdate
@@ -251,11 +252,11 @@ class BranchRunner(TurnRunner):
         Raises:
             InvalidInput: The graph's state has no messages.
         """
-        return inputs.answer_of(self.invoke({inputs.MESSAGES: [("user", text)]}))
+        return inputs.answer_of(self.invoke({inputs.MESSAGES: [HumanMessage(text)]}))
 
     async def arun(self, text: str) -> str:
         """Send a message and return the text of the answer, as `run`."""
-        return inputs.answer_of(await self.ainvoke({inputs.MESSAGES: [("user", text)]}))
+        return inputs.answer_of(await self.ainvoke({inputs.MESSAGES: [HumanMessage(text)]}))
 
     async def aget_state(self, config: RunnableConfig | None = None, **kwargs: Any) -> StateSnapshot:
         """Return the branch's newest state, as `get_state`."""

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage
 from langgraph.types import Command, StateSnapshot
 
 from agentgit.agents import inputs
@@ -68,7 +68,7 @@ async def send_message(agent: RollbackAgent, text: str) -> Pieces:
     if state.interrupts:
         value: Any = Command(resume={state.interrupts[0].id: _parse_answer(text)})
     else:
-        value = {inputs.MESSAGES: [("user", text)]}
+        value = {inputs.MESSAGES: [HumanMessage(text)]}
     async for piece in _pieces(agent, value, state):
         yield piece
 

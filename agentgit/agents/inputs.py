@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
 
-from langchain_core.messages import HumanMessage, convert_to_messages
-from langgraph.channels import BinaryOperatorAggregate
+from langchain_core.messages import BaseMessage, HumanMessage, convert_to_messages
+from langgraph.channels import BinaryOperatorAggregate, DeltaChannel
 from langgraph.graph.message import add_messages
 from langgraph.pregel import Pregel
 from langgraph.types import Command
 
 from agentgit.errors import InvalidInput
+from agentgit.langgraph_internals import messages_delta_reducer
 
 MESSAGES = "messages"
 NOTE_NAME = "agentgit"
@@ -41,7 +42,7 @@ class TurnInput:
 
 
 def parse(graph: Pregel[Any, Any, Any, Any], value: Any) -> TurnInput:
-    """Parse an input, and add an id to the user's message if the graph's reducer would add one.
+    """Parse an input, and add an id to the user's message if LangGraph would add one.
 
     Args:
         graph: The graph that receives the input.
@@ -50,16 +51,17 @@ def parse(graph: Pregel[Any, Any, Any, Any], value: Any) -> TurnInput:
     if value is None or isinstance(value, Command):
         return TurnInput(value, is_new=False)
     raw_messages: Any = value.get(MESSAGES) if isinstance(value, Mapping) else value
+    items = raw_messages if isinstance(raw_messages, list) else [raw_messages]
     try:
-        messages = convert_to_messages(raw_messages if isinstance(raw_messages, list) else [raw_messages])
+        messages = convert_to_messages(items)
     except (ValueError, NotImplementedError, TypeError):
         return TurnInput(value, is_new=True)  # the input of a graph need not be messages
     last_message = messages[-1] if messages else None
     if not isinstance(last_message, HumanMessage):
         return TurnInput(value, is_new=True)
-    if isinstance(value, Mapping) and _adds_message_ids(graph):
+    if isinstance(value, Mapping) and _adds_message_id(graph, items[-1]):
         last_message = last_message.model_copy(update={"id": last_message.id or str(uuid4())})
-        value = {**value, MESSAGES: [*messages[:-1], last_message]}
+        value = {**value, MESSAGES: [*items[:-1], last_message]}
     return TurnInput(value, is_new=True, title=first_line(str(last_message.text)), message_id=last_message.id)
 
 
@@ -80,8 +82,11 @@ def with_note(turn_input: TurnInput, note: str) -> TurnInput | None:
     return replace(turn_input, value=value)
 
 
-def _adds_message_ids(graph: Pregel[Any, Any, Any, Any]) -> bool:
+def _adds_message_id(graph: Pregel[Any, Any, Any, Any], item: Any) -> bool:
+    """Return whether LangGraph gives an id to a message of the input."""
     channel = graph.channels.get(MESSAGES)
+    if isinstance(channel, DeltaChannel):
+        return channel.reducer is messages_delta_reducer or isinstance(item, BaseMessage | dict)
     return isinstance(channel, BinaryOperatorAggregate) and getattr(channel, "operator", None) is add_messages
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage
 from langgraph.channels import DeltaChannel
 from langgraph.graph import START, StateGraph
-from langgraph.graph.message import add_messages
+from langgraph.graph.message import _messages_delta_reducer, add_messages
 from langgraph.prebuilt import ToolNode, tools_condition
 from langgraph.types import Command, Overwrite, interrupt
 from scripted import World, call, scripted
@@ -44,6 +44,30 @@ def test_a_delta_channel_looks_like_any_other_channel(repo, durability):
     assert all_seen(spread) == all_seen(plain)
     assert spread.head.metadata["message_count"] == 14
     expect_true(spread)
+
+
+def reduce_messages(state, writes):
+    """Reduce messages as LangGraph does, in a function of another package, such as that of deepagents."""
+    return _messages_delta_reducer(state, writes)
+
+
+@pytest.mark.parametrize("item", ["hi", {"role": "user", "content": "hi"}, HumanMessage("hi")], ids=type)
+@pytest.mark.parametrize(
+    "kind", [PLAIN, delta(3), delta(3, reduce_messages)], ids=["add_messages", "delta", "delta of another package"]
+)
+def test_u2_a_message_without_an_id_can_be_edited_whatever_reduces_it(repo, kind, item):
+    """U2: the checkpoint before a user's message has its title and its id, which LangGraph would give it, too."""
+    agent = repo.wrap(chat(kind), "s")
+    agent.run("first")
+    if isinstance(item, str):
+        agent.run(item)
+    else:
+        agent.invoke({"messages": [item]})
+    asked = agent.messages()[2]
+    before = agent.get_checkpoint(f"message:{asked.id}").metadata
+    assert (before["description"], before["restore_point"]) == ("hi", asked.id)
+    agent.edit(asked.id, "ho")
+    assert [message.text for message in agent.at("main-2").messages()] == ["first", "re 1", "ho", "re 3"]
 
 
 @pytest.mark.parametrize("durability", DURABILITIES)

@@ -23,5 +23,7 @@ def test_the_research_agent_takes_a_report_back(tmp_path):
 
     told = run(sys.executable, str(EXAMPLE / "research.py"))
     assert re.findall(r"Files: (.*)", told) == ["/chairs.md /sofas.md", "/chairs.md", "/chairs.md /tables.md"]
-    for line in re.findall(r"^agentgit .*", (EXAMPLE / "README.md").read_text(), re.MULTILINE):
-        assert run("bash", "-c", line)
+    lines = re.findall(r"^agentgit .*", (EXAMPLE / "README.md").read_text(), re.MULTILINE)
+    outputs = [run("bash", "-c", line) for line in lines]
+    assert all(outputs)
+    assert "before: write about sofas" in outputs[lines.index("agentgit tree furniture")]
