@@ -13,26 +13,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
 from typing import Any
 
-from agentgit.agents.turn.tool_hook import rerun_config, with_rerun_config
+from agentgit.agents.turn.tool_hook import rerun_config, with_rerun_config, wrap_once
 
 _is_starting_worker: ContextVar[bool] = ContextVar("is_starting_worker", default=False)
 """True while a pool starts a thread, which may run the work of others later."""
 
-_wrap_lock = threading.Lock()
-_WRAPPED = "__agentgit_wrapped__"
-
 
 def follow_threads() -> None:
     """Wrap the two methods that start work in a thread, unless they are already wrapped."""
-    with _wrap_lock:
-        if not hasattr(threading.Thread.start, _WRAPPED):
-            for owner, name, wrap in (
-                (threading.Thread, "start", _wrap_start),
-                (ThreadPoolExecutor, "submit", _wrap_submit),
-            ):
-                wrapped = wrap(getattr(owner, name))
-                setattr(wrapped, _WRAPPED, True)
-                setattr(owner, name, wrapped)
+    wrap_once(threading.Thread, "start", _wrap_start)
+    wrap_once(ThreadPoolExecutor, "submit", _wrap_submit)
 
 
 def _wrap_start(original: Callable[..., None]) -> Callable[..., None]:

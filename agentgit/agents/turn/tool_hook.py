@@ -53,11 +53,18 @@ class _TurnCall(NamedTuple):
 
 def intercept() -> None:
     """Wrap the two methods that call a tool, unless they are already wrapped."""
+    wrap_once(BaseTool, "run", _wrap_run)
+    wrap_once(BaseTool, "arun", _wrap_arun)
+
+
+def wrap_once(owner: type, name: str, wrap: Callable[[Any], Any]) -> None:
+    """Replace a method of a class by a wrapper for the rest of the process, unless it is already wrapped."""
     with _wrap_lock:
-        if not hasattr(BaseTool.run, _WRAPPED):
-            for name, wrapped in (("run", _wrap_run(BaseTool.run)), ("arun", _wrap_arun(BaseTool.arun))):
-                setattr(wrapped, _WRAPPED, True)
-                setattr(BaseTool, name, wrapped)
+        original = getattr(owner, name)
+        if not hasattr(original, _WRAPPED):
+            wrapped = wrap(original)
+            setattr(wrapped, _WRAPPED, True)
+            setattr(owner, name, wrapped)
 
 
 def _wrap_run(original: Callable[..., Any]) -> Callable[..., Any]:
