@@ -246,6 +246,10 @@ def is_database_error(error: BaseException | None) -> bool:
     return any(kind.__name__ in ("DatabaseError", "StatementError") for kind in type(error).__mro__)
 
 
+FAILURES = (Exception, SystemExit)
+"""The errors of code of the user that end its own work only: `sys.exit()` there must not end the whole program."""
+
+
 def describe_error(error: BaseException) -> str:
     """Return the class name and the text of an exception; only the name if its text cannot be read.
 

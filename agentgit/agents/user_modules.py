@@ -24,7 +24,7 @@ from agentgit.effects.effects import KINDS, Effect, as_effect, declared_on
 from agentgit.effects.function_names import MAIN
 from agentgit.effects.registry import ALL_SESSIONS, Registry
 from agentgit.errors import Ambiguous, InvalidInput, NotFound
-from agentgit.values import describe_error
+from agentgit.values import FAILURES, describe_error
 
 
 def register_modules(registry: Registry, paths: Sequence[str]) -> None:
@@ -157,7 +157,7 @@ def _import_module(path: str) -> ModuleType:
         return sys.modules[MAIN]
     try:
         return importlib.import_module(module)
-    except (Exception, SystemExit) as error:  # a module may raise anything when it is imported
+    except FAILURES as error:  # a module may raise anything when it is imported
         raise NotFound(
             f"{path} cannot be imported here: {describe_error(error)}. Is its folder in PYTHONPATH?"
         ) from error

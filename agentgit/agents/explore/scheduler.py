@@ -17,11 +17,12 @@ from langchain_core.runnables.config import ContextThreadPoolExecutor
 
 from agentgit.agents.explore.explorer import ExploredTurn, Explorer
 from agentgit.agents.explore.job import Job, StoreAddress, run
-from agentgit.agents.explore.turns import Outcome, arun_turn, describe_error, run_turn
+from agentgit.agents.explore.turns import Outcome, arun_turn, run_turn
 from agentgit.async_api import awaiting
 from agentgit.errors import AgentGitError, InvalidInput, Unavailable
 from agentgit.store.queries.explorations import branch_name
 from agentgit.store.threads.graph_rows import is_shown
+from agentgit.values import FAILURES, describe_error
 
 T = TypeVar("T")
 
@@ -253,7 +254,7 @@ def _result(future: Future[Outcome]) -> Outcome:
         return future.result()
     except AgentGitError:
         raise
-    except (Exception, SystemExit) as error:
+    except FAILURES as error:
         raise Unavailable(
             f"The executor lost a turn, for example because its process was killed. {describe_error(error)}. What has "
             "ended is stored. Continue with a new executor."

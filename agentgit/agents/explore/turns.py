@@ -10,6 +10,7 @@ from langchain_core.runnables import RunnableConfig
 
 from agentgit.agents.branch_runner import BranchRunner
 from agentgit.store.queries.branch_heads import BranchHead
+from agentgit.values import describe_error
 
 
 @dataclass(frozen=True)
@@ -73,8 +74,3 @@ def unfinished_input(runner: BranchRunner, head: BranchHead, value: Any) -> tupl
         return True, value
     state = runner.get_state()
     return bool(state.next and not state.interrupts), None
-
-
-def describe_error(error: BaseException) -> str:
-    """Return an error in words, as the result of an exploration names it."""
-    return f"{type(error).__name__}: {error}"

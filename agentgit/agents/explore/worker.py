@@ -18,7 +18,7 @@ from typing import Any
 from agentgit.agents.agent import RollbackAgent
 from agentgit.agents.explore.isolated import require_parallel
 from agentgit.agents.explore.job import Job, StoreAddress
-from agentgit.agents.explore.turns import Outcome, describe_error, run_turn, unfinished_input
+from agentgit.agents.explore.turns import Outcome, run_turn, unfinished_input
 from agentgit.agents.wrap import PreparedGraph
 from agentgit.effects import Effect
 from agentgit.errors import AgentGitError, Conflict, InvalidInput, Unavailable
@@ -27,6 +27,7 @@ from agentgit.rollback.crash_recovery import recover_all_abandoned
 from agentgit.sessions.session import RUNNING
 from agentgit.store.queries.branch_heads import BranchHead, read_branch_head
 from agentgit.store.store import Store
+from agentgit.values import FAILURES, describe_error
 
 POLL_SECONDS = 0.2
 """The pause between two looks at a branch that another process holds."""
@@ -46,7 +47,7 @@ def run_job(job: Job) -> Outcome:
     with opened(job.address, job.coordinator, job.defaults) as context:
         try:
             agent, value, is_pending = _prepare(job, context)
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # told to the coordinator, whatever a factory raises
+        except FAILURES as error:  # told to the coordinator, whatever a factory raises
             raise Unavailable(
                 f"Branch {job.branch_name} could not begin in a process of the executor. {describe_error(error)}"
             ) from None

@@ -58,7 +58,7 @@ from agentgit.store.records.operations import NewOperation
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.threads import model_calls, token_usage
 from agentgit.store.threads.graph_rows import GraphCheckpoint, GraphKey
-from agentgit.values import portable
+from agentgit.values import FAILURES, portable
 
 EXTRA_CALLS = 25
 """The number of calls that a rerun may make beyond twice the recorded ones."""
@@ -237,7 +237,7 @@ class Rerun:
         """Keep the error that ends a turn for the report. Ctrl-C ends the rerun without one."""
         try:
             yield
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # any error is part of the report
+        except FAILURES as error:  # any error is part of the report
             self._error = error
         self._error = self._answers.stopped or self._error  # the graph may have caught it
 

@@ -29,12 +29,9 @@ from agentgit.sessions.rerun import DONE, FAILED, RerunReport
 from agentgit.sessions.reruns import SessionRerun, Verdict
 from agentgit.sessions.stats import Prices, require_prices
 from agentgit.store.queries.rerun_marks import RerunMarks
-from agentgit.values import describe_error, portable
+from agentgit.values import FAILURES, describe_error, portable
 
 LOG = logging.getLogger("agentgit")
-
-FAILURES = (Exception, SystemExit)
-"""What ends one session and not the others. `sys.exit()` in a judge must not end a check as if it had passed."""
 
 GraphFactory = Callable[[Session], Any]
 """A function that returns the compiled graph for a session, which may hold a `RecordedModel` of it."""
@@ -158,7 +155,7 @@ def rerun_session(context: Context, plan: RerunPlan, ref: Any, wrapped: Prepared
         return SessionRerun(session=name_of(ref), error=describe_error(error))
     try:
         one.rerun.run()
-    except Exception as error:  # noqa: BLE001  # the report has it, unless it could not be written
+    except FAILURES as error:  # the report has it, unless it could not be written
         return one.finish(error)
     return one.finish()
 
@@ -311,6 +308,7 @@ def find_branch(context: Context, ref: Any) -> tuple[Session, int]:
 
 
 def name_of(ref: Any) -> str:
+    """Return the name of a session or a branch, as a row has it."""
     if isinstance(ref, Session):
         try:
             return ref.reference

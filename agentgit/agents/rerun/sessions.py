@@ -16,7 +16,6 @@ from agentgit.agents.explore.job import StoreAddress
 from agentgit.agents.explore.scheduler import require_picklable, submit_to
 from agentgit.agents.explore.worker import opened
 from agentgit.agents.rerun.session import (
-    FAILURES,
     RerunPlan,
     SessionOrBranch,
     arerun_session,
@@ -35,7 +34,7 @@ from agentgit.sessions.reports import OnProgress
 from agentgit.sessions.rerun import RUNNING, RerunReport
 from agentgit.sessions.reruns import Reruns, SessionRerun
 from agentgit.store.queries.rerun_marks import RerunMarks
-from agentgit.values import describe_error
+from agentgit.values import FAILURES, describe_error
 
 
 class SessionReruns:
