@@ -10,7 +10,7 @@ from reprlib import repr as short_repr
 from typing import Any, ClassVar, Protocol
 
 from agentgit.errors import InvalidInput
-from agentgit.values import COUNT, FLAG, OBJECT, TIME, Deferred, Displayable, TableList
+from agentgit.values import COUNT, FLAG, OBJECT, TIME, Deferred, Displayable, TableList, count
 
 
 class HasState(Protocol):
@@ -162,7 +162,7 @@ class Checkpoint(Displayable, Deferred):
         time = self.created_at.strftime("%Y-%m-%d %H:%M:%S") if self.created_at else "no time"
         messages = self._count("message_count", "conversation_history")
         calls = self._count("tool_track_position", "tool_invocations")
-        counts = f"{messages} message{'' if messages == 1 else 's'}, {calls} tool call{'' if calls == 1 else 's'}"
+        counts = f"{count(messages, 'message')}, {count(calls, 'tool call')}"
         return f"{self.checkpoint_name or 'Unnamed'} ({kind}) - {time} - {counts}"
 
     def _count(self, key: str, content: str) -> int:

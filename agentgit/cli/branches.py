@@ -34,7 +34,7 @@ from agentgit.render.views import tree as explorations
 from agentgit.render.views.lists import branch_lines
 from agentgit.sessions import operation
 from agentgit.sessions.session import RUNNING
-from agentgit.values import quote_name
+from agentgit.values import count, quote_name
 
 if TYPE_CHECKING:
     from agentgit.checkpoints import Checkpoint
@@ -173,9 +173,9 @@ def clear(session_ref: Changed = None, yes: Yes = False, db: DatabaseOption = No
         _print_deleted_count(as_json, len(session.retention.clear(branch=branch).gone), session, branch_name)
 
 
-def _print_deleted_count(as_json: bool, count: int, session: Session, branch: str | None) -> None:
-    text = f"{count} checkpoint{'' if count == 1 else 's'} deleted"
-    output.emit_at(session, branch, lambda: {"deleted": count}, lambda _: [(Span(text),)], as_json=as_json)
+def _print_deleted_count(as_json: bool, number: int, session: Session, branch: str | None) -> None:
+    text = f"{count(number, 'checkpoint')} deleted"
+    output.emit_at(session, branch, lambda: {"deleted": number}, lambda _: [(Span(text),)], as_json=as_json)
 
 
 # -- branches

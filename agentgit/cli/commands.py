@@ -163,8 +163,9 @@ class AllCommands(CommandGroup):
         if isinstance(self.commands.get(name), UnloadedCommand):
             module = typer.Typer(rich_markup_mode=None, callback=lambda: None)
             importlib.import_module(f"agentgit.cli.{COMMANDS[name].module}").add_to(module)
-            self.commands.update(get_group(module).commands)
-            _hide_types(self.commands[name])
+            loaded = get_group(module)
+            _hide_types(loaded)
+            self.commands.update(loaded.commands)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands, each group under its heading."""

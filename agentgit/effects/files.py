@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
-from agentgit.values import escape_path
+from agentgit.values import count, escape_path
 
 WRITE, DELETE, ASIDE, CONFLICT, MISSING, LEFT = "write", "delete", "aside", "conflict", "missing", "left"
 OUTSIDE = "outside"
@@ -82,7 +82,7 @@ class FileChanges:
     def summary(self) -> str:
         """A sentence that counts the changes by action."""
         counts = {action: sum(c.action == action for c in self.changes) for action in _WORDING}
-        text = ", ".join(f"{_file_count(n)} {_WORDING[action]}" for action, n in counts.items() if n)
+        text = ", ".join(f"{count(n, 'file')} {_WORDING[action]}" for action, n in counts.items() if n)
         if self.everything:
             text = ", ".join(["all restored by the environment", *([text] if text else [])])
         return f"Files: {self.problem or text or 'unchanged'}."
@@ -197,7 +197,3 @@ class WorkspaceAdapter(Protocol):
 
     def collect(self) -> None:
         """Free the space of data that no snapshot uses any more."""
-
-
-def _file_count(n: int) -> str:
-    return f"{n} file{'' if n == 1 else 's'}"

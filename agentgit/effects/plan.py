@@ -11,7 +11,7 @@ from agentgit.effects.files import FileChanges
 from agentgit.effects.invocation import IMPORTED_REASON, ToolInvocation, how_to_resolve
 from agentgit.effects.memory import MemoryWrite, is_memory_write
 from agentgit.errors import InvalidInput
-from agentgit.values import PrintableDrawing, escape_path, quote_name
+from agentgit.values import PrintableDrawing, count, escape_path, quote_name
 
 REVERSE = "reverse"
 KEEP = "keep"
@@ -160,7 +160,7 @@ class RollbackPlan(PrintableDrawing):
     @property
     def heading(self) -> str:
         """A sentence that says what is planned, in which session and from which branch."""
-        calls = f"{self.position} tool call{'' if self.position == 1 else 's'}"
+        calls = count(self.position, "tool call")
         session = f" of session {quote_name(self.session_name)}" if self.session_name else ""
         place = f"{session}, branch {quote_name(self.branch)}," if session and self.branch else session
         return {
@@ -281,9 +281,9 @@ def _count_steps(steps: list[PlanStep]) -> str:
 
 
 def _describe_blockers(steps: list[PlanStep]) -> str:
-    n, tools = len(steps), list(dict.fromkeys(escape_path(step.invocation.tool_name) for step in steps))
+    tools = list(dict.fromkeys(escape_path(step.invocation.tool_name) for step in steps))
     rest = f" and {len(tools) - MAX_NAMED_TOOLS} more" if len(tools) > MAX_NAMED_TOOLS else ""
-    return f"Blocked by {n} call{'' if n == 1 else 's'} ({', '.join(tools[:MAX_NAMED_TOOLS])}{rest})"
+    return f"Blocked by {count(len(steps), 'call')} ({', '.join(tools[:MAX_NAMED_TOOLS])}{rest})"
 
 
 def _force_step(step: PlanStep) -> PlanStep:

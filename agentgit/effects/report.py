@@ -10,7 +10,7 @@ from agentgit.effects.files import FileChanges
 from agentgit.effects.invocation import ToolInvocation
 from agentgit.effects.plan import FORK, ROLLBACK, SWITCH, WORLD_ONLY
 from agentgit.errors import InvalidInput
-from agentgit.values import PrintableDrawing, quote_name
+from agentgit.values import PrintableDrawing, count, quote_name
 
 GROUPS = ("reversed", "redone", "drifted", "answered", "replayed", "kept", "gone", "failed", "remaining")
 """The possible outcomes of the steps of a plan and of the calls of the track."""
@@ -111,8 +111,7 @@ class RollbackReport(PrintableDrawing):
     @property
     def heading(self) -> str:
         """A sentence that names the operation, its status, its session and its branch."""
-        n = len(self.replayed) + len(self.answered)
-        calls = f"{n} tool call{'' if n == 1 else 's'}"
+        calls = count(len(self.replayed) + len(self.answered), "tool call")
         session = f"session {quote_name(self.session_name)}, " if self.session_name else ""
         place = f"{session}branch {quote_name(self.branch)}"
         if self.kind == SWITCH:

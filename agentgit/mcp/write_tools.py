@@ -28,6 +28,7 @@ from agentgit.render.views import log as logs
 from agentgit.render.views import rollback as rollbacks
 from agentgit.render.views.lists import branch_lines
 from agentgit.render.words import MCP, reword_reasons
+from agentgit.values import count
 
 if TYPE_CHECKING:
     from agentgit.effects import RollbackReport
@@ -100,8 +101,8 @@ class WriteTools(ReadTools):
         """Delete old automatic checkpoints of a branch. Named checkpoints, and those that something needs, are kept."""
         handle = self.find_changed_session(session)
         where = place(handle.reference, handle.branch(branch).name)
-        count = handle.cleanup_auto_checkpoints(branch=branch, keep=keep)
-        return _text_answer(f"Deleted {count} automatic checkpoint{'' if count == 1 else 's'} of {where}.")
+        number = handle.cleanup_auto_checkpoints(branch=branch, keep=keep)
+        return _text_answer(f"Deleted {count(number, 'automatic checkpoint')} of {where}.")
 
     def fork(
         self,

@@ -130,13 +130,8 @@ def _row(row: LayoutRow, reference_by_id: Mapping[int, str], time: str) -> tuple
     branch, points = row.branch, row.points
     if row.folded:
         numbers = f"#{points[0].number}..#{points[-1].number}"
-        return (
-            Span(FOLDED + " ", "dim"),
-            Span(numbers, "dim"),
-            Span(""),
-            Span(""),
-            Span(count(row.folded, "turn"), "dim"),
-        )
+        words = count(row.folded, "turn")
+        return Span(FOLDED + " ", "dim"), Span(numbers, "dim"), Span(""), Span(""), Span(words, "dim")
     if not points and (row.hidden or row.unread):
         words = count(row.hidden, "more branch") if row.hidden else count(row.unread, "earlier checkpoint")
         return Span(FOLDED + " ", "dim"), Span(""), Span(""), Span(""), Span(words, "dim")

@@ -23,6 +23,7 @@ from agentgit.store.records.sessions import Segment, StoredRow
 from agentgit.store.sql.ids import is_id
 from agentgit.store.sql.tables import CHECKPOINT
 from agentgit.store.store import Store
+from agentgit.values import count
 
 ANSWER_ROLES = ("assistant", "tool")
 """The roles of the messages between two inputs of a user."""
@@ -442,10 +443,8 @@ class Lookup:
         suffix: str = "",
     ) -> StoredRow:
         """Raise `NotFound` for a position that does not exist, with the number of existing checkpoints."""
-        count = self.store.log.count(connection, parts_of_path(path), Filter(), None)
-        raise NotFound(
-            f"{reference.text!r} does not exist: {prefix} {count:,} checkpoints{suffix}. session.log() lists them."
-        )
+        existing = count(self.store.log.count(connection, parts_of_path(path), Filter(), None), "checkpoint")
+        raise NotFound(f"{reference.text!r} does not exist: {prefix} {existing}{suffix}. session.log() lists them.")
 
     def _reference_names(self, connection: Connection, session: ExternalSession) -> list[str]:
         sessions = self.store.sessions
