@@ -48,13 +48,6 @@ def async_twin(
 
     Coroutine functions that the method calls, such as undo functions, run on that loop.
 
-    Args:
-        method: A method of the same class.
-        prepare: A coroutine method of the same class to await first; None for none.
-
-    Returns:
-        A coroutine function with the signature of the method.
-
     Example:
         >>> class Counter:
         ...     def count(self, upto: int) -> int:
@@ -79,14 +72,7 @@ def async_twin(
 def async_iterator_twin(
     method: Callable[Concatenate[Owner, P], Iterator[T]],
 ) -> Callable[Concatenate[Owner, P], AsyncIterator[T]]:
-    """Create the async twin of a method that returns an iterator; each item is computed in a thread.
-
-    Args:
-        method: A method of the same class.
-
-    Returns:
-        An async generator function with the arguments of the method.
-    """
+    """Create the async twin of a method that returns an iterator; each item is computed in a thread."""
 
     @functools.wraps(method)
     async def twin(self: Owner, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:

@@ -121,12 +121,7 @@ def loop_of_store(store: Any) -> asyncio.AbstractEventLoop | None:
 
 
 def set_task_path_column(saver: Any, *, exists: bool) -> None:
-    """Set whether a `SqliteSaver` that has not run its `setup` finds the column `task_path` in its table of writes.
-
-    Args:
-        saver: The saver.
-        exists: True if the column exists.
-    """
+    """Set whether a `SqliteSaver` that has not run its `setup` finds the column `task_path` in its table of writes."""
     saver._has_task_path = exists
 
 
@@ -136,10 +131,5 @@ def tool_node_functions(node: ToolNode) -> tuple[Callable[..., Any], Callable[..
 
 
 def wrap_each_call(node: ToolNode, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Replace the async function that a `ToolNode` runs for each call of a batch.
-
-    Args:
-        node: The node to change.
-        wrap: A function that takes the function for one call and returns its replacement.
-    """
+    """Replace the async function that a `ToolNode` runs for each call of a batch."""
     object.__setattr__(node, "_arun_one", wrap(node._arun_one))

@@ -13,9 +13,6 @@ _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 def parse_duration(text: str) -> timedelta | None:
     """Parse a duration; None if it is not one.
 
-    Args:
-        text: The text, like `36h`.
-
     Example:
         >>> parse_duration("36h")
         datetime.timedelta(days=1, seconds=43200)
@@ -25,14 +22,7 @@ def parse_duration(text: str) -> timedelta | None:
 
 
 def parse_time(text: str | None) -> datetime | None:
-    """Parse a duration before now, like `2h`, or an ISO 8601 time, which without an offset is in this machine's zone.
-
-    Args:
-        text: The text; None for no time.
-
-    Raises:
-        InvalidInput: It is neither.
-    """
+    """Parse a duration before now, like `2h`, or an ISO 8601 time, which without an offset is in this machine's zone."""
     if text is None:
         return None
     try:

@@ -28,11 +28,7 @@ _api: Any = _NOT_LOADED
 
 
 class TracedSpan:
-    """A span, or a no-op without one. As a context manager, it ends the span.
-
-    Args:
-        span: The OpenTelemetry span; None makes all methods no-ops.
-    """
+    """A span, or a no-op without one. As a context manager, it ends the span."""
 
     def __init__(self, span: Any) -> None:
         self._span = span
@@ -58,11 +54,7 @@ class TracedSpan:
             yield
 
     def end(self, error: BaseException | None = None) -> None:
-        """End the span.
-
-        Args:
-            error: The exception that ended it. GeneratorExit, from a stream that was closed early, is not a failure.
-        """
+        """End the span."""
         if self._span is None:
             return
         if error is not None and not isinstance(error, GeneratorExit):
@@ -70,11 +62,7 @@ class TracedSpan:
         self._span.end()
 
     def fail(self, why: str) -> None:
-        """Mark the span as failed.
-
-        Args:
-            why: The class of the error, without the error's text.
-        """
+        """Mark the span as failed."""
         if self._span is not None:
             self._span.set_attribute("error.type", why)
             self._span.set_status(_api.StatusCode.ERROR)
@@ -85,14 +73,7 @@ NO_SPAN = TracedSpan(None)
 
 
 def start(name: str, parent: TracedSpan = NO_SPAN, **attributes: Any) -> TracedSpan:
-    """Start a span as a child of the current span.
-
-    Args:
-        name: The name of the span.
-        parent: The parent of the span if no span is current.
-        attributes: The attributes of the span; those that are None are left out. An underscore in a name becomes a
-            dot, and two become an underscore.
-    """
+    """Start a span as a child of the current span."""
     api = _load_api()
     if api is None:
         return NO_SPAN

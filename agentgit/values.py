@@ -35,12 +35,7 @@ class Deferred:
 
     @classmethod
     def deferred(cls, load: Callable[[], Mapping[str, Any]], **known: Any) -> Self:
-        """Create a value whose large fields are loaded by `load`, at most once, when one is first read.
-
-        Args:
-            load: The function that returns a mapping with all fields in `CONTENT`.
-            known: The other fields.
-        """
+        """Create a value whose large fields are loaded by `load`, at most once, when one is first read."""
         value = cls(**known)
         for name in cls.CONTENT:
             del value.__dict__[name]
@@ -67,12 +62,7 @@ def _field_items(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 class Drawing(NamedTuple):
-    """The functions that display one class of values.
-
-    Args:
-        text: Returns a value as text.
-        html: Returns a value as HTML, for notebooks and pages.
-    """
+    """The functions that display one class of values."""
 
     text: Callable[[Any], str]
     html: Callable[[Any], str]
@@ -278,11 +268,7 @@ def to_json(value: Any) -> bytes:
 
 
 def dump_without_orjson(plain: Any) -> bytes:
-    """Encode a value that orjson refuses. A leading space tells `from_json` not to decode it with orjson.
-
-    Raises:
-        TypeError: The value has no JSON form.
-    """
+    """Encode a value that orjson refuses. A leading space tells `from_json` not to decode it with orjson."""
     return b" " + json.dumps(plain).encode()
 
 
@@ -305,11 +291,7 @@ def from_json(data: bytes) -> Any:
 
 
 def stored_json(data: bytes) -> Any:
-    """Decode JSON from a row of the database.
-
-    Raises:
-        Corrupt: It is not JSON.
-    """
+    """Decode JSON from a row of the database."""
     try:
         return from_json(data)
     except ValueError as error:
@@ -317,11 +299,7 @@ def stored_json(data: bytes) -> Any:
 
 
 def as_object(data: bytes | None) -> dict[str, Any]:
-    """Decode a JSON object from a row of the database; return an empty dict for None or no bytes.
-
-    Raises:
-        Corrupt: It is not a JSON object.
-    """
+    """Decode a JSON object from a row of the database; return an empty dict for None or no bytes."""
     value = stored_json(data) if data else {}
     if not isinstance(value, dict):
         raise _unreadable_json()
@@ -329,11 +307,7 @@ def as_object(data: bytes | None) -> dict[str, Any]:
 
 
 def as_strings(data: bytes) -> tuple[str, ...]:
-    """Decode a JSON list of strings from a row of the database.
-
-    Raises:
-        Corrupt: It is not a JSON list of strings.
-    """
+    """Decode a JSON list of strings from a row of the database."""
     value = stored_json(data)
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise _unreadable_json()
@@ -368,9 +342,6 @@ JOINERS = "\u200c\u200d"
 def escape_path(path: str | bytes) -> str:
     r"""Return the name of a file for display, with control characters, line ends and direction marks escaped.
 
-    Args:
-        path: The name, as the operating system has it.
-
     Example:
         >>> print(escape_path("a\nb\x1b[31m\u202e.txt"))
         a\nb\x1b[31m\u202e.txt
@@ -381,9 +352,6 @@ def escape_path(path: str | bytes) -> str:
 
 def quote_name(name: str) -> str:
     """Return a name for the middle of a sentence: in quotes if it has characters that are not usual in names.
-
-    Args:
-        name: The name of a session, a branch or a user.
 
     Example:
         >>> print(quote_name("alice/support-42"), quote_name("mine, branch main"))

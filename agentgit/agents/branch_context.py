@@ -34,14 +34,7 @@ AutoCheckpoint = Literal["turn", "tool", "off"] | str | int
 
 @dataclass(frozen=True)
 class Interval:
-    """The interval at which automatic checkpoints are made.
-
-    Args:
-        before_turns: True for a checkpoint before each user message.
-        turns: The number of turns between checkpoints; 0 for none.
-        calls: The number of tool calls between checkpoints, each made at the end of its batch; 0 for none.
-        seconds: The seconds after which the end of a turn makes a checkpoint; 0 for none.
-    """
+    """The interval at which automatic checkpoints are made."""
 
     before_turns: bool
     turns: int
@@ -51,9 +44,6 @@ class Interval:
     @classmethod
     def read(cls, value: AutoCheckpoint) -> Self:
         """Parse the value of `wrap(auto_checkpoint=...)`.
-
-        Raises:
-            InvalidInput: The value is not valid.
 
         Example:
             >>> Interval.read("tool:10")
@@ -111,17 +101,7 @@ class Simulation(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class TurnSettings:
-    """Settings that apply to every turn of an agent.
-
-    Args:
-        user_id: The user who runs the turn.
-        effects: The effects of the tools on the outside world.
-        unrecorded_tools: Names of tools that are not part of the track.
-        checkpoint_interval: The times at which automatic checkpoints are made.
-        fence_mode: What to do with a call whose effect already exists: `replay`, `raise` or `off`.
-        workspace: The workspace whose files belong to the session; None if there is none.
-        simulation: The stand-in for the world in a rerun; None for turns whose tools run.
-    """
+    """Settings that apply to every turn of an agent."""
 
     user_id: int
     effects: ToolEffects
@@ -138,27 +118,14 @@ class TurnSettings:
 
 
 class ClientThread(NamedTuple):
-    """The thread as which the graph and its clients know a branch.
-
-    Args:
-        id: The thread id in the configs that they see.
-        saver: A saver whose cache of messages the branch shares; None for a cache of its own.
-    """
+    """The thread as which the graph and its clients know a branch."""
 
     id: str
     saver: SessionSaver | None = None
 
 
 class BranchContext:
-    """One branch: the store and the principal, the graph and its settings, and the newest known state of the branch.
-
-    Args:
-        context: The store and the principal.
-        graph: The user's graph; it is not modified.
-        settings: The settings that apply to every turn.
-        branch: The id of the branch, or the branch with its head as they were just read.
-        client: The thread as which the graph and its clients know the branch; None for its own.
-    """
+    """One branch: the store and the principal, the graph and its settings, and the newest known state of the branch."""
 
     def __init__(
         self,
@@ -211,11 +178,7 @@ class BranchContext:
         return self.context.registry
 
     def authorize(self, connection: Connection, role: str = EDITOR) -> None:
-        """Check that the user still has a role in the session. Nothing is read if the user owns it.
-
-        Raises:
-            NotFound, NotAllowed: The user does not have the role; nothing was done.
-        """
+        """Check that the user still has a role in the session. Nothing is read if the user owns it."""
         self.context.lookup.require_role(connection, self.session_id, role)
 
     def authorize_now(self, role: str = VIEWER) -> None:

@@ -65,14 +65,7 @@ class BranchRunner(TurnRunner):
     def _iterate_stream(
         self, input: Any, config: RunnableConfig | None, options: Options, markers: Mapping[str, Any] = NO_OPTIONS
     ) -> Iterator[Any]:
-        """Run one turn and yield its chunks.
-
-        Args:
-            input: The input of the graph.
-            config: The config as the user gave it.
-            options: The options of the graph's `stream`.
-            markers: LangGraph's own settings for the run.
-        """
+        """Run one turn and yield its chunks."""
         with self._turn_context(input, config, options) as (value, run_config):
             run_config["configurable"] |= with_recorded_store(markers, self._recorded_store)
             chunks = self._instrumented_graph.stream(value, run_config, **self._durable_options(options))

@@ -20,12 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AnswerText:
-    """A piece of the text of an answer.
-
-    Args:
-        message: The id of the message that the text belongs to.
-        text: The next piece of the message.
-    """
+    """A piece of the text of an answer."""
 
     message: str | None
     text: str
@@ -58,12 +53,7 @@ Pieces = AsyncGenerator[Piece, None]
 
 
 async def send_message(agent: RollbackAgent, text: str) -> Pieces:
-    """Run a turn with a new message, or with the answer if the graph has asked a question.
-
-    Args:
-        agent: The agent that answers.
-        text: The user's message. An answer that is a JSON object or list is parsed.
-    """
+    """Run a turn with a new message, or with the answer if the graph has asked a question."""
     state = await agent.aget_state()
     if state.interrupts:
         value: Any = Command(resume={state.interrupts[0].id: _parse_answer(text)})
@@ -74,11 +64,7 @@ async def send_message(agent: RollbackAgent, text: str) -> Pieces:
 
 
 async def continue_turn(agent: RollbackAgent) -> Pieces:
-    """Continue a turn that was interrupted.
-
-    Raises:
-        InvalidInput: No turn was interrupted, or it waits for an answer.
-    """
+    """Continue a turn that was interrupted."""
     state = await agent.aget_state()
     if state.interrupts or not state.next:
         raise InvalidInput(
@@ -128,11 +114,7 @@ def _parse_answer(text: str) -> Any:
 
 @dataclass
 class _PieceReader:
-    """Converts the messages that a graph streams to pieces.
-
-    Args:
-        earlier_ids: The ids of the messages from before the turn, because some graphs stream those again.
-    """
+    """Converts the messages that a graph streams to pieces."""
 
     earlier_ids: set[str | None]
     _open_messages: dict[str | None, AIMessageChunk] = field(default_factory=dict)

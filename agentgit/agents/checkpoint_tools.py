@@ -54,12 +54,7 @@ def _current_run_id() -> UUID:
 
 
 def checkpoint_tools(default_session: Session, branch_id: int) -> list[BaseTool]:
-    """Create the six tools.
-
-    Args:
-        default_session: The session on which they act outside a turn.
-        branch_id: The branch on which they act outside a turn.
-    """
+    """Create the six tools."""
 
     def target(config: RunnableConfig) -> tuple[Session, int]:
         recorder = _find_recorder(config)

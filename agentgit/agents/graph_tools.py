@@ -18,18 +18,7 @@ from agentgit.effects.known_tools import Holds
 
 
 class GraphTools:
-    """The tools of a graph.
-
-    Args:
-        graph: The graph.
-        user_effects: The effects that the user declares.
-        defaults: The effects that the repository declares for all other tools.
-        holds: Returns whether the workspace has a path.
-        check: False to allow effects of tools that are not visible in the graph.
-
-    Raises:
-        InvalidInput, NotFound: As `resolve_effects`.
-    """
+    """The tools of a graph."""
 
     def __init__(
         self,

@@ -26,14 +26,7 @@ MAX_TITLE = 80
 
 @dataclass(frozen=True)
 class TurnInput:
-    """The input of a turn.
-
-    Args:
-        value: The input of the graph.
-        is_new: True for new input; False for an answer to an interrupt, or to continue a turn.
-        title: The first line of the user's message.
-        message_id: The id of the user's message, if it has one.
-    """
+    """The input of a turn."""
 
     value: Any
     is_new: bool
@@ -42,12 +35,7 @@ class TurnInput:
 
 
 def parse(graph: Pregel[Any, Any, Any, Any], value: Any) -> TurnInput:
-    """Parse an input, and add an id to the user's message if LangGraph would add one.
-
-    Args:
-        graph: The graph that receives the input.
-        value: The input as the user passed it.
-    """
+    """Parse an input, and add an id to the user's message if LangGraph would add one."""
     if value is None or isinstance(value, Command):
         return TurnInput(value, is_new=False)
     raw_messages: Any = value.get(MESSAGES) if isinstance(value, Mapping) else value
@@ -69,10 +57,6 @@ def with_note(turn_input: TurnInput, note: str) -> TurnInput | None:
     """Insert a note about the world before the user's messages; return None if the input has no messages.
 
     The note is a user message, because not every provider accepts a system message inside a conversation.
-
-    Args:
-        turn_input: The input of a turn.
-        note: The text of the note.
     """
     messages = turn_input.value.get(MESSAGES) if isinstance(turn_input.value, Mapping) else None
     if not turn_input.is_new or messages is None:
@@ -98,11 +82,7 @@ def first_line(text: str) -> str | None:
 
 
 def answer_of(output: Any) -> str:
-    """Return the text of the last message in a graph's output.
-
-    Raises:
-        InvalidInput: The output has no messages.
-    """
+    """Return the text of the last message in a graph's output."""
     messages = output.get(MESSAGES) if isinstance(output, Mapping) else None
     if not messages:
         raise InvalidInput("The output of this graph has no messages; call invoke() with the graph's own input.")
@@ -110,11 +90,7 @@ def answer_of(output: Any) -> str:
 
 
 def pair_configs(values: Sequence[Any], config: Any) -> list[tuple[Any, Any]]:
-    """Pair inputs with their configs, before any turn runs.
-
-    Raises:
-        InvalidInput: The numbers of configs and inputs differ.
-    """
+    """Pair inputs with their configs, before any turn runs."""
     if not isinstance(config, list | tuple):
         return [(value, config) for value in values]
     if len(config) != len(values):

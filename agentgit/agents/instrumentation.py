@@ -42,14 +42,7 @@ WrapChannel = Callable[[Any], Any]
 def instrumented_copy(
     graph: Pregel[Any, Any, Any, Any], wrap_cache: WrapCache, wrap_channel: WrapChannel | None = None, **changes: Any
 ) -> Pregel[Any, Any, Any, Any]:
-    """Copy a compiled graph, its subgraphs and its ToolNodes.
-
-    Args:
-        graph: The graph to copy; it is not modified.
-        wrap_cache: Returns the cache of a copy.
-        wrap_channel: Returns the channels of a copy; None to leave them as they are.
-        changes: Attributes to change in the copy, like `checkpointer`.
-    """
+    """Copy a compiled graph, its subgraphs and its ToolNodes."""
     nodes = {name: _copy_node(node, wrap_cache, wrap_channel) for name, node in graph.nodes.items()}
     if graph.cache is not None:
         changes["cache"] = wrap_cache(graph.cache)

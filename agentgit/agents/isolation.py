@@ -19,14 +19,7 @@ RUN_KEYS = frozenset({"thread_id", "checkpoint_id", "checkpoint_ns", "checkpoint
 
 
 def require_not_nested(config: RunnableConfig | None) -> None:
-    """Check that a turn does not begin inside a turn of another wrapped graph.
-
-    Args:
-        config: The config, from the user or from a node of another graph.
-
-    Raises:
-        InvalidInput: It does. The rollback plans of the outer turn would not include the effects of this turn.
-    """
+    """Check that a turn does not begin inside a turn of another wrapped graph."""
     if recorders_in(var_child_runnable_config.get()) or recorders_in(config):
         raise as_bubble_up(
             InvalidInput(
@@ -47,9 +40,6 @@ def detached_config(config: RunnableConfig | None) -> RunnableConfig:
     """Remove from a config what identifies a position in a running graph.
 
     With these keys, a graph that is called inside another one would run as its subgraph and keep its state there.
-
-    Args:
-        config: The config, from the user or from a node of another graph.
     """
     outer_config = var_child_runnable_config.get() or {}
     result: RunnableConfig = {**(config or {})}

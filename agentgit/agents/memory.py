@@ -33,14 +33,7 @@ T = TypeVar("T")
 
 
 class RecordedStore(BaseStore):
-    """A store whose writes are recorded in the running turn of an agent. In all else, it is the user's store.
-
-    Args:
-        store: The user's store.
-        current_recorder: A function that returns the recorder of the running turn; None between turns.
-        locks: The locks that are held while an item is read, compared and written.
-        declared: The effects that the user declares for the two tools.
-    """
+    """A store whose writes are recorded in the running turn of an agent. In all else, it is the user's store."""
 
     def __init__(
         self,
@@ -218,11 +211,7 @@ class RecordedStore(BaseStore):
 
 
 class StoreMemory:
-    """The memory of a session, as a rollback uses it; see `agentgit.effects.memory.Memory`.
-
-    Args:
-        store: The user's store.
-    """
+    """The memory of a session, as a rollback uses it; see `agentgit.effects.memory.Memory`."""
 
     def __init__(self, store: BaseStore) -> None:
         self.store = store
@@ -287,12 +276,7 @@ def is_wrappable(store: Any) -> bool:
 
 
 def with_recorded_store(settings: Mapping[str, Any], record: Callable[[Any], Any]) -> Mapping[str, Any]:
-    """Return LangGraph's own settings for a run, in which the store that a host gives is recorded.
-
-    Args:
-        settings: The settings.
-        record: A function that wraps a store.
-    """
+    """Return LangGraph's own settings for a run, in which the store that a host gives is recorded."""
     runtime = settings.get(CONFIG_KEY_RUNTIME)
     store = getattr(runtime, "store", None)
     if store is None:

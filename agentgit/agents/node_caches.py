@@ -36,12 +36,7 @@ WRITES, CALLS = "writes", "calls"
 
 
 class BranchCache(BaseCache[Any]):
-    """The view that the graph of one branch has of a cache.
-
-    Args:
-        cache: The user's cache, which stores the entries.
-        current_turn: A function that returns the running turn; None between turns.
-    """
+    """The view that the graph of one branch has of a cache."""
 
     def __init__(self, cache: BaseCache[Any], current_turn: Callable[[], Turn | None]) -> None:
         super().__init__(serde=cache.serde)
@@ -138,12 +133,7 @@ class BranchCache(BaseCache[Any]):
             return store.world.are_in_effect(connection, branch.external_session_id, path, call_keys)
 
     def _with_calls(self, pairs: Pairs, acted_count: int) -> dict[FullKey, tuple[Any, int | None]]:
-        """Add to each entry the calls that acted during its work.
-
-        Args:
-            pairs: The entries to store.
-            acted_count: The number of calls that had acted in this turn when the work ended.
-        """
+        """Add to each entry the calls that acted during its work."""
         turn = self.current_turn()
         if turn is None:
             return {}
@@ -160,9 +150,6 @@ def uncopied_graph_cache(graph: Pregel[Any, Any, Any, Any]) -> BaseCache[Any] | 
     """Return the cache for graphs that run as the original and not as a copy, because node or tool code calls them.
 
     Returns None if no such graph has a cache. The cache of the user's graph takes precedence.
-
-    Args:
-        graph: The user's graph.
     """
     caches = (inner.cache for inner in _uncopied_graphs(graph, set()) if inner.cache is not None)
     first_cache = next(caches, None)

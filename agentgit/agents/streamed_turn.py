@@ -16,12 +16,7 @@ Stream = Callable[[Any, RunnableConfig | None, Mapping[str, Any]], Any]
 
 
 class StreamedTurn(NamedTuple):
-    """A graph whose stream is one turn.
-
-    Args:
-        graph: The graph.
-        transformers: The transformers to give to its `stream_events` or `astream_events`.
-    """
+    """A graph whose stream is one turn."""
 
     graph: Graph
     transformers: Sequence[Callable[[tuple[str, ...]], Any]]
@@ -30,14 +25,7 @@ class StreamedTurn(NamedTuple):
 def streamed_turn(
     graph: Graph, stream: Stream, astream: Stream, transformers: Sequence[Callable[[tuple[str, ...]], Any]] | None
 ) -> StreamedTurn:
-    """Return a copy of a graph whose stream is a turn, for one call of `stream_events` or `astream_events`.
-
-    Args:
-        graph: The graph; it is not modified.
-        stream: Runs the turn.
-        astream: Runs the turn on an event loop.
-        transformers: The user's transformers.
-    """
+    """Return a copy of a graph whose stream is a turn, for one call of `stream_events` or `astream_events`."""
     copied: Any = copy.copy(graph)
     chunks: list[Any] = []
 
@@ -56,12 +44,7 @@ def streamed_turn(
 
 
 class _EndOnFailure(StreamTransformer):
-    """Ends the turn if a transformer raises. LangGraph then stops reading the chunks, and does not close them.
-
-    Args:
-        scope: The namespace of the graph whose events it sees.
-        chunks: The chunks of the turn.
-    """
+    """Ends the turn if a transformer raises. LangGraph then stops reading the chunks, and does not close them."""
 
     supports_sync = True
 

@@ -39,13 +39,7 @@ EMPTY = (list, dict, set)
 def argument_normalizers(
     tools: Mapping[str, Sequence[BaseTool]], effects: Mapping[str, Effect | None]
 ) -> dict[str, ArgumentNormalizer]:
-    """Return, for each tool whose calls are compared, a function that normalizes its arguments.
-
-    Args:
-        tools: The tools by name. A name that several tools share is skipped, because it is not known which one is
-            called.
-        effects: The effects of the tools on the outside world.
-    """
+    """Return, for each tool whose calls are compared, a function that normalizes its arguments."""
     single_tools = {name: same[0] for name, same in tools.items() if all(other is same[0] for other in same)}
     return {
         name: argument_normalizer(tool)
@@ -137,18 +131,6 @@ def resolve_effects(
     """Return the effect of each tool: the user's declaration, else the tool's own, else its profile's or the default.
 
     MCP annotations of a tool can make its effect stricter.
-
-    Args:
-        tools: The tools found in the graph, without those of agentgit.
-        user_effects: The effects that the user declares.
-        defaults: The effects that the repository declares for all other tools.
-        profile_effects: The effects of the tools that are known; see `profile_effects`.
-        check: False if the user may name tools that were not found in the graph.
-
-    Raises:
-        InvalidInput: A declaration names a tool that the graph does not have, or an argument that the tool does not
-            have; or two tools of one name declare different effects.
-        NotFound: A function cannot be imported.
     """
     _require_known(tools, user_effects, check=check)
     effects: dict[str, Effect | None] = {}
@@ -165,12 +147,7 @@ def resolve_effects(
 
 
 def profile_effects(tools: ToolsByName, holds: Holds) -> dict[str, Effect | None]:
-    """Return the effects of the tools that are known; None if the effects of the calls of a tool differ.
-
-    Args:
-        tools: The tools found in the graph. A name is left out if one of its tools is not known.
-        holds: Returns whether the workspace has a path.
-    """
+    """Return the effects of the tools that are known; None if the effects of the calls of a tool differ."""
     found: dict[str, Effect | None] = {}
     for name, namesakes in tools.items():
         profiles = [profile_of(tool) for tool in namesakes]
@@ -205,18 +182,7 @@ def _own_effect(name: str, tools: Sequence[BaseTool]) -> Effect | None:
 
 
 def require_fit(name: str, effect: Effect, tools: Sequence[BaseTool]) -> None:
-    """Check that an effect can work for a tool.
-
-    Args:
-        name: The name of the tool.
-        effect: The declared effect.
-        tools: The tools of that name.
-
-    Raises:
-        InvalidInput: The effect names an argument that the tool does not have, or an import path that is not a
-            function.
-        NotFound: A function cannot be imported.
-    """
+    """Check that an effect can work for a tool."""
     for role, function in effect.functions():
         if isinstance(function, str):
             _require_importable(name, role, function)
@@ -259,9 +225,6 @@ def tool_caller(tools: Sequence[BaseTool]) -> ToolRunner | str:
     """Return a function that calls a tool with recorded arguments and returns the result in its recorded form.
 
     If the tool cannot be called again, return the reason as text.
-
-    Args:
-        tools: The tools that share one name.
     """
     tool = tools[0]
     if any(other is not tool for other in tools):
@@ -344,13 +307,7 @@ def _thread_config(thread_id: str) -> RunnableConfig:
 
 
 def _raising_copy(tool: BaseTool, returned: list[Any], started: list[bool]) -> BaseTool:
-    """Return a copy of a tool that raises errors instead of converting them to messages for a model.
-
-    Args:
-        tool: The tool; it is not modified.
-        returned: The list to which the copy appends its result.
-        started: The list to which the copy appends an item when its function is called.
-    """
+    """Return a copy of a tool that raises errors instead of converting them to messages for a model."""
     clone = reporting_copy(tool, returned.append)
     for name in ("_run", "_arun"):
         object.__setattr__(clone, name, _record_start(getattr(clone, name), started))

@@ -52,15 +52,7 @@ On a busy machine the thread of that turn may take this long."""
 
 
 class TurnRunner(DescribedGraph):
-    """Begins and ends the turns of a graph on one branch.
-
-    Args:
-        context: The store and the principal.
-        graph: The user's graph; it is not modified.
-        settings: The settings that apply to every turn.
-        branch: The id of the branch, or the branch with its head as they were just read.
-        client: The thread as which the graph and its clients know the branch; None for its own.
-    """
+    """Begins and ends the turns of a graph on one branch."""
 
     def __init__(
         self,
@@ -358,10 +350,6 @@ class TurnRunner(DescribedGraph):
 
         On an event loop LangGraph itself must wait for the save (`durability="sync"`), because a tool that is called
         without `await` would block the loop.
-
-        Args:
-            options: The options as the user gave them.
-            is_async: True if the turn runs on an event loop.
         """
         durability = self._durability(options)
         if not self._branch.settings.effects.has_effects or (durability != "exit" and not is_async):

@@ -34,15 +34,6 @@ def register_modules(registry: Registry, paths: Sequence[str]) -> None:
     decorated functions, and the tools of graphs. If there is one store, also that of a graph, it is the long-term
     memory of the sessions. A module that is still being executed, like the program itself, is
     inspected when one of its declarations is first needed; it is never executed a second time.
-
-    Args:
-        registry: The registry of the repository.
-        paths: `package.module`, or `package.module:name` for one source of tools in it. A function that returns the
-            tools is called.
-
-    Raises:
-        NotFound: A module or a function of an effect cannot be imported, or a module declares nothing.
-        InvalidInput: A path is not valid, or an effect does not fit its tool.
     """
     running_paths = [path for path in paths if _is_running(_require_module(path))]
     _register_paths(registry, [path for path in paths if path not in running_paths])
@@ -79,16 +70,7 @@ def _function_of(tool: BaseTool) -> Any:
 
 
 def graph_in(path: str) -> Any:
-    """Return a compiled graph of a module.
-
-    Args:
-        path: `package.module:name`, where a function is called to get the graph. Without a name, the module must have
-            exactly one graph.
-
-    Raises:
-        NotFound: The path cannot be imported, or the module has no graph.
-        Ambiguous: The module has several graphs.
-    """
+    """Return a compiled graph of a module."""
     values = import_path(path)
     if ":" in path:
         value = values[0]
@@ -102,15 +84,7 @@ def graph_in(path: str) -> Any:
 
 
 def call_function(function: Callable[[], Any], path: str) -> Any:
-    """Call the function that a path names.
-
-    Args:
-        function: The function to call.
-        path: The path that names the function, for the error message.
-
-    Raises:
-        InvalidInput: The function needs arguments.
-    """
+    """Call the function that a path names."""
     try:
         with suppress(ValueError):  # a function written in C may have no signature
             inspect.signature(function).bind()
@@ -120,30 +94,14 @@ def call_function(function: Callable[[], Any], path: str) -> Any:
 
 
 def value_in(path: str) -> Any:
-    """Return one object of a module.
-
-    Args:
-        path: `package.module:name`.
-
-    Raises:
-        InvalidInput: The path has no name, or is not valid.
-        NotFound: The path cannot be imported.
-    """
+    """Return one object of a module."""
     if ":" not in path:
         raise InvalidInput(f"{path} names only a module. Write {path}:NAME")
     return import_path(path)[0]
 
 
 def import_path(path: str) -> list[Any]:
-    """Return the object that a path names, or all objects of the module.
-
-    Args:
-        path: `package.module`, or `package.module:name`.
-
-    Raises:
-        InvalidInput: The path is not valid.
-        NotFound: The path cannot be imported.
-    """
+    """Return the object that a path names, or all objects of the module."""
     name = path.partition(":")[2]
     module = _import_module(path)
     if name and not hasattr(module, name):
@@ -164,11 +122,7 @@ def _import_module(path: str) -> ModuleType:
 
 
 def _require_module(path: str) -> str:
-    """Return the module of a path.
-
-    Raises:
-        InvalidInput: The path is not valid.
-    """
+    """Return the module of a path."""
     module, colon, name = path.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), *([name] if colon else ()))):
         raise InvalidInput(f"{path!r} is not a module path; write package.module or package.module:NAME.")
@@ -194,13 +148,7 @@ def _is_main(module: str) -> bool:
 
 
 class _Found(NamedTuple):
-    """The tools and graphs that a path names.
-
-    Args:
-        tools: The tools.
-        effects: The effects that mappings of its module declare.
-        stores: The stores, also those of its graphs.
-    """
+    """The tools and graphs that a path names."""
 
     tools: list[BaseTool]
     effects: dict[str, Effect]

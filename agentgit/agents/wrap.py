@@ -70,21 +70,7 @@ def wrap(
 
 
 class PreparedGraph:
-    """A graph with the effects of its tools and the settings of its turns, for any number of sessions.
-
-    Args:
-        context: The store and the principal.
-        graph: A compiled graph; it is not modified.
-        effects: The effects of its tools; see `Repository.wrap`.
-        auto_checkpoint: The times at which automatic checkpoints are made.
-        check_effects: False to allow effects of tools that are not visible in the graph.
-        fence: What to do about a call whose effect already exists.
-        workspace: The directory whose files belong to the sessions.
-        store: The long-term memory of the graph; None for the store that the graph was compiled with.
-
-    Raises:
-        InvalidInput, NotFound: As for `Repository.wrap`.
-    """
+    """A graph with the effects of its tools and the settings of its turns, for any number of sessions."""
 
     def __init__(
         self,
@@ -151,24 +137,14 @@ class PreparedGraph:
         self.declare_tools(session_id, self.memory)
 
     def declare_tools(self, session_id: int, memory: Memory | None) -> None:
-        """Declare the tools of the graph, with their undo functions, and a store for a session.
-
-        Args:
-            session_id: The session.
-            memory: The store; None to leave the one that is attached, if any.
-        """
+        """Declare the tools of the graph, with their undo functions, and a store for a session."""
         sessions, known = self.context.registry.sessions, self._declarations
         if known is None or memory not in (None, known.memory) or not sessions.renew(session_id, known):
             self._declarations = sessions.declare(session_id, self.tool_effects, self._runners, memory)
         sessions.keep(session_id)
 
     def attach(self, session_id: int, store: Any = None) -> None:
-        """Make the tools, the workspace, the memory and agents of the graph available to a session in this process.
-
-        Args:
-            session_id: The session.
-            store: The store of a run, which its host may give; None for that of the graph.
-        """
+        """Make the tools, the workspace, the memory and agents of the graph available to a session in this process."""
         registry, graph, settings = self.context.registry, self.graph, self.settings
         served = registry.session(session_id)
         self.declare_tools(session_id, self.memory if store is None else as_memory(store))

@@ -27,11 +27,7 @@ SHORTEST_PASSWORD, LONGEST_PASSWORD = 10, 1000
 
 
 def require_password(password: object) -> str:
-    """Check that a value can be a password and return it.
-
-    Raises:
-        InvalidInput: It is not text that can be hashed, or too short or too long. The message does not contain it.
-    """
+    """Check that a value can be a password and return it."""
     if (
         not isinstance(password, str)
         or not SHORTEST_PASSWORD <= len(password) <= LONGEST_PASSWORD
@@ -46,20 +42,12 @@ def _can_be_hashed(password: str) -> bool:
 
 
 def hash_password(password: str) -> str:
-    """Hash a password for storage in the database.
-
-    Raises:
-        Unavailable: Pwdlib is not installed.
-    """
+    """Hash a password for storage in the database."""
     return _hasher().hash(password)
 
 
 def is_password_of(password: object, stored_hash: str | None) -> bool:
-    """Return whether a password matches a stored hash; None never matches but takes the same time.
-
-    Raises:
-        Unavailable: Pwdlib is not installed.
-    """
+    """Return whether a password matches a stored hash; None never matches but takes the same time."""
     is_hashable = isinstance(password, str) and len(password) <= LONGEST_PASSWORD and _can_be_hashed(password)
     matches = _hasher().verify(str(password) if is_hashable else "", stored_hash or _dummy_hash())
     return matches and is_hashable and stored_hash is not None
@@ -90,13 +78,7 @@ DEVICE_TOKEN_LIFETIME = timedelta(days=365)
 
 
 def device_token(password_hash: str, user_id: int, now: datetime) -> str:
-    """Create a token for the device of a user who has just logged in.
-
-    Args:
-        password_hash: The hash of the password.
-        user_id: The id of the user.
-        now: The time of the login.
-    """
+    """Create a token for the device of a user who has just logged in."""
     payload = f"{secrets.token_urlsafe(16)}.{int((now + DEVICE_TOKEN_LIFETIME).timestamp())}"
     return f"{payload}.{_signature(password_hash, user_id, payload)}"
 
@@ -206,14 +188,7 @@ MIN_SHARED_KEY_BYTES = 32
 
 @dataclass(frozen=True)
 class Claims:
-    """The claims of a verified token.
-
-    Args:
-        user_name: The name of the user.
-        issued_at: The time of issue; a token without one counts as older than all others.
-        expires_at: The time when the token expires.
-        user_id: The id of the user, if the rules name a claim for it.
-    """
+    """The claims of a verified token."""
 
     user_name: str
     issued_at: datetime
@@ -287,11 +262,7 @@ class JWT:
 
 
 def claims_of(token: str, jwt: JWT) -> Claims | None:
-    """Verify a token and return its claims; None if the token is invalid for any reason.
-
-    Raises:
-        Unavailable: PyJWT is not installed.
-    """
+    """Verify a token and return its claims; None if the token is invalid for any reason."""
     try:
         import jwt as pyjwt
     except ModuleNotFoundError as error:

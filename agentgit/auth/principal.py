@@ -34,11 +34,7 @@ def allows(role: Role | None, needed: Role) -> bool:
 
 
 def require_role(role: object) -> Role:
-    """Check that a value is a role and return it.
-
-    Raises:
-        InvalidInput: It is not a role.
-    """
+    """Check that a value is a role and return it."""
     if role not in ROLES:
         *others, last = map(repr, ROLES)
         raise InvalidInput(f"role must be {', '.join(others)} or {last}, not {role!r}.")
@@ -58,12 +54,6 @@ SCOPE_OF_ROLE: dict[Role, str] = {VIEWER: READ, FORKER: FORK, EDITOR: WRITE, OWN
 
 def with_included_scopes(scopes: str | Collection[str]) -> frozenset[str]:
     """Return scopes together with the scopes that they include.
-
-    Args:
-        scopes: One scope or several; the widest one counts.
-
-    Raises:
-        InvalidInput: A scope is not valid, or none is given.
 
     Example:
         >>> sorted(with_included_scopes("fork"))
@@ -119,13 +109,6 @@ def require_name(name: object, kind: str) -> str:
     """Check the name of a user or a tenant and return it.
 
     A name cannot contain `/`, which separates the user from the session in `alice/support-42`.
-
-    Args:
-        name: The name.
-        kind: The kind of thing that has the name, for the error message.
-
-    Raises:
-        InvalidInput: It is not text, is empty or too long, or has a `/`, a control character or a space at either end.
 
     Example:
         >>> require_name("alice", "user")

@@ -35,9 +35,6 @@ def is_secret_name(name: str) -> bool:
     - a longer word that ends with `key`, except a few harmless ones;
     - as its last word, `key`, `keys` after another word, or a longer word that ends with `keys`.
 
-    Args:
-        name: The name of a setting.
-
     Example:
         >>> [name for name in ("openaiApiKey", "X-Auth-Token", "DB_PASSWORD", "stripe_key") if not is_secret_name(name)]
         []
@@ -66,11 +63,7 @@ def _ends_with_key(words: list[str]) -> bool:
 
 
 def excluded_names(names: Collection[str]) -> frozenset[str]:
-    """Return the names that a user excludes from the metadata.
-
-    Raises:
-        InvalidInput: It is one string, or has something else than strings.
-    """
+    """Return the names that a user excludes from the metadata."""
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
         raise InvalidInput(
             f"exclude_metadata must be a list of names, not {names!r}; write exclude_metadata=['customer_email']."

@@ -118,11 +118,7 @@ def link_parts(token: object) -> tuple[int, str]:
 
 
 def expiry_time(expires_in: timedelta | None) -> datetime | None:
-    """Return the time when something that is valid for `expires_in` from now expires; None if it does not expire.
-
-    Raises:
-        InvalidInput: It is not a positive `timedelta`, or too long.
-    """
+    """Return the time when something that is valid for `expires_in` from now expires; None if it does not expire."""
     if expires_in is None:
         return None
     if not isinstance(expires_in, timedelta) or expires_in <= timedelta(0):

@@ -10,13 +10,7 @@ Items = list[dict[str, Any]]
 
 
 def align(left: Items, right: Items, identity: Callable[[dict[str, Any]], Hashable]) -> tuple[int, Items, Items]:
-    """Return the number of items that two lists share in the same order, and the items that only one of them has.
-
-    Args:
-        left: The first list.
-        right: The second list.
-        identity: A function that returns the value that identifies an item.
-    """
+    """Return the number of items that two lists share in the same order, and the items that only one of them has."""
     left_keys, right_keys = _number_items(map(identity, left)), _number_items(map(identity, right))
     positions = {item: position for position, item in enumerate(right_keys)}
     common = [(n, positions[item]) for n, item in enumerate(left_keys) if item in positions]

@@ -139,11 +139,6 @@ class MergePlan(PrintableDrawing):
 def decide(base: Hashable, ours: Hashable, theirs: Hashable) -> str:
     """Decide about one value: `keep` ours, `take` theirs, or `clash`.
 
-    Args:
-        base: Identifies the value where the branches diverged; None if there was none.
-        ours: Identifies the value on this branch.
-        theirs: Identifies the value on the other branch.
-
     Example:
         >>> decide(1, 1, 2), decide(1, 2, 1), decide(1, 2, 2), decide(1, 2, 3)
         ('take', 'keep', 'keep', 'clash')
@@ -155,13 +150,6 @@ def decide(base: Hashable, ours: Hashable, theirs: Hashable) -> str:
 
 def added_positions(base: Iterable[Hashable], later: Sequence[Hashable]) -> list[int] | None:
     """Find what was added to a list, in any order; None if an earlier item was changed or removed.
-
-    Args:
-        base: Identifies each item of the earlier list.
-        later: Identifies each item of the later list.
-
-    Returns:
-        The positions of the new items in `later`.
 
     Example:
         >>> added_positions("ab", "axb"), added_positions("ab", "b")
@@ -178,12 +166,7 @@ def added_positions(base: Iterable[Hashable], later: Sequence[Hashable]) -> list
 
 @dataclass(frozen=True)
 class Additions:
-    """The items that one side has added to a list or a dict.
-
-    Args:
-        begin: For a list, the number of items at its beginning that are not new.
-        keys: For a dict, the keys that are new or have another value; None for a list.
-    """
+    """The items that one side has added to a list or a dict."""
 
     begin: int = 0
     keys: tuple[str, ...] | None = None
@@ -200,11 +183,6 @@ class Additions:
 
 def find_additions(base: Any, ours: Any, theirs: Any) -> Additions | None:
     """Return what `theirs` adds to a list or a dict; None if that cannot be combined with the changes of `ours`.
-
-    Args:
-        base: The JSON-like value where the branches diverged; None if there was none.
-        ours: The value on this branch.
-        theirs: The value on the other branch.
 
     Example:
         >>> find_additions([1], [1, 2], [1, 3])
@@ -228,12 +206,6 @@ def find_additions(base: Any, ours: Any, theirs: Any) -> Additions | None:
 
 def drop_incomplete_batches(messages: Sequence[Mapping[str, Any]]) -> tuple[list[int], dict[int, str]]:
     """Leave out tool calls without their results and results without their calls; model providers reject both.
-
-    Args:
-        messages: Shown messages, in order.
-
-    Returns:
-        The positions of the messages to keep, and for each of the others the reason why it is left out.
 
     Example:
         >>> asks = {"role": "assistant", "tool_calls": [{"id": "c1"}]}
@@ -274,12 +246,7 @@ def _find_batch(messages: Sequence[Mapping[str, Any]], position: int) -> tuple[l
 
 
 def expand_to_batches(messages: Sequence[Mapping[str, Any]], positions: Sequence[int]) -> list[int]:
-    """Extend a selection of messages to whole batches: an AI message and the results of all its tool calls.
-
-    Args:
-        messages: Shown messages, in order.
-        positions: The positions of the selected messages.
-    """
+    """Extend a selection of messages to whole batches: an AI message and the results of all its tool calls."""
     selected, expanded, position = set(positions), list[int](), 0
     while position < len(messages):
         batch, _ = _find_batch(messages, position)
@@ -300,9 +267,6 @@ In a mapping, `*` applies to all other keys.
 
 def find_choice(resolve: Resolve, key: str) -> Choice | None:
     """Return the resolution that was given for a key; None if there is none.
-
-    Raises:
-        InvalidInput: The resolution is neither `ours`, nor `theirs`, nor a function.
 
     Example:
         >>> find_choice({"note": "ours"}, "note"), find_choice({"note": "ours"}, "cart"), find_choice("theirs", "cart")

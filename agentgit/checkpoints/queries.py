@@ -26,20 +26,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 @dataclass(frozen=True, kw_only=True)
 class Filter:
-    """A selection of checkpoints; a checkpoint must meet all conditions.
-
-    Args:
-        name: Only checkpoints that a user gave exactly this name.
-        since: Only checkpoints made at this time or later, aware.
-        until: Only checkpoints made at this time or earlier, aware.
-        tag: Only the checkpoint that has this tag.
-        author: Only checkpoints made by the user with this id.
-        auto: True for automatic checkpoints only, False for requested ones only, None for both.
-        with_calls: True for checkpoints with tool calls on their path only, False for those without, None for both.
-
-    Raises:
-        InvalidInput: A time has no zone, or a value has the wrong type.
-    """
+    """A selection of checkpoints; a checkpoint must meet all conditions."""
 
     name: str | None = None
     since: datetime | None = None
@@ -97,11 +84,7 @@ FIRST_TIME_CURSOR = TimeCursor(datetime.max.replace(tzinfo=UTC), 2**53)
 
 
 def parse_time_cursor(cursor: object) -> TimeCursor:
-    """Parse a cursor that a page returned as `next`; None is the beginning.
-
-    Raises:
-        InvalidInput: It is not such a cursor.
-    """
+    """Parse a cursor that a page returned as `next`; None is the beginning."""
     if cursor is None:
         return FIRST_TIME_CURSOR
     match = _CURSOR.fullmatch(cursor) if isinstance(cursor, str) else None
@@ -135,11 +118,7 @@ FIRST_HIT_CURSOR = HitCursor(True, FIRST_TIME_CURSOR.id)
 
 
 def parse_hit_cursor(cursor: object) -> HitCursor:
-    """Parse a cursor that a page of hits returned as `next`; None is the beginning.
-
-    Raises:
-        InvalidInput: It is not such a cursor.
-    """
+    """Parse a cursor that a page of hits returned as `next`; None is the beginning."""
     if cursor is None:
         return FIRST_HIT_CURSOR
     match = re.fullmatch(r"(n?)(\d{1,16})", cursor, re.ASCII) if isinstance(cursor, str) else None
@@ -153,11 +132,7 @@ def _raise_bad_cursor(cursor: object) -> NoReturn:
 
 
 def require_page_size(limit: object) -> int:
-    """Check the length of a page and return it.
-
-    Raises:
-        InvalidInput: It is not a whole number from 1 to `MAX_PAGE_SIZE`.
-    """
+    """Check the length of a page and return it."""
     if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MAX_PAGE_SIZE:
         raise InvalidInput(f"limit must be 1 to {MAX_PAGE_SIZE:,}, not {limit!r}.")
     return limit

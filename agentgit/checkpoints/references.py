@@ -20,14 +20,7 @@ _REFERENCE_PATTERN = re.compile(r"(?P<base>.+?)(?:#(?P<number>\d{1,9})|~(?P<back
 
 @dataclass(frozen=True)
 class Reference:
-    """A parsed reference.
-
-    Args:
-        text: The text as it was written.
-        base: The part before `#` or `~`: a branch, a checkpoint's name, or `HEAD`.
-        number: The number of the checkpoint on that branch, from 1; None without `#`.
-        back: The number of checkpoints to go back from there; 0 without `~`.
-    """
+    """A parsed reference."""
 
     text: str
     base: str
@@ -42,9 +35,6 @@ class Reference:
 
 def parse(text: str) -> Reference:
     """Parse a reference.
-
-    Raises:
-        InvalidInput: It is empty.
 
     Example:
         >>> parse("main#7").number, parse("HEAD~2").back, parse("HEAD~").back
@@ -73,16 +63,7 @@ def require_branch_name(text: str) -> str:
 
 
 def require_name(text: str, kind: str) -> str:
-    """Check the name of a branch or a tag and return it; a valid name makes every reference to it parsable.
-
-    Args:
-        text: The name.
-        kind: The kind of thing that it names, for the error message.
-
-    Raises:
-        InvalidInput: It is empty, a number, `HEAD` or too long, starts with `message:`, or contains `#`, `~`, `@` or a
-            control character.
-    """
+    """Check the name of a branch or a tag and return it; a valid name makes every reference to it parsable."""
     if not isinstance(text, str):
         raise InvalidInput(f"The name of a {kind} must be a string, not {text!r}.")
     if (
@@ -115,10 +96,6 @@ def similar_names(text: str, names: Iterable[str]) -> tuple[str, ...]:
 
 def free_name(base: str, used_names: Container[str]) -> str:
     """Return a name, or the first of `base-2`, `base-3`, ... if it is taken.
-
-    Args:
-        base: The preferred name; before a number is added, it is cut to 180 characters.
-        used_names: The names that are in use.
 
     Example:
         >>> free_name("demo", set()), free_name("demo", {"demo", "demo-2"})

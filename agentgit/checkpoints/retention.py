@@ -219,15 +219,6 @@ def judge(
 ) -> list[RetentionVerdict]:
     """Decide which checkpoints of a session are removed.
 
-    Args:
-        points: All checkpoints of the session, on all branches.
-        retention: The rules that decide what the session keeps.
-        now: The current time, aware UTC.
-        measure: A function that returns the size the session would have; None ignores `max_bytes`.
-
-    Returns:
-        One verdict for each checkpoint, oldest first.
-
     Example:
         >>> made = datetime.fromisoformat("2026-01-01T00:00:00Z")
         >>> points = [KeptPoint(id=n, created_at=made) for n in range(5)]

@@ -49,9 +49,6 @@ class Word(NamedTuple):
 def words(text: str) -> Iterator[Word]:
     """Yield the words of a text, up to `MAX_WORDS` and `MAX_CHARACTERS`.
 
-    Args:
-        text: The text in composed form; see `normalize_nfc`.
-
     Example:
         >>> [word.text for word in words("Café_order: 2x 日本!")]
         ['cafe', 'order', '2x', '日', '本']
@@ -68,9 +65,6 @@ def words(text: str) -> Iterator[Word]:
 
 def folded_words(text: str) -> list[str]:
     """Return the words of a text as `words` does, without their positions.
-
-    Args:
-        text: The text in composed form; see `normalize_nfc`.
 
     Example:
         >>> folded_words("Café_order: 2x 日本!"), folded_words("Two CHAIRS")
@@ -97,20 +91,13 @@ def _fold_word(word: str) -> str:
 
 @dataclass(frozen=True)
 class Query:
-    """A search query: a text must contain all of its terms, each as adjacent words.
-
-    Args:
-        terms: The words of each term.
-    """
+    """A search query: a text must contain all of its terms, each as adjacent words."""
 
     terms: tuple[tuple[str, ...], ...]
 
 
 def parse_query(text: str) -> Query:
     """Parse a search text literally: quotes, operators and the like have no meaning.
-
-    Raises:
-        InvalidInput: The text is empty or too long.
 
     Example:
         >>> parse_query('create_order AND "chair').terms

@@ -370,11 +370,7 @@ def explore(
 def _steps_and_choices(
     step: list[str] | None, choices: int | None, choice: list[str] | None, steps: int | None
 ) -> tuple[list[str] | int, int | list[str]]:
-    """Return the steps and the choices, as `RollbackAgent.explore` takes them.
-
-    Raises:
-        InvalidInput: The options name no messages, or mix the two forms.
-    """
+    """Return the steps and the choices, as `RollbackAgent.explore` takes them."""
     if step and not choice and steps is None:
         return step, choices or DEFAULT_CHOICES
     if choice and not step and choices is None:
@@ -386,11 +382,7 @@ def _steps_and_choices(
 
 
 def _import_score(path: str) -> Callable[[ExploredBranch], float]:
-    """Import the function that scores leaves.
-
-    Raises:
-        InvalidInput: The object is not callable.
-    """
+    """Import the function that scores leaves."""
     from agentgit.agents import user_modules
 
     score_function: Callable[[ExploredBranch], float] = user_modules.value_in(path)

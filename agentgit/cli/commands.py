@@ -17,12 +17,7 @@ from agentgit.cli.options import CommandGroup
 
 
 class Entry(NamedTuple):
-    """A command or a group of commands in the table.
-
-    Args:
-        module: The module in `agentgit.cli` whose `add_to` registers it.
-        help: The first line of its help.
-    """
+    """A command or a group of commands in the table."""
 
     module: str
     help: str

@@ -27,13 +27,7 @@ BUSY_SECONDS = 0.2
 
 
 class Names:
-    """The names that a user can see in a database.
-
-    Args:
-        connection: An open connection to the SQLite file.
-        user: The name of the user.
-        tenant: The name of the tenant.
-    """
+    """The names that a user can see in a database."""
 
     def __init__(self, connection: sqlite3.Connection, user: str, tenant: str) -> None:
         self._connection = connection
@@ -42,11 +36,7 @@ class Names:
         self.sessions = [VisibleSession(*row) for row in rows]
 
     def session(self, text: str) -> VisibleSession | None:
-        """Find a session; None if there is none.
-
-        Args:
-            text: The session's name or id, maybe with `@BRANCH`; without a name, the only session is meant.
-        """
+        """Find a session; None if there is none."""
         for name in (text, text.rpartition("@")[0]):
             if not name and len(self.sessions) == 1:
                 return self.sessions[0]
@@ -59,12 +49,7 @@ class Names:
         return self._names(_BRANCHES, session)
 
     def checkpoints(self, session: VisibleSession, incomplete: str) -> list[str]:
-        """List HEAD, branches, tags and checkpoint names; after `BRANCH#`, also the checkpoint numbers of that branch.
-
-        Args:
-            session: The session.
-            incomplete: The typed part of the word.
-        """
+        """List HEAD, branches, tags and checkpoint names; after `BRANCH#`, also the checkpoint numbers of that branch."""
         names = ["HEAD", *self.branches(session), *self._names(_TAGS, session), *self._names(_CHECKPOINTS, session)]
         branch, has_number, _ = incomplete.partition("#")
         return [*names, *(self._names(_NUMBERS, session, branch) if has_number else ())]
@@ -85,10 +70,6 @@ def complete_session(context: typer.Context, incomplete: str) -> list[str]:
     """Return shell completions: the names of sessions, and after `SESSION@` the branches of that session.
 
     If the database is missing or cannot be read, the list is empty, because an error must not disturb the prompt.
-
-    Args:
-        context: The command, with the options before the word.
-        incomplete: The typed part of the word.
     """
     return _complete(context, incomplete, lambda names: _session_words(names, incomplete))
 
@@ -97,10 +78,6 @@ def complete_checkpoint(context: typer.Context, incomplete: str) -> list[str]:
     """Return shell completions: branches, tags and checkpoints of a session, and session names if none is given yet.
 
     The session is the one that an earlier word names, by default the only one.
-
-    Args:
-        context: As `complete_session` takes it.
-        incomplete: The typed part of the word.
     """
     typed = next((context.params[name] for name in SESSION_PARAMETERS if context.params.get(name)), "")
     session_word = typed if isinstance(typed, str) else typed[0]
@@ -148,9 +125,6 @@ def _connect(location: str) -> sqlite3.Connection:
 
     It is opened with `rw`, which creates no file, because a connection in the mode `ro` leaves the files of the
     write-ahead log behind when it is closed.
-
-    Raises:
-        sqlite3.Error: The file does not exist, or the location is not a file of SQLite.
     """
     path = re.sub(r"^sqlite(\+\w+)?:///([^?]*).*", r"\2", location)
     connection = sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=rw", uri=True, timeout=BUSY_SECONDS)

@@ -220,12 +220,7 @@ def tag(
 
 
 def _session_of_tags(repo: Repository, name: str | None) -> Session:
-    """Return the session whose tags are to be listed.
-
-    Raises:
-        InvalidInput: It is a checkpoint, so the name of its new tag is missing.
-        NotFound: There is no such session.
-    """
+    """Return the session whose tags are to be listed."""
     try:
         return references.read_session(repo, name)
     except NotFound:
@@ -264,11 +259,7 @@ def diff(
 
 
 def _write_page(title: str, value: PrintableDrawing, as_json: bool) -> None:
-    """Write a value as HTML.
-
-    Raises:
-        InvalidInput: `--json` was given too.
-    """
+    """Write a value as HTML."""
     if as_json:
         raise InvalidInput("Write --html or --json, not both.")
     output.page(title, value._repr_html_())

@@ -109,11 +109,7 @@ def cherry_pick(
 def _parse_target(
     repo: Repository, words: list[str], messages: list[str] | None, call: int | None
 ) -> tuple[Session, str | None, Callable[[], Any]]:
-    """Return the target session and branch, and a function that returns what to pick.
-
-    Raises:
-        InvalidInput: The command names nothing to pick, or several things.
-    """
+    """Return the target session and branch, and a function that returns what to pick."""
     if sum((bool(messages), call is not None)) + (len(words) > 1) > 1:
         raise InvalidInput("Pick one thing: a reference, or --message, or --call.")
     if not messages and call is None:

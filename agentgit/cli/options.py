@@ -28,10 +28,6 @@ if TYPE_CHECKING:
 def shorten(text: str, width: int) -> str:
     """Shorten a sentence at a punctuation mark so that it fits.
 
-    Args:
-        text: The help of a command; only its first line is used.
-        width: The available width in terminal cells.
-
     Example:
         >>> shorten("Roll back to a checkpoint, on a new branch: show the plan, ask.", 48)
         'Roll back to a checkpoint, on a new branch'
@@ -159,9 +155,6 @@ Limit = Annotated[
 def parse_prices(texts: Sequence[str] | None) -> dict[str, list[float]] | None:
     """Parse the values of `--price`; None if there are none.
 
-    Raises:
-        InvalidInput: One is no price.
-
     Example:
         >>> parse_prices(["m=1.25,10"])
         {'m': [1.25, 10.0]}
@@ -184,9 +177,6 @@ def usage(*pieces: str) -> type[TyperCommand]:
     """Return a command class with its own usage line, for commands that parse their words themselves.
 
     The parser cannot declare an optional argument before a required one.
-
-    Args:
-        pieces: The text of the usage line after `[OPTIONS]`.
     """
 
     class Command(TyperCommand):
@@ -209,11 +199,7 @@ def import_from_here() -> None:
 
 
 def trusted_modules(named: Sequence[str] | None) -> list[str]:
-    """Return the named modules, else the environment's, and make the current directory importable.
-
-    Args:
-        named: The modules to trust; None is the environment's.
-    """
+    """Return the named modules, else the environment's, and make the current directory importable."""
     from agentgit.repository import modules_to_trust
 
     if modules := modules_to_trust(named):
@@ -233,17 +219,7 @@ GLOBAL_OPTIONS: ContextVar[GlobalOptions] = ContextVar("agentgit_who", default=G
 
 @contextmanager
 def repository(db: str | None, *, create: bool = False, trust: Sequence[str] | None = ()) -> Iterator[Repository]:
-    """Open an existing database for one command, as the given user or the local owner.
-
-    Args:
-        db: The value of `--db`; None is the default.
-        create: True to create a missing file or tenant, if no user is given. A given user must exist.
-        trust: The modules with tools and undo functions, for commands that undo calls or run them again; None is the
-            environment's.
-
-    Raises:
-        NotFound: The file, tenant, user or module does not exist.
-    """
+    """Open an existing database for one command, as the given user or the local owner."""
     from agentgit.repository import open
 
     user, tenant = GLOBAL_OPTIONS.get()
@@ -254,15 +230,7 @@ def repository(db: str | None, *, create: bool = False, trust: Sequence[str] | N
 
 @contextmanager
 def database(db: str | None, *, create: bool = False) -> Iterator[Database]:
-    """Open a database for one command without checking its schema.
-
-    Args:
-        db: The value of `--db`; None is the default.
-        create: True to allow a file that does not exist.
-
-    Raises:
-        NotFound: The file does not exist.
-    """
+    """Open a database for one command without checking its schema."""
     from agentgit.store.database import Database
 
     target_db = Database(address(db))

@@ -40,12 +40,7 @@ COLOURS = {
 
 
 class Settings(NamedTuple):
-    """Settings for the display of results.
-
-    Args:
-        dates: `relative`, `exact`, or `auto`: relative in a terminal.
-        has_pager: True if a result that is longer than the terminal goes to a pager.
-    """
+    """Settings for the display of results."""
 
     dates: str = "auto"
     has_pager: bool = True
@@ -65,13 +60,7 @@ def zone() -> Zone:
 
 
 def emit(as_json: bool, data: Callable[[], Any], lines: Lines) -> None:
-    """Write one result, as JSON or as text.
-
-    Args:
-        as_json: True to write JSON.
-        data: A function that returns the JSON-like data.
-        lines: A function that returns the lines for a width in terminal cells.
-    """
+    """Write one result, as JSON or as text."""
     if as_json:
         _write(sys.stdout, dump(data(), indent=2))
     else:
@@ -80,25 +69,12 @@ def emit(as_json: bool, data: Callable[[], Any], lines: Lines) -> None:
 
 
 def dump(data: Any, indent: int | None = None) -> str:
-    """Return a value as JSON in pure ASCII, which contains no control codes and which every encoding can represent.
-
-    Args:
-        data: The value; what JSON has no form for becomes text.
-        indent: The number of spaces for each level; None for one line.
-    """
+    """Return a value as JSON in pure ASCII, which contains no control codes and which every encoding can represent."""
     return json.dumps(portable(data), indent=indent).replace("\x7f", "\\u007f")
 
 
 def emit_at(session: Session, branch: str | None, data: Callable[[], Any], lines: Lines, *, as_json: bool) -> None:
-    """Write the result of a change, which begins with the session and the branch that have changed; see `emit`.
-
-    Args:
-        session: The session.
-        branch: The name of the branch; None if the result itself names it.
-        data: A function that returns the JSON-like data of the result, an object.
-        lines: A function that returns the lines for a width in terminal cells.
-        as_json: True to write JSON.
-    """
+    """Write the result of a change, which begins with the session and the branch that have changed; see `emit`."""
     name = session.reference
     emit(
         as_json,
@@ -113,12 +89,7 @@ def line(as_json: bool, data: Callable[[], Any], text: str) -> None:
 
 
 def page(title: str, content: str) -> None:
-    """Write an HTML page in pure ASCII, so that its encoding does not matter.
-
-    Args:
-        title: The title as plain text; it is escaped.
-        content: The HTML of the page.
-    """
+    """Write an HTML page in pure ASCII, so that its encoding does not matter."""
     text = f"<!doctype html>\n<title>{escape(title)}</title>\n{content}"
     _write(sys.stdout, text.encode("ascii", "xmlcharrefreplace").decode("ascii"))
 
@@ -172,16 +143,7 @@ def ask(question: str) -> bool:
 
 
 def confirm(question: str, as_json: bool, show: Callable[[], None] | None = None) -> None:
-    """Ask for confirmation; without a yes, end the command with exit code 1.
-
-    Args:
-        question: The question to ask.
-        as_json: True if the command writes JSON, and so cannot ask.
-        show: A function that writes what would be done, before the question.
-
-    Raises:
-        InvalidInput: The command writes JSON.
-    """
+    """Ask for confirmation; without a yes, end the command with exit code 1."""
     if as_json:
         raise InvalidInput("--json cannot ask for confirmation. Add --yes to confirm.")
     if show is not None:
@@ -192,12 +154,7 @@ def confirm(question: str, as_json: bool, show: Callable[[], None] | None = None
 
 
 def fail(error: AgentGitError, *, as_json: bool = False) -> int:
-    """Write an error as one line to standard error, and return its exit code.
-
-    Args:
-        error: The error.
-        as_json: True to write a JSON object.
-    """
+    """Write an error as one line to standard error, and return its exit code."""
     message = reword(clean(str(error)), COMMAND_LINE)
     record = {"error": type(error).__name__, "message": message, "exit_code": error.exit_code}
     _write(sys.stderr, dump(record) if as_json else f"error: {message}")
@@ -205,11 +162,7 @@ def fail(error: AgentGitError, *, as_json: bool = False) -> int:
 
 
 def parse_json(text: str, option: str) -> Any:
-    """Parse the value of an option that is JSON.
-
-    Raises:
-        InvalidInput: The text is not valid JSON.
-    """
+    """Parse the value of an option that is JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -217,11 +170,7 @@ def parse_json(text: str, option: str) -> Any:
 
 
 def parse_result(text: str | None) -> Any:
-    """Parse `--result`, the return value of a call.
-
-    Raises:
-        InvalidInput: The text is not valid JSON.
-    """
+    """Parse `--result`, the return value of a call."""
     return None if text is None else parse_json(text, "--result")
 
 
@@ -250,12 +199,7 @@ def encodable(text: str, stream: TextIO) -> str:
 
 @contextmanager
 def bar(description: str, as_json: bool) -> Iterator[OnProgress | None]:
-    """Show a progress bar in a terminal; yield the function that updates it, or None.
-
-    Args:
-        description: The action, in one word.
-        as_json: True to show no bar.
-    """
+    """Show a progress bar in a terminal; yield the function that updates it, or None."""
     if as_json or not sys.stderr.isatty():
         yield None
         return

@@ -31,12 +31,7 @@ def find_pager() -> list[str]:
 
 @contextmanager
 def paging(stream: TextIO, *, is_wanted: bool) -> Iterator[None]:
-    """Show what the block writes to standard output in the pager, if it is longer than the terminal.
-
-    Args:
-        stream: The standard output. If it is no terminal, the block writes to it as usual.
-        is_wanted: False to use no pager.
-    """
+    """Show what the block writes to standard output in the pager, if it is longer than the terminal."""
     command = find_pager() if is_wanted and stream.isatty() and sys.stdin.isatty() else []
     if not command:
         yield

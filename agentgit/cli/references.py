@@ -30,16 +30,7 @@ MAX_LISTED_SESSIONS = 5
 
 
 def only_session(repo: Repository, form: str = "SESSION") -> Session:
-    """Return the user's session, if there is exactly one.
-
-    Args:
-        repo: The repository to look in.
-        form: The words of the command when it names the session, like `SESSION REF`.
-
-    Raises:
-        InvalidInput: There are several; the error lists the most recently updated ones.
-        NotFound: There is none.
-    """
+    """Return the user's session, if there is exactly one."""
     sessions = repo.sessions(MAX_LISTED_SESSIONS + 1)
     if len(sessions) > 1:
         names = [quote_name(session.reference) for session in sessions[:MAX_LISTED_SESSIONS]]
@@ -52,51 +43,18 @@ def only_session(repo: Repository, form: str = "SESSION") -> Session:
 
 
 def changed_session(repo: Repository, name: str | None, form: str = "SESSION") -> Session:
-    """Return the session that a command changes: the named one, or the only one.
-
-    Args:
-        repo: The repository to look in.
-        name: The name or id of the session; None for the only one.
-        form: The words of the command when it names the session.
-
-    Raises:
-        InvalidInput: No session is named, and there are several.
-        NotFound: There is no such session.
-    """
+    """Return the session that a command changes: the named one, or the only one."""
     return repo.session(name) if name is not None else only_session(repo, form)
 
 
 def parse_changed(repo: Repository, text: str | None) -> tuple[Session, str | None]:
-    """Parse `[SESSION[@BRANCH]]` of a command that changes something.
-
-    Args:
-        repo: The repository to look in.
-        text: The text to parse; None or `@BRANCH` is the only session.
-
-    Raises:
-        InvalidInput: No session is named, and there are several.
-        NotFound: There is no such session.
-    """
+    """Parse `[SESSION[@BRANCH]]` of a command that changes something."""
     session, branch = split(repo, text)
     return (session if session is not None else only_session(repo)), branch
 
 
 def parse_changed_at(repo: Repository, words: list[str], noun: str) -> tuple[Session, str | None, str]:
-    """Parse `[SESSION[@BRANCH]] WORD` of a command that changes something.
-
-    Args:
-        repo: The repository to look in.
-        words: The words of the command.
-        noun: The name of the last word in the usage of the command, like `REF`, or `NAME` for a new name.
-
-    Returns:
-        The session, the branch that was named with it, and the word.
-
-    Raises:
-        InvalidInput: There are too many words; the only word is a session; or no session is named, and there are
-            several.
-        NotFound: There is no such session.
-    """
+    """Parse `[SESSION[@BRANCH]] WORD` of a command that changes something."""
     _require_at_most_two(words)
     *first, word = words
     if first:
@@ -107,19 +65,7 @@ def parse_changed_at(repo: Repository, words: list[str], noun: str) -> tuple[Ses
 
 
 def parse_changed_optional(repo: Repository, words: list[str]) -> tuple[Session, str | None, str | None]:
-    """Parse `[SESSION[@BRANCH]] [REF]` of a command that changes something: one word is a session, or else a reference.
-
-    Args:
-        repo: The repository to look in.
-        words: The words of the command.
-
-    Returns:
-        The session, the branch that was named with it, and the reference if there is one.
-
-    Raises:
-        InvalidInput: There are too many words; or no session is named, and there are several.
-        NotFound: There is no such session.
-    """
+    """Parse `[SESSION[@BRANCH]] [REF]` of a command that changes something: one word is a session, or else a reference."""
     if len(words) == 1 and not is_session(repo, words[0]):
         return only_session(repo, "SESSION REF"), None, words[0]
     if len(words) < 2:
@@ -128,11 +74,7 @@ def parse_changed_optional(repo: Repository, words: list[str]) -> tuple[Session,
 
 
 def _require_no_session(repo: Repository, word: str, noun: str) -> None:
-    """Check that the only word of a command is not a session, unless it is a checkpoint of the only session.
-
-    Raises:
-        InvalidInput: It is a session.
-    """
+    """Check that the only word of a command is not a session, unless it is a checkpoint of the only session."""
     if not is_session(repo, word):
         return
     sessions = repo.sessions(2)
@@ -161,17 +103,7 @@ def has_checkpoint(session: Session, ref: str) -> bool:
 
 
 def parse_session(repo: Repository, text: str | None, *, shows_session: bool = False) -> tuple[Session, str | None]:
-    """Parse `SESSION`, `SESSION@BRANCH` or `@BRANCH` of a command that only reads.
-
-    Args:
-        repo: The repository to look in.
-        text: The text to parse; None or `@BRANCH` is the most recently updated session, which is then named on standard
-            error if there are several.
-        shows_session: True if the result of the command names the session.
-
-    Raises:
-        NotFound: There is no such session.
-    """
+    """Parse `SESSION`, `SESSION@BRANCH` or `@BRANCH` of a command that only reads."""
     session, branch = split(repo, text)
     if session is None:
         session = repo.session() if shows_session else newest_session(repo)
@@ -179,20 +111,12 @@ def parse_session(repo: Repository, text: str | None, *, shows_session: bool = F
 
 
 def read_session(repo: Repository, name: str | None) -> Session:
-    """Return the session that a command reads: the named one, or the most recently updated one.
-
-    Raises:
-        NotFound: There is no such session.
-    """
+    """Return the session that a command reads: the named one, or the most recently updated one."""
     return repo.session(name) if name is not None else newest_session(repo)
 
 
 def newest_session(repo: Repository) -> Session:
-    """Return the most recently updated session; if there are several, say on standard error which one it is.
-
-    Raises:
-        NotFound: There is none.
-    """
+    """Return the most recently updated session; if there are several, say on standard error which one it is."""
     session = repo.session()
     if len(repo.sessions(2)) > 1:
         output.print_notice(f"session {clean(quote_name(session.reference))}, which was updated last")
@@ -200,32 +124,14 @@ def newest_session(repo: Repository) -> Session:
 
 
 def parse_optional(repo: Repository, words: list[str]) -> tuple[Session, str | None, str]:
-    """Parse `[SESSION[@BRANCH]] WORD` of a command that only reads; without a session, the newest one is meant.
-
-    Args:
-        repo: The repository to look in.
-        words: The words of the command.
-
-    Returns:
-        The session, the branch that was named with it, and the word.
-
-    Raises:
-        InvalidInput: There are too many words.
-        NotFound: There is no such session.
-    """
+    """Parse `[SESSION[@BRANCH]] WORD` of a command that only reads; without a session, the newest one is meant."""
     _require_at_most_two(words)
     *first, word = words
     return *parse_session(repo, first[0] if first else None), word
 
 
 def parse_pair(repo: Repository, words: list[str]) -> tuple[Session, str, str]:
-    """Parse `[SESSION] A B` of a command that compares; without a session, the newest one is meant.
-
-    Raises:
-        InvalidInput: A session stands in the place of a checkpoint.
-        BadParameter: There are not two references, with or without a session.
-        NotFound: There is no such session.
-    """
+    """Parse `[SESSION] A B` of a command that compares; without a session, the newest one is meant."""
     if len(words) == 3:
         return repo.session(words[0]), words[1], words[2]
     session = newest_session(repo) if len(words) == 2 else None
@@ -241,16 +147,7 @@ def parse_pair(repo: Repository, words: list[str]) -> tuple[Session, str, str]:
 
 
 def checkpoint(repo: Repository, first: str | None, second: str | None) -> Checkpoint:
-    """Parse `[SESSION] [REF]`: one argument is a reference in the most recent session, else a session.
-
-    Args:
-        repo: The repository to look in.
-        first: The session, or the reference if there is no second.
-        second: The reference.
-
-    Raises:
-        NotFound: There is no such session or checkpoint.
-    """
+    """Parse `[SESSION] [REF]`: one argument is a reference in the most recent session, else a session."""
     if second is not None:
         return repo.session(first).get_checkpoint(second)
     try:
@@ -269,11 +166,7 @@ def checkpoint(repo: Repository, first: str | None, second: str | None) -> Check
 
 
 def one_branch(named: str | None, option: str | None) -> str | None:
-    """Return the branch that a command names as `SESSION@BRANCH` or with `--branch`.
-
-    Raises:
-        InvalidInput: It names two different ones.
-    """
+    """Return the branch that a command names as `SESSION@BRANCH` or with `--branch`."""
     if named is not None and option is not None and named != option:
         raise InvalidInput(f"@{named} and --branch {option} are two branches. Name one.")
     return option if named is None else named
@@ -288,11 +181,7 @@ def is_session(repo: Repository, text: str) -> bool:
 
 
 def split(repo: Repository, text: str | None) -> tuple[Session | None, str | None]:
-    """Split `SESSION`, `SESSION@BRANCH` or `@BRANCH` into a session that exists and a branch.
-
-    Raises:
-        NotFound: There is no such session.
-    """
+    """Split `SESSION`, `SESSION@BRANCH` or `@BRANCH` into a session that exists and a branch."""
     if text is None:
         return None, None
     try:

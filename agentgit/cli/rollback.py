@@ -273,12 +273,6 @@ def confirm_plan(plan: RollbackPlan, verb: str, as_json: bool, *, force: bool = 
     """Show a plan and ask for confirmation, with the session and the branch.
 
     For a blocked plan this does nothing: the operation raises an error that says what to do.
-
-    Args:
-        plan: The plan.
-        verb: The words before the session in the question, like `Roll back`.
-        as_json: True if the command writes JSON, and so cannot ask.
-        force: True to show what is done with force.
     """
     plan = plan.forced() if force else plan
     if plan.is_admissible:

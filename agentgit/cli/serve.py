@@ -103,12 +103,7 @@ def serve(
 def _served_graph(
     repo: Repository, graph: str | None, effects: str | None, workspaces: Sequence[str]
 ) -> RollbackGraph | None:
-    """Return the named graph for the sessions of a repository, after wrapping it for those that have a workspace.
-
-    Raises:
-        InvalidInput: Effects or a workspace are given without a graph, or a workspace is not `SESSION=DIR`.
-        NotFound: The graph or the effects cannot be imported, or there is no such session.
-    """
+    """Return the named graph for the sessions of a repository, after wrapping it for those that have a workspace."""
     if graph is None:
         for option, given in (("--effects", effects), ("--workspace", workspaces)):
             if given:

@@ -63,11 +63,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def parse_lifetime(text: str | None) -> timedelta | None:
-    """Parse a lifetime; None never expires.
-
-    Raises:
-        InvalidInput: It is not a lifetime.
-    """
+    """Parse a lifetime; None never expires."""
     lifetime = parse_duration(text) if text is not None else None
     if text is not None and lifetime is None:
         raise InvalidInput(f"{text!r} is not a duration; write 30m, 12h, 7d or 2w.")

@@ -197,11 +197,7 @@ def _require_snapshot(workspace: Workspace, ref: str) -> FileCheckpoint:
 
 
 def _require_saved(plan: RestorePlan) -> None:
-    """Refuse a restore that would change files modified since the last snapshot.
-
-    Raises:
-        WorkspaceChanged: The plan would restore or delete such a file.
-    """
+    """Refuse a restore that would change files modified since the last snapshot."""
     unsaved = sorted({*plan.restore, *plan.delete} & set(plan.changed))
     if unsaved:
         raise WorkspaceChanged(

@@ -26,12 +26,7 @@ class NotCheckable(Exception):
 
 
 class CheckContext:
-    """The context of one check: repositories on the database, and a name that is unused there.
-
-    Args:
-        opener: A function that opens the database.
-        stack: The exit stack that closes the repositories.
-    """
+    """The context of one check: repositories on the database, and a name that is unused there."""
 
     def __init__(self, opener: Opener, stack: ExitStack) -> None:
         self._opener, self._stack = opener, stack
@@ -50,12 +45,7 @@ class CheckContext:
 
 @dataclass(frozen=True)
 class Rule:
-    """One requirement on a database.
-
-    Args:
-        group: The subject of the rule.
-        run: The function that checks the rule, and raises `Breach` if it is broken. Its docstring is the rule's text.
-    """
+    """One requirement on a database."""
 
     group: str
     run: Callable[[CheckContext], None]
@@ -69,28 +59,14 @@ class Rule:
         return f"{self.group}-{self.run.__name__}"
 
     def check(self, opener: Opener) -> None:
-        """Check the rule on a database.
-
-        Args:
-            opener: A function that opens the database with new connections.
-
-        Raises:
-            Breach: The rule is broken.
-            NotCheckable: The rule cannot be checked here.
-        """
+        """Check the rule on a database."""
         with ExitStack() as stack:
             self.run(CheckContext(opener, stack))
 
 
 @dataclass(frozen=True)
 class Result:
-    """The result of checking one rule.
-
-    Args:
-        rule: The rule.
-        status: `ok`, `FAILED` or `left out`.
-        why: The evidence; empty if the rule is kept.
-    """
+    """The result of checking one rule."""
 
     rule: Rule
     status: str
@@ -103,11 +79,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Report:
-    """The results of checking rules; `str` lists them.
-
-    Args:
-        results: One for each rule.
-    """
+    """The results of checking rules; `str` lists them."""
 
     results: tuple[Result, ...]
 
@@ -122,12 +94,7 @@ class Report:
 
 
 def check(opener: Opener, rules: Iterable[Rule]) -> Report:
-    """Check rules on a database; a rule that fails does not stop the others.
-
-    Args:
-        opener: A function that opens the database with new connections. The checks leave sessions in it.
-        rules: The rules to check; `RULES` contains all.
-    """
+    """Check rules on a database; a rule that fails does not stop the others."""
     return Report(tuple(_check_rule(rule, opener) for rule in rules))
 
 
@@ -143,11 +110,7 @@ def _check_rule(rule: Rule, opener: Opener) -> Result:
 
 
 def expect(condition: object, why: str) -> None:
-    """Require that a condition is true.
-
-    Raises:
-        Breach: The condition is false.
-    """
+    """Require that a condition is true."""
     if not condition:
         breach(why)
 
@@ -158,16 +121,7 @@ def breach(why: str) -> NoReturn:
 
 
 def require_error(operation: Callable[[], object], expected: type[Exception], why: str) -> None:
-    """Check that an operation is refused.
-
-    Args:
-        operation: A function that tries the operation.
-        expected: The exception that the operation must raise.
-        why: The evidence for `Breach`, if the operation succeeds.
-
-    Raises:
-        Breach: The operation succeeded.
-    """
+    """Check that an operation is refused."""
     try:
         operation()
     except expected:

@@ -135,9 +135,6 @@ def _requested_calls(text: str, messages: Sequence[BaseMessage]) -> Iterator[Too
 def clerk(messages: Sequence[BaseMessage]) -> AIMessage:
     """Answer as the shop's clerk: call tools for a request, then report their results.
 
-    Args:
-        messages: The conversation, oldest first.
-
     Example:
         >>> clerk([HumanMessage("order two chairs")]).tool_calls[0]["args"]
         {'item': 'chair', 'quantity': 2}
@@ -224,14 +221,7 @@ def story(database: str | Path | None, shop: str | Path, say: Say) -> None:
 
 
 def run_story(repo: Repository, shop: str | Path, say: Say, *, database: str | Path | None) -> None:
-    """Run the demo in an open repository.
-
-    Args:
-        repo: The repository that keeps the session.
-        shop: The path of the shop's SQLite file, as `story` takes it.
-        say: A function that receives the output, as `story` takes it.
-        database: The database for the printed commands; None is the default.
-    """
+    """Run the demo in an open repository."""
     graph = build(shop)
     older_ids = {order.id for order in orders(shop)}
 

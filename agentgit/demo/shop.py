@@ -58,15 +58,7 @@ def _connect(shop: str | Path) -> Iterator[sqlite3.Connection]:
 
 
 def open_shop(shop: str | Path) -> str:
-    """Create the shop's tables if they do not exist, and return the absolute path of its file.
-
-    Args:
-        shop: The path of a SQLite file.
-
-    Raises:
-        InvalidInput: The file is not a shop; it was not changed.
-        Unavailable: The file cannot be opened or created.
-    """
+    """Create the shop's tables if they do not exist, and return the absolute path of its file."""
     path = Path(shop).absolute()
     try:
         with closing(sqlite3.connect(path, timeout=30)) as connection, connection:
@@ -107,9 +99,6 @@ def tools(shop: str) -> list[BaseTool]:
     """Return the tools that act on a shop.
 
     The results of orders and payments contain the path of the shop, so that they can be undone after a restart.
-
-    Args:
-        shop: The absolute path of the shop's file, from `open_shop`.
     """
 
     @tool

@@ -32,10 +32,6 @@ class Hints:
     """The annotations that an MCP server sets explicitly on a tool.
 
     MCP's defaults for missing annotations are ignored.
-
-    Args:
-        read_only: The server's `readOnlyHint`; None if it is not set.
-        destructive: The server's `destructiveHint`; None if it is not set.
     """
 
     read_only: bool | None = None
@@ -44,9 +40,6 @@ class Hints:
 
 def hints_in(metadata: Any) -> Hints:
     """Return the MCP annotations in a tool's metadata. If two places differ, the stricter value counts.
-
-    Args:
-        metadata: The tool's LangChain metadata: a mapping or None.
 
     Example:
         >>> hints_in({"readOnlyHint": False, "destructiveHint": True})
@@ -79,10 +72,6 @@ def _hint_values(annotations: Any, *names: str) -> Iterator[bool]:
 def stricter(effect: Effect | None, hints: Hints) -> Effect | None:
     """Return the effect to record for a tool: the declared one, made stricter if its server's hints require it.
 
-    Args:
-        effect: The declared effect; None for an undeclared tool.
-        hints: The hints of the tool's server.
-
     Example:
         >>> stricter(Effect("read_only"), Hints(read_only=False)) is None
         True
@@ -105,14 +94,7 @@ ALL = "*"
 
 @dataclass(frozen=True)
 class ToolEffects:
-    """The effects of one agent's tools on the outside world.
-
-    Args:
-        tools: The effect of every tool that is visible in the graph or named by the user; None for an undeclared tool.
-        defaults: The repository's declarations for all other tools, by name or `*`.
-        normalizers: A function that normalizes the arguments of a tool, by name, for tools with a known schema.
-        profiled: The names of the tools whose effect in `tools` comes from their profile.
-    """
+    """The effects of one agent's tools on the outside world."""
 
     tools: Mapping[str, Effect | None] = field(default_factory=dict)
     defaults: Mapping[str, Effect] = field(default_factory=dict)
@@ -126,14 +108,7 @@ class ToolEffects:
         decorator_effect: Effect | None = None,
         profile_effect: Effect | None = None,
     ) -> Effect | None:
-        """Return the effect of a tool; None if it is undeclared.
-
-        Args:
-            name: The name of the tool.
-            metadata: The tool's LangChain metadata. It is available even if the tool is not visible in the graph.
-            decorator_effect: The effect that the tool's decorator declares, if it has one.
-            profile_effect: The effect of this call by the profile of the tool, if it has one.
-        """
+        """Return the effect of a tool; None if it is undeclared."""
         if name in self.tools and name not in self.profiled:
             effect = self.tools[name] or profile_effect  # undeclared is only another tool with this name
         else:
@@ -156,22 +131,12 @@ class ToolEffects:
 
 
 def default_effect(defaults: Mapping[str, Effect], name: str, profile_effect: Effect | None = None) -> Effect | None:
-    """Return a repository's default effect for a tool; None if it has none.
-
-    Args:
-        defaults: The repository's declarations, by name or `*`.
-        name: The name of the tool.
-        profile_effect: The effect by the profile of the tool, which precedes `*`.
-    """
+    """Return a repository's default effect for a tool; None if it has none."""
     return defaults.get(name) or profile_effect or defaults.get(ALL)
 
 
 def as_effects(declared: Mapping[str, Effect | str] | None) -> dict[str, Effect]:
-    """Convert `effects={...}`, as a user writes it, to a dict of effects.
-
-    Raises:
-        InvalidInput: The value is not a mapping of tool names to effects.
-    """
+    """Convert `effects={...}`, as a user writes it, to a dict of effects."""
     if declared is None:
         return {}
     if not isinstance(declared, Mapping):
@@ -185,15 +150,7 @@ def as_effects(declared: Mapping[str, Effect | str] | None) -> dict[str, Effect]
 def record_fields(
     effect: Effect | None, tool_name: str, args: Mapping[str, Any], *, is_named: bool = True
 ) -> dict[str, Any]:
-    """Return the fields that a tool's effect adds to the record of a call.
-
-    Args:
-        effect: The declared effect; None if the tool is undeclared.
-        tool_name: The name of the tool.
-        args: The arguments of the call, JSON-like and normalized for comparison.
-        is_named: False if the tool was called with a plain string, which names no argument. Then `identity_args` does
-            not apply, and the whole string counts.
-    """
+    """Return the fields that a tool's effect adds to the record of a call."""
     if effect is None:
         return {"effect": UNDECLARED, "undo": None}
     identity_args = effect.identity_args if is_named else None

@@ -25,12 +25,7 @@ class DeclarationsByTool(Generic[T]):
         self._declarations: dict[str, dict[str, T]] = {}
 
     def add(self, tool: Any, declaration: T) -> None:
-        """Add a declaration about a tool. It replaces an earlier one about the same function, as in a notebook.
-
-        Args:
-            tool: A function, or a tool that wraps one.
-            declaration: The declaration.
-        """
+        """Add a declaration about a tool. It replaces an earlier one about the same function, as in a notebook."""
         self._declarations.setdefault(tool_name(tool), {})[_origin(tool)] = declaration
 
     def get(self, name: str) -> list[T]:
@@ -325,14 +320,7 @@ def path_of(function: Undo | str | None) -> str | None:
 
 
 def require_path(path: str) -> tuple[str, str]:
-    """Split an import path into module and name, without importing anything.
-
-    Args:
-        path: `package.module:function`; `function` may be dotted.
-
-    Raises:
-        InvalidInput: The path does not have this form.
-    """
+    """Split an import path into module and name, without importing anything."""
     module, _, name = path.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
         raise InvalidInput(f"{path!r} is not an import path; write package.module:function.")
@@ -343,13 +331,6 @@ def import_function(path: str) -> Undo:
     """Import a function by its path.
 
     The path must come from a declaration of the program itself, never from a record.
-
-    Args:
-        path: `package.module:function`; `function` may be dotted.
-
-    Raises:
-        InvalidInput: The path does not have this form, or does not name a function.
-        NotFound: The module or the name cannot be imported.
     """
     module, name = require_path(path)
     try:
@@ -367,13 +348,6 @@ def require_function(role: str, function: Undo | str) -> None:
     """Check that a function accepts the arguments of its role.
 
     It is checked at declaration, because in the middle of a rollback it would be too late.
-
-    Args:
-        role: One of `ROLES`.
-        function: The function. Of an import path only the form is checked.
-
-    Raises:
-        InvalidInput: It is neither a function nor an import path, or it does not accept the arguments.
     """
     if isinstance(function, str):
         require_path(function)

@@ -30,13 +30,7 @@ IMPORTED = "imported"
 
 @dataclass(frozen=True, kw_only=True)
 class FileChange:
-    """The change to one path.
-
-    Args:
-        action: `write`, `delete`, `aside`, `conflict`, `missing`, `left`, `outside` or `overwritten`.
-        path: The path, relative to the workspace.
-        why: The reason, as a sentence; empty if the action explains itself.
-    """
+    """The change to one path."""
 
     action: str
     path: str
@@ -48,17 +42,7 @@ class FileChange:
 
 @dataclass(frozen=True, kw_only=True)
 class FileChanges:
-    """The changes to the files of a workspace.
-
-    Args:
-        workspace: The directory of the workspace.
-        snapshot: The snapshot that the files are restored to.
-        changes: The change to each path that differs.
-        safety: The snapshot of the files before the restore; empty in a plan.
-        problem: Why the files cannot be restored (in a plan) or were not restored (in a report); empty if they can be
-            or were.
-        everything: True if a custom environment was restored as a whole. It does not list files.
-    """
+    """The changes to the files of a workspace."""
 
     workspace: str
     snapshot: str
@@ -114,12 +98,7 @@ _WORDING = {
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotRef:
-    """The files of a workspace at one moment.
-
-    Args:
-        snapshot: The id of the snapshot in the store of its workspace.
-        settings: The settings that reopen the workspace, JSON-like.
-    """
+    """The files of a workspace at one moment."""
 
     snapshot: str
     settings: Mapping[str, Any]
@@ -166,28 +145,13 @@ class WorkspaceAdapter(Protocol):
         """Save the files that a tool call is about to change."""
 
     def plan(self, snapshot: SnapshotRef, expected: SnapshotRef | None = None) -> FileChanges:
-        """Return what `restore` would do. Files that differ from `expected` were changed by someone else.
-
-        Args:
-            snapshot: The files to restore.
-            expected: The files as the session left them; None is the newest snapshot, whoever took it.
-        """
+        """Return what `restore` would do. Files that differ from `expected` were changed by someone else."""
 
     def require_restorable(self, snapshot: SnapshotRef) -> None:
-        """Check that `restore` can restore these files.
-
-        Raises:
-            AgentGitError: The snapshot or the directory is gone.
-        """
+        """Check that `restore` can restore these files."""
 
     def restore(self, snapshot: SnapshotRef, expected: SnapshotRef | None = None) -> FileChanges:
-        """Restore the files, after taking a safety snapshot. Restoring twice is harmless.
-
-        Args:
-            snapshot: The files to restore.
-            expected: The files as the session left them. Files that differ from them and are replaced or deleted are
-                listed as `overwritten`.
-        """
+        """Restore the files, after taking a safety snapshot. Restoring twice is harmless."""
 
     def diff(self, a: SnapshotRef, b: SnapshotRef) -> Mapping[str, Any]:
         """Compare two snapshots; return the file fields of a checkpoint `Diff`, by name."""

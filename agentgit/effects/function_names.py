@@ -22,13 +22,7 @@ MAX_SHOWN_LENGTH = 200
 
 
 class FunctionName(NamedTuple):
-    """The name of a function.
-
-    Args:
-        path: Its module and its qualified name, `package.module:function`.
-        source: For a function of `__main__`, the hash of its source; None if the source cannot be read.
-        file: For a function of `__main__`, the name of the script; None in a notebook or a shell.
-    """
+    """The name of a function."""
 
     path: str
     source: str | None = None
@@ -61,9 +55,6 @@ def name_of(function: Callable[..., Any] | str) -> FunctionName:
 
     A method is named by its class, a partial by its function, a callable object by its type. The name of a function
     of `__main__` includes a hash of its source, because every script and every notebook is called `__main__`.
-
-    Args:
-        function: The function, or its import path, which is its name.
 
     Example:
         >>> str(name_of(textwrap.dedent)), str(name_of(functools.partial(textwrap.dedent))), str(name_of([].append))

@@ -19,11 +19,6 @@ from agentgit.values import COUNT, OBJECT, TIME, Displayable, TableList, to_json
 def identity(tool_name: str, args: Mapping[str, Any], identity_args: Sequence[str] | None) -> str:
     """Return a hash that is the same for identical calls.
 
-    Args:
-        tool_name: The name of the tool.
-        args: The arguments of the call, JSON-like; 5 and 5.0 are the same.
-        identity_args: The names of the arguments that count; None for all. A missing argument differs from any value.
-
     Example:
         >>> one = identity("pay", {"to": "Ann", "euros": 5, "reference": "a1"}, ["to", "euros"])
         >>> one == identity("pay", {"euros": 5, "reference": "b2", "to": "Ann"}, ["to", "euros"])
@@ -45,35 +40,19 @@ def _canonical(value: Any) -> Any:
 
 
 def how_to_resolve(invocation_id: int | None) -> str:
-    """Return the end of a message about an invocation of which it is unknown whether it happened.
-
-    Args:
-        invocation_id: The id of the invocation.
-    """
+    """Return the end of a message about an invocation of which it is unknown whether it happened."""
     return (
         f"check, then call repo.resolve({invocation_id}, 'happened') or repo.resolve({invocation_id}, 'did_not_happen')"
     )
 
 
 def call_key(branch_id: int, caller_id: str, call_id: str, tool_name: str) -> str:
-    """Return the idempotency key of a call. Every attempt at the call has the same key.
-
-    Args:
-        branch_id: The branch that makes the call.
-        caller_id: The AI message that requested the call, or the task that makes it.
-        call_id: The id of the call within that place. Models may use the same id in another place.
-        tool_name: The name of the tool.
-    """
+    """Return the idempotency key of a call. Every attempt at the call has the same key."""
     return _digest(f"{branch_id}\0{caller_id}\0{call_id}\0{tool_name}")
 
 
 def repeat_key(key: str, discriminator: str = "") -> str:
-    """Return the idempotency key of a call that is made again because its effect was reversed.
-
-    Args:
-        key: The previous key.
-        discriminator: A text that tells several keys apart if they follow the same key.
-    """
+    """Return the idempotency key of a call that is made again because its effect was reversed."""
     return _digest(f"{key}\0{discriminator}")
 
 
@@ -89,9 +68,6 @@ def idempotency_key() -> str:
 
     Pass it to a service that executes each request at most once per key. Every attempt at the same call has the same
     key: a retry, and the attempt after a crash. A call that was reversed and is made again has a new key.
-
-    Raises:
-        NotFound: No recorded call is running here.
 
     Example:
         >>> with idempotency_key_set("5e91f633"):
@@ -293,10 +269,6 @@ class ToolInvocation(Displayable):
 def call_text(tool_name: str, args: Mapping[str, Any]) -> str:
     """Return a call as a line of Python, with abbreviated arguments.
 
-    Args:
-        tool_name: The name of the tool.
-        args: The arguments of the call.
-
     Example:
         >>> call_text("pay", {"to": "Ann"})
         "pay(to='Ann')"
@@ -306,10 +278,6 @@ def call_text(tool_name: str, args: Mapping[str, Any]) -> str:
 
 def join_errors(error: str | None, verify_error: str | None) -> str | None:
     """Combine the error of a call and the error of its `verify` into one message.
-
-    Args:
-        error: The error of the call or its undo; None if there is none.
-        verify_error: The error of the `verify`; None if there is none.
 
     Example:
         >>> join_errors("TimeoutError: late", "KeyError: 'id'")
@@ -356,10 +324,6 @@ _MARK_OF_STATUS = {
 
 def mark(effect: str, status: str) -> str | None:
     """Return the mark that a call gets in a tree; None if it gets none.
-
-    Args:
-        effect: The effect of the tool on the outside world.
-        status: The status of the call in the journal.
 
     Example:
         >>> mark("reversible", "done"), mark("irreversible", "done"), mark("read_only", "done")

@@ -43,15 +43,7 @@ Holds = Callable[[str], bool]
 
 @dataclass(frozen=True)
 class KnownTool:
-    """A tool of a package.
-
-    Args:
-        package: The package that has it.
-        name: The name of the tool; `*` stands for a part that its user chooses.
-        module: The module of its functions.
-        functions: The qualified names of its functions, for calls and for asynchronous calls.
-        effect: The kind of its effect, or `BY_BACKEND`, `BY_SHELL` or `BY_SUBAGENT`.
-    """
+    """A tool of a package."""
 
     package: str
     name: str
@@ -131,23 +123,13 @@ _EFFECTS = {kind: Effect(kind) for kind in (READ_ONLY, STATE, WORKSPACE)}
 
 @dataclass(frozen=True)
 class ToolProfile:
-    """A known tool of a graph.
-
-    Args:
-        known: What is known about tools of its kind.
-        variables: The variables that its function refers to, by name.
-    """
+    """A known tool of a graph."""
 
     known: KnownTool
     variables: Mapping[str, Any]
 
     def effect(self, args: Mapping[str, Any] | None, holds: Holds) -> Effect | None:
-        """Return the effect of a call; None if it is not known.
-
-        Args:
-            args: The arguments of the call; None for the strongest effect that a call may have.
-            holds: Returns whether the workspace of the session has a path.
-        """
+        """Return the effect of a call; None if it is not known."""
         if self.known.effect == BY_BACKEND:
             path = None if args is None or "file_path" not in args else _normalize_path(str(args["file_path"]))
             kind = _kind_in_backend(self._backend, path, holds)
@@ -175,11 +157,7 @@ class ToolProfile:
 
 
 def profile_of(tool: Any) -> ToolProfile | None:
-    """Return the profile of a tool; None if the tool is not known.
-
-    Args:
-        tool: A LangChain tool.
-    """
+    """Return the profile of a tool; None if the tool is not known."""
     functions = [function for name in ("func", "coroutine") if (function := getattr(tool, name, None)) is not None]
     if not functions or not _is_exactly(tool, (STRUCTURED_TOOL,)):
         return None
@@ -224,13 +202,7 @@ def _normalize_path(path: str) -> str:
 
 
 def _kind_in_backend(backend: Any, path: str | None, holds: Holds) -> str | None:
-    """Return the kind of effect of a change to a file; None if it is not known.
-
-    Args:
-        backend: The backend of the tool.
-        path: The path of the file for the model, which begins with a slash; None for any file.
-        holds: Returns whether the workspace of the session has a path.
-    """
+    """Return the kind of effect of a change to a file; None if it is not known."""
     backend_class = _class_path(backend)
     if backend_class == STATE_BACKEND:
         return STATE

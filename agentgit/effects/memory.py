@@ -31,11 +31,7 @@ ItemName = tuple[tuple[str, ...], str]
 
 @dataclass(frozen=True)
 class MemoryEffect(Effect):
-    """The effect of `memory.put` and `memory.delete`, unless `effects={...}` declares another. No tool can declare it.
-
-    Args:
-        store: The name of the store; empty if its items are known by namespace and key alone.
-    """
+    """The effect of `memory.put` and `memory.delete`, unless `effects={...}` declares another. No tool can declare it."""
 
     kind: str = MEMORY
     identity_args: Sequence[str] | None = ITEM_ARGS
@@ -61,16 +57,7 @@ class Memory(Protocol):
 
 @dataclass(frozen=True)
 class MemoryWrite:
-    """One write to memory.
-
-    Args:
-        item: The item.
-        value: The value that was written, JSON-like; None if the item was deleted.
-        before: The value before; None if there was no such item.
-        options: Further arguments of `put`: `index` and `ttl`.
-        is_value_exact: False if the record does not have the value as it was.
-        is_before_exact: False if the record does not have the value before as it was.
-    """
+    """One write to memory."""
 
     item: ItemName
     value: Any
@@ -115,11 +102,7 @@ class MemoryWrite:
 
 
 def require_declarable(effects: Mapping[str, Effect]) -> None:
-    """Check the effects that a user declares for the two tools.
-
-    Raises:
-        InvalidInput: An effect is neither `read_only` nor `idempotent`.
-    """
+    """Check the effects that a user declares for the two tools."""
     for name in sorted(MEMORY_TOOLS & set(effects)):
         if effects[name].kind not in DECLARABLE:
             raise InvalidInput(

@@ -295,15 +295,7 @@ def _force_step(step: PlanStep) -> PlanStep:
 
 @dataclass(frozen=True, kw_only=True)
 class PastCall:
-    """A call on the path to a checkpoint, as input for `replay="execute"`.
-
-    Args:
-        invocation: The call; if it was answered from the record, the original call.
-        effective_run: The run whose effect may be in the world: the call itself, or the newest run in its place; None
-            if there is none.
-        blocked: Why its tool must not or cannot run again; None if it can.
-        answered: Why it is answered from the record instead, and its effect stays; None if its effect decides.
-    """
+    """A call on the path to a checkpoint, as input for `replay="execute"`."""
 
     invocation: ToolInvocation
     effective_run: ToolInvocation | None = None
@@ -331,23 +323,6 @@ def make_plan(
     """Plan an action for every effect that is in the world and is not on the path to the checkpoint.
 
     With `execute`, also plan for the calls on the path: they are reversed with the others, and then run again.
-
-    Args:
-        checkpoint_id: The id of the checkpoint to go back to.
-        target: The display name of that checkpoint.
-        position: The number of tool invocations before it.
-        later: The invocations of the session that may have an effect in the world and are not on the path, newest first
-            in world order; with `execute`, also those on the path.
-        undo_obstacle: Returns why an invocation cannot be undone here; None if it can.
-        gone: Invocations before the checkpoint that were reversed since, or may have been, oldest first.
-        accepted_ids: The `first_id` of each invocation that an earlier rollback kept and reported.
-        tools: One of `TOOLS_MODES`.
-        replay: One of `REPLAY_MODES`.
-        track: The calls before the checkpoint, oldest first; only needed for `execute`.
-        redo_obstacle: Returns why the tool of an invocation cannot run again; None if it can.
-        remark: Returns a further remark about the functions of an invocation; None if there is none.
-        kept_files: Returns why the files that an invocation changed stay as they are; None if they do not.
-        kind: The kind of the plan.
     """
 
     def plan_call(call: ToolInvocation) -> PlanStep | None:
@@ -380,12 +355,7 @@ def _add_remark(step: PlanStep, remark: ReasonFunction) -> PlanStep:
 def _plan_path(
     track: Sequence[PastCall], plan_call: Callable[[ToolInvocation], PlanStep | None]
 ) -> tuple[dict[int, PlanStep | None], list[PlanStep]]:
-    """Plan the calls on the path that run again.
-
-    Returns:
-        The reversal of each run that is still in the world, by its id, or None if it is not reversed; and the steps
-        that run the calls again, oldest first.
-    """
+    """Plan the calls on the path that run again."""
     reversals: dict[int, PlanStep | None] = {}
     reruns: list[PlanStep] = []
     for call in track:

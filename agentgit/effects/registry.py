@@ -83,9 +83,6 @@ class Registry:
     If a later declaration omits a function, the earlier one is kept for the calls that were made under it. Decorators
     on tools with the same name elsewhere in the process are ignored: undoing a payment with the function of another
     shop's `pay` would do harm and report the payment as undone.
-
-    Args:
-        defaults: The repository's effects for tools with no other declaration, by name or `*`.
     """
 
     def __init__(self, defaults: Mapping[str, Effect] | None = None) -> None:
@@ -113,23 +110,13 @@ class Registry:
         self._lock, self.sessions.lock = threading.RLock(), threading.RLock()
 
     def defer(self, declare: Callable[[], None]) -> None:
-        """Defer the declarations of a module that is still being executed, until they are first needed.
-
-        Args:
-            declare: A function that makes the declarations. It must not import a module that is not imported yet.
-        """
+        """Defer the declarations of a module that is still being executed, until they are first needed."""
         self._deferred.append(declare)
 
     def declare(
         self, session_id: int, effects: ToolEffectPairs, runners: Mapping[str, ToolRunner | str] | None = None
     ) -> None:
-        """Register the functions of tools. Import paths are imported now, not when a plan is made.
-
-        Args:
-            session_id: The external session, or `ALL_SESSIONS`.
-            effects: The effects as this process declares them, each with the name of its tool.
-            runners: Functions that call the tools, by name, or sentences that say why only their graph can call them.
-        """
+        """Register the functions of tools. Import paths are imported now, not when a plan is made."""
         if session_id != ALL_SESSIONS:
             self.sessions.declare(session_id, effects, runners or {})
             return
@@ -148,11 +135,6 @@ class Registry:
 
         A graph is left out if another one of the same name has a different tool of the same name: it is not known which
         of them ran. For the same reason no store is attached if those graphs have different ones.
-
-        Args:
-            session_id: The session.
-            user_id: The id of its owner.
-            name: The name of the graph; None if no served graph created it.
         """
         common = self.graph_of_all
         if common is not None and name in (None, common.name) and not self.session(session_id).agent_factories:
@@ -180,11 +162,7 @@ class Registry:
         return self.session(session_id).workspace
 
     def memory(self, session_id: int) -> Memory:
-        """Return the store that is a session's long-term memory.
-
-        Raises:
-            NotFound: None is attached here.
-        """
+        """Return the store that is a session's long-term memory."""
         self._run_deferred()
         memory = self.sessions.declarations(session_id).memory or self.memory_of_all
         if memory is None:
@@ -195,11 +173,7 @@ class Registry:
         return memory
 
     def undo(self, session_id: int, call: ToolInvocation) -> Undo:
-        """Return the function that undoes one recorded call.
-
-        Raises:
-            NotFound: The call was imported; or its undo function is not declared here, or only a different one is.
-        """
+        """Return the function that undoes one recorded call."""
         if call.is_imported:
             raise NotFound(IMPORTED_REASON)
         if is_memory_write(call):
@@ -210,21 +184,13 @@ class Registry:
         return undo
 
     def verify(self, session_id: int, call: ToolInvocation) -> CheckFunction | None:
-        """Return the function that checks whether a recorded call happened; None if it has none.
-
-        Raises:
-            NotFound: It is not declared here, or only a different one is.
-        """
+        """Return the function that checks whether a recorded call happened; None if it has none."""
         if is_memory_write(call) and not call.is_imported:
             return verifier(self.memory(session_id))
         return self._find_function("verify", session_id, call)
 
     def precheck(self, session_id: int, call: ToolInvocation) -> CheckFunction | None:
-        """Return the function that checks whether a recorded call can be undone now; None if it has none.
-
-        Raises:
-            NotFound: It is not declared here, or only a different one is.
-        """
+        """Return the function that checks whether a recorded call can be undone now; None if it has none."""
         return self._find_function("precheck", session_id, call)
 
     def failed_on(self, session_id: int, call: ToolInvocation) -> tuple[type[Exception], ...]:
@@ -233,12 +199,7 @@ class Registry:
         return effect.failed_on if effect is not None else ()
 
     def runner(self, session_id: int, call: ToolInvocation) -> ToolRunner:
-        """Return the function that runs a recorded call again.
-
-        Raises:
-            NotFound: The tool is not available, or only its graph can call it; or the tool of that name here has a
-                different undo function from the one that the call recorded.
-        """
+        """Return the function that runs a recorded call again."""
         if is_memory_write(call):
             return redoer(self.memory(session_id))
         self._run_deferred()
@@ -313,11 +274,7 @@ class Registry:
         return _require_imported(candidates[0]) if candidates else None  # the call recorded no name that could differ
 
     def _find_recorded(self, role: str, session_id: int, call: ToolInvocation) -> DeclaredFunction:
-        """Return the declared function whose name a call recorded.
-
-        Raises:
-            NotFound: The function is not declared here.
-        """
+        """Return the declared function whose name a call recorded."""
         recorded, candidates = (
             FunctionName.read(getattr(call, role)),
             self._candidates(session_id, call.tool_name, role),

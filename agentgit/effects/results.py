@@ -17,9 +17,6 @@ SERIALIZED_KEY = "agentgit_packed"
 def comparable(result: Any) -> Any:
     """Return a recorded result without call ids and serialized objects, so that two results can be compared.
 
-    Args:
-        result: The result as it was recorded, JSON-like.
-
     Example:
         >>> comparable({"type": "tool", "content": "done", "tool_call_id": "call-7", SERIALIZED_KEY: "x7kF"})
         {'type': 'tool', 'content': 'done'}
@@ -49,14 +46,7 @@ class NothingDone(Exception):  # not an AgentGitError: it only marks the errors 
 
 @dataclass(eq=False)
 class FunctionRun:
-    """The observed facts about one run of a tool's own function.
-
-    Args:
-        effect: The declared effect of the tool; None if it is undeclared.
-        is_seen: True if the function runs inside `recording`; else only the errors that LangChain reports are known.
-        has_begun: False if the function was not entered, because the arguments of the call did not fit.
-        error: The exception that the function raised; None if it returned.
-    """
+    """The observed facts about one run of a tool's own function."""
 
     effect: Effect | None
     is_seen: bool = True
@@ -111,13 +101,7 @@ CONTENT_BLOCK_TYPES = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class ResultChange:
-    """The answer to a tool call in a conversation.
-
-    Args:
-        tool_call_id: The id of the call in the AI message.
-        recorded: The recorded result.
-        current: The result of the run that replaced the call; the recorded result if there was none.
-    """
+    """The answer to a tool call in a conversation."""
 
     tool_call_id: str
     recorded: Any
@@ -126,9 +110,6 @@ class ResultChange:
 
 def content_of(value: Any) -> Any:
     """Return the message content that `ToolNode` makes of a tool's return value.
-
-    Args:
-        value: The return value as it was recorded, JSON-like.
 
     Example:
         >>> content_of("done"), content_of({"order": 7}), content_of([{"type": "text", "text": "hi"}])
@@ -141,11 +122,7 @@ def content_of(value: Any) -> Any:
 
 
 class ResultRewriter:
-    """Replaces tool results in the messages of one conversation.
-
-    Args:
-        changes: The answers to the tool calls of the path, oldest first.
-    """
+    """Replaces tool results in the messages of one conversation."""
 
     def __init__(self, changes: Sequence[ResultChange]) -> None:
         self._changes_by_call_id: dict[str, list[ResultChange]] = {}
@@ -157,9 +134,6 @@ class ResultRewriter:
 
         Messages are matched with calls from the newest to the oldest, because models may reuse an id and old messages
         may be gone.
-
-        Args:
-            messages: The messages in LangChain's stored form, oldest first.
         """
         remaining = {id: list(changes) for id, changes in self._changes_by_call_id.items()}
         changed: dict[int, dict[str, Any]] = {}

@@ -48,12 +48,7 @@ RECENT_DECLARATIONS = 1_000
 
 
 class DeclaredFunction(NamedTuple):
-    """A function that is declared in this process.
-
-    Args:
-        name: The name of the function.
-        function: The function, or a sentence that says why its import path cannot be resolved.
-    """
+    """A function that is declared in this process."""
 
     name: FunctionName
     function: Undo | str
@@ -61,14 +56,7 @@ class DeclaredFunction(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Declarations:
-    """The declarations for the tools of a session, and its store. Never modified, so sessions can share them.
-
-    Args:
-        functions: For each tool and role, the functions by their import path, the newest last.
-        effects: The newest effect of each tool.
-        runners: For each tool, the function that runs it again, or a sentence that says why only its graph can.
-        memory: The store that is its long-term memory; None if none is attached here. A store has one such object.
-    """
+    """The declarations for the tools of a session, and its store. Never modified, so sessions can share them."""
 
     functions: Mapping[tuple[str, str], dict[str, DeclaredFunction]] = field(default_factory=dict)
     effects: Mapping[str, Effect] = field(default_factory=dict)
@@ -140,9 +128,6 @@ class ServedSession:
     """The resources of one session in this process.
 
     Its agents and handles refer to it, and it ends with the last of them.
-
-    Args:
-        declarations: The functions that are declared for its tools.
     """
 
     def __init__(self, declarations: Declarations) -> None:
@@ -226,16 +211,7 @@ def _add_recent(recent: OrderedDict[K, T], key: K, value: T, limit: int) -> None
 
 
 class HostRun(NamedTuple):
-    """A run of a host, as it began.
-
-    Args:
-        thread_id: The thread, as the host knows it.
-        session_id: The session.
-        branch_id: Its branch.
-        epoch: The number of runs that had taken the branch before.
-        head_id: The last checkpoint of the branch; None if it had none.
-        start_id: The checkpoint of the point where it began; None if its turn makes one.
-    """
+    """A run of a host, as it began."""
 
     thread_id: str
     session_id: int

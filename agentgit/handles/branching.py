@@ -31,17 +31,7 @@ from agentgit.store.sql.tables import CHECKPOINT
 
 
 def recover(access: SessionAccess, branch: BranchRef, *, force: bool) -> InternalSession:
-    """Recover a branch whose turn or rollback died.
-
-    Args:
-        access: The session.
-        branch: The branch; None is the current one.
-        force: True to recover it even if its process is alive on this machine.
-
-    Raises:
-        NotFound: There is no such branch.
-        Conflict: Its process is alive on this machine; nothing was done.
-    """
+    """Recover a branch whose turn or rollback died."""
     context, store = access.context, access.context.store
 
     def recover_branch(connection: Connection) -> InternalSession:
@@ -71,11 +61,7 @@ class Tagging(SessionAccess):
     """Adds, removes and lists the tags of a session."""
 
     def add(self, ref: CheckpointRef, name: str, branch: BranchRef, description: str | None) -> Tag:
-        """Tag a checkpoint.
-
-        Raises:
-            InvalidInput, Conflict, NotFound, Ambiguous: As for `Session.tag`.
-        """
+        """Tag a checkpoint."""
         references.require_name(name, "tag")
         if description is not None and not isinstance(description, str):
             raise InvalidInput(f"description must be a string, not {description!r}.")
@@ -96,11 +82,7 @@ class Tagging(SessionAccess):
         return self.context.change(add_tag)
 
     def remove(self, name: str) -> Tag:
-        """Remove a tag and return it.
-
-        Raises:
-            NotFound: The session has no such tag.
-        """
+        """Remove a tag and return it."""
 
         def remove_tag(connection: Connection) -> Tag:
             self.load_session(connection, EDITOR)
@@ -115,11 +97,7 @@ class Tagging(SessionAccess):
         return Tags(self.context.read(lambda c: self.context.store.tags.all(c, self.load_session(c).id)))
 
     def find_tag(self, connection: Connection, name: str) -> Tag:
-        """Find a tag by its name.
-
-        Raises:
-            NotFound: The session has no such tag.
-        """
+        """Find a tag by its name."""
         tags = self.context.store.tags
         match = tags.find(connection, self.session_id, references.require_name(name, "tag"))
         if match is None:
@@ -135,16 +113,7 @@ class Annotating(SessionAccess):
     """Changes what people wrote about the checkpoints of a session."""
 
     def annotate(self, ref: CheckpointRef, branch: BranchRef, changes: Mapping[str, Any]) -> Checkpoint:
-        """Change the name, description or data of a checkpoint, and return it.
-
-        Args:
-            ref: The checkpoint.
-            branch: The branch that `HEAD` refers to; None is the current one.
-            changes: The new values by field.
-
-        Raises:
-            InvalidInput, NotFound, Ambiguous, Conflict: As for `Session.annotate`.
-        """
+        """Change the name, description or data of a checkpoint, and return it."""
         require_text(changes.get("name"), changes.get("description"))
         store = self.context.store
 
@@ -169,11 +138,7 @@ class Branching(SessionAccess):
     """Creates checkpoints and branches at the current point of a branch. The world is not changed."""
 
     def take_snapshot(self, reason: str) -> SnapshotRef | None:
-        """Take a snapshot of the files in the session's workspace; return None if it has no workspace.
-
-        Raises:
-            Unavailable: The workspace is not available here, or its files cannot be saved.
-        """
+        """Take a snapshot of the files in the session's workspace; return None if it has no workspace."""
         try:
             return self.context.engine().files.take_snapshot(self.session_id, reason)
         except AgentGitError as error:
@@ -186,14 +151,6 @@ class Branching(SessionAccess):
         """Save the current point of a branch as a checkpoint.
 
         If the last turn stopped inside a batch of tool calls, the checkpoint is placed before that batch.
-
-        Args:
-            branch_id: The id of the branch.
-            label: The label of the checkpoint.
-            snapshot: The snapshot of the files, taken before; None for none.
-
-        Raises:
-            Conflict: The branch is running.
         """
 
         def save_checkpoint(connection: Connection) -> tuple[StoredRow, int]:
@@ -243,18 +200,7 @@ class Branching(SessionAccess):
         snapshot: SnapshotRef | None,
         request_id: str | None = None,
     ) -> int:
-        """Create a branch from another one, and return its id.
-
-        Args:
-            branch_id: The id of the branch to fork.
-            to: The checkpoint to fork from; None is the branch's current point.
-            name: The name of the new branch; None for the next free one.
-            snapshot: The current files of the workspace, if `to` is None.
-            request_id: The caller's id for this fork; None for none.
-
-        Raises:
-            NotFound, Ambiguous, InvalidInput, Conflict: As for `Session.fork`.
-        """
+        """Create a branch from another one, and return its id."""
         require_request_id(request_id)
 
         def create_fork(connection: Connection) -> int:
@@ -280,11 +226,6 @@ class Branching(SessionAccess):
         """Return a checkpoint of the current point of a branch; create one if needed.
 
         While the branch runs, return its head.
-
-        Args:
-            connection: A connection in a transaction that writes.
-            branch_id: The id of the branch.
-            snapshot: The current files of the workspace; None if there are none.
         """
         branch = self.context.store.recover(connection, self.context.store.sessions.branch(connection, branch_id))
         require_no_unfinished_rollback(branch)

@@ -21,16 +21,7 @@ class Comparator(SessionAccess):
     """Compares checkpoints and branches of a session with each other or with those of another session."""
 
     def diff(self, a: CheckpointRef, b: CheckpointRef, other: SessionAccess) -> Diff:
-        """Compare two checkpoints.
-
-        Args:
-            a: The checkpoint to start from.
-            b: The checkpoint to compare it with.
-            other: The session in which the name of `b` is looked up.
-
-        Raises:
-            NotFound, Ambiguous, InvalidInput: As for `Session.diff`.
-        """
+        """Compare two checkpoints."""
 
         def load(connection: Connection) -> tuple[Checkpoint, Checkpoint, CheckpointComparison]:
             (row_a, session_a), (row_b, session_b) = (
@@ -47,11 +38,7 @@ class Comparator(SessionAccess):
         return self._diff(*self.context.read(load))
 
     def compare(self, a: CheckpointRef, b: CheckpointRef) -> Comparison:
-        """Compare two branches.
-
-        Raises:
-            NotFound, Ambiguous, InvalidInput: As for `Session.compare`.
-        """
+        """Compare two branches."""
         comparer = CheckpointComparer(self.context.store)
 
         def load(

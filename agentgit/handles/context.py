@@ -51,14 +51,7 @@ class WrappedGraph(Protocol):
 
 
 class Context:
-    """One store, bound to one principal. Its methods check the principal's rights before they use the database.
-
-    Args:
-        store: The store of one tenant.
-        principal: The principal to act for. Objects of others that are not shared with the principal are not found.
-        effects: The effects of tools without another declaration, by name; `*` covers all of these.
-        registry: The registry of the context that this one is derived from; None for a new one.
-    """
+    """One store, bound to one principal. Its methods check the principal's rights before they use the database."""
 
     def __init__(
         self,
@@ -85,12 +78,7 @@ class Context:
         return self.principal.user
 
     def read(self, query: Callable[[Connection], T], *, repeatable_read: bool = False) -> T:
-        """Run a function in one read transaction, if the principal's access is still valid.
-
-        Args:
-            query: The function, which only reads.
-            repeatable_read: True if all statements must see the same state of the database.
-        """
+        """Run a function in one read transaction, if the principal's access is still valid."""
         with self.store.database.reading(repeatable_read=repeatable_read) as connection:
             self.lookup.check_valid(connection)
             return query(connection)
@@ -103,14 +91,7 @@ class Context:
         scope: str = READ,
         database: Database | None = None,
     ) -> T:
-        """Run a function in one write transaction, if the principal's access is still valid and covers a scope.
-
-        Args:
-            work: The function.
-            durable: True if the commit must survive a power failure; see `Database.write`.
-            scope: The scope that the principal needs.
-            database: A database that sees more than the principal's sessions. `work` must check the rights itself.
-        """
+        """Run a function in one write transaction, if the principal's access is still valid and covers a scope."""
 
         def authorized_work(connection: Connection) -> T:
             self.lookup.require_scope(connection, scope)
@@ -119,28 +100,16 @@ class Context:
         return (database or self.store.database).write(authorized_work, durable=durable)
 
     def require_admin(self, verb: str) -> None:
-        """Check that the principal is an admin, for an operation that affects all users.
-
-        Raises:
-            NotAllowed: The principal is not an admin.
-        """
+        """Check that the principal is an admin, for an operation that affects all users."""
         with self.store.database.reading() as connection:
             self.lookup.require_admin(connection, verb)
 
     def authorize(self, connection: Connection, session_id: int) -> None:
-        """Check that the principal may edit a session.
-
-        Raises:
-            NotFound, NotAllowed: The principal cannot see the session, or may not edit it.
-        """
+        """Check that the principal may edit a session."""
         self.lookup.require_role(connection, session_id, EDITOR)
 
     def find_user(self, connection: Connection, user: UserRef) -> User:
-        """Find a user by name or id.
-
-        Raises:
-            NotFound: There is no such user.
-        """
+        """Find a user by name or id."""
         match = self.store.users.find(connection, user) if isinstance(user, User | str | int) else None
         if match is None:
             name = user.name if isinstance(user, User) else user
@@ -169,32 +138,19 @@ class Context:
 
 @dataclass(frozen=True)
 class SessionAccess:
-    """Access to one session for one principal. The parts of `Session` derive from it.
-
-    Args:
-        context: The store and the principal.
-        session_id: The id of the session.
-    """
+    """Access to one session for one principal. The parts of `Session` derive from it."""
 
     context: Context
     session_id: int
 
     def load_session(self, connection: Connection, required_role: Role = VIEWER) -> ExternalSession:
-        """Read the session, after checking that the principal has a role in it.
-
-        Raises:
-            NotFound, NotAllowed: The principal does not have that role.
-        """
+        """Read the session, after checking that the principal has a role in it."""
         session = self.context.lookup.session(connection, self.session_id, required_role)
         self.context.registry.declare_served_tools(session.id, session.user_id, session.metadata.get(GRAPH_NAME))
         return session
 
     def find_branch(self, connection: Connection, ref: BranchRef, required_role: Role = VIEWER) -> StoredRow:
-        """Find the row of a branch of the session.
-
-        Raises:
-            NotFound: The session has no such branch.
-        """
+        """Find the row of a branch of the session."""
         return self.context.lookup.branch(connection, self.load_session(connection, required_role), ref)
 
     def read_branch(self, ref: BranchRef, required_role: Role = VIEWER) -> StoredRow:
@@ -202,11 +158,7 @@ class SessionAccess:
         return self.context.read(lambda connection: self.find_branch(connection, ref, required_role))
 
     def find_checkpoint(self, connection: Connection, ref: CheckpointRef, branch: BranchRef = None) -> StoredRow:
-        """Find the row of a checkpoint of the session.
-
-        Raises:
-            NotFound, Ambiguous, InvalidInput: As for `Session.get_checkpoint`.
-        """
+        """Find the row of a checkpoint of the session."""
         session = self.load_session(connection)
         return self.context.lookup.checkpoint(
             connection, session, self.context.lookup.branch(connection, session, branch), ref

@@ -47,11 +47,7 @@ class Exporter(SessionAccess):
         progress: OnProgress | None,
         redact: bool | RedactText = False,
     ) -> TransferSummary:
-        """Write a session, a branch or a checkpoint to one file.
-
-        Raises:
-            InvalidInput, NotFound, Conflict, Corrupt, Unavailable: As for `Session.export`.
-        """
+        """Write a session, a branch or a checkpoint to one file."""
         if not (isinstance(redact, bool) or callable(redact)):
             raise InvalidInput(f"redact must be True, False or a function, not {redact!r}.")
         if redact and files:
@@ -118,11 +114,7 @@ class Exporter(SessionAccess):
         return ExportScope(session=session, branch=self.find_branch(connection, branch) if branch is not None else None)
 
     def trajectories(self, branch: BranchRef) -> Iterator[dict[str, Any]]:
-        """Yield the steps of one branch, or of all branches.
-
-        Raises:
-            NotFound: There is no such branch.
-        """
+        """Yield the steps of one branch, or of all branches."""
         session = self.context.read(self.load_session)
         for row in self.context.read(lambda c: self._load_branches(c, branch)):
             yield from self._steps(session, row)
@@ -174,12 +166,7 @@ class Exporter(SessionAccess):
 
 @contextmanager
 def open_target(path: str | Path | IO[bytes]) -> Iterator[IO[bytes]]:
-    """Open a file or a stream for writing. A file appears under its name only when it is complete.
-
-    Raises:
-        InvalidInput: The file is a database.
-        Unavailable: The file cannot be written.
-    """
+    """Open a file or a stream for writing. A file appears under its name only when it is complete."""
     if not isinstance(path, (str, Path)):
         yield path
         return

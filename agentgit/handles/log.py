@@ -44,11 +44,7 @@ class TextSearch(SessionAccess):
     """Finds messages, tool calls and named checkpoints of a session by their words."""
 
     def find_words(self, text: str, scope: Scope, limit: int, after: str | None, progress: OnProgress | None) -> Hits:
-        """Find the messages, calls and checkpoints that contain all words of a text.
-
-        Raises:
-            InvalidInput, NotFound, Corrupt: As for `Session.search`.
-        """
+        """Find the messages, calls and checkpoints that contain all words of a text."""
         search_query, size, cursor = parse_query(text), require_page_size(limit), parse_hit_cursor(after)
         is_complete = self._index_texts(progress)
         return self.context.read(
@@ -110,12 +106,7 @@ class TextSearch(SessionAccess):
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """The part of a session that is listed or searched.
-
-    Args:
-        branch: The branch; None is the current one.
-        which: `path`, `branch` or `all`.
-    """
+    """The part of a session that is listed or searched."""
 
     branch: BranchRef = None
     which: str = "path"
@@ -129,11 +120,7 @@ class LogReader(SessionAccess):
     """Reads the checkpoints of a session for its log."""
 
     def author_id(self, name: str) -> int:
-        """Return the id of a user, to list only their checkpoints.
-
-        Raises:
-            NotFound: There is no such user.
-        """
+        """Return the id of a user, to list only their checkpoints."""
         users = self.context.store.users
         user = self.context.read(lambda c: users.find_by_name(c, name)) if isinstance(name, str) else None
         if user is None:
@@ -141,11 +128,7 @@ class LogReader(SessionAccess):
         return user.id
 
     def get(self, ref: CheckpointRef, scope: Scope) -> Checkpoint:
-        """Find a checkpoint.
-
-        Raises:
-            NotFound, Ambiguous, InvalidInput: As for `Session.get_checkpoint`.
-        """
+        """Find a checkpoint."""
 
         def load(connection: Connection) -> Checkpoint:
             return self.context.read_models.checkpoints(
@@ -179,13 +162,7 @@ class LogReader(SessionAccess):
         return self.context.read(load)
 
     def parts(self, connection: Connection, scope: Scope, *, points: bool) -> list[LogPart]:
-        """Return the parts of branches that a scope covers.
-
-        Args:
-            connection: An open connection.
-            scope: The path, branch or session.
-            points: True to include, on a path, the checkpoints that branches were forked from.
-        """
+        """Return the parts of branches that a scope covers."""
         session, sessions = self.load_session(connection), self.context.store.sessions
         if scope.which == "all":
             return parts_of_branches(sessions.branches(connection, session.id))

@@ -19,15 +19,7 @@ from agentgit.store.threads.model_calls import RecordedModelCall
 
 
 class ModelCallRecord(NamedTuple):
-    """The model calls between two points of a branch.
-
-    Args:
-        branch: The name of the branch.
-        calls: The recorded calls, in order.
-        has_requests: False if the branch has no recorded calls at all, although it may have messages of a model.
-        conversation: The messages at the end.
-        earlier_count: The number of these messages that the conversation had at the start.
-    """
+    """The model calls between two points of a branch."""
 
     branch: str
     calls: Sequence[RecordedModelCall]
@@ -42,18 +34,7 @@ def read_model_calls(
     start: CheckpointRef | None = None,
     end: CheckpointRef | None = None,
 ) -> ModelCallRecord:
-    """Return the model calls of a branch, with those that it inherits.
-
-    Args:
-        session: The session.
-        branch: The branch; None is the current one.
-        start: The checkpoint after which the calls begin; None for the root of the session.
-        end: The checkpoint at which they end; None for the newest state of the branch.
-
-    Raises:
-        NotFound: There is no such branch or checkpoint.
-        Corrupt: A stored value is damaged.
-    """
+    """Return the model calls of a branch, with those that it inherits."""
     access = SessionAccess(session.context, session.id)
 
     def load(connection: Connection) -> ModelCallRecord:
@@ -73,13 +54,7 @@ def read_model_calls(
 
 
 class _Reader:
-    """Reads the model calls at points of a session.
-
-    Args:
-        access: The access to the session.
-        connection: A connection in a transaction that reads.
-        branch: The branch that `HEAD` refers to.
-    """
+    """Reads the model calls at points of a session."""
 
     def __init__(self, access: SessionAccess, connection: Connection, branch: StoredRow) -> None:
         self._graphs = access.context.store.graphs

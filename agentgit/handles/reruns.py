@@ -29,11 +29,7 @@ class RerunReader(SessionAccess):
     """Compares reruns of a session with what was recorded."""
 
     def compare(self, branch: BranchRef) -> RerunComparison:
-        """Compare a rerun with the recording; see `Session.compare_rerun`.
-
-        Raises:
-            NotFound: There is no such branch, or it is no rerun with a report.
-        """
+        """Compare a rerun with the recording; see `Session.compare_rerun`."""
         return self.context.read(lambda c: self._compare(c, self.find_branch(c, branch)), repeatable_read=True)
 
     def _compare(self, connection: Connection, row: StoredRow) -> RerunComparison:
@@ -59,14 +55,7 @@ class RerunReader(SessionAccess):
 
 
 class _Conversation:
-    """The messages at a state of a branch, of which only the hashes are held.
-
-    Args:
-        access: The access to the session.
-        connection: A connection in a transaction that reads.
-        row: The branch.
-        checkpoint_id: The graph checkpoint on its path; None, or one that is gone, for the newest state.
-    """
+    """The messages at a state of a branch, of which only the hashes are held."""
 
     def __init__(
         self, access: SessionAccess, connection: Connection, row: StoredRow, checkpoint_id: str | None

@@ -24,18 +24,7 @@ def erase(
     authorize: Callable[[Connection], object],
     delete_rows: Callable[[Connection], erasure.ErasedData],
 ) -> Erased:
-    """Release file snapshots, delete rows in one transaction, and rewrite the database without the deleted data.
-
-    Args:
-        context: The context of the user who erases.
-        selection: A query for the sessions to erase.
-        authorize: A function that checks, in a transaction, whether the user may erase.
-        delete_rows: A function that deletes.
-
-    Raises:
-        Conflict: Someone is using a session, or has created one in the meantime.
-        NotFound, NotAllowed: Raised by `authorize`.
-    """
+    """Release file snapshots, delete rows in one transaction, and rewrite the database without the deleted data."""
     store = context.store
 
     def load_idle_sessions(connection: Connection) -> list[int]:
@@ -224,12 +213,7 @@ class SessionRetention:
 
 
 def delete_unneeded(access: SessionAccess, ids: Collection[int]) -> list[RetentionVerdict]:
-    """Delete those of the given checkpoints that nothing needs; return the decision about each of them.
-
-    Args:
-        access: The session.
-        ids: The ids of the checkpoints.
-    """
+    """Delete those of the given checkpoints that nothing needs; return the decision about each of them."""
     context = access.context
 
     def delete(connection: Connection) -> list[RetentionVerdict]:

@@ -48,11 +48,7 @@ class Rollbacks(SessionAccess):
     # -- rollback
 
     def plan(self, to: CheckpointRef | GraphPoint, branch: BranchRef, options: RollbackOptions) -> RollbackPlan:
-        """Return what a rollback would do, without doing anything.
-
-        Raises:
-            NotFound, Ambiguous, InvalidInput: As for `Session.plan_rollback`.
-        """
+        """Return what a rollback would do, without doing anything."""
         source, target, label = self.context.read(lambda c: self._find_target(c, branch, to))
         return self.context.engine().plan(
             source.id,
@@ -65,11 +61,7 @@ class Rollbacks(SessionAccess):
         )
 
     def run(self, to: CheckpointRef | GraphPoint, branch: BranchRef, options: RollbackOptions) -> int:
-        """Roll back, and return the id of the new branch, or of the same branch if the conversation is unchanged.
-
-        Raises:
-            RollbackBlocked, WorkspaceChanged, RollbackIncomplete, Conflict: As for `Session.rollback`.
-        """
+        """Roll back, and return the id of the new branch, or of the same branch if the conversation is unchanged."""
         source, target, label = self.context.read(lambda c: self._find_target(c, branch, to, EDITOR))
         request = Request(
             user_id=self.context.user.id, source_id=source.id, target=target, label=label, **vars(options)
@@ -78,13 +70,7 @@ class Rollbacks(SessionAccess):
             return self.context.engine().run(request)
 
     def report(self, branch_id: int, *, kind: str = ROLLBACK, has_new_branch: bool = True) -> RollbackReport:
-        """Read the report of the operation that has just ended.
-
-        Args:
-            branch_id: The branch that the operation led to.
-            kind: The kind of operation: `rollback` or `fork`.
-            has_new_branch: True if it created that branch; False if it only changed the world.
-        """
+        """Read the report of the operation that has just ended."""
 
         def read(connection: Connection) -> RollbackReport:
             rows = self.context.store.operations.of_branch(connection, branch_id)
@@ -109,11 +95,7 @@ class Rollbacks(SessionAccess):
     # -- files alone
 
     def rewind(self, request: Request) -> RollbackReport:
-        """Restore files; the conversation is unchanged.
-
-        Raises:
-            NotFound, WorkspaceChanged, RollbackIncomplete, Conflict: As for `Session.rewind_files`.
-        """
+        """Restore files; the conversation is unchanged."""
         return self.report(self.context.engine().run(request), has_new_branch=False)
 
     def plan_request(self, request: Request) -> RollbackPlan:
@@ -125,11 +107,7 @@ class Rollbacks(SessionAccess):
     def rewind_request(
         self, restore_point: CheckpointRef, branch: BranchRef, required_role: Role = EDITOR, *, force: bool = False
     ) -> Request:
-        """Return the request to restore the files of a restore point.
-
-        Raises:
-            NotFound: As for `Session.rewind_files`.
-        """
+        """Return the request to restore the files of a restore point."""
         store, lookup = self.context.store, self.context.lookup
 
         def create_request(connection: Connection) -> Request:
@@ -173,16 +151,7 @@ class Rollbacks(SessionAccess):
         return self.context.engine().plan_switch(self.read_branch(branch).id)
 
     def set_current_branch(self, branch: BranchRef, *, source_id: int | None = None) -> StoredRow:
-        """Make a branch the current one without changing the world, and return its row.
-
-        Args:
-            branch: The branch.
-            source_id: The branch to leave, which must be idle and the current one; None to leave any branch.
-
-        Raises:
-            NotFound: The session has no such branch.
-            Conflict: The branch's rollback is incomplete, or the branch to leave is running or not the current one.
-        """
+        """Make a branch the current one without changing the world, and return its row."""
 
         def set_current(connection: Connection) -> StoredRow:
             row = self.find_branch(connection, branch, EDITOR)
@@ -209,20 +178,7 @@ class Rollbacks(SessionAccess):
         current: bool = True,
         only_from_current: bool = False,
     ) -> tuple[int, int]:
-        """Switch to a branch, and handle differences of the world; return the ids of the branch and of the operation.
-
-        Args:
-            branch: The branch to switch to.
-            source: The branch to leave.
-            sync: See `Session.switch`.
-            force: See `Session.switch`.
-            on_error: See `Session.switch`.
-            current: False to change only the world, while the session stays on its current branch.
-            only_from_current: True to refuse if the session has moved to a third branch.
-
-        Raises:
-            NotFound, InvalidInput, RollbackBlocked, RollbackIncomplete, Conflict: As for `Session.switch`.
-        """
+        """Switch to a branch, and handle differences of the world; return the ids of the branch and of the operation."""
 
         def load_branches(connection: Connection) -> tuple[int, StoredRow]:
             row = self.find_branch(connection, branch, EDITOR)
@@ -246,11 +202,7 @@ class Rollbacks(SessionAccess):
     # -- undo and redo
 
     def find_previous(self, branch: BranchRef, steps: int = 1, required_role: Role = EDITOR) -> tuple[int, int]:
-        """Return the ids of a branch and of the checkpoint that lies `steps` distinct points back on it.
-
-        Raises:
-            NotFound, InvalidInput: As for `Session.undo`.
-        """
+        """Return the ids of a branch and of the checkpoint that lies `steps` distinct points back on it."""
         if not isinstance(steps, int) or steps < 1:
             raise InvalidInput(f"steps must be a number from 1, not {steps!r}.")
         store = self.context.store
@@ -316,11 +268,7 @@ class Rollbacks(SessionAccess):
         return self.context.read(create_request)
 
     def rollback_source_id(self, branch: BranchRef, required_role: Role = EDITOR) -> int:
-        """Return the id of the branch from which a rollback created this one.
-
-        Raises:
-            NotFound: The branch was not created by a rollback.
-        """
+        """Return the id of the branch from which a rollback created this one."""
 
         def load(connection: Connection) -> int:
             row = self.find_branch(connection, branch, required_role)

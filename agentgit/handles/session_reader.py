@@ -43,12 +43,7 @@ SessionRef = ExternalSession | str | int | None
 
 
 class SessionReader:
-    """The read-only operations on one session. `Session` adds those that change it.
-
-    Args:
-        context: The store and the principal.
-        session_id: The id of the session.
-    """
+    """The read-only operations on one session. `Session` adds those that change it."""
 
     def __init__(self, context: Context, session_id: int) -> None:
         self.id = session_id
@@ -100,11 +95,7 @@ class SessionReader:
         )
 
     def branch(self, name: BranchRef = None) -> InternalSession:
-        """Find a branch by its name or id; None is the current one.
-
-        Raises:
-            NotFound: There is no such branch.
-        """
+        """Find a branch by its name or id; None is the current one."""
 
         def load(connection: Connection) -> InternalSession:
             session = self._access.load_session(connection)
@@ -131,18 +122,6 @@ class SessionReader:
 
         Only the checkpoints of the branches that are shown are read, so this is quick in a session with thousands of
         branches.
-
-        Args:
-            limit: The maximum number of branches to show; None for all. If there are more, branches that are not on the
-                path to the current one take one line each.
-            branch: Show only the path to this branch, and the branches below it; None for the whole tree.
-            expand: The ids of branches to show in full.
-            collapse: The ids of branches to show on one line.
-            points: The maximum number of checkpoints to read at the end of each branch that is shown in full.
-
-        Raises:
-            InvalidInput: The limit is less than 1.
-            NotFound: There is no such branch.
         """
 
         def load(connection: Connection) -> FoldedTree:
@@ -177,17 +156,7 @@ class SessionReader:
         return self._context.read(load)
 
     def get_checkpoint(self, ref: CheckpointRef, *, branch: BranchRef = None) -> Checkpoint:
-        """Find a checkpoint.
-
-        Args:
-            ref: The checkpoint, in one of the forms that `Session` lists.
-            branch: The branch that `HEAD` refers to; None is the current one.
-
-        Raises:
-            NotFound: There is no such checkpoint; the error lists similar names.
-            Ambiguous: Several checkpoints have that name.
-            InvalidInput: The checkpoint belongs to another session.
-        """
+        """Find a checkpoint."""
         return LogReader(self._context, self.id).get(ref, Scope(branch=branch))
 
     def log(
@@ -207,22 +176,6 @@ class SessionReader:
 
         On a path, the first checkpoint of a branch replaces the checkpoint that the branch was forked from. With
         `name`, `tag` or `auto=False`, the path includes that checkpoint itself.
-
-        Args:
-            branch: The branch; None is the current one.
-            which: `path` (from the head of the branch to the root of the session), `branch` (only checkpoints created
-                on the branch) or `all` (checkpoints of all branches of the session).
-            name: Only checkpoints to which a person gave exactly this name.
-            since: Only checkpoints created at this time or later; must have a time zone.
-            until: Only checkpoints created at this time or earlier; must have a time zone.
-            tag: Only the checkpoint with this tag.
-            author: Only checkpoints created by this user.
-            auto: True for automatic checkpoints only, False for those that someone requested.
-            with_calls: True for checkpoints with tool calls on the path to them only, False for those without.
-
-        Raises:
-            InvalidInput: A condition is not valid.
-            NotFound: There is no such user. A missing branch or tag is reported when the log is read.
         """
         reader, scope = LogReader(self._context, self.id), Scope(branch=branch, which=which)
         author_id = reader.author_id(author) if author is not None else None
@@ -248,20 +201,6 @@ class SessionReader:
         `create_order` or `日本`, must be adjacent in the text. There are no operators. In an encrypted database only
         the names of checkpoints are searched, and `names_only` of the result is True.
 
-        Args:
-            text: The words to look for.
-            branch: The branch whose path to the root is searched; None is the current one.
-            all_branches: True to search all branches of the session.
-            limit: The maximum number of results, 1 to 1,000.
-            after: The `next` of the previous page; None for the first page.
-            progress: Called with the number of checkpoints indexed so far and the total, if some are not indexed yet,
-                as after an import.
-
-        Raises:
-            InvalidInput: The text is empty or too long, or the limit or the cursor is not valid.
-            NotFound: There is no such branch.
-            Corrupt: A matching text is damaged.
-
         Example:
             >>> import agentgit
             >>> from agentgit.demo import EFFECTS, build
@@ -282,14 +221,6 @@ class SessionReader:
         """Compare two checkpoints: state, messages, tool calls, tokens, and files if both have them.
 
         What the checkpoints share is not loaded, so the cost does not grow with the length of the conversation.
-
-        Args:
-            a: The checkpoint to start from, in one of the forms that `Session` lists.
-            b: The checkpoint to compare it with; `HEAD` is the head of the current branch.
-            other: The session in which the name of `b` is looked up; None is this session.
-
-        Raises:
-            NotFound, Ambiguous, InvalidInput: As for `get_checkpoint`.
         """
         other_access = self._access
         if (other_id := session_id(self._context, other)) is not None:
@@ -298,14 +229,6 @@ class SessionReader:
 
     def compare(self, a: CheckpointRef, b: CheckpointRef) -> Comparison:
         """Compare two branches: what each did since they diverged, and how they differ now.
-
-        Args:
-            a: The first branch, or any checkpoint.
-            b: The second branch, or any checkpoint.
-
-        Raises:
-            NotFound, Ambiguous: As for `get_checkpoint`.
-            InvalidInput: They are in two sessions without a common history.
 
         Example:
             >>> import agentgit
@@ -325,12 +248,6 @@ class SessionReader:
         """Return the report of a rerun, with its messages beside the recorded ones, from where they diverge.
 
         The messages are read from the two branches: at most 200 of each, from a few before the first that differs.
-
-        Args:
-            branch: The branch of the rerun; None is the current one.
-
-        Raises:
-            NotFound: There is no such branch, or it is no rerun with a report.
 
         Example:
             >>> import agentgit
@@ -352,44 +269,17 @@ class SessionReader:
         conversation: bool = True,
         replay: str = "record",
     ) -> RollbackPlan:
-        """Return what `rollback` would do, without doing anything.
-
-        Args:
-            to: The checkpoint to go back to.
-            branch: The branch to leave; None is the current one.
-            tools: `reverse`, `reversible` (reverse only reversible effects), `keep` (leave the world alone) or
-                `require_clean` (refuse if anything is to be reversed).
-            files: False to leave the files of the workspace alone.
-            conversation: False to plan only for tool effects and files.
-            replay: `record`, `redo` or `execute`; see `rollback`.
-
-        Raises:
-            NotFound, Ambiguous, InvalidInput: As for `get_checkpoint`.
-            Simulated: The checkpoint belongs to a rerun, from which nothing goes on.
-        """
+        """Return what `rollback` would do, without doing anything."""
         options = RollbackOptions(tools=tools, files=files, conversation=conversation, replay=replay)
         return self._rollbacks.plan(to, branch, options)
 
     def plan_undo(self, steps: int = 1, *, branch: BranchRef = None) -> RollbackPlan:
-        """Return what `undo` would do, without doing anything.
-
-        Args:
-            steps: The number of checkpoints to go back; see `undo`.
-            branch: The branch to leave; None is the current one.
-
-        Raises:
-            NotFound, InvalidInput: As for `undo`.
-            Simulated: The checkpoint belongs to a rerun, from which nothing goes on.
-        """
+        """Return what `undo` would do, without doing anything."""
         source_id, to = self._rollbacks.find_previous(branch, steps, VIEWER)
         return self.plan_rollback(to, branch=source_id)
 
     def plan_redo(self, *, branch: BranchRef = None) -> RollbackPlan:
-        """Return what `redo` would do, without doing anything.
-
-        Raises:
-            NotFound: There is nothing to redo.
-        """
+        """Return what `redo` would do, without doing anything."""
         branch_id = self._access.read_branch(branch).id
         rewind_request = self._rollbacks.undo_rewind_request(branch_id, VIEWER)
         if rewind_request is not None:
@@ -397,19 +287,11 @@ class SessionReader:
         return self.plan_switch(self._rollbacks.rollback_source_id(branch_id, VIEWER))
 
     def plan_switch(self, branch: BranchRef) -> RollbackPlan:
-        """Return what `switch(branch, sync="world")` would do, without doing anything.
-
-        Raises:
-            NotFound: The session has no such branch.
-        """
+        """Return what `switch(branch, sync="world")` would do, without doing anything."""
         return self._rollbacks.plan_switch(branch)
 
     def plan_rewind(self, restore_point: CheckpointRef, *, branch: BranchRef = None) -> RollbackPlan:
-        """Return what `rewind_files` would do, without doing anything.
-
-        Raises:
-            NotFound: As for `rewind_files`.
-        """
+        """Return what `rewind_files` would do, without doing anything."""
         return self._rollbacks.plan_request(self._rollbacks.rewind_request(restore_point, branch, VIEWER))
 
     def operations(self) -> list[Operation]:
@@ -421,17 +303,6 @@ class SessionReader:
 
         No state is read. Tokens are taken from the `usage_metadata` of the saved messages. The tokens of a branch are
         those used on it, without those that it inherited.
-
-        Args:
-            branch: The only branch to count; None for all.
-            prices: The prices of a million input and output tokens by the name of the model: `{"m": (1.25, 10)}`. A
-                third and a fourth number are the prices of input read from a cache and of input written to a cache.
-                `*` is every other model.
-            storage: True to also measure its size in the database, which reads everything that is stored.
-
-        Raises:
-            NotFound: There is no such branch.
-            InvalidInput: A price is not valid.
 
         Example:
             >>> import agentgit
@@ -467,25 +338,6 @@ class SessionReader:
         one branch; the effects of other branches in its world are on a branch named `elsewhere`. Undo functions and
         secrets are not included. The files of the workspace are included only with `files=True`.
 
-        Args:
-            path: The file, which is replaced atomically; or a binary stream.
-            branch: The only branch to export; None for all.
-            checkpoint: The only checkpoint to export; None for all.
-            files: True to include the files that its checkpoints have. A snapshot that cannot be included, such as a
-                container image, is counted in `left_out`; a single path that cannot be included is listed in
-                `left_paths`.
-            redact: True to replace the values of names that look like those of secrets, such as `api_key`, wherever
-                they occur; or a function that, besides, receives each text and returns it without what is secret. Equal
-                texts become equal, so that a rerun of the redacted file still matches.
-            progress: Called with the number of bytes checked and the total, after everything has been written.
-
-        Raises:
-            NotFound: There is no such branch or checkpoint.
-            InvalidInput: `redact` is not valid, or given with `files`, or a value of your own serializer is in the way.
-            Conflict: A rollback of the session is incomplete.
-            Corrupt: Data is missing or damaged; nothing was written.
-            Unavailable: The file cannot be written.
-
         Example:
             >>> import agentgit
             >>> from agentgit.demo import EFFECTS, build
@@ -505,12 +357,6 @@ class SessionReader:
 
         A step is one AI message. Its reward and label come from the `data` of the checkpoints after it; without a label
         there, the checkpoint's name is the label. The score of an exploration is the reward of its branch's last step.
-
-        Args:
-            branch: The only branch; None for all, each from the root of the session.
-
-        Raises:
-            NotFound: There is no such branch.
 
         Example:
             >>> import agentgit
@@ -547,11 +393,7 @@ class SessionReader:
 
 
 def session_id(context: Context, ref: SessionReader | SessionRef) -> int | None:
-    """Return the id of a session; None if none was given.
-
-    Raises:
-        NotFound: There is no such session.
-    """
+    """Return the id of a session; None if none was given."""
     if ref is None:
         return None
     session_ref = ref.id if isinstance(ref, SessionReader) else ref

@@ -22,21 +22,7 @@ def collect_stats(
     *,
     storage: bool,
 ) -> Stats:
-    """Return the statistics of sessions.
-
-    Args:
-        connection: An open connection.
-        context: The store and the principal.
-        sessions: The sessions to count.
-        subject: The display name of these sessions.
-        branch: One branch of the only session; None for all branches.
-        prices: The prices of a million tokens; see `Session.stats`.
-        storage: True to also measure their size in the database.
-
-    Raises:
-        InvalidInput: A price is not valid.
-        NotFound: There is no such branch.
-    """
+    """Return the statistics of sessions."""
     checked_prices, store = require_prices(prices) if prices is not None else None, context.store
     rows = [row for session in sessions for row in store.sessions.branches(connection, session.id)]
     if branch is not None:

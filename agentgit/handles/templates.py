@@ -28,11 +28,7 @@ LONGEST_NAME = 200
 
 
 class SessionFactory:
-    """Creates sessions.
-
-    Args:
-        context: The store and the principal.
-    """
+    """Creates sessions."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -45,21 +41,7 @@ class SessionFactory:
         run: Callable[[int], None] | None = None,
         force: bool = False,
     ) -> ExternalSession:
-        """Return the session with that name, or create it with its first branch, `main`.
-
-        Args:
-            name: The session's name.
-            template: The template; see `Repository.wrap`.
-            run: If a new session is to run the calls of its template again, a function that takes its id and provides
-                its tools; else None.
-            force: True to create the session even if some of these calls cannot run again.
-
-        Raises:
-            InvalidInput: The name is not valid for a session.
-            NotFound: There is no such template.
-            Conflict: A session with that name exists and was not created from the template.
-            RollbackBlocked: A call of the template cannot run again; no session was created.
-        """
+        """Return the session with that name, or create it with its first branch, `main`."""
         require_name(name)
 
         def find_or_create(connection: Connection) -> ExternalSession:
@@ -90,11 +72,7 @@ class SessionFactory:
         return self.context.change(find_or_create)
 
     def _find_by_name(self, connection: Connection, name: str) -> list[ExternalSession]:
-        """Find the session with that name: the user's own, or another user's by its full name.
-
-        Raises:
-            NotFound: It is the full name of another user's session that this user cannot see.
-        """
+        """Find the session with that name: the user's own, or another user's by its full name."""
         own_sessions = self.context.store.visible_sessions.own(
             connection, self.context.user.id, SESSION.c.session_name == name, limit=1
         )
@@ -121,11 +99,7 @@ class SessionFactory:
         return row, f"{session.reference}@{row.branch_name}#{row.number}"
 
     def restore_files(self, template: CheckpointRef, session: ExternalSession) -> None:
-        """Restore the files of a template in the workspace of a session that has not continued yet.
-
-        Raises:
-            WorkspaceChanged: The workspace has other files; no file was changed.
-        """
+        """Restore the files of a template in the workspace of a session that has not continued yet."""
 
         def load(connection: Connection) -> int | None:
             row, _ = self._find_template(connection, template)
@@ -151,11 +125,6 @@ class SessionFactory:
         """Run the calls of a template in the world of a session created from it.
 
         They run only once, even if this is called again. If an earlier attempt is incomplete, it is resumed.
-
-        Raises:
-            RollbackBlocked: Something that happened in the session in the meantime blocks the calls.
-            RollbackIncomplete: A tool raised; `resume`, or another call of this, continues from there.
-            Conflict: The session was created without the calls of the template.
         """
 
         def load(connection: Connection) -> tuple[StoredRow | None, StoredRow | None]:
@@ -172,11 +141,7 @@ class SessionFactory:
             self.context.engine().run(self._run_request(first_checkpoint, force=force))
 
     def _require_runnable(self, connection: Connection, session_id: int) -> None:
-        """Check that the calls of a template can run in a session that is being created.
-
-        Raises:
-            RollbackBlocked: A call must not or cannot run there.
-        """
+        """Check that the calls of a template can run in a session that is being created."""
         (branch,) = self.context.store.sessions.branches(connection, session_id)
         first_checkpoint = self.context.store.checkpoints.load_with_branch(connection, branch.head_id)
         planner = self.context.engine().planner
@@ -211,10 +176,6 @@ class SessionFactory:
 
 
 def require_name(name: str) -> None:
-    """Check that a name is valid for a session.
-
-    Raises:
-        InvalidInput: The name is empty, or longer than 200 characters.
-    """
+    """Check that a name is valid for a session."""
     if not isinstance(name, str) or not name.strip() or len(name) > LONGEST_NAME:
         raise InvalidInput(f"A session needs a name of 1 to {LONGEST_NAME} characters, not {name!r}.")

@@ -38,15 +38,7 @@ PREFIX = "mcp-"
 
 
 def confirmation_code(session: Session, branch: str | None, plan: RollbackPlan, *, force: bool, **options: Any) -> str:
-    """Return the code that confirms the plan of a rollback or a switch.
-
-    Args:
-        session: The session of the branch.
-        branch: The branch to leave or to switch to; None is the current one.
-        plan: The plan to confirm.
-        force: True if effects that cannot be undone are kept.
-        options: The other options of a rollback.
-    """
+    """Return the code that confirms the plan of a rollback or a switch."""
     files = plan.files.to_dict() if plan.files is not None else None
     newest = [operation.id for operation in session.operations()[:1]]
     steps = [plan.kind, plan.checkpoint_id, plan.as_request(), files]
@@ -60,11 +52,7 @@ def find_confirmed(session: Session, code: str) -> Operation | None:
 
 
 def require_code(code: str, expected: str, plan: RollbackPlan) -> None:
-    """Check that a code belongs to the current plan.
-
-    Raises:
-        Conflict: The code is for another plan.
-    """
+    """Check that a code belongs to the current plan."""
     if code != expected:
         raise Conflict(f"Nothing was changed: the code {code!r} is for another plan. Check the current plan: {plan}")
 
@@ -124,12 +112,7 @@ Force = Annotated[
 
 @dataclass(frozen=True)
 class ToolAnswer:
-    """The answer of a tool.
-
-    Args:
-        lines: The lines for a person.
-        data: The data for a program, JSON-like.
-    """
+    """The answer of a tool."""
 
     lines: Sequence[Line]
     data: dict[str, Any] | None = None
@@ -143,12 +126,7 @@ class ToolAnswer:
 
 
 class ReadTools:
-    """The tools that change nothing.
-
-    Args:
-        repo: The repository, bound to one user.
-        session: The only session to show; None for all sessions of the user.
-    """
+    """The tools that change nothing."""
 
     def __init__(self, repo: Repository, session: Session | None) -> None:
         self.repo = repo
@@ -159,11 +137,7 @@ class ReadTools:
         return self.bound_session if self.bound_session is not None else self.repo.session(session)
 
     def find_changed_session(self, session: str | None) -> Session:
-        """Return the session that a tool call changes, or plans to change.
-
-        Raises:
-            InvalidInput: The call names no session, and there are several.
-        """
+        """Return the session that a tool call changes, or plans to change."""
         if self.bound_session is not None or session is not None:
             return self.find_session(session)
         sessions = self.repo.sessions(LISTED_SESSIONS + 1)

@@ -62,22 +62,13 @@ WRITE_TOOLS: Mapping[Callable[..., ToolAnswer], Mapping[str, bool]] = {
 
 @dataclass(frozen=True)
 class ToolSchema:
-    """One tool, as a client sees it.
-
-    Args:
-        tool: The name, description, schema and annotations of the tool.
-        model: The Pydantic model that validates its arguments.
-    """
+    """One tool, as a client sees it."""
 
     tool: types.Tool
     model: type[BaseModel]
 
     def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Validate the arguments of a call.
-
-        Raises:
-            InvalidInput: An argument is missing, unknown or invalid.
-        """
+        """Validate the arguments of a call."""
         try:
             validated = self.model.model_validate(arguments)
         except ValidationError as error:
@@ -87,12 +78,7 @@ class ToolSchema:
 
 
 def tool_schemas(*, bound: bool, read_only: bool) -> dict[str, ToolSchema]:
-    """Return the tools by name.
-
-    Args:
-        bound: True if the server serves one session. The tools then take no `session` argument.
-        read_only: True to return only the read-only tools.
-    """
+    """Return the tools by name."""
     reads = {"readOnlyHint": True, "destructiveHint": False, "idempotentHint": True, "openWorldHint": False}
     hints_by_tool: dict[Callable[..., ToolAnswer], Mapping[str, bool]] = dict.fromkeys(READ_TOOLS, reads)
     hints_by_tool |= {} if read_only else WRITE_TOOLS
@@ -147,19 +133,7 @@ def serve(
     may_force: bool = False,
     trust: Sequence[str] = (),
 ) -> None:
-    """Serve MCP clients until standard input ends.
-
-    Args:
-        repo: The repository, bound to one user.
-        session: The only session that clients can access; None for all sessions of the user.
-        read_only: True to offer only the read-only tools.
-        may_force: True to let clients pass `force`, which keeps effects that cannot be undone.
-        trust: Modules with the user's tools and undo functions: `package.module` or `package.module:name`.
-
-    Raises:
-        NotFound: A module cannot be imported, or declares nothing.
-        InvalidInput: A module name is not valid, or an effect does not fit its tool.
-    """
+    """Serve MCP clients until standard input ends."""
     streams = _reserve_streams()  # before the imports: what modules print must not reach the client
     repo.trust(*trust)
     tools = WriteTools(repo, session, may_force=may_force)
@@ -167,13 +141,7 @@ def serve(
 
 
 def create_server(tools: WriteTools, *, bound: bool, read_only: bool) -> Server[Any, Any]:
-    """Create the MCP server for a set of tools.
-
-    Args:
-        tools: The object whose methods are the tools.
-        bound: True if the server serves one session.
-        read_only: True to offer only the read-only tools.
-    """
+    """Create the MCP server for a set of tools."""
     instructions = READ_ONLY_INSTRUCTIONS if read_only else INSTRUCTIONS
     server: Server[Any, Any] = Server("agentgit", version=agentgit.__version__, instructions=instructions)
     schemas = tool_schemas(bound=bound, read_only=read_only)

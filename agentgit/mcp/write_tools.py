@@ -58,13 +58,7 @@ Sync = Annotated[
 
 
 class WriteTools(ReadTools):
-    """All MCP tools: the read-only ones, and those that change data.
-
-    Args:
-        repo: The repository, bound to one user.
-        session: The only session that clients can access; None for all sessions of the user.
-        may_force: True to let clients pass `force`, which keeps effects that cannot be undone.
-    """
+    """All MCP tools: the read-only ones, and those that change data."""
 
     def __init__(self, repo: Repository, session: Session | None, *, may_force: bool) -> None:
         super().__init__(repo, session)

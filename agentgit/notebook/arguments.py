@@ -19,11 +19,7 @@ def _argument(*names: str, **how: Any) -> Argument:
 
 
 def count(text: str) -> int:
-    """Parse a whole number from 1 to 999,999.
-
-    Raises:
-        ValueError: The text is not such a number.
-    """
+    """Parse a whole number from 1 to 999,999."""
     if not 0 < int(text) < 10**6:
         raise ValueError(text)
     return int(text)
@@ -143,11 +139,7 @@ def parser(prog: str, arguments: Sequence[Argument]) -> _Parser:
 
 
 def split(line: str) -> list[str]:
-    """Split a line into words; a name with spaces needs quotes.
-
-    Raises:
-        InvalidInput: A quote is not closed.
-    """
+    """Split a line into words; a name with spaces needs quotes."""
     try:
         return shlex.split(line)
     except ValueError as error:
@@ -156,10 +148,6 @@ def split(line: str) -> list[str]:
 
 def parse(line: str) -> tuple[str, argparse.Namespace]:
     """Parse the text after `%agentgit`.
-
-    Raises:
-        NotFound: There is no such command; the error suggests similar ones.
-        InvalidInput: The command does not take these arguments.
 
     Example:
         >>> name, asked = parse('rollback "before payment" --force')
@@ -181,11 +169,7 @@ def arguments_of(name: str) -> tuple[Argument, ...]:
 
 
 def parse_branch(line: str) -> argparse.Namespace:
-    """Parse the text after `%%branch`.
-
-    Raises:
-        InvalidInput: It does not take these arguments.
-    """
+    """Parse the text after `%%branch`."""
     return parser("%%branch", BRANCH).parse_args(split(line))
 
 

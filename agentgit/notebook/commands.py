@@ -29,11 +29,7 @@ _CHANGING = ("checkpoint", "tag", "rollback", "undo", "redo", "switch")
 
 
 class DisplayLines:
-    """Lines of text that display themselves in a notebook.
-
-    Args:
-        lines: The lines to show.
-    """
+    """Lines of text that display themselves in a notebook."""
 
     def __init__(self, *lines: Line) -> None:
         self._lines = lines
@@ -46,13 +42,7 @@ class DisplayLines:
 
 
 class Command(NamedTuple):
-    """A command with its parsed arguments.
-
-    Args:
-        names: The notebook's variables.
-        arguments: The parsed arguments.
-        display: A function that displays a value in addition to the result of the command.
-    """
+    """A command with its parsed arguments."""
 
     names: NotebookNamespace
     arguments: Namespace
@@ -64,11 +54,7 @@ class Command(NamedTuple):
         return self.names.target(getattr(self.arguments, "session", None))
 
     def confirm(self, question: str, load_plan: Callable[[], RollbackPlan]) -> None:
-        """Show a plan and ask, unless the command has `--yes`.
-
-        Raises:
-            InvalidInput, Conflict: As for `confirmation.confirm`.
-        """
+        """Show a plan and ask, unless the command has `--yes`."""
         if not self.arguments.yes:
             target = self.target
             place = f"session {target.session.reference}, branch {target.branch_name}"
@@ -76,12 +62,7 @@ class Command(NamedTuple):
 
 
 def run_command(name: str, command: Command) -> Any:
-    """Show the session and the branch that a command applies to, run it, and return the value to display.
-
-    Raises:
-        Ambiguous: The command changes a session, there are several, and none is named.
-        AgentGitError: The operation behind the command failed.
-    """
+    """Show the session and the branch that a command applies to, run it, and return the value to display."""
     if name in _CHANGING and (name != "tag" or command.arguments.words or command.arguments.delete):
         command.target.require_chosen()
     if name not in _NAME_THEMSELVES:

@@ -23,15 +23,7 @@ _LAST_WORD = re.compile(r"""'[^']*$|"[^"]*$|[^\s'"]*$""")
 
 
 def complete(namespace: NotebookNamespace, text: str) -> tuple[str, list[str]] | None:
-    """Return the word at the cursor, and its completions.
-
-    Args:
-        namespace: The notebook's variables.
-        text: The text up to the cursor.
-
-    Returns:
-        The word and its completions; None if the text is not an agentgit magic.
-    """
+    """Return the word at the cursor, and its completions."""
     match = _MAGIC.fullmatch(text)
     if match is None:
         return None

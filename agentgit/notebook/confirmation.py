@@ -15,16 +15,6 @@ def confirm(
     """Show a plan, and ask whether to carry it out.
 
     For a blocked plan this does nothing: the operation raises an error that says what to do.
-
-    Args:
-        question: The question, which names the session and the branch.
-        load_plan: A function that returns the plan.
-        display: A function that displays the plan.
-        force: True if the operation is called with `force=True`.
-
-    Raises:
-        InvalidInput: The answer is not yes, or nobody can be asked.
-        Conflict: The plan has changed while the question was open.
     """
     plan = load_plan()
     admissible = plan.forced() if force else plan

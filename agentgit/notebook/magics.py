@@ -42,11 +42,7 @@ _COMPLETER = "agentgit"
 
 
 def load(shell: Any) -> None:
-    """Register the magics and their completer with a shell, replacing those of an earlier call.
-
-    Args:
-        shell: The IPython shell.
-    """
+    """Register the magics and their completer with a shell, replacing those of an earlier call."""
     magics = Magics(shell)
     shell.register_magic_function(magics.agentgit, "line_cell", "agentgit")
     shell.register_magic_function(magics.branch, "cell", "branch")
@@ -55,11 +51,7 @@ def load(shell: Any) -> None:
 
 
 def unload(shell: Any) -> None:
-    """Remove the magics and their completer from a shell.
-
-    Args:
-        shell: The IPython shell.
-    """
+    """Remove the magics and their completer from a shell."""
     for kind, name in (("line", "agentgit"), ("cell", "agentgit"), ("cell", "branch")):
         shell.magics_manager.magics[kind].pop(name, None)
     _remove_completer(shell)
@@ -71,11 +63,7 @@ def _remove_completer(shell: Any) -> None:
 
 
 class Magics:
-    """The magics of one shell.
-
-    Args:
-        shell: The IPython shell.
-    """
+    """The magics of one shell."""
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell
@@ -163,22 +151,14 @@ class Magics:
         return {"completions": completions, "matched_fragment": fragment, "suppress": True, "ordered": True}
 
     def _require_no_await(self, cell: str) -> None:
-        """Reject a cell that uses `await`: IPython runs the code inside a magic without an event loop.
-
-        Raises:
-            InvalidInput: The cell uses `await`.
-        """
+        """Reject a cell that uses `await`: IPython runs the code inside a magic without an event loop."""
         if self._shell.should_run_async(cell, transformed_cell=self._shell.transform_cell(cell)):
             raise InvalidInput(
                 "%%branch cells cannot use await. Write it yourself: there = agent.fork(name=...); await there..."
             )
 
     def _parse(self, cell: str) -> tuple[Any, str]:
-        """Parse a cell without running it, and return its syntax tree and its file name in tracebacks.
-
-        Raises:
-            SyntaxError: The cell is not valid Python.
-        """
+        """Parse a cell without running it, and return its syntax tree and its file name in tracebacks."""
         source, compiler = self._shell.transform_cell(cell), self._shell.compile
         filename = compiler.cache(source, self._shell.execution_count)
         return compiler.ast_parse(source, filename=filename), filename
@@ -244,11 +224,7 @@ def _show(value: Any) -> None:
 
 @contextmanager
 def _short_errors() -> Iterator[None]:
-    """Show an agentgit error on one line without a traceback, after the plan or report that it carries.
-
-    Raises:
-        UsageError: The block raised an `AgentGitError`.
-    """
+    """Show an agentgit error on one line without a traceback, after the plan or report that it carries."""
     try:
         yield
     except AgentGitError as error:

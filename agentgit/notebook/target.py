@@ -22,15 +22,7 @@ _CLASSES = {"agent": ("agentgit.agents.agent", "RollbackAgent"), "repository": (
 
 @dataclass(frozen=True)
 class MagicTarget:
-    """The session that a magic applies to, and the agent that runs it if there is one.
-
-    Args:
-        session: The session.
-        branch_id: The branch; None for the current one.
-        agent: The agent that runs it; None if there is only a repository.
-        variable: The notebook variable that holds the agent.
-        others: The names with which `use` chooses other sessions; none if this one was chosen by its name.
-    """
+    """The session that a magic applies to, and the agent that runs it if there is one."""
 
     session: Session
     branch_id: int | None = None
@@ -44,11 +36,7 @@ class MagicTarget:
         return self.session.branch(self.branch_id).name
 
     def require_chosen(self) -> None:
-        """Check that a command can only mean this session.
-
-        Raises:
-            Ambiguous: There are other sessions, and none was chosen.
-        """
+        """Check that a command can only mean this session."""
         if self.others:
             raise Ambiguous(
                 "There are several sessions, and this command changes one. Name it: --session NAME, or first "
@@ -57,36 +45,21 @@ class MagicTarget:
             )
 
     def require_agent(self) -> tuple[RollbackAgent, str]:
-        """Return the agent and the name of its variable.
-
-        Raises:
-            InvalidInput: The target has no agent, only a repository.
-        """
+        """Return the agent and the name of its variable."""
         if self.agent is None or self.variable is None:
             raise InvalidInput("This needs an agent. Create one: agent = repo.wrap(graph, session=...)")
         return self.agent, self.variable
 
 
 class NotebookNamespace:
-    """The variables of a notebook, and the target that was chosen with `%agentgit use`.
-
-    Args:
-        names: The notebook's namespace. Switches and rollbacks assign new agents to its variables.
-    """
+    """The variables of a notebook, and the target that was chosen with `%agentgit use`."""
 
     def __init__(self, names: MutableMapping[str, Any]) -> None:
         self.names = names
         self.chosen: str | None = None
 
     def target(self, name: str | None = None) -> MagicTarget:
-        """Return the named or chosen target, otherwise the agent that ran or was created last, otherwise a repository.
-
-        Args:
-            name: The variable of an agent or a repository, or the name of a session; None if none is named.
-
-        Raises:
-            NotFound: There is no agent and no repository, or the named or chosen target does not exist.
-        """
+        """Return the named or chosen target, otherwise the agent that ran or was created last, otherwise a repository."""
         if (named := name or self.chosen) is not None:
             return self._find_target(named)
         agents = sorted(self._variables("agent"), key=lambda pair: pair[1].moved_at, reverse=True)
@@ -96,11 +69,7 @@ class NotebookNamespace:
         return replace(_of_agent(*agents[0]), others=tuple(others))
 
     def use(self, name: str | None) -> MagicTarget:
-        """Choose the target of magics by a variable or session name; None for the agent that ran last.
-
-        Raises:
-            NotFound: There is no such variable or session.
-        """
+        """Choose the target of magics by a variable or session name; None for the agent that ran last."""
         target = self._find_target(name) if name is not None else None
         self.chosen = name
         return target or self.target()
@@ -128,11 +97,7 @@ class NotebookNamespace:
             ) from error
 
     def repository(self) -> Repository:
-        """Return the repository of the notebook: one in a variable, otherwise that of the agent that ran last.
-
-        Raises:
-            NotFound: There is no repository and no agent.
-        """
+        """Return the repository of the notebook: one in a variable, otherwise that of the agent that ran last."""
         agents = sorted((agent for _, agent in self._variables("agent")), key=lambda agent: agent.moved_at)
         repositories: list[Repository] = [one for _, one in self._variables("repository")] or [
             Repository(one.session.context, is_borrowed=True) for one in agents

@@ -16,12 +16,7 @@ if TYPE_CHECKING:
 
 
 class TreeHandles:
-    """A session and a handle for each of its checkpoints.
-
-    Args:
-        session: The session.
-        agent: The agent that runs it, which each rollback, fork and switch replaces; None without a graph.
-    """
+    """A session and a handle for each of its checkpoints."""
 
     def __init__(self, session: Session, agent: RollbackAgent | None) -> None:
         self.session = session
@@ -33,11 +28,7 @@ class TreeHandles:
         return self.agent.branch_id if self.agent is not None else None
 
     def __getitem__(self, ref: CheckpointRef) -> CheckpointHandle:
-        """Return the handle of a checkpoint, in any form that `Session` lists. A branch is its newest checkpoint.
-
-        Raises:
-            NotFound, Ambiguous, InvalidInput: As for `Session.get_checkpoint`.
-        """
+        """Return the handle of a checkpoint, in any form that `Session` lists. A branch is its newest checkpoint."""
         return CheckpointHandle(self, self.session.get_checkpoint(ref, branch=self.branch_id))
 
 

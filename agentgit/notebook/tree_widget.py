@@ -26,9 +26,6 @@ class TreeWidget(anywidget.AnyWidget):
     """A tree whose checkpoints can be clicked, and a panel with the content and the actions of the chosen one.
 
     What changes the outside world is carried out by a second click, below its plan.
-
-    Args:
-        browser: The tree.
     """
 
     _esm = (_STATIC / "tree.js").read_text(encoding="utf-8")

@@ -54,32 +54,17 @@ def code(text: str) -> str:
 
 
 def wrapping_cell(content: str, length: int) -> str:
-    """Let long words in a table cell wrap, with a minimum width so that other cells cannot squeeze it.
-
-    Args:
-        content: The content of the cell, as HTML.
-        length: The length of the text, in characters.
-    """
+    """Let long words in a table cell wrap, with a minimum width so that other cells cannot squeeze it."""
     return f'<div style="min-width:{min(length, _MIN_CELL_WIDTH) * 0.6:.0f}em;overflow-wrap:anywhere">{content}</div>'
 
 
 def fold(title: str, content: str) -> str:
-    """Return a section that is collapsed until the reader opens it.
-
-    Args:
-        title: The title, as HTML.
-        content: The content, as HTML.
-    """
+    """Return a section that is collapsed until the reader opens it."""
     return f"<details><summary>{title}</summary>{content}</details>"
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return an HTML table.
-
-    Args:
-        headings: The column names, as HTML.
-        rows: The cells, as HTML.
-    """
+    """Return an HTML table."""
     body = "".join(_row("td", row) for row in rows)
     return f"<table><thead>{_row('th', headings)}</thead><tbody>{body}</tbody></table>"
 
@@ -90,12 +75,7 @@ def _row(kind: str, cells: Sequence[str]) -> str:
 
 
 def pre(lines: Iterable[Line], *, wrapped: bool = False) -> str:
-    """Return lines of text as a preformatted block, in their colours.
-
-    Args:
-        lines: The lines to write.
-        wrapped: True to wrap long lines, which suits messages and files; False for drawings.
-    """
+    """Return lines of text as a preformatted block, in their colours."""
     wrap_style = ";white-space:pre-wrap;overflow-wrap:anywhere" if wrapped else ""
     text = "\n".join("".join(map(styled, line)) for line in lines)
     # The font is explicit because pages made from notebooks restyle <pre>, which would break the alignment.

@@ -16,12 +16,7 @@ _NOT_IN_XML = re.compile(
 
 
 def document(results: Reruns, bar: float) -> bytes:
-    """Return the results as JUnit XML: a test case for each session.
-
-    Args:
-        results: The results.
-        bar: The verdict, or without a judge the match rate, below which a session has failed.
-    """
+    """Return the results as JUnit XML: a test case for each session."""
     errors = sum(_has_error(results, row) for row in results.rows)
     failures = sum(not _has_error(results, row) and results.score(row) < bar for row in results.rows)
     counts = {"tests": str(len(results.rows)), "failures": str(failures), "errors": str(errors)}

@@ -30,16 +30,7 @@ NAME_CELLS = 24
 
 @dataclass(frozen=True)
 class LayoutRow:
-    """One line of the layout: adjacent checkpoints of one branch.
-
-    Args:
-        branch: The branch.
-        points: The checkpoints, oldest first. The line shows the number of the last one.
-        folded: The number of turns that are folded into this line; 0 if none.
-        hidden: The number of hidden branches for which this line stands; 0 if none. With points, the line stands for
-            its branch, too.
-        unread: The number of earlier checkpoints for which this line stands, because nobody read them; 0 if none.
-    """
+    """One line of the layout: adjacent checkpoints of one branch."""
 
     branch: Branch
     points: list[Point]
@@ -57,11 +48,6 @@ def folded_items(folded: FoldedTree, branch: Branch, *, every: bool = False) -> 
 
     A collapsed branch has one line. The last line of another one counts the hidden branches that leave from it. A line
     counts the checkpoints that nobody read.
-
-    Args:
-        folded: The folded tree.
-        branch: One of the branches that it shows.
-        every: True to give each checkpoint its own line.
     """
     hidden = folded.hidden.get(branch.id, 0)
     items = list(layout_items(branch, every=every))
@@ -87,13 +73,7 @@ def _with_unread(items: list[LayoutItem], branch: Branch, unread: int) -> Iterat
 
 
 def layout_items(branch: Branch, *, every: bool = False, max_rows: int | None = None) -> Iterator[LayoutItem]:
-    """Return the lines of a branch, each followed by the branches that leave there.
-
-    Args:
-        branch: The branch.
-        every: True to give each checkpoint its own line.
-        max_rows: The number of lines to show, besides those where branches leave; None for all.
-    """
+    """Return the lines of a branch, each followed by the branches that leave there."""
     point_ids = {point.id for point in branch.points}
     children_by_point: dict[int | None, list[Branch]] = {}
     for child in branch.children:
@@ -173,15 +153,7 @@ def _fold_rows(run: list[LayoutRow]) -> Iterator[LayoutRow]:
 
 
 def prune(tree: Tree, max_branches: int) -> tuple[Tree, int]:
-    """Drop branches if there are too many; the current branch, its ancestors and the newest ones stay.
-
-    Args:
-        tree: The tree with all branches.
-        max_branches: The maximum number of branches, at least 1.
-
-    Returns:
-        The pruned tree, and the number of branches that were dropped.
-    """
+    """Drop branches if there are too many; the current branch, its ancestors and the newest ones stay."""
     branches = {branch.id: branch for branch in tree.walk()}
     if len(branches) <= max_branches:
         return tree, 0
@@ -204,12 +176,7 @@ def references(tree: Tree) -> dict[int, str]:
 
 
 def title_of(row: LayoutRow, references: Mapping[int, str]) -> str:
-    """Return the title of a line: what happened there.
-
-    Args:
-        row: The line, which is not folded.
-        references: The references of the checkpoints, by id.
-    """
+    """Return the title of a line: what happened there."""
     last = row.points[-1]
     if last.name is not None:
         return clean(last.name) + (f" - {clean(last.title)}" if last.title else "")
@@ -242,12 +209,7 @@ _MOST_LINES, _MOST_BRANCHES, _MOST_DOTS, _MOST_LANES = 60, 60, 6, 12
 
 @dataclass(frozen=True)
 class Dot:
-    """A checkpoint in the picture.
-
-    Args:
-        point: The checkpoint.
-        y: The distance from the top edge.
-    """
+    """A checkpoint in the picture."""
 
     point: Point
     y: int
@@ -255,15 +217,7 @@ class Dot:
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedRow:
-    """A line of text, with the dots that belong to it.
-
-    Args:
-        row: The row that the line shows.
-        lane: The lane of its branch.
-        y: The distance from the top edge.
-        dots: The dots, the last one at `y`; empty if the line is folded or has no checkpoint.
-        is_after_newest: True for the line of the calls after the newest checkpoint.
-    """
+    """A line of text, with the dots that belong to it."""
 
     row: LayoutRow
     lane: Lane
@@ -274,17 +228,7 @@ class PlacedRow:
 
 @dataclass(eq=False)
 class Lane:
-    """A branch in the picture.
-
-    Args:
-        branch: The branch.
-        column: The index of the lane's column, from the left.
-        number: The index of the lane, which determines its colour.
-        start: The y at which it begins; None before its first line.
-        bottom: The y that it has reached.
-        segments: Its line segments: the y at the top, the y at the bottom, and whether the segment is dashed.
-        joint: The column and the y at which it leaves its parent; None for a root.
-    """
+    """A branch in the picture."""
 
     branch: Branch
     column: int
@@ -315,15 +259,7 @@ def column_x(column: int) -> int:
 
 @dataclass(frozen=True)
 class Picture:
-    """The layout of a tree as a picture.
-
-    Args:
-        tree: The whole tree that it shows.
-        lanes: The lanes, one for each branch.
-        lines: The lines from top to bottom.
-        references: The references of the checkpoints, by id.
-        hidden: The number of branches that are left out.
-    """
+    """The layout of a tree as a picture."""
 
     tree: Tree
     lanes: list[Lane]
@@ -353,11 +289,7 @@ class Picture:
 
 
 def picture(tree: Tree) -> Picture:
-    """Lay out the picture of a tree.
-
-    Args:
-        tree: The branches of a session.
-    """
+    """Lay out the picture of a tree."""
     pruned_tree, hidden = prune(tree, _MOST_BRANCHES)
     builder = _PictureBuilder()
     for root in pruned_tree.roots:

@@ -17,23 +17,12 @@ from agentgit.values import count
 
 
 def draw_checkpoint(checkpoint: Checkpoint, *, width: int = 100) -> str:
-    """Draw one checkpoint as plain text.
-
-    Args:
-        checkpoint: The checkpoint; its content is read.
-        width: The maximum width of a line, in terminal cells.
-    """
+    """Draw one checkpoint as plain text."""
     return plain(lines(checkpoint, width=width))
 
 
 def lines(checkpoint: Checkpoint, *, width: int = 100, zone: Zone = UTC) -> list[Line]:
-    """Draw one checkpoint.
-
-    Args:
-        checkpoint: The checkpoint; its content is read.
-        width: The maximum width of a line, in terminal cells.
-        zone: The time zone of the times; None for the local one; or the present time, to show how long ago they were.
-    """
+    """Draw one checkpoint."""
     name = clean(checkpoint.checkpoint_name or "")
     state = [[Span(clean(str(key)), "reference"), Span(clean(repr(v)))] for key, v in checkpoint.session_state.items()]
     messages, calls = checkpoint.conversation_history, checkpoint.tool_invocations
@@ -79,11 +68,7 @@ def _latest_hint(items: list[dict[str, Any]]) -> str:
 
 
 def page(checkpoint: Checkpoint) -> str:
-    """Draw one checkpoint as HTML, with its state, conversation and calls collapsed.
-
-    Args:
-        checkpoint: The checkpoint. Its content is read; if that fails, the reason is shown instead.
-    """
+    """Draw one checkpoint as HTML, with its state, conversation and calls collapsed."""
     name = clean(checkpoint.checkpoint_name or "")
     heading = f"<p><b>{html.escape(reference(checkpoint))}</b> {html.styled(Span(name, 'name'))}</p>"
     facts = html.table(["", ""], [[html.styled(span) for span in row] for row in _facts(checkpoint, UTC)])

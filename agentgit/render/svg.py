@@ -101,10 +101,6 @@ def tree_svg(tree: Tree, *, link: Link | None = None, follow_reader: bool = Fals
 def mark_svg(mark: str, number: int) -> str:
     """Draw the mark of calls as an SVG of its own.
 
-    Args:
-        mark: One of `agentgit.effects.invocation.MARKS`.
-        number: The number of calls, for the name of the picture.
-
     Example:
         >>> mark_svg("done", 2)[:62]
         '<svg role="img" aria-label="2 done" width="12" height="12" vie'
@@ -117,11 +113,7 @@ def mark_svg(mark: str, number: int) -> str:
 
 
 def page(tree: Tree) -> str:
-    """Draw a tree for a notebook: an image, which untrusted notebooks keep too, and the text, collapsed.
-
-    Args:
-        tree: The branches of a session.
-    """
+    """Draw a tree for a notebook: an image, which untrusted notebooks keep too, and the text, collapsed."""
     drawing = picture(tree)
     svg_text, width = _draw(drawing, None, follow_reader=False)
     data = base64.b64encode(svg_text.encode()).decode()

@@ -19,9 +19,6 @@ _ZERO_WIDTH_CATEGORIES = ("Mn", "Me", "Cf")
 def clean(text: str) -> str:
     r"""Put a text on one line, and escape control and direction characters that a terminal would obey.
 
-    Args:
-        text: Any text.
-
     Example:
         >>> print(clean("two\nlines and \x1b[31mred"))
         two lines and \x1b[31mred
@@ -30,11 +27,7 @@ def clean(text: str) -> str:
 
 
 def visible(text: str) -> str:
-    """Escape control and direction characters that a terminal would obey, but keep spaces and line ends.
-
-    Args:
-        text: Any text.
-    """
+    """Escape control and direction characters that a terminal would obey, but keep spaces and line ends."""
     return text if text.isprintable() else "".join(map(_visible_character, text))
 
 
@@ -46,10 +39,6 @@ def _visible_character(c: str) -> str:
 
 def place(session_name: str, branch: str | None = None) -> str:
     """Return the words that name a session and one of its branches.
-
-    Args:
-        session_name: The name by which the user refers to the session.
-        branch: The name of the branch; None to name only the session.
 
     Example:
         >>> print(place("support-42", "main"))
@@ -78,10 +67,6 @@ def _cells_of_character(c: str) -> int:
 def cut(text: str, width: int) -> str:
     """Shorten a clean text to a number of cells, ending with `…` if something was cut.
 
-    Args:
-        text: A clean text.
-        width: The maximum width in cells, at least 1.
-
     Example:
         >>> cut("order two chairs", 9), cut("日本語", 4)
         ('order tw…', '日…')
@@ -99,10 +84,6 @@ def cut(text: str, width: int) -> str:
 
 def wrap(text: str, width: int) -> list[str]:
     """Break a clean text into lines of at most `width` cells, between words where possible.
-
-    Args:
-        text: A clean text.
-        width: The maximum width in cells, at least 2.
 
     Example:
         >>> wrap("its undo reverses it", 12)
@@ -142,12 +123,6 @@ Zone: TypeAlias = tzinfo | datetime | None
 
 def format_time(moment: datetime | None, zone: Zone = UTC, *, seconds: bool = False) -> str:
     """Format a time for people.
-
-    Args:
-        moment: A time with a time zone; None for an empty text.
-        zone: The time zone to show it in; None for the local one; or the present time, to show how long ago it was.
-            A time in the future is shown in the local zone.
-        seconds: True to show the exact time, with its seconds.
 
     Example:
         >>> format_time(datetime(2026, 1, 2, 3, 4, tzinfo=UTC))
@@ -202,12 +177,7 @@ _MAX_COLUMN_CELLS = 40
 
 
 class Span(NamedTuple):
-    """A piece of clean text in one style.
-
-    Args:
-        text: The text, without control characters.
-        style: One of `STYLES`.
-    """
+    """A piece of clean text in one style."""
 
     text: str
     style: str = ""
@@ -228,12 +198,6 @@ def plain(lines: Iterable[Line]) -> str:
 
 def table(rows: Sequence[Sequence[Span]], *, width: int, indent: str = "", wrap_last: bool = False) -> list[Line]:
     """Align rows in columns, two spaces apart; the last column is cut at the edge.
-
-    Args:
-        rows: The rows, all of the same length.
-        width: The width of a line, in cells.
-        indent: The text before each line.
-        wrap_last: True to wrap the last column instead of cutting it.
 
     Example:
         >>> print(plain(table([[Span("main"), Span("7 checkpoints")], [Span("retry"), Span("4")]], width=16)))

@@ -19,10 +19,6 @@ PYTHON: Face = ()
 def reword(text: str, face: Face) -> str:
     """Return a message in the words of a face.
 
-    Args:
-        text: The message, in the words of Python.
-        face: The face that shows it.
-
     Example:
         >>> reword("Nothing was done. force=True keeps what cannot be reversed.", COMMAND_LINE)
         'Nothing was done. --force keeps what cannot be reversed.'
@@ -36,10 +32,6 @@ def reword(text: str, face: Face) -> str:
 
 def reword_reasons(value: Any, face: Face) -> Any:
     """Return the JSON-like data of a plan or report, with its reasons in the words of a face.
-
-    Args:
-        value: The data.
-        face: The face that shows it.
 
     Example:
         >>> reword_reasons({"steps": [{"why": "see session.operations()"}]}, PAGE)

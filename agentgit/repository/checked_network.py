@@ -15,10 +15,6 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
     """A network backend that resolves a host once, checks all its addresses, and connects to one of them.
 
     TLS and HTTP still use the host name of the URL for the certificate, SNI and the `Host` header.
-
-    Args:
-        hosts: The hosts that are allowed although their addresses are not public.
-        timeout: The timeout in seconds of one attempt, for all addresses of a host together.
     """
 
     def __init__(self, hosts: WebhookHosts, timeout: float) -> None:
@@ -34,12 +30,7 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        """Connect to a host.
-
-        Raises:
-            NotAllowed: One of its addresses is neither public nor allowed.
-            httpcore.ConnectError, httpcore.ConnectTimeout: No address accepts the connection.
-        """
+        """Connect to a host."""
         infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         addresses = list(dict.fromkeys(str(info[4][0]) for info in infos))
         self._hosts.require_allowed_addresses(host, addresses)

@@ -26,24 +26,14 @@ def disabled_user_error(user: User) -> NotAllowed:
 
 
 class Authenticator:
-    """Authenticates users, and returns their principals.
-
-    Args:
-        context: The store, and the principal of the repository that authenticates.
-        jwt: The rules for verifying tokens; None rejects all tokens.
-    """
+    """Authenticates users, and returns their principals."""
 
     def __init__(self, context: Context, jwt: JWT | None) -> None:
         self.context = context
         self.jwt = jwt
 
     def as_user(self, user: UserRef) -> Principal:
-        """Return the principal of another user. For admins.
-
-        Raises:
-            NotAllowed: You are not an admin, or the user is disabled.
-            NotFound: There is no such user.
-        """
+        """Return the principal of another user. For admins."""
         self.context.require_admin("as_user")
         target = self.context.read(lambda c: self.context.find_user(c, user))
         if target.disabled_at is not None:
@@ -52,13 +42,7 @@ class Authenticator:
         return Principal(tenant_id=self.context.store.tenant_id, user=target, since=datetime.now(UTC), by=impersonator)
 
     def authenticate(self, credential: str, source: str | None = None) -> Principal:
-        """Return the principal of an API key or a token.
-
-        Raises:
-            NotAllowed: The credential is not valid. The message is the same for every cause.
-            TooManyAttempts: There were too many failures from that address.
-            Unavailable: PyJWT is not installed.
-        """
+        """Return the principal of an API key or a token."""
         subjects = self.context.store.login_attempts.subjects(None, source)
         with self.context.store.database.reading() as connection:
             self.context.store.login_attempts.require_not_blocked(connection, subjects)
@@ -120,13 +104,7 @@ class Authenticator:
         return existing or self.context.store.users.add(connection, name, by_user_id=self.context.user.id)
 
     def login(self, name: str, password: str, source: str | None = None, device: str | None = None) -> Principal:
-        """Return the principal of the user with this name and password.
-
-        Raises:
-            NotAllowed: The name or the password is wrong. The message is the same for every cause.
-            TooManyAttempts: There were too many failures.
-            Unavailable: Argon2 is not installed.
-        """
+        """Return the principal of the user with this name and password."""
         with self.context.store.database.reading() as connection:
             user = self.context.store.users.find_by_name(connection, name) if isinstance(name, str) else None
             stored_hash = self.context.store.users.password_hash(connection, user.id) if user is not None else None

@@ -145,11 +145,7 @@ class Maintenance:
         return removed_ids
 
     def _shrink(self) -> str:
-        """Release the free space of the database to the file system.
-
-        Returns:
-            Why that was not possible because the database is in use; otherwise an empty string.
-        """
+        """Release the free space of the database to the file system."""
         try:
             self.context.store.database.shrink()
         except Unavailable as error:

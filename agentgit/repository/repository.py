@@ -823,11 +823,7 @@ class Repository:
 
 
 def _name_to_create(ref: SessionRef) -> str:
-    """Return the name of a session to create.
-
-    Raises:
-        InvalidInput: `ref` is an id, or missing.
-    """
+    """Return the name of a session to create."""
     if isinstance(ref, ExternalSession):
         return ref.session_name
     if not isinstance(ref, str):

@@ -16,22 +16,13 @@ from agentgit.store.sql.ids import is_id
 
 
 class Resolution:
-    """Records the outcomes that users decide by hand.
-
-    Args:
-        context: The store and the principal.
-    """
+    """Records the outcomes that users decide by hand."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
 
     def resolve(self, invocation: ToolInvocation | int, outcome: str, *, result: Any) -> ToolInvocation:
-        """Record the outcome of a call or of its reversal, and return the updated invocation.
-
-        Raises:
-            NotFound: There is no such invocation.
-            InvalidInput: The outcome is not valid, there is nothing to decide, or the call cannot have a result.
-        """
+        """Record the outcome of a call or of its reversal, and return the updated invocation."""
         invocation_id = invocation.id if isinstance(invocation, ToolInvocation) else invocation
 
         def decide(connection: Connection) -> ToolInvocation:

@@ -38,11 +38,7 @@ ImportSource = str | Path | IO[bytes] | Sequence[Checkpoint]
 
 
 class Importer:
-    """Creates sessions from exports.
-
-    Args:
-        context: The store and the principal.
-    """
+    """Creates sessions from exports."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -54,17 +50,7 @@ class Importer:
         workspace: str | Path | Workspace | None,
         progress: OnProgress | None,
     ) -> TransferSummary:
-        """Create a session from an export.
-
-        Args:
-            path: The file, a binary stream, or checkpoints.
-            session: The name of the new session; None for a name like that in the export.
-            workspace: The workspace that receives the files; None leaves the files out.
-            progress: A callback that receives the number of bytes read and the total; the file is read twice.
-
-        Raises:
-            NotFound, InvalidInput, Corrupt, Conflict, Unavailable: See `Repository.import_`.
-        """
+        """Create a session from an export."""
         if session is not None:
             require_name(session)
         require_file_support(workspace)
@@ -90,12 +76,7 @@ class Importer:
         )
 
     def _open_export(self, path: ImportSource, stack: ExitStack) -> tuple[IO[bytes], frozenset[int]]:
-        """Open an export, or write plain checkpoints as one; return it with the ids of checkpoints that it keeps.
-
-        Raises:
-            NotFound, InvalidInput, Unavailable: See `Repository.import_`.
-            Conflict: A checkpoint here has one of the ids.
-        """
+        """Open an export, or write plain checkpoints as one; return it with the ids of checkpoints that it keeps."""
         if isinstance(path, Sequence) and not isinstance(path, str):
             checkpoints = path
         else:
@@ -139,11 +120,7 @@ class Importer:
 
 
 def require_file_support(workspace: str | Path | Workspace | None) -> None:
-    """Check that a workspace, if one is given, can receive files. Call this before reading the export.
-
-    Raises:
-        InvalidInput: The workspace has a custom environment.
-    """
+    """Check that a workspace, if one is given, can receive files. Call this before reading the export."""
     if isinstance(workspace, Workspace) and not workspace.settings["environment"]:
         raise InvalidInput('Files are imported into a workspace with "git" or "directory" only.')
 

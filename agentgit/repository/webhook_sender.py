@@ -41,11 +41,7 @@ class _Outcome(NamedTuple):
 
 
 def deliver(store: Store) -> Delivered:
-    """Send the due events of all users of the tenant until none is due.
-
-    Raises:
-        Unavailable: The package `httpcore` is not installed.
-    """
+    """Send the due events of all users of the tenant until none is due."""
     try:
         # httpcore rather than httpx: it has no redirects, cookies, .netrc or environment proxies that would have to be
         # turned off, and `CheckedNetwork` can make its connections.

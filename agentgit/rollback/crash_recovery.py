@@ -14,16 +14,7 @@ from agentgit.values import as_object
 
 
 def recover_abandoned(store: Store, connection: Connection, session_id: int) -> list[int]:
-    """Recover the turns and operations that dead processes held in a session. Such an operation becomes `partial`.
-
-    Args:
-        store: The store of the database.
-        connection: A connection in a transaction that writes.
-        session_id: The session.
-
-    Returns:
-        The ids of the operations that are running.
-    """
+    """Recover the turns and operations that dead processes held in a session. Such an operation becomes `partial`."""
     branches, operations = (
         store.sessions.query_running(connection, session_id),
         store.operations.query_running(connection, session_id),
@@ -73,21 +64,13 @@ def mark_interrupted(store: Store, connection: Connection, row: StoredRow) -> No
 
 
 def require_idle(store: Store, connection: Connection, session_id: int) -> None:
-    """Recover what dead processes held in a session, then check that no turn and no operation is running.
-
-    Raises:
-        Conflict: A turn or an operation is running.
-    """
+    """Recover what dead processes held in a session, then check that no turn and no operation is running."""
     recover_abandoned(store, connection, session_id)
     require_nothing_running(store, connection, session_id)
 
 
 def require_nothing_running(store: Store, connection: Connection, session_id: int) -> None:
-    """Refuse a session in which a turn or an operation is running. Call `recover_abandoned` first.
-
-    Raises:
-        Conflict: A turn or an operation is running.
-    """
+    """Refuse a session in which a turn or an operation is running. Call `recover_abandoned` first."""
     branches, operations = (
         store.sessions.query_running(connection, session_id),
         store.operations.query_running(connection, session_id),

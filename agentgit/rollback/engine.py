@@ -46,16 +46,7 @@ RecordOperation = Callable[[dict[int, str], Connection], T]
 
 
 class RollbackEngine:
-    """Plans and runs rollbacks, switches and forks on one store.
-
-    Args:
-        store: The store of the database.
-        registry: The functions that this process has for recorded calls.
-        awaiter: A function that waits for an awaitable and returns its result.
-        user_id: The user who reads the plans and reports.
-        authorize: A function that refuses users without permission. It is called in the transaction that records the
-            operation; a recorded operation runs to its end.
-    """
+    """Plans and runs rollbacks, switches and forks on one store."""
 
     def __init__(
         self, store: Store, registry: Registry, awaiter: Awaiter = wait, *, user_id: int, authorize: Authorize
@@ -74,17 +65,7 @@ class RollbackEngine:
     # -- plan
 
     def plan(self, source_id: int, target: StoredRow, label: str, **options: Any) -> RollbackPlan:
-        """Return what a rollback would do, without doing anything.
-
-        Args:
-            source_id: The branch that would be left.
-            target: The row of the checkpoint to go to.
-            label: The user's name for the checkpoint.
-            options: The arguments `tools`, `files`, `replay` and `conversation` of `Request`.
-
-        Raises:
-            InvalidInput: An argument is not valid.
-        """
+        """Return what a rollback would do, without doing anything."""
         request = Request(user_id=0, source_id=source_id, target=target, label=label, **options)
         self.verification.verify_unsettled_calls(target.external_session_id)
         plan, _ = self.verification.plan_with_prechecks(
@@ -112,11 +93,7 @@ class RollbackEngine:
             return self.planner.add_names(connection, plan, branch_id)
 
     def _snapshot_to_restore(self, request: Request) -> SnapshotRef | None:
-        """Return the files that a rollback restores; None if it leaves them alone or the target has none.
-
-        Raises:
-            InvalidInput: Only files are to be restored, and the target has none.
-        """
+        """Return the files that a rollback restores; None if it leaves them alone or the target has none."""
         if isinstance(request.files, SnapshotRef):
             return request.files
         snapshot = self.files.of_checkpoint(request.target) if request.files else None
@@ -128,13 +105,7 @@ class RollbackEngine:
         return snapshot
 
     def _require_safe_restore(self, session_id: int, snapshot: SnapshotRef | None) -> None:
-        """Check that the files can be restored and that nobody else has changed them.
-
-        Raises:
-            WorkspaceChanged: Somebody else has changed the files.
-            Unavailable: The workspace or the snapshot is missing.
-            Conflict: The files have changed because a turn or an operation of this session is running.
-        """
+        """Check that the files can be restored and that nobody else has changed them."""
         try:
             self.files.require_safe_restore(session_id, snapshot)
         except WorkspaceChanged:
@@ -148,14 +119,7 @@ class RollbackEngine:
     # -- run and resume
 
     def run(self, request: Request) -> int:
-        """Roll back and return the id of the new branch, or of the source branch if the conversation stays.
-
-        Raises:
-            RollbackBlocked: An effect cannot be reversed; nothing was done.
-            WorkspaceChanged: Somebody else has changed the files; nothing was done.
-            RollbackIncomplete: A step failed, or the files could not be restored; `resume` continues.
-            Conflict: A turn or another operation of the session is running.
-        """
+        """Roll back and return the id of the new branch, or of the source branch if the conversation stays."""
         with span("agentgit.rollback", **_span_attributes(request.target.external_session_id)):
             return self._run(request)
 
@@ -176,14 +140,7 @@ class RollbackEngine:
             return int(self.resumption.load_operation(connection, operation_id).internal_session_id)
 
     def switch(self, request: SwitchRequest) -> int:
-        """Switch to another branch, reconcile it with the world, and return the id of the operation.
-
-        Raises:
-            RollbackBlocked: An effect cannot be reversed, or a call cannot run again; nothing was done.
-            WorkspaceChanged: Somebody else has changed the files; nothing was done.
-            RollbackIncomplete: A step failed, or the files could not be restored; `resume` continues.
-            Conflict: A turn or another operation of the session is running.
-        """
+        """Switch to another branch, reconcile it with the world, and return the id of the operation."""
         with span(
             "agentgit.switch", **_span_attributes(request.branch.external_session_id), agentgit_sync=request.sync
         ):
@@ -212,18 +169,7 @@ class RollbackEngine:
                 continue
 
     def resume(self, operation_id: int, *, force: bool = False) -> RollbackReport:
-        """Finish an operation that stopped half way or whose process died. Completed steps are not repeated.
-
-        Args:
-            operation_id: The id of the operation.
-            force: True to skip the steps that still cannot be done, and mark the operation as done.
-
-        Raises:
-            NotFound: There is no such operation.
-            Conflict: This operation, another operation of its session, or a turn is running.
-            RollbackBlocked: An effect that was added since cannot be reversed; nothing was done.
-            RollbackIncomplete: A step failed again.
-        """
+        """Finish an operation that stopped half way or whose process died. Completed steps are not repeated."""
         with span("agentgit.resume", agentgit_operation_id=operation_id):
             self._resume(operation_id, force=force)
         return self.read_report(operation_id)
@@ -290,18 +236,7 @@ class RollbackEngine:
         meta: Mapping[str, Any] | None = None,
         request_id: str | None = None,
     ) -> int:
-        """Create a branch at a checkpoint without changing the world, and return its id.
-
-        Args:
-            connection: A connection in a transaction that writes.
-            target: The row of the checkpoint.
-            name: The name of the branch; None for a free one.
-            source_id: The branch that is left.
-            user_id: The id of the user who asks for it.
-            snapshot: The files of the new branch; None for the current files.
-            meta: The metadata of the new branch; None for none.
-            request_id: The caller's id for this fork; None for none.
-        """
+        """Create a branch at a checkpoint without changing the world, and return its id."""
         self.store.sessions.lock(connection, target.external_session_id)
         self.starter.require_checkpoint_exists(connection, target, f"{target.branch_name}#{target.number}")
         parent = self.store.sessions.branch(connection, target.internal_session_id)

@@ -42,13 +42,7 @@ from agentgit.values import as_object, describe_error, portable
 
 
 class RerunTrack:
-    """Puts the calls that ran again with `replay="execute"` on the track of the new branch.
-
-    Args:
-        store: The store of the database.
-        path_calls: The reader of the calls of a path.
-        executor: The executor, which finds the calls that ran again.
-    """
+    """Puts the calls that ran again with `replay="execute"` on the track of the new branch."""
 
     def __init__(self, store: Store, path_calls: PathCalls, executor: Executor) -> None:
         self.store = store
@@ -60,12 +54,7 @@ class RerunTrack:
         return row.internal_session_id != row.source_id and as_object(row.request).get("replay") == EXECUTE
 
     def replace_calls(self, connection: Connection, row: StoredRow) -> None:
-        """Replace the calls on the path of an operation's branch by their new runs, also in the messages.
-
-        Args:
-            connection: A connection in the transaction that publishes the branch.
-            row: The row of the operation, whose steps are done.
-        """
+        """Replace the calls on the path of an operation's branch by their new runs, also in the messages."""
         branch = self.store.sessions.branch(connection, row.internal_session_id)
         calls = self.path_calls.load_calls(connection, self.store.track_parts(connection, branch, branch.inherited))
         runs = self._load_runs(connection, row)
@@ -111,14 +100,7 @@ IN_THE_WORLD = frozenset({invocation.DONE, invocation.REVERSE_FAILED})
 
 
 class Executor:
-    """Executes the steps of operations.
-
-    Args:
-        store: The store of the database.
-        registry: The functions that this process has for recorded calls.
-        awaiter: A function that waits for an awaitable and returns its result.
-        verification: The verification of calls and reversals that raised.
-    """
+    """Executes the steps of operations."""
 
     def __init__(self, store: Store, registry: Registry, awaiter: Awaiter, verification: Verification) -> None:
         self.store = store
@@ -128,12 +110,7 @@ class Executor:
         self.memory_conflicts = verification.memory_conflicts
 
     def execute(self, row: StoredRow, owner: str) -> bool:
-        """Execute the remaining steps of an operation in order; return False if it stopped early.
-
-        Args:
-            row: The row of the operation.
-            owner: The name of the piece of work that executes it.
-        """
+        """Execute the remaining steps of an operation in order; return False if it stopped early."""
         request = as_object(row.request)
         for step in request["steps"]:
             if step["action"] == REVERSE:

@@ -23,12 +23,7 @@ from agentgit.workspace.api import Workspace
 
 
 class RollbackFiles:
-    """Plans changes to the workspace files of sessions, and restores the files.
-
-    Args:
-        store: The store, which records the snapshot of each moment.
-        registry: The registry of the workspaces that are attached in this process.
-    """
+    """Plans changes to the workspace files of sessions, and restores the files."""
 
     def __init__(self, store: Store, registry: Registry) -> None:
         self.store = store
@@ -40,11 +35,7 @@ class RollbackFiles:
             return self.store.snapshots.of_checkpoint(connection, target)
 
     def take_snapshot(self, session_id: int, reason: str) -> SnapshotRef | None:
-        """Take a snapshot of the current files of a session; None if it has no files here.
-
-        Raises:
-            AgentGitError: The workspace cannot be read.
-        """
+        """Take a snapshot of the current files of a session; None if it has no files here."""
         with self.store.database.reading() as connection:
             row = self.store.snapshots.newest_of_session(connection, session_id)
         snapshot = snapshot_ref_from_row(row) if row is not None else None
@@ -55,12 +46,7 @@ class RollbackFiles:
         )
 
     def workspace(self, session_id: int) -> Workspace:
-        """Return the workspace of a session, opened again if it is not attached in this process.
-
-        Raises:
-            NotFound: The session has no workspace.
-            NotAllowed, InvalidInput: As `reopen`.
-        """
+        """Return the workspace of a session, opened again if it is not attached in this process."""
         adapter = self.registry.workspace(session_id)
         if adapter is None:
             with self.store.database.reading() as connection:
@@ -110,12 +96,7 @@ class RollbackFiles:
             return failed_restore(snapshot, error)
 
     def require_safe_restore(self, session_id: int, snapshot: SnapshotRef | None) -> None:
-        """Check that the files can be restored and that nobody else has changed them.
-
-        Raises:
-            WorkspaceChanged: Somebody else has changed them; nothing was done.
-            Unavailable: The workspace or the snapshot is missing; nothing was done.
-        """
+        """Check that the files can be restored and that nobody else has changed them."""
         if snapshot is None:
             return
         try:
@@ -135,11 +116,7 @@ class RollbackFiles:
             )
 
     def restore(self, row: StoredRow) -> FileChanges | None:
-        """Restore the files that an operation leads to; None if it leaves them alone. Idempotent.
-
-        Args:
-            row: The row of the operation.
-        """
+        """Restore the files that an operation leads to; None if it leaves them alone. Idempotent."""
         snapshot_data = as_object(row.request).get("files")
         if snapshot_data is None:
             return None
@@ -181,14 +158,7 @@ class RollbackFiles:
             return {"diff_content": f"The files cannot be compared: {error}\n"}
 
     def release_unused(self, *, collect: bool = False) -> int:
-        """Release the snapshots that no checkpoint and no branch needs, if their workspace is available.
-
-        Args:
-            collect: True to also free the space of deleted snapshots in these workspaces.
-
-        Returns:
-            The number of released snapshots.
-        """
+        """Release the snapshots that no checkpoint and no branch needs, if their workspace is available."""
         with self.store.database.reading() as connection:
             unused = self.store.snapshots.find_unused(connection)
         released, adapters = dict[int, SnapshotRef](), dict[str, WorkspaceAdapter]()
@@ -216,11 +186,7 @@ class RollbackFiles:
                 reopen(snapshot.settings).hold(snapshot)
 
     def release_all(self, sessions: Select[int]) -> tuple[list[SnapshotRef], list[str]]:
-        """Release the snapshots that only these sessions use.
-
-        Returns:
-            The released snapshots, and a message for each one that could not be reached.
-        """
+        """Release the snapshots that only these sessions use."""
         with self.store.all_users_database.reading() as connection:  # includes the sessions of other users
             snapshots = self.store.snapshots.exclusive_to(connection, sessions)
         released, problems, adapters = list[SnapshotRef](), list[str](), dict[str, WorkspaceAdapter]()
@@ -239,14 +205,7 @@ class RollbackFiles:
     def request_fields(
         self, connection: Connection, session_id: int, snapshot: SnapshotRef | None, plan: RollbackPlan
     ) -> dict[str, Any]:
-        """Return what an operation records: the files to restore (None to leave them alone) and the current files.
-
-        Args:
-            connection: A connection in a transaction that writes.
-            session_id: The session.
-            snapshot: The files to restore.
-            plan: The plan of the operation, whose calls may have named paths outside of the workspace.
-        """
+        """Return what an operation records: the files to restore (None to leave them alone) and the current files."""
         row = self.store.snapshots.newest_of_session(connection, session_id)
         outside = self._outside(session_id, snapshot, plan) if snapshot is not None else []
         return {

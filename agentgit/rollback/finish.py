@@ -27,15 +27,7 @@ from agentgit.values import as_object
 
 
 class Finisher:
-    """Publishes the results of operations.
-
-    Args:
-        store: The store of the database.
-        reports: The reader of the outcome of each step.
-        resumption: The reader of operations.
-        files: The planner and restorer of workspace files.
-        rerun_track: Puts calls that ran again on the track of their branch.
-    """
+    """Publishes the results of operations."""
 
     def __init__(
         self, store: Store, reports: Reports, resumption: Resumption, files: RollbackFiles, rerun_track: RerunTrack
@@ -47,11 +39,7 @@ class Finisher:
         self.rerun_track = rerun_track
 
     def end(self, connection: Connection, operation_id: int, owner: str, file_changes: FileChanges | None) -> str:
-        """Publish the branch if all steps are done, record the report in any case, and return the status.
-
-        Raises:
-            Conflict: Another process has taken over the operation.
-        """
+        """Publish the branch if all steps are done, record the report in any case, and return the status."""
         sessions = self.store.sessions
         sessions.lock(connection, self.resumption.load_operation(connection, operation_id).external_session_id)
         self.store.operations.require_held(connection, operation_id, owner)
@@ -140,21 +128,7 @@ class Finisher:
         created_by: StoredRow | None = None,
         world_seen: int | None = None,
     ) -> None:
-        """Open a branch at its branch point, or at the state that its calls produced when they ran again.
-
-        Args:
-            connection: A connection in a transaction that writes.
-            branch_id: The branch.
-            user_id: The id of the user who asked for it.
-            snapshot: The current files of the branch; None if it has none.
-            branch_point: The row of the checkpoint that it starts from.
-            current: True to make it the session's current branch.
-            created_by: The operation that created it; None for a fork.
-            world_seen: The part of the world log that it has seen; None for all.
-
-        Raises:
-            Corrupt: The state of the branch differs from the state of its branch point.
-        """
+        """Open a branch at its branch point, or at the state that its calls produced when they ran again."""
         branch = self.store.sessions.branch(connection, branch_id)
         self.store.verify_state(connection, branch, branch_point.state_hash)
         state_hash, graph_checkpoint_id = branch_point.state_hash, branch_point.graph_checkpoint_id

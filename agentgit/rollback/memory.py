@@ -22,12 +22,7 @@ MAX_NAMES = 3
 
 
 class MemoryConflicts:
-    """Compares what the sessions wrote to memory with what is there now.
-
-    Args:
-        store: The store of the database.
-        registry: The memory that each session has in this process.
-    """
+    """Compares what the sessions wrote to memory with what is there now."""
 
     def __init__(self, store: Store, registry: Registry) -> None:
         self.store = store
@@ -35,11 +30,7 @@ class MemoryConflicts:
 
     @contextmanager
     def lock(self, session_id: int, call: ToolInvocation) -> Iterator[None]:
-        """Keep others from writing the item of a call until the block ends. Without a store here, there is no item.
-
-        Raises:
-            Unavailable: The write of another one does not end.
-        """
+        """Keep others from writing the item of a call until the block ends. Without a store here, there is no item."""
         try:
             store_name = self.registry.memory(session_id).name
         except NotFound:
@@ -49,13 +40,7 @@ class MemoryConflicts:
             yield
 
     def find(self, session_id: int, call: ToolInvocation, action: str) -> str | None:
-        """Return why a write cannot be undone, or made again, now; None if it can.
-
-        Args:
-            session_id: The session.
-            call: The call that made the write.
-            action: `reverse` or `redo`.
-        """
+        """Return why a write cannot be undone, or made again, now; None if it can."""
         return self._find_all(session_id, [(call, action)]).get(call.id)
 
     def find_in_plan(self, session_id: int, plan: RollbackPlan) -> dict[int, str]:
@@ -87,15 +72,7 @@ class MemoryConflicts:
     def _conflict(
         self, connection: Connection, session_id: int, call: ToolInvocation, action: str, values: dict[ItemName, Any]
     ) -> str | None:
-        """Return the conflict of a write; if there is none, set the value that its item then has.
-
-        Args:
-            connection: An open connection that sees the sessions of all users.
-            session_id: The session.
-            call: The call that made the write.
-            action: `reverse` or `redo`.
-            values: The values of the items after the steps so far.
-        """
+        """Return the conflict of a write; if there is none, set the value that its item then has."""
         write = MemoryWrite.of(call)
         current = values[write.item]
         if isinstance(current, _Unreadable):

@@ -25,13 +25,7 @@ DELIVERED: Mapping[str, Any] = {CHANGED: None, DRIFTED: None}
 
 
 def at_switch(meta: Mapping[str, Any], plan: RollbackPlan, sync: str) -> dict[str, Any]:
-    """Return the notes of the branch that a switch leads to, without earlier notes that no longer apply.
-
-    Args:
-        meta: The metadata of the branch.
-        plan: The plan that would bring the world to it.
-        sync: One of `SYNC_MODES`.
-    """
+    """Return the notes of the branch that a switch leads to, without earlier notes that no longer apply."""
     changed_ids = {str(step.invocation.first_id) for step in plan.steps}
     undelivered = {} if sync == "ignore" else meta.get(DRIFTED) or {}
     drifted = {call_id: note for call_id, note in undelivered.items() if call_id not in changed_ids}
@@ -39,31 +33,18 @@ def at_switch(meta: Mapping[str, Any], plan: RollbackPlan, sync: str) -> dict[st
 
 
 def after_drift(meta: Mapping[str, Any], items: Sequence[ReportItem]) -> dict[str, Any]:
-    """Return the notes of a branch with calls that ran again and returned something different.
-
-    Args:
-        meta: The metadata of the branch.
-        items: Those calls, with the differences.
-    """
+    """Return the notes of a branch with calls that ran again and returned something different."""
     drift_notes = {str(item.invocation.first_id): f"- {item.invocation} ran again: {item.reason}" for item in items}
     return {DRIFTED: {**(meta.get(DRIFTED) or {}), **drift_notes}}
 
 
 def undelivered_notes(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the undelivered notes, for a new branch that continues the same conversation.
-
-    Args:
-        meta: The metadata of the branch that is left.
-    """
+    """Return the undelivered notes, for a new branch that continues the same conversation."""
     return {name: meta.get(name) for name in DELIVERED}
 
 
 def note_for_model(meta: Mapping[str, Any]) -> str | None:
-    """Return the note for the model of a branch; None if there is none.
-
-    Args:
-        meta: The metadata of the branch.
-    """
+    """Return the note for the model of a branch; None if there is none."""
     drifted = meta.get(DRIFTED) or {}
     drift_lines = ["Calls of this conversation ran again and returned something different:", *drifted.values()]
     parts = [meta.get(CHANGED), "\n".join(drift_lines) if drifted else None]
@@ -71,14 +52,7 @@ def note_for_model(meta: Mapping[str, Any]) -> str | None:
 
 
 def store_notes(store: Store, connection: Connection, branch: StoredRow, notes: Mapping[str, Any]) -> None:
-    """Store the notes of a branch, if they have changed.
-
-    Args:
-        store: The store of the database.
-        connection: A connection in a transaction that writes.
-        branch: The row of the branch.
-        notes: The notes, as `at_switch`, `after_drift` or `undelivered_notes` returned them.
-    """
+    """Store the notes of a branch, if they have changed."""
     meta = as_object(branch.meta)
     if any((meta.get(name) or None) != (note or None) for name, note in notes.items()):
         store.sessions.merge_metadata(connection, branch.id, notes)

@@ -61,12 +61,7 @@ REPEATABLE = frozenset({*NEUTRAL, WORKSPACE, IDEMPOTENT, MEMORY})
 
 
 class PathCalls:
-    """Reads the calls of a path and determines which of them cannot run again.
-
-    Args:
-        store: The store of the database.
-        registry: The functions that this process has for recorded calls.
-    """
+    """Reads the calls of a path and determines which of them cannot run again."""
 
     def __init__(self, store: Store, registry: Registry) -> None:
         self.store = store
@@ -79,14 +74,7 @@ class PathCalls:
         path: Sequence[TrackPart],
         calls_in_effect: Sequence[ToolInvocation],
     ) -> list[PastCall]:
-        """Read the calls on the path to a checkpoint, oldest first, each with the run that may be in the world.
-
-        Args:
-            connection: An open connection; the transaction may be read-only.
-            target: The row of the checkpoint.
-            path: The track up to the checkpoint.
-            calls_in_effect: All calls of the session whose effects may be in the world.
-        """
+        """Read the calls on the path to a checkpoint, oldest first, each with the run that may be in the world."""
         calls = list({call.id: call for call in self.load_calls(connection, path).values()}.values())
         effective_runs = {run.first_id: run for run in reversed(calls_in_effect) if run.status != FAILED}
         waiting_call_ids = self._waiting_call_ids(connection, target)
@@ -197,13 +185,7 @@ Refusals = Mapping[int, str]
 
 
 class Planner:
-    """Creates plans from the recorded calls of a session.
-
-    Args:
-        store: The store of the database.
-        registry: The functions that this process has for recorded calls.
-        user_id: The user who reads the plans. A session of another user is named with its owner.
-    """
+    """Creates plans from the recorded calls of a session."""
 
     def __init__(self, store: Store, registry: Registry, user_id: int) -> None:
         self.store = store
@@ -219,23 +201,13 @@ class Planner:
         return session.reference
 
     def add_names(self, connection: Connection, plan: RollbackPlan, branch_id: int) -> RollbackPlan:
-        """Add the names of the session and the branch to a plan that a user will see.
-
-        Args:
-            connection: An open connection; the transaction may be read-only.
-            plan: The plan.
-            branch_id: The branch that is left; for a switch, the branch to switch to.
-        """
+        """Add the names of the session and the branch to a plan that a user will see."""
         branch = self.store.sessions.branch(connection, branch_id)
         session_name = self.name_session(connection, branch.external_session_id)
         return replace(plan, session_name=session_name, branch=branch.name)
 
     def plan_request(self, connection: Connection, request: Request, refusals: Refusals | None = None) -> RollbackPlan:
-        """Plan the rollback that a request describes; see `plan_rollback`.
-
-        Raises:
-            Simulated: It would go on from a rerun.
-        """
+        """Plan the rollback that a request describes; see `plan_rollback`."""
         require_real(self.store.sessions.branch(connection, request.target.internal_session_id))
         if not request.conversation:
             require_real(self.store.sessions.branch(connection, request.source_id))
@@ -267,19 +239,7 @@ class Planner:
         kind: str = ROLLBACK,
         refusals: Refusals | None = None,
     ) -> RollbackPlan:
-        """Plan an action for every effect in the world that is not on the path to a checkpoint.
-
-        Args:
-            connection: An open connection; the transaction may be read-only.
-            source_id: The branch that is left.
-            target: The row of the checkpoint.
-            label: The user's name for the checkpoint.
-            tools: One of `TOOLS_MODES`.
-            replay: One of `REPLAY_MODES`; `execute` also plans the calls on the path.
-            kept_files: Why the files of the workspace stay as they are; None if they are restored.
-            kind: The subject of the plan.
-            refusals: The refusals of prechecks.
-        """
+        """Plan an action for every effect in the world that is not on the path to a checkpoint."""
         session_id = target.external_session_id
         branch = self.store.sessions.branch(connection, target.internal_session_id)
         path = self.store.track_parts(connection, branch, target.position)
@@ -306,13 +266,7 @@ class Planner:
         )
 
     def plan_switch(self, connection: Connection, branch: StoredRow, refusals: Refusals | None = None) -> RollbackPlan:
-        """Plan the actions that would bring the world to the state of a branch.
-
-        Args:
-            connection: An open connection; the transaction may be read-only.
-            branch: The row of the branch.
-            refusals: The refusals of prechecks.
-        """
+        """Plan the actions that would bring the world to the state of a branch."""
         session_id = branch.external_session_id
         path = self.store.track_parts(connection, branch)
         has_snapshot = self.store.snapshots.newest_of_branch(connection, branch) is not None
@@ -339,10 +293,6 @@ class Planner:
 
         An effect that was made and reversed in between is no divergence. Neither is an effect that existed when the
         branch last looked.
-
-        Args:
-            connection: An open connection; the transaction may be read-only.
-            branch: The row of the branch.
         """
         foreign_ids = self.store.world.changes_by_others(connection, branch)
         if not foreign_ids:
@@ -357,11 +307,6 @@ class Planner:
 
         This is a binary search, because a later checkpoint needs fewer reversals. If calls run again, more of them run
         for a later checkpoint: if they block the first checkpoint found, they block all later ones.
-
-        Args:
-            connection: An open connection; the transaction may be read-only.
-            request: The requested rollback, whose target is blocked.
-            refusals: The refusals of prechecks.
         """
         source = self.store.sessions.branch(connection, request.source_id)
         lineage = self.store.sessions.lineage(connection, source)
@@ -380,13 +325,7 @@ class Planner:
         return later[index] if index < len(later) and is_possible(later[index], request.replay) else None
 
     def replan(self, connection: Connection, row: StoredRow, refusals: Refusals | None = None) -> RollbackPlan:
-        """Plan an operation again that was started before.
-
-        Args:
-            connection: An open connection; the transaction may be read-only.
-            row: The row of the operation.
-            refusals: The refusals of prechecks.
-        """
+        """Plan an operation again that was started before."""
         request = as_object(row.request)
         if row.kind == SWITCH:
             return self.plan_switch(
@@ -469,10 +408,5 @@ def _has_changed(step: PlanStep, last_action: str | None) -> bool:
 
 
 def _why_files_are_kept(*, has_snapshot: bool, unwanted: str | None = None) -> str | None:
-    """Return why the files of a workspace stay as they are; None if they are restored.
-
-    Args:
-        has_snapshot: True if there are files to restore.
-        unwanted: Why they are not to be restored; None if they are.
-    """
+    """Return why the files of a workspace stay as they are; None if they are restored."""
     return unwanted if has_snapshot else "there is no snapshot to restore its files from"

@@ -29,14 +29,7 @@ _GROUP_OF_ACTION = {GONE: "gone", ANSWER: "answered"}
 
 
 class Reports:
-    """Creates and reads the reports of operations.
-
-    Args:
-        store: The store of the database.
-        registry: The functions that this process has for recorded calls.
-        executor: The executor, which finds the calls that ran again.
-        planner: The planner, which names the session.
-    """
+    """Creates and reads the reports of operations."""
 
     def __init__(self, store: Store, registry: Registry, executor: Executor, planner: Planner) -> None:
         self.store = store

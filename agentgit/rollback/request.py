@@ -22,30 +22,7 @@ AS_REQUESTED = "the files of the workspace are left as they are, as requested"
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A request for a rollback.
-
-    Args:
-        user_id: The id of the user who asks for it.
-        source_id: The branch that is left.
-        target: The row of the checkpoint to go to.
-        label: The user's name for the checkpoint.
-        tools: One of `TOOLS_MODES`.
-        files: True to restore the target's files of the workspace, False to leave the files alone, or the files to
-            restore instead.
-        why_files_stay: With `files=False`, the reason that the report gives.
-        conversation: False to roll back only the world and the files, and stay on the branch.
-        replay: One of `REPLAY_MODES`.
-        name: The name of the new branch; None for a free one.
-        force: True to keep effects that cannot be reversed, and to restore files that others have changed.
-        on_error: One of `ON_ERROR`, for an undo function or a tool that raises.
-        on_drift: One of `ON_ERROR`, for a tool that runs again and returns something different.
-        request_id: An idempotency key of the caller, unique in the session.
-        epoch: The number of runs that have taken the branch that is left; None if it does not matter.
-        only_from_current: True to refuse if the branch that is left is no longer the session's current branch.
-
-    Raises:
-        InvalidInput: An argument is not valid, or arguments contradict each other.
-    """
+    """A request for a rollback."""
 
     user_id: int
     source_id: int
@@ -95,22 +72,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class SwitchRequest:
-    """A request for a switch to another branch that reconciles the branch with the world.
-
-    Args:
-        user_id: The id of the user who asks for it.
-        source_id: The branch that is left.
-        branch: The row of the branch to continue on.
-        sync: One of `SYNC_MODES`.
-        force: True to keep effects that cannot be reversed, and to restore files that others have changed.
-        on_error: One of `ON_ERROR`, for an undo function or a tool that raises.
-        on_drift: One of `ON_ERROR`, for a tool that runs again and returns something different.
-        current: False to keep the session's current branch.
-        only_from_current: True to refuse if the session has moved to a third branch.
-
-    Raises:
-        InvalidInput: An argument is not valid.
-    """
+    """A request for a switch to another branch that reconciles the branch with the world."""
 
     user_id: int
     source_id: int
@@ -129,24 +91,13 @@ class SwitchRequest:
 
 
 def require_one_of(name: str, value: Any, modes: tuple[str, ...]) -> None:
-    """Check that an argument is one of several allowed values.
-
-    Raises:
-        InvalidInput: It is not.
-    """
+    """Check that an argument is one of several allowed values."""
     if value not in modes:
         raise InvalidInput(f"{name} must be {', '.join(map(repr, modes[:-1]))} or {modes[-1]!r}, not {value!r}.")
 
 
 def require_request_id(request_id: Any) -> None:
-    """Check that a value can be the id of a request.
-
-    Args:
-        request_id: The value; None for no id.
-
-    Raises:
-        InvalidInput: It cannot.
-    """
+    """Check that a value can be the id of a request."""
     if request_id is None or (isinstance(request_id, str) and 0 < len(request_id) <= 64 and request_id.isprintable()):
         return
     raise InvalidInput(f"request_id must be a printable string of 1 to 64 characters, not {request_id!r}.")

@@ -21,14 +21,7 @@ from agentgit.values import as_object
 
 
 class Resumption:
-    """Resumes operations.
-
-    Args:
-        store: The store of the database.
-        planner: The planner that plans them again.
-        executor: The executor, which finds the calls that ran again.
-        authorize: A function that refuses users without permission.
-    """
+    """Resumes operations."""
 
     def __init__(self, store: Store, planner: Planner, executor: Executor, authorize: Authorize) -> None:
         self.authorize = authorize
@@ -37,23 +30,14 @@ class Resumption:
         self.executor = executor
 
     def load_operation(self, connection: Connection, operation_id: int) -> StoredRow:
-        """Read the row of an operation.
-
-        Raises:
-            NotFound: There is no such operation.
-        """
+        """Read the row of an operation."""
         row = self.store.operations.find(connection, operation_id)
         if row is None:
             raise NotFound(f"There is no operation {operation_id}. session.operations() lists those of a session.")
         return row
 
     def take_over(self, connection: Connection, operation_id: int, owner: str) -> StoredRow | None:
-        """Take over a stopped operation and return its row; None if the operation is done.
-
-        Raises:
-            NotFound: There is no such operation.
-            Conflict: This operation, another operation of its session, or a turn is running.
-        """
+        """Take over a stopped operation and return its row; None if the operation is done."""
         session_id = self.load_operation(connection, operation_id).external_session_id
         self.authorize(connection, session_id)
         self.store.sessions.lock(connection, session_id)
@@ -73,13 +57,7 @@ class Resumption:
         self.store.operations.end(connection, row.id, operation.PARTIAL, as_object(row.report))
 
     def plan_new_effects(self, connection: Connection, operation_id: int, refusals: Refusals) -> RollbackPlan:
-        """Plan actions for what happened in the world since an operation was planned.
-
-        Args:
-            connection: An open connection; the transaction may be read-only.
-            operation_id: The id of the operation.
-            refusals: The refusals of prechecks.
-        """
+        """Plan actions for what happened in the world since an operation was planned."""
         row = self.load_operation(connection, operation_id)
         return self._plan_effects_since(connection, row, as_object(row.request)["steps"], refusals)
 
@@ -87,15 +65,6 @@ class Resumption:
         """Add steps to an operation for what happened in the world since it was planned.
 
         New reversals come first, because their effects are newer. Calls that were reversed since run again at the end.
-
-        Args:
-            connection: A connection in a transaction that writes.
-            operation_id: The id of the operation.
-            refusals: The refusals of prechecks.
-            force: True to skip steps that cannot be done, in this plan or when they run.
-
-        Raises:
-            RollbackBlocked: An effect that was added since cannot be reversed.
         """
         row = self.load_operation(connection, operation_id)
         request = as_object(row.request)

@@ -34,14 +34,7 @@ class StalePlan(Exception):
 
 
 class Starter:
-    """Records operations before they run.
-
-    Args:
-        store: The store of the database.
-        planner: The planner of the operations.
-        files: The planner and restorer of workspace files.
-        authorize: A function that refuses users without permission.
-    """
+    """Records operations before they run."""
 
     def __init__(self, store: Store, planner: Planner, files: RollbackFiles, authorize: Authorize) -> None:
         self.authorize = authorize
@@ -57,11 +50,7 @@ class Starter:
         precheck_answers: dict[int, str],
         snapshot: SnapshotRef | None,
     ) -> tuple[int, bool]:
-        """Record a rollback and its branch, which is not published yet.
-
-        Returns:
-            The id of the operation, and False if an earlier request with the same `request_id` recorded it.
-        """
+        """Record a rollback and its branch, which is not published yet."""
         target = request.target
         session_id = target.external_session_id
         self.authorize(connection, session_id)
@@ -218,11 +207,7 @@ class Starter:
         )
 
     def require_checkpoint_exists(self, connection: Connection, target: StoredRow, label: str) -> None:
-        """Check that a checkpoint still exists. The session is locked, so nobody else can delete it any more.
-
-        Raises:
-            NotFound: The checkpoint was deleted, by a person or by retention.
-        """
+        """Check that a checkpoint still exists. The session is locked, so nobody else can delete it any more."""
         if not self.store.checkpoints.exists(connection, target.id):
             raise NotFound(f"Checkpoint {label} has been deleted. session.log() lists the others.")
 

@@ -75,11 +75,7 @@ def await_result(awaiter: Awaiter, result: Any) -> Any:
 
 
 def await_completed_result(awaiter: Awaiter, result: Any) -> Any:
-    """Return the result of a user's function as `await_result` does, and check that the function has run.
-
-    Raises:
-        InvalidInput: The function returned a generator, a `map` or a `filter`, none of whose steps has run.
-    """
+    """Return the result of a user's function as `await_result` does, and check that the function has run."""
     value = await_result(awaiter, result)
     if inspect.isgenerator(value) or inspect.isasyncgen(value) or isinstance(value, (map, filter)):
         raise InvalidInput(f"it returned a {type(value).__name__} that has not run; consume it inside the function.")
@@ -115,13 +111,7 @@ class VerifyRaised:
 
 
 class Verification:
-    """Runs the `verify` and `precheck` functions of effects.
-
-    Args:
-        store: The store of the database.
-        registry: The functions that this process has for recorded calls.
-        awaiter: A function that waits for an awaitable and returns its result.
-    """
+    """Runs the `verify` and `precheck` functions of effects."""
 
     def __init__(self, store: Store, registry: Registry, awaiter: Awaiter) -> None:
         self.store = store
@@ -133,9 +123,6 @@ class Verification:
         """Create a plan, run the prechecks of its reversals, and plan again if a precheck refuses.
 
         Prechecks are the user's functions and look at the world, so no transaction is open while they run.
-
-        Returns:
-            The plan, and the answer of each precheck by the id of the call: the reason of a refusal, or "".
         """
         with self.store.database.reading() as connection:
             plan = create_plan(connection, {})

@@ -33,12 +33,7 @@ HOLDER = "holder"
 
 
 class LocalWorkspaceAdapter:
-    """Snapshots and restores the files of a session in a workspace; see `agentgit.effects.files.WorkspaceAdapter`.
-
-    Args:
-        workspace: The workspace.
-        holder: The holder that pins the snapshots. A workspace may belong to sessions in several databases.
-    """
+    """Snapshots and restores the files of a session in a workspace; see `agentgit.effects.files.WorkspaceAdapter`."""
 
     def __init__(self, workspace: Workspace, holder: str) -> None:
         self.workspace = workspace
@@ -124,11 +119,7 @@ class LocalWorkspaceAdapter:
         return {path for path in paths if os.path.lexists(os.path.join(self.workspace.workspace_dir, path))}
 
     def require_restorable(self, snapshot: SnapshotRef) -> None:
-        """Check that `restore` is possible.
-
-        Raises:
-            AgentGitError: The snapshot or the directory is missing.
-        """
+        """Check that `restore` is possible."""
         self._fetch_snapshot(snapshot)
         self.workspace.require_restorable(snapshot.snapshot)
 
@@ -225,13 +216,7 @@ def _overwritten_reason(safety_snapshot: str | None, path: str) -> str:
 def attach_workspace(
     workspace: str | os.PathLike[str] | Workspace, *, holder: str, excluded_paths: Sequence[str] = ()
 ) -> LocalWorkspaceAdapter:
-    """Return the keeper of a workspace or of a directory, which is created if it does not exist.
-
-    Args:
-        workspace: The workspace, or the path of a directory.
-        holder: The name of the holder that pins its snapshots.
-        excluded_paths: Files that never belong to the session, such as those of the database.
-    """
+    """Return the keeper of a workspace or of a directory, which is created if it does not exist."""
     if not isinstance(workspace, Workspace):
         os.makedirs(workspace, exist_ok=True)
         workspace = Workspace(workspace)
@@ -240,22 +225,12 @@ def attach_workspace(
 
 
 def reopen(settings: Mapping[str, Any]) -> LocalWorkspaceAdapter:
-    """Return the keeper of a workspace that another process attached.
-
-    Raises:
-        InvalidInput: The directory does not exist here, or the settings are not valid.
-        NotAllowed: No program of this user has opened the workspace before.
-    """
+    """Return the keeper of a workspace that another process attached."""
     return LocalWorkspaceAdapter(_open_workspace(settings), str(settings.get(HOLDER)))
 
 
 def _open_workspace(settings: Mapping[str, Any], moved_to: str | None = None) -> Workspace:
-    """Open a workspace that a database names.
-
-    Args:
-        settings: The settings, as stored.
-        moved_to: The current path of its directory, if it was moved.
-    """
+    """Open a workspace that a database names."""
     storage, workspace = str(settings.get("storage")), str(settings.get("workspace"))
     if settings.get("environment"):
         require_known_storage(storage, None if moved_to is not None else workspace)

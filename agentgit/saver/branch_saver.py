@@ -19,11 +19,7 @@ from agentgit.store.threads.graph_rows import GraphKey, GraphScope
 
 
 class SessionSaver(SQLModelSaver):
-    """A saver for the sessions of a tenant, whose threads its callers know by other ids.
-
-    Args:
-        store: The store of the tenant.
-    """
+    """A saver for the sessions of a tenant, whose threads its callers know by other ids."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(
@@ -36,14 +32,7 @@ class SessionSaver(SQLModelSaver):
 
 
 class BranchSaver(SessionSaver):
-    """The saver of the runs of one branch.
-
-    Args:
-        store: The store of the tenant.
-        thread_id: The thread of the branch.
-        client_thread: The thread id in the configs of its callers.
-        shared: Another saver of the sessions, whose cache of messages it shares; None for a cache of its own.
-    """
+    """The saver of the runs of one branch."""
 
     def __init__(self, store: Store, thread_id: str, client_thread: str, shared: SessionSaver | None = None) -> None:
         super().__init__(store)
@@ -69,24 +58,14 @@ class BranchSaver(SessionSaver):
 
 
 class SessionThreads(NamedTuple):
-    """The threads of the branches of a session.
-
-    Args:
-        current: The thread of the current branch.
-        all: All threads, those of older branches first.
-    """
+    """The threads of the branches of a session."""
 
     current: str
     all: Sequence[str]
 
 
 class ThreadReader(SessionSaver):
-    """Reads the branches of a session as one thread. Only a turn of a session writes to it.
-
-    Args:
-        store: The store of the tenant.
-        find_threads: Returns the threads of a session by the id that clients know; None if there is no such session.
-    """
+    """Reads the branches of a session as one thread. Only a turn of a session writes to it."""
 
     def __init__(self, store: Store, find_threads: Callable[[str], SessionThreads | None]) -> None:
         super().__init__(store)
@@ -139,14 +118,7 @@ class ThreadReader(SessionSaver):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
-        """List the checkpoints of all branches, newest first, each once.
-
-        Args:
-            config: The thread and, optionally, the namespace and the checkpoint.
-            filter: Metadata values that must all match.
-            before: A config that names a checkpoint; only older ones are listed.
-            limit: The maximum number of checkpoints; None for all.
-        """
+        """List the checkpoints of all branches, newest first, each once."""
         if config is None:
             raise InvalidInput('Name the thread to list: {"configurable": {"thread_id": …}}.')
         client_thread, _, _ = address(config)
@@ -172,21 +144,13 @@ class ThreadReader(SessionSaver):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        """Refuse to write.
-
-        Raises:
-            InvalidInput: Always.
-        """
+        """Refuse to write."""
         raise InvalidInput(READ_ONLY)
 
     def put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
-        """Refuse to write.
-
-        Raises:
-            InvalidInput: Always.
-        """
+        """Refuse to write."""
         raise InvalidInput(READ_ONLY)
 
 

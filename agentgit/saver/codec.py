@@ -43,13 +43,7 @@ MAX_CACHE_BYTES = 32 * 2**20
 
 
 class Codec:
-    """Encodes values as stored content, and decodes them.
-
-    Args:
-        serde: The serializer for values that are not plain.
-        allows_program_types: True if LangGraph's serializer may also rebuild the data types of this
-            program; see `is_data_type`.
-    """
+    """Encodes values as stored content, and decodes them."""
 
     def __init__(self, serde: SerializerProtocol, *, allows_program_types: bool = False) -> None:
         self.serde = serde
@@ -58,11 +52,7 @@ class Codec:
         self._message_cache = MessageCache(self.encode_leaf)
 
     def encode(self, value: Any) -> Encoded:
-        """Encode a value as stored content.
-
-        Raises:
-            InvalidInput: The value cannot be stored; the message names its type.
-        """
+        """Encode a value as stored content."""
         value_type = type(value)
         if value_type is list:
             return Encoded(self._encode_part(value), len(value) if _are_all_messages(value) else None)
@@ -78,11 +68,7 @@ class Codec:
         return self._message_cache.leaves(value) if _are_all_messages(value) else list(self._encode_items(value))
 
     def encode_messages(self, messages: Sequence[BaseMessage]) -> list[Leaf]:
-        """Encode messages as the leaves that they have in a conversation.
-
-        Raises:
-            InvalidInput: A message cannot be stored; the error names its type.
-        """
+        """Encode messages as the leaves that they have in a conversation."""
         return self._message_cache.leaves(messages)
 
     def encode_leaf(self, value: Any) -> Leaf:
@@ -120,11 +106,7 @@ class Codec:
             yield run_leaf(run, is_orjson_readable)
 
     def decode(self, body: Body) -> Any:
-        """Decode a value.
-
-        Raises:
-            InvalidInput: The value was written with another serializer.
-        """
+        """Decode a value."""
         if isinstance(body, dict):
             return {name: self.decode(part) for name, part in body.items()}
         if isinstance(body, Leaf):
@@ -160,9 +142,6 @@ class SealedCodec(Codec):
 
     Such a serializer may write equal values differently each time. So that the items of a list keep their hashes, the
     codec remembers in memory which value became which leaf, by the hash of the value's plain form.
-
-    Args:
-        serde: The serializer for every value.
     """
 
     def __init__(self, serde: SerializerProtocol) -> None:
@@ -174,11 +153,7 @@ class SealedCodec(Codec):
         return list(map(self.encode_leaf, value)) if type(value) is list else self.encode_leaf(value)
 
     def encode(self, value: Any) -> Encoded:
-        """Encode a value as stored content.
-
-        Raises:
-            InvalidInput: The value cannot be stored; the message names its type.
-        """
+        """Encode a value as stored content."""
         if type(value) is list and not any(isinstance(item, (list, dict, BaseMessage)) for item in value):
             return Encoded(self.encode_leaf(value))
         return super().encode(value)
@@ -224,12 +199,7 @@ class SealedCodec(Codec):
 
 
 def make_codec(serde: SerializerProtocol, *, is_default: bool) -> Codec:
-    """Return the codec for a serializer.
-
-    Args:
-        serde: The saver's serializer.
-        is_default: True if the user passed none, so that it is LangGraph's.
-    """
+    """Return the codec for a serializer."""
     if type(serde) is not JsonPlusSerializer:
         return SealedCodec(serde)
     is_strict = os.environ.get("LANGGRAPH_STRICT_MSGPACK", "").lower() in ("1", "true", "yes")

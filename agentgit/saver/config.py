@@ -26,11 +26,7 @@ from agentgit.store.threads.lifecycle import DELTA_COUNTERS
 
 
 def address(config: RunnableConfig) -> tuple[str, str, str | None]:
-    """Return the thread, the namespace and the checkpoint id of a config.
-
-    Raises:
-        InvalidInput: The config has no thread id, or its checkpoint id cannot be one.
-    """
+    """Return the thread, the namespace and the checkpoint id of a config."""
     configurable = config.get("configurable", {})
     if configurable.get("thread_id") is None:
         raise InvalidInput('The config has no thread_id. Pass {"configurable": {"thread_id": …}}.')
@@ -39,14 +35,7 @@ def address(config: RunnableConfig) -> tuple[str, str, str | None]:
 
 
 def require_checkpoint_id(value: object) -> str | None:
-    """Return the checkpoint id that a client has sent; None if it has sent none.
-
-    Args:
-        value: The value in the config.
-
-    Raises:
-        InvalidInput: It is no text, or not printable.
-    """
+    """Return the checkpoint id that a client has sent; None if it has sent none."""
     if value is None or (isinstance(value, str) and value.isprintable()):
         return value
     raise InvalidInput(f"A checkpoint_id is a text, as get_state returns it, not {repr(value)[:100]}.")
@@ -78,14 +67,7 @@ RESTORE_POINT = "agentgit_restore_point"
 def stored_metadata(
     config: RunnableConfig, metadata: CheckpointMetadata, excluded: Collection[str]
 ) -> CheckpointMetadata:
-    """Return the metadata to store: as LangGraph's savers do, but of the config without secrets and excluded names.
-
-    Args:
-        config: The config that `put` received. Of its `metadata` and `configurable`, only strings, numbers and booleans
-            are stored. LangChain copies the latter into the former.
-        metadata: The metadata that `put` received; it is stored as it is.
-        excluded: The names to leave out of the config.
-    """
+    """Return the metadata to store: as LangGraph's savers do, but of the config without secrets and excluded names."""
 
     def allowed(settings: Mapping[str, Any] | None) -> dict[str, Any]:
         left_out = {RESTORE_POINT, *excluded}
@@ -103,10 +85,6 @@ def is_continuation(config: RunnableConfig, metadata: CheckpointMetadata) -> boo
 
     LangGraph copies the thread and the checkpoint of the config that started a run into `metadata`. The result is False
     if it did not, or if a checkpoint is copied on purpose.
-
-    Args:
-        config: The config that `put` received.
-        metadata: The metadata that `put` received.
     """
     thread, ns, parent_id = address(config)
     run_metadata = config.get("metadata") or {}
@@ -190,15 +168,7 @@ def _not_plain(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_typed_fields(graph_key: GraphKey, value: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the fields of a checkpoint and of its metadata that are stored among the channels.
-
-    Args:
-        graph_key: The key of the checkpoint.
-        value: The stored value; None if there is none.
-
-    Raises:
-        Corrupt: The value has another form.
-    """
+    """Return the fields of a checkpoint and of its metadata that are stored among the channels."""
     match value:
         case None:
             return {}, {}

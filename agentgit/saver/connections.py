@@ -21,13 +21,7 @@ OWN_SETTINGS = ("autocommit", "row_factory", "cursor_factory", "prepare_threshol
 
 
 class DatabaseLocation(NamedTuple):
-    """A database, as the saver opens it.
-
-    Args:
-        url: Its URL.
-        pool_size: The maximum number of connections.
-        connect: Returns a new connection of the driver; None to connect to the URL.
-    """
+    """A database, as the saver opens it."""
 
     url: URL
     pool_size: int = POOL_SIZE
@@ -45,12 +39,6 @@ def locate(conn: Any) -> DatabaseLocation:
 
     The saver does not use the given connection or pool: its transactions need connections in a state that others do not
     expect. It opens its own ones, with the same parameters.
-
-    Args:
-        conn: What `SQLModelSaver` received.
-
-    Raises:
-        InvalidInput: It is none of these, or has no database that a second connection can open.
     """
     if isinstance(conn, (str, Path, URL)):
         return DatabaseLocation(parse_url(conn))

@@ -39,15 +39,7 @@ LEAF_BYTES = 256
 
 
 class DecodedValue(NamedTuple):
-    """A decoded value, from which the next value can be computed.
-
-    Args:
-        value: The value that the reducer returned; it must not be changed.
-        ends: For a list, the number of items before the end of each leaf.
-        parts: For a dict, the stored form of each value and its approximate size in bytes.
-        ids: For a conversation, the ids of its messages. Values with the same beginning share the set, so it may also
-            contain ids of their messages.
-    """
+    """A decoded value, from which the next value can be computed."""
 
     value: Any
     ends: Sequence[int] = ()
@@ -56,14 +48,7 @@ class DecodedValue(NamedTuple):
 
 
 def folds(codec: Codec, channels: Channels, checkpoint: Checkpoint, metadata: CheckpointMetadata) -> dict[str, Fold]:
-    """Return a fold function for each channel whose value is spread over the writes of earlier graph checkpoints.
-
-    Args:
-        codec: The codec that stores values.
-        channels: The channels of the graph, if it is known.
-        checkpoint: LangGraph's checkpoint.
-        metadata: LangGraph's metadata.
-    """
+    """Return a fold function for each channel whose value is spread over the writes of earlier graph checkpoints."""
     delta_channels: Any = metadata.get(DELTA_COUNTERS)
     if not delta_channels:
         return {}
@@ -141,13 +126,7 @@ def _are_messages(start: Any, writes: Sequence[Any]) -> bool:
 
 
 def encode(codec: Codec, value: Any, previous: FoldedValue | None = None) -> FoldedValue:
-    """Encode the value of a DeltaChannel. Equal values are stored under the same hash.
-
-    Args:
-        codec: The codec that stores values.
-        value: The value that a reducer made, or LangGraph's full value.
-        previous: An earlier value that may share parts with this one.
-    """
+    """Encode the value of a DeltaChannel. Equal values are stored under the same hash."""
     if previous is not None and type(previous.decoded.value) is not type(value):
         previous = None
     if type(value) is dict and all(type(name) is str for name in value):

@@ -51,10 +51,6 @@ _ORJSON_OPTIONS = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATAC
 def is_plain(value: Any, *, finite: bool = True) -> bool:
     """Return whether a value survives a round trip through JSON unchanged.
 
-    Args:
-        value: Any value that does not contain itself.
-        finite: False if the JSON encoder supports NaN and the infinities.
-
     Example:
         >>> is_plain({"a": [1, None, "x"]}), is_plain({"a": (1,)}), is_plain({1: 2}), is_plain(float("nan"))
         (True, False, False, False)
@@ -204,10 +200,6 @@ def is_data_type(module: str, name: str) -> bool:
 
     That is a dataclass, an enum, a named tuple or a pydantic model that is not a Runnable. Its module must already be
     imported, because stored bytes must never decide what is imported or called.
-
-    Args:
-        module: The name of the module.
-        name: The name of the type in the module.
 
     Example:
         >>> is_data_type("agentgit.auth.principal", "User"), is_data_type("os", "system")

@@ -30,15 +30,7 @@ _MARSHAL_FORMAT = 2
 
 
 class _CachedMessage(NamedTuple):
-    """A message and its leaf.
-
-    Args:
-        leaf: The stored leaf.
-        kind: The class of the message.
-        fields: The fields of the message; nothing else refers to them.
-        nested: The fields that are lists or dicts, as JSON, so that each message gets its own copies.
-        dump: The marshal dump of everything in the message; None if comparing the fields is enough, which is faster.
-    """
+    """A message and its leaf."""
 
     leaf: Leaf
     kind: type[BaseMessage]
@@ -50,14 +42,7 @@ class _CachedMessage(NamedTuple):
     def of(
         cls, leaf: Leaf, kind: type[BaseMessage], fields: dict[str, Any], dump: Callable[[], bytes]
     ) -> _CachedMessage:
-        """Create the entry for a message.
-
-        Args:
-            leaf: The stored leaf, which is plain JSON.
-            kind: The class of the message.
-            fields: The fields of the message; they are copied.
-            dump: A function that returns the marshal dump of everything in the message.
-        """
+        """Create the entry for a message."""
         nested = {name: value for name, value in fields.items() if type(value) in (dict, list)}
         nested_json = trim(orjson.dumps(nested))
         # Comparing the fields is enough for strings and constants, but not for numbers: 1 equals True and 1.0.
@@ -72,9 +57,6 @@ class MessageCache:
 
     A message is looked up by its id, or by its text if it has no id, and then compared with the entry in full, because
     it may have been edited in place. A message that is not plain JSON is encoded every time.
-
-    Args:
-        encode: A function that encodes a message as a leaf.
     """
 
     def __init__(self, encode: Callable[[BaseMessage], Leaf]) -> None:
@@ -83,11 +65,7 @@ class MessageCache:
         self._by_leaf: LRUCache[bytes, _CachedMessage] = LRUCache(MAX_CACHE_BYTES, _estimate_size)
 
     def leaves(self, messages: Sequence[BaseMessage]) -> list[Leaf]:
-        """Encode messages as leaves.
-
-        Raises:
-            InvalidInput: A message cannot be stored; the error names its type.
-        """
+        """Encode messages as leaves."""
         if not _MESSAGE_CLASSES.issuperset(map(type, messages)):
             return list(map(self._encode, messages))
         message_fields = list(map(_get_fields, messages))

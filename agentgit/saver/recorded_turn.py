@@ -29,11 +29,7 @@ class RecordedTurn(Protocol):
         """Take over the writes of a task. Return False if the saver must store them."""
 
     def known_head(self, graph_key: GraphKey) -> GraphCheckpoint | None:
-        """Return the newest graph checkpoint if the turn knows it and nothing was written on top of it.
-
-        Args:
-            graph_key: The checkpoint that is read; an empty id means the newest.
-        """
+        """Return the newest graph checkpoint if the turn knows it and nothing was written on top of it."""
 
     def on_read(self, thread: str, ns: str, checkpoint: GraphCheckpoint | None) -> None:
         """Record that the graph looked for a checkpoint, and which one it found."""

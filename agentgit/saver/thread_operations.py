@@ -33,11 +33,7 @@ class ThreadOperations(BaseCheckpointSaver[float]):
         """The graph checkpoints of this saver's tenant."""
 
     def _require_access(self, thread_id: object) -> str:
-        """Return the id of a thread, if this saver may access it.
-
-        Raises:
-            InvalidInput: The thread belongs to a session.
-        """
+        """Return the id of a thread, if this saver may access it."""
         thread = str(thread_id)
         if thread.startswith(SESSION_THREAD_PREFIX) and not self.sessions:
             raise InvalidInput(
@@ -47,11 +43,7 @@ class ThreadOperations(BaseCheckpointSaver[float]):
         return thread
 
     def delete_thread(self, thread_id: str) -> None:
-        """Delete the checkpoints and writes of a thread.
-
-        Raises:
-            InvalidInput: The thread belongs to a session.
-        """
+        """Delete the checkpoints and writes of a thread."""
         store, thread = self.store, self._require_access(thread_id)
         self.database.write(lambda connection: store.delete_thread(connection, thread))
 
@@ -61,12 +53,7 @@ class ThreadOperations(BaseCheckpointSaver[float]):
         self.database.write(lambda connection: store.delete_for_runs(connection, runs, sessions=self.sessions))
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """Copy the checkpoints and writes of a thread into a new one.
-
-        Raises:
-            Conflict: The target already has checkpoints.
-            InvalidInput: One of the threads belongs to a session.
-        """
+        """Copy the checkpoints and writes of a thread into a new one."""
         store, source, target = (
             self.store,
             self._require_access(source_thread_id),
@@ -75,16 +62,7 @@ class ThreadOperations(BaseCheckpointSaver[float]):
         self.database.write(lambda connection: store.copy_thread(connection, source, target))
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """Delete old checkpoints.
-
-        Args:
-            thread_ids: The threads.
-            strategy: `keep_latest` keeps the newest checkpoint of each namespace and what its values need; `delete`
-                keeps nothing.
-
-        Raises:
-            InvalidInput: The strategy is not valid, or a thread belongs to a session.
-        """
+        """Delete old checkpoints."""
         if strategy not in ("keep_latest", "delete"):
             raise InvalidInput(f"strategy must be 'keep_latest' or 'delete', not {strategy!r}.")
         store, threads = self.store, [self._require_access(thread_id) for thread_id in thread_ids]
@@ -101,13 +79,6 @@ class ThreadOperations(BaseCheckpointSaver[float]):
 
         It is safe to run while this or other programs write. It collects one thread with its copies after the other;
         their writers wait until it ends.
-
-        Args:
-            dry_run: True to only count.
-            shrink: True to also return the free space of the database's files to the file system, which takes as long
-                as copying them.
-            imports: True to also delete the data of unfinished imports. An import that is running then fails with
-                `Conflict`. Otherwise, the next import of the thread continues from that data.
 
         Example:
             >>> from agentgit import SQLModelSaver

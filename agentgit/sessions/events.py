@@ -193,12 +193,6 @@ def tips_of(text: str) -> list[Tip]:
 def match_kinds(patterns: str | Sequence[str]) -> frozenset[str]:
     """Return the kinds of events that match patterns.
 
-    Args:
-        patterns: A kind, a pattern like `checkpoint.*` or `*`, or several of them.
-
-    Raises:
-        InvalidInput: A pattern matches no kind.
-
     Example:
         >>> sorted(match_kinds("tag.*"))
         ['tag.created', 'tag.deleted']
@@ -220,14 +214,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def hash_event(previous_hash: bytes, columns: Sequence[int | str | None], created_at: datetime, detail: bytes) -> bytes:
-    """Return the hash of an event.
-
-    Args:
-        previous_hash: The hash of the event before it in its trail; empty for the first event.
-        columns: The columns of the event, in a fixed order.
-        created_at: The time of the event, aware.
-        detail: The details, as stored.
-    """
+    """Return the hash of an event."""
     microseconds = (created_at - _EPOCH) // timedelta(microseconds=1)
     return hashlib.sha256(previous_hash + orjson.dumps([*columns, microseconds]) + detail).digest()
 

@@ -53,19 +53,6 @@ def fold(
 ) -> FoldedTree:
     """Choose which branches of a tree are shown.
 
-    Args:
-        tree: The branches of a session. Their points are not used.
-        limit: The maximum number of branches to show; None for all. If there are more, branches that are not on the
-            path to the current one take one line each.
-        branch: The id of a branch; only the path to it, and the branches below it, are then shown. None for all.
-        expand: The ids of branches to show in full, with the newest branches that leave from them; at most `limit`
-            more for each. An id is ignored unless its parent is shown in full.
-        collapse: The ids of branches to show on one line. The path to the current branch is not collapsed.
-
-    Raises:
-        InvalidInput: The limit is less than 1.
-        NotFound: The tree has no branch with that id.
-
     Example:
         >>> main, *others = [Branch(id=1, name="main"), *(Branch(id=n, name=f"b{n}", parent_id=1) for n in range(2, 9))]
         >>> folded = fold(Tree.grow("s", [main, *others]), limit=3)

@@ -17,9 +17,6 @@ ROLES = {"human": "user", "ai": "assistant", "tool": "tool", "system": "system"}
 def from_stored(message: Mapping[str, Any]) -> dict[str, Any]:
     """Convert a stored message to the form that agentgit shows.
 
-    Args:
-        message: The message as LangChain stores it: `{"type": ..., "data": {...}}`.
-
     Example:
         >>> from_stored({"type": "human", "data": {"content": "hi", "id": "m1"}})["role"]
         'user'
@@ -56,10 +53,6 @@ def is_text(block: Any) -> bool:
 def with_text(content: Any, text: str) -> str | list[Any]:
     """Return the content of a message with another text. Other blocks, such as images and files, stay.
 
-    Args:
-        content: The content: a string, or a list of blocks.
-        text: The new text. It takes the place of the first text block.
-
     Example:
         >>> with_text("a chair", "a sofa")
         'a sofa'
@@ -76,9 +69,6 @@ def with_text(content: Any, text: str) -> str | list[Any]:
 
 def unanswered_calls(messages: Iterable[Mapping[str, Any]]) -> list[str]:
     """List the ids of tool calls that have no result yet.
-
-    Args:
-        messages: Shown messages, oldest first; the last assistant message and what follows it are enough.
 
     Example:
         >>> unanswered_calls([{"role": "assistant", "tool_calls": [{"id": "c1"}]}])

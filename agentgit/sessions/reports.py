@@ -101,10 +101,6 @@ OnProgress: TypeAlias = Callable[[int, int], None]
 class ProgressParts:
     """Reports the progress of work that has several parts.
 
-    Args:
-        progress: The progress callback; None for no reports.
-        sizes: The number of items of each part; a part that is not named has none.
-
     Example:
         >>> told = []
         >>> parts = ProgressParts(lambda done, total: told.append((done, total)), {"a": 3, "b": 2})

@@ -22,17 +22,7 @@ RUNNING = "running"
 
 @dataclass(frozen=True, kw_only=True)
 class RerunCall:
-    """A call that a rerun made.
-
-    Args:
-        tool_name: The name of the tool.
-        args: The arguments, JSON-like.
-        answered_by: `record`, `live`, `value`, `function` or `told`.
-        turn: The number of the turn, from 1.
-        recorded_id: The id of the recorded call that answered it; None if none did.
-        is_reordered: True if the recording has the call in an earlier step than a call that the rerun made before.
-        nearest_id: For a call that the record does not have, the id of the recorded call that is most like it.
-    """
+    """A call that a rerun made."""
 
     tool_name: str
     args: dict[str, Any]
@@ -50,13 +40,7 @@ class RerunCall:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedCall:
-    """A recorded call that a rerun did not make.
-
-    Args:
-        id: Its id.
-        tool_name: The name of the tool.
-        args: The arguments, JSON-like.
-    """
+    """A recorded call that a rerun did not make."""
 
     id: int
     tool_name: str

@@ -27,9 +27,6 @@ _EPOCH, _MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=
 def idle_status(metadata: Mapping[str, Any]) -> str:
     """Return the status of a branch that nobody runs: `simulated` for a rerun whose calls did not run since.
 
-    Args:
-        metadata: The metadata of the branch.
-
     Example:
         >>> idle_status({}), idle_status({"rerun": {"of": 7}}), idle_status({"rerun": {"of": 7, "is_real": True}})
         ('open', 'simulated', 'open')
@@ -89,23 +86,13 @@ class ExternalSession(Displayable):
 
 
 def require_limit(limit: object, noun: str) -> None:
-    """Check that a limit is a valid number of rows.
-
-    Raises:
-        InvalidInput: The limit is not an integer from 1 to 2**31 - 1.
-    """
+    """Check that a limit is a valid number of rows."""
     if isinstance(limit, bool) or not isinstance(limit, int) or not 0 < limit < 2**31:
         raise InvalidInput(f"limit must be 1 or more {noun}, not {limit!r}.")
 
 
 def parse_cursor(after: ExternalSession | str | None) -> SessionCursor | None:
     """Return the position after which a list of sessions continues.
-
-    Args:
-        after: The last session of the previous page, or its `cursor`. None means the beginning.
-
-    Raises:
-        InvalidInput: `after` is neither a session nor a valid cursor.
 
     Example:
         >>> parse_cursor("1767225600000000-7").id

@@ -70,12 +70,7 @@ def subtract_usage(current: Usage, earlier: Usage) -> dict[str, UsedTokens]:
 
 
 def require_prices(prices: Prices) -> Prices:
-    """Check that prices are valid and return them.
-
-    Raises:
-        InvalidInput: They are not a mapping, or a price is not a list or tuple of two to four finite numbers of at
-            least 0.
-    """
+    """Check that prices are valid and return them."""
     if not isinstance(prices, Mapping):
         raise InvalidInput(f"prices must be a mapping from the names of models to their prices, not {prices!r}.")
     for model, price in prices.items():

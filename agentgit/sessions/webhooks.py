@@ -50,12 +50,7 @@ Address = IPv4Address | IPv6Address
 
 @dataclass(frozen=True)
 class WebhookHosts:
-    """The hosts to which webhooks may be sent although their addresses are not public.
-
-    Args:
-        names: Allowed host names, in lower case. Every address that they resolve to is allowed.
-        networks: Allowed networks.
-    """
+    """The hosts to which webhooks may be sent although their addresses are not public."""
 
     names: frozenset[str] = frozenset()
     networks: tuple[IPv4Network | IPv6Network, ...] = ()
@@ -63,12 +58,6 @@ class WebhookHosts:
     @classmethod
     def of(cls, hosts: Sequence[str]) -> WebhookHosts:
         """Parse the operator's list of allowed hosts.
-
-        Args:
-            hosts: Host names, addresses and networks, such as `hooks.internal`, `10.0.0.7` or `10.0.0.0/8`.
-
-        Raises:
-            InvalidInput: `hosts` is not a list of strings, or an item is not a host name, address or network.
 
         Example:
             >>> WebhookHosts.of(["Hooks.internal", "10.0.0.0/8"]).names
@@ -90,26 +79,14 @@ class WebhookHosts:
         return cls(frozenset(names), tuple(networks))
 
     def require_allowed_literal(self, host: str) -> None:
-        """Check that a host which is written as an address, in any notation, may receive webhooks.
-
-        Raises:
-            InvalidInput: The host is an address that is neither public nor allowed, or `localhost` without permission.
-        """
+        """Check that a host which is written as an address, in any notation, may receive webhooks."""
         address = _literal_address(host)
         kind = None if address is None or plain_name(host) in self.names else self._refused_kind(address)
         if kind is not None:
             raise InvalidInput(_refusal_message(kind))
 
     def require_allowed_addresses(self, host: str, addresses: Iterable[str]) -> None:
-        """Check that all addresses of a host may receive webhooks.
-
-        Args:
-            host: The host as written in the URL.
-            addresses: All addresses that it resolved to.
-
-        Raises:
-            NotAllowed: An address is neither public nor allowed. The message names its kind, not the address itself.
-        """
+        """Check that all addresses of a host may receive webhooks."""
         if plain_name(host) in self.names:
             return
         for address in addresses:
@@ -270,12 +247,7 @@ def new_secret() -> str:
 
 
 def signing_key(secret: str) -> bytes:
-    """Return the key of a secret: its decoded base64 after `whsec_`, else the bytes of its text.
-
-    Raises:
-        InvalidInput: The secret is shorter than 24 bytes, is not valid base64, or begins with `env:`. The message does
-            not contain the secret.
-    """
+    """Return the key of a secret: its decoded base64 after `whsec_`, else the bytes of its text."""
     if secret.startswith(VARIABLE_PREFIX):
         raise InvalidInput("env:NAME is not accepted: users cannot use the server's variables. Give the secret itself.")
     try:
@@ -347,10 +319,6 @@ def verify(secret: str, headers: Mapping[str, str], body: bytes, now: float | No
 
 def require_url(url: str) -> str:
     """Check that a URL can be the target of a webhook, and return it.
-
-    Raises:
-        InvalidInput: The URL is not an http or https URL with a host, or it contains a user or password, which would be
-            shown.
 
     Example:
         >>> require_url("https://example.com/hook?token=1")

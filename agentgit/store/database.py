@@ -110,15 +110,7 @@ class CloseListener(Protocol):
 
 
 class Database:
-    """An open database. It is thread-safe.
-
-    Args:
-        where: A path, `:memory:` or a URL.
-        pool_size: The greatest number of connections to a server.
-        lease_seconds: The time for which a run on a server counts as alive after it last renewed its lease.
-        keyring: The keys that encrypt its values; None if they are not encrypted.
-        connect: Returns a new connection to a server; None to connect to `where`.
-    """
+    """An open database. It is thread-safe."""
 
     def __init__(
         self,
@@ -178,11 +170,6 @@ class Database:
 
         The copy shares connections, bus and locks with this object, and closing it closes them. SQLite has no
         row-level security.
-
-        Args:
-            tenant_id: The tenant; None for no tenant.
-            user_id: The user whose sessions are visible; `ALL_USERS` for those of all users, None for those of no user.
-            tenant_name: The name of a tenant whose id is not known yet.
         """
         settings = {"tenant_id": tenant_id, "user_id": user_id, "tenant_name": tenant_name}
         database = self.detached_copy()
@@ -201,11 +188,7 @@ class Database:
 
     @contextmanager
     def as_user(self, user_id: int) -> Iterator[None]:
-        """Show the transactions of this object the sessions of another user, until the block ends.
-
-        Args:
-            user_id: The user whose sessions become visible. No effect if the sessions of all users are visible.
-        """
+        """Show the transactions of this object the sessions of another user, until the block ends."""
         settings = self._bound_settings
         if settings.get(_USER_SETTING, ALL_USERS) != ALL_USERS:
             self._settings = {**settings, _USER_SETTING: str(user_id)}
@@ -254,20 +237,12 @@ class Database:
         return self._closed.is_set()
 
     def require_file(self) -> None:
-        """Check that the file of a SQLite database exists. A server or a database in memory has none.
-
-        Raises:
-            NotFound: It does not exist.
-        """
+        """Check that the file of a SQLite database exists. A server or a database in memory has none."""
         if self.path is not None and not os.path.exists(self.path):
             raise NotFound(f"There is no database {self.url.database}. create=True creates one; or name another.")
 
     def require_open(self) -> None:
-        """Check that the database is not closed. Otherwise a connection would be opened that nobody closes.
-
-        Raises:
-            Unavailable: The database was closed.
-        """
+        """Check that the database is not closed. Otherwise a connection would be opened that nobody closes."""
         if self.is_closed:
             raise Unavailable(
                 f"{self.name} was closed, and everything opened through that repository or saver was closed with it. "
@@ -307,29 +282,14 @@ class Database:
 
     @contextmanager
     def reading(self, *, repeatable_read: bool = False) -> Iterator[Connection]:
-        """Yield a read-only connection.
-
-        Args:
-            repeatable_read: True if all statements must see the database at the same moment. On SQLite they always
-                do. On PostgreSQL, without it, each statement sees what is committed when that statement begins.
-        """
+        """Yield a read-only connection."""
         self._call_before()
         transaction_context = self._transaction(READING, only_reads=True, one_moment=repeatable_read)
         with self._enter_transaction(TransactionState(self._database_key)), transaction_context as connection:
             yield connection
 
     def write(self, work: Callable[[Connection], T], *, durable: bool = False, async_commit: bool = False) -> T:
-        """Run `work` in one transaction and commit it; retry if another transaction conflicts.
-
-        Args:
-            work: The function that runs the statements. It may run several times, so it must create its ids inside.
-            durable: True if the commit must survive a power failure, as intents and pointers must.
-            async_commit: True if a later durable commit of the same work also brings this one to the disk. A server
-                then does not wait for its disk now.
-
-        Raises:
-            Unavailable: The database stayed locked, is read-only, is full or cannot be reached.
-        """
+        """Run `work` in one transaction and commit it; retry if another transaction conflicts."""
         self._call_before()
         # On SQLite each attempt waits for the lock. On a server only one of several conflicting transactions succeeds.
         attempts = ATTEMPTS if self.is_sqlite else 4 * ATTEMPTS
@@ -374,14 +334,7 @@ class Database:
                 self.bus.finish_transaction(queue_entries, committed=committed)
 
     def shrink(self, *, wipe: bool = False) -> None:
-        """Return the free space of the database to the file system. Writers wait until it is done.
-
-        Args:
-            wipe: True to process every table, so that no table holds deleted data any more.
-
-        Raises:
-            Unavailable: `wipe` is True, and a reader still needs deleted data or the role does not own the tables.
-        """
+        """Return the free space of the database to the file system. Writers wait until it is done."""
         statements = (_WIPE_STATEMENTS if wipe else _SHRINK_STATEMENTS)["sqlite" if self.is_sqlite else "postgresql"]
         warning_states: list[str] = []
         with (

@@ -43,17 +43,7 @@ from agentgit.store.threads.pending_writes import NO_WRITES
 
 @dataclass(frozen=True, kw_only=True)
 class HeadState:
-    """The current position of a branch.
-
-    Args:
-        checkpoint_state: The state that a checkpoint made here refers to.
-        latest: The newest graph checkpoint, even if the snapshot is an earlier one, before an unfinished batch.
-        has_writes: True if something was written on top of it.
-        is_settled: True if no tool call waits for its result and no interrupt waits for its answer.
-        last_messages: The last message in the form that users see; empty if there is none.
-        unfinished_messages: The AI message with tool calls that have no result, and the results that exist.
-        next_batch: The number of the next batch of calls.
-    """
+    """The current position of a branch."""
 
     checkpoint_state: CheckpointState
     latest: GraphCheckpoint | None
@@ -70,15 +60,7 @@ class HeadState:
 
 
 class Store:
-    """The data of one tenant.
-
-    Args:
-        database: An open database that has its tables.
-        tenant_id: The tenant.
-        compression: The compression of new values: `auto`, `zstd`, `zlib` or `none`.
-        webhook_hosts: The hosts that webhooks may be sent to besides public addresses.
-        exclude_metadata: Names of settings of a graph's runs that are not stored.
-    """
+    """The data of one tenant."""
 
     def __init__(
         self,
@@ -117,20 +99,7 @@ class Store:
     def open(
         cls, database: Database, find_tenant: Callable[[Database], int], *, create: bool = True, **settings: Any
     ) -> Self:
-        """Open the data of a tenant. The tables are created or upgraded if needed.
-
-        Args:
-            database: The database.
-            find_tenant: A function that returns the id of the tenant, called when the tables exist.
-            create: False to create no SQLite file.
-            settings: The other arguments of the class.
-
-        Raises:
-            InvalidInput: A key differs from the registered key of the same name.
-            KeyMissing: The data is encrypted with a key that was not given.
-            NotFound: `create` is False, and the file does not exist.
-            SchemaMismatch: The database is older or newer than this library, or not agentgit's.
-        """
+        """Open the data of a tenant. The tables are created or upgraded if needed."""
         if not create:
             database.require_file()
         schema.prepare(database)
@@ -167,12 +136,7 @@ class Store:
                     self.database.leases.stop_renewing(name)
 
     def track(self, connection: Connection, branch: StoredRow, position: int | None = None) -> list[ToolInvocation]:
-        """Read the tool track of a branch from the root of the session, as it was recorded.
-
-        Args:
-            branch: The row of the branch.
-            position: The number of invocations; None for all.
-        """
+        """Read the tool track of a branch from the root of the session, as it was recorded."""
         return self.journal.track(connection, self.track_parts(connection, branch, position))
 
     def track_parts(self, connection: Connection, branch: StoredRow, position: int | None = None) -> list[TrackPart]:
@@ -185,12 +149,7 @@ class Store:
     def live_track(
         self, connection: Connection, branch: StoredRow, position: int | None = None
     ) -> list[ToolInvocation]:
-        """Read the tool track of a branch as users see it, with the newest run of each call; see `Journal.live_track`.
-
-        Args:
-            branch: The row of the branch.
-            position: The number of invocations; None for all.
-        """
+        """Read the tool track of a branch as users see it, with the newest run of each call; see `Journal.live_track`."""
         runs = self.journal.newest_runs(connection, branch.external_session_id)
         return self.journal.live_track(connection, runs, self.track_parts(connection, branch, position))
 
@@ -209,14 +168,7 @@ class Store:
     def head_state_of(
         self, connection: Connection, branch: StoredRow, tally: CallTally, newest: NewestState
     ) -> HeadState:
-        """Return the current position of a branch, as `head_state`, from what was already read.
-
-        Args:
-            connection: Any open connection.
-            branch: The row of the branch.
-            tally: Its calls.
-            newest: Its newest graph checkpoint.
-        """
+        """Return the current position of a branch, as `head_state`, from what was already read."""
         (calls, batch), (graph_checkpoint, is_interrupted, has_writes) = tally, newest
         position = branch.inherited + calls
         if graph_checkpoint is None:
@@ -327,11 +279,7 @@ class Store:
         return {"session_state": state, "conversation_history": [from_stored(m) for m in messages]}
 
     def verify_state(self, connection: Connection, branch: StoredRow, state_hash: bytes) -> None:
-        """Check that a branch has the expected state.
-
-        Raises:
-            Corrupt: The branch has a different state.
-        """
+        """Check that a branch has the expected state."""
         head = self.graphs.head(connection, branch.thread_id)
         if (head.state_hash if head else b"") != state_hash:
             raise Corrupt(
@@ -343,13 +291,7 @@ class Store:
 def checkpoint_state(
     graph_checkpoint: GraphCheckpoint | None, position: int, pending: bytes | None = None
 ) -> CheckpointState:
-    """Return the snapshot for a checkpoint that is made at a graph checkpoint.
-
-    Args:
-        graph_checkpoint: The graph checkpoint; None before the first one.
-        position: The number of tool invocations before it.
-        pending: The pending writes there; None if they are not known.
-    """
+    """Return the snapshot for a checkpoint that is made at a graph checkpoint."""
     return CheckpointState(
         graph_checkpoint_id=graph_checkpoint.key.checkpoint_id if graph_checkpoint else None,
         state_hash=graph_checkpoint.state_hash if graph_checkpoint else b"",

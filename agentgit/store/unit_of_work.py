@@ -62,14 +62,7 @@ MAX_CALLS = 64
 
 
 class RecordedCall(NamedTuple):
-    """A call that has ended.
-
-    Args:
-        id: The id of its row; None if it has none yet.
-        intent: The call.
-        outcome: Its outcome.
-        is_replay: True if the record answered the call, and its row is a replay.
-    """
+    """A call that has ended."""
 
     id: int | None
     intent: Intent
@@ -83,14 +76,7 @@ class _Waiting(NamedTuple):
 
 
 class UnitOfWork:
-    """The rows of one turn that wait to be written. It is thread-safe.
-
-    Args:
-        store: The store of the turn. Its database must show the branch until the turn has ended.
-        branch: The row of the branch, as the turn acquired it.
-        newest: The newest graph checkpoint of the branch when the turn began.
-        world_seq: The length of the session's world log when the turn began.
-    """
+    """The rows of one turn that wait to be written. It is thread-safe."""
 
     def __init__(self, store: Store, branch: StoredRow, newest: NewestState, world_seq: int) -> None:
         self._store = store
@@ -141,11 +127,7 @@ class UnitOfWork:
         return bool(self._rows or self._calls or self._write_lock.locked())
 
     def add(self, rows: NewRows) -> bool:
-        """Add a graph checkpoint or writes. Return False if the turn has ended, so that the caller must store them.
-
-        Raises:
-            Conflict: The turn was taken over.
-        """
+        """Add a graph checkpoint or writes. Return False if the turn has ended, so that the caller must store them."""
         if isinstance(rows, NewCheckpoint):
             self._encode_missing(rows)
         with self._lock:
@@ -200,12 +182,7 @@ class UnitOfWork:
             _flusher.schedule(self)
 
     def flush(self) -> None:
-        """Write what waits.
-
-        Raises:
-            Conflict: The turn was taken over. The outcomes of calls that acted are written, and nothing else.
-            Unavailable: The database cannot be written. Everything waits for the next attempt.
-        """
+        """Write what waits."""
         if self.is_waiting:
             self._write_with(None, durable=False, closing=False)
 
@@ -222,16 +199,7 @@ class UnitOfWork:
                 LOG.warning("The last steps of a turn are not saved yet: %s", error)
 
     def write(self, work: Callable[[Connection], T], *, durable: bool = True, closing: bool = False) -> T:
-        """Write what waits and do other work, in one transaction.
-
-        Args:
-            work: The function that runs the other statements; see `Database.write`.
-            durable: True if the commit must survive a power failure.
-            closing: True if nothing may wait after this transaction.
-
-        Raises:
-            Conflict: The turn was taken over. The outcomes of calls that acted are written, and nothing else.
-        """
+        """Write what waits and do other work, in one transaction."""
         return cast(T, self._write_with(work, durable=durable, closing=closing))
 
     def _write_with(self, work: Callable[[Connection], T] | None, *, durable: bool, closing: bool) -> T | None:
@@ -361,21 +329,12 @@ class UnitOfWork:
             self.world_seq = None
 
     def lock_session(self, connection: Connection) -> None:
-        """Lock the session, and read again what others may have changed before the lock was free.
-
-        Args:
-            connection: The connection that `write` passes to its work.
-        """
+        """Lock the session, and read again what others may have changed before the lock was free."""
         self._store.sessions.lock(connection, self._branch.external_session_id)
         self._read_held(connection)
 
     def intend(self, connection: Connection, intent: Intent) -> int:
-        """Record that a call is about to run, and return its id.
-
-        Args:
-            connection: The connection that `write` passes to its work.
-            intent: The call.
-        """
+        """Record that a call is about to run, and return its id."""
         arrival, self._next_arrival = self._next_arrival, None
         return self._store.journal.intend(connection, intent, arrival)
 

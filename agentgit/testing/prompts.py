@@ -34,13 +34,7 @@ STRUCTURED = "agentgit_structured_output"
 
 
 class Difference(NamedTuple):
-    """The first place in which two prompts differ.
-
-    Args:
-        part: `system prompt`, `tool`, `tool choice`, `response format`, `message` or `message order`.
-        name: The name of the tool, or the number of the message, beginning with 1; empty for the other parts.
-        diff: A unified diff of the part.
-    """
+    """The first place in which two prompts differ."""
 
     part: str
     name: str
@@ -48,13 +42,7 @@ class Difference(NamedTuple):
 
 
 class MessageContent(NamedTuple):
-    """The content of a message, to compare it with another one.
-
-    Args:
-        digest: The hash of its content, without ids.
-        call_ids: The ids of the tool calls that it makes.
-        answers: The id of the tool call that it answers; None if it answers none.
-    """
+    """The content of a message, to compare it with another one."""
 
     digest: bytes
     call_ids: tuple[str | None, ...]
@@ -72,13 +60,7 @@ class MessageContent(NamedTuple):
 
 @dataclass(frozen=True)
 class Prompt:
-    """The content of what a model is asked.
-
-    Args:
-        system: The system messages at the beginning, as text.
-        messages: The other messages, as text.
-        options: The tools and the output format; None if they are not compared.
-    """
+    """The content of what a model is asked."""
 
     system: Sequence[str]
     messages: Sequence[str]
@@ -86,22 +68,13 @@ class Prompt:
 
     @classmethod
     def of(cls, messages: Sequence[BaseMessage], options: Mapping[str, Any] | None) -> Prompt:
-        """Return the content of a request.
-
-        Args:
-            messages: The messages that the model receives.
-            options: The options of the call, as `comparable_options` returns them; None if they are not compared.
-        """
+        """Return the content of a request."""
         texts = describe_messages(messages)
         count = next((n for n, message in enumerate(messages) if not isinstance(message, SystemMessage)), len(messages))
         return cls(texts[:count], texts[count:], options)
 
     def difference(self, now: Prompt) -> Difference | None:
-        """Return the first difference to the prompt of now; None if they are equal.
-
-        Args:
-            now: The other prompt. What one of the two does not have (None) is not compared.
-        """
+        """Return the first difference to the prompt of now; None if they are equal."""
         if self.system != now.system:
             return Difference("system prompt", "", unified_diff("\n".join(self.system), "\n".join(now.system)))
         if self.options is not None and now.options is not None:

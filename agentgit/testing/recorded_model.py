@@ -232,16 +232,7 @@ def _chunks(message: AIMessage) -> Iterator[AIMessageChunk]:
 
 
 class _Expected(NamedTuple):
-    """A recorded call.
-
-    Args:
-        number: Its number among the calls of the record, beginning with 1.
-        step: The step that made it.
-        messages: The messages that the model received.
-        options: The tools and the output format that it received; None without any.
-        reply: The message that it returned.
-        is_optional: True if a tool made it.
-    """
+    """A recorded call."""
 
     number: int
     step: int
@@ -252,11 +243,7 @@ class _Expected(NamedTuple):
 
 
 class _Script:
-    """The recorded calls of a branch, and which of them the graph has made.
-
-    Args:
-        record: The record of the branch.
-    """
+    """The recorded calls of a branch, and which of them the graph has made."""
 
     def __init__(self, record: ModelCallRecord) -> None:
         self._has_requests = record.has_requests
@@ -284,11 +271,7 @@ class _Script:
             return sum(not call.is_optional for step in self._steps for call in step)
 
     def check_complete(self) -> None:
-        """Check that all calls were made.
-
-        Raises:
-            PromptChanged: Some were not.
-        """
+        """Check that all calls were made."""
         with self._lock:
             missing = next((call for step in self._steps for call in step if not call.is_optional), None)
         if missing is not None:
@@ -296,11 +279,7 @@ class _Script:
             raise PromptChanged(text, part="calls", call=missing.number)
 
     def reply(self, messages: Sequence[BaseMessage], params: dict[str, Any]) -> AIMessage:
-        """Return the recorded reply to a request.
-
-        Raises:
-            PromptChanged: It differs from what was recorded.
-        """
+        """Return the recorded reply to a request."""
         if not self._has_requests:  # system messages need not be in the state
             messages = [message for message in messages if message.type != "system"]
         hashes = tuple(item.hash for item in self._codec.encode_messages(messages))
@@ -402,13 +381,7 @@ NEXT = "If the change is intended, rerun with a real model instead of RecordedMo
 
 
 class _Request(NamedTuple):
-    """A request to the model.
-
-    Args:
-        messages: The messages of the request.
-        hashes: The hash of each of them.
-        options: Its tools and output format.
-    """
+    """A request to the model."""
 
     messages: Sequence[BaseMessage]
     hashes: tuple[bytes, ...]

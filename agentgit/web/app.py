@@ -85,25 +85,6 @@ def app(
 ) -> FastAPI:
     """Create an ASGI application that serves a repository: pages, and an HTTP API under `/api/v1`.
 
-    Args:
-        repo: The repository of the operator. Each request is served as the user who makes it. Keep the repository open
-            while the application is used, and close it yourself.
-        graph: The graph of `repo.graph(...)` with which editors can edit a message and run it again, in each session
-            that no other graph has created, or runs in this process. None if sessions run only with the graphs that
-            this process wraps for them.
-        link: The link that logs browsers in as the owner of `repo`; None to ask for names and passwords. API keys are
-            accepted in both cases.
-        hosts: The host names to accept, besides that of the public URL. None accepts any name, or with a public URL
-            only that of the URL.
-        insecure: True to let people log in over plain HTTP from other machines.
-        trusted_proxies: Addresses and networks of the proxies whose `X-Forwarded-*` headers are trusted.
-        public_url: The URL that browsers use; None is the scheme and host of each request.
-        metrics_token: A token for `/metrics`, besides the API keys of admins; None for no token.
-        limits: The limits for requests and connections; None for the defaults.
-
-    Raises:
-        InvalidInput: A proxy or the public URL is not valid; or the graph has a workspace.
-
     Example:
         >>> import agentgit
         >>> from fastapi.testclient import TestClient

@@ -21,13 +21,7 @@ LOGIN_HOURS = 12
 
 
 class LoginResult(NamedTuple):
-    """The result of a login with a password.
-
-    Args:
-        key: The API key for the browser's cookie.
-        device: The token that identifies the browser, so that its later attempts are counted separately.
-        user_id: The id of the user.
-    """
+    """The result of a login with a password."""
 
     key: str
     device: str
@@ -35,11 +29,7 @@ class LoginResult(NamedTuple):
 
 
 class Accounts:
-    """Authentication with accounts and API keys.
-
-    Args:
-        repo: The repository that has the accounts.
-    """
+    """Authentication with accounts and API keys."""
 
     by_password = True
 
@@ -47,37 +37,17 @@ class Accounts:
         self.repo = repo
 
     def repository(self, credential: str) -> Repository:
-        """Return the repository, bound to the user of a credential.
-
-        Raises:
-            NotAllowed: The credential is not valid, or no longer valid.
-        """
+        """Return the repository, bound to the user of a credential."""
         return self.repo.authenticate(credential)
 
     def login(self, name: str, password: str, source: str, device: str | None = None) -> LoginResult:
-        """Log a user in with a password.
-
-        Args:
-            name: The name of the account.
-            password: The password of the account.
-            source: The address of the client.
-            device: The device token of an earlier login with that name in the same browser; None if there is none.
-
-        Raises:
-            NotAllowed: There is no such account, or the password is wrong.
-            TooManyAttempts: There were too many failed attempts.
-        """
+        """Log a user in with a password."""
         user_repo = self.repo.login(name, password, source=source, device=device)
         new_key = user_repo.keys.create(BROWSER_KEY_NAME, scopes=("admin",), expires_in=timedelta(hours=LOGIN_HOURS))
         return LoginResult(new_key.secret, user_repo.keys.device(), user_repo.user.id)
 
     def revoke(self, credential: str) -> None:
-        """Revoke a credential.
-
-        Raises:
-            NotAllowed: The credential is not valid.
-            InvalidInput: It is a JWT, which cannot be revoked on its own.
-        """
+        """Revoke a credential."""
         _revoke_key(self.repo, credential)
 
     def has_ended(self, repo: Repository, credential: str) -> bool:
@@ -90,9 +60,6 @@ class OwnerLink:
 
     The link works for 12 hours, any number of times. So a preview that fetches it does not use it up, and a second
     browser, or one that lost its cookies, needs no restart. Programs authenticate with API keys.
-
-    Args:
-        repo: The repository of the owner.
 
     Example:
         >>> import agentgit
@@ -116,11 +83,7 @@ class OwnerLink:
         self._lock = threading.Lock()
 
     def log_in(self, token: str) -> str:
-        """Log a browser in with the token of the link; return the credential for its cookie.
-
-        Raises:
-            NotAllowed: The token is wrong or has expired.
-        """
+        """Log a browser in with the token of the link; return the credential for its cookie."""
         now, credential = time.monotonic(), secrets.token_urlsafe(32)
         is_valid = hmac.compare_digest(token.encode("utf-8", "replace"), self.token.encode())
         if not is_valid or now >= self._expires_at:
@@ -131,11 +94,7 @@ class OwnerLink:
         return credential
 
     def repository(self, credential: str) -> Repository:
-        """Return the repository, bound to the user of a credential.
-
-        Raises:
-            NotAllowed: The credential is not valid, or no longer valid.
-        """
+        """Return the repository, bound to the user of a credential."""
         return self.repo if self._is_logged_in(credential) else self.repo.authenticate(credential)
 
     def revoke(self, credential: str) -> None:
@@ -154,11 +113,7 @@ class OwnerLink:
 
 
 def _revoke_key(repo: Repository, credential: str) -> None:
-    """Revoke an API key.
-
-    Raises:
-        InvalidInput: The credential is a JWT.
-    """
+    """Revoke an API key."""
     user_repo = repo.authenticate(credential)
     if user_repo.context.principal.key_id is None:
         raise InvalidInput("A token is valid until it expires. To revoke all of yours: POST /users/ID/revoke-tokens.")

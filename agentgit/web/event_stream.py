@@ -34,11 +34,7 @@ class TooManyFeeds(Exception):
 
 
 class FeedCounter:
-    """The number of open feeds of each user.
-
-    Args:
-        most: The maximum number of open feeds of one user.
-    """
+    """The number of open feeds of each user."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -49,11 +45,7 @@ class FeedCounter:
         return self._open_feeds.total()
 
     def acquire(self, user_id: int) -> None:
-        """Count a new feed of a user.
-
-        Raises:
-            TooManyFeeds: The user has reached the limit.
-        """
+        """Count a new feed of a user."""
         with self._lock:
             if self._open_feeds[user_id] >= self.most:
                 raise TooManyFeeds
@@ -68,13 +60,7 @@ class FeedCounter:
 
 
 class EventPoller:
-    """Polls the audit trail, and returns each event once.
-
-    Args:
-        repo: The repository whose events are read.
-        session_id: The session whose events to return; None for all sessions.
-        start: The id of the last event that the client has received.
-    """
+    """Polls the audit trail, and returns each event once."""
 
     def __init__(self, repo: Repository, session_id: int | None, start: int) -> None:
         self._repo = repo
@@ -97,12 +83,7 @@ class EventPoller:
 
 
 async def feed(poller: EventPoller, is_over: Callable[[], bool]) -> AsyncIterator[bytes]:
-    """Yield the bytes of a feed until the server stops, or the user may no longer read the events.
-
-    Args:
-        poller: The source of the events.
-        is_over: A function that returns whether the server is stopping or the login has ended.
-    """
+    """Yield the bytes of a feed until the server stops, or the user may no longer read the events."""
     yield f"retry: {RETRY_MILLISECONDS}\n\n".encode()
     quiet_seconds = 0.0
     while not is_over():

@@ -48,34 +48,19 @@ class Metrics:
         self._lock = threading.Lock()
 
     def observe(self, route: str, method: str, status: int, seconds: float) -> None:
-        """Count a request.
-
-        Args:
-            route: The path of the route, with the names of its parameters.
-            method: The HTTP method; one that is not in `METHODS` is counted as `other`.
-            status: The status of the answer; 0 if there was none.
-            seconds: The duration of the request; for a live feed, the time that it was open.
-        """
+        """Count a request."""
         with self._lock:
             self._requests[route, method if method in METHODS else "other", status] += 1
             self._durations.setdefault(route, [0] * (len(BUCKETS) + 1))[bisect_left(BUCKETS, seconds)] += 1
             self._seconds[route] = self._seconds.get(route, 0.0) + seconds
 
     def count_failed_login(self, *, throttled: bool) -> None:
-        """Count a failed login.
-
-        Args:
-            throttled: True if it was refused because of too many attempts.
-        """
+        """Count a failed login."""
         with self._lock:
             self._failures["throttled" if throttled else "refused"] += 1
 
     def text(self, gauges: Mapping[str, int]) -> str:
-        """Return all metrics in the Prometheus text format.
-
-        Args:
-            gauges: The current values of additional gauges, by name.
-        """
+        """Return all metrics in the Prometheus text format."""
         with self._lock:
             return "".join(f"{line}\n" for line in self._lines(gauges))
 
@@ -98,12 +83,7 @@ class Metrics:
 
 
 def route_of(scope: Scope, root: str) -> str:
-    """Return the path of the route that answered a request, with the names of its parameters; `/*` if none did.
-
-    Args:
-        scope: The scope of the request, after it was answered.
-        root: The path at which the application is mounted.
-    """
+    """Return the path of the route that answered a request, with the names of its parameters; `/*` if none did."""
     mounted = scope.get("root_path", "").removeprefix(root)
     return f"{mounted}{getattr(scope.get('route'), 'path', '/*')}"
 

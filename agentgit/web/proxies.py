@@ -17,13 +17,7 @@ DEFAULT_PORTS = {"http": 80, "https": 443}
 
 @dataclass(frozen=True)
 class Address:
-    """The address at which browsers reach the application.
-
-    Args:
-        scheme: `http` or `https`.
-        host: The host name in lower case, with the port unless it is the default of the scheme.
-        path: The path under which it is served; empty, or starts with `/`.
-    """
+    """The address at which browsers reach the application."""
 
     scheme: str
     host: str
@@ -57,11 +51,7 @@ def read_address(text: str) -> Address | None:
 
 
 def public_address(text: str) -> Address:
-    """Parse the public URL that an operator gives.
-
-    Raises:
-        InvalidInput: It is not a valid public URL.
-    """
+    """Parse the public URL that an operator gives."""
     address = read_address(text)
     if address is None or not (text.isascii() and text.isprintable()) or "//" in address.path:
         raise InvalidInput(f"{text!r} is not a valid public URL. Write one like https://git.example.com:8443/path.")
@@ -70,12 +60,6 @@ def public_address(text: str) -> Address:
 
 class Proxies:
     """The proxies whose forwarding headers are trusted.
-
-    Args:
-        trusted: Addresses and networks, like `10.0.0.7` and `10.0.0.0/24`.
-
-    Raises:
-        InvalidInput: One is neither, or covers all addresses.
 
     Example:
         >>> proxies = Proxies(["10.0.0.0/24"])
@@ -103,10 +87,6 @@ class Proxies:
 
         Each proxy appends the address that connected to it. Everything to the left of the last address that is not a
         trusted proxy can be forged.
-
-        Args:
-            peer: The address that connected.
-            forwarded: The `X-Forwarded-For` header of the request.
         """
         client_address = peer
         for hop in reversed(forwarded.split(",")):
@@ -119,10 +99,6 @@ class Proxies:
         """Set the client, scheme, host and path of a request from the headers of a trusted proxy and the public URL.
 
         The headers are ignored if the peer is not a trusted proxy.
-
-        Args:
-            scope: The scope of the request, which is changed.
-            public: The public address of the application; None to keep the address of the request.
         """
         peer, port = scope.get("client") or ("", 0)
         if self.is_trusted(peer):

@@ -51,13 +51,7 @@ ANY_HOST_PATHS = ("/healthz", "/readyz")
 
 
 class Guard:
-    """Middleware in front of the whole application: enforces limits and host names, adds headers, counts requests.
-
-    Args:
-        app: The application to guard.
-        site: The state that all requests share.
-        failed: A function that returns the response for an unexpected exception.
-    """
+    """Middleware in front of the whole application: enforces limits and host names, adds headers, counts requests."""
 
     def __init__(self, app: ASGIApp, site: Site, failed: Callable[[Request, Exception], Response]) -> None:
         self.app = app
@@ -158,12 +152,7 @@ def _parse_content_length(header: str) -> float:
 
 
 class _ResponseSender:
-    """The response to one request, with the default headers.
-
-    Args:
-        scope: The scope of the request.
-        send: The `send` of the server.
-    """
+    """The response to one request, with the default headers."""
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._is_https, self._send = scope["scheme"] == "https", send
@@ -219,24 +208,12 @@ def device_cookie(connection: HTTPConnection, name: str) -> str:
 
 
 def set_cookie(request: Request, response: Response, name: str, value: str, seconds: int | None = None) -> None:
-    """Set a cookie that scripts cannot read, and that browsers do not send with forms of other sites.
-
-    Args:
-        request: The request of the browser.
-        response: The response to the request.
-        name: The name of the cookie.
-        value: The value of the cookie.
-        seconds: The number of seconds to keep it; None until the browser is closed.
-    """
+    """Set a cookie that scripts cannot read, and that browsers do not send with forms of other sites."""
     response.set_cookie(name, value, max_age=seconds, path="/", secure=is_https(request), httponly=True, samesite="lax")
 
 
 def require_secure_connection(request: Request) -> None:
-    """Check that the connection is safe for a login: encrypted, local, or on a network that the operator trusts.
-
-    Raises:
-        NotAllowed: Others on the network could read the password or the link.
-    """
+    """Check that the connection is safe for a login: encrypted, local, or on a network that the operator trusts."""
     is_loopback = name_of(request.headers.get("host", "")) in LOOPBACK
     if not (request.scope["scheme"] == "https" or is_loopback or site_of(request).insecure):
         raise NotAllowed(
@@ -249,12 +226,7 @@ def require_secure_connection(request: Request) -> None:
 def log_in(
     request: Request, authenticator: Accounts, name: str, password: str, device: str | None = None
 ) -> LoginResult:
-    """Log a user in with a password, and count a failure; see `Accounts.login`.
-
-    Raises:
-        NotAllowed: There is no such account, or the password is wrong.
-        TooManyAttempts: There were too many failed attempts.
-    """
+    """Log a user in with a password, and count a failure; see `Accounts.login`."""
     try:
         result = authenticator.login(name, password, request.client.host if request.client else "", device)
     except NotAllowed as error:
@@ -284,12 +256,7 @@ FORM_COOKIE = "agentgit-form"
 
 
 def csrf_token(connection: HTTPConnection, form_cookie: str | None = None) -> str:
-    """Return the CSRF token for forms, derived from the browser's cookie; empty if there is no cookie.
-
-    Args:
-        connection: The request.
-        form_cookie: A new value of the form cookie, for a visitor who is not logged in.
-    """
+    """Return the CSRF token for forms, derived from the browser's cookie; empty if there is no cookie."""
     cookies = connection.cookies
     cookie = cookies.get(cookie_name(connection)) or form_cookie or cookies.get(FORM_COOKIE) or ""
     return hmac.new(cookie.encode("utf-8", "replace"), b"agentgit form", hashlib.sha256).hexdigest() if cookie else ""
@@ -301,11 +268,7 @@ def new_form_cookie() -> str:
 
 
 def require_same_site(request: Request, csrf: Annotated[str, Form(max_length=200)] = "") -> None:
-    """Check that a form was sent from one of this application's own pages, by its origin and its CSRF token.
-
-    Raises:
-        HTTPException: It was not.
-    """
+    """Check that a form was sent from one of this application's own pages, by its origin and its CSRF token."""
     origin, fetch_site = request.headers.get("origin"), request.headers.get("sec-fetch-site")
     form_address, own_address = read_address(origin) if origin is not None else None, address_of(request)
     is_own_origin = form_address is not None and own_address is not None and form_address.origin == own_address.origin

@@ -38,11 +38,7 @@ WARNING_SECONDS = 60.0
 
 
 class Connections:
-    """The open connections of one server.
-
-    Args:
-        site: The site, with the limits, and the trusted proxies, to which the limit for one address does not apply.
-    """
+    """The open connections of one server."""
 
     def __init__(self, site: Site) -> None:
         self.limits = site.limits
@@ -97,12 +93,7 @@ class Connections:
 
 
 class Connection(H11Protocol):
-    """A connection that is aborted if the head of a request does not arrive in time, or the client does not read.
-
-    Args:
-        connections: All connections of the server.
-        given: The arguments from uvicorn.
-    """
+    """A connection that is aborted if the head of a request does not arrive in time, or the client does not read."""
 
     def __init__(self, connections: Connections, **given: Any) -> None:
         super().__init__(**given)
@@ -172,11 +163,7 @@ IDLE_SECONDS = 5
 
 
 class Server(uvicorn.Server):
-    """A server for an application. Its shutdown first ends the live feeds, which would not end by themselves.
-
-    Args:
-        application: The application, as `app` returns it.
-    """
+    """A server for an application. Its shutdown first ends the live feeds, which would not end by themselves."""
 
     def __init__(self, application: FastAPI) -> None:
         self._site: Site = application.state.site
@@ -223,26 +210,6 @@ def serve(
 
     A SQLite database that is served on a loopback address is open to whoever has the printed link. In all other cases
     users log in with accounts.
-
-    Args:
-        repo: The repository to serve.
-        graph: The graph that runs the sessions, as `app` takes it.
-        host: The address to listen on.
-        port: The port to listen on; 0 for any free port.
-        accounts: True to require accounts for a SQLite database, too.
-        hosts: The host names to accept, besides that of the public URL, and the names of this machine if `host` is a
-            loopback address. If there are none of these, any name is accepted.
-        insecure: True to let people log in over plain HTTP from other machines.
-        trusted_proxies: Addresses and networks of the proxies whose `X-Forwarded-*` headers are trusted.
-        public_url: The URL that browsers use; None is the scheme and host of each request.
-        metrics_token: A token for `/metrics`, besides the API keys of admins; None for no token.
-        access_log: True to write a line for each request to standard output.
-        say: The function to call with each line to print, such as the address of the page.
-        browser: True to open the page in a browser.
-
-    Raises:
-        InvalidInput: There is no account, so nobody could log in; or a proxy, the public URL or the graph is not valid.
-        Unavailable: The address or port is not available.
     """
     is_loopback = host in ("localhost", "127.0.0.1", "::1")
     link = None if accounts or not is_loopback or not repo.context.store.database.is_sqlite else OwnerLink(repo)

@@ -25,18 +25,7 @@ SITE_KEY = "agentgit.site"
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The limits for requests and connections.
-
-    Args:
-        body: The maximum size of a request body, in bytes.
-        head: The maximum size of a request line with its headers, in bytes.
-        seconds: The maximum number of seconds for the head to arrive, for the body to arrive, and for the client to
-            resume reading.
-        feeds: The maximum number of live feeds that one user has open at once.
-        connections: The maximum number of open connections. For one more, the server aborts the connection that has
-            waited longest for a request.
-        connections_each: The maximum number of open connections of one address that is not a trusted proxy.
-    """
+    """The limits for requests and connections."""
 
     body: int = 1_000_000
     head: int = 16_384
@@ -48,19 +37,7 @@ class Limits:
 
 @dataclass(kw_only=True)
 class Site:
-    """The state of one application.
-
-    Args:
-        authenticator: The authentication.
-        hosts: The host names to accept, without ports; None accepts any.
-        insecure: True to let people log in over plain HTTP from other machines.
-        proxies: The trusted proxies.
-        public: The address that browsers use; None is the target of each request.
-        limits: The limits for requests and connections.
-        metrics_token: A token for the metrics, besides the API keys of admins; None for no token.
-        metrics: The metrics.
-        connections: A function that returns the number of open connections; None if `Server` does not serve it.
-    """
+    """The state of one application."""
 
     authenticator: Accounts | OwnerLink
     hosts: frozenset[str] | None = None

@@ -507,11 +507,7 @@ class Workspace(WorkspaceBase):
 
 
 class WholeSnapshots:
-    """Snapshots of a workspace for its undo stack, which alone uses them and deletes those that it no longer needs.
-
-    Args:
-        workspace: The workspace.
-    """
+    """Snapshots of a workspace for its undo stack, which alone uses them and deletes those that it no longer needs."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace

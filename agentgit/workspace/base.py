@@ -47,14 +47,7 @@ Paths = Iterable[str | os.PathLike[str]] | None
 
 
 class StoredTree(NamedTuple):
-    """A tree to store as a snapshot.
-
-    Args:
-        number: Its number.
-        base: The number of an earlier tree that it changes; None for an empty tree.
-        changes: What it changes there.
-        excluded: The paths that it leaves out.
-    """
+    """A tree to store as a snapshot."""
 
     number: int
     base: int | None
@@ -99,11 +92,7 @@ class WorkspaceBase(ABC):
         return FileEngine(self._root, self._storage, trees, self._catalog, self._patterns, self._max_file_size)
 
     def _claim_storage(self) -> None:
-        """Record this workspace as the owner of the storage. A workspace that was moved keeps its storage.
-
-        Raises:
-            InvalidInput: The storage belongs to another workspace, whose files a restore would write here.
-        """
+        """Record this workspace as the owner of the storage. A workspace that was moved keeps its storage."""
         environment = self._environment if isinstance(self._environment, str) else "own"
         owner = [self._storage, environment, self._root, os.stat(self._root).st_ino]
         recorded = json.loads(self._catalog.get(PLACE) or "null")
@@ -194,16 +183,7 @@ class WorkspaceBase(ABC):
         )
 
     def store_trees(self, trees: Iterable[StoredTree], holder: str) -> dict[int, str]:
-        """Store trees as snapshots, and return the id of each by the number of its tree. All succeed, or none.
-
-        Args:
-            trees: The trees, in order. The directory of the workspace is not changed.
-            holder: The name of the holder that pins the snapshots.
-
-        Raises:
-            InvalidInput: The workspace has a custom environment.
-            Unavailable: The storage cannot be written.
-        """
+        """Store trees as snapshots, and return the id of each by the number of its tree. All succeed, or none."""
         with self._locked():
             if not isinstance(self._engine, FileEngine):
                 raise InvalidInput('Files are imported into a workspace with "git" or "directory" only.')
@@ -274,11 +254,7 @@ class WorkspaceBase(ABC):
         return ExpectedState(row.snapshot.id, row.tree)
 
     def _relative_paths(self, paths: Paths) -> tuple[bytes, ...] | None:
-        """Return paths relative to the workspace, without following links in it.
-
-        Raises:
-            InvalidInput: A path is outside the workspace, or `paths` is not a list.
-        """
+        """Return paths relative to the workspace, without following links in it."""
         if paths is None:
             return None
         if isinstance(paths, str | bytes | os.PathLike):
@@ -295,11 +271,7 @@ class WorkspaceBase(ABC):
         return self.relative(path)
 
     def _absolute_path(self, path: str | os.PathLike[str]) -> str:
-        """Return the absolute form of a path.
-
-        Raises:
-            InvalidInput: It cannot be the path of a file.
-        """
+        """Return the absolute form of a path."""
         try:
             text = os.fsdecode(path)
             if text and b"\0" not in os.fsencode(text):
@@ -316,11 +288,7 @@ class WorkspaceBase(ABC):
         return tuple(dict.fromkeys([*relative_paths, *(self.relative(path) for path in paths if self.holds(path))]))
 
     def relative(self, path: str | os.PathLike[str]) -> bytes:
-        """Return a path relative to the workspace, without following a link at its end.
-
-        Raises:
-            InvalidInput: It is outside the workspace.
-        """
+        """Return a path relative to the workspace, without following a link at its end."""
         absolute = self._absolute_path(path)
         real = os.path.join(os.path.realpath(os.path.dirname(absolute)), os.path.basename(absolute))
         if absolute == self._root:
@@ -338,11 +306,7 @@ class WorkspaceBase(ABC):
         return True
 
     def captures(self, path: str | os.PathLike[str]) -> bool:
-        """Return whether snapshots have the file at a path: it is in the workspace, and not excluded.
-
-        Args:
-            path: The path, absolute or relative to the workspace.
-        """
+        """Return whether snapshots have the file at a path: it is in the workspace, and not excluded."""
         return self.holds(path) and self._engine.captures(self.relative(path))
 
     def _notify_listeners(self, event: str, value: Any) -> None:
@@ -354,11 +318,7 @@ class WorkspaceBase(ABC):
 
 
 def as_json(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return metadata as it is stored.
-
-    Raises:
-        InvalidInput: It is not JSON-like.
-    """
+    """Return metadata as it is stored."""
     try:
         stored: dict[str, Any] = json.loads(json.dumps(dict(metadata or {})))
     except (TypeError, ValueError) as error:

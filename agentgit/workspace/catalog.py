@@ -78,14 +78,7 @@ class RestoreRecord(NamedTuple):
 
 
 class Catalog:
-    """A catalog in one file.
-
-    Args:
-        path: The path of the file, which is created if it does not exist.
-
-    Raises:
-        Unavailable: The file cannot be opened or written.
-    """
+    """A catalog in one file."""
 
     def __init__(self, path: str) -> None:
         self._path, self._process_id = path, 0
@@ -101,11 +94,7 @@ class Catalog:
             db.executescript(SCHEMA)
 
     def load_index(self, cached_index: WorkspaceIndex | None) -> WorkspaceIndex:
-        """Return the index of the files.
-
-        Args:
-            cached_index: The index that this process read last; it is returned if the stored one has not changed since.
-        """
+        """Return the index of the files."""
         with self._open() as db:
             state = dict(db.execute("SELECT name, value FROM state"))
             if cached_index is not None and cached_index.generation == state.get("generation", ""):
@@ -130,13 +119,7 @@ class Catalog:
     def store_snapshot(
         self, snapshot: FileCheckpoint | None, index: WorkspaceIndex, excluded: ExcludedRecord | None = None
     ) -> None:
-        """Store a new snapshot and the index. A new snapshot survives a power failure.
-
-        Args:
-            snapshot: The new snapshot; None to store only the index.
-            index: The current index; `index.key` is the tree of the snapshot.
-            excluded: The paths that the snapshot left out; None if there are none.
-        """
+        """Store a new snapshot and the index. A new snapshot survives a power failure."""
         with self._transaction(durable=snapshot is not None) as db:
             if snapshot is not None:
                 _insert_snapshot(db, snapshot, index.key or "", excluded or {})
@@ -162,13 +145,7 @@ class Catalog:
         return []
 
     def add(self, snapshot: FileCheckpoint, tree: str, excluded: ExcludedRecord) -> None:
-        """Store a snapshot whose files were not taken from this workspace.
-
-        Args:
-            snapshot: The new snapshot.
-            tree: The key of its tree.
-            excluded: The paths that it left out.
-        """
+        """Store a snapshot whose files were not taken from this workspace."""
         with self._transaction(durable=True) as db:
             _insert_snapshot(db, snapshot, tree, excluded)
 
@@ -176,10 +153,6 @@ class Catalog:
         """Return the newest snapshot with this tree and exactly these left-out paths; None if there is none.
 
         Snapshots of the undo stack are not returned, because the stack deletes them.
-
-        Args:
-            tree: The key of the tree.
-            excluded: The paths that are left out.
         """
         where = "tree = ? AND left_out = ? AND kind <> ?"
         query = f"SELECT {COLUMNS} FROM snapshot WHERE {where} ORDER BY seq DESC LIMIT 1"  # noqa: S608
@@ -188,11 +161,7 @@ class Catalog:
         return _catalog_row(columns).snapshot if columns else None
 
     def excluded_from(self, snapshot_id: str) -> dict[bytes, ExcludedPath]:
-        """Return the paths that a snapshot left out.
-
-        Args:
-            snapshot_id: The id of the snapshot.
-        """
+        """Return the paths that a snapshot left out."""
         query = "SELECT paths FROM left_out WHERE id = (SELECT left_out FROM snapshot WHERE id = ?)"
         with self._open() as db:
             row = db.execute(query, (snapshot_id,)).fetchone()
@@ -338,11 +307,7 @@ class Catalog:
 
     @contextmanager
     def _transaction(self, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
-        """Run a block in a transaction.
-
-        Args:
-            durable: True to make this transaction and all earlier ones survive a power failure.
-        """
+        """Run a block in a transaction."""
         with self._open() as db:
             db.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
             db.execute("BEGIN IMMEDIATE")

@@ -24,25 +24,13 @@ PathContents = tuple[bytes, bytes | None]
 def contents_of(
     trees: Trees, key: str | None, entries: Iterable[tuple[bytes, TreeEntry]]
 ) -> Generator[PathContents, None, None]:
-    """Yield the contents of files and links of a snapshot.
-
-    Args:
-        trees: The store of the trees.
-        key: The key of the snapshot's tree; None for no snapshot, which yields nothing.
-        entries: The entries to read, by path.
-    """
+    """Yield the contents of files and links of a snapshot."""
     for path, _, data in trees.contents(key, entries) if key else ():
         yield path, data if isinstance(data, bytes) else None
 
 
 class ExcludedSides(NamedTuple):
-    """The paths left out on each of two sides.
-
-    Args:
-        old: The paths left out of the first snapshot.
-        new: The paths left out of the second snapshot, or of the workspace.
-        root: The workspace, if the second side is its current files; otherwise None.
-    """
+    """The paths left out on each of two sides."""
 
     old: ExcludedRecord
     new: ExcludedRecord
@@ -57,17 +45,7 @@ def compare_snapshots(
     sides: ExcludedSides,
     is_included: Callable[[bytes], bool],
 ) -> WorkspaceDiff:
-    """Compare two snapshots.
-
-    Args:
-        from_id: The id of the first snapshot.
-        to_id: The id of the second snapshot.
-        changes: The changes, by path.
-        contents: The contents of the files and links for which `differs` is true, sorted by path: those in the first
-            snapshot, and those in the second.
-        sides: The paths left out on each side.
-        is_included: A function that returns whether a path was asked for.
-    """
+    """Compare two snapshots."""
     difference, uncertain = _compare_sides(changes, sides, is_included)
     added, modified, deleted = set(difference.new), set(difference.changed), set(difference.missing)
     lines: list[str] = []

@@ -25,17 +25,7 @@ _locked_files = threading.local()
 
 @contextmanager
 def exclusive_lock(path: str | os.PathLike[str], *, timeout: float, description: str) -> Iterator[None]:
-    """Hold an exclusive lock until the block ends.
-
-    Args:
-        path: The path of the lock file. It is created if it does not exist, and is not removed.
-        timeout: The maximum time to wait for the lock, in seconds.
-        description: A description of the locked object, for error messages.
-
-    Raises:
-        Unavailable: The wait took longer than `timeout`, this thread already holds the lock, or the file cannot be
-            opened.
-    """
+    """Hold an exclusive lock until the block ends."""
     deadline, real_path = time.monotonic() + timeout, os.path.realpath(path)
     locked_paths: set[str] = _locked_files.__dict__.setdefault("places", set())
     if real_path in locked_paths:
@@ -74,12 +64,7 @@ SYSTEM_FOLDERS = (
 
 
 def resolve_workspace(path: str | os.PathLike[str]) -> str:
-    """Return the real path of a workspace, which is created if it does not exist.
-
-    Raises:
-        InvalidInput: The path is not a directory, or it is a protected one, such as the home directory.
-        Unavailable: The directory cannot be created.
-    """
+    """Return the real path of a workspace, which is created if it does not exist."""
     real_path = os.path.realpath(os.path.expanduser(os.fsdecode(path)))
     home = os.path.expanduser("~")
     protected = [*SYSTEM_FOLDERS.split(), tempfile.gettempdir(), *(os.path.join(home, name) for name in HOME_FOLDERS)]
@@ -95,24 +80,13 @@ def resolve_workspace(path: str | os.PathLike[str]) -> str:
 
 
 def require_directory(path: str | os.PathLike[str]) -> None:
-    """Check that a workspace exists.
-
-    Raises:
-        InvalidInput: There is no such directory.
-    """
+    """Check that a workspace exists."""
     if not os.path.isdir(os.path.expanduser(path)):
         raise InvalidInput(f"{os.fspath(path)!r} is not a directory. Create it, then open the workspace again.")
 
 
 def require_not_moved(root: bytes) -> None:
-    """Check that a workspace is still where it was opened.
-
-    Args:
-        root: The real path of the workspace when it was opened.
-
-    Raises:
-        Unavailable: The workspace, or a directory above it, was replaced with a symbolic link.
-    """
+    """Check that a workspace is still where it was opened."""
     if (current_path := os.path.realpath(root)) != root:
         raise Unavailable(
             f"{escape_path(root)} is now behind a symbolic link, at {escape_path(current_path)}. Nothing was changed. "
@@ -121,16 +95,7 @@ def require_not_moved(root: bytes) -> None:
 
 
 def create_storage(path: str | os.PathLike[str] | None, workspace: str) -> str:
-    """Create the storage of a workspace, accessible only to its user, and return its real path.
-
-    Args:
-        path: The path of the storage; None for a directory in `$AGENTGIT_HOME`, by default `~/.local/share/agentgit`.
-        workspace: The real path of the workspace.
-
-    Raises:
-        InvalidInput: The storage is the workspace, or contains it.
-        Unavailable: The storage cannot be created.
-    """
+    """Create the storage of a workspace, accessible only to its user, and return its real path."""
     if path is None:
         path = Path(_data_home(), "workspaces", _short_hash(workspace))
     real_path = os.path.realpath(os.path.expanduser(os.fsdecode(path)))
@@ -153,12 +118,7 @@ def undo_storage(storage: str) -> str:
 
 
 def record_storage(storage: str, workspace: str) -> None:
-    """Record that a program opened a workspace, in a directory that only this user can write.
-
-    Args:
-        storage: The real path of the storage.
-        workspace: The real path of the directory.
-    """
+    """Record that a program opened a workspace, in a directory that only this user can write."""
     if recorded_workspace(storage) == workspace:
         return
     record_path = _record_path(storage)
@@ -184,13 +144,6 @@ def require_known_storage(storage: str, workspace: str | None = None) -> None:
     A row is not trusted. The git repository in a storage has a configuration that may name programs to run, and files
     would be written to the directory that the row names. Therefore a row can only select a location that is already
     known on this system.
-
-    Args:
-        storage: The path of the storage, from the row.
-        workspace: The path of the workspace, from the row; None to check only the storage.
-
-    Raises:
-        NotAllowed: No program of this user has opened that storage, or opened it with that workspace.
     """
     recorded = recorded_workspace(storage)
     if recorded is None or (workspace is not None and recorded != workspace):

@@ -66,12 +66,7 @@ READING_COMMANDS = frozenset({"view", "read", "cat", "list"})
 
 @dataclass(frozen=True)
 class Modifies:
-    """The files that a tool call may modify.
-
-    Args:
-        paths: The paths of the files, as the call names them.
-        everything: True if the files cannot be determined, so that the call may modify the whole workspace.
-    """
+    """The files that a tool call may modify."""
 
     paths: tuple[str, ...] = ()
     everything: bool = False
@@ -121,11 +116,6 @@ def paths_of(tool_name: str, tool: Any, args: Mapping[str, Any]) -> Modifies | N
 
     The declaration of the tool has priority over its name. If the tool modifies files but the call does not name any,
     it may modify everything.
-
-    Args:
-        tool_name: The name of the tool for the model. A server prefix, as in `files__write_file`, is ignored.
-        tool: The tool or its function; None if it is not available.
-        args: The arguments of the call.
 
     Example:
         >>> paths_of("write_file", None, {"file_path": "a.txt", "content": "x"})

@@ -43,16 +43,7 @@ Paths = Iterable[bytes] | None
 
 
 class RestoreSteps(NamedTuple):
-    """The changes that a restore makes, and those that it must not make.
-
-    Args:
-        changes: The changes that the restore makes.
-        kept_entries: Entries that it does not remove, because the snapshot left them out.
-        unreadable: Paths that it does not change, because they are in directories that cannot be read.
-        ignored: Paths that it does not remove, because the snapshot's own `.gitignore` files exclude them.
-        snapshot_excluded: The paths that the snapshot left out.
-        target_paths: The paths at which the snapshot has an entry that differs from the current one.
-    """
+    """The changes that a restore makes, and those that it must not make."""
 
     changes: dict[bytes, TreeChange]
     kept_entries: dict[bytes, TreeEntry]
@@ -63,14 +54,7 @@ class RestoreSteps(NamedTuple):
 
 
 class RestorePlanner:
-    """Plans restores of one workspace.
-
-    Args:
-        root: The workspace.
-        trees: The store of the trees.
-        catalog: The catalog, which stores the paths that each snapshot left out.
-        patterns: The patterns of paths that are left out, in addition to those of `.gitignore` files.
-    """
+    """Plans restores of one workspace."""
 
     def __init__(self, root: bytes, trees: Trees, catalog: Catalog, patterns: tuple[str, ...]) -> None:
         self._root, self._trees, self._catalog, self._patterns = root, trees, catalog, patterns
@@ -78,14 +62,7 @@ class RestorePlanner:
     def steps(
         self, snapshot_id: str, tree: str, changes: dict[bytes, TreeChange], current_excluded: ExcludedRecord
     ) -> RestoreSteps:
-        """Return the changes that a restore makes, and the paths that it must not change.
-
-        Args:
-            snapshot_id: The id of the snapshot to restore.
-            tree: The key of its tree.
-            changes: The differences between the workspace and the snapshot, at the paths to restore.
-            current_excluded: The paths that are left out now.
-        """
+        """Return the changes that a restore makes, and the paths that it must not change."""
         snapshot_excluded = self._catalog.excluded_from(snapshot_id)
         kept_entries = entries_to_keep(changes, snapshot_excluded)
         unreadable_folders = {
@@ -216,17 +193,7 @@ def select_changes(differences: Mapping[bytes, TreeChange], paths: Iterable[byte
 
 
 class Restore:
-    """One restore.
-
-    Args:
-        disk: The files of the workspace.
-        trees: The store of the contents.
-        target: The key of the tree to restore.
-        differences: The differences between the tree when the restore began and the target.
-        progress: The function to call with the number of files done and their total.
-        is_resumed: True if a process was killed during this restore. The outcome then includes the changes that it
-            made.
-    """
+    """One restore."""
 
     def __init__(
         self,
@@ -246,12 +213,7 @@ class Restore:
         self.outcome = RestoreOutcome()
 
     def run(self) -> RestoreOutcome:
-        """Run the restore, or the rest of an interrupted one. A path that fails does not stop the others.
-
-        Raises:
-            Unavailable: Some paths cannot be written. All others are done; run the restore again for the rest.
-            Corrupt: Some contents are damaged. All other paths are done.
-        """
+        """Run the restore, or the rest of an interrupted one. A path that fails does not stop the others."""
         if self._is_resumed:
             self._recover()
         self._remove_files()
@@ -304,11 +266,7 @@ class Restore:
             self.outcome.conflicts.append((path, CHANGED))
 
     def _remove_folders(self, limit_to: Iterable[bytes] | None = None) -> None:
-        """Remove the directories that are empty and that the target does not have.
-
-        Args:
-            limit_to: The paths to limit this to, each with everything below it; None for all.
-        """
+        """Remove the directories that are empty and that the target does not have."""
         candidates = {
             path
             for path, (before, after) in self._changes.items()

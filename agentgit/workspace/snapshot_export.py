@@ -66,11 +66,7 @@ class _ExcludedItem(NamedTuple):
 
 
 class SnapshotExporter:
-    """Writes the snapshots of one export.
-
-    Args:
-        write: The function that writes one record.
-    """
+    """Writes the snapshots of one export."""
 
     def __init__(self, write: Callable[[dict[str, Any]], None]) -> None:
         self._write = write
@@ -85,16 +81,7 @@ class SnapshotExporter:
         self._written_excluded: dict[bytes, str] = {}
 
     def export(self, settings: Mapping[str, Any], snapshot: str) -> ExportedTree:
-        """Write the tree of a snapshot, unless it was already written.
-
-        Args:
-            settings: The settings that open the workspace of the snapshot.
-            snapshot: The id of the snapshot in that workspace.
-
-        Raises:
-            Corrupt: Contents are missing, or were modified after they were written.
-            Unavailable: The storage cannot be read.
-        """
+        """Write the tree of a snapshot, unless it was already written."""
         storage = str(settings.get("storage"))
         if (storage, snapshot) not in self._results:
             location = self._find_location(storage, str(settings.get("environment")), snapshot)

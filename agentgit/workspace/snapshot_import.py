@@ -52,22 +52,12 @@ class SnapshotImporter:
             self._contents.write(part)
 
     def file(self, id: bytes, size: int) -> None:
-        """Combine the parts since the last file into one file.
-
-        Args:
-            id: The SHA-256 of its contents.
-            size: The size of its contents in bytes.
-        """
+        """Combine the parts since the last file into one file."""
         self._files[id] = _BufferedFile(self._contents_size, size)
         self._contents_size += size
 
     def tree(self, id: int, base: int | None) -> None:
-        """Begin a tree, to which the following changes belong.
-
-        Args:
-            id: The number of the tree.
-            base: The number of the tree that is changed; None for an empty tree.
-        """
+        """Begin a tree, to which the following changes belong."""
         self._flush_open_tree()
         self._open_tree = [id, base, {}]
 
@@ -95,16 +85,7 @@ class SnapshotImporter:
     # -- into a workspace
 
     def store_into(self, workspace: Workspace, holder: str) -> dict[int, str]:
-        """Store all trees as snapshots, and return the id of each by the number of its tree. All succeed, or none.
-
-        Args:
-            workspace: The workspace.
-            holder: The name of the holder that pins the snapshots.
-
-        Raises:
-            InvalidInput: The workspace has a custom environment.
-            Unavailable: The storage cannot be written.
-        """
+        """Store all trees as snapshots, and return the id of each by the number of its tree. All succeed, or none."""
         ids = workspace.store_trees(self._trees(), holder)
         self._stored_ids = list(ids.values())
         return ids
@@ -166,11 +147,7 @@ def _update_excluded(
 
 @contextmanager
 def _converting_errors() -> Iterator[None]:
-    """Convert an operating-system error into one that explains how to make space for the buffers.
-
-    Raises:
-        Unavailable: The operating system reported an error.
-    """
+    """Convert an operating-system error into one that explains how to make space for the buffers."""
     try:
         yield
     except OSError as error:

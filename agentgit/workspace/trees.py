@@ -17,12 +17,7 @@ PLAIN_MODES = (0o644, 0o755)
 
 
 class TreeEntry(NamedTuple):
-    """The entry at a path.
-
-    Args:
-        mode: The mode from `os.lstat`: the kind (a regular file, a symbolic link, a directory) and the permission bits.
-        oid: The hash of a file's contents or of a link's target, as `digest` returns it; empty for a directory.
-    """
+    """The entry at a path."""
 
     mode: int
     oid: str = ""
@@ -39,15 +34,7 @@ class TreeEntry(NamedTuple):
 
 
 class TreeWrite(NamedTuple):
-    """One change to write into a snapshot.
-
-    Args:
-        path: The path that changed.
-        entry: The new entry. None removes the path, or the entry of a directory that no longer needs one. Removing a
-            directory keeps the paths below it, which have their own changes.
-        data: The contents of a file, or the target of a link; empty otherwise. Large contents are readable only until
-            the next change is requested.
-    """
+    """One change to write into a snapshot."""
 
     path: bytes
     entry: TreeEntry | None
@@ -72,48 +59,23 @@ class Trees(Protocol):
         """Write a snapshot: a base snapshot with changes.
 
         The write is atomic: if the process is killed, the store has either the complete snapshot or none.
-
-        Args:
-            key: The key of the new snapshot, in hexadecimal digits (`0-9a-f`).
-            base: The key of the base snapshot; None for an empty one.
-            changes: The changes: first the removals, then the additions. Each path occurs once.
-
-        Raises:
-            NotFound: There is no snapshot `base`.
-            Unavailable: The snapshot cannot be written. The error states the reason.
         """
         ...
 
     def tree(self, key: str) -> dict[bytes, TreeEntry]:
-        """Return all entries of a snapshot, by path.
-
-        Raises:
-            NotFound: There is no snapshot under this key.
-        """
+        """Return all entries of a snapshot, by path."""
         ...
 
     def directories(self, key: str) -> dict[bytes, TreeEntry]:
-        """Return the directories that have an entry in a snapshot, at low cost.
-
-        Raises:
-            NotFound: There is no snapshot under this key.
-        """
+        """Return the directories that have an entry in a snapshot, at low cost."""
         ...
 
     def differences(self, before: str, after: str) -> dict[bytes, TreeChange]:
-        """Return the paths at which two snapshots differ, at low cost if there are few.
-
-        Raises:
-            NotFound: There is no snapshot under one of the keys.
-        """
+        """Return the paths at which two snapshots differ, at low cost if there are few."""
         ...
 
     def contents(self, key: str, entries: Iterable[tuple[bytes, TreeEntry]]) -> Iterator[tuple[bytes, TreeEntry, Data]]:
-        """Read files and links of a snapshot one by one, and yield each with its contents.
-
-        Raises:
-            Corrupt: The contents are missing, or were modified after they were written.
-        """
+        """Read files and links of a snapshot one by one, and yield each with its contents."""
         ...
 
     def collect(self, keep: Collection[str]) -> int:

@@ -48,18 +48,7 @@ Score = Callable[[ExploredBranch], float | Awaitable[float]]
 
 @dataclass
 class ExploredTurn:
-    """One turn of an exploration.
-
-    Args:
-        branch_id: The branch of this turn.
-        choices: The number of the choice, from 1, at each step up to this one.
-        value: The input of the graph.
-        config: The config to run the graph with.
-        is_new: True if this call of `explore` has created the branch.
-        is_pending: True if the turn must be run; False if it has run, or waits for a user's answer.
-        outcome: Its end; None if it has not run, or its end was recorded before.
-        end_id: The id of the checkpoint at its end; None if it has not ended.
-    """
+    """One turn of an exploration."""
 
     branch_id: int
     choices: tuple[int, ...]
@@ -72,18 +61,7 @@ class ExploredTurn:
 
 
 class Explorer:
-    """Creates the branches of one exploration, yields the turns to run, and records their results.
-
-    Args:
-        branch: The branch to start from.
-        create_runner: A function that returns a runner of the graph, with settings, on another branch.
-        variants: The variants of each step.
-        name: The name of the exploration, which may be one to continue; None for a new name.
-        score: A function that rates a leaf.
-        config: The config for all turns.
-        together: True if turns are to run at the same time.
-        elsewhere: True if they are to run in other processes.
-    """
+    """Creates the branches of one exploration, yields the turns to run, and records their results."""
 
     def __init__(
         self,
@@ -124,24 +102,13 @@ class Explorer:
         return str(self.name)
 
     def walk(self) -> Iterator[list[ExploredTurn]]:
-        """Yield lists of turns that may run at the same time; run each list before requesting the next one.
-
-        Raises:
-            InvalidInput: Turns are to run at the same time, but the tools change the world.
-            WorldDiverged: The world is not as the agent's branch left it.
-            RollbackBlocked, RollbackIncomplete: The world cannot be brought to the state of the next branch.
-            Conflict: The name belongs to another exploration.
-        """
+        """Yield lists of turns that may run at the same time; run each list before requesting the next one."""
         start_id = self.begin()
         yield from self._breadth_first(start_id) if self.together else self._depth_first(start_id, ())
         self.finish()
 
     def begin(self) -> int:
-        """Begin the exploration, and return the id of the checkpoint at which its first turns start.
-
-        Raises:
-            InvalidInput, WorldDiverged, Conflict: As `walk`.
-        """
+        """Begin the exploration, and return the id of the checkpoint at which its first turns start."""
         if self.together:
             require_parallel(self.branch.graph, self.settings)
         recover_all_abandoned(self.store, self.branch.session_id)
@@ -161,12 +128,7 @@ class Explorer:
         return self._create_runner(self.settings, trial.branch_id)
 
     def next_turns(self, start_id: int, choices: tuple[int, ...]) -> Iterator[ExploredTurn]:
-        """Yield the turns that start at a checkpoint, creating the branch of each one only when it is requested.
-
-        Args:
-            start_id: The checkpoint, at the end of another turn or of the branch that explores.
-            choices: The choices that led to it.
-        """
+        """Yield the turns that start at a checkpoint, creating the branch of each one only when it is requested."""
         for number, variant in enumerate(self.variants[len(choices)], 1):
             yield self._prepare_turn(start_id, (*choices, number), variant)
 
@@ -220,10 +182,6 @@ class Explorer:
         """Return whether the world must be brought to the state of each branch before its turn.
 
         If no tool changes the world, differences in the world are ignored, except for memory, which any node can write.
-
-        Raises:
-            WorldDiverged: The world differs from its state at the starting point by effects that are not the
-                exploration's own. The exploration would reverse these and never restore them.
         """
         with self.store.database.reading() as connection:
             own_positions = self._end_positions(connection)

@@ -17,11 +17,7 @@ def acting_tools(settings: TurnSettings) -> list[str]:
 
 
 def require_parallel(graph: Graph, settings: TurnSettings) -> None:
-    """Refuse to run branches at the same time if they would affect each other.
-
-    Raises:
-        InvalidInput: A tool changes the world, or the branches share a store whose writes are undone.
-    """
+    """Refuse to run branches at the same time if they would affect each other."""
     declared = settings.effects.tools
     shares_memory = is_wrappable(graph.store) and not all(declared.get(name) for name in MEMORY_TOOLS)
     writers = [*acting_tools(settings), *(["those that write to memory"] if shares_memory else [])]

@@ -35,16 +35,7 @@ _WORKER = "agentgit.agents.explore.worker:run_job"
 
 @dataclass(frozen=True, kw_only=True)
 class StoreAddress:
-    """The database of an exploration and the user who explores, for a process that opens it.
-
-    Args:
-        url: The URL of the database, with its password. A SQLite file has an absolute path.
-        lease_seconds: The lease of a run on a server.
-        principal: The principal that explores.
-        compression: The compression of new values.
-        webhook_hosts: The hosts that webhooks may be sent to besides public addresses.
-        exclude_metadata: Names of settings of a graph's runs that are not stored.
-    """
+    """The database of an exploration and the user who explores, for a process that opens it."""
 
     url: URL = field(repr=False)
     lease_seconds: float
@@ -55,11 +46,7 @@ class StoreAddress:
 
     @classmethod
     def of(cls, context: Context) -> StoreAddress:
-        """Return the address of the database of a context.
-
-        Raises:
-            InvalidInput: No other process can open it.
-        """
+        """Return the address of the database of a context."""
         store = context.store
         database = store.database
         if database.in_memory:
@@ -74,12 +61,7 @@ class StoreAddress:
         )
 
     def open(self) -> Store:
-        """Open the database.
-
-        Raises:
-            NotFound: The file does not exist on this machine.
-            AgentGitError: As for `agentgit.open`.
-        """
+        """Open the database."""
         database = Database(
             self.url, pool_size=CONNECTIONS, lease_seconds=self.lease_seconds, keyring=load_keyring(None)
         )
@@ -99,24 +81,7 @@ class StoreAddress:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One turn to run in another process.
-
-    Args:
-        address: The database.
-        coordinator: The id of the process that explores.
-        session_id: The session.
-        branch_id: The branch of the turn.
-        branch_name: The name of that branch, which the factory receives.
-        is_new: True if the branch was created for this job, so that only a lost run of the same job can have begun it.
-        factory: A function that returns the compiled graph for a branch.
-        state_channels: The names of the values in the state of the graph that explores.
-        effects: The declared effects of the graph's tools.
-        defaults: The repository's effects of all other tools.
-        interval: The times at which automatic checkpoints are made.
-        fence: What to do with a call whose effect already exists.
-        value: The input of the graph.
-        config: The config to run the graph with.
-    """
+    """One turn to run in another process."""
 
     address: StoreAddress
     coordinator: int
@@ -135,10 +100,6 @@ class Job:
 
 
 def run(job: Job) -> Outcome:
-    """Run a job, in the process that received it.
-
-    Raises:
-        Unavailable: The turn could not begin here, because of the database, the factory or the graph.
-    """
+    """Run a job, in the process that received it."""
     outcome: Outcome = resolve_name(_WORKER)(job)
     return outcome

@@ -39,23 +39,14 @@ Factory = Callable[[str], Any]
 
 @dataclass(frozen=True)
 class Workers:
-    """The processes that run the turns of an exploration.
-
-    Args:
-        executor: The executor that sends the turns to them.
-        factory: The function that builds the graph in each of them.
-    """
+    """The processes that run the turns of an exploration."""
 
     executor: Executor
     factory: Factory
 
     @classmethod
     def parse(cls, executor: Executor | None, factory: Factory | None) -> Workers | None:
-        """Return the workers for the arguments of `explore`; None if there is no executor.
-
-        Raises:
-            InvalidInput: One of the two is missing or of another type, or the factory cannot be sent to a process.
-        """
+        """Return the workers for the arguments of `explore`; None if there is no executor."""
         if executor is None and factory is None:
             return None
         if not isinstance(executor, Executor):
@@ -73,13 +64,7 @@ class Workers:
 
 
 def run_exploration(explorer: Explorer, max_concurrency: int, workers: Workers | None = None) -> None:
-    """Run the turns of an exploration.
-
-    Args:
-        explorer: The exploration.
-        max_concurrency: The maximum number of turns that run at the same time.
-        workers: The processes that run them; None to run them in this one.
-    """
+    """Run the turns of an exploration."""
     with _note_on_error(explorer):
         if workers is not None:
             _run_on_workers(explorer, max_concurrency, workers, threading.Event())
@@ -104,15 +89,7 @@ async def arun_exploration(explorer: Explorer, max_concurrency: int, workers: Wo
 
 
 def parse_parallel(parallel: bool | int, workers: Workers | None = None) -> int:
-    """Return how many turns may run at the same time.
-
-    Args:
-        parallel: The number as `explore` takes it.
-        workers: The processes that run them; None for this one.
-
-    Raises:
-        InvalidInput: The number is negative.
-    """
+    """Return how many turns may run at the same time."""
     if parallel < 0:
         raise InvalidInput(f"parallel must be 0 or more, not {parallel}.")
     if workers is not None and parallel in (True, False):
@@ -197,12 +174,7 @@ def _run_on_workers(explorer: Explorer, in_flight: int, workers: Workers, is_can
 
 
 def _submitter(explorer: Explorer, workers: Workers) -> Callable[[ExploredTurn], Future[Outcome]]:
-    """Return the function that sends a turn to a worker.
-
-    Raises:
-        InvalidInput: Something cannot be sent to another process.
-        Unavailable: The executor takes no work.
-    """
+    """Return the function that sends a turn to a worker."""
     context, settings, graph = explorer.branch.context, explorer.settings, explorer.branch.graph
     address = StoreAddress.of(context)
     declared = {name: effect for name, effect in settings.effects.tools.items() if effect is not None}
@@ -235,11 +207,7 @@ def _submitter(explorer: Explorer, workers: Workers) -> Callable[[ExploredTurn],
 
 
 def submit_to(executor: Executor, function: Callable[..., T], *args: Any) -> Future[T]:
-    """Send a call to an executor.
-
-    Raises:
-        Unavailable: The executor takes no work.
-    """
+    """Send a call to an executor."""
     try:
         return executor.submit(function, *args)
     except Exception as error:
@@ -262,11 +230,7 @@ def _result(future: Future[Outcome]) -> Outcome:
 
 
 def require_picklable(value: Any, what: str) -> None:
-    """Check that a value can be sent to another process.
-
-    Raises:
-        InvalidInput: It cannot.
-    """
+    """Check that a value can be sent to another process."""
     try:
         pickle.dumps(value)
     except Exception as error:

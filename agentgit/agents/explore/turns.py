@@ -15,13 +15,7 @@ from agentgit.values import describe_error
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a turn.
-
-    Args:
-        error: The error of the turn, in words; None if it did not fail.
-        has_ended: False if the turn failed, or waits for a user's answer.
-        checkpoint_id: The checkpoint at its end; None if that is not known.
-    """
+    """The end of a turn."""
 
     error: str | None = None
     has_ended: bool = False
@@ -57,17 +51,7 @@ async def arun_turn(runner: BranchRunner, value: Any, config: RunnableConfig) ->
 
 
 def unfinished_input(runner: BranchRunner, head: BranchHead, value: Any) -> tuple[bool, Any]:
-    """Return whether anything of a turn is left to run, and the input to run it with.
-
-    Args:
-        runner: A runner on the branch of the turn.
-        head: The branch, as it was read for the runner.
-        value: The input of the turn.
-
-    Returns:
-        The turn's own input if the branch has nothing of it yet; else None, to continue. Nothing is left of a turn that
-        has ended or waits for an answer.
-    """
+    """Return whether anything of a turn is left to run, and the input to run it with."""
     with runner._branch.reading() as connection:
         branch_point = runner._branch.store.checkpoints.load_row(connection, head.row.branch_point_id)
     if head.checkpoint_id == branch_point.graph_checkpoint_id:

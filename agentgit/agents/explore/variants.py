@@ -21,12 +21,7 @@ Choices = int | Sequence[Any]
 
 @dataclass(frozen=True)
 class Variant:
-    """One variant of a step.
-
-    Args:
-        graph_input: The input of the graph.
-        config: The config that is merged into the config of the run.
-    """
+    """One variant of a step."""
 
     graph_input: Any
     config: RunnableConfig
@@ -44,15 +39,7 @@ class Variant:
 
 
 def plan_variants(steps: Steps, choices: Choices) -> list[list[Variant]]:
-    """Return the variants of each step of an exploration.
-
-    Args:
-        steps: The steps, as `RollbackAgent.explore` takes them.
-        choices: The choices at each step, as `RollbackAgent.explore` takes them.
-
-    Raises:
-        InvalidInput: `steps` or `choices` is not valid.
-    """
+    """Return the variants of each step of an exploration."""
     choice_list = _choice_list(choices)
     if isinstance(steps, int) and not isinstance(steps, bool):
         if steps < 1 or isinstance(choices, int):

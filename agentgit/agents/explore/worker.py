@@ -40,9 +40,6 @@ def run_job(job: Job) -> Outcome:
     """Run one turn, or what is left of it.
 
     Errors are returned or raised as plain text, because an error of a graph need not be one that can be pickled.
-
-    Raises:
-        Unavailable: The turn could not begin here, because of the database, the factory or the graph.
     """
     with opened(job.address, job.coordinator, job.defaults) as context:
         try:
@@ -84,11 +81,7 @@ def _prepare(job: Job, context: Context) -> tuple[RollbackAgent, Any, bool]:
 
 
 def _read_open_branch(store: Store, job: Job) -> BranchHead:
-    """Read the branch. If a process has begun this turn, first wait until it ends it, or counts as dead.
-
-    Raises:
-        Conflict: It still runs the turn.
-    """
+    """Read the branch. If a process has begun this turn, first wait until it ends it, or counts as dead."""
     deadline = time.monotonic() + job.address.lease_seconds + PATIENCE
     while True:
         with store.database.reading() as connection:
@@ -112,16 +105,7 @@ _stores_lock = threading.Lock()
 
 @contextmanager
 def opened(address: StoreAddress, coordinator: int, defaults: Mapping[str, Effect]) -> Iterator[Context]:
-    """Yield the database of a job, which stays open for the next jobs, except in the process that sent it.
-
-    Args:
-        address: The database.
-        coordinator: The id of the process that sent the job.
-        defaults: The repository's effects of all other tools.
-
-    Raises:
-        Unavailable: The database cannot be opened here.
-    """
+    """Yield the database of a job, which stays open for the next jobs, except in the process that sent it."""
     try:
         if coordinator == os.getpid():  # a thread of that process
             store = address.open()

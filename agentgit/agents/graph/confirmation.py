@@ -31,12 +31,7 @@ CONSENT = frozenset({"approve", "accept", "yes"})
 
 @dataclass(frozen=True, kw_only=True)
 class Confirmation:
-    """The consent that a branch needs before its world is brought in line with it.
-
-    Args:
-        previous: The branch to return to without consent.
-        plan: The value of the interrupt; None if nothing was asked yet.
-    """
+    """The consent that a branch needs before its world is brought in line with it."""
 
     previous: int
     plan: Mapping[str, Any] | None = None
@@ -120,12 +115,7 @@ def is_consent(input: Command[Any]) -> bool:
 
 
 def asking_copy(graph: Graph, asked: Confirmation) -> Graph:
-    """Copy a graph so that the first task of a run asks before it begins. The other tasks of its step wait with it.
-
-    Args:
-        graph: The graph; it is not modified.
-        asked: What to ask.
-    """
+    """Copy a graph so that the first task of a run asks before it begins. The other tasks of its step wait with it."""
     question = _Question(asked.plan or {})
     nodes = {
         name: node.copy({"bound": question.before(node.bound)}) for name, node in graph.nodes.items() if name != START
@@ -134,22 +124,14 @@ def asking_copy(graph: Graph, asked: Confirmation) -> Graph:
 
 
 class _Question:
-    """Asks in the first task of a run.
-
-    Args:
-        value: The value of the interrupt.
-    """
+    """Asks in the first task of a run."""
 
     def __init__(self, value: Mapping[str, Any]) -> None:
         self._value, self._lock = value, threading.Lock()
         self._task: str | None = None
 
     def before(self, bound: Any) -> RunnableCallable:
-        """Return a runnable that asks, then runs another one. LangGraph gives its context only to the first of a node.
-
-        Args:
-            bound: The other one.
-        """
+        """Return a runnable that asks, then runs another one. LangGraph gives its context only to the first of a node."""
 
         def run(input: Any, config: RunnableConfig) -> Any:
             self._ask(config)

@@ -125,11 +125,7 @@ class RollbackGraph(Pregel[Any, Any, Any, Any]):
         return run
 
     def _config(self, config: RunnableConfig | None) -> RunnableConfig:
-        """Return the config of a run, with what `with_config` has set.
-
-        Raises:
-            InvalidInput: The run is a node of another graph.
-        """
+        """Return the config of a run, with what `with_config` has set."""
         require_not_nested(config)
         if CONFIG_KEY_TASK_ID in ensure_config(config)["configurable"]:  # of this call or around it
             raise InvalidInput(

@@ -19,16 +19,7 @@ from agentgit.store.queries.branch_heads import BranchHead
 
 
 class Run(NamedTuple):
-    """A run that can begin.
-
-    Args:
-        runner: Runs the graph on the branch.
-        input: The input.
-        config: The config, without the checkpoint that it named.
-        is_declined: True if a person did not consent, so that nothing may run.
-        host_run: Where it begins, if its host has named it.
-        cancel: Returns to the branch that an update has left; None if it has left none.
-    """
+    """A run that can begin."""
 
     runner: ThreadRunner
     input: Any
@@ -39,16 +30,7 @@ class Run(NamedTuple):
 
 
 class ThreadRunner(BranchRunner):
-    """Runs the graph on a branch that the graph and its clients know by the id of their thread.
-
-    Args:
-        context: The store and the principal.
-        graph: The graph; it is not modified.
-        settings: The settings that apply to every turn.
-        branch: The id of the branch, or the branch with its head as they were just read.
-        client: The thread as which the clients know the branch.
-        asked: The consent that the run asks for.
-    """
+    """Runs the graph on a branch that the graph and its clients know by the id of their thread."""
 
     def __init__(
         self,
@@ -116,10 +98,6 @@ def _internal_settings(config: RunnableConfig) -> Mapping[str, Any]:
 
 
 def run_id_of(config: RunnableConfig) -> str | None:
-    """Return the id that a host has given a run; None if it has given none.
-
-    Args:
-        config: The config of the run.
-    """
+    """Return the id that a host has given a run; None if it has given none."""
     run_id = config["configurable"].get("run_id") or (config.get("metadata") or {}).get("run_id")
     return str(run_id) if run_id else None

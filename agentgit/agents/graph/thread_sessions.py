@@ -13,11 +13,7 @@ from agentgit.store.queries.graph_points import GraphPoint, find_graph_point
 
 
 class ThreadSessions:
-    """The sessions of a user, by their thread ids.
-
-    Args:
-        context: The store and the principal.
-    """
+    """The sessions of a user, by their thread ids."""
 
     def __init__(self, context: Context) -> None:
         self.context = context

@@ -43,13 +43,7 @@ MODES = ("interrupt", "raise", "never")
 
 
 class Threads(ThreadSessions):
-    """The threads of a served graph.
-
-    Args:
-        context: The store and the principal.
-        wrapped: The graph with the settings of its turns.
-        confirm: What a run does before it reverses an effect that needs consent.
-    """
+    """The threads of a served graph."""
 
     def __init__(self, context: Context, wrapped: PreparedGraph, confirm: Confirm) -> None:
         if confirm not in MODES:
@@ -74,11 +68,7 @@ class Threads(ThreadSessions):
     # -- sessions
 
     def ensure(self, thread_id: str) -> int:
-        """Return the id of the session of a thread, which is created if there is none.
-
-        Raises:
-            InvalidInput: The id cannot be the name of a session.
-        """
+        """Return the id of the session of a thread, which is created if there is none."""
         return self.find(thread_id) or self.context.change(lambda c: self._find_or_create(c, thread_id))
 
     def _find_or_create(self, connection: Connection, thread_id: str) -> int:
@@ -97,18 +87,7 @@ class Threads(ThreadSessions):
     # -- runs
 
     def run(self, config: RunnableConfig, input: Any, graph: Graph) -> Run:
-        """Bring a thread and its world to the point at which a run begins.
-
-        Args:
-            config: The config of the run: its thread and, to roll back, a checkpoint.
-            input: The input of the run.
-            graph: The graph to run.
-
-        Raises:
-            NotFound: The thread has no such checkpoint.
-            RollbackBlocked: An effect cannot be reversed, or needs consent; nothing was done.
-            RollbackIncomplete: An undo function raised. The same run again continues, or `repo.resume(operation)`.
-        """
+        """Bring a thread and its world to the point at which a run begins."""
         thread = self._open(config, graph)
         branch, asked, is_declined = thread.branch, thread.asked, False
         if thread.moves_to is not None:
@@ -134,15 +113,7 @@ class Threads(ThreadSessions):
         return HostRun(thread_id, branch.external_session_id, branch.id, branch.epoch, branch.head_id, start_id)
 
     def update(self, config: RunnableConfig, graph: Graph) -> Run:
-        """Bring a thread to the point at which its state is updated. The next run brings the world to it.
-
-        Args:
-            config: The config of the update: its thread and, optionally, a checkpoint.
-            graph: The graph whose state is updated.
-
-        Raises:
-            NotFound: The thread has no such checkpoint.
-        """
+        """Bring a thread to the point at which its state is updated. The next run brings the world to it."""
         thread = self._open(config, graph)
         branch, asked, cancel = thread.branch, thread.asked, None
         if thread.moves_to is not None:
@@ -178,11 +149,7 @@ class Threads(ThreadSessions):
         return thread if is_here else thread._replace(moves_to=point)
 
     def _require_known_question(self, config: RunnableConfig) -> None:
-        """Check that an answer is not for a question for consent of which nothing else is known here.
-
-        Raises:
-            InvalidInput: It is, such as in a session that was imported.
-        """
+        """Check that an answer is not for a question for consent of which nothing else is known here."""
         newest = self.reader.get_tuple(_run_config(config))
         writes = (newest.pending_writes or []) if newest is not None else []
         values = [one.value for _, channel, given in writes if channel == INTERRUPT for one in given]
@@ -201,11 +168,7 @@ class Threads(ThreadSessions):
         return runner
 
     def _move(self, thread: _Thread, point: GraphPoint) -> tuple[StoredRow, Confirmation | None]:
-        """Roll back to a point, or switch to the branch whose head it is.
-
-        Returns:
-            The branch to run on, and the consent that the run asks for.
-        """
+        """Roll back to a point, or switch to the branch whose head it is."""
         rollbacks, current_id, previous_id = thread.rollbacks, thread.branch.id, thread.previous_id
         if point.is_head:
             plan = rollbacks.plan_switch(point.branch.id)
@@ -224,11 +187,7 @@ class Threads(ThreadSessions):
         return rollbacks.read_branch(rollbacks.run(point, current_id, options)), None
 
     def _requires_consent(self, plan: RollbackPlan) -> bool:
-        """Return whether a run must ask before it acts on the world.
-
-        Raises:
-            RollbackBlocked: An effect cannot be reversed, or the plan needs consent and `confirm` is `raise`.
-        """
+        """Return whether a run must ask before it acts on the world."""
         if plan.blockers:
             raise RollbackBlocked(f"Nothing was done. {plan.blocking_reasons}.", plan)
         steps = [step for step in plan.steps if confirmation.needs_consent(step)]
@@ -253,11 +212,7 @@ class Threads(ThreadSessions):
         return thread.rollbacks.set_current_branch(branch_id, source_id=thread.branch.id), asked
 
     def _answer(self, thread: _Thread, input: Any, asked: Confirmation) -> tuple[StoredRow, Any, Confirmation | None]:
-        """Act on a person's answer, or ask if nothing was asked yet.
-
-        Returns:
-            The branch to run on, the input of the run, and the consent that it asks for.
-        """
+        """Act on a person's answer, or ask if nothing was asked yet."""
         rollbacks, branch = thread.rollbacks, thread.branch
         if asked.plan is None or not self._is_waiting(branch):
             branch, question = self._bring_world(thread, branch, asked)
@@ -279,11 +234,7 @@ class Threads(ThreadSessions):
     def _bring_world(
         self, thread: _Thread, branch: StoredRow, asked: Confirmation
     ) -> tuple[StoredRow, Confirmation | None]:
-        """Bring the world to the state of the current branch, or return the question to ask first.
-
-        Raises:
-            RollbackBlocked: It is not possible. The thread is back on the previous branch.
-        """
+        """Bring the world to the state of the current branch, or return the question to ask first."""
         plan = thread.rollbacks.plan_switch(branch.id)
         try:
             requires_consent = self._requires_consent(plan)
@@ -317,14 +268,7 @@ class Threads(ThreadSessions):
 
 
 class _Thread(NamedTuple):
-    """A thread when a run begins.
-
-    Args:
-        rollbacks: The operations of its session.
-        head: Its current branch, as it was read.
-        asked: The consent that the branch needs.
-        moves_to: The point to roll back to first; None to continue.
-    """
+    """A thread when a run begins."""
 
     rollbacks: Rollbacks
     head: BranchHead

@@ -32,16 +32,7 @@ OWNER = "import"
 
 @dataclass(frozen=True, kw_only=True)
 class EarlierImport:
-    """The result of an earlier import of a thread.
-
-    Args:
-        session_id: The session that holds the imported thread.
-        branch_id: Its branch that holds the thread.
-        branch_thread_id: The LangGraph thread of that branch.
-        newest_id: The id of the newest graph checkpoint that was imported.
-        call_count: The number of imported calls on its track.
-        has_moved: True if the branch has continued here since.
-    """
+    """The result of an earlier import of a thread."""
 
     session_id: int
     branch_id: int
@@ -60,16 +51,7 @@ class ImportedCounts:
 
 
 class ImportCommit:
-    """The conversion of one thread into a session.
-
-    Args:
-        context: The store, and the principal who owns the new session.
-        session_name: The name of the session.
-        thread_id: The id of the thread in the database to import from.
-
-    Raises:
-        InvalidInput: The name is not valid for a session.
-    """
+    """The conversion of one thread into a session."""
 
     def __init__(self, context: Context, session_name: str, thread_id: str) -> None:
         require_name(session_name)
@@ -80,11 +62,7 @@ class ImportCommit:
         self.thread_id = thread_id
 
     def find(self) -> EarlierImport | None:
-        """Find an earlier import of the thread; return None if the session does not exist or is empty.
-
-        Raises:
-            Conflict: The session exists and was not imported from this thread.
-        """
+        """Find an earlier import of the thread; return None if the session does not exist or is empty."""
         with self.store.database.reading() as connection:
             return self._find_earlier_import(connection, self._find_session(connection))
 
@@ -129,17 +107,7 @@ class ImportCommit:
     def commit(
         self, staging_thread: str, added_count: int, roots: Sequence[str], earlier: EarlierImport | None
     ) -> ImportedCounts:
-        """Create or extend the session in one transaction.
-
-        Args:
-            staging_thread: The staging thread.
-            added_count: The number of its graph checkpoints.
-            roots: The ids of the root graph's checkpoints, oldest first.
-            earlier: The result of an earlier import; None for a new session.
-
-        Raises:
-            Conflict: The session was created or changed in the meantime, or the staged rows were removed.
-        """
+        """Create or extend the session in one transaction."""
         with self.store.database.reading() as connection:
             branch_parents = (
                 staging.checkpoint_parents(connection, self.store.tenant_id, earlier.branch_thread_id)

@@ -39,12 +39,7 @@ class _Checker(SQLModelSaver):
 
 
 class CheckpointCopier:
-    """Encodes graph checkpoints of another saver, and compares copies with them.
-
-    Args:
-        store: The store that receives the copies.
-        channels: The channels of the graph that wrote them; empty if the graph is not known.
-    """
+    """Encodes graph checkpoints of another saver, and compares copies with them."""
 
     def __init__(self, store: Store, channels: Channels) -> None:
         self.saver = SQLModelSaver(store.database, tenant_id=store.tenant_id, graphs=store.graphs, sessions=True)
@@ -56,13 +51,7 @@ class CheckpointCopier:
         """The names of metadata that was left out."""
 
     def draft(self, entry: ThreadEntry, checkpoint_tuple: CheckpointTuple, parent_thread: str | None = None) -> Draft:
-        """Encode the values that differ from the parent, by the versions of the channels.
-
-        Args:
-            entry: The graph checkpoint.
-            checkpoint_tuple: The graph checkpoint as its saver returns it.
-            parent_thread: The thread here that has the parent; None if the copy has it.
-        """
+        """Encode the values that differ from the parent, by the versions of the channels."""
         current_versions = checkpoint_tuple.checkpoint["channel_versions"]
         previous = self._versions.pop(entry.ns, (None, {}))
         parent_versions = previous[1] if previous[0] == entry.parent and entry.parent else {}
@@ -110,12 +99,7 @@ class CheckpointCopier:
         return numbered
 
     def differences(self, copy: GraphKey, theirs: CheckpointTuple) -> list[str]:
-        """Return the parts in which a copy differs from its source.
-
-        Args:
-            copy: The key of the copy.
-            theirs: The source.
-        """
+        """Return the parts in which a copy differs from its source."""
         ours = self._checker.get_tuple(config_of(copy))
         if ours is None:
             return ["everything"]
@@ -142,12 +126,7 @@ class CheckpointCopier:
         )
 
     def has_same_writes(self, copy: GraphKey, theirs: CheckpointTuple) -> bool:
-        """Return whether a copy has the pending writes of its source.
-
-        Args:
-            copy: The key of the copy.
-            theirs: The source.
-        """
+        """Return whether a copy has the pending writes of its source."""
         ours = self._checker.get_tuple(config_of(copy))
         return ours is not None and self._are_same_writes(ours, theirs)
 
@@ -183,14 +162,7 @@ def put_copies(
     copies: Sequence[tuple[ThreadEntry, Draft | None, NumberedWrites]],
     connection: Connection,
 ) -> None:
-    """Store copies of graph checkpoints in a staging thread.
-
-    Args:
-        graphs: The store of graph checkpoints.
-        thread: The staging thread.
-        copies: The graph checkpoints, each with its draft and its pending writes; None for one that is already here.
-        connection: A connection in a transaction that writes.
-    """
+    """Store copies of graph checkpoints in a staging thread."""
     for entry, draft, writes in copies:
         graph_key = GraphKey(thread, entry.ns, entry.id)
         if draft is not None:
@@ -200,12 +172,7 @@ def put_copies(
 
 
 def differing_copy(name: str, differences: Sequence[str]) -> Corrupt:
-    """Return the error for a copy that differs from its source in these parts.
-
-    Args:
-        name: The name of the thread.
-        differences: What `CheckpointCopier.differences` returned.
-    """
+    """Return the error for a copy that differs from its source in these parts."""
     return Corrupt(
         f"{name} was not imported: the stored copy differs from it in {', '.join(differences)}. If it is still "
         "running, import it again when it has stopped; otherwise report a bug.",

@@ -30,19 +30,7 @@ BY_HAND = ("update", "fork")
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedCall:
-    """A past tool call, reconstructed from the messages.
-
-    Args:
-        message: The number of the AI message that requested it, counted along the thread.
-        index: The position of the call in that message.
-        name: The name of the tool.
-        args: The arguments.
-        id: The id of the call in the AI message.
-        requested_at: The time of the first graph checkpoint that contains the AI message.
-        status: `done` or `failed`; empty while there is no answer.
-        answer: The content of the tool message.
-        answered_at: The time of the first graph checkpoint that contains the tool message.
-    """
+    """A past tool call, reconstructed from the messages."""
 
     message: int
     index: int
@@ -57,13 +45,7 @@ class ImportedCall:
 
 @dataclass(frozen=True)
 class HistoryPoint:
-    """An agentgit checkpoint to create.
-
-    Args:
-        index: The index of its graph checkpoint in the line; -1 before the first.
-        snapshot: The state at that point.
-        label: The label of the checkpoint.
-    """
+    """An agentgit checkpoint to create."""
 
     index: int
     snapshot: CheckpointState
@@ -83,12 +65,7 @@ ASKS, UNFINISHED = "asks", "unfinished"
 
 
 class HistoryReader:
-    """Reads the history along the line of graph checkpoints of a thread.
-
-    Args:
-        store: The store that has the thread.
-        user_id: The id of the user who owns the checkpoints.
-    """
+    """Reads the history along the line of graph checkpoints of a thread."""
 
     def __init__(self, store: Store, user_id: int) -> None:
         self.store = store
@@ -100,12 +77,7 @@ class HistoryReader:
         self._unlabeled_index: int | None = None  # the index in `points` of a turn whose user message was not found yet
 
     def read(self, connection: Connection, line: Iterable[GraphKey]) -> ImportedHistory | None:
-        """Read the history; return None if one of the graph checkpoints does not exist.
-
-        Args:
-            connection: An open connection; the transaction may be read-only.
-            line: The graph checkpoints of the root graph, oldest first.
-        """
+        """Read the history; return None if one of the graph checkpoints does not exist."""
         previous: GraphCheckpoint | None = None
         index = -1
         for index, graph_key in enumerate(line):

@@ -74,12 +74,7 @@ def _open_source(saver_or_url: Any) -> Source:
 
 
 def import_thread(context: Context, graph: Any, session: str, thread_id: str) -> ThreadReport:
-    """Import one thread of the saver that a graph was compiled with; see `Repository.wrap`.
-
-    Raises:
-        InvalidInput: The graph has no saver.
-        NotFound, Conflict, Corrupt, Unavailable: As `Repository.import_langgraph`.
-    """
+    """Import one thread of the saver that a graph was compiled with; see `Repository.wrap`."""
     if not isinstance(graph.checkpointer, BaseCheckpointSaver):
         raise InvalidInput(
             f"thread_id={thread_id!r} names a thread of the graph's own saver, but the graph was compiled without one. "

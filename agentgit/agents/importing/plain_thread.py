@@ -27,14 +27,7 @@ Keys = dict[tuple[str, str], str | None]
 
 
 class PlainThreadImport:
-    """The import of one thread.
-
-    Args:
-        store: The store of the tenant.
-        source: The source to read from.
-        thread_id: The id of the thread, in the source and here.
-        on_step: A callback that receives the number of graph checkpoints read so far and their total.
-    """
+    """The import of one thread."""
 
     def __init__(self, store: Store, source: Source, thread_id: str, on_step: OnStep) -> None:
         self.store, self.source, self.thread_id, self._on_step = store, source, thread_id, on_step
@@ -45,15 +38,7 @@ class PlainThreadImport:
         self.graphs = GraphStore(store.tenant_id, store.compression)
 
     def run(self) -> ThreadReport:
-        """Import the thread, or what is new in it since an earlier import.
-
-        Raises:
-            NotFound: There is no such thread.
-            InvalidInput: The id is reserved for the threads of sessions.
-            Conflict: Another thread has this id here, or the thread has continued in both databases.
-            Corrupt: The thread is damaged, or the copy differs from it; nothing of it is visible.
-            Unavailable: The source or the database does not respond; the next import continues from there.
-        """
+        """Import the thread, or what is new in it since an earlier import."""
         if self.thread_id.startswith(SESSION_THREAD_PREFIX):
             raise InvalidInput(f"{self.thread_name} cannot be imported: such an id is reserved for sessions.")
         newest = self.source.newest(self.thread_id)
@@ -95,11 +80,7 @@ class PlainThreadImport:
             return staging.checkpoint_parents(connection, self.store.tenant_id, thread)
 
     def _require_newer(self, new: Sequence[ThreadEntry], existing: Keys) -> None:
-        """Check that what is new follows what is here, because a thread continues from what was stored last.
-
-        Raises:
-            Conflict: Something is missing here, because the thread was pruned, say.
-        """
+        """Check that what is new follows what is here, because a thread continues from what was stored last."""
         newest = {ns: max(id for other, id in existing if other == ns) for ns, _ in existing}
         if any(entry.id < newest.get(entry.ns, "") for entry in new):
             raise Conflict(
@@ -145,11 +126,7 @@ class PlainThreadImport:
             self._on_step(done_count, len(to_read))
 
     def _compare_copy(self, newest: ThreadEntry, existing: Keys) -> None:
-        """Compare the newest copy with the source.
-
-        Raises:
-            Corrupt: It differs.
-        """
+        """Compare the newest copy with the source."""
         if newest[:2] in existing:  # only its writes were copied
             return
         source_tuple = self.source.read(self.thread_id, newest)
@@ -158,11 +135,7 @@ class PlainThreadImport:
             raise differing_copy(self.thread_name, differences)
 
     def _publish(self, connection: Connection, *, existing: Keys, count: int) -> None:
-        """Move what was staged to the thread.
-
-        Raises:
-            Conflict: The thread here or the staged rows have changed since they were read.
-        """
+        """Move what was staged to the thread."""
         owner = self.graphs.owners.find(connection, self.thread_id)
         self.graphs.blobs.of(owner).lock(connection)  # waits for a run of the thread that is saving a step
         is_same = staging.checkpoint_parents(connection, self.store.tenant_id, self.thread_id) == existing

@@ -43,15 +43,7 @@ class ThreadEntry(NamedTuple):
 
 @contextmanager
 def reading(name: str) -> Iterator[None]:
-    """Convert the errors of a damaged or unreachable source to agentgit errors that name what was read.
-
-    Args:
-        name: The name of what is read.
-
-    Raises:
-        Unavailable: The database does not respond.
-        Corrupt: The data cannot be read.
-    """
+    """Convert the errors of a damaged or unreachable source to agentgit errors that name what was read."""
     try:
         yield
     except AgentGitError as error:
@@ -68,11 +60,7 @@ def reading(name: str) -> Iterator[None]:
 
 
 class Source:
-    """The threads of a saver.
-
-    Args:
-        saver: Any LangGraph checkpointer; it is only read.
-    """
+    """The threads of a saver."""
 
     def __init__(self, saver: BaseCheckpointSaver[Any]) -> None:
         self.saver = saver
@@ -102,11 +90,7 @@ class Source:
             return self._get({"configurable": {"thread_id": thread, "checkpoint_ns": ""}})
 
     def read(self, thread: str, entry: ThreadEntry) -> CheckpointTuple:
-        """Read one graph checkpoint.
-
-        Raises:
-            Corrupt: It no longer exists, or does not have the format that LangGraph writes.
-        """
+        """Read one graph checkpoint."""
         name = f"Graph checkpoint {entry.id!r} of thread {thread!r}"
         with reading(name):
             checkpoint_tuple = self._get(config_of(GraphKey(thread, entry.ns, entry.id)))
@@ -126,12 +110,6 @@ class AsyncSource(Source):
 
     If its loop runs in another thread, the saver is called on that loop. Otherwise it is called on a new loop in a
     thread of this object, because the caller's loop is blocked during the import.
-
-    Args:
-        saver: An async checkpointer; it is only read.
-
-    Raises:
-        InvalidInput: The saver has a connection pool, which works only on the loop that is blocked.
     """
 
     def __init__(self, saver: BaseCheckpointSaver[Any]) -> None:
@@ -225,11 +203,6 @@ class DatabaseSource(Source):
     """The threads in a database of LangGraph's savers.
 
     The ids of threads and graph checkpoints are read from columns, and their contents through the saver.
-
-    Args:
-        saver: A saver that reads from the connection.
-        connection: A connection of sqlite3 or psycopg; `close` closes it.
-        placeholder: The placeholder of the driver for a parameter.
     """
 
     def __init__(self, saver: Any, connection: Any, placeholder: str) -> None:
@@ -261,17 +234,7 @@ class DatabaseSource(Source):
 
 
 def open_database(path_or_url: str | Path | URL) -> DatabaseSource:
-    """Open a database of LangGraph's savers for reading only.
-
-    Args:
-        path_or_url: A path, a URL of SQLite or PostgreSQL, or a connection string of libpq.
-
-    Raises:
-        NotFound: The file does not exist.
-        SchemaMismatch: It is not a database of LangGraph's savers; the message says what it is.
-        InvalidInput: The URL is not supported, or the package of the saver is not installed.
-        Unavailable: The database cannot be reached.
-    """
+    """Open a database of LangGraph's savers for reading only."""
     url = parse_url(path_or_url)
     return _open_sqlite(url) if url.get_backend_name() == "sqlite" else _open_postgres(url)
 
@@ -377,11 +340,7 @@ def _postgres_tables(connection: Any) -> dict[str, set[str]]:
 
 
 def _require_saver_tables(tables: dict[str, set[str]], description: str) -> None:
-    """Check that LangGraph's savers created the database.
-
-    Raises:
-        SchemaMismatch: They did not; the message says what the database contains.
-    """
+    """Check that LangGraph's savers created the database."""
     if tables.get("checkpoints", set()) >= CHECKPOINTS_COLUMNS and {"writes", "checkpoint_writes"} & tables.keys():
         return
     if "graph_checkpoint" in tables and "internal_session" in tables:

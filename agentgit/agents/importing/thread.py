@@ -34,13 +34,7 @@ OnStep = Callable[[int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class ThreadLine:
-    """The part of a thread that is imported.
-
-    Args:
-        roots: The ids of the graph checkpoints of the newest line, oldest first.
-        entries: These checkpoints and those of subgraphs, in the order to store them.
-        others: The ids of the root graph's checkpoints on other lines.
-    """
+    """The part of a thread that is imported."""
 
     roots: Sequence[str]
     entries: Sequence[ThreadEntry]
@@ -49,14 +43,6 @@ class ThreadLine:
 
 def newest_line(index: Sequence[ThreadEntry], newest: str, name: str) -> ThreadLine:
     """Follow the newest graph checkpoint of a thread back to its beginning.
-
-    Args:
-        index: All graph checkpoints of the thread.
-        newest: The id of the newest one.
-        name: The name of the source, for the error.
-
-    Raises:
-        Corrupt: The parents form a cycle.
 
     Example:
         >>> places = [("", "1", None), ("", "2", "1"), ("", "3", "1"), ("sub:x", "2", None)]
@@ -82,16 +68,7 @@ def newest_line(index: Sequence[ThreadEntry], newest: str, name: str) -> ThreadL
 
 @dataclass
 class ThreadImport:
-    """The import of one thread.
-
-    Args:
-        context: The store and the principal to import for.
-        source: The source to read from.
-        thread_id: The id of the thread.
-        session_name: The name of the session.
-        on_step: A callback that receives the number of graph checkpoints read so far and their total.
-        channels: The channels of the graph that wrote the thread; empty if the graph is not known.
-    """
+    """The import of one thread."""
 
     context: Context
     source: Source
@@ -112,16 +89,7 @@ class ThreadImport:
         self._other_count = 0
 
     def run(self) -> ThreadReport:
-        """Import the thread, or what is new in it since an earlier import.
-
-        Raises:
-            NotFound: There is no such thread.
-            InvalidInput: The name is not valid for a session, or the values need the program's own serializer.
-            Conflict: The session exists with other content, or both the session and the thread have continued since
-                the last import, or another import of the thread is running.
-            Corrupt: The thread is damaged, or the stored copy differs from it; nothing of it is visible.
-            Unavailable: The source or the database does not respond; the next import continues from there.
-        """
+        """Import the thread, or what is new in it since an earlier import."""
         newest = self.source.newest(self.thread_id)
         if newest is None:
             raise NotFound(f"There is no thread {self.thread_id!r} in the database to import from.")
@@ -161,11 +129,7 @@ class ThreadImport:
         return ThreadReport(thread_id=self.thread_id, session_name=self.session_name, status=status, hidden=hidden)
 
     def _is_up_to_date(self, earlier: EarlierImport, newest_id: str, newest: CheckpointTuple) -> bool:
-        """Return whether there is nothing new to import.
-
-        Raises:
-            Conflict: The thread has continued in its own database, and the session here.
-        """
+        """Return whether there is nothing new to import."""
         if earlier.newest_id == newest_id:
             graph_key = GraphKey(earlier.branch_thread_id, "", newest_id)
             with self.store.database.reading() as connection:
@@ -232,12 +196,7 @@ class ThreadImport:
     # -- checking
 
     def _compare_copy(self, line: ThreadLine, newest: str, earlier: EarlierImport | None, added_count: int) -> None:
-        """Compare the stored copy with the source.
-
-        Raises:
-            Conflict: Staged graph checkpoints are missing, or were removed during the comparison.
-            Corrupt: The newest state differs from the source.
-        """
+        """Compare the stored copy with the source."""
         staged_parents = self._load_parents(self.staging_thread)
         known_parents = {**(self._load_parents(earlier.branch_thread_id) if earlier else {}), **staged_parents}
         if len(staged_parents) != added_count or not {("", root) for root in line.roots} <= known_parents.keys():

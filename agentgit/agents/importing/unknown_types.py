@@ -45,11 +45,7 @@ class UnknownTypeSerializer(SerializerProtocol):
         return self._strict.dumps_typed(obj)
 
     def loads_typed(self, data: tuple[str, bytes]) -> Any:
-        """Deserialize a value.
-
-        Raises:
-            InvalidInput: The value was written with a serializer other than LangGraph's.
-        """
+        """Deserialize a value."""
         kind, body = data
         if kind not in READABLE_FORMATS:
             raise InvalidInput(

@@ -23,14 +23,7 @@ CherryPickSelection = CheckpointRef | ToolInvocation | Sequence[str]
 
 @dataclass(frozen=True)
 class PickedMessages:
-    """The messages that a cherry-pick selects.
-
-    Args:
-        label: The text that names the selection for a person.
-        side: The side that the messages are on.
-        positions: The positions of the messages there.
-        call_id: The id of the only tool call to pick from its message; None for all calls.
-    """
+    """The messages that a cherry-pick selects."""
 
     label: str
     side: Side
@@ -38,11 +31,7 @@ class PickedMessages:
     call_id: str | None = None
 
     def add_to(self, changes: IncomingChanges) -> None:
-        """Append the selected messages to the changes that the branch receives.
-
-        Raises:
-            InvalidInput: The branch or the source has no list of messages.
-        """
+        """Append the selected messages to the changes that the branch receives."""
         key = self.side.conversation_channel
         if (
             key is None
@@ -75,23 +64,14 @@ class PickedMessages:
 
 
 class CherryPick:
-    """Resolves the selection of a cherry-pick.
-
-    Args:
-        branch: A branch of the session to search.
-    """
+    """Resolves the selection of a cherry-pick."""
 
     def __init__(self, branch: BranchContext) -> None:
         self.branch = branch
         self.store = branch.store
 
     def find(self, selection: CherryPickSelection) -> PickedMessages:
-        """Return the messages that a selection means.
-
-        Raises:
-            NotFound: There is no such message or checkpoint, or the tool call has no result in its conversation.
-            InvalidInput: `selection` cannot be picked, or the checkpoint did more than add messages.
-        """
+        """Return the messages that a selection means."""
         if isinstance(selection, ToolInvocation):
             return self._find_call(selection)
         if isinstance(selection, Sequence) and not isinstance(selection, str):
@@ -170,11 +150,7 @@ class CherryPick:
         return PickedMessages(str(call), side, [call_positions[-1], result_positions[-1]], call.tool_call_id)
 
     def _calling_branch_head(self, call: ToolInvocation) -> Side:
-        """Return the head of the branch that made a call.
-
-        Raises:
-            NotFound: The call belongs to another session.
-        """
+        """Return the head of the branch that made a call."""
         with self.store.database.reading() as connection:
             rows = self.store.sessions.branches(connection, self.branch.session_id)
             branch_row = next((row for row in rows if row.id == call.internal_session_id), None)

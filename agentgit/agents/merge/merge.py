@@ -44,14 +44,7 @@ PLAIN_CHANNELS = (LastValue, AnyValue)
 
 @dataclass
 class IncomingChanges:
-    """The changes that one side receives from others.
-
-    Args:
-        ours: The side that receives them.
-        plan: The plan that users see.
-        common: The hashes of the messages of the merge base, with which the conversation of `ours` may begin.
-        updates: For each channel, a function that returns the value to write. It is called only for the actual write.
-    """
+    """The changes that one side receives from others."""
 
     ours: Side
     plan: MergePlan
@@ -87,13 +80,7 @@ class IncomingChanges:
         self.updates[key] = new_items if has_reducer else lambda: [*(self.ours.live_value(key) or ()), *new_items()]
 
     def add_messages(self, key: str, side: Side, positions: Sequence[int]) -> None:
-        """Append messages that are not here yet; tool calls only together with their results.
-
-        Args:
-            key: The channel of the conversation.
-            side: The side that the messages come from.
-            positions: The positions of the messages there.
-        """
+        """Append messages that are not here yet; tool calls only together with their results."""
         shown = side.messages(positions)
         known_call_ids = {message["tool_call_id"] for message in shown if message["id"] in self.our_messages} - {None}
         # If some calls of a batch were picked before, only the others are added.
@@ -117,15 +104,7 @@ class IncomingChanges:
 
 @dataclass
 class Merge:
-    """The computation of a merge.
-
-    Args:
-        bases: The points at which the branches diverged or were last merged. If there are several, a value about which
-            they lead to different decisions is a conflict.
-        theirs: The side to merge.
-        changes: The changes to apply, which `compute` fills.
-        resolve: How to resolve conflicts.
-    """
+    """The computation of a merge."""
 
     bases: Sequence[Side]
     theirs: Side
@@ -264,11 +243,7 @@ class Merge:
         )
 
     def _call_resolver(self, key: str, resolver: Callable[[Clash], Any], is_conversation: bool) -> Any:
-        """Call the function that resolves a conflict, and return its value.
-
-        Raises:
-            InvalidInput: It returns a conversation that model providers reject.
-        """
+        """Call the function that resolves a conflict, and return its value."""
         value = resolver(self._new_clash(key, lambda side: side.live_value(key)))
         if is_conversation:
             require_valid_conversation(key, value)
@@ -276,11 +251,7 @@ class Merge:
 
 
 def require_valid_conversation(key: str, value: Any) -> None:
-    """Check that a value is a list of messages in which each tool call has its result.
-
-    Raises:
-        InvalidInput: It is not.
-    """
+    """Check that a value is a list of messages in which each tool call has its result."""
     if not isinstance(value, list) or not all(isinstance(message, BaseMessage) for message in value):
         raise InvalidInput(f"resolve for {key!r} must return a list of messages.")
     _, reasons = drop_incomplete_batches([from_stored(message) for message in messages_to_dict(value)])
@@ -319,12 +290,7 @@ def select_calls(message: Mapping[str, Any], call_ids: Sequence[str]) -> dict[st
 
 
 def keep_shown_calls(message: BaseMessage, shown: Mapping[str, Any]) -> BaseMessage:
-    """Return a message with only the tool calls of its shown form: itself, or a new message with these calls.
-
-    Args:
-        message: The message; it is not modified.
-        shown: Its shown form, perhaps reduced by `select_calls`.
-    """
+    """Return a message with only the tool calls of its shown form: itself, or a new message with these calls."""
     if message.id == shown["id"] or not isinstance(message, AIMessage):
         return message
     ids = [call["id"] for call in shown["tool_calls"]]

@@ -44,22 +44,14 @@ WRITER = "agentgit"
 
 
 class MergeCommit:
-    """The commit of a merge or a cherry-pick to a branch.
-
-    Args:
-        branch: The branch.
-    """
+    """The commit of a merge or a cherry-pick to a branch."""
 
     def __init__(self, branch: BranchContext) -> None:
         self.branch = branch
         self.store = branch.store
 
     def position(self, connection: Connection) -> tuple[StoredRow, HeadState]:
-        """Return the row of the branch and the state of its head.
-
-        Raises:
-            Conflict: The branch is running, has moved, or is in the middle of a turn.
-        """
+        """Return the row of the branch and the state of its head."""
         row = self.store.sessions.branch(connection, self.branch.branch_id)
         require_no_unfinished_rollback(row)
         require_real(row)
@@ -80,17 +72,7 @@ class MergeCommit:
         return row, head_state
 
     def commit(self, changes: IncomingChanges, label: Label, kind: str, facts: Mapping[str, Any]) -> tuple[int, str]:
-        """Write the changes and create a checkpoint; return the id of it and of its graph checkpoint.
-
-        Args:
-            changes: The changes to write.
-            label: The label of the checkpoint.
-            kind: The kind of event that the audit trail records.
-            facts: The details that the audit trail records.
-
-        Raises:
-            Conflict: The branch has moved in the meantime, or is in the middle of a turn; nothing was changed.
-        """
+        """Write the changes and create a checkpoint; return the id of it and of its graph checkpoint."""
         values = {key: value() for key, value in changes.updates.items()}
         graph_key = changes.ours.graph_key
         staging_thread = staging.staging_thread_id(self.branch.settings.user_id, WRITER, uuid4().hex)
@@ -197,9 +179,6 @@ class Merger:
 
     Both need the graph, whose reducers write the changes. They add a checkpoint to the branch; nothing is removed and
     no tool runs. Tool calls of the other branch become part of the conversation, but not effects of this branch.
-
-    Args:
-        branch: The branch that receives the changes.
     """
 
     def __init__(self, branch: BranchContext) -> None:
@@ -209,19 +188,11 @@ class Merger:
     # -- merge
 
     def plan_merge(self, source: CheckpointRef, resolve: Resolve) -> MergePlan:
-        """Return what a merge would add, and the conflicts.
-
-        Raises:
-            NotFound, Ambiguous, InvalidInput, Conflict: As `RollbackAgent.merge`.
-        """
+        """Return what a merge would add, and the conflicts."""
         return self._compute_merge(source, resolve)[0].plan
 
     def merge(self, source: CheckpointRef, resolve: Resolve, name: str | None) -> int:
-        """Merge, and return the id of the new checkpoint, or of the head if there is nothing to add.
-
-        Raises:
-            MergeConflict, NotFound, Ambiguous, InvalidInput, Conflict: As `RollbackAgent.merge`.
-        """
+        """Merge, and return the id of the new checkpoint, or of the head if there is nothing to add."""
         self.branch.authorize_now(EDITOR)
         changes, their_row = self._compute_merge(source, resolve)
         if changes.plan.conflicts:
@@ -265,19 +236,11 @@ class Merger:
     # -- cherry-pick
 
     def plan_cherry_pick(self, selection: CherryPickSelection) -> MergePlan:
-        """Return what a cherry-pick would add.
-
-        Raises:
-            NotFound, Ambiguous, InvalidInput, Conflict: As `RollbackAgent.cherry_pick`.
-        """
+        """Return what a cherry-pick would add."""
         return self._compute_pick(selection).plan
 
     def cherry_pick(self, selection: CherryPickSelection, name: str | None) -> int:
-        """Cherry-pick, and return the id of the new checkpoint, or of the head if there is nothing to add.
-
-        Raises:
-            NotFound, Ambiguous, InvalidInput, Conflict: As `RollbackAgent.cherry_pick`.
-        """
+        """Cherry-pick, and return the id of the new checkpoint, or of the head if there is nothing to add."""
         self.branch.authorize_now(EDITOR)
         return self._commit(changes := self._compute_pick(selection), name, PICKED, plan_summary(changes.plan))
 

@@ -33,14 +33,7 @@ from agentgit.store.threads.graph_store import GraphKey
 
 
 class Side:
-    """The state at a graph checkpoint.
-
-    Args:
-        saver: The saver that reads the state.
-        graph: The graph that defines the channels.
-        thread: The thread of the graph checkpoint.
-        checkpoint_id: The id of the graph checkpoint; None for the empty state before the first.
-    """
+    """The state at a graph checkpoint."""
 
     def __init__(
         self, saver: SQLModelSaver, graph: Pregel[Any, Any, Any, Any], thread: str, checkpoint_id: str | None
@@ -132,24 +125,14 @@ Ancestry = dict[int, int]
 
 
 class MergeBaseFinder:
-    """Finds the bases of a merge.
-
-    Args:
-        store: The store of the database.
-    """
+    """Finds the bases of a merge."""
 
     def __init__(self, store: Store) -> None:
         self.checkpoints = store.checkpoints
         self.comparer = CheckpointComparer(store)
 
     def find(self, connection: Connection, ours: StoredRow, theirs: StoredRow) -> list[StoredRow]:
-        """Find the newest checkpoints in the history of both, newest first; none if they are of two sessions.
-
-        Args:
-            connection: An open connection; the transaction may be read-only.
-            ours: The row of one side.
-            theirs: The row of the other.
-        """
+        """Find the newest checkpoints in the history of both, newest first; none if they are of two sessions."""
         our_history, their_history = (self._load_history(connection, row) for row in (ours, theirs))
         common = [
             and_(

@@ -60,18 +60,7 @@ class RecordedError(ToolException):
 
 
 class Answers:
-    """Answers the calls of a rerun. It is thread-safe.
-
-    Args:
-        recording: What was recorded.
-        settings: The settings of the turns, with the effects of the tools.
-        tools: A policy for all tools or, by name, for each: `record`, `live`, a value or a function.
-        on_miss: `tell`, `stop`, or a function that returns the answer.
-        max_calls: The most calls that the rerun may make.
-
-    Raises:
-        InvalidInput: A policy is not valid.
-    """
+    """Answers the calls of a rerun. It is thread-safe."""
 
     def __init__(
         self, recording: Recording, settings: TurnSettings, tools: Any, on_miss: OnMiss, max_calls: int
@@ -183,22 +172,14 @@ class Answers:
             self.stopped = self.stopped or error
 
     def require_running(self) -> None:
-        """Check that the rerun has not stopped.
-
-        Raises:
-            RerunDiverged, PromptChanged: It has.
-        """
+        """Check that the rerun has not stopped."""
         if self.stopped is not None:
             raise self.stopped.with_traceback(None)  # else it grows with each refused call
 
     # -- one call
 
     def answer(self, request: RequestedCall) -> InflightResult | None:
-        """Return the answer to a call; None if its tool runs.
-
-        Raises:
-            RerunDiverged: The record does not have the call, and `on_miss` is `stop`; or there are too many calls.
-        """
+        """Return the answer to a call; None if its tool runs."""
         name, call = request.intent.tool_name, _as_invocation(request)
         if name in self._settings.unrecorded_tools:
             return self._own_answer(request)
@@ -235,11 +216,7 @@ class Answers:
         return _raised(GraphInterrupt((Interrupt.from_ns(question, request.task),)))
 
     def ask(self, question: Any) -> InflightResult | None:
-        """Return the answer to a question that the record does not have; None if it stays open.
-
-        Raises:
-            RerunDiverged: `on_miss` is `stop`.
-        """
+        """Return the answer to a question that the record does not have; None if it stays open."""
         call = ToolInvocation(id=0, internal_session_id=0, position=0, tool_name=ASK, args={"value": question})
         if callable(self._on_miss):
             self._note(call, FUNCTION, None)
@@ -468,10 +445,6 @@ def _with_artifact(value: Any, message: ToolMessage) -> Any:
 
 
 def require_on_miss(on_miss: Any) -> None:
-    """Check what to do about a call that the record does not have.
-
-    Raises:
-        InvalidInput: It is neither `tell`, `stop` nor a function.
-    """
+    """Check what to do about a call that the record does not have."""
     if not (callable(on_miss) or on_miss in (TELL, STOP)):
         raise InvalidInput(f"on_miss must be 'tell', 'stop' or a function, not {on_miss!r}.")

@@ -18,16 +18,7 @@ from agentgit.store.queries.recorded_turns import INPUT
 
 
 def require_inputs(recording: Recording, recorded_graph: Graph, graph: Graph) -> None:
-    """Check that a graph takes everything that was recorded: inputs, updates of the state, and commands.
-
-    Args:
-        recording: What was recorded.
-        recorded_graph: The graph that recorded it, or if that is not known, the other one.
-        graph: The graph that is to run it again. It is not checked if it has no schema.
-
-    Raises:
-        InvalidInput: It does not take it. The error has both schemas.
-    """
+    """Check that a graph takes everything that was recorded: inputs, updates of the state, and commands."""
     for number, is_input, problem in _problems_of_turns(recording, recorded_graph, graph):
         theirs, ours = (_describe(one, is_input=is_input) for one in (recorded_graph, graph))
         recorded = "It" if recorded_graph is graph else f"The recorded graph takes {theirs}; this one"

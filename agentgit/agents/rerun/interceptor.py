@@ -20,12 +20,7 @@ from agentgit.errors import PromptChanged, RerunDiverged
 
 
 class RerunSimulation:
-    """The stand-in for the world in the turns of a rerun.
-
-    Args:
-        answers: The answers to calls.
-        ids: The ids of recorded messages.
-    """
+    """The stand-in for the world in the turns of a rerun."""
 
     def __init__(self, answers: Answers, ids: RecordedIds) -> None:
         self._answers, self._ids = answers, ids
@@ -42,12 +37,7 @@ class RerunSimulation:
 
 
 class RerunInterceptor(CallInterceptor):
-    """Answers the calls of one turn of a rerun.
-
-    Args:
-        turn: The turn.
-        answers: The answers to calls.
-    """
+    """Answers the calls of one turn of a rerun."""
 
     is_simulated = True
     result_statuses = CallInterceptor.result_statuses | {SIMULATED}
@@ -57,11 +47,7 @@ class RerunInterceptor(CallInterceptor):
         self._answers = answers
 
     def authorize(self, request: RequestedCall) -> AdmittedCall:
-        """Answer a call, or admit it if it changes nothing outside the rerun.
-
-        Raises:
-            RerunDiverged, PromptChanged: The rerun has stopped, now or before.
-        """
+        """Answer a call, or admit it if it changes nothing outside the rerun."""
         self._answers.require_running()
         try:
             return super().authorize(request)
@@ -70,11 +56,7 @@ class RerunInterceptor(CallInterceptor):
             raise
 
     def authorize_model(self) -> None:
-        """Admit a call of a model.
-
-        Raises:
-            RerunDiverged, PromptChanged: The rerun has stopped.
-        """
+        """Admit a call of a model."""
         self._answers.require_running()
 
     def on_model_error(self, error: BaseException) -> None:

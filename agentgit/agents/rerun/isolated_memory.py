@@ -13,12 +13,7 @@ from agentgit.effects.memory import ItemName, MemoryWrite, names_item
 
 
 class IsolatedStore(InMemoryStore):
-    """A store over the user's store, which is only read. It holds the items that differ from the user's.
-
-    Args:
-        store: The user's store.
-        values: The values of items that differ from the user's store; None for an item that does not exist.
-    """
+    """A store over the user's store, which is only read. It holds the items that differ from the user's."""
 
     def __init__(self, store: BaseStore, values: Mapping[ItemName, Any]) -> None:
         super().__init__(index=getattr(store, "index_config", None))

@@ -43,14 +43,7 @@ from agentgit.values import portable, to_json
 
 @dataclass(frozen=True)
 class Question:
-    """A question that a recorded task asked.
-
-    Args:
-        value: The question, JSON-like.
-        place: The place of the task in the graph.
-        answer: The answer; None for a question that was left open.
-        is_open: True if nobody answered it.
-    """
+    """A question that a recorded task asked."""
 
     value: Any
     place: str
@@ -68,17 +61,7 @@ class Place(NamedTuple):
 
 
 class Recording:
-    """The part of a branch that a rerun repeats.
-
-    Args:
-        branch: The branch and its graph.
-        row: The row of the branch.
-        start: The row of the checkpoint at which it begins; None for the beginning of the session.
-        end: The row of the checkpoint at which it ends; None for the head of the branch.
-
-    Raises:
-        InvalidInput: The checkpoints are not on the path of the branch.
-    """
+    """The part of a branch that a rerun repeats."""
 
     def __init__(self, branch: BranchContext, row: StoredRow, start: StoredRow | None, end: StoredRow | None) -> None:
         self._branch, self._store, self.row, self.start, self.end = branch, branch.store, row, start, end
@@ -105,11 +88,7 @@ class Recording:
     # -- inputs
 
     def input(self, turn: TurnRecord) -> Any:
-        """Return what a turn was given, as the graph takes it; for an update, the values.
-
-        Raises:
-            InvalidInput: The turn cannot be repeated.
-        """
+        """Return what a turn was given, as the graph takes it; for an update, the values."""
         values = [(write.channel, value) for write, value in zip(turn.writes, self._decode(turn.writes), strict=True)]
         if turn.kind == INPUT:
             return values[0][1] if self._is_single_input else dict(values)
@@ -131,11 +110,7 @@ class Recording:
             return read_values_of(self._branch, connection, found)
 
     def require_repeatable(self) -> None:
-        """Check that every turn can be repeated.
-
-        Raises:
-            InvalidInput: There is nothing to repeat.
-        """
+        """Check that every turn can be repeated."""
         if not self.turns and not self.questions:
             raise InvalidInput("There is nothing to run again: no turn was recorded between start and end.")
 
@@ -277,9 +252,6 @@ class RecordedIds:
     """The ids of recorded messages, for messages with the same content that a rerun makes.
 
     LangGraph gives a random id to a message that has none, so the state of an unchanged rerun would differ.
-
-    Args:
-        messages: The recorded messages, oldest first.
     """
 
     def __init__(self, messages: Iterable[BaseMessage]) -> None:
@@ -331,13 +303,7 @@ def named_messages(value: Any) -> Iterator[BaseMessage]:
 
 
 def with_ids_of(value: Any, recorded: Mapping[str, Any], now: Mapping[str, Any]) -> Any:
-    """Return an input whose messages name those of a rerun in place of the recorded ones: the ones in the same place.
-
-    Args:
-        value: The recorded input.
-        recorded: The recorded state before it.
-        now: The state of the rerun before it. What it does not have is not removed.
-    """
+    """Return an input whose messages name those of a rerun in place of the recorded ones: the ones in the same place."""
     ids: dict[str | None, str | None] = {}
     call_ids: dict[str | None, str | None] = {}
     for name, messages in recorded.items():

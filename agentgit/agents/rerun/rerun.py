@@ -74,27 +74,7 @@ ENTRIES = ("invoke", "ainvoke", "run", "arun")
 
 
 class Rerun:
-    """One rerun of a branch.
-
-    Args:
-        branch: The branch with its graph.
-        graph: The graph to run; None for the branch's own.
-        start: The checkpoint after which the recorded inputs are read; None for the beginning of the session.
-        end: The checkpoint up to which they are read; None for the head.
-        tools: A policy for all tools or, by name, for each; see `Answers`.
-        on_miss: What to do about a call that the record does not have; see `Answers`.
-        name: The name of the new branch; None for the next free one.
-        effects: The effects of tools that only the new graph has.
-        config: The config for all turns.
-        context: The context for all turns, for a graph with a `context_schema`.
-        max_calls: The most calls that the rerun may make; None for twice the recorded ones and a few more.
-        group: The name of the reruns that it belongs to, for the mark and the name of the branch; None for none.
-        prices: The prices of tokens, for the costs in the report; None for none.
-
-    Raises:
-        InvalidInput: An argument is not valid, or the new graph does not take the recorded inputs. Nothing was run.
-        NotFound, Ambiguous: There is no such checkpoint, or there are several.
-    """
+    """One rerun of a branch."""
 
     def __init__(
         self,
@@ -207,12 +187,7 @@ class Rerun:
     # -- running
 
     def run(self) -> RerunReport:
-        """Run all turns, and return the report.
-
-        Raises:
-            RerunDiverged: A call is not in the record, and `on_miss` is `stop`; or there were too many calls.
-            AgentGitError: A turn could not be run or recorded. The branch has what ran before.
-        """
+        """Run all turns, and return the report."""
         for value in self._inputs():
             with self._catching():
                 if isinstance(value, _Update):
@@ -291,12 +266,7 @@ class Rerun:
                 return
 
     def _is_repeated(self, turn: TurnRecord, progress: set[Any]) -> bool:
-        """Return whether the caller continued a turn that raised, as far as the record has more of it.
-
-        Args:
-            turn: The turn.
-            progress: How far the turn had come when it raised before; this function adds to it.
-        """
+        """Return whether the caller continued a turn that raised, as far as the record has more of it."""
         if isinstance(self._error, AgentGitError) or not turn.has_raised:
             return False
         has_more = self._answers.has_more_of_step()
@@ -459,11 +429,7 @@ def _require_graph(graph: Any) -> Graph:
 
 
 def _require_answerable(graph: Graph, settings: TurnSettings, acting: Container[str]) -> None:
-    """Check that the record can answer the calls of each tool of a graph that acts.
-
-    Raises:
-        InvalidInput: A tool runs code of its own around its calls.
-    """
+    """Check that the record can answer the calls of each tool of a graph that acts."""
     for tool in (*tools_of(graph), *referenced_tools(graph)):
         effect = settings.effects.tools.get(tool.name)
         if effect is not None and effect.kind in NEUTRAL and tool.name not in acting:

@@ -83,21 +83,7 @@ Judge = Callable[[JudgedRerun], Verdict | Awaitable[Verdict]]
 
 @dataclass(frozen=True, kw_only=True)
 class RerunPlan:
-    """The settings that all sessions share.
-
-    Args:
-        graph: The graph to run; None if the factory builds one for each session.
-        factory: The function that builds the graph for a session.
-        name: The name of the branches.
-        judge: The function that rates each rerun.
-        tools: A policy for all tools or, by name, for each; see `Answers`.
-        on_miss: What to do about a call that the record does not have; see `Answers`.
-        effects: The effects of the tools.
-        config: The config for all turns.
-        context: The context for all turns.
-        max_calls: The most calls that a rerun may make.
-        prices: The prices of tokens, for the costs in the reports.
-    """
+    """The settings that all sessions share."""
 
     graph: Graph | None
     factory: GraphFactory | None
@@ -123,11 +109,7 @@ class RerunPlan:
 
 
 def wrap_graph(context: Context, plan: RerunPlan, graph: Any) -> PreparedGraph:
-    """Return a graph with the effects of its tools.
-
-    Raises:
-        InvalidInput, NotFound: As for `Repository.wrap`.
-    """
+    """Return a graph with the effects of its tools."""
     return PreparedGraph(
         context,
         graph,
@@ -141,14 +123,7 @@ def wrap_graph(context: Context, plan: RerunPlan, graph: Any) -> PreparedGraph:
 
 
 def rerun_session(context: Context, plan: RerunPlan, ref: Any, wrapped: PreparedGraph | None = None) -> SessionRerun:
-    """Run one session again. Whatever goes wrong is in the row, because the other sessions go on.
-
-    Args:
-        context: The store and the principal.
-        plan: What is the same for all sessions.
-        ref: The session or the branch.
-        wrapped: The graph of the plan, already wrapped; None if it is not.
-    """
+    """Run one session again. Whatever goes wrong is in the row, because the other sessions go on."""
     try:
         one = OneRerun(context, plan, ref, wrapped)
     except FAILURES as error:  # whatever a factory raises, or is wrong with the session
@@ -176,17 +151,7 @@ async def arerun_session(
 
 
 class OneRerun:
-    """The rerun of one session, with its branch.
-
-    Args:
-        context: The store and the principal.
-        plan: What is the same for all sessions.
-        ref: The session or the branch.
-        wrapped: The graph of the plan, already wrapped; None if it is not.
-
-    Raises:
-        AgentGitError: The session cannot be run again; nothing was run.
-    """
+    """The rerun of one session, with its branch."""
 
     def __init__(self, context: Context, plan: RerunPlan, ref: Any, wrapped: PreparedGraph | None = None) -> None:
         self._context, self._plan = context, plan
@@ -276,16 +241,7 @@ class OneRerun:
 
 
 def find_branch(context: Context, ref: Any) -> tuple[Session, int]:
-    """Find a session and the branch to run again, which is the current one if the reference names none.
-
-    Args:
-        context: The store and the principal.
-        ref: A session, its name or id, or text like `support-42@retry`.
-
-    Raises:
-        NotFound, Ambiguous: There is no such session or branch, or there are several.
-        InvalidInput: `ref` is none of these.
-    """
+    """Find a session and the branch to run again, which is the current one if the reference names none."""
     if isinstance(ref, bool) or not isinstance(ref, Session | ExternalSession | str | int):
         raise InvalidInput(f"A session is named by its name or id, not {ref!r}.")
     ref = ref.id if isinstance(ref, Session) else ref

@@ -38,19 +38,7 @@ from agentgit.values import FAILURES, describe_error
 
 
 class SessionReruns:
-    """The reruns of many sessions.
-
-    Args:
-        context: The store and the principal.
-        sessions: The sessions.
-        plan: What is the same for all of them.
-        executor: Where they run; None for one after the other, here.
-        progress: Called with the number of sessions that have ended, and their number.
-
-    Raises:
-        InvalidInput: An argument is not valid, or there are no sessions.
-        Conflict: There are reruns of that name already.
-    """
+    """The reruns of many sessions."""
 
     def __init__(
         self,
@@ -82,12 +70,7 @@ class SessionReruns:
         self._submit = self._submitter(executor) if executor is not None else None
 
     def _submitter(self, executor: Executor) -> Callable[[Any], Future[SessionRerun]]:
-        """Return the function that sends a session to the executor.
-
-        Raises:
-            InvalidInput: It is no executor, or something cannot be sent to another process.
-            Unavailable: The executor takes no work.
-        """
+        """Return the function that sends a session to the executor."""
         context, plan = self._context, self.plan
         if isinstance(executor, ThreadPoolExecutor):
             return lambda ref: submit_to(executor, copy_context().run, rerun_session, context, plan, ref, self._wrapped)
@@ -173,15 +156,7 @@ def _row_of(future: Future[SessionRerun], ref: Any) -> SessionRerun:
 
 @dataclass(frozen=True)
 class RerunJob:
-    """The rerun of one session as a job for a process of an executor.
-
-    Args:
-        address: The database.
-        coordinator: The id of the process that sends the job.
-        defaults: The repository's effects of tools without another declaration.
-        plan: What is the same for all sessions.
-        ref: The session or the branch.
-    """
+    """The rerun of one session as a job for a process of an executor."""
 
     address: StoreAddress
     coordinator: int
@@ -191,11 +166,7 @@ class RerunJob:
 
 
 def run_job(job: RerunJob) -> SessionRerun:
-    """Run one session again, in the process that received the job.
-
-    Raises:
-        Unavailable: The database cannot be opened here.
-    """
+    """Run one session again, in the process that received the job."""
     with opened(job.address, job.coordinator, job.defaults) as context:
         return rerun_session(context, job.plan, job.ref)
 

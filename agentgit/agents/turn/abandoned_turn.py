@@ -23,12 +23,6 @@ def warn_of_abandoned_turn(
     """Warn if a new message leaves calls of a turn without an answer.
 
     A filter that makes the warning an error ends the transaction, and the turn can still be continued.
-
-    Args:
-        context: The branch.
-        connection: The connection of the transaction that begins the new turn.
-        owner: The owner of the turn whose process died.
-        unfinished_messages: The AI message whose tool calls have no result, and the results that exist.
     """
     calls = _unanswered(context, connection, owner, unfinished_messages)
     if not calls:

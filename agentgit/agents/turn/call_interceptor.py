@@ -67,11 +67,7 @@ UNRESOLVABLE = frozenset({INTENDED, REVERSING, REVERSE_UNKNOWN})
 
 
 class CallInterceptor:
-    """Admits, answers or refuses the calls of one turn.
-
-    Args:
-        turn: The turn.
-    """
+    """Admits, answers or refuses the calls of one turn."""
 
     is_simulated = False
     """True if the turn is part of a rerun: no call reaches its tool unless the interceptor admits it."""
@@ -89,13 +85,7 @@ class CallInterceptor:
         self._lock = threading.Lock()
 
     def authorize(self, request: RequestedCall) -> AdmittedCall:
-        """Admit a call, or answer it from the record.
-
-        Raises:
-            Fenced: The call was already done, and it cannot be answered from the record or `fence` is `raise`.
-            Conflict: It is not known whether the call was done, or this turn was taken over.
-            WorldDiverged: Another branch has changed the world while this turn ran.
-        """
+        """Admit a call, or answer it from the record."""
         with self._lock:
             slots = self._slots[request.caller_run_id, request.requester, request.call_id, request.intent.tool_name]
             slot = slots.assign(request.call_id, request.repeat_hash)
@@ -147,11 +137,7 @@ class CallInterceptor:
     # -- calls that may have been made before
 
     def _is_answerable(self, request: RequestedCall, slot: Slot, args: Any) -> bool:
-        """Return whether to answer a call that is done from the record; False to run it again.
-
-        Raises:
-            Fenced: The call can be neither answered nor run again.
-        """
+        """Return whether to answer a call that is done from the record; False to run it again."""
         if slot.name == request.call_id:
             require_same_args(request.intent, args)
         if request.is_harmless and not request.is_named:
@@ -186,11 +172,7 @@ class CallInterceptor:
     def _require_different_call(
         self, request: RequestedCall, slots: Slots, earlier_calls: Sequence[ToolInvocation]
     ) -> None:
-        """Check that a call with different arguments than before is really a different call.
-
-        Raises:
-            Fenced: This is not certain, and the earlier call that it may repeat took effect or may have.
-        """
+        """Check that a call with different arguments than before is really a different call."""
         if request.is_named:
             failed_keys = {key for slot in slots.all if slot.is_retryable for key in slot.keys}
             for call in earlier_calls:

@@ -7,12 +7,7 @@ import warnings
 
 
 def warn_caller(message: str, category: type[Warning]) -> None:
-    """Issue a warning at the line that called this package.
-
-    Args:
-        message: The text.
-        category: The class of the warning.
-    """
+    """Issue a warning at the line that called this package."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("agentgit.", "contextlib")):
         frame, level = frame.f_back, level + 1

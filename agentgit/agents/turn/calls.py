@@ -33,16 +33,7 @@ HARMLESS = frozenset({*NEUTRAL, WORKSPACE, IDEMPOTENT, MEMORY, UNDECLARED})
 
 @dataclass(frozen=True)
 class ExpectedCall:
-    """A call that a copy of its tool is about to make; the record can answer it instead.
-
-    Args:
-        parent_run_id: The run that makes the call.
-        configurable: LangGraph's configuration of the task that makes the call.
-        effect: The effect of its tool; None if it is undeclared.
-        has_effect: True if its tool may change the world.
-        is_in_batch: True if a ToolNode makes the call as part of a batch.
-        profile: The profile of its tool, whose effect may depend on the arguments; None if it is not known.
-    """
+    """A call that a copy of its tool is about to make; the record can answer it instead."""
 
     parent_run_id: UUID | None
     configurable: Mapping[str, Any]
@@ -59,13 +50,7 @@ class ExpectedCall:
 
 @dataclass(frozen=True)
 class TaskPlace:
-    """The place of a task in its graph, which is the same in a rerun; the ids of tasks are not.
-
-    Args:
-        node: The node of the task of the graph itself.
-        path: LangGraph's path of that task.
-        positions: The position of each task inside the one before, if the graph itself did not start the task.
-    """
+    """The place of a task in its graph, which is the same in a rerun; the ids of tasks are not."""
 
     node: str
     path: tuple[Any, ...]
@@ -80,20 +65,7 @@ class TaskPlace:
 
 @dataclass(frozen=True)
 class RequestedCall:
-    """A call that is about to begin.
-
-    Args:
-        intent: The record of the call; the interceptor sets its idempotency key.
-        task: The task of the graph that makes the call.
-        requester: Where the call is made, the same every time: its AI message, or else the task.
-        caller_run_id: The run of the task or tool that makes the call.
-        repeat_hash: A hash that the call shares with its repetitions.
-        is_named: True if the call has the same id every time, because an AI message requested it.
-        is_in_batch: True if a ToolNode makes the call as part of a batch.
-        is_once: True if the tool takes effect at most once in a session.
-        is_reachable: True if the record can answer the call, because its tool runs as a copy made by agentgit.
-        place: The place of the task that makes the call; None if a tool makes it.
-    """
+    """A call that is about to begin."""
 
     intent: Intent
     task: str
@@ -124,19 +96,7 @@ class RequestedCall:
 
 @dataclass(frozen=True)
 class AdmittedCall:
-    """A call that the interceptor has authorized or answered.
-
-    Args:
-        intent: The record of the call.
-        id: The id of its row; None if the row is not on disk yet.
-        answer: The answer that the call gets instead of running its tool; its row, if it has one, is then a replay.
-        attempt: The attempt that identifies the call if LangGraph runs it again in this turn.
-        used_numbers: For an answered call, the numbers of its task that it used when it ran; see
-            `Interrupts.use_numbers`.
-        name: A name that distinguishes the call from the others of its place, the same every time.
-        scope: The scope of what runs inside the call, the same every time.
-        is_simulated: True if the call belongs to a rerun, which answers it without its tool.
-    """
+    """A call that the interceptor has authorized or answered."""
 
     intent: Intent
     id: int | None
@@ -155,17 +115,7 @@ class AdmittedCall:
 
 @dataclass
 class Frame:
-    """One run of a task or a tool, in which the calls are numbered from its start.
-
-    Args:
-        scope: The name of the scope, the same every time.
-        run_id: This run.
-        task: LangGraph's name of the task.
-        first_graph: The number of the first graph that this run calls.
-        first_call: The number of the first `@task` that this run calls.
-        graph_numbers: For a tool, a function that returns the numbers of the graphs that it has called.
-        place: The place of the task; None for a tool, and for what it calls.
-    """
+    """One run of a task or a tool, in which the calls are numbered from its start."""
 
     scope: str
     run_id: UUID
@@ -184,12 +134,7 @@ def scope_name(*parts: object) -> str:
 
 
 class Scopes:
-    """The runs of tasks and tools of one turn.
-
-    Args:
-        saved_graphs: A function that returns the numbers of the graphs that a task has called before, as far as they
-            are saved.
-    """
+    """The runs of tasks and tools of one turn."""
 
     def __init__(self, saved_graphs: Callable[[str], Iterable[int]]) -> None:
         self._saved_graphs = saved_graphs
@@ -298,12 +243,7 @@ def _subgraph_number(graph: str, task: str) -> int | None:
 
 @dataclass(frozen=True)
 class InflightResult:
-    """A result returned instead of running a tool; it may depend on another run of the same call that has not ended.
-
-    Args:
-        future: Holds the value that the tool returned, or the exception that it raised.
-        error: The error to record if the value says that the call was not made; None if it stands for a result.
-    """
+    """A result returned instead of running a tool; it may depend on another run of the same call that has not ended."""
 
     future: Future[Any]
     error: str | None = None
@@ -325,11 +265,7 @@ class InflightResult:
 
 
 class Attempt:
-    """A call of this turn that is running or has ended.
-
-    Args:
-        intent: The record of the call.
-    """
+    """A call of this turn that is running or has ended."""
 
     def __init__(self, intent: Intent) -> None:
         self.intent = intent
@@ -377,14 +313,7 @@ class Attempt:
 
 @dataclass
 class Slot:
-    """One call of one run of a task.
-
-    Args:
-        name: A name that distinguishes the call from the others, the same every time the task runs.
-        identity: A value that the call shares with its repetitions.
-        keys: The idempotency keys of the call and of its earlier attempts.
-        attempt: The newest attempt at the call.
-    """
+    """One call of one run of a task."""
 
     name: str
     identity: str
@@ -409,12 +338,7 @@ class Slots:
         self.all: list[Slot] = []
 
     def assign(self, call_id: str | None, identity: str) -> Slot:
-        """Assign a call to a slot and return the slot.
-
-        Args:
-            call_id: Its id in the AI message that requested it; None if no message did.
-            identity: A value that the call shares with its repetitions.
-        """
+        """Assign a call to a slot and return the slot."""
         equal_slots = [slot for slot in self.all if slot.identity == identity]
         slot = next((slot for slot in equal_slots if slot.is_retryable), None)
         if slot is None:

@@ -38,13 +38,7 @@ class CheckpointTracker:
         self._lock = threading.Lock()
 
     def record_read(self, thread: str, ns: str, graph_key: GraphKey | None) -> None:
-        """Record that a graph reads its checkpoint from the saver, so it also saves there.
-
-        Args:
-            thread: The thread of the graph.
-            ns: The namespace of the graph; empty for the root graph.
-            graph_key: The checkpoint that it continues from; None if there is none.
-        """
+        """Record that a graph reads its checkpoint from the saver, so it also saves there."""
         with self._lock:
             self._read_graphs.add((thread, ns))
         if graph_key is not None:
@@ -90,11 +84,7 @@ class CheckpointTracker:
             return self._futures[graph_key]
 
     def graph_numbers(self, task: str) -> Iterator[int]:
-        """Yield the numbers of the graphs that a task has called, as far as they are saved.
-
-        Args:
-            task: LangGraph's name of the task.
-        """
+        """Yield the numbers of the graphs that a task has called, as far as they are saved."""
         with self._lock:
             namespaces = [ns for _, ns in self._read_graphs if ns == task or ns.startswith(f"{task}|")]
         for ns in namespaces:
@@ -103,11 +93,7 @@ class CheckpointTracker:
                 yield int(number)
 
     def required_keys(self, configurable: Mapping[str, Any]) -> list[GraphKey]:
-        """List the checkpoints that a task's id is derived from and that are saved here.
-
-        Args:
-            configurable: LangGraph's configuration of the task.
-        """
+        """List the checkpoints that a task's id is derived from and that are saved here."""
         thread = str(configurable.get(CONFIG_KEY_THREAD_ID))
         graph_keys = [GraphKey(thread, ns, id) for ns, id in configurable.get(CONFIG_KEY_CHECKPOINT_MAP, {}).items()]
         with self._lock:
@@ -116,11 +102,7 @@ class CheckpointTracker:
             return [place for place in graph_keys if (thread, place.ns) in self._read_graphs]
 
     def wait(self, graph_keys: list[GraphKey]) -> None:
-        """Wait until these checkpoints are saved.
-
-        Raises:
-            Unavailable: A checkpoint was not saved and will not be.
-        """
+        """Wait until these checkpoints are saved."""
         for graph_key in graph_keys:
             try:
                 self._future(graph_key).result(SAVE_TIMEOUT)
@@ -157,10 +139,6 @@ class SaveBarrier(BaseCallbackHandler):
     """Delays each node of an async turn until the checkpoints before it are saved.
 
     A tool that is called without `await` blocks the event loop, which the save may need.
-
-    Args:
-        tracker: The saves of the turn.
-        loop: The event loop on which the turn runs.
     """
 
     run_inline = True

@@ -21,11 +21,7 @@ CONTINUE = "Then continue this turn with agent.invoke(None)."
 
 
 def require_same_args(intent: Intent, args: Any) -> None:
-    """Check that a call has the same arguments as before.
-
-    Raises:
-        Fenced: Its arguments are different.
-    """
+    """Check that a call has the same arguments as before."""
     if args != intent.args:
         raise Fenced(
             f"The call {intent.tool_call_id} of {intent.tool_name} was made before, with other arguments: {args}. "
@@ -42,12 +38,7 @@ def unreachable_error(intent: Intent) -> Fenced:
 
 
 def unmatched_error(call: ToolInvocation, intent: Intent) -> Fenced:
-    """Return the error for a call of a task that runs again without repeating an earlier call.
-
-    Args:
-        call: The earlier call.
-        intent: The call that is refused.
-    """
+    """Return the error for a call of a task that runs again without repeating an earlier call."""
     settle_hint = f" Whether that happened is unknown; {how_to_resolve(call.id)}." if call.status == UNKNOWN else ""
     return Fenced(
         f"This task runs again and calls {intent.tool_name} with {intent.args}. Earlier it called {call} (invocation "
@@ -89,12 +80,7 @@ def aborted_call_error(intent: Intent, invocation_id: int | None) -> Fenced:
 
 
 def open_outcome_error(call: ToolInvocation, relation: str) -> Fenced:
-    """Return the error for a call that is refused because the outcome of an earlier call is open.
-
-    Args:
-        call: The earlier call.
-        relation: How the earlier call relates to the refused one, as a sentence.
-    """
+    """Return the error for a call that is refused because the outcome of an earlier call is open."""
     cause = f"It raised {call.error_message}, and" if call.has_raised else "It was interrupted, and"
     instruction = {
         INTENDED: f"It is running now. Wait until it ends. {CONTINUE}",

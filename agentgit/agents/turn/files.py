@@ -27,11 +27,6 @@ class TurnFiles:
     """The workspace files of one turn. Without a workspace the methods do nothing.
 
     Snapshots are taken while no transaction is open; `record_snapshot` only records which snapshot a branch has.
-
-    Args:
-        store: The store that records the snapshots.
-        workspace: The workspace; None if none is attached.
-        branch_id: The branch of the turn.
     """
 
     def __init__(self, store: Store, workspace: WorkspaceAdapter | None, branch_id: int) -> None:
@@ -45,11 +40,7 @@ class TurnFiles:
         self._lock = threading.Lock()
 
     def begin(self, title: str | None) -> None:
-        """Take a snapshot of the files as the turn finds them, and check whether another branch has changed them.
-
-        Raises:
-            AgentGitError: The snapshot failed; nothing was run.
-        """
+        """Take a snapshot of the files as the turn finds them, and check whether another branch has changed them."""
         if self.workspace is None:
             return
         self.last_snapshot = self.workspace.take_snapshot(f"before: {title}" if title else "before a turn")
@@ -74,14 +65,7 @@ class TurnFiles:
     def divergence(
         self, connection: Connection, branch: StoredRow, planner: Planner, last_seq: int
     ) -> RollbackPlan | None:
-        """Return the plan that would restore the world of a branch, files included; None if the world is unchanged.
-
-        Args:
-            connection: An open connection; the transaction may be read-only.
-            branch: The row of the branch.
-            planner: The planner of its session.
-            last_seq: The length of the world log.
-        """
+        """Return the plan that would restore the world of a branch, files included; None if the world is unchanged."""
         # In most turns the log is as the branch left it, so there is no need to find out who extended it.
         plan = planner.divergence(connection, branch) if last_seq != branch.world_seen else None
         file_changes = self._restore_changes
@@ -100,22 +84,12 @@ class TurnFiles:
         )
 
     def record_snapshot(self, connection: Connection, branch: StoredRow, batch: int | None = None) -> int | None:
-        """Record which files the branch has, and return the id of the row.
-
-        Args:
-            connection: A connection in a transaction that writes.
-            branch: The row of the turn's branch.
-            batch: The batch whose snapshot is recorded; None for the last snapshot.
-        """
+        """Record which files the branch has, and return the id of the row."""
         snapshot = self.last_snapshot if batch is None else self._batch_snapshots.get(batch, self.last_snapshot)
         return None if snapshot is None else self.store.snapshots.record(connection, branch, snapshot)
 
     def back_up(self, tool_name: str, args: Mapping[str, Any]) -> None:
-        """Back up what a tool call is about to change, so that this call alone can be undone.
-
-        Raises:
-            AgentGitError: The backup failed; the tool is not run.
-        """
+        """Back up what a tool call is about to change, so that this call alone can be undone."""
         if self.workspace is not None:
             self.workspace.back_up(tool_name, args)
 

@@ -42,15 +42,7 @@ from agentgit.store.threads.graph_rows import INTERRUPT, RESUME, GraphKey
 
 @dataclass
 class TaskShare:
-    """The part of a task's answers and numbers that belongs to one call.
-
-    Args:
-        place: The position of the call in its AI message.
-        taken: The numbers of the answers that the call took, in the order in which it asked.
-        graphs: The numbers of the graphs that the call ran; the graphs find their state by these numbers.
-        question: The hash of the question that the call waits for, as LangGraph stores it; None if it does not wait.
-        calls: The numbers of the `@task`s that the call ran.
-    """
+    """The part of a task's answers and numbers that belongs to one call."""
 
     place: int
     taken: list[int] = field(default_factory=list)
@@ -65,11 +57,7 @@ _batch_task: ContextVar[str | None] = ContextVar("agentgit_batch", default=None)
 
 @contextmanager
 def in_batch(config: RunnableConfig) -> Iterator[None]:
-    """Mark this block as the run of a batch of calls by a ToolNode.
-
-    Args:
-        config: The config that the node received.
-    """
+    """Mark this block as the run of a batch of calls by a ToolNode."""
     token = _batch_task.set(config.get("configurable", {}).get(CONFIG_KEY_CHECKPOINT_NS))
     try:
         yield
@@ -83,13 +71,7 @@ def is_in_batch(task: str) -> bool:
 
 
 class TaskAnswers:
-    """The answers that one task has received.
-
-    Args:
-        shares: The share of each call that asked before, by the id of the call.
-        answer_count: The number of answers that the task had when this turn began; a new answer gets this number.
-        shown_question: The hash of the question that was shown to the user; None if there was none.
-    """
+    """The answers that one task has received."""
 
     def __init__(self, shares: Mapping[str, TaskShare], answer_count: int, shown_question: str | None) -> None:
         self._shares = dict(shares)
@@ -108,14 +90,7 @@ class TaskAnswers:
         return self._shares.setdefault(call_id, TaskShare(batch_index))
 
     def answer_number(self, call_id: str, share: TaskShare, question_index: int, scratchpad: PregelScratchpad) -> int:
-        """Return the number of the task's answer to a question.
-
-        Args:
-            call_id: The id of the call that asks.
-            share: The share of the call.
-            question_index: The number of questions that the call has already asked in this attempt.
-            scratchpad: LangGraph's own view of the answers.
-        """
+        """Return the number of the task's answer to a question."""
         with self._lock:
             if question_index < len(share.taken):
                 return share.taken[question_index]
@@ -141,12 +116,7 @@ class TaskAnswers:
         return number
 
     def graph_number(self, share: TaskShare, graph_index: int) -> int:
-        """Return the number of a graph that a call runs: the one from an earlier attempt, or else the next free one.
-
-        Args:
-            share: The share of the call.
-            graph_index: The number of graphs that the call has already run in this attempt.
-        """
+        """Return the number of a graph that a call runs: the one from an earlier attempt, or else the next free one."""
         with self._lock:
             if graph_index == len(share.graphs):
                 used_numbers = {number for other_share in self._shares.values() for number in other_share.graphs}
@@ -165,11 +135,7 @@ class TaskAnswers:
 
 
 def with_own_view(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return a tool's arguments with the call's own view in the config, which the tool may pass to a graph.
-
-    Args:
-        kwargs: The arguments of the tool. The view is the one set by `Interrupts.call_view`.
-    """
+    """Return a tool's arguments with the call's own view in the config, which the tool may pass to a graph."""
     config, current_config = kwargs.get("config"), var_child_runnable_config.get()
     if not isinstance(config, dict) or current_config is None:
         return kwargs
@@ -183,13 +149,7 @@ def with_own_view(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 class Interrupts:
-    """The questions that the tool calls of one turn ask.
-
-    Args:
-        store: The store that records them.
-        branch: The row of the branch that runs.
-        codec: The codec that the saver stores values with.
-    """
+    """The questions that the tool calls of one turn ask."""
 
     def __init__(self, store: Store, branch: StoredRow, codec: Codec) -> None:
         self.store = store
@@ -202,13 +162,7 @@ class Interrupts:
 
     @contextmanager
     def call_view(self, run_id: UUID, call_id: str, batch_index: int | None) -> Iterator[None]:
-        """Set a call's own view of the answers until the block ends.
-
-        Args:
-            run_id: The run of its tool.
-            call_id: The id that distinguishes the call from the others of its task.
-            batch_index: Its position in the AI message; None if a node's own code makes the call.
-        """
+        """Set a call's own view of the answers until the block ends."""
         config = var_child_runnable_config.get()
         view = None
         if config is not None:
@@ -251,11 +205,7 @@ class Interrupts:
         return {**config, "configurable": {**configurable, CONFIG_KEY_SCRATCHPAD: view}}
 
     def use_numbers(self, recorded: Mapping[str, Any] | None) -> None:
-        """Use up the numbers of a call of a node's own code that is now answered from the record.
-
-        Args:
-            recorded: The numbers that were recorded for the call; None if it used none.
-        """
+        """Use up the numbers of a call of a node's own code that is now answered from the record."""
         configurable = (var_child_runnable_config.get() or {}).get("configurable", {})
         scratchpad = configurable.get(CONFIG_KEY_SCRATCHPAD)
         if not recorded or not isinstance(scratchpad, PregelScratchpad):
@@ -354,12 +304,7 @@ class Interrupts:
         return TaskAnswers(shares, answer_count, shown_question)
 
     def end(self, run_id: UUID, error: BaseException | None = None) -> dict[str, Any] | None:
-        """Return the record of the answers and numbers that a call has used; None if there are none.
-
-        Args:
-            run_id: The run of its tool.
-            error: The exception that the call raised; an interrupt contains the question.
-        """
+        """Return the record of the answers and numbers that a call has used; None if there are none."""
         node_entry = self._node_shares.pop(run_id, None)
         if node_entry is not None:
             share, scratchpad = node_entry

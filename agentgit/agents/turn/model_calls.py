@@ -48,15 +48,7 @@ LAST_MESSAGES = 16
 
 @dataclass
 class _ModelCall:
-    """A model call.
-
-    Args:
-        messages: The messages that the model received.
-        options: The options that it received.
-        is_in_tool: True if a recorded tool call made it.
-        reply: The message that it returned.
-        ended_at: The time at which it ended; None while it runs.
-    """
+    """A model call."""
 
     messages: list[BaseMessage]
     options: dict[str, Any]
@@ -66,11 +58,7 @@ class _ModelCall:
 
 
 class ModelCalls:
-    """The model calls of a turn that are not stored yet. It is thread-safe.
-
-    Args:
-        find_codec: Returns the codec for stored values.
-    """
+    """The model calls of a turn that are not stored yet. It is thread-safe."""
 
     def __init__(self, find_codec: Callable[[], Codec]) -> None:
         self._find_codec = find_codec
@@ -84,14 +72,7 @@ class ModelCalls:
         """The number of the last stored step."""
 
     def begin(self, run_id: UUID, messages: Sequence[BaseMessage], params: Any, *, is_in_tool: bool) -> None:
-        """Record that a model is called.
-
-        Args:
-            run_id: The run of the model.
-            messages: The messages that it receives.
-            params: The parameters of the call.
-            is_in_tool: True if a recorded tool call makes it.
-        """
+        """Record that a model is called."""
         call = _ModelCall([*messages], sent_options(params or {}), is_in_tool)
         with self._lock:
             self._calls[run_id] = call
@@ -137,11 +118,7 @@ class ModelCalls:
         return rewritten
 
     def unsaved_writes(self, graph_key: GraphKey) -> NewWrites | None:
-        """Return the writes that keep the calls of a step that ended without a graph checkpoint; None without any.
-
-        Args:
-            graph_key: The newest graph checkpoint.
-        """
+        """Return the writes that keep the calls of a step that ended without a graph checkpoint; None without any."""
         calls = [*self._encode(self._take(datetime.max.replace(tzinfo=UTC)), ())]
         if not calls:
             return None
@@ -210,9 +187,6 @@ def _made_at(draft: Draft) -> datetime:
 
 def sent_options(params: Mapping[str, Any]) -> dict[str, Any]:
     """Return the tools and the output format of a model call, without anything that looks like a secret.
-
-    Args:
-        params: The parameters of the call, as LangChain reports them.
 
     Example:
         >>> sent_options({"tools": [{"type": "mcp", "url": "https://a", "headers": {"X": "1"}}], "api_key": "k"})

@@ -32,9 +32,6 @@ class UnreadableResult(ValueError):
 def as_recorded(value: Any) -> Any:
     """Return what a tool returned in the form that the journal stores.
 
-    Args:
-        value: The value that the tool returned.
-
     Example:
         >>> as_recorded({"order": 7})
         {'order': 7}
@@ -57,23 +54,12 @@ def handover_record(error: ParentCommand) -> Any:
     """Return the form in which the journal stores that a tool handed over to the graph that called it.
 
     The content of the command is kept, but it cannot be returned again: it was raised, and for that run only.
-
-    Args:
-        error: Holds the command. Its target graph is left out, because the graph has another name in each run.
     """
     return {**portable(replace(error.args[0], graph=None)), SERIALIZED_KEY: None}
 
 
 def rebuild_result(result: Any, tool_call_id: str | None) -> Any:
-    """Rebuild what a tool returned, as the answer to one call.
-
-    Args:
-        result: The recorded result.
-        tool_call_id: The id of the call that it answers now.
-
-    Raises:
-        Unreadable: It held objects that cannot be rebuilt from the record.
-    """
+    """Rebuild what a tool returned, as the answer to one call."""
     if not isinstance(result, dict) or SERIALIZED_KEY not in result:
         return result
     packed = result[SERIALIZED_KEY]

@@ -56,15 +56,7 @@ logging.getLogger("langchain_core.callbacks.manager").addFilter(_is_worth_a_warn
 
 
 class Recorder(BaseCallbackHandler):
-    """Records the tool calls of one turn.
-
-    Args:
-        turn: The turn.
-        owner: The name under which the turn holds the branch.
-        batch: The number of the next batch.
-        unfinished_batch: If the turn continues with calls that were never all answered: the name of their AI message,
-            its batch, and the ids of the calls.
-    """
+    """Records the tool calls of one turn."""
 
     raise_error = True  # a call that cannot be recorded must not run
 
@@ -181,14 +173,7 @@ class Recorder(BaseCallbackHandler):
     def register_call(
         self, run_id: UUID, tool: BaseTool, parent_run_id: UUID | None, configurable: Mapping[str, Any]
     ) -> None:
-        """Register a call that a copy of its tool is about to make.
-
-        Args:
-            run_id: The run of the tool.
-            tool: The tool.
-            parent_run_id: The run that makes the call.
-            configurable: LangGraph's configuration of the task that makes the call.
-        """
+        """Register a call that a copy of its tool is about to make."""
         is_recorded = tool.name not in self.unrecorded_tools
         own_effect = declared_on(tool)
         profile = profile_of(tool) if is_recorded and own_effect is None else None
@@ -202,14 +187,7 @@ class Recorder(BaseCallbackHandler):
     def register_write(
         self, run_id: UUID, effect: Effect, parent_run_id: UUID | None, configurable: Mapping[str, Any]
     ) -> None:
-        """Register a write to memory that is about to be made.
-
-        Args:
-            run_id: The run of the write.
-            effect: Its effect.
-            parent_run_id: The run that makes it.
-            configurable: LangGraph's configuration of the task that makes it.
-        """
+        """Register a write to memory that is about to be made."""
         # A repeated write is recorded with the value before it, so it need not wait for the steps before it.
         self._expected_calls[run_id] = ExpectedCall(
             parent_run_id, configurable, effect, has_effect=False, is_in_batch=False
@@ -220,11 +198,7 @@ class Recorder(BaseCallbackHandler):
         return self._function_runs[run_id].recording()
 
     def wait_for_saves(self, run_id: UUID) -> None:
-        """Wait until the graph checkpoints before an expected call are saved, if the call acts on the world.
-
-        Raises:
-            Unavailable: A checkpoint will not be saved.
-        """
+        """Wait until the graph checkpoints before an expected call are saved, if the call acts on the world."""
         expected_call = self._expected_calls[run_id]
         if expected_call.has_effect:
             with self._discarding_on_error(run_id):

@@ -38,13 +38,7 @@ _WRAPPED = "__agentgit_wrapped__"
 
 
 class _TurnCall(NamedTuple):
-    """A tool call made in a turn.
-
-    Args:
-        recorder: The recorder of the turn.
-        run_id: The run of the tool.
-        options: The arguments of `run` besides its input.
-    """
+    """A tool call made in a turn."""
 
     recorder: Recorder
     run_id: UUID
@@ -148,13 +142,7 @@ def _add_recorder(callbacks: Any, recorder: Recorder) -> Any:
 
 
 def clone_of(tool: BaseTool, run: Callable[..., Any], arun: Callable[..., Awaitable[Any]]) -> BaseTool:
-    """Copy a tool with other functions; the original is not changed.
-
-    Args:
-        tool: The tool.
-        run: The function of the copy.
-        arun: The async function of the copy.
-    """
+    """Copy a tool with other functions; the original is not changed."""
     clone = copy.copy(tool)
     # Set on the instance, bypassing pydantic: the class belongs to the user or is shared by all tools.
     object.__setattr__(clone, "_run", functools.wraps(tool._run)(run))
@@ -163,12 +151,7 @@ def clone_of(tool: BaseTool, run: Callable[..., Any], arun: Callable[..., Awaita
 
 
 def reporting_copy(tool: BaseTool, report: Callable[[Any], None]) -> BaseTool:
-    """Copy a tool so that the copy reports each return value before it is turned into a message.
-
-    Args:
-        tool: The tool; it is not changed.
-        report: A function that is called with each return value.
-    """
+    """Copy a tool so that the copy reports each return value before it is turned into a message."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         value = tool._run(*args, **kwargs)

@@ -45,18 +45,7 @@ from agentgit.values import as_object
 
 
 class _TurnStart(NamedTuple):
-    """The results of the transaction that begins a turn; an attempt that is rolled back leaves nothing behind.
-
-    Args:
-        branch: The row of the branch, as the turn holds it.
-        turn_input: The input, preceded by the notes for the model.
-        owner_id: The owner of the session.
-        batch: The number of the first batch of calls.
-        unfinished_batch: The batch that the turn continues, as `Recorder` takes it.
-        state: The state of the branch before the turn.
-        last_number: The number of the last checkpoint of the branch.
-        searched: The number of its checkpoints whose text the search index has.
-    """
+    """The results of the transaction that begins a turn; an attempt that is rolled back leaves nothing behind."""
 
     branch: StoredRow
     turn_input: TurnInput
@@ -69,15 +58,7 @@ class _TurnStart(NamedTuple):
 
 
 class _TurnEnd(NamedTuple):
-    """The results of the transaction that ends a turn.
-
-    Args:
-        latest_id: The newest graph checkpoint.
-        is_settled: True if no tool call waits for its result and no interrupt for its answer.
-        end_checkpoint_id: The checkpoint at the end of the turn; None if it made none.
-        head_id: The head of the branch, if the turn did not complete.
-        removed_count: The number of checkpoints that the session's retention removed.
-    """
+    """The results of the transaction that ends a turn."""
 
     latest_id: str | None
     is_settled: bool
@@ -88,14 +69,7 @@ class _TurnEnd(NamedTuple):
 
 @dataclass
 class Turn:
-    """One run of the graph on a branch.
-
-    Args:
-        context: The branch that it runs on.
-        turn_input: The input.
-        span: The span that traces it.
-        saves_each_step: True if each step of the graph is on disk before the next one begins.
-    """
+    """One run of the graph on a branch."""
 
     context: BranchContext
     turn_input: TurnInput
@@ -137,12 +111,7 @@ class Turn:
     # -- beginning and end
 
     def begin(self) -> None:
-        """Acquire the branch and begin the turn.
-
-        Raises:
-            Conflict: Another run holds the branch, or the branch has moved since the agent last saw it, or the thread
-                that clients see has moved to another branch.
-        """
+        """Acquire the branch and begin the turn."""
         self.branch_id = self.context.branch_id
         self._resources = ExitStack()
         owner = self._resources.enter_context(self.context.store.register_owner())
@@ -222,16 +191,7 @@ class Turn:
         )
 
     def _require_world_unchanged(self, connection: Connection, branch: StoredRow, last_seq: int) -> None:
-        """Check that the outside world is as this branch left it.
-
-        Args:
-            connection: A connection in a transaction that writes.
-            branch: The row of the branch as it is now.
-            last_seq: The length of the world log before this turn.
-
-        Raises:
-            WorldDiverged: Another branch has changed it since.
-        """
+        """Check that the outside world is as this branch left it."""
         plan = self.files.divergence(connection, branch, self.context.planner, last_seq)
         if plan is not None:
             changes = "; ".join(
@@ -255,15 +215,7 @@ class Turn:
         return input_with_note
 
     def authorize_call(self, connection: Connection, effect: str) -> None:
-        """Authorize a call in the transaction that records its intent.
-
-        Args:
-            connection: A connection in a transaction that writes.
-            effect: The effect of the tool on the outside world.
-
-        Raises:
-            WorldDiverged: Another branch has changed the world during this turn.
-        """
+        """Authorize a call in the transaction that records its intent."""
         store = self.context.store
         if effect not in UNSHARED and self.unit_of_work.world_seq is None:
             last_seq = store.world.last_seq(connection, self.branch.external_session_id)
@@ -285,11 +237,7 @@ class Turn:
         )
 
     def end(self, *, completed: bool) -> str | None:
-        """Release the branch and return the newest graph checkpoint.
-
-        Args:
-            completed: False if the run raised or was aborted.
-        """
+        """Release the branch and return the newest graph checkpoint."""
         self.is_completed = completed
         with self._resources:
             self.recorder.end_spans()
@@ -323,12 +271,7 @@ class Turn:
         return None if self.context.may_rewrite_input else self.turn_input.title
 
     def _add_redacted_title(self, connection: Connection, latest: GraphCheckpoint | None) -> None:
-        """Describe the checkpoint before this turn with the user's message as the graph has left it.
-
-        Args:
-            connection: The connection of the transaction that ends the turn.
-            latest: The newest graph checkpoint.
-        """
+        """Describe the checkpoint before this turn with the user's message as the graph has left it."""
         store, message_id = self.context.store, self.turn_input.message_id
         if message_id is None or latest is None or self._before_number is None:
             return
@@ -339,11 +282,7 @@ class Turn:
             store.checkpoints.describe_automatic(connection, self.branch_id, self._before_number, title)
 
     def _require_session(self) -> None:
-        """Check that the session still exists.
-
-        Raises:
-            NotFound: It was deleted during the turn.
-        """
+        """Check that the session still exists."""
         with self.context.store.database.reading() as connection:
             self.context.store.sessions.load_row(connection, self.branch.external_session_id)
 
@@ -547,10 +486,6 @@ class ThreadedTurn:
     """A turn that begins in a thread and releases its branch if the caller has left in the meantime.
 
     The event loop cannot release the branch: it may end or block before the thread has acquired the branch.
-
-    Args:
-        begin: A function that begins the turn.
-        end: A function that ends the turn.
     """
 
     def __init__(

@@ -83,17 +83,7 @@ def wrap_graph(
     workspace: Path | None,
     template: str | None = None,
 ) -> RollbackAgent:
-    """Wrap the named graph in the session to continue or to create.
-
-    Args:
-        repo: The repository of the session.
-        graph: The graph, as `module:graph`.
-        session: The session, or `SESSION@BRANCH`; None is the only session, or a new one called `chat`.
-        branch: The branch, as `repo.wrap` takes it.
-        effects: The effects, as `module:name`.
-        workspace: The folder whose files are rolled back too.
-        template: The template, as `repo.wrap` takes it.
-    """
+    """Wrap the named graph in the session to continue or to create."""
     from agentgit.agents import user_modules
 
     options: dict[str, Any] = {"workspace": workspace} if workspace is not None else {}
@@ -112,9 +102,6 @@ def _session_and_branch(repo: Repository, ref: str | None, branch: str | None) -
     """Return the name of the session to continue or to create, and the branch.
 
     Text like `support@example.com` is the name of a new session, unless `support` has a branch of that name.
-
-    Raises:
-        InvalidInput: No session is named, and there are several; or two branches are named.
     """
     try:
         session, named = references.split(repo, ref)

@@ -53,13 +53,7 @@ Completer = Callable[[str, str], list[str]]
 
 
 def lines(prompt: Callable[[], str], completer: Completer, refill: Callable[[], str] = str) -> Iterator[str]:
-    """Yield lines until the end of the input. Ctrl-C at the prompt discards the line.
-
-    Args:
-        prompt: A function that returns the prompt, which is shown only at a terminal.
-        completer: The function that returns the completions for Tab.
-        refill: A function that returns the text with which the next line begins, for the user to edit.
-    """
+    """Yield lines until the end of the input. Ctrl-C at the prompt discards the line."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")  # an undecodable byte must not end the chat
     if not at_terminal():
@@ -176,14 +170,7 @@ RunCommand: TypeAlias = "Callable[[Chat, SlashCommand], None]"
 
 
 class Chat:
-    """A conversation at a terminal or in a pipe. A context manager.
-
-    Args:
-        repo: The repository of the session.
-        agent: The agent that answers. A rollback, undo, fork or switch replaces it.
-        run_command: A function that runs a slash command.
-        yes: True to skip confirmations.
-    """
+    """A conversation at a terminal or in a pipe. A context manager."""
 
     def __init__(self, repo: Repository, agent: RollbackAgent, run_command: RunCommand, *, yes: bool = False) -> None:
         self.repo = repo
@@ -214,12 +201,7 @@ class Chat:
         return 0 if at_terminal() else self.exit_code
 
     def complete(self, prefix: str, word: str) -> list[str]:
-        """Return the completions of a word: slash commands and their options, branches, or checkpoint names.
-
-        Args:
-            prefix: The line up to the word.
-            word: The typed part of the word.
-        """
+        """Return the completions of a word: slash commands and their options, branches, or checkpoint names."""
         if not prefix.startswith("/"):
             return slash_commands.complete(prefix, word)
         branches = list(self.agent.tree().walk())
@@ -249,11 +231,7 @@ class Chat:
     # -- turns
 
     def turn(self, text: str | None) -> None:
-        """Run a turn, and write its output as it arrives.
-
-        Args:
-            text: The user's message; None to continue an interrupted turn.
-        """
+        """Run a turn, and write its output as it arrives."""
         from agentgit.agents import chat_turn
 
         agent, previous_error = self.agent, self.agent.rollback_error
@@ -318,11 +296,7 @@ class Chat:
             output.show(rollbacks.lines(report, width=output.width(), face=CHAT))
 
     def confirm_plan(self, command: SlashCommand, plan: RollbackPlan) -> bool:
-        """Return whether to carry out a plan; show it and ask first if it changes the world.
-
-        Raises:
-            InvalidInput: Confirmation is needed, and there is no terminal to ask at.
-        """
+        """Return whether to carry out a plan; show it and ask first if it changes the world."""
         effective_plan = plan.forced() if slash_commands.FORCE in command.options else plan
         if not effective_plan.is_admissible or not effective_plan.changes_world:
             return True  # the operation itself raises the error for an inadmissible plan

@@ -19,14 +19,7 @@ VARIADIC_SUFFIX = "..."
 
 @dataclass(frozen=True)
 class SlashCommandSpec:
-    """The form of one slash command.
-
-    Args:
-        name: Its name, in one or two words.
-        words: The words that may follow, optional ones in square brackets; `...` ends one that may repeat.
-        options: Its options; each with the name of its value, or an empty text if it has none.
-        help: Its purpose, in a sentence.
-    """
+    """The form of one slash command."""
 
     name: str
     words: tuple[str, ...] = ()
@@ -125,13 +118,7 @@ _FORMS = {form.name: form for form in COMMANDS}
 
 @dataclass(frozen=True)
 class SlashCommand:
-    """A parsed slash command.
-
-    Args:
-        form: The form of the command.
-        words: The words after the command.
-        options: The options that were given, each with its value.
-    """
+    """A parsed slash command."""
 
     form: SlashCommandSpec
     words: list[str]
@@ -142,11 +129,7 @@ class SlashCommand:
         return self.words[index] if index < len(self.words) else None
 
     def number(self) -> int | None:
-        """Return the first word as a number from 1; None if there is none.
-
-        Raises:
-            InvalidInput: The word is not a positive number.
-        """
+        """Return the first word as a number from 1; None if there is none."""
         word = self.word(0)
         if word is not None and not (word.isascii() and word.isdigit() and len(word) < 17 and int(word) > 0):
             raise InvalidInput(f"{word!r} is not a positive number. Usage: {self.form.usage}")
@@ -155,13 +138,6 @@ class SlashCommand:
 
 def parse(line: str) -> SlashCommand:
     """Parse a line that begins with a slash.
-
-    Args:
-        line: The line; names that contain spaces are quoted.
-
-    Raises:
-        NotFound: There is no such command; the error suggests similar ones.
-        InvalidInput: The words or options do not fit the command.
 
     Example:
         >>> order = parse('/rollback "before payment" --force')
@@ -216,10 +192,6 @@ def _split_options(form: SlashCommandSpec, rest: Sequence[str]) -> tuple[list[st
 def complete(prefix: str, word: str) -> list[str]:
     """Return the completions of a word: commands, or the second words and options of one.
 
-    Args:
-        prefix: The line up to the word.
-        word: The typed part of the word.
-
     Example:
         >>> complete("", "/ta"), complete("/checkpoint ", "re"), complete("/switch main ", "--s")
         (['/tag', '/tags'], ['restore'], ['--sync'])
@@ -237,10 +209,6 @@ def complete(prefix: str, word: str) -> list[str]:
 
 
 def lines(width: int) -> list[Line]:
-    """Return the help as lines.
-
-    Args:
-        width: The longest line, in terminal cells.
-    """
+    """Return the help as lines."""
     rows = [[Span(" ".join([f"/{form.name}", *form.words]), "reference"), Span(form.help)] for form in COMMANDS]
     return [*table(rows, width=width, wrap_last=True), *((Span(note, "dim"),) for note in HELP_NOTES)]

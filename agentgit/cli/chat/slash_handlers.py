@@ -32,11 +32,7 @@ if TYPE_CHECKING:
 
 
 def run_command(chat: Chat, command: SlashCommand) -> None:
-    """Run a slash command.
-
-    Raises:
-        AgentGitError: As the operation that the command runs.
-    """
+    """Run a slash command."""
     _HANDLERS[command.form.name](chat, command)
 
 
@@ -118,11 +114,7 @@ def _rewind(chat: Chat, command: SlashCommand) -> None:
 
 
 def _find_message(messages: list[dict[str, Any]], command: SlashCommand) -> dict[str, Any]:
-    """Find a message by its id, or by its number in the list: 1 is the newest.
-
-    Raises:
-        NotFound: There is no such message on this branch.
-    """
+    """Find a message by its id, or by its number in the list: 1 is the newest."""
     (word,) = command.words
     by_number = {str(number): message for number, message in enumerate(reversed(messages), start=1)}
     by_id = {message["id"]: message for message in messages}
@@ -133,12 +125,7 @@ def _find_message(messages: list[dict[str, Any]], command: SlashCommand) -> dict
 
 
 def _choose_message(messages: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Let the user choose one of their messages, the newest first; None if they choose none.
-
-    Raises:
-        NotFound: There is none on this branch.
-        InvalidInput: There is no terminal with a cursor; the messages are then listed with their numbers.
-    """
+    """Let the user choose one of their messages, the newest first; None if they choose none."""
     if not messages:
         raise NotFound("There is no message of yours on this branch to go back to.")
     newest_first = messages[::-1]

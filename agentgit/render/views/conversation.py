@@ -24,10 +24,6 @@ _TITLE_CELLS, _LONGEST, _ARGUMENTS = 100, 20_000, 20
 def draw_messages(messages: Sequence[Mapping[str, Any]], *, width: int = 100) -> str:
     """Draw a conversation as plain text, one line for each message.
 
-    Args:
-        messages: The messages as agentgit shows them, oldest first.
-        width: The maximum width of a line, in terminal cells.
-
     Example:
         >>> print(draw_messages([{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]))
         user       hello
@@ -37,13 +33,7 @@ def draw_messages(messages: Sequence[Mapping[str, Any]], *, width: int = 100) ->
 
 
 def message_lines(messages: Sequence[Mapping[str, Any]], *, width: int = 100, indent: str = "") -> list[Line]:
-    """Draw a conversation; of a long one, only the latest messages.
-
-    Args:
-        messages: The messages as agentgit shows them, oldest first.
-        width: The maximum width of a line, in terminal cells.
-        indent: The text before each line.
-    """
+    """Draw a conversation; of a long one, only the latest messages."""
     rows = [[Span(clean(str(m.get("role", ""))), "reference"), Span(message_text(m))] for m in messages[-LATEST:]]
     return table(rows, width=width, indent=indent)
 
@@ -59,11 +49,7 @@ def _format_tool_calls(message: Mapping[str, Any]) -> str:
 
 
 def message_page(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Draw a conversation as HTML, with long messages collapsed.
-
-    Args:
-        messages: The messages as agentgit shows them, oldest first.
-    """
+    """Draw a conversation as HTML, with long messages collapsed."""
     if not messages:
         return "<p>no messages yet</p>"
     rows = [
@@ -94,10 +80,6 @@ _LONGEST_CALL, _SHOWN = 2_000, 200
 def draw_calls(calls: Sequence[ToolInvocation], *, width: int = 100) -> str:
     """Draw a tool track as plain text.
 
-    Args:
-        calls: The calls, in the order to show them.
-        width: The maximum width of a line, in terminal cells.
-
     Example:
         >>> draw_calls([])
         'no tool calls yet'
@@ -106,22 +88,12 @@ def draw_calls(calls: Sequence[ToolInvocation], *, width: int = 100) -> str:
 
 
 def call_lines(calls: Sequence[ToolInvocation], *, width: int = 100) -> list[Line]:
-    """Draw a tool track.
-
-    Args:
-        calls: The calls, in the order to show them.
-        width: The maximum width of a line, in terminal cells.
-    """
+    """Draw a tool track."""
     return table(call_rows([call.to_dict() for call in calls], len(calls)), width=width)
 
 
 def call_rows(calls: Sequence[Mapping[str, Any]], latest: int) -> list[list[Span]]:
-    """Return a row for each of the last tool calls.
-
-    Args:
-        calls: The calls as `ToolInvocation.to_dict` returns them.
-        latest: The number of latest calls to include.
-    """
+    """Return a row for each of the last tool calls."""
     first = max(0, len(calls) - latest)
     return [_row(call, i) for i, call in enumerate(calls[first:], start=first)]
 
@@ -170,11 +142,7 @@ def _shorten(text: str) -> str:
 
 
 def call_page(calls: Sequence[ToolInvocation]) -> str:
-    """Draw a tool track as HTML; of a long one, only the latest calls.
-
-    Args:
-        calls: The calls, in the order to show them.
-    """
+    """Draw a tool track as HTML; of a long one, only the latest calls."""
     if not calls:
         return "<p>no tool calls yet</p>"
     rows = [

@@ -21,20 +21,12 @@ _MOST, _LONGEST = 1_000, 100_000
 
 
 def lines(value: Diff | Comparison, *, width: int = 100) -> list[Line]:
-    """Draw a diff or a comparison.
-
-    Args:
-        value: The difference of two checkpoints, or the comparison of two branches.
-        width: The maximum width of a line, in terminal cells.
-    """
+    """Draw a diff or a comparison."""
     return [(Span(cut(span.text, width), span.style),) for (span,) in _sign_lines(value.lines())]
 
 
 def page(value: Diff) -> str:
     """Draw a diff as HTML.
-
-    Args:
-        value: The difference of two checkpoints.
 
     Example:
         >>> page(Diff(from_id=1, to_id=2))
@@ -46,11 +38,7 @@ def page(value: Diff) -> str:
 
 
 def side_by_side(value: Comparison) -> str:
-    """Draw two branches side by side as HTML, with the differences between them collapsed below.
-
-    Args:
-        value: The comparison of the branches.
-    """
+    """Draw two branches side by side as HTML, with the differences between them collapsed below."""
     sides = (value.left, value.right)
     heads = [html.escape(side.to_reference) for side in sides]
     return "".join(
@@ -89,9 +77,6 @@ def _file_lines(value: Diff) -> list[Line]:
 def patch(content: str) -> list[Line]:
     """Draw a unified diff, each line in the style of its sign.
 
-    Args:
-        content: The unified diff.
-
     Example:
         >>> [span.text for (span,) in patch("@@ -1 +1 @@\\n-\\told\\n+    new\\n")]
         ['@@ -1 +1 @@', '-\\told', '+    new']
@@ -117,10 +102,6 @@ Row = tuple[str, str, str]
 def draw_merge(value: MergePlan, *, width: int = 100) -> str:
     """Draw a merge plan as plain text.
 
-    Args:
-        value: The plan.
-        width: The maximum width of a line, in terminal cells.
-
     Example:
         >>> print(draw_merge(MergePlan(kind="merge", source="retry#2", into="main", base="main#1")))
         Merge of retry#2 into main, since main#1: adds history, runs no tool.
@@ -130,12 +111,7 @@ def draw_merge(value: MergePlan, *, width: int = 100) -> str:
 
 
 def merge_lines(value: MergePlan, *, width: int = 100) -> list[Line]:
-    """Draw a merge plan.
-
-    Args:
-        value: The plan.
-        width: The maximum width of a line, in terminal cells.
-    """
+    """Draw a merge plan."""
     cells = [
         [Span(kind, MERGE_STYLES.get(kind, "changed")), Span(clean(name)), Span(clean(text))]
         for kind, name, text in _limit_rows(value)
@@ -148,11 +124,7 @@ def merge_lines(value: MergePlan, *, width: int = 100) -> list[Line]:
 
 
 def merge_page(value: MergePlan) -> str:
-    """Draw a merge plan as HTML, for a notebook or a page.
-
-    Args:
-        value: The plan.
-    """
+    """Draw a merge plan as HTML, for a notebook or a page."""
     rows = [
         [html.styled(Span(kind, MERGE_STYLES.get(kind, "changed"))), html.escape(name), html.escape(text)]
         for kind, name, text in _limit_rows(value)

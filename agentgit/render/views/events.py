@@ -26,14 +26,7 @@ _USER_KEYS = ("user", "of", "member")
 def event_lines(
     events: Sequence[Event], *, width: int = 100, zone: Zone = UTC, user_names: Mapping[int, str] | None = None
 ) -> list[Line]:
-    """List events, one line each.
-
-    Args:
-        events: The events, in the order to show them.
-        width: The maximum width of a line, in terminal cells.
-        zone: The time zone of the times; None for the local one; or the present time, to show how long ago they were.
-        user_names: The names of users by id, to show who caused each event; None to leave the user out.
-    """
+    """List events, one line each."""
     if user_names is None:
         return table([_row(event, zone) for event in events], width=width)
     rows = []

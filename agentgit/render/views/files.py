@@ -22,13 +22,7 @@ SHOWN_PATHS = 5
 
 
 def snapshot_lines(snapshots: Sequence[FileCheckpoint], *, width: int = 100, zone: Zone = UTC) -> list[Line]:
-    """Draw a list of snapshots.
-
-    Args:
-        snapshots: The snapshots, in the order to show them.
-        width: The maximum width of a line, in terminal cells.
-        zone: The time zone of the times; None for the local one; or the present time, to show how long ago they were.
-    """
+    """Draw a list of snapshots."""
     rows = [
         [
             Span(clean(snapshot.id[:SHORT_ID_LENGTH]), "reference"),
@@ -46,11 +40,7 @@ def snapshot_lines(snapshots: Sequence[FileCheckpoint], *, width: int = 100, zon
 
 
 def diff_lines(diff: WorkspaceDiff) -> list[Line]:
-    """Draw a diff: the paths that differ, then the unified diff.
-
-    Args:
-        diff: The difference of two snapshots.
-    """
+    """Draw a diff: the paths that differ, then the unified diff."""
     if not diff:
         return [(Span("no difference", "dim"),)]
     return [*_changes(diff), *patch(diff.diff_content)]
@@ -65,11 +55,7 @@ def _changes(diff: WorkspaceDiff) -> list[Line]:
 
 
 def plan_lines(plan: RestorePlan) -> list[Line]:
-    """Draw what a restore would do.
-
-    Args:
-        plan: The plan.
-    """
+    """Draw what a restore would do."""
     lines = [
         *_paths("restore", "added", plan.restore),
         *_paths("delete", "removed", plan.delete),
@@ -83,11 +69,7 @@ def plan_lines(plan: RestorePlan) -> list[Line]:
 
 
 def restored_lines(restored: Restored) -> list[Line]:
-    """Draw what a restore did.
-
-    Args:
-        restored: The report to draw.
-    """
+    """Draw what a restore did."""
     lines = [
         *_paths("restored", "added", [EVERYTHING] if restored.everything else ()),
         *_paths("restored", "added", restored.restored),
@@ -104,11 +86,7 @@ def restored_lines(restored: Restored) -> list[Line]:
 
 
 def undone_lines(undone: Undone) -> list[Line]:
-    """Draw what an undo did.
-
-    Args:
-        undone: The report to draw.
-    """
+    """Draw what an undo did."""
     lines = [
         *((Span("undone  ", "changed"), Span(clean(label))) for label in undone.labels),
         *_paths("  restored", "added", undone.restored),
@@ -132,14 +110,7 @@ def _pairs(label: str, style: str, pairs: Iterable[tuple[str, str]], separator: 
 def show_lines(
     snapshot: FileCheckpoint, changes_since: WorkspaceDiff, *, width: int = 100, zone: Zone = UTC
 ) -> list[Line]:
-    """Draw one snapshot, and the files that have changed since.
-
-    Args:
-        snapshot: The snapshot to draw.
-        changes_since: The differences between it and the present files.
-        width: The maximum width of a line, in terminal cells.
-        zone: The time zone of the times; None for the local one; or the present time, to show how long ago they were.
-    """
+    """Draw one snapshot, and the files that have changed since."""
     values = {
         "id": snapshot.id,
         "name": snapshot.name,

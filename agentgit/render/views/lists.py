@@ -20,13 +20,7 @@ from agentgit.values import count
 
 
 def session_lines(sessions: Sequence[ExternalSession], *, width: int = 100, zone: Zone = UTC) -> list[Line]:
-    """Draw a list of sessions.
-
-    Args:
-        sessions: The sessions, in the order to show them.
-        width: The maximum width of a line, in terminal cells.
-        zone: The time zone of the times; None for the local one; or the present time, to show how long ago they were.
-    """
+    """Draw a list of sessions."""
     rows = [
         [
             Span(clean(session.reference), "reference"),
@@ -47,14 +41,7 @@ def _session_flags(session: ExternalSession) -> list[str]:
 def branch_lines(
     branches: Sequence[InternalSession], tree: Tree | None = None, *, width: int = 100, zone: Zone = UTC
 ) -> list[Line]:
-    """Draw a list of branches, with a `*` before the current one.
-
-    Args:
-        branches: The branches, in the order to show them.
-        tree: The tree of the session, to show where each branch left; None to leave that out.
-        width: The maximum width of a line, in terminal cells.
-        zone: The time zone of the times; None for the local one; or the present time, to show how long ago they were.
-    """
+    """Draw a list of branches, with a `*` before the current one."""
     tree_branches = tree.walk() if tree is not None else ()
     origins = {point.id: f"from {clean(b.name)}#{point.number}" for b in tree_branches for point in b.points}
     return table([_branch_row(branch, origins, zone) for branch in branches], width=width, wrap_last=True)
@@ -76,11 +63,7 @@ def _branch_row(branch: InternalSession, origins: dict[int, str], zone: Zone) ->
 
 
 def branch_page(branch: InternalSession) -> str:
-    """Draw one branch as HTML: its line in the list, and its conversation, collapsed.
-
-    Args:
-        branch: The branch. Its conversation is read; if that fails, the reason is shown instead.
-    """
+    """Draw one branch as HTML: its line in the list, and its conversation, collapsed."""
     try:
         history = branch.conversation_history
         content = html.fold(count(len(history), "message"), conversation.message_page(history))
@@ -164,13 +147,7 @@ def _expiry_text(moment: datetime | None, zone: Zone) -> str:
 
 
 def status_lines(session: ExternalSession, branch: InternalSession, head: Checkpoint | None) -> list[Line]:
-    """Return the status of an agent as lines: its session, branch and head.
-
-    Args:
-        session: The session.
-        branch: The branch that the agent runs on.
-        head: The newest checkpoint of the branch; None before the first.
-    """
+    """Return the status of an agent as lines: its session, branch and head."""
     status = "" if branch.status == OPEN else f" ({clean(branch.status)})"
     head_spans = [Span("no checkpoints yet")]
     if head is not None:
@@ -184,11 +161,7 @@ def status_lines(session: ExternalSession, branch: InternalSession, head: Checkp
 
 
 def unfinished_line(operation: Operation) -> Line:
-    """Return a line for an unfinished operation, with the command that finishes it if it has stopped.
-
-    Args:
-        operation: The operation.
-    """
+    """Return a line for an unfinished operation, with the command that finishes it if it has stopped."""
     if operation.status == RUNNING:
         return (Span("running  ", "dim"), Span(f"{clean(operation.kind)} {operation.id}", "bad"))
     label = f"{clean(operation.kind)} {operation.id}"

@@ -16,10 +16,6 @@ from agentgit.values import count
 def draw_log(checkpoints: Sequence[Checkpoint], *, width: int = 100) -> str:
     """Draw a log as plain text.
 
-    Args:
-        checkpoints: The checkpoints of a path, oldest first.
-        width: The maximum width of a line, in terminal cells.
-
     Example:
         >>> print(draw_log([Checkpoint(checkpoint_name="start", metadata={"reference": "main#1", "kind": "named"})]))
         main#1  named  0 calls  start
@@ -28,13 +24,7 @@ def draw_log(checkpoints: Sequence[Checkpoint], *, width: int = 100) -> str:
 
 
 def lines(checkpoints: Sequence[Checkpoint], *, width: int = 100, zone: Zone = UTC) -> list[Line]:
-    """Draw a log.
-
-    Args:
-        checkpoints: The checkpoints of a path, oldest first.
-        width: The maximum width of a line, in terminal cells.
-        zone: The time zone of the times; None for the local one; or the present time, to show how long ago they were.
-    """
+    """Draw a log."""
     return table([_row(checkpoint, zone) for checkpoint in reversed(checkpoints)], width=width)
 
 
@@ -86,14 +76,7 @@ def draw_hits(hits: Hits) -> str:
 
 
 def hit_lines(hits: Hits, *, width: int = 100, zone: Zone = UTC, face: Face = PYTHON) -> list[Line]:
-    """Draw search results.
-
-    Args:
-        hits: The page of hits.
-        width: The maximum width of a line, in terminal cells.
-        zone: The time zone of the times; None for the local one; or the present time, to show how long ago they were.
-        face: The words for the next page.
-    """
+    """Draw search results."""
     # The text is added afterwards, because a table cell has only one style.
     column_lines = table([[*_columns(hit, zone), Span("")] for hit in hits], width=width)
     hit_rows = [_with_text(line, hit, width) for line, hit in zip(column_lines, hits, strict=True)]
@@ -132,13 +115,7 @@ def _snippet_spans(hit: Hit) -> Iterator[Span]:
 
 
 def tag_lines(tags: Sequence[Tag], *, width: int = 100, zone: Zone = UTC) -> list[Line]:
-    """Draw a list of tags.
-
-    Args:
-        tags: The tags, in the order to show them.
-        width: The maximum width of a line, in terminal cells.
-        zone: The time zone of the times; None for the local one; or the present time, to show how long ago they were.
-    """
+    """Draw a list of tags."""
     rows = [
         [
             Span(clean(tag.name), "name"),

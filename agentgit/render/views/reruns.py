@@ -12,12 +12,7 @@ from agentgit.values import count
 
 
 def lines(results: Reruns, *, width: int = 100) -> list[Line]:
-    """Draw the results of reruns: a summary, and a row for each session.
-
-    Args:
-        results: The results.
-        width: The maximum width of a line, in terminal cells.
-    """
+    """Draw the results of reruns: a summary, and a row for each session."""
     summary = [count(len(results.rows), "session"), f"matched {percent(results.matched)}"]
     summary += [f"judge {_mean_text(results.judge)}"] if results.judge is not None else []
     summary += [count(results.tokens, "token")] if results.tokens is not None else []
@@ -69,20 +64,12 @@ def percent(share: float) -> str:
 
 
 def draw_comparison(value: RerunComparison) -> str:
-    """Draw a rerun beside what was recorded as plain text: its report, and the messages from where they diverge.
-
-    Args:
-        value: The comparison.
-    """
+    """Draw a rerun beside what was recorded as plain text: its report, and the messages from where they diverge."""
     return plain(comparison_lines(value))
 
 
 def comparison_lines(value: RerunComparison) -> list[Line]:
-    """Draw a rerun beside what was recorded: equal messages once, others with the signs of a diff.
-
-    Args:
-        value: The comparison.
-    """
+    """Draw a rerun beside what was recorded: equal messages once, others with the signs of a diff."""
     lines: list[Line] = [(Span(clean(line)),) for line in str(value.report).split("\n")]
     lines.append((Span(divergence_text(value), "heading"),))
     for _, before, after in value.pairs():
@@ -95,11 +82,7 @@ def comparison_lines(value: RerunComparison) -> list[Line]:
 
 
 def comparison_page(value: RerunComparison) -> str:
-    """Draw a rerun beside what was recorded as HTML, in two columns.
-
-    Args:
-        value: The comparison.
-    """
+    """Draw a rerun beside what was recorded as HTML, in two columns."""
     heads = [html.escape(value.report.source), html.escape(value.report.branch)]
     rows = []
     for number, before, after in value.pairs():

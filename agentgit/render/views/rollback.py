@@ -20,14 +20,7 @@ from agentgit.values import count, escape_path
 def operation_lines(
     operations: Sequence[Operation], branches: Mapping[int, str], *, width: int = 100, zone: Zone = UTC
 ) -> list[Line]:
-    """Draw a list of operations.
-
-    Args:
-        operations: The operations, in the order to show them.
-        branches: The names of the session's branches, by id.
-        width: The maximum width of a line, in terminal cells.
-        zone: The time zone of the times; None for the local one; or the present time, to show how long ago they were.
-    """
+    """Draw a list of operations."""
     return table([_row(operation, branches, zone) for operation in operations], width=width)
 
 
@@ -84,10 +77,6 @@ Row = tuple[str, ToolInvocation, str]
 def draw(value: RollbackPlan | RollbackReport, *, width: int = 100) -> str:
     """Draw a plan or a report as plain text.
 
-    Args:
-        value: The plan or report.
-        width: The maximum width of a line, in terminal cells.
-
     Example:
         >>> call = ToolInvocation(id=1, internal_session_id=1, position=0, tool_name="add_note", args={"text": "hi"})
         >>> from agentgit.effects.plan import PlanStep
@@ -101,13 +90,7 @@ def draw(value: RollbackPlan | RollbackReport, *, width: int = 100) -> str:
 
 
 def lines(value: RollbackPlan | RollbackReport, *, width: int = 100, face: Face = PYTHON) -> list[Line]:
-    """Draw a plan or a report. Reasons are never cut.
-
-    Args:
-        value: The plan or report.
-        width: The maximum width of a line, in terminal cells.
-        face: The words for the next steps.
-    """
+    """Draw a plan or a report. Reasons are never cut."""
     cells = [
         [Span(action, STYLES[action]), Span(clean(str(call))), effect(call), Span(reword(clean(why), face))]
         for action, call, why in _rows(value)
@@ -121,23 +104,13 @@ def lines(value: RollbackPlan | RollbackReport, *, width: int = 100, face: Face 
 
 
 def file_lines(changes: FileChanges, *, width: int = 100, face: Face = PYTHON) -> list[Line]:
-    """Draw the file changes of a plan or report.
-
-    Args:
-        changes: The file changes.
-        width: The maximum width of a line, in terminal cells.
-        face: The words for the next steps.
-    """
+    """Draw the file changes of a plan or report."""
     cells = table(_file_cells(changes, face), width=width, indent="  ", wrap_last=True)
     return [*cells, (Span(reword(clean(changes.summary), face), "bad" if changes.problem else "dim"),)]
 
 
 def page(value: RollbackPlan | RollbackReport) -> str:
-    """Draw a plan or a report as HTML, for a notebook or a page.
-
-    Args:
-        value: The plan or report.
-    """
+    """Draw a plan or a report as HTML, for a notebook or a page."""
     rows = [
         [
             html.styled(Span(action, STYLES[action])),

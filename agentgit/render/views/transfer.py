@@ -12,12 +12,7 @@ MAX_PATHS = 20
 
 
 def lines(verb: str, summary: TransferSummary) -> list[Line]:
-    """Draw what an export contains, or what an import created.
-
-    Args:
-        verb: `exported` or `imported`.
-        summary: The counts.
-    """
+    """Draw what an export contains, or what an import created."""
     location = f" ({clean(summary.place)})" if summary.place is not None else ""
     counts = [
         count(summary.branches, "branch"),

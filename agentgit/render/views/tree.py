@@ -41,10 +41,6 @@ _LANE_CELLS = 24
 def draw(tree: Tree | FoldedTree, *, width: int = 100) -> str:
     """Draw a tree as plain text.
 
-    Args:
-        tree: The branches of a session, perhaps folded by `sessions.folded_tree.fold`.
-        width: The maximum width of a line, in terminal cells.
-
     Example:
         >>> from agentgit.sessions.tree import Point
         >>> main = Branch(id=1, name="main", is_current=True, points=[Point(id=5, number=1, name="start")])
@@ -58,15 +54,7 @@ def draw(tree: Tree | FoldedTree, *, width: int = 100) -> str:
 def lines(
     tree: Tree | FoldedTree, *, width: int = 100, every: bool = False, times: bool = False, zone: Zone = UTC
 ) -> list[Line]:
-    """Draw a tree.
-
-    Args:
-        tree: The branches of a session, perhaps folded by `sessions.folded_tree.fold`.
-        width: The maximum width of a line, in terminal cells.
-        every: True to give each checkpoint its own line.
-        times: True to show when each checkpoint was created.
-        zone: The time zone of the times; None for the local one; or the present time, to show how long ago they were.
-    """
+    """Draw a tree."""
     folded = tree if isinstance(tree, FoldedTree) else fold(tree)
     reference_by_id = references(folded.tree)
     rows = [
@@ -160,10 +148,6 @@ def _head_label(branch: Branch) -> Span:
 def draw_exploration(exploration: Exploration, *, width: int = 100) -> str:
     """Draw an exploration as plain text.
 
-    Args:
-        exploration: The exploration to draw.
-        width: The maximum width of a line, in terminal cells.
-
     Example:
         >>> from agentgit.sessions.tree import ExploredBranch
         >>> leaf = ExploredBranch(id=7, name="explore/1", choices=(1,), answer="two chairs", score=1.0)
@@ -175,12 +159,7 @@ def draw_exploration(exploration: Exploration, *, width: int = 100) -> str:
 
 
 def exploration_lines(exploration: Exploration, *, width: int = 100) -> list[Line]:
-    """Draw an exploration.
-
-    Args:
-        exploration: The exploration to draw.
-        width: The maximum width of a line, in terminal cells.
-    """
+    """Draw an exploration."""
     leaves, tokens = len(exploration.leaves), exploration.tokens
     counts = [count(len(exploration.branches), "turn"), f"{leaves} {'leaf' if leaves == 1 else 'leaves'}"]
     counts += [count(tokens, "token")] if tokens is not None else []

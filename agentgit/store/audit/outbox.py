@@ -48,18 +48,7 @@ MAX_HOLD = timedelta(minutes=1)
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimedDelivery:
-    """A delivery that a sender has taken.
-
-    Args:
-        id: The id of the delivery.
-        owner: The random token of the sender that took it.
-        webhook_id: The id of its webhook.
-        url: The URL to send it to.
-        secret: The secret of the webhook, as stored.
-        session_id: The id of the event's session.
-        number: The number of the event in its session.
-        attempts: The number of attempts, including this one.
-    """
+    """A delivery that a sender has taken."""
 
     id: int
     owner: str
@@ -131,11 +120,7 @@ def retry_delay(attempts: int) -> timedelta:
 
 
 class Outbox:
-    """The webhooks of one tenant and their deliveries.
-
-    Args:
-        tenant_id: The tenant.
-    """
+    """The webhooks of one tenant and their deliveries."""
 
     def __init__(self, tenant_id: int) -> None:
         self.tenant_id = tenant_id
@@ -245,12 +230,7 @@ class Outbox:
     # -- sending
 
     def claim(self, connection: Connection, limit: int) -> list[ClaimedDelivery]:
-        """Take deliveries that are due. No other sender can take them for the time `LEASE`.
-
-        Args:
-            connection: A connection in a transaction that writes.
-            limit: The greatest number of deliveries to take.
-        """
+        """Take deliveries that are due. No other sender can take them for the time `LEASE`."""
         now, owner = datetime.now(UTC), secrets.token_hex(16)
         due = connection.execute(_DUE.limit(limit), {"tenant": self.tenant_id, "now": now}).all()
         for row in due:
@@ -278,12 +258,6 @@ class Outbox:
 
         A failed attempt is `gone`, and changes nothing, if another sender has taken the delivery since or if it was
         deleted with its session.
-
-        Args:
-            connection: A connection in a transaction that writes.
-            delivery: The delivery.
-            error: The reason of the failure; None if the attempt succeeded.
-            is_permanent: True if a failed delivery must not be tried again.
         """
         parameters = {"tenant": self.tenant_id, "delivery": delivery.id, "by": delivery.owner}
         if error is None:

@@ -55,17 +55,7 @@ class PendingEvent(NamedTuple):
 
 @dataclass
 class _Chain:
-    """The end of one session's trail, to which events are appended.
-
-    Args:
-        session_id: The id of the session; `NO_SESSION` for events of no session.
-        name: The name of the session.
-        owner_id: The user who owns it.
-        seq: The number of the last event.
-        last_id: The id of the last event.
-        hash: The hash of the last event.
-        has_hooks: True if the tenant has webhooks.
-    """
+    """The end of one session's trail, to which events are appended."""
 
     session_id: int
     name: str | None
@@ -77,11 +67,7 @@ class _Chain:
 
     @classmethod
     def from_row(cls, session_id: int, row: Any) -> _Chain:
-        """Create a chain from a row of `_CHAIN_END` or `_CHAIN_END_OF_BRANCH`.
-
-        Raises:
-            Corrupt: The last row of the trail was modified so that no event can follow it.
-        """
+        """Create a chain from a row of `_CHAIN_END` or `_CHAIN_END_OF_BRANCH`."""
         last_event = (row.event_seq or 0, row.event_id or 0, row.event_hash or b"")
         if not all(isinstance(one, int) for one in last_event[:2]) or not isinstance(last_event[2], bytes):
             raise _damaged_event(session_id, row.event_seq)
@@ -112,41 +98,18 @@ def record_event(
     user_id: int | None = None,
     **detail: Any,
 ) -> None:
-    """Note an event of this transaction. It becomes part of the trail when the transaction commits.
-
-    Args:
-        connection: The connection of `Database.write`.
-        tenant_id: The tenant.
-        kind: One of `agentgit.sessions.events.KINDS`.
-        session_id: The id of the session, if `branch_id` does not imply it.
-        branch_id: The id of the branch, if the event is about one.
-        user_id: The id of the acting user; None means agentgit itself.
-        detail: Ids, names and counts, JSON-like.
-    """
+    """Note an event of this transaction. It becomes part of the trail when the transaction commits."""
     event = PendingEvent(tenant_id, kind, session_id, branch_id, user_id, datetime.now(UTC), detail)
     connection.info[_PENDING].append(event)
 
 
 def know_chain(connection: Connection, tenant_id: int, branch_id: int, row: Any) -> None:
-    """Use the end of a branch's trail that a transaction has already read.
-
-    Args:
-        connection: The connection of `Database.write`. The session of the branch must be locked.
-        tenant_id: The tenant.
-        branch_id: The branch.
-        row: A row with `BRANCH_CHAIN_COLUMNS`.
-    """
+    """Use the end of a branch's trail that a transaction has already read."""
     connection.info[_KNOWN] = (tenant_id, branch_id), lambda: row
 
 
 def queue_chain(connection: Connection, tenant_id: int, branch_id: int) -> None:
-    """Read the end of a branch's trail together with the next queries, for the events of this transaction.
-
-    Args:
-        connection: The connection of `Database.write`. The session of the branch must be locked.
-        tenant_id: The tenant.
-        branch_id: The branch.
-    """
+    """Read the end of a branch's trail together with the next queries, for the events of this transaction."""
     result = _CHAIN_END_OF_BRANCH.submit(connection, {"tenant": tenant_id, "branch": branch_id})
     connection.info[_KNOWN] = (tenant_id, branch_id), result.first
 
@@ -266,11 +229,7 @@ def _tip_of_row(row: Any) -> Tip:
 
 
 def _read_event(row: Any) -> Event:
-    """Convert a row, a mapping by column names, to an event.
-
-    Raises:
-        Corrupt: The row was modified and cannot be read.
-    """
+    """Convert a row, a mapping by column names, to an event."""
     try:
         return _event_of_row(row)
     except (Corrupt, ValueError, TypeError, LookupError, AttributeError) as error:
@@ -296,13 +255,7 @@ def _event_of_row(row: Any) -> Event:
 
 
 class EventFilter(NamedTuple):
-    """A filter for the events to read.
-
-    Args:
-        user_id: Read the events of this user's own sessions.
-        shared: Also read the events of these sessions of other users.
-        session_id: Read only the events of this session, to which the caller must have access.
-    """
+    """A filter for the events to read."""
 
     user_id: int
     shared: Collection[int] = ()
@@ -314,11 +267,7 @@ def _id_of_row(row: Any) -> int:
 
 
 class Trail:
-    """The audit trail of one tenant.
-
-    Args:
-        tenant_id: The tenant.
-    """
+    """The audit trail of one tenant."""
 
     def __init__(self, tenant_id: int) -> None:
         self.tenant_id = tenant_id
@@ -333,16 +282,7 @@ class Trail:
         since: datetime | None = None,
         limit: int,
     ) -> list[Event]:
-        """Read events, oldest first.
-
-        Args:
-            connection: Any open connection.
-            event_filter: The sessions whose events are read.
-            after: Read only events with a greater id.
-            kinds: Read only events of these kinds.
-            since: Read only events from this time on.
-            limit: The greatest number of events.
-        """
+        """Read events, oldest first."""
         rows: list[Any] = []
         for query in self._queries(event_filter, kinds, since):
             page_query = query.order_by(AUDIT_EVENT.c.id)
@@ -401,11 +341,7 @@ class Trail:
         return events[-1].id if events else 0
 
     def tips(self, connection: Connection) -> list[Tip]:
-        """Return the last event of each trail.
-
-        Raises:
-            Corrupt: A last event was modified and cannot be read.
-        """
+        """Return the last event of each trail."""
         conditions = (AUDIT_EVENT.c.tenant_id == self.tenant_id,)
         last_seqs = select(AUDIT_EVENT.c.external_session_id, func.max(AUDIT_EVENT.c.seq).label("seq")).where(
             *conditions

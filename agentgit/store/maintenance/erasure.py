@@ -70,16 +70,7 @@ def select_user_sessions(store: Store, user_id: int) -> SessionIds:
 
 
 def require_idle(store: Store, connection: Connection, session_id: int) -> None:
-    """Check that no run or operation works on a session. Recover runs whose process has died.
-
-    Args:
-        store: The store that holds the session.
-        connection: A connection in a transaction that writes.
-        session_id: The session.
-
-    Raises:
-        Conflict: A branch or an operation of the session is running.
-    """
+    """Check that no run or operation works on a session. Recover runs whose process has died."""
     store.sessions.lock(connection, session_id)
     for branch in store.sessions.branches(connection, session_id):
         if store.recover(connection, branch).status == RUNNING:
@@ -93,28 +84,14 @@ def require_idle(store: Store, connection: Connection, session_id: int) -> None:
 
 
 def erase_session(store: Store, connection: Connection, session_id: int, user_id: int | None) -> ErasedData:
-    """Erase a session: its rows in all tables, its values, its trail and its search words.
-
-    Args:
-        store: The store of the tenant.
-        connection: A connection in a transaction that writes.
-        session_id: The session.
-        user_id: The user who asks for it.
-
-    Raises:
-        Conflict: A branch or an operation of the session is running.
-    """
+    """Erase a session: its rows in all tables, its values, its trail and its search words."""
     value_bytes = _lock_and_measure(store, connection, [session_id])
     row_counts = _delete_session(store, connection, session_id)
     return _finish_erasure(store, connection, {session_id: row_counts}, user_id, row_counts, value_bytes)
 
 
 def lock_user(store: Store, connection: Connection, user_id: int) -> None:
-    """Lock a user, so that nobody can create a session for the user until the transaction ends.
-
-    Raises:
-        Conflict: The user is the last admin.
-    """
+    """Lock a user, so that nobody can create a session for the user until the transaction ends."""
     store.users.lock(connection, user_id, admins=True)  # otherwise the last two admins could be erased at once
     admins = {user.id for user in store.users.all(connection) if user.is_admin and user.disabled_at is None}
     if admins == {user_id}:
@@ -122,17 +99,7 @@ def lock_user(store: Store, connection: Connection, user_id: int) -> None:
 
 
 def erase_user(store: Store, connection: Connection, user: User, by_user_id: int | None) -> ErasedData:
-    """Erase a user and everything that belongs to the user. What the user made in other users' sessions stays.
-
-    Args:
-        store: The store of the tenant.
-        connection: A connection in a transaction that writes.
-        user: The user to erase.
-        by_user_id: The user who asks for it.
-
-    Raises:
-        Conflict: A branch or an operation of a session is running, or the user is the last admin.
-    """
+    """Erase a user and everything that belongs to the user. What the user made in other users' sessions stays."""
     lock_user(store, connection, user.id)
     user_id = user.id
     session_ids = connection.execute(select_user_sessions(store, user_id)).scalars().all()
@@ -266,16 +233,7 @@ def _finish_erasure(
     row_counts: Counter[str],
     value_bytes: int,
 ) -> ErasedData:
-    """Delete the words of SQLite's search index, and the trails.
-
-    Args:
-        store: The store of the tenant.
-        connection: A connection in a transaction that writes.
-        counts_by_session: The number of deleted rows of each session, by table.
-        by_user_id: The user who asks for it.
-        row_counts: The number of deleted rows, by table.
-        value_bytes: The size of the deleted values.
-    """
+    """Delete the words of SQLite's search index, and the trails."""
     if row_counts[SEARCH_TEXT.name] and connection.dialect.name == "sqlite":
         delete_words(connection, store.tenant_id)
     # Last, because from here on every event of no session, such as a login, waits for this transaction.

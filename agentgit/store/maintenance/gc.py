@@ -80,15 +80,7 @@ def find_unused_steps(
     ignored_checkpoints: Collection[int] = (),
     progress: ProgressParts | None = None,
 ) -> Iterator[UnusedSteps]:
-    """Find the steps of a session that nothing needs, one branch at a time.
-
-    Args:
-        connection: Any open connection.
-        tenant_id: The tenant.
-        session_id: The session.
-        ignored_checkpoints: Ids of checkpoints of agentgit to treat as deleted.
-        progress: The reporter of the progress.
-    """
+    """Find the steps of a session that nothing needs, one branch at a time."""
     open_branches = connection.execute(_OPEN_BRANCHES, {"tenant": tenant_id, "session": session_id}).all()
     for branch in (progress or ProgressParts()).iterate("branches", ([one] for one in open_branches)):
         rows = _CHECKPOINT_STEPS.all(connection, {"tenant": tenant_id, "branch": branch.id})
@@ -135,11 +127,6 @@ def find_needed_steps(
     steps: Sequence[GraphStep], referenced_ids: Collection[str], interrupted_ids: Collection[str] = ()
 ) -> set[tuple[str, str]]:
     """Return the namespace and id of each step to keep. The ancestors with parts of their values are not included.
-
-    Args:
-        steps: All steps of the thread.
-        referenced_ids: The ids of the steps that checkpoints of agentgit name.
-        interrupted_ids: The ids of the steps that wait, or once waited, for an answer.
 
     Example:
         >>> steps = [GraphStep("", str(n), n, str(n - 1) if n else None) for n in range(9)]
@@ -253,15 +240,7 @@ ORPHAN_GRACE_SECONDS = 3600
 
 
 class Collected(NamedTuple):
-    """The space that a collection freed, or would free.
-
-    Args:
-        values: The number of deleted rows of the table `blob`.
-        bytes: The stored size of these rows.
-        writes: The number of deleted writes whose graph checkpoint was never saved or is deleted.
-        lists: The number of lists that were rewritten because the list that they continued is deleted.
-        steps: The number of deleted graph checkpoints between the checkpoints of branches.
-    """
+    """The space that a collection freed, or would free."""
 
     values: int
     bytes: int
@@ -285,16 +264,7 @@ def collect(
     find_steps: Callable[[Connection], Iterable[UnusedSteps]] | None = None,
     progress: ProgressParts | None = None,
 ) -> Collected:
-    """Delete the values of a session that nothing refers to, and the steps that nothing needs.
-
-    Args:
-        connection: A connection in a transaction that writes; for a dry run, any open connection.
-        blobs: The values of the session, or of a family of threads.
-        dry_run: True to only count.
-        imports: True to also delete the threads of imports that did not finish.
-        find_steps: The function that finds the steps to delete. It runs while nobody writes. None keeps all steps.
-        progress: The reporter of the progress; see `count_rows_by_part`.
-    """
+    """Delete the values of a session that nothing refers to, and the steps that nothing needs."""
     tenant_id = blobs.tenant_id
     if not dry_run:
         blobs.lock(connection)
@@ -350,15 +320,6 @@ def find_live_values(
     """Find the values that graph checkpoints, writes and checkpoints of a session refer to.
 
     Return their hashes, and the hash of each list among them with the hash of the list that it continues, or None.
-
-    Args:
-        connection: Any open connection.
-        blobs: The values of the session, or of a family of threads.
-        is_ignored: The test for graph checkpoints to ignore together with their writes.
-        progress: The reporter of the progress.
-
-    Raises:
-        Corrupt: A list or a record is damaged, so the values that it needs are unknown.
     """
     progress = progress or ProgressParts()
     live = set(_find_referenced_hashes(connection, blobs, is_ignored, progress))

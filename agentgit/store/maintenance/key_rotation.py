@@ -44,25 +44,13 @@ RotationProgress = Callable[[int, int], None]
 
 
 class Rotation:
-    """Rotation of the encryption keys of one tenant.
-
-    Args:
-        database: The database, opened with the current key and all keys that its values are encrypted with.
-        tenant_id: The tenant.
-    """
+    """Rotation of the encryption keys of one tenant."""
 
     def __init__(self, database: Database, tenant_id: int) -> None:
         self.database, self.tenant_id = database, tenant_id
 
     def run(self, seal: Seal, *, decrypt: bool, user_id: int, progress: RotationProgress | None = None) -> Rotated:
-        """Encrypt all values with the current key, sign all rows with it, and forget the keys that no value uses then.
-
-        Args:
-            seal: The seal, with the current key and all keys that values are encrypted with.
-            decrypt: True to decrypt all values and remove the signatures instead.
-            user_id: The user who asks for it.
-            progress: The function to call with the number of rows done and their total.
-        """
+        """Encrypt all values with the current key, sign all rows with it, and forget the keys that no value uses then."""
         if decrypt:
             self.database.write(lambda c: write_proofs(c, self.tenant_id, seal, is_fully_encrypted=False), durable=True)
         total, done, changed = self._count_rows(), 0, 0

@@ -68,14 +68,7 @@ def write_retention(connection: Connection, store: Store, session_id: int, reten
 
 
 def apply_if_due(connection: Connection, store: Store, session_id: int, meta: bytes | None = None) -> int:
-    """Apply a session's retention if it is due, in the transaction of a new checkpoint; return the number deleted.
-
-    Args:
-        connection: A connection in a transaction that writes.
-        store: The store of the tenant.
-        session_id: The session.
-        meta: The metadata of the session as `Sessions.touch` returns it; None to lock the session and read it.
-    """
+    """Apply a session's retention if it is due, in the transaction of a new checkpoint; return the number deleted."""
     if meta is None:
         store.sessions.lock(connection, session_id)
         meta = store.sessions.load_row(connection, session_id).meta
@@ -140,16 +133,7 @@ def delete_unneeded(
     ids: Collection[int] | None = None,
     user_id: int | None = None,
 ) -> list[RetentionVerdict]:
-    """Delete the checkpoints of a session that nothing needs; return the verdict on each checkpoint.
-
-    Args:
-        connection: A connection in a transaction that writes.
-        store: The store of the tenant.
-        session_id: The session.
-        branch_id: Only checkpoints made on this branch; None for all branches.
-        ids: Only these checkpoints; None for all.
-        user_id: The user who asks for it.
-    """
+    """Delete the checkpoints of a session that nothing needs; return the verdict on each checkpoint."""
     store.sessions.lock(connection, session_id)  # so that no other transaction starts to need one
     session_points = points(connection, store, session_id, branch_id)
     selected_points = [point for point in session_points if ids is None or point.id in ids]
@@ -172,14 +156,7 @@ def delete_checkpoints(
 
 
 def points(connection: Connection, store: Store, session_id: int, branch_id: int | None = None) -> list[KeptPoint]:
-    """Read the checkpoints of a session, each with the reason why it is needed. No state is read.
-
-    Args:
-        connection: Any open connection.
-        store: The store of the tenant.
-        session_id: The session.
-        branch_id: Only checkpoints made on this branch; None for all branches.
-    """
+    """Read the checkpoints of a session, each with the reason why it is needed. No state is read."""
     branches = {row.id: row for row in store.sessions.branches(connection, session_id)}
     branch_ids = list(branches) if branch_id is None else [branch_id]
     rows: list[Any] = [

@@ -45,11 +45,6 @@ class SessionSizes:
     """The size of the data of one session; see `agentgit.sessions.stats.Storage`.
 
     Each method reads all references between the stored values of the session, but no state.
-
-    Args:
-        connection: Any open connection. The results describe the data that it sees.
-        store: The store of the tenant.
-        session_id: The session.
     """
 
     def __init__(self, connection: Connection, store: Store, session_id: int) -> None:
@@ -124,14 +119,7 @@ class SessionSizes:
 def count_figures(
     connection: Connection, store: Store, sessions: Sequence[ExternalSession], branches: Sequence[StoredRow]
 ) -> list[BranchFigures]:
-    """Count what was done on some branches.
-
-    Args:
-        connection: Any open connection.
-        store: The store of the tenant.
-        sessions: The sessions of the branches.
-        branches: The rows of the branches.
-    """
+    """Count what was done on some branches."""
     branch_ids = [branch.id for branch in branches]
     checkpoint_counts = {row.branch: row for row in _read_rows(connection, store, _CHECKPOINT_COUNTS, branch_ids)}
     calls, operations = (
@@ -169,11 +157,6 @@ def measure_storage(connection: Connection, store: Store, branches: Sequence[Sto
     """Measure the space that some branches take.
 
     It reads all references between the stored values of their sessions, but no state.
-
-    Args:
-        connection: Any open connection.
-        store: The store of the tenant.
-        branches: The rows of the branches.
     """
     threads = {branch.thread_id for branch in branches}
     own_bytes = shared_bytes = 0

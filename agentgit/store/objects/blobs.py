@@ -84,10 +84,6 @@ class Items(NamedTuple):
 def leaf(type_: str, data: bytes) -> Leaf:
     """Create a leaf and compute its hash.
 
-    Args:
-        type_: The type, which determines how the bytes are read; at most 32 characters.
-        data: The bytes, uncompressed.
-
     Example:
         >>> leaf("json", b"1").hash.hex()[:16]
         '5e91f633c6540a74'
@@ -146,11 +142,7 @@ def pack(hashes_by_name: Mapping[str, bytes]) -> bytes:
 
 
 def unpack(data: bytes) -> dict[str, bytes]:
-    """Parse the bytes that `pack` returned.
-
-    Raises:
-        ValueError: The bytes have another format.
-    """
+    """Parse the bytes that `pack` returned."""
     try:
         (count,) = _count_struct.unpack_from(data)
         end = _count_struct.size + count * HASH_BYTES
@@ -166,13 +158,7 @@ _COLLECTING = "agentgit_new_values"
 
 @dataclass
 class NewValues:
-    """Values that a transaction collects, to insert them with one statement.
-
-    Args:
-        rows: What has to be inserted, by hash.
-        leaves: The leaves among them, by hash.
-        lists: The lists among them, by hash.
-    """
+    """Values that a transaction collects, to insert them with one statement."""
 
     rows: dict[bytes, Leaf | Chunk | Row] = field(default_factory=dict)
     leaves: dict[bytes, Leaf] = field(default_factory=dict)
@@ -181,12 +167,7 @@ class NewValues:
 
 @contextmanager
 def readable(connection: Connection, values_by_owner: Mapping[int, NewValues]) -> Iterator[None]:
-    """Let readers on a connection find new values in the block, before they are inserted.
-
-    Args:
-        connection: A connection in a transaction that writes.
-        values_by_owner: The values of each session; more may be added in the block.
-    """
+    """Let readers on a connection find new values in the block, before they are inserted."""
     info = connection.info  # a connection that was lost has none
     info[_COLLECTING] = values_by_owner
     try:
@@ -208,9 +189,6 @@ FAMILY_LOCK = leaf("lock", b"")
 def family_of(thread: str) -> int:
     """Return the owner of the values of a thread that belongs to no session and is no copy: a negative number.
 
-    Args:
-        thread: The id of the thread.
-
     Example:
         >>> -(2**53) < family_of("a") < -FAMILY_LOCKS, family_of("a") == family_of("b")
         (True, False)
@@ -220,14 +198,7 @@ def family_of(thread: str) -> int:
 
 
 class BlobStore:
-    """The values of one tenant, by their owner.
-
-    Args:
-        tenant_id: The tenant. Values of other tenants are never read or reused.
-        compression: The compression of new values; see `agentgit.store.objects.packing`. Values of every compression
-            can be read.
-        chunk_bytes: The maximum size of a value that is stored in one row.
-    """
+    """The values of one tenant, by their owner."""
 
     def __init__(self, tenant_id: int, compression: str = "auto", chunk_bytes: int = CHUNK_BYTES) -> None:
         self.tenant_id = tenant_id
@@ -246,12 +217,7 @@ class BlobStore:
 
 
 class Blobs:
-    """The values of one session, or of a family of threads.
-
-    Args:
-        store: The values of the tenant.
-        session_id: The session, or the family.
-    """
+    """The values of one session, or of a family of threads."""
 
     def __init__(self, store: BlobStore, session_id: int) -> None:
         self.store = store
@@ -321,17 +287,7 @@ class Blobs:
         leaves: Iterable[Leaf],
         lists: Iterable[tuple[bytes, tuple[bytes, ...], bytes | None]] = (),
     ) -> None:
-        """Store the values that are not stored yet, small ones in one statement.
-
-        Args:
-            connection: A connection in a transaction that writes.
-            leaves: The values to store. Equal ones are stored once.
-            lists: The hash of each list, the hashes of its items, and the hash of a stored value or None. If that
-                value is a list, the new list probably continues it.
-
-        Raises:
-            Corrupt: An earlier list does not match its hash.
-        """
+        """Store the values that are not stored yet, small ones in one statement."""
         new_values = NewValues()
         self.encode(connection, leaves, lists, new_values)
         self.insert(connection, new_values)
@@ -343,17 +299,7 @@ class Blobs:
         lists: Iterable[tuple[bytes, tuple[bytes, ...], bytes | None]],
         new_values: NewValues,
     ) -> None:
-        """Collect what `put_many` would store.
-
-        Args:
-            connection: A connection in a transaction that writes.
-            leaves: The values to store.
-            lists: The lists to store, as in `put_many`.
-            new_values: What has to be stored, by hash; more is added.
-
-        Raises:
-            Corrupt: An earlier list does not match its hash.
-        """
+        """Collect what `put_many` would store."""
         leaves_by_hash = {value.hash: value for value in leaves}
         large_hashes = {key for key, value in leaves_by_hash.items() if len(value.data) > self.store.chunk_bytes}
         new_values.rows.update((key, leaves_by_hash[key]) for key in leaves_by_hash.keys() - large_hashes)
@@ -438,13 +384,6 @@ class Blobs:
         """Read values and verify each against its hash.
 
         A list is returned with type `list` and no bytes; `item_hashes` reads it.
-
-        Args:
-            connection: Any open connection.
-            hashes: The hashes of the values, 32 bytes each.
-
-        Raises:
-            Corrupt: A row is missing or does not match its hash.
         """
         unique_hashes = set(hashes)
         values = self._find_cached(self.store.leaves, unique_hashes)
@@ -476,11 +415,7 @@ class Blobs:
         return [value or loaded[key] for key, value in zip(hashes, cached, strict=True)]
 
     def checked(self, connection: Connection, key: bytes, type_: str, codec: int, data: bytes) -> Leaf:
-        """Unpack a row and verify it. A list is returned without bytes, as in `get_many`.
-
-        Raises:
-            Corrupt: The row does not match its hash.
-        """
+        """Unpack a row and verify it. A list is returned without bytes, as in `get_many`."""
         if type_ == LIST:
             return Leaf(key, LIST, b"")
         if isinstance(data, PlainBytes):
@@ -509,11 +444,7 @@ class Blobs:
         return buffer.getvalue()
 
     def item_hashes(self, connection: Connection, key: bytes) -> tuple[bytes, ...]:
-        """Read the hashes of a list's items in order, and verify them against the hash of the list.
-
-        Raises:
-            Corrupt: A row of its chain is missing or does not match its hash.
-        """
+        """Read the hashes of a list's items in order, and verify them against the hash of the list."""
         return self._read_list(connection, key).hashes
 
     def _read_list(self, connection: Connection, key: bytes) -> Items:
@@ -556,26 +487,13 @@ class Blobs:
     # -- copies
 
     def copy_from(self, connection: Connection, source: Blobs, hashes: Iterable[bytes]) -> None:
-        """Copy values of another session, with all values that they refer to, as they are stored.
-
-        Args:
-            connection: A connection in a transaction that writes and has protected both sessions.
-            source: The values of the other session.
-            hashes: The hashes of the values.
-
-        Raises:
-            Corrupt: A value is missing or damaged, so that the values it refers to are unknown.
-        """
+        """Copy values of another session, with all values that they refer to, as they are stored."""
         needed = source.find_parts(connection, hashes)
         for part in slices(sorted(needed)):
             connection.execute(_COPY[connection.dialect.name], self._parameters(source=source.session_id, hashes=part))
 
     def find_parts(self, connection: Connection, hashes: Iterable[bytes]) -> set[bytes]:
-        """Return the hashes of values and of all values that they refer to: parts, items, earlier lists and chunks.
-
-        Raises:
-            Corrupt: A value is missing or damaged.
-        """
+        """Return the hashes of values and of all values that they refer to: parts, items, earlier lists and chunks."""
         found: set[bytes] = set()
         unread = set(hashes)
         while unread:
@@ -620,11 +538,7 @@ def shared_prefix(first: Sequence[bytes], second: Sequence[bytes]) -> int:
 
 
 def base_hash(data: bytes) -> bytes | None:
-    """Return the hash of the list that a stored list continues; None if it is stored in full.
-
-    Args:
-        data: The stored bytes of the list, or only the first 33 of them.
-    """
+    """Return the hash of the list that a stored list continues; None if it is stored in full."""
     return None if data[:1] == FULL else data[1 : 1 + HASH_BYTES]
 
 

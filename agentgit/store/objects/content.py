@@ -29,13 +29,7 @@ from agentgit.store.sql.tables import LIST
 
 
 class VerifiedList(NamedTuple):
-    """A stored list, verified.
-
-    Args:
-        key: The hash of the list.
-        items: The concatenated hashes of its items, without those of the list that it continues.
-        problem: What is wrong with the list; empty if it matches its hash.
-    """
+    """A stored list, verified."""
 
     key: bytes
     items: bytes
@@ -43,13 +37,7 @@ class VerifiedList(NamedTuple):
 
 
 def verify_lists(connection: Connection, blobs: Blobs, stored: Mapping[bytes, bytes]) -> Iterator[VerifiedList]:
-    """Verify lists, each after the list that it continues.
-
-    Args:
-        connection: Any open connection.
-        blobs: The values of the session.
-        stored: The stored bytes of the lists, by hash. A list may continue a list that is not among them.
-    """
+    """Verify lists, each after the list that it continues."""
     continuations: dict[bytes | None, list[bytes]] = defaultdict(list)
     for key, data in stored.items():
         base = base_hash(data)
@@ -98,16 +86,7 @@ class Encoded(NamedTuple):
 
 
 def read_values(connection: Connection, blobs: BlobStore, keys: Iterable[tuple[int, bytes]]) -> dict[bytes, Body]:
-    """Read values that may belong to several sessions, and verify each against its hash.
-
-    Args:
-        connection: Any open connection.
-        blobs: The values of the tenant.
-        keys: The session and the hash of each value.
-
-    Raises:
-        Corrupt: A row is missing or does not match its hash.
-    """
+    """Read values that may belong to several sessions, and verify each against its hash."""
     hashes_by_session: dict[int, set[bytes]] = defaultdict(set)
     for session_id, key in keys:
         hashes_by_session[session_id].add(key)
@@ -118,22 +97,13 @@ def read_values(connection: Connection, blobs: BlobStore, keys: Iterable[tuple[i
 
 
 class Content:
-    """The values of one session, or of a family of threads.
-
-    Args:
-        blobs: The store of these values.
-    """
+    """The values of one session, or of a family of threads."""
 
     def __init__(self, blobs: Blobs) -> None:
         self.blobs = blobs
 
     def put(self, connection: Connection, values: Sequence[tuple[Body, bytes | None]]) -> list[bytes]:
-        """Store values and return the hash of each.
-
-        Args:
-            connection: A connection in a transaction that writes.
-            values: The values, each with the hash of a stored value that it may continue, or None.
-        """
+        """Store values and return the hash of each."""
         new_values = NewValues()
         hashes = self.encode(connection, values, new_values)
         self.insert(connection, new_values)
@@ -146,14 +116,7 @@ class Content:
     def encode(
         self, connection: Connection, values: Sequence[tuple[Body, bytes | None]], new_values: NewValues
     ) -> list[bytes]:
-        """Return the hash of each value, and collect what has to be stored.
-
-        Args:
-            connection: A connection in a transaction that writes.
-            values: The values, each with the hash of a value that it may continue, or None. That value may be stored
-                or among `new_values`.
-            new_values: What has to be stored, by hash; more is added.
-        """
+        """Return the hash of each value, and collect what has to be stored."""
         leaves: list[Leaf] = []
         lists: list[tuple[bytes, tuple[bytes, ...], bytes | None]] = []
 
@@ -185,15 +148,7 @@ class Content:
         return unpack(value.data) if value.type == RECORD else {}
 
     def get(self, connection: Connection, hashes: Iterable[bytes]) -> dict[bytes, Body]:
-        """Read values and verify each against its hash.
-
-        Args:
-            connection: Any open connection.
-            hashes: The hashes of the values. Equal ones are read once.
-
-        Raises:
-            Corrupt: A row is missing or does not match its hash.
-        """
+        """Read values and verify each against its hash."""
         top_values = self.blobs.get_many(connection, hashes)
         records = {key: unpack(top.data) for key, top in top_values.items() if top.type == RECORD}
         inner_hashes = {part for named in records.values() for part in named.values()} - top_values.keys()
@@ -208,10 +163,6 @@ class Content:
         }
 
     def item_hashes(self, connection: Connection, key: bytes) -> tuple[bytes, ...]:
-        """Return the hashes of the items of a list, or of the list `messages` of a record.
-
-        Raises:
-            Corrupt: A row is missing or does not match its hash.
-        """
+        """Return the hashes of the items of a list, or of the list `messages` of a record."""
         messages_hash = self._record_hashes(connection, key).get("messages")
         return self.blobs.item_hashes(connection, key if messages_hash is None else messages_hash)

@@ -17,10 +17,6 @@ class LRUCache(Generic[K, T]):
 
     All values must be truthy.
 
-    Args:
-        limit: The maximum total weight.
-        weigh: A function that returns the weight of a value; None if each weighs 1.
-
     Example:
         >>> recent = LRUCache(16, len)
         >>> recent.add([(b"a", "1"), (b"b", "too heavy")])

@@ -45,12 +45,6 @@ class _Zstd(threading.local):
 class Compression:
     """Compresses new values.
 
-    Args:
-        name: `auto` for zstd that leaves values of up to 4 KiB readable, `zstd`, `zlib` (larger and slower) or `none`.
-
-    Raises:
-        InvalidInput: The name is none of these.
-
     Example:
         >>> codec, packed = Compression("zstd").pack(b"again and " * 100)
         >>> len(packed) < 50, unpacked(codec, packed) == b"again and " * 100
@@ -69,11 +63,7 @@ class Compression:
             self._compress = lambda data: zstd_codec.compress(data)
 
     def pack(self, data: Data) -> tuple[int, Data]:
-        """Compress bytes if that saves enough. Return the codec and the packed bytes.
-
-        Args:
-            data: The bytes to pack.
-        """
+        """Compress bytes if that saves enough. Return the codec and the packed bytes."""
         if self._codec == RAW or len(data) < self._min_size:
             return RAW, data
         packed = self._compress(data)
@@ -81,16 +71,7 @@ class Compression:
 
 
 def unpacked(codec: int, data: bytes) -> bytes:
-    """Unpack the bytes of a row.
-
-    Args:
-        codec: The codec that `Compression.pack` returned.
-        data: The packed bytes.
-
-    Raises:
-        ValueError: The bytes are damaged.
-        Unavailable: This release does not have the codec.
-    """
+    """Unpack the bytes of a row."""
     if codec == RAW:
         return data
     if codec == ZLIB:
@@ -145,10 +126,6 @@ class Chunk(NamedTuple):
 
 def cut(data: bytes, size: int) -> Iterator[Chunk]:
     """Split a value into chunks. The hash of a chunk is that of a leaf of type `chunk`.
-
-    Args:
-        data: The value.
-        size: The size of each chunk except the last, in bytes.
 
     Example:
         >>> [len(chunk.data) for chunk in cut(bytes(10), 4)]

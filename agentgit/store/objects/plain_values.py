@@ -43,13 +43,7 @@ NUMPY, DELTA = 6, 7
 
 
 def show_state(values: Mapping[str, Body], conversation: str | None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Convert the values of a state to JSON-like data; return the messages separately.
-
-    Args:
-        values: The channels to convert.
-        conversation: The channel that holds the messages, either as its value or in `messages`; None if no channel
-            does.
-    """
+    """Convert the values of a state to JSON-like data; return the messages separately."""
     state: dict[str, Any] = {}
     messages: list[dict[str, Any]] = []
     for name, body in values.items():

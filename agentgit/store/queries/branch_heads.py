@@ -14,37 +14,21 @@ from agentgit.store.store import Store
 
 
 class BranchHead(NamedTuple):
-    """A branch and its newest graph checkpoint.
-
-    Args:
-        row: The row of the branch.
-        checkpoint_id: LangGraph's id of the graph checkpoint; None if there is none yet.
-    """
+    """A branch and its newest graph checkpoint."""
 
     row: StoredRow
     checkpoint_id: str | None
 
 
 def read_branch_head(store: Store, connection: Connection, branch_id: int) -> BranchHead:
-    """Read a branch and its newest graph checkpoint.
-
-    Raises:
-        NotFound: The branch was deleted.
-    """
+    """Read a branch and its newest graph checkpoint."""
     row = store.sessions.branch(connection, branch_id)
     head = store.graphs.head(connection, row.thread_id)
     return BranchHead(row, head.checkpoint_id if head is not None else None)
 
 
 def find_thread_head(store: Store, connection: Connection, user_id: int, thread_id: str) -> BranchHead | None:
-    """Find the current branch of a user's session for a thread of a served graph; None if it has none.
-
-    Args:
-        store: The store of the tenant.
-        connection: Any open connection.
-        user_id: The owner of the session.
-        thread_id: The id by which clients know the session.
-    """
+    """Find the current branch of a user's session for a thread of a served graph; None if it has none."""
     row = _OF_THREAD.first(connection, {"tenant": store.tenant_id, "user": user_id, "thread": thread_id})
     if row is None:
         return None

@@ -30,14 +30,7 @@ from agentgit.store.threads.pending_writes import TaskWrites
 
 @dataclass(kw_only=True)
 class UnsharedPart:
-    """The part of a checkpoint that another checkpoint does not share.
-
-    Args:
-        state: The values that differ.
-        messages: The messages after the common ones, in display form.
-        calls: The tool invocations after the common ones, as dicts.
-        pending: The results so far of the tasks of an unfinished step, as dicts. Empty if they are the same in both.
-    """
+    """The part of a checkpoint that another checkpoint does not share."""
 
     state: dict[str, Any] = field(default_factory=dict)
     messages: list[dict[str, Any]] = field(default_factory=list)
@@ -47,14 +40,7 @@ class UnsharedPart:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointComparison:
-    """The result of a comparison of two checkpoints.
-
-    Args:
-        a: The part that only the first has.
-        b: The part that only the second has.
-        shared_messages: The number of leading messages that both share.
-        shared_calls: The number of leading tool invocations that both share.
-    """
+    """The result of a comparison of two checkpoints."""
 
     a: UnsharedPart
     b: UnsharedPart
@@ -63,23 +49,13 @@ class CheckpointComparison:
 
 
 class CheckpointComparer:
-    """Compares the checkpoints of one tenant.
-
-    Args:
-        store: The store of the tenant.
-    """
+    """Compares the checkpoints of one tenant."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
 
     def compare(self, connection: Connection, a: StoredRow, b: StoredRow) -> CheckpointComparison:
-        """Compare two checkpoints: read the parts that they do not share.
-
-        Args:
-            connection: Any open connection.
-            a: The row of the first checkpoint.
-            b: The row of the second checkpoint.
-        """
+        """Compare two checkpoints: read the parts that they do not share."""
         first, second, unshared_parts = (
             self._find_graph_checkpoint(connection, a),
             self._find_graph_checkpoint(connection, b),
@@ -190,13 +166,7 @@ class CheckpointComparer:
     # -- common ancestor
 
     def common_ancestor(self, connection: Connection, a: StoredRow, b: StoredRow) -> StoredRow | None:
-        """Find the newest common ancestor of two checkpoints; None if their paths have nothing in common.
-
-        Args:
-            connection: Any open connection.
-            a: The row of the first checkpoint.
-            b: The row of the second checkpoint.
-        """
+        """Find the newest common ancestor of two checkpoints; None if their paths have nothing in common."""
         pairs = zip(self.last_numbers(connection, a).items(), self.last_numbers(connection, b).items(), strict=False)
         shared_ends = [(left[0], min(left[1], right[1])) for left, right in pairs if left[0] == right[0]]
         if not shared_ends:
@@ -238,10 +208,6 @@ def _question_of(interrupt: Any) -> Any:
 
 def shared(a: Sequence[TrackPart], b: Sequence[TrackPart]) -> int:
     """Return the number of leading calls that two tracks have in common.
-
-    Args:
-        a: The parts of the first track, root first. It ends at a checkpoint, so each part has a count.
-        b: The parts of the second track, likewise.
 
     Example:
         >>> main, retry = TrackPart(branch_id=1, before=0, count=5), TrackPart(branch_id=2, before=3, count=1)

@@ -29,15 +29,7 @@ DEFAULT_NAME = "explore"
 
 
 def mark_of(row: StoredRow) -> dict[str, Any]:
-    """Read the exploration mark of a branch; empty if no exploration made the branch.
-
-    Args:
-        row: The row of the branch.
-
-    Returns:
-        `name` of the exploration; `of`, the id of the branch that it started on; `choices`; `said`, the title of the
-        input; `status`; `end`, the id of the checkpoint where the turn ended; `score`; `error`.
-    """
+    """Read the exploration mark of a branch; empty if no exploration made the branch."""
     mark: dict[str, Any] = as_object(row.meta).get(MARK_KEY, {})
     return mark
 
@@ -53,23 +45,13 @@ def branch_name(name: str, choices: Sequence[int]) -> str:
 
 
 class Explorations:
-    """The explorations of one tenant.
-
-    Args:
-        store: The store of the tenant.
-    """
+    """The explorations of one tenant."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
 
     def update_mark(self, connection: Connection, branch_id: int, **facts: Any) -> None:
-        """Update the exploration mark of a branch.
-
-        Args:
-            connection: A connection in a transaction that writes.
-            branch_id: The branch.
-            facts: The fields to set, named as in `mark_of`.
-        """
+        """Update the exploration mark of a branch."""
         self.store.sessions.change_metadata(
             connection, branch_id, lambda meta: meta | {MARK_KEY: {**meta.get(MARK_KEY, {}), **facts}}
         )
@@ -86,11 +68,7 @@ class Explorations:
         return sorted(rows, key=lambda row: tuple(mark_of(row)["choices"]))
 
     def newest_name(self, connection: Connection, session_id: int) -> str:
-        """Return the name of the newest exploration of a session.
-
-        Raises:
-            NotFound: The session has no exploration.
-        """
+        """Return the name of the newest exploration of a session."""
         for row in reversed(self.store.sessions.branches(connection, session_id)):
             if mark := mark_of(row):
                 return str(mark["name"])
@@ -99,17 +77,7 @@ class Explorations:
     def read(
         self, connection: Connection, session_id: int, name: str, path: Collection[str] | None = None
     ) -> Exploration:
-        """Read the results of an exploration so far.
-
-        Args:
-            connection: Any open connection.
-            session_id: The session.
-            name: The name of the exploration.
-            path: The names of the branches to read; None for all.
-
-        Raises:
-            NotFound: The session has no exploration of that name.
-        """
+        """Read the results of an exploration so far."""
         rows = self.load_branches(connection, session_id, name)
         if not rows:
             raise NotFound(f"This session has no exploration {name!r}. Leave out the name for the newest one.")

@@ -29,15 +29,7 @@ _BRANCHES_AT_ONCE = 100
 
 @dataclass(frozen=True, kw_only=True)
 class FoldChoice:
-    """The parts of a tree that a reader wants to see; see `fold`.
-
-    Args:
-        limit: The maximum number of branches to show; None for all.
-        branch: The id of the branch whose path is shown; None for all.
-        expand: The ids of branches to show in full.
-        collapse: The ids of branches to show on one line.
-        points: The maximum number of checkpoints to read at the end of each branch, and before each branch point.
-    """
+    """The parts of a tree that a reader wants to see; see `fold`."""
 
     limit: int | None = None
     branch: int | None = None
@@ -49,15 +41,7 @@ class FoldChoice:
 def read_folded_tree(
     store: Store, connection: Connection, session: ExternalSession, rows: Sequence[StoredRow], choice: FoldChoice
 ) -> FoldedTree:
-    """Build the folded tree of a session.
-
-    Args:
-        store: The store of the tenant.
-        connection: Any open connection.
-        session: The session.
-        rows: The rows of its branches, in order of creation.
-        choice: What to show.
-    """
+    """Build the folded tree of a session."""
     skeleton = Tree.grow(session.session_name, [tree_branch(row, session, []) for row in rows])
     folded = fold(skeleton, limit=choice.limit, branch=choice.branch, expand=choice.expand, collapse=choice.collapse)
     counts, newest = _counts(store, connection, session.id)

@@ -20,14 +20,7 @@ from agentgit.store.threads.pending_writes import NO_WRITES
 
 @dataclass(frozen=True, kw_only=True)
 class GraphPoint:
-    """A graph checkpoint of a session.
-
-    Args:
-        branch: The row of the branch that has it.
-        checkpoint: The graph checkpoint.
-        is_head: True if it is the newest of its branch.
-        target: The row of the checkpoint to roll back to; None if it lies after the last checkpoint of the branch.
-    """
+    """A graph checkpoint of a session."""
 
     branch: StoredRow
     checkpoint: GraphCheckpoint
@@ -35,11 +28,7 @@ class GraphPoint:
     target: StoredRow | None
 
     def require_target(self) -> StoredRow:
-        """Return the row of the checkpoint to roll back to.
-
-        Raises:
-            NotFound: There is none.
-        """
+        """Return the row of the checkpoint to roll back to."""
         if self.target is None:
             raise NotFound(f"Branch {self.branch.name} has no checkpoint after {self.checkpoint.key.checkpoint_id}.")
         return self.target
@@ -52,13 +41,6 @@ def find_graph_point(
 
     Forks copy graph checkpoints with their ids, so that several branches can have one. The current branch comes first,
     then the oldest.
-
-    Args:
-        store: The store of the tenant.
-        connection: Any open connection.
-        session_id: The session.
-        current_id: The session's current branch.
-        checkpoint_id: LangGraph's id.
     """
     branches = {row.thread_id: row for row in store.sessions.branches(connection, session_id)}
     c = GRAPH_CHECKPOINT.c
@@ -150,12 +132,7 @@ def _position(
 
 
 def move(row: StoredRow, point: dict[str, Any]) -> StoredRow:
-    """Return the row of a checkpoint as if it had the state of a graph checkpoint before it.
-
-    Args:
-        row: The row.
-        point: The state, JSON-like, as `moved_to` returns it.
-    """
+    """Return the row of a checkpoint as if it had the state of a graph checkpoint before it."""
     changes = {**point, "state_hash": bytes.fromhex(point["state_hash"]), "restore_point": None}
     changes["pending"] = None if point["keeps_writes"] else NO_WRITES
     moved: Any = SimpleNamespace(**{**row._asdict(), **changes}, moved_to=point)

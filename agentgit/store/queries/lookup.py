@@ -37,12 +37,7 @@ MAX_OWN_SESSIONS = 10_000
 
 
 class Lookup:
-    """Resolves references for one principal and checks its permissions. Every reference is resolved here.
-
-    Args:
-        store: The store of the tenant.
-        principal: The principal. Sessions of other users that are not shared with it are not found.
-    """
+    """Resolves references for one principal and checks its permissions. Every reference is resolved here."""
 
     def __init__(self, store: Store, principal: Principal) -> None:
         self.store = store
@@ -53,32 +48,20 @@ class Lookup:
     # -- permissions
 
     def check_valid(self, connection: Connection) -> None:
-        """Check that the principal's access is still valid. No-op for a user who opened the database itself.
-
-        Raises:
-            NotAllowed: The access has been revoked or has expired, or its user is disabled.
-        """
+        """Check that the principal's access is still valid. No-op for a user who opened the database itself."""
         if self.principal.since is not None and not self.store.users.is_valid(connection, self.principal):
             raise self.refusal(
                 "This credential has expired or was revoked. Log in again, or ask an admin for a new key.", why="ended"
             )
 
     def require_scope(self, connection: Connection, scope: str) -> None:
-        """Check that the principal's access is still valid and has a scope.
-
-        Raises:
-            NotAllowed: The access is no longer valid, or does not have the scope.
-        """
+        """Check that the principal's access is still valid and has a scope."""
         self.check_valid(connection)
         if scope not in self.principal.scopes:
             raise self._scope_refusal(scope, None)
 
     def require_admin(self, connection: Connection, verb: str) -> None:
-        """Check that the principal is an admin, for an operation that affects all users.
-
-        Raises:
-            NotAllowed: The principal is not an admin.
-        """
+        """Check that the principal is an admin, for an operation that affects all users."""
         self.require_scope(connection, ADMIN)
         if not self.principal.user.is_admin:
             raise self.refusal(
@@ -88,17 +71,7 @@ class Lookup:
             )
 
     def require_role(self, connection: Connection, session_id: int, required_role: Role = VIEWER) -> None:
-        """Check that the principal has a role in a session. For a session known to be its own, the role is not read.
-
-        Args:
-            connection: The connection of the transaction that needs the role.
-            session_id: The session.
-            required_role: The role that is required.
-
-        Raises:
-            NotFound: The principal cannot see the session.
-            NotAllowed: The principal can see the session, but does not have the role.
-        """
+        """Check that the principal has a role in a session. For a session known to be its own, the role is not read."""
         self.check_valid(connection)
         if self._own.get(session_id):
             return self._expect(OWNER, required_role, session_id)
@@ -155,20 +128,7 @@ class Lookup:
     def session(
         self, connection: Connection, ref: ExternalSession | str | int | None, required_role: Role = VIEWER
     ) -> ExternalSession:
-        """Find a session by name or id.
-
-        Args:
-            connection: Any open connection.
-            ref: The name or id. Another user's session is `alice/support-42`, or just the name if the principal has no
-                session of that name. None is the principal's most recently updated session, else the most recently
-                updated shared one.
-            required_role: The role that is required.
-
-        Raises:
-            NotFound: There is no such session. The error lists similar names.
-            Ambiguous: Several sessions match, such as the name of one and the id of another.
-            NotAllowed: The principal can see the session, but does not have the role.
-        """
+        """Find a session by name or id."""
         self.check_valid(connection)
         session = self._find_session(connection, ref)
         if session.is_own:
@@ -211,11 +171,7 @@ class Lookup:
     def branch(
         self, connection: Connection, session: ExternalSession, ref: InternalSession | str | int | None
     ) -> StoredRow:
-        """Find a branch by name or id; None is the current branch.
-
-        Raises:
-            NotFound: The session has no such branch. The error lists similar names.
-        """
+        """Find a branch by name or id; None is the current branch."""
         rows = self.store.sessions.branches(connection, session.id)
         if ref is None and not rows:  # the session has been erased since it was looked up
             raise self._missing_session(connection, session.reference)
@@ -239,21 +195,7 @@ class Lookup:
     def checkpoint(
         self, connection: Connection, session: ExternalSession, branch: StoredRow, ref: CheckpointRef
     ) -> StoredRow:
-        """Resolve a reference to a checkpoint, relative to a branch.
-
-        Args:
-            connection: Any open connection.
-            session: The session to look in.
-            branch: The branch that `HEAD` refers to. Checkpoints on its path take precedence.
-            ref: A Checkpoint, its id, a tag, its name, `branch`, `branch#7`, `branch~2`, `HEAD`, `HEAD~1`; or
-                `message:ID` for the checkpoint before that user message. The message id alone also works if nothing
-                else has that name.
-
-        Raises:
-            NotFound: Nothing matches. The error lists similar names.
-            Ambiguous: Several checkpoints match, and none of them is on the path of the branch.
-            InvalidInput: The checkpoint belongs to another session.
-        """
+        """Resolve a reference to a checkpoint, relative to a branch."""
         if isinstance(ref, Checkpoint):
             if ref.id is None:
                 raise NotFound("This Checkpoint is not stored. Name one that is.")
@@ -290,10 +232,6 @@ class Lookup:
 
         Other references resolve as in `checkpoint`. A Checkpoint or its id may belong to another session in which the
         principal is at least a forker.
-
-        Raises:
-            NotFound: There is no such checkpoint. The error lists similar ids.
-            NotAllowed: The principal is only a viewer of the other session.
         """
         if not isinstance(ref, str):
             other_session = self.session_of(connection, ref)

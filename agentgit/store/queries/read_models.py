@@ -22,13 +22,7 @@ from agentgit.values import as_object, stored_json
 
 
 class ReadModels:
-    """Converts rows to the values that users get.
-
-    Args:
-        store: The store of the tenant.
-        authorize: A function that raises if the user may no longer see the session with this id. It is called before a
-            state is loaded.
-    """
+    """Converts rows to the values that users get."""
 
     def __init__(self, store: Store, authorize: Callable[[Connection, int], None]) -> None:
         self.store = store

@@ -61,19 +61,7 @@ class RecordedWrite(NamedTuple):
 
 @dataclass
 class TurnRecord:
-    """A turn, without its values.
-
-    Args:
-        kind: `input`, `command`, `update` or `continue`.
-        writes: What its caller gave, by channel.
-        before: The graph checkpoint on which it began; None if there was none.
-        began: The time at which its input was saved, if it has one.
-        times: The times at which its graph saved a step.
-        has_raised: True if a step raised; the caller may have continued the turn.
-        has_failed: True if its last step raised, and no step was saved after it.
-        pending: What triggers the nodes that would run next; empty if the graph has ended.
-        as_node: The node as which a caller updated the state; None if the caller named none.
-    """
+    """A turn, without its values."""
 
     kind: str
     writes: Sequence[RecordedWrite]
@@ -87,14 +75,7 @@ class TurnRecord:
 
 
 class RecordedQuestions(NamedTuple):
-    """The questions of one task, and a person's answers to them.
-
-    Args:
-        questions: The questions, by their numbers; empty if a program without agentgit ran the task.
-        last: The last question.
-        answers: The list of the answers; None if there are none.
-        path: The path of the task of the graph itself that asked, or in which a subgraph asked.
-    """
+    """The questions of one task, and a person's answers to them."""
 
     questions: Mapping[int, RecordedWrite]
     last: RecordedWrite | None
@@ -110,19 +91,7 @@ def read_turns(
     end: str | None,
     input_channels: Sequence[str],
 ) -> list[TurnRecord]:
-    """Read the turns of a path after one graph checkpoint and up to another.
-
-    Args:
-        store: The store of the tenant.
-        connection: Any open connection.
-        branch: The row of the branch at whose head the path ends.
-        start: LangGraph's id of the state before the first turn; None for the empty state.
-        end: LangGraph's id of the state after the last turn; None for the end of the path.
-        input_channels: The channels that receive the input of the graph.
-
-    Raises:
-        InvalidInput: One of the states is not on the path, the end is not after the start, or steps were deleted.
-    """
+    """Read the turns of a path after one graph checkpoint and up to another."""
     turns: list[TurnRecord] = []
     next_step = FIRST_STEP
     previous: Mapping[str, Any] = {}
@@ -258,15 +227,7 @@ def _read_writes(store: Store, connection: Connection, branch: StoredRow) -> dic
 def read_questions(
     store: Store, connection: Connection, branch: StoredRow, start: str | None, end: str
 ) -> list[RecordedQuestions]:
-    """Read the questions that the tasks of a path asked, with the answers, oldest first.
-
-    Args:
-        store: The store of the tenant.
-        connection: Any open connection.
-        branch: The row of the branch at whose head the path ends.
-        start: LangGraph's id of the state from which on they are read; None for the empty state.
-        end: LangGraph's id of the state up to which they are read.
-    """
+    """Read the questions that the tasks of a path asked, with the answers, oldest first."""
     threads = [segment.branch.thread_id for segment in store.sessions.lineage(connection, branch)]
     roots = GRAPH_CHECKPOINT.c
     is_after = and_(roots.thread_id.in_(threads), roots.ns == "", roots.checkpoint_id > end)

@@ -17,11 +17,7 @@ from agentgit.values import as_object
 
 
 class RerunMarks:
-    """The reruns of one tenant.
-
-    Args:
-        store: The store of the tenant.
-    """
+    """The reruns of one tenant."""
 
     def __init__(self, store: Store) -> None:
         self.store = store

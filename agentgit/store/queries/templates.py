@@ -34,18 +34,6 @@ def create_session(
 
     The session has a world of its own, without the effects of the other session. Its tool track is empty, or has the
     copied calls of the template, marked as calls that were made in another world.
-
-    Args:
-        store: The store of the tenant.
-        connection: A connection in a transaction that writes.
-        user_id: The owner of the new session.
-        name: The name of the new session.
-        checkpoint: The row of the template checkpoint.
-        reference: The reference of the checkpoint, including its session.
-        copy_calls: True to copy the calls on the path to the checkpoint, so that they can run again.
-
-    Raises:
-        NotFound: The checkpoint has been deleted.
     """
     session_id = store.sessions.create(connection, user_id, name)
     # An erasure of the template's session runs before this, or after it and then sees the new session.
@@ -86,10 +74,6 @@ def require_same(
     """Check that a session started from this checkpoint.
 
     For an imported session only the text of the reference is compared, because the id of its template is unknown.
-
-    Raises:
-        Conflict: The session started differently.
-        NotFound: The session has been deleted.
     """
     branches = store.sessions.branches(connection, session_id)
     if not branches:
@@ -108,13 +92,7 @@ def require_same(
 
 
 def erase_references(store: Store, connection: Connection, session_id: int) -> None:
-    """Remove the name of a session that is being erased from the sessions that started from its checkpoints.
-
-    Args:
-        store: The store of the tenant, with access to the sessions of all users.
-        connection: A connection in a transaction that writes.
-        session_id: The session to erase. Its rows must still exist.
-    """
+    """Remove the name of a session that is being erased from the sessions that started from its checkpoints."""
     conditions = (BRANCH.c.tenant_id == store.tenant_id, BRANCH.c.external_session_id == session_id)
     with_branch = CHECKPOINT.join(
         BRANCH, and_(BRANCH.c.tenant_id == CHECKPOINT.c.tenant_id, BRANCH.c.id == CHECKPOINT.c.internal_session_id)
@@ -141,11 +119,7 @@ def is_fresh(store: Store, connection: Connection, session_id: int) -> bool:
 
 
 def require_calls_pending(store: Store, connection: Connection, session_id: int, checkpoint: StoredRow) -> StoredRow:
-    """Return the first checkpoint of a session whose copied calls have yet to run in its own world.
-
-    Raises:
-        Conflict: The session was created without the calls, or has continued without running them.
-    """
+    """Return the first checkpoint of a session whose copied calls have yet to run in its own world."""
     first, *others = store.sessions.branches(connection, session_id)
     first_checkpoint = store.checkpoints.load_with_branch(connection, first.head_id)
     if others or first_checkpoint.number != 1 or first_checkpoint.position != checkpoint.position:
@@ -157,13 +131,7 @@ def require_calls_pending(store: Store, connection: Connection, session_id: int,
 
 
 def attach_files(store: Store, connection: Connection, session_id: int) -> None:
-    """Attach the restored files to the first checkpoint of a session, so that a rollback can restore them again.
-
-    Args:
-        store: The store of the tenant.
-        connection: A connection in a transaction that writes.
-        session_id: A session that started from a template and has not continued yet.
-    """
+    """Attach the restored files to the first checkpoint of a session, so that a rollback can restore them again."""
     branch = store.sessions.branches(connection, session_id)[0]
     snapshot_row = store.snapshots.newest_of_branch(connection, branch)
     if snapshot_row is not None:

@@ -27,16 +27,7 @@ from agentgit.values import stored_json, to_json
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointState:
-    """The state that a new checkpoint refers to.
-
-    Args:
-        graph_checkpoint_id: The id of LangGraph's checkpoint; None before the first.
-        state_hash: The hash of the state.
-        position: The number of tool invocations before it.
-        message_count: The number of messages in its conversation.
-        workspace_snapshot_id: The id of the row of its workspace snapshot; None if no workspace is attached.
-        pending: The pending writes, in the format of `agentgit.store.threads.pending_writes`; None if they are unknown.
-    """
+    """The state that a new checkpoint refers to."""
 
     graph_checkpoint_id: str | None
     state_hash: bytes
@@ -48,18 +39,7 @@ class CheckpointState:
 
 @dataclass(frozen=True, kw_only=True)
 class Label:
-    """The descriptive fields of a new checkpoint.
-
-    Args:
-        kind: `before`, `after`, `tools`, `branch` or `named`.
-        user_id: The user who made the checkpoint.
-        name: The name that a person chose.
-        description: The text that a person wrote about it.
-        restore_point: The id of the user message that the checkpoint precedes, if any.
-        data: JSON-like data that is kept with the checkpoint.
-        id: The id of the checkpoint, if it was created in advance; None for a new id.
-        created_at: The time of creation, aware UTC; None for now.
-    """
+    """The descriptive fields of a new checkpoint."""
 
     kind: str
     user_id: int
@@ -76,21 +56,13 @@ NAME_LIMIT = 200
 
 
 def named_label(user_id: int, name: str | None, description: str | None = None, data: Any = None) -> Label:
-    """Create the label of a checkpoint that was explicitly requested.
-
-    Raises:
-        InvalidInput: The name is empty or longer than 200 characters, or the description is not a string.
-    """
+    """Create the label of a checkpoint that was explicitly requested."""
     require_text(name, description)
     return Label(kind="named", user_id=user_id, name=name, description=description, data=data, id=new_id())
 
 
 def require_text(name: object, description: object) -> None:
-    """Check the name and the description of a checkpoint.
-
-    Raises:
-        InvalidInput: The name is empty or longer than 200 characters, or the description is not a string.
-    """
+    """Check the name and the description of a checkpoint."""
     if name is not None and (not isinstance(name, str) or not name.strip() or len(name) > NAME_LIMIT):
         raise InvalidInput(f"{short_repr(name)} is not a valid checkpoint name. Use 1 to {NAME_LIMIT} characters.")
     if description is not None and not isinstance(description, str):
@@ -110,11 +82,7 @@ def merge_source_id(data: bytes | None) -> int | None:
 
 
 class CheckpointStore:
-    """The checkpoints of one tenant.
-
-    Args:
-        tenant_id: The tenant.
-    """
+    """The checkpoints of one tenant."""
 
     def __init__(self, tenant_id: int) -> None:
         self.tenant_id = tenant_id
@@ -129,16 +97,7 @@ class CheckpointStore:
         last_number: int | None = None,
         moves_head: bool = True,
     ) -> int:
-        """Store a checkpoint, make it the head of its branch, and return its id.
-
-        Args:
-            connection: A connection in a transaction that writes.
-            branch_id: The branch.
-            state: The state that it refers to.
-            label: Its descriptive fields.
-            last_number: The number of the last checkpoint of the branch; None to read it.
-            moves_head: False if the caller makes it the head.
-        """
+        """Store a checkpoint, make it the head of its branch, and return its id."""
         with span("agentgit.checkpoint", agentgit_checkpoint_kind=label.kind) as checkpoint_span:
             checkpoint_id, number = self.insert(
                 connection, branch_id, state, label, last_number=last_number, moves_head=moves_head
@@ -200,14 +159,7 @@ class CheckpointStore:
         return checkpoint_id, last_number + 1
 
     def describe_automatic(self, connection: Connection, branch_id: int, number: int, description: str | None) -> None:
-        """Set the description of an automatic checkpoint, if it has none yet.
-
-        Args:
-            connection: A connection in a transaction that writes.
-            branch_id: The branch.
-            number: The number of the checkpoint on its branch.
-            description: The description.
-        """
+        """Set the description of an automatic checkpoint, if it has none yet."""
         conditions = (
             CHECKPOINT.c.tenant_id == self.tenant_id,
             CHECKPOINT.c.internal_session_id == branch_id,
@@ -218,14 +170,7 @@ class CheckpointStore:
         row_codes.update_rows(connection, CHECKPOINT, *conditions, description=description)
 
     def annotate(self, connection: Connection, row: StoredRow, user_id: int, changes: Mapping[str, Any]) -> None:
-        """Change what people wrote about a checkpoint.
-
-        Args:
-            connection: A connection in a transaction that writes.
-            row: The checkpoint, with its branch.
-            user_id: The user who changes it.
-            changes: The new `name`, `description` and `data`; what is not in it stays.
-        """
+        """Change what people wrote about a checkpoint."""
         conditions = (CHECKPOINT.c.tenant_id == self.tenant_id, CHECKPOINT.c.id == row.id)
         values = dict(changes)
         if values.get("data") is not None:
@@ -252,11 +197,7 @@ class CheckpointStore:
         )
 
     def load_row(self, connection: Connection, checkpoint_id: int) -> StoredRow:
-        """Read one checkpoint that must exist.
-
-        Raises:
-            NotFound: The checkpoint does not exist.
-        """
+        """Read one checkpoint that must exist."""
         row: StoredRow | None = _SELECT_CHECKPOINT.first(connection, self._parameters(checkpoint_id))
         if row is None:
             raise missing_row("checkpoint", checkpoint_id)
@@ -292,11 +233,7 @@ class CheckpointStore:
                 row_codes.verify_rows(connection, BRANCH, connection.execute(branches))
 
     def load_with_branch(self, connection: Connection, checkpoint_id: int) -> StoredRow:
-        """Read one checkpoint that must exist, with the name, thread and session of its branch.
-
-        Raises:
-            NotFound: The checkpoint does not exist.
-        """
+        """Read one checkpoint that must exist, with the name, thread and session of its branch."""
         row: StoredRow | None = _SELECT_WITH_BRANCH.first(connection, self._parameters(checkpoint_id))
         if row is None:
             raise missing_row("checkpoint", checkpoint_id)
@@ -317,11 +254,6 @@ class CheckpointStore:
 
         A checkpoint is kept if it is the first of a branch, a head, a branch point or the target of an operation, or
         if it has a tag.
-
-        Args:
-            connection: A connection in a transaction that writes.
-            ids: The ids of the checkpoints, all of one session.
-            user_id: The user who deletes them; None for the session's retention.
         """
         session_ids = self._session_ids(connection, ids)
         if not session_ids:
@@ -393,11 +325,7 @@ _DELETE = CompiledStatement(
 
 
 class TagStore:
-    """The tags of one tenant.
-
-    Args:
-        tenant_id: The tenant.
-    """
+    """The tags of one tenant."""
 
     def __init__(self, tenant_id: int) -> None:
         self.tenant_id = tenant_id
@@ -405,11 +333,7 @@ class TagStore:
     def add(
         self, connection: Connection, checkpoint: StoredRow, name: str, description: str | None, user_id: int
     ) -> Tag:
-        """Add a tag to a checkpoint. No-op if the checkpoint has it already.
-
-        Raises:
-            Conflict: Another checkpoint of the session already has the tag.
-        """
+        """Add a tag to a checkpoint. No-op if the checkpoint has it already."""
         tag = self.find(connection, checkpoint.external_session_id, name)
         if tag is None:
             row = {

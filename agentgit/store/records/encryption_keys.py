@@ -21,16 +21,7 @@ _WHOLE = b"agentgit, nothing is in clear, and every row has its code"
 
 
 def unlock(database: Database, tenant_id: int) -> None:
-    """Check that the keys of a tenant are available, and register the current key if it is new.
-
-    Args:
-        database: The opened database, with or without keys.
-        tenant_id: The tenant whose values the database reads and writes from now on.
-
-    Raises:
-        KeyMissing: A registered key was not given.
-        InvalidInput: A key differs from the registered key of the same name.
-    """
+    """Check that the keys of a tenant are available, and register the current key if it is new."""
     seal = database.seal
     if seal is not None:
         seal.tenant_id = tenant_id
@@ -97,11 +88,7 @@ def _register_current_key(connection: Connection, tenant_id: int, seal: Seal) ->
 
 
 def _is_full_proof(seal: Seal, name: str, proof: bytes) -> bool:
-    """Return whether the proof of a key states that everything is encrypted.
-
-    Raises:
-        InvalidInput: The proof belongs to a different key.
-    """
+    """Return whether the proof of a key states that everything is encrypted."""
     try:
         plaintext = seal.open(_PLACE, proof) if parse_key_name(proof) == name else b""
     except Corrupt:

@@ -79,13 +79,7 @@ AUDITED_STATUSES = LOGGED_STATUSES | {REVERSE_FAILED}
 
 @dataclass(frozen=True, kw_only=True)
 class TrackPart:
-    """The part of a track that one branch recorded.
-
-    Args:
-        branch_id: The branch.
-        before: The number of invocations on the track before this part.
-        count: The number of invocations of the branch that belong to the track; None for all.
-    """
+    """The part of a track that one branch recorded."""
 
     branch_id: int
     before: int
@@ -94,28 +88,7 @@ class TrackPart:
 
 @dataclass(frozen=True, kw_only=True)
 class Intent:
-    """A call that is about to run.
-
-    Args:
-        session_id: The external session.
-        branch_id: The branch that makes the call.
-        batch: The number of the AI message: equal for the calls of one message, greater for those of a later one.
-        batch_index: The index of the call in the AI message.
-        tool_name: The name of the tool.
-        tool_call_id: The id of the call in the AI message; None if no message requested it.
-        effect: The effect of the tool on the world.
-        undo: The qualified name of the undo function.
-        args: The arguments, JSON-like.
-        idempotency_key: The key that is the same for every attempt at the call.
-        owner: The turn that makes the call.
-        started_at: The start time, aware UTC.
-        verify: The qualified name of the function that checks whether the call happened.
-        precheck: The qualified name of the function that checks whether the call can be undone.
-        kind: `call`, `replay` or `redo`.
-        identity: The hash by which identical calls are recognized.
-        replay_of: The id of the invocation that it replays or runs again.
-        task: The task that makes the call; None if an AI message requested it.
-    """
+    """A call that is about to run."""
 
     session_id: int
     branch_id: int
@@ -139,15 +112,7 @@ class Intent:
 
 @dataclass(frozen=True, kw_only=True)
 class CallOutcome:
-    """The outcome of a call.
-
-    Args:
-        status: `done`, `failed`, `paused`, `unknown` or `simulated`.
-        result: The returned value, JSON-like.
-        error: The raised error, as text.
-        ended_at: The end time, aware UTC; None if it is unknown.
-        answers: The answers of a person that the call used, JSON-like; None if it asked nothing.
-    """
+    """The outcome of a call."""
 
     status: str
     result: Any = None
@@ -169,11 +134,7 @@ class CallTally(NamedTuple):
 
 
 class Journal:
-    """The invocations of one tenant.
-
-    Args:
-        tenant_id: The tenant.
-    """
+    """The invocations of one tenant."""
 
     def __init__(self, tenant_id: int) -> None:
         self.tenant_id = tenant_id
@@ -181,13 +142,7 @@ class Journal:
     # -- forward
 
     def intend(self, connection: Connection, intent: Intent, arrival: int | None = None) -> int:
-        """Record that a call is about to run, and return its id.
-
-        Args:
-            connection: A connection in a transaction that writes.
-            intent: The call.
-            arrival: Its arrival number; None to read it.
-        """
+        """Record that a call is about to run, and return its id."""
         return self.add(connection, [(intent, None)], arrival)
 
     def add(
@@ -196,13 +151,7 @@ class Journal:
         calls: Sequence[tuple[Intent, CallOutcome | None]],
         first_arrival: int | None = None,
     ) -> int:
-        """Record calls of one branch in order, and return the id of the last one.
-
-        Args:
-            connection: A connection in a transaction that writes.
-            calls: The calls, each with its outcome, or None if it is about to run.
-            first_arrival: The arrival number of the first one; None to read it.
-        """
+        """Record calls of one branch in order, and return the id of the last one."""
         if first_arrival is None:
             first_arrival = self.next_arrival(connection, calls[0][0].branch_id)
         rows = [self._call_row(intent, outcome, first_arrival + index) for index, (intent, outcome) in enumerate(calls)]
@@ -245,17 +194,7 @@ class Journal:
     def end(
         self, connection: Connection, invocation_id: int, outcome: CallOutcome, *, is_past: bool = False
     ) -> int | None:
-        """Record how a call ended, and return the number of the entry that it added to the world log, if it did.
-
-        Args:
-            connection: A connection in a transaction that writes.
-            invocation_id: The invocation.
-            outcome: The outcome of the call.
-            is_past: True if the call was made earlier in another system. It is then not recorded in the audit trail.
-
-        Raises:
-            Conflict: The current status of the call does not allow this outcome.
-        """
+        """Record how a call ended, and return the number of the entry that it added to the world log, if it did."""
         row = self._change_status(connection, invocation_id, outcome.status, **_outcome_columns(outcome))
         if row.effect not in NEUTRAL:
             if not is_past:
@@ -289,33 +228,14 @@ class Journal:
         error: str | None = None,
         result: Any = None,
     ) -> None:
-        """Change the status of an invocation, if the journal allows this transition.
-
-        Args:
-            connection: A connection in a transaction that writes.
-            invocation_id: The invocation.
-            status: The new status.
-            operation_id: The rollback that makes the change.
-            owner: The piece of work that makes the change.
-            error: The error that the undo function raised.
-            result: The result of the call, if it became known only now.
-
-        Raises:
-            Conflict: The current status does not allow the new one.
-        """
+        """Change the status of an invocation, if the journal allows this transition."""
         values = {"result": to_json(result)} if result is not None else {}
         row = self._change_status(connection, invocation_id, status, owner=owner, error_message=error, **values)
         self._record_audit_event(connection, row, status, operation_id)
         self._append_to_world_log(connection, row, status, operation_id)
 
     def set_error_message(self, connection: Connection, call: ToolInvocation, error: str | None) -> None:
-        """Replace the error message of a call whose outcome is unknown. No-op if its status has changed meanwhile.
-
-        Args:
-            connection: A connection in a transaction that writes.
-            call: The call, as it was last read.
-            error: The new error message.
-        """
+        """Replace the error message of a call whose outcome is unknown. No-op if its status has changed meanwhile."""
         self.change(connection, call.id, TOOL_INVOCATION.c.status == call.status, error_message=error)
 
     def change(self, connection: Connection, invocation_id: int, *conditions: Any, **values: Any) -> None:
@@ -396,13 +316,7 @@ class Journal:
         return int(batch) if batch is not None else None
 
     def track(self, connection: Connection, parts: Sequence[TrackPart], skip: int = 0) -> list[ToolInvocation]:
-        """Read a track as it was recorded, in the order of the AI messages.
-
-        Args:
-            connection: Any open connection.
-            parts: The parts of the track, root first. The last one is the branch whose track it is.
-            skip: The number of calls to skip at the start; it must end at the end of a batch.
-        """
+        """Read a track as it was recorded, in the order of the AI messages."""
         return [call for _, call in self._load_track(connection, parts, skip)]
 
     def live_track(
@@ -411,12 +325,6 @@ class Journal:
         """Read a track as it is now: in place of a call whose tool ran again, its newest run that did not fail.
 
         An answer from the record changes with the call whose result it is.
-
-        Args:
-            connection: Any open connection.
-            runs: The newest runs in the session, as `newest_runs` returned them.
-            parts: The parts of the track, as for `track`.
-            skip: The number of calls to skip, as for `track`.
         """
         track = self._load_track(connection, parts, skip)
         return [_replace_run(row, call, runs.get(_original_id(row), row)) for row, call in track]
@@ -455,13 +363,7 @@ class Journal:
         return track
 
     def waiting_calls(self, connection: Connection, branch_id: int, position: int) -> list[ToolInvocation]:
-        """Read the calls of a branch that wait for an answer.
-
-        Args:
-            connection: Any open connection.
-            branch_id: The branch.
-            position: The length of its track, which is the position of the first returned call.
-        """
+        """Read the calls of a branch that wait for an answer."""
         rows = self.authentic(connection, connection.execute(_SELECT_WAITING, self._branch_parameters(branch_id)).all())
         runs = self._run_counts(connection, rows)
         return [_invocation_from_row(row, branch_id, position + n, runs.get(row.id, 1)) for n, row in enumerate(rows)]
@@ -494,10 +396,6 @@ class Journal:
         """Convert rows to values from the view of the branches that recorded them, with positions on those tracks.
 
         A redo gets the position and the tool call id of the call that it repeats.
-
-        Args:
-            connection: Any open connection.
-            rows: The rows, each with the column `inherited` of its branch; see `WITH_BRANCH`.
         """
         repeated_ids = {row.replay_of for row in self.authentic(connection, rows) if row.kind == REDO}
         repeated_rows = self.authentic(connection, self._load_rows(connection, sorted(repeated_ids)))

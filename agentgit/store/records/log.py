@@ -26,14 +26,7 @@ UNBOUNDED = 2**31 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class LogPart:
-    """The part of a log on one branch.
-
-    Args:
-        branch_id: The branch.
-        last_number: The number of the last checkpoint of the branch that belongs to the log.
-        newest_id: The id of the newest checkpoint of the part, if it is known.
-        later_indexed: The number of later checkpoints of the branch that are in the search index.
-    """
+    """The part of a log on one branch."""
 
     branch_id: int
     last_number: int = UNBOUNDED
@@ -42,12 +35,7 @@ class LogPart:
 
 
 def parts_of_path(path: Sequence[Segment], *, with_branch_points: bool = False) -> list[LogPart]:
-    """Return the log parts of a path.
-
-    Args:
-        path: The path, root first.
-        with_branch_points: True to include the branch points, which the first checkpoint of the next branch stands for.
-    """
+    """Return the log parts of a path."""
     branch_point_ids = [segment.branch.branch_point_id for segment in path[1:]]
     newest_ids = [*branch_point_ids, path[-1].branch.head_id]
     last_numbers = [UNBOUNDED if one.last_number is None else one.last_number + with_branch_points for one in path]
@@ -68,11 +56,7 @@ def parts_of_branches(branches: Iterable[StoredRow]) -> list[LogPart]:
 
 
 class LogStore:
-    """The checkpoints of one tenant in order of time.
-
-    Args:
-        tenant_id: The tenant.
-    """
+    """The checkpoints of one tenant in order of time."""
 
     def __init__(self, tenant_id: int) -> None:
         self.tenant_id = tenant_id
@@ -86,16 +70,7 @@ class LogStore:
         after: TimeCursor,
         limit: int,
     ) -> list[StoredRow]:
-        """Read checkpoints, newest first, each with the name, thread and session of its branch.
-
-        Args:
-            connection: Any open connection.
-            parts: The parts of branches to read.
-            log_filter: The filter for the checkpoints.
-            tagged_id: The id of the checkpoint that has the tag of the filter; None if there is none.
-            after: The position after which the page starts.
-            limit: The maximum number of checkpoints.
-        """
+        """Read checkpoints, newest first, each with the name, thread and session of its branch."""
         query = _page_query(_filter_fields(log_filter))
         page_rows: list[StoredRow] = []
         for upper_bound, part in sorted(

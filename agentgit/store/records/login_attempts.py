@@ -27,49 +27,25 @@ FAILURE_LIFETIME = timedelta(days=1)
 
 
 class LoginSubject(NamedTuple):
-    """A name or an address whose failures are counted.
-
-    Args:
-        hash: The hash of the name or the address.
-        free_failures: The number of failures before pauses start.
-    """
+    """A name or an address whose failures are counted."""
 
     hash: bytes
     free_failures: int
 
 
 def subject_hash(tenant_id: int, kind: str, value: str) -> bytes:
-    """Return the hash that is stored instead of a name or an address.
-
-    Args:
-        tenant_id: The tenant. The same value has another hash in another tenant.
-        kind: The kind of the value. The same value has another hash for another kind.
-        value: The name or the address.
-    """
+    """Return the hash that is stored instead of a name or an address."""
     return hashlib.sha256(f"{tenant_id}\0{kind}\0{value}".encode(errors="surrogatepass")).digest()
 
 
 class LoginAttempts:
-    """The failed logins of one tenant.
-
-    Args:
-        tenant_id: The tenant.
-    """
+    """The failed logins of one tenant."""
 
     def __init__(self, tenant_id: int) -> None:
         self.tenant_id = tenant_id
 
     def subjects(self, name: str | None, source: str | None, device: str | None = None) -> list[LoginSubject]:
-        """Return the subjects for which an attempt counts. Success deletes the failures of the first one.
-
-        Args:
-            name: The given user name, even if no such user exists; None for a key or a token.
-            source: The address of the attempt, if it is known. The name is then blocked first for that address, and
-                for all addresses only after many more failures, so that a few wrong passwords cannot lock out others.
-            device: The device on which this user has logged in before, if it is known. The attempt then counts only
-                for the device, so that wrong passwords sent from elsewhere or from the same address cannot lock out
-                the user there.
-        """
+        """Return the subjects for which an attempt counts. Success deletes the failures of the first one."""
         if device is not None:
             return [self._subject("device", f"{name}\0{device}", 10)]
         source = network_of(source) if source is not None else None
@@ -86,22 +62,14 @@ class LoginAttempts:
         return LoginSubject(subject_hash(self.tenant_id, kind, value), free_failures)
 
     def require_not_blocked(self, connection: Connection, subjects: Sequence[LoginSubject]) -> None:
-        """Check that an attempt may go ahead, without counting it.
-
-        Raises:
-            TooManyAttempts: There were too many attempts; the pause is not over.
-        """
+        """Check that an attempt may go ahead, without counting it."""
         hashes = [subject.hash for subject in subjects]
         condition = and_(LOGIN_FAILURE.c.tenant_id == self.tenant_id, LOGIN_FAILURE.c.subject.in_(hashes))
         for blocked_until in connection.execute(select(LOGIN_FAILURE.c.blocked_until).where(condition)).scalars():
             _require_pause_over(blocked_until, datetime.now(UTC))
 
     def count_attempt(self, connection: Connection, subjects: Sequence[LoginSubject]) -> None:
-        """Count an attempt.
-
-        Raises:
-            TooManyAttempts: There were too many attempts; do not check this one.
-        """
+        """Count an attempt."""
         now = datetime.now(UTC)
         connection.execute(
             delete(LOGIN_FAILURE).where(LOGIN_FAILURE.c.tenant_id == self.tenant_id, LOGIN_FAILURE.c.forget_at <= now)

@@ -25,18 +25,7 @@ NO_REPORT: Mapping[str, Any] = {}
 
 @dataclass(frozen=True, kw_only=True)
 class NewOperation:
-    """An operation that is about to start.
-
-    Args:
-        kind: `rollback`, `switch`, `fork` or `rerun`.
-        session_id: The external session.
-        user_id: The user who requested the operation.
-        source_id: The branch that it leaves.
-        target_id: The target checkpoint.
-        branch_id: The branch that it leads to.
-        request_id: An id that the caller chose, unique in the session; None for a generated one.
-        request: The request and its plan, JSON-like.
-    """
+    """An operation that is about to start."""
 
     kind: str
     session_id: int
@@ -49,25 +38,14 @@ class NewOperation:
 
 
 class OperationStore:
-    """The operations of one tenant.
-
-    Args:
-        tenant_id: The tenant.
-        leases: Renews the leases of running operations; None for a database without leases.
-    """
+    """The operations of one tenant."""
 
     def __init__(self, tenant_id: int, leases: Leases | None = None) -> None:
         self.tenant_id = tenant_id
         self.leases = leases
 
     def begin(self, connection: Connection, new_operation: NewOperation, owner: str) -> int:
-        """Record the start of an operation, and return its id.
-
-        Args:
-            connection: A connection in a transaction that writes.
-            new_operation: The operation.
-            owner: The piece of work that performs it.
-        """
+        """Record the start of an operation, and return its id."""
         operation_id = self._insert(connection, new_operation, status=RUNNING)
         self._set_owner(connection, operation_id, owner)
         self._record_event(connection, operation_id, "begun", new_operation)
@@ -76,13 +54,7 @@ class OperationStore:
     def record_done(
         self, connection: Connection, new_operation: NewOperation, report: Mapping[str, Any] = NO_REPORT
     ) -> None:
-        """Record an operation that starts and ends in this transaction.
-
-        Args:
-            connection: A connection in a transaction that writes.
-            new_operation: The operation.
-            report: Its report, JSON-like.
-        """
+        """Record an operation that starts and ends in this transaction."""
         ended = {"status": DONE, "ended_at": datetime.now(UTC), "report": to_json(report)}
         operation_id = self._insert(connection, new_operation, **ended)
         self._record_event(connection, operation_id, "done", new_operation)
@@ -122,11 +94,7 @@ class OperationStore:
         self.leases.start_renewing(owner, LeasedRow(OPERATION, self.tenant_id, operation_id))
 
     def require_held(self, connection: Connection, operation_id: int, owner: str) -> None:
-        """Check that an owner still holds its operation, and lock the operation until this transaction ends.
-
-        Raises:
-            Conflict: Another process has taken over the operation, because it assumed that this owner was dead.
-        """
+        """Check that an owner still holds its operation, and lock the operation until this transaction ends."""
         row = _LOCK_OWNER.first(connection, {"tenant": self.tenant_id, "operation": operation_id})
         if row is None:
             raise missing_row("operation", operation_id)
@@ -200,13 +168,7 @@ class OperationStore:
         return row_codes.verify_rows(connection, OPERATION, connection.execute(query, {"branches": list(branch_ids)}))
 
     def find_rollback_from(self, connection: Connection, branch_id: int, before: int) -> Row[Any] | None:
-        """Read the newest rollback that left a branch; None if an operation has led back to the branch since.
-
-        Args:
-            connection: Any open connection.
-            branch_id: The branch.
-            before: The id of the operation that leads to the branch now; only earlier operations count.
-        """
+        """Read the newest rollback that left a branch; None if an operation has led back to the branch since."""
         involves_branch = or_(OPERATION.c.source_id == branch_id, OPERATION.c.internal_session_id == branch_id)
         conditions = (OPERATION.c.tenant_id == self.tenant_id, OPERATION.c.id < before, OPERATION.c.kind != "fork")
         row = row_codes.read_first(

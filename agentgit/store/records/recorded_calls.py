@@ -46,12 +46,6 @@ def call_marks(
 
     Calls that were answered from the record or made in another world have no mark. A call that ran again has the mark
     of its newest run.
-
-    Args:
-        connection: Any open connection.
-        tenant_id: The tenant.
-        session_id: The external session.
-        branch_ids: The branches whose calls are read; None for all.
     """
     key = {"tenant": tenant_id, "session": session_id}
     redo_statuses = {row.replay_of: row.status for row in _SELECT_REDO_STATUSES.all(connection, key)}
@@ -72,13 +66,7 @@ def call_marks(
 
 
 def add_marks(branch: Branch, calls: Sequence[tuple[int, str]], inherited: int) -> Branch:
-    """Assign each call to the next checkpoint of its branch, and the calls after the last checkpoint to the branch.
-
-    Args:
-        branch: The branch with its points.
-        calls: The indexes and marks of the branch's calls, as `call_marks` returned them.
-        inherited: The number of calls before the first one of the branch.
-    """
+    """Assign each call to the next checkpoint of its branch, and the calls after the last checkpoint to the branch."""
     positions = [point.position for point in branch.points]
     counts = [Counter[str]() for _ in range(len(positions) + 1)]
     for index, call_mark in calls:
@@ -121,13 +109,7 @@ RESULT_STATUSES = frozenset({DONE, REVERSE_FAILED})
 
 
 class RecordedCalls:
-    """Looks up the recorded calls with which a new call is compared.
-
-    Args:
-        tenant_id: The tenant.
-        journal: The store of the invocations.
-        world: The world log of the invocations.
-    """
+    """Looks up the recorded calls with which a new call is compared."""
 
     def __init__(self, tenant_id: int, journal: Journal, world: WorldLog) -> None:
         self.tenant_id = tenant_id
@@ -142,15 +124,7 @@ class RecordedCalls:
         tool_call_id: str | None,
         task: str | None,
     ) -> list[ToolInvocation]:
-        """Read the earlier attempts at a call on a path: calls of the tool with this id or by this task, newest first.
-
-        Args:
-            connection: Any open connection.
-            path: The path, root first.
-            tool_name: The name of the tool.
-            tool_call_id: The id of the call in the AI message; models may repeat an id.
-            task: The task that makes the call; None to search by the id.
-        """
+        """Read the earlier attempts at a call on a path: calls of the tool with this id or by this task, newest first."""
         parts = {part.branch_id: part for part in path}
         condition = TOOL_INVOCATION.c.tool_call_id == tool_call_id if task is None else TOOL_INVOCATION.c.task == task
         rows = self._load_rows(
@@ -168,14 +142,7 @@ class RecordedCalls:
         )
 
     def used_answers(self, connection: Connection, path: Sequence[TrackPart], task: str) -> list[dict[str, Any]]:
-        """Read which of a person's answers the calls of a task used, later attempts and nearer branches last.
-
-        Args:
-            connection: Any open connection.
-            path: The path, root first. Calls that its branches made after the branch points are included, because the
-                task is the same.
-            task: The name of the task; it stays the same when the task runs again, also on a fork.
-        """
+        """Read which of a person's answers the calls of a task used, later attempts and nearer branches last."""
         branch_ids = [part.branch_id for part in path]
         rows = self._load_rows(
             connection, TOOL_INVOCATION.c.internal_session_id.in_(branch_ids), TOOL_INVOCATION.c.answers.is_not(None)
@@ -194,13 +161,7 @@ class RecordedCalls:
         return as_object(rows[0].answers) if rows and rows[0].answers is not None else None
 
     def find_identical(self, connection: Connection, session_id: int, identity: str) -> list[ToolInvocation]:
-        """Read the identical calls whose effect is or may be in the world of a session, oldest first.
-
-        Args:
-            connection: Any open connection.
-            session_id: The external session.
-            identity: The hash by which identical calls are recognized.
-        """
+        """Read the identical calls whose effect is or may be in the world of a session, oldest first."""
         rows = self._load_rows(
             connection,
             TOOL_INVOCATION.c.external_session_id == session_id,
@@ -219,14 +180,7 @@ class RecordedCalls:
         *,
         include_reads: bool = False,
     ) -> list[ToolInvocation]:
-        """Read the calls that a call made itself and that have one of these statuses, oldest first.
-
-        Args:
-            connection: Any open connection.
-            call: The outer call. Its writes to memory are left out: each is undone and made again by itself.
-            statuses: The statuses to include.
-            include_reads: True to include calls that only read.
-        """
+        """Read the calls that a call made itself and that have one of these statuses, oldest first."""
         rows = self._load_inner_rows(
             connection,
             call,
@@ -273,26 +227,13 @@ class RecordedCalls:
         )
 
     def later_writers(self, connection: Connection, session_id: int, identity: str, invocation_id: int) -> list[int]:
-        """Return the ids of other sessions whose newest writes to one item of memory stand and are newer than a call.
-
-        Args:
-            connection: An open connection that sees the sessions of all users.
-            session_id: The session of the call.
-            identity: The hash that all writes to the item share.
-            invocation_id: The call. A newer write has a greater id, also if it was made again.
-        """
+        """Return the ids of other sessions whose newest writes to one item of memory stand and are newer than a call."""
         parameters = {"tenant": self.tenant_id, "session": session_id, "identity": identity, "call": invocation_id}
         rows = self.journal.authentic(connection, connection.execute(_LATER_WRITES, parameters).all())
         return list(dict.fromkeys(row.external_session_id for row in rows))
 
     def fail_replay(self, connection: Connection, invocation_id: int, error: str) -> None:
-        """Mark a replay as failed, because its call raised before it used the recorded answer.
-
-        Args:
-            connection: A connection in a transaction that writes.
-            invocation_id: The replay. It never had an effect in the world.
-            error: The text of the raised exception.
-        """
+        """Mark a replay as failed, because its call raised before it used the recorded answer."""
         is_replay = TOOL_INVOCATION.c.kind == REPLAY
         self.journal.change(connection, invocation_id, is_replay, status=FAILED, result=None, error_message=error)
 
@@ -346,15 +287,7 @@ class PlacedCall(NamedTuple):
 def replace_track(
     connection: Connection, journal: Journal, sessions: SessionStore, branch_id: int, track: Sequence[PlacedCall]
 ) -> None:
-    """Replace the track that a branch inherits with a track of its own.
-
-    Args:
-        connection: A connection in a transaction that writes.
-        journal: The store of the invocations.
-        sessions: The store of the branches.
-        branch_id: A branch whose only calls so far are those that ran again.
-        track: The positions of the new track, in order.
-    """
+    """Replace the track that a branch inherits with a track of its own."""
     ids = [one.row_id for one in track]
     track_rows = [
         row for part in slices(ids) for row in _load_rows(connection, journal, TOOL_INVOCATION.c.id.in_(part))
@@ -379,14 +312,7 @@ def replace_track(
 
 
 def copy_track(connection: Connection, journal: Journal, branch: StoredRow, calls: Sequence[ToolInvocation]) -> None:
-    """Copy recorded calls to a branch of another session, marked as calls that were made in another world.
-
-    Args:
-        connection: A connection in a transaction that writes.
-        journal: The store of the invocations.
-        branch: The row of a branch without calls.
-        calls: A track of the other session, in order.
-    """
+    """Copy recorded calls to a branch of another session, marked as calls that were made in another world."""
     ids = [call.id for call in calls]
     call_rows = [row for part in slices(ids) for row in _load_rows(connection, journal, TOOL_INVOCATION.c.id.in_(part))]
     rows_by_id = {row.id: row for row in call_rows}

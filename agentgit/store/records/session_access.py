@@ -27,11 +27,7 @@ _rank = case(*((SESSION_MEMBER.c.role == role, number) for number, role in enume
 
 
 class VisibleSessions:
-    """The sessions of one tenant from the view of a user.
-
-    Args:
-        tenant_id: The tenant.
-    """
+    """The sessions of one tenant from the view of a user."""
 
     def __init__(self, tenant_id: int) -> None:
         self.tenant_id = tenant_id
@@ -86,16 +82,7 @@ class VisibleSessions:
         shared: bool,
         name: str | None,
     ) -> list[ExternalSession]:
-        """List the sessions that a user can see, most recently updated first.
-
-        Args:
-            connection: Any open connection.
-            user_id: The user.
-            limit: The maximum number of sessions; None for all.
-            after: The position of the last session of the previous page; None for the first page.
-            shared: False to list only the user's own sessions.
-            name: Only sessions whose name contains this text, ignoring case; None for all.
-        """
+        """List the sessions that a user can see, most recently updated first."""
         conditions: list[Any] = []
         if after is not None:
             before = tuple_(literal(after.at, SESSION.c.updated_at.type), literal(after.id))
@@ -229,11 +216,7 @@ NO_LINK = 0
 
 
 class MemberStore:
-    """The members and share links of the sessions of one tenant.
-
-    Args:
-        tenant_id: The tenant.
-    """
+    """The members and share links of the sessions of one tenant."""
 
     def __init__(self, tenant_id: int) -> None:
         self.tenant_id = tenant_id

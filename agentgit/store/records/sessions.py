@@ -41,13 +41,7 @@ StoredRow = Row[Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """The part of a path on one branch.
-
-    Args:
-        branch: The row of the branch.
-        last_number: The number of the last checkpoint of the branch on the path; None for all.
-        track_part: The part of the tool track on the branch.
-    """
+    """The part of a path on one branch."""
 
     branch: StoredRow
     last_number: int | None
@@ -55,12 +49,7 @@ class Segment:
 
 
 class SessionStore:
-    """The sessions of one tenant.
-
-    Args:
-        tenant_id: The tenant.
-        leases: Renews the leases of runs; None for a database without leases.
-    """
+    """The sessions of one tenant."""
 
     def __init__(self, tenant_id: int, leases: Leases | None = None) -> None:
         self.tenant_id = tenant_id
@@ -77,19 +66,7 @@ class SessionStore:
         thread_id: str | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> int:
-        """Create a session with its first branch, `main`, and return its id.
-
-        Args:
-            connection: A connection in a transaction that writes.
-            user_id: The owner.
-            name: The name, which no other session of the owner has.
-            thread_id: The id by which clients of a served graph know it; None for the name, if no other session of the
-                owner is known by it.
-            metadata: The metadata of the session, JSON-like; None for none.
-
-        Raises:
-            NotAllowed: The user was deleted.
-        """
+        """Create a session with its first branch, `main`, and return its id."""
         self.users.require_exists(connection, user_id)
         thread = {"tenant": self.tenant_id, "user": user_id, "thread": name}
         if thread_id is None and _SELECT_WITH_THREAD.first(connection, thread) is None:
@@ -122,11 +99,7 @@ class SessionStore:
         return row.id if row is not None else None
 
     def load_row(self, connection: Connection, session_id: int) -> StoredRow:
-        """Read the row of one session that must exist.
-
-        Raises:
-            NotFound: The session does not exist.
-        """
+        """Read the row of one session that must exist."""
         condition = and_(SESSION.c.tenant_id == self.tenant_id, SESSION.c.id == session_id)
         row = row_codes.read_first(connection, SESSION, select(SESSION).where(condition))
         if row is None:
@@ -144,26 +117,12 @@ class SessionStore:
         return connection.execute(select(SESSION.c.current_branch_id).where(condition)).scalar()
 
     def require_current(self, connection: Connection, session_id: int, *branch_ids: int) -> None:
-        """Check that one of these branches is the current branch of a session, which must be locked.
-
-        Raises:
-            Conflict: The session has moved to another branch.
-        """
+        """Check that one of these branches is the current branch of a session, which must be locked."""
         if self.current_branch_id(connection, session_id) not in branch_ids:
             raise session_has_moved()
 
     def set_current(self, connection: Connection, session_id: int, branch_id: int, user_id: int | None = None) -> None:
-        """Set the current branch of a session.
-
-        Args:
-            connection: A connection in a transaction that writes.
-            session_id: The session.
-            branch_id: One of its branches.
-            user_id: The user who switches; None if the change belongs to something that is audited by itself.
-
-        Raises:
-            NotFound: The session was deleted.
-        """
+        """Set the current branch of a session."""
         if user_id is not None:
             record_event(connection, self.tenant_id, "switch.done", branch_id=branch_id, user_id=user_id)
         conditions = (SESSION.c.tenant_id == self.tenant_id, SESSION.c.id == session_id)
@@ -215,18 +174,7 @@ class SessionStore:
         inherited: int = 0,
         meta: Mapping[str, Any] | None = None,
     ) -> int:
-        """Create a branch and return its id.
-
-        Args:
-            connection: A connection in a transaction that writes.
-            session_id: The session of the branch.
-            name: A name that is unique in the session.
-            status: The status; see `InternalSession`.
-            parent_id: The id of the parent branch.
-            branch_point_id: The id of the checkpoint at which the branch leaves its parent.
-            inherited: The number of invocations that its track inherits.
-            meta: Its metadata; None for none.
-        """
+        """Create a branch and return its id."""
         branch_id = new_id()
         row = {
             "tenant_id": self.tenant_id,
@@ -246,18 +194,7 @@ class SessionStore:
         return branch_id
 
     def choose_branch_name(self, connection: Connection, session_id: int, requested: str | None, source_id: int) -> str:
-        """Choose the name of a new branch.
-
-        Args:
-            connection: Any open connection.
-            session_id: The session of the branch.
-            requested: The requested name; None for the next free one, such as `main-2`.
-            source_id: The branch from whose name the new name is derived.
-
-        Raises:
-            InvalidInput: The requested name is not a valid branch name.
-            Conflict: A branch or tag of that name already exists.
-        """
+        """Choose the name of a new branch."""
         parameters = {"tenant": self.tenant_id, "session": session_id}
         if requested is not None:
             name = references.require_branch_name(requested)
@@ -273,17 +210,7 @@ class SessionStore:
         return references.free_name(base, taken_names | {base})
 
     def rename(self, connection: Connection, session: ExternalSession, name: str, user_id: int) -> None:
-        """Rename a session.
-
-        Args:
-            connection: A connection in a transaction that writes.
-            session: The current value of the session.
-            name: The new name, unique among the sessions of the owner.
-            user_id: The user who renames it.
-
-        Raises:
-            Conflict: The owner already has another session of that name.
-        """
+        """Rename a session."""
         if name != session.session_name and name in self.names(connection, session.user_id):
             raise Conflict(f"Session {name} already exists. Choose another name.")
         conditions = (SESSION.c.tenant_id == self.tenant_id, SESSION.c.id == session.id)
@@ -298,18 +225,7 @@ class SessionStore:
         )
 
     def rename_branch(self, connection: Connection, branch: StoredRow, name: str, user_id: int) -> None:
-        """Rename a branch.
-
-        Args:
-            connection: A connection in a transaction that writes and has locked the session.
-            branch: The current row of the branch.
-            name: The new name, unique in the session.
-            user_id: The user who renames it.
-
-        Raises:
-            InvalidInput: The name is not a valid branch name.
-            Conflict: A branch or tag of that name already exists.
-        """
+        """Rename a branch."""
         if name != branch.name:
             self.choose_branch_name(connection, branch.external_session_id, name, branch.id)
         row_codes.update_rows(
@@ -324,11 +240,7 @@ class SessionStore:
         return _SELECT_BRANCHES.all(connection, {"tenant": self.tenant_id, "session": session_id})
 
     def branch(self, connection: Connection, branch_id: int) -> StoredRow:
-        """Read one branch.
-
-        Raises:
-            NotFound: The branch was deleted.
-        """
+        """Read one branch."""
         rows = row_codes.verify_rows(
             connection, BRANCH, _SELECT_BRANCH.all(connection, self._branch_parameters(branch_id))
         )
@@ -345,18 +257,7 @@ class SessionStore:
             require_real(row)
 
     def acquire(self, connection: Connection, branch_id: int, owner: str, idle: str = OPEN) -> StoredRow:
-        """Acquire a branch for one run. Return its new row, which `require_held` and `release` take.
-
-        Args:
-            connection: A connection in a transaction that writes.
-            branch_id: The branch.
-            owner: The name of the run.
-            idle: The status that it must have: `open`, or `simulated` for a rerun.
-
-        Raises:
-            Conflict: Another run has the branch, or its rollback was not finished.
-            Simulated: The branch is a rerun, and this run would be real.
-        """
+        """Acquire a branch for one run. Return its new row, which `require_held` and `release` take."""
         row = self.queue_acquire(connection, branch_id, owner, idle)()
         if row is not None:
             return row
@@ -373,11 +274,7 @@ class SessionStore:
     def queue_acquire(
         self, connection: Connection, branch_id: int, owner: str, idle: str = OPEN
     ) -> Callable[[], StoredRow | None]:
-        """Do what `acquire` does, together with the next queries.
-
-        Returns:
-            A function that returns the new row of the branch; None if the branch is not idle.
-        """
+        """Do what `acquire` does, together with the next queries."""
         lease_parameters = self.leases.parameters if self.leases is not None else {}
         statement = _ACQUIRE[self.leases is not None]
         result = statement.submit(
@@ -397,13 +294,6 @@ class SessionStore:
 
         The end of the session's trail is read, too, for the events that this transaction records. The session cannot be
         erased, nor its values collected, until the transaction ends.
-
-        Args:
-            connection: A connection in a transaction that writes.
-            acquired_row: The row that `acquire` returned.
-
-        Raises:
-            TakenOver: Another process has taken over the branch, because it assumed that this run was dead.
         """
         row = _SELECT_HOLD.first(connection, self._branch_parameters(acquired_row.id))
         # The epoch alone is not enough: a server that is restored may repeat it.
@@ -421,27 +311,12 @@ class SessionStore:
         return not process.is_alive(row.owner) or is_lease_over(connection, row.lease_until)
 
     def set_world_seen(self, connection: Connection, branch: StoredRow, seq: int) -> None:
-        """Record that a branch is up to date with the world.
-
-        Args:
-            connection: A connection in a transaction that writes.
-            branch: The row of the branch.
-            seq: The length of the world log.
-        """
+        """Record that a branch is up to date with the world."""
         if branch.world_seen != seq:
             _SET_WORLD_SEEN.run(connection, {"tenant_id": self.tenant_id, "id": branch.id}, world_seen=seq)
 
     def release(self, connection: Connection, acquired_row: StoredRow, **changes: Any) -> None:
-        """Release a branch after a run.
-
-        Args:
-            connection: A connection in a transaction that writes.
-            acquired_row: The row that `acquire` returned.
-            changes: The columns of the branch that change with it.
-
-        Raises:
-            Conflict: Another run has taken over the branch.
-        """
+        """Release a branch after a run."""
         held = {"status": RUNNING, "epoch": acquired_row.epoch, "owner": acquired_row.owner}
         values = {"status": idle_status(as_object(acquired_row.meta)), "owner": None, "lease_until": None, **changes}
         key = {"tenant_id": self.tenant_id, "id": acquired_row.id}
@@ -473,16 +348,7 @@ class SessionStore:
     def change_metadata(
         self, connection: Connection, branch_id: int, change: Callable[[dict[str, Any]], dict[str, Any]]
     ) -> dict[str, Any]:
-        """Change the metadata of a branch, and return it. The branch stays locked until the transaction ends.
-
-        Args:
-            connection: A connection in a transaction that writes.
-            branch_id: The branch.
-            change: Returns the new metadata for the old one. Entries with the value None are left out.
-
-        Raises:
-            NotFound: The branch was deleted.
-        """
+        """Change the metadata of a branch, and return it. The branch stays locked until the transaction ends."""
         row = _LOCK_META.first(connection, self._branch_parameters(branch_id))
         if row is None:
             raise missing_row("branch", branch_id)
@@ -491,11 +357,7 @@ class SessionStore:
         return meta
 
     def lineage(self, connection: Connection, branch: StoredRow) -> list[Segment]:
-        """Follow a branch to the root, and return the segments of its path, root first.
-
-        Raises:
-            NotFound: The branch or an ancestor was deleted after the row was read.
-        """
+        """Follow a branch to the root, and return the segments of its path, root first."""
         try:
             return self._load_lineage(connection, branch)
         except KeyError as error:
@@ -652,12 +514,7 @@ _TOUCH = CompiledStatement(
 
 
 class HeldBranch(NamedTuple):
-    """The facts about a branch that the calls of its run need.
-
-    Args:
-        world_seq: The length of the world log of the session.
-        next_arrival: The arrival number of the next call.
-    """
+    """The facts about a branch that the calls of its run need."""
 
     world_seq: int
     next_arrival: int
@@ -674,11 +531,7 @@ class TakenOver(Conflict):
 
 
 def require_real(branch: StoredRow) -> None:
-    """Check that a branch is not a rerun whose calls were only simulated.
-
-    Raises:
-        Simulated: It is one.
-    """
+    """Check that a branch is not a rerun whose calls were only simulated."""
     if idle_status(as_object(branch.meta)) == SIMULATED:  # also while it runs, or its switch is not finished
         raise Simulated(
             f"Branch {branch.name} is a rerun: what its tools returned was simulated, and nothing of it happened. "
@@ -687,11 +540,7 @@ def require_real(branch: StoredRow) -> None:
 
 
 def require_whole_rerun(branch: StoredRow) -> None:
-    """Check that a branch is not a rerun that stopped before its end, whose conversation is only a part.
-
-    Raises:
-        Simulated: It is one.
-    """
+    """Check that a branch is not a rerun that stopped before its end, whose conversation is only a part."""
     meta = as_object(branch.meta)
     if idle_status(meta) == SIMULATED and meta[RERUN].get("status") != DONE:
         raise Simulated(
@@ -710,11 +559,7 @@ def session_has_moved() -> Conflict:
 
 
 def require_no_unfinished_rollback(branch: StoredRow) -> None:
-    """Check that no rollback of a branch is unfinished.
-
-    Raises:
-        Conflict: The rollback was not finished.
-    """
+    """Check that no rollback of a branch is unfinished."""
     if branch.status not in (OPEN, RUNNING, SIMULATED):
         raise Conflict(
             f"Branch {branch.name} is {branch.status}: its rollback was not finished. See session.operations(), "

@@ -23,19 +23,7 @@ from agentgit.store.threads.graph_rows import (
 
 
 class TurnState(NamedTuple):
-    """The facts about a branch that a turn needs when it begins.
-
-    Args:
-        newest: Its newest graph checkpoint.
-        tally: Its calls.
-        world_seq: The length of the world log of the session.
-        last_number: The number of its last checkpoint; 0 if it has none.
-        head_state_id: The graph checkpoint that its head refers to.
-        head_position: The position of its head on the tool track.
-        session_name: The name of the session.
-        current_branch_id: Its current branch.
-        is_busy: True if a branch or an operation of the session is running, or was when its process died.
-    """
+    """The facts about a branch that a turn needs when it begins."""
 
     newest: NewestState
     tally: CallTally
@@ -52,9 +40,6 @@ def query_turn_state(connection: Connection, tenant_id: int, branch_id: int) -> 
     """Query what a turn has to know of its branch, together with the next statements. The session must be locked.
 
     The end of the session's trail is read, too, for the events that this transaction records.
-
-    Returns:
-        A function that returns what was read. It raises `NotFound` if the branch was deleted.
     """
     result = _READ.submit(connection, {"tenant": tenant_id, "branch": branch_id})
 

@@ -22,11 +22,7 @@ from agentgit.store.sql.tables import API_KEY, ERASED_NAME, TENANT, USER
 
 
 class UserStore:
-    """The users of one tenant.
-
-    Args:
-        tenant_id: The tenant.
-    """
+    """The users of one tenant."""
 
     def __init__(self, tenant_id: int) -> None:
         self.tenant_id = tenant_id
@@ -69,14 +65,7 @@ class UserStore:
         return _user_from_row(row) if row is not None else None
 
     def add(self, connection: Connection, name: str, *, is_admin: bool = False, by_user_id: int | None = None) -> User:
-        """Create a user.
-
-        Args:
-            connection: A connection in a transaction that writes.
-            name: A name that is not taken.
-            is_admin: True for an admin.
-            by_user_id: The user who creates it; None if it is created by opening the database.
-        """
+        """Create a user."""
         user = User(id=new_id(), name=name, created_at=datetime.now(UTC), is_admin=is_admin)
         row_codes.insert_rows(connection, USER, {"tenant_id": self.tenant_id, **vars(user)})
         if by_user_id is not None:
@@ -84,23 +73,13 @@ class UserStore:
         return user
 
     def lock(self, connection: Connection, user_id: int, *, admins: bool = False) -> None:
-        """Lock a user: until this transaction ends, nothing can be created for the user.
-
-        Args:
-            connection: A connection in a transaction that writes.
-            user_id: The user.
-            admins: True to lock all admins too. Users are locked in a fixed order, to prevent deadlocks.
-        """
+        """Lock a user: until this transaction ends, nothing can be created for the user."""
         condition = or_(USER.c.id == user_id, USER.c.is_admin) if admins else USER.c.id == user_id
         query = select(USER.c.id).where(USER.c.tenant_id == self.tenant_id, condition).order_by(USER.c.id)
         connection.execute(query.with_for_update())
 
     def require_exists(self, connection: Connection, user_id: int) -> None:
-        """Check that a user exists, and prevent their deletion until this transaction ends.
-
-        Raises:
-            NotAllowed: The user was deleted.
-        """
+        """Check that a user exists, and prevent their deletion until this transaction ends."""
         if connection.execute(self._select_id(user_id).with_for_update(read=True, key_share=True)).first() is None:
             raise NotAllowed("This user was deleted and can no longer create anything.")
 
@@ -119,13 +98,7 @@ class UserStore:
         return row.password if row is not None else None
 
     def revoke_tokens(self, connection: Connection, user_id: int | None, except_key_id: int | None = None) -> None:
-        """Revoke the logins and tokens that were issued before now, and the keys of browsers.
-
-        Args:
-            connection: A connection in a transaction that writes.
-            user_id: The user; None for the whole tenant.
-            except_key_id: The id of a browser key that remains valid.
-        """
+        """Revoke the logins and tokens that were issued before now, and the keys of browsers."""
         browser_keys = [
             API_KEY.c.tenant_id == self.tenant_id,
             API_KEY.c.name == BROWSER_KEY_NAME,
@@ -226,11 +199,7 @@ USE_RECORD_INTERVAL = timedelta(minutes=1)
 
 
 class ApiKeyStore:
-    """The API keys of one tenant.
-
-    Args:
-        tenant_id: The tenant.
-    """
+    """The API keys of one tenant."""
 
     def __init__(self, tenant_id: int) -> None:
         self.tenant_id = tenant_id

@@ -18,11 +18,7 @@ from agentgit.values import as_object, to_json
 
 
 class SnapshotReferences:
-    """The references to workspace snapshots of one tenant.
-
-    Args:
-        tenant_id: The tenant.
-    """
+    """The references to workspace snapshots of one tenant."""
 
     def __init__(self, tenant_id: int) -> None:
         self.tenant_id = tenant_id
@@ -132,10 +128,6 @@ class SnapshotReferences:
 
         These are the rows that no checkpoint refers to, that are not the newest of their branch, and whose snapshot no
         other row uses.
-
-        Args:
-            connection: Any open connection.
-            deleted_checkpoints: The ids of checkpoints to treat as deleted.
         """
         later, other = WORKSPACE_SNAPSHOT.alias("later"), WORKSPACE_SNAPSHOT.alias("other")
         in_tenant = CHECKPOINT.c.tenant_id == self.tenant_id

@@ -35,12 +35,7 @@ from agentgit.store.sql.tables import BRANCH, OPERATION, TOOL_INVOCATION, WORLD_
 
 
 class WorldLog:
-    """The worlds of one tenant's sessions.
-
-    Args:
-        tenant_id: The tenant.
-        journal: The store of the invocations.
-    """
+    """The worlds of one tenant's sessions."""
 
     def __init__(self, tenant_id: int, journal: Journal) -> None:
         self.tenant_id = tenant_id
@@ -56,10 +51,6 @@ class WorldLog:
         """Return the calls with a declared effect that others changed since this branch last saw the world.
 
         The result has the ids of the calls. For a call that ran again, it also has the id of the call that it repeats.
-
-        Args:
-            connection: Any open connection.
-            branch: The row of the branch. `world_seen` is its position in the log.
         """
         parameters = {
             "tenant": self.tenant_id,
@@ -74,11 +65,6 @@ class WorldLog:
         """Return the last logged action of each of these calls at the time when a branch last saw the world.
 
         The actions of a call that ran again count as actions of the call that it repeats.
-
-        Args:
-            connection: Any open connection.
-            branch: The row of the branch. `world_seen` is its position in the log.
-            ids: The `first_id` of each call.
         """
         last_by_id: dict[int, tuple[int, str]] = {}
         for part in slices(ids):
@@ -97,16 +83,7 @@ class WorldLog:
     def calls_in_effect(
         self, connection: Connection, session_id: int, path: Sequence[TrackPart] = ()
     ) -> list[ToolInvocation]:
-        """Read the invocations of a session that may have an effect in its world, newest first in world order.
-
-        Args:
-            connection: Any open connection.
-            session_id: The external session.
-            path: The track whose invocations are left out.
-
-        Raises:
-            Corrupt: In an encrypted database, a call or the log of the session was changed without the key.
-        """
+        """Read the invocations of a session that may have an effect in its world, newest first in world order."""
         self._require_authentic(connection, session_id)
         first_logged = (
             select(WORLD_LOG.c.invocation_id, func.min(WORLD_LOG.c.seq).label("seq"))
@@ -181,13 +158,7 @@ class WorldLog:
     def uncertain_calls(
         self, connection: Connection, session_id: int, path: Sequence[TrackPart]
     ) -> list[ToolInvocation]:
-        """Read the invocations on a path for which it is unknown whether they were reversed or ran again.
-
-        Args:
-            connection: Any open connection.
-            session_id: The external session.
-            path: The track.
-        """
+        """Read the invocations on a path for which it is unknown whether they were reversed or ran again."""
         query = (
             select(TOOL_INVOCATION, BRANCH.c.inherited)
             .select_from(WITH_BRANCH)
@@ -206,13 +177,7 @@ class WorldLog:
     def redo_calls(
         self, connection: Connection, invocation_id: int, branch_id: int | None = None
     ) -> list[ToolInvocation]:
-        """Read the invocations that ran again in place of an invocation, newest first.
-
-        Args:
-            connection: Any open connection.
-            invocation_id: The invocation that ran first.
-            branch_id: The branch for which they ran; None for any.
-        """
+        """Read the invocations that ran again in place of an invocation, newest first."""
         session_query = select(_first_run.c.external_session_id).where(
             _first_run.c.tenant_id == self.tenant_id, _first_run.c.id == invocation_id
         )
@@ -267,14 +232,7 @@ class WorldLog:
     def are_in_effect(
         self, connection: Connection, session_id: int, path: Sequence[TrackPart], keys: Sequence[str]
     ) -> bool:
-        """Return whether all these calls are on a path and none of them was, or may have been, reversed.
-
-        Args:
-            connection: Any open connection.
-            session_id: The external session.
-            path: The track.
-            keys: The idempotency keys of the calls.
-        """
+        """Return whether all these calls are on a path and none of them was, or may have been, reversed."""
         query = select(
             *row_codes.columns_to_read(connection, TOOL_INVOCATION, "id", "idempotency_key", "kind", "replay_of")
         ).where(

@@ -22,15 +22,7 @@ Migrate = Callable[[Connection], None]
 
 
 def database_url(config: Config, arguments: dict[str, str]) -> Any:
-    """Return the URL of the database: `-x db=URL`, `sqlalchemy.url`, `$AGENTGIT_DATABASE_URL` or `./agentgit.db`.
-
-    Args:
-        config: The configuration of the command.
-        arguments: The `-x` arguments of the command.
-
-    Raises:
-        CommandError: The URL is not valid.
-    """
+    """Return the URL of the database: `-x db=URL`, `sqlalchemy.url`, `$AGENTGIT_DATABASE_URL` or `./agentgit.db`."""
     own_url = config.get_alembic_option("sqlalchemy.url")
     try:
         return parse_url(arguments.get("db") or own_url or default_location())
@@ -39,16 +31,7 @@ def database_url(config: Config, arguments: dict[str, str]) -> Any:
 
 
 def run(config: Config, url: Any, migrate: Migrate) -> None:
-    """Run a command of Alembic in one transaction, with the checks of `agentgit db`.
-
-    Args:
-        config: The configuration of the command.
-        url: The URL of the database.
-        migrate: Runs Alembic's migrations on the connection of the transaction.
-
-    Raises:
-        CommandError: A check failed, and the message says what to do. Nothing was changed.
-    """
+    """Run a command of Alembic in one transaction, with the checks of `agentgit db`."""
     if config.cmd_opts is None:
         raise CommandError("Run the alembic command. In Python, use the functions of agentgit.store.schema.schema.")
     verb = config.cmd_opts.cmd[0].__name__

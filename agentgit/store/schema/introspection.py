@@ -65,13 +65,6 @@ _UNDISTRIBUTED_PARTS = ("trigger ", "definition of trigger ", "function ", "poli
 def include_object(object: Any, name: str | None, kind: str, reflected: bool, compare_to: Any) -> bool:
     """Exclude agentgit's tables from another application's Alembic, as `include_object` of its `context.configure`.
 
-    Args:
-        object: The object that Alembic examines.
-        name: The name of the object.
-        kind: `table`, or another kind.
-        reflected: True if it was found in the database.
-        compare_to: The object of that name in the application's models.
-
     Example:
         >>> include_object(None, "audit_event", "table", True, None)
         False
@@ -85,11 +78,6 @@ def include_object(object: Any, name: str | None, kind: str, reflected: bool, co
 def is_compared(name: str | None, kind: str, parents: Any) -> bool:
     """Exclude the parts of the full-text index, which no model has, as `include_name` of Alembic's `context.configure`.
 
-    Args:
-        name: The name of an object in the database.
-        kind: `table`, `index` or another kind.
-        parents: The schema and the table of the object.
-
     Example:
         >>> is_compared("ix_search_text_words", "index", {}), is_compared("ix_tenant_name", "index", {})
         (False, True)
@@ -100,12 +88,7 @@ def is_compared(name: str | None, kind: str, parents: Any) -> bool:
 
 
 def read_shape(connection: Connection, schema: str | None = None) -> Shape:
-    """Read the shape of agentgit's tables.
-
-    Args:
-        connection: Any open connection.
-        schema: The PostgreSQL schema; None for the first one in the search path.
-    """
+    """Read the shape of agentgit's tables."""
     inspector = inspect(connection)
     schema_name = schema or inspector.default_schema_name
     shape: Shape = {name: {} for name in inspector.get_table_names(schema=schema_name) if name in TABLE_NAMES}
@@ -166,12 +149,7 @@ def _foreign_key_target(foreign_key: Any) -> str:
 
 
 def build_shape(connection: Connection, revision: str) -> Shape:
-    """Return the shape that the migrations create, by running them in memory or, on a server, in a temporary schema.
-
-    Args:
-        connection: A connection in a transaction that writes.
-        revision: The wanted revision.
-    """
+    """Return the shape that the migrations create, by running them in memory or, on a server, in a temporary schema."""
     if revision == migrations.BASE:
         return {}
     if connection.dialect.name == "sqlite":
@@ -191,10 +169,6 @@ def build_shape(connection: Connection, revision: str) -> Shape:
 
 def list_differences(actual: Shape, expected: Shape) -> list[str]:
     """List the differences between a shape and the expected one. Additional indexes are allowed.
-
-    Args:
-        actual: The actual shape.
-        expected: The expected shape.
 
     Example:
         >>> list_differences({"tag": {"column name": "TEXT"}}, {"tag": {"column name": "TEXT NOT NULL"}, "blob": {}})
@@ -243,10 +217,6 @@ def list_schema_differences(connection: Connection, revision: str) -> list[str]:
     If Citus distributes the tables, triggers and row-level security are not compared, because Citus has neither on
     distributed tables. Instead, every table must be distributed by tenant together with the others, and the table of
     tenants must have a copy on each machine.
-
-    Args:
-        connection: A connection in a transaction that writes.
-        revision: The revision of the tables.
     """
     actual, expected = read_shape(connection), build_shape(connection, revision)
     if distribution := _read_distribution(connection):

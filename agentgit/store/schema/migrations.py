@@ -53,25 +53,14 @@ def revisions() -> list[str]:
 
 
 def require_revision(revision: str) -> str:
-    """Check that a revision exists, and return it.
-
-    Raises:
-        InvalidInput: There is no such revision.
-    """
+    """Check that a revision exists, and return it."""
     if revision != BASE and revision not in revisions():
         raise InvalidInput(f"There is no schema {revision!r}. Use one of {', '.join(revisions())}, or {BASE} for none.")
     return revision
 
 
 def run(connection: Connection, verb: str, revision: str, *, schema: str | None = None) -> None:
-    """Run Alembic in the transaction of a connection.
-
-    Args:
-        connection: A connection in a transaction that writes.
-        verb: `upgrade`, `downgrade` or `stamp`.
-        revision: The revision to reach.
-        schema: The PostgreSQL schema of the tables, if it is not the first one in the search path.
-    """
+    """Run Alembic in the transaction of a connection."""
     from alembic.migration import MigrationContext
 
     scripts = _scripts()
@@ -131,16 +120,7 @@ def _set_row_security(connection: Connection, names: list[str], mode: str) -> No
 
 
 def script(kind: str, start: str, end: str) -> str:
-    """Return the SQL that upgrades a database from one revision to a later one, in one transaction.
-
-    Args:
-        kind: `postgresql` or `sqlite`.
-        start: The revision of the database; `base` if it has no tables.
-        end: The revision to reach.
-
-    Raises:
-        InvalidInput: There is no such revision, or `start` is not older than `end`.
-    """
+    """Return the SQL that upgrades a database from one revision to a later one, in one transaction."""
     from alembic.migration import MigrationContext
 
     all_revisions = [BASE, *revisions()]

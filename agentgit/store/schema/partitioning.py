@@ -57,18 +57,6 @@ def partition(database: Database, count: int) -> int:
     """Partition each table by tenant, with its rows, in one transaction. Nobody else can use the database meanwhile.
 
     Tables that are already partitioned stay as they are, so you can run it again after an upgrade that added tables.
-
-    Args:
-        database: The database, opened as the owner of its tables.
-        count: The number of partitions of each table.
-
-    Returns:
-        The number of tables that were partitioned.
-
-    Raises:
-        InvalidInput: The database is SQLite, Citus distributes it, or `count` is not from 2 to `MAX_PARTITIONS`.
-        NotAllowed: Another role owns the tables.
-        SchemaMismatch: The schema is not the one of this library.
     """
     if database.is_sqlite:
         raise InvalidInput("SQLite has no partitions. Move the sessions to PostgreSQL with export and import.")
@@ -174,12 +162,6 @@ _GIN = "USING gin (words) WITH (gin_pending_list_limit=256)"
 
 def distributed_script(kind: str) -> str:
     """Return the SQL that creates the tables in an empty database on a distributed server.
-
-    Args:
-        kind: `citus`, `cockroach` or `yugabyte`.
-
-    Raises:
-        InvalidInput: There is no script for this kind.
 
     Example:
         >>> "SELECT create_reference_table('tenant');" in distributed_script("citus")

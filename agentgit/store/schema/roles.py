@@ -26,13 +26,7 @@ REDUCED_RIGHTS = {
 
 
 class Grant(NamedTuple):
-    """The rights of a role.
-
-    Args:
-        tables: The number of tables that the role can use.
-        is_limited_to_tenant: True if row-level security limits the role to the tenant and the user that it sets, and
-            triggers keep the audit trail. Citus has neither on distributed tables.
-    """
+    """The rights of a role."""
 
     tables: int
     is_limited_to_tenant: bool
@@ -50,18 +44,7 @@ _OWNED_TABLES = text(
 
 
 def grant(database: Database, role: str) -> Grant:
-    """Grant a role the rights that agentgit needs. Its earlier rights on the tables are revoked first.
-
-    Args:
-        database: The database, opened as the owner of its tables.
-        role: The role that gets the rights.
-
-    Raises:
-        InvalidInput: The database is SQLite, which has no roles.
-        NotFound: The server has no such role.
-        NotAllowed: Another role owns the tables; or `role` owns them, or row-level security does not apply to it.
-        SchemaMismatch: The schema is not the one of this library.
-    """
+    """Grant a role the rights that agentgit needs. Its earlier rights on the tables are revoked first."""
     if database.is_sqlite:
         raise InvalidInput("SQLite has no roles: anyone who can write the file can do everything in it.")
     schema.check(database)

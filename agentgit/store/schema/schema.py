@@ -50,18 +50,7 @@ def _table_names(connection: Connection) -> set[str]:
 
 
 def check(database: Database, *, deep: bool = False) -> None:
-    """Check that this library can use the database without an upgrade.
-
-    Args:
-        database: Any open database.
-        deep: True to compare every table, column, key, index, trigger and policy with what the migrations create, and
-            on Citus how each table is distributed. On a server this needs the right to create a schema. That schema is
-            temporary.
-
-    Raises:
-        SchemaMismatch: The schema is older, newer, empty or not agentgit's, or differs. The message names the problem
-            and what to do.
-    """
+    """Check that this library can use the database without an upgrade."""
     revision = current_revision(database)
     _require_not_newer(database, revision)
     if revision is None or revision < REVISION:
@@ -89,13 +78,7 @@ def _check_deep(connection: Connection, database: Database) -> list[str]:
 
 
 def _command(verb: str, database: Database, owner: str | None = None) -> str:
-    """Return a command that can be pasted, except for the password, which is not shown.
-
-    Args:
-        verb: The subcommand of `agentgit db`.
-        database: The database.
-        owner: The owner of the tables that the command changes; None for the user in the database's URL.
-    """
+    """Return a command that can be pasted, except for the password, which is not shown."""
     name = database.name if owner is None else redacted_url(database.url.set(username=owner))
     command = f"agentgit db {verb} --db {shlex.quote(name)}"
     return f"{command}{_REDACTION_HINT}" if "***" in name else command
@@ -119,16 +102,7 @@ def _find_other_owner(connection: Connection) -> Any:
 
 
 def require_owner(connection: Connection, database: Database, verb: str) -> None:
-    """Check that the current role owns the tables, so that it can change them.
-
-    Args:
-        connection: The connection of the transaction that would change them.
-        database: The database.
-        verb: The subcommand of `agentgit db`.
-
-    Raises:
-        NotAllowed: Another role owns the tables. The message has the command for that role.
-    """
+    """Check that the current role owns the tables, so that it can change them."""
     if (other_owner := _find_other_owner(connection)) is not None:
         raise NotAllowed(
             f"{other_owner.role} does not own the tables of {database.name} and cannot change them. Ask their owner "
@@ -140,16 +114,6 @@ def upgrade(database: Database, revision: str | None = None) -> str:
     """Upgrade the schema to a revision, and return that revision.
 
     Tables of another application in the same database are not changed.
-
-    Args:
-        database: Any open database.
-        revision: The revision to reach; None for this library's.
-
-    Raises:
-        SchemaMismatch: The database is newer than the library, or another application uses the name of one of its
-            tables. Nothing was changed.
-        InvalidInput: There is no such revision, or the database is newer than it.
-        NotAllowed: Another role owns the tables.
     """
     target = migrations.require_revision(revision or REVISION)
     existing = current_revision(database)
@@ -181,16 +145,7 @@ def _upgrade_in_transaction(connection: Connection, database: Database, revision
 
 
 def begin_upgrade(connection: Connection, database: Database) -> str | None:
-    """Lock the schema for a transaction that upgrades it, and return its revision; None if there are no tables.
-
-    Args:
-        connection: The connection of the transaction.
-        database: The database.
-
-    Raises:
-        SchemaMismatch: Another application uses the name of one of the tables.
-        NotAllowed: Another role owns the tables.
-    """
+    """Lock the schema for a transaction that upgrades it, and return its revision; None if there are no tables."""
     lock_migrations(connection)
     existing = _read_revision(connection)
     if existing is None:
@@ -226,18 +181,7 @@ def _require_no_other_tables(connection: Connection, database: Database) -> None
 
 
 def downgrade(database: Database, revision: str, *, allow_data_loss: bool = False) -> list[str]:
-    """Downgrade the schema to an earlier revision in one transaction, and return a list of the lost data.
-
-    Args:
-        database: A database that has tables.
-        revision: The revision to reach. `base` removes all tables.
-        allow_data_loss: True to allow the loss of data.
-
-    Raises:
-        InvalidInput: There is no such revision, or the database is older than it.
-        NotAllowed: Data would be lost, and the message lists it; or another role owns the tables. Nothing was changed.
-        SchemaMismatch: The database has no agentgit tables, or is newer than the library.
-    """
+    """Downgrade the schema to an earlier revision in one transaction, and return a list of the lost data."""
     migrations.require_revision(revision)
 
     def work(connection: Connection) -> list[str]:
@@ -258,17 +202,7 @@ def downgrade(database: Database, revision: str, *, allow_data_loss: bool = Fals
 def begin_downgrade(
     connection: Connection, database: Database, revision: str, *, allow_data_loss: bool = False
 ) -> list[str]:
-    """Lock the schema for a transaction that downgrades it, and return a list of the data that will be lost.
-
-    Args:
-        connection: The connection of the transaction.
-        database: The database.
-        revision: The revision to reach.
-        allow_data_loss: True to allow the loss of data.
-
-    Raises:
-        NotAllowed: Data would be lost, and the message lists it; or another role owns the tables.
-    """
+    """Lock the schema for a transaction that downgrades it, and return a list of the data that will be lost."""
     lock_migrations(connection)
     require_owner(connection, database, f"downgrade {revision}")
     losses = _lost_data(connection, read_shape(connection), build_shape(connection, revision))
@@ -311,15 +245,6 @@ def stamp(database: Database, revision: str) -> None:
     """Record that the tables have a revision, after a check that they match it.
 
     This is for databases whose tables were created with the SQL of `script`.
-
-    Args:
-        database: A database that has the tables.
-        revision: The revision of the tables.
-
-    Raises:
-        InvalidInput: There is no such revision.
-        SchemaMismatch: The tables differ, and the message lists how.
-        NotAllowed: Another role owns the tables.
     """
     migrations.require_revision(revision)
 
@@ -331,17 +256,7 @@ def stamp(database: Database, revision: str) -> None:
 
 
 def begin_stamp(connection: Connection, database: Database, revision: str) -> None:
-    """Lock the schema for a transaction that records its revision, after a check that the tables match it.
-
-    Args:
-        connection: The connection of the transaction.
-        database: The database.
-        revision: The revision of the tables.
-
-    Raises:
-        SchemaMismatch: The tables differ, and the message lists how.
-        NotAllowed: Another role owns the tables.
-    """
+    """Lock the schema for a transaction that records its revision, after a check that the tables match it."""
     lock_migrations(connection)
     require_owner(connection, database, f"stamp {revision}")
     if differences := list_schema_differences(connection, revision):
@@ -349,28 +264,14 @@ def begin_stamp(connection: Connection, database: Database, revision: str) -> No
 
 
 def script(kind: str, start: str | None = None, end: str | None = None) -> str:
-    """Return the SQL of an upgrade, for an administrator who runs it by hand.
-
-    Args:
-        kind: `postgresql` or `sqlite`.
-        start: The revision of the database; None if it has no tables.
-        end: The revision to reach; None for this library's.
-
-    Raises:
-        InvalidInput: There is no such revision or kind, or `start` is not older than `end`.
-    """
+    """Return the SQL of an upgrade, for an administrator who runs it by hand."""
     if kind not in ("postgresql", "sqlite"):
         raise InvalidInput(f"agentgit supports sqlite and postgresql, not {kind!r}.")
     return migrations.script(kind, start or BASE, end or REVISION)
 
 
 def prepare(database: Database) -> None:
-    """Prepare a database for use: upgrade SQLite, but only check a server, which its administrator upgrades.
-
-    Raises:
-        SchemaMismatch: An upgrade is needed, and the message has the command; or the file belongs to another
-            application, and was not changed.
-    """
+    """Prepare a database for use: upgrade SQLite, but only check a server, which its administrator upgrades."""
     if not database.is_sqlite:
         check(database)
         return

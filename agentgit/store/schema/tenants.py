@@ -20,15 +20,6 @@ from agentgit.store.sql.tables import TENANT
 def ensure_tenant(database: Database, name: str | None = None, *, create: bool = True) -> int:
     """Return the id of a tenant, and create the tenant if it does not exist.
 
-    Args:
-        database: A database that has its tables.
-        name: The name of the tenant; None for the first one, `local`.
-        create: False to create no tenant except the first one.
-
-    Raises:
-        InvalidInput: The name is not valid for a tenant.
-        NotFound: The tenant does not exist and is not created. The error has similar names.
-
     Example:
         >>> from agentgit.store.schema import schema
         >>> database = Database(":memory:")

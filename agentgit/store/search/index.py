@@ -48,14 +48,7 @@ class NewText(NamedTuple):
 
 
 class SearchIndex:
-    """The search index of one tenant.
-
-    Args:
-        tenant_id: The tenant.
-        sessions: The store of the branches.
-        graphs: The store of the messages.
-        names_only: True to index only the names of checkpoints, because the index stores words unencrypted.
-    """
+    """The search index of one tenant."""
 
     def __init__(self, tenant_id: int, sessions: SessionStore, graphs: GraphStore, *, names_only: bool = False) -> None:
         self.tenant_id = tenant_id
@@ -69,15 +62,7 @@ class SearchIndex:
         return {row.id: row.number - row.searched for row in rows}
 
     def index_next(self, connection: Connection, branch_id: int) -> bool:
-        """Index the texts of a branch's next checkpoints, and return whether there may be more.
-
-        Args:
-            connection: A connection in a transaction that writes.
-            branch_id: The branch.
-
-        Raises:
-            Corrupt: One of the texts cannot be read. Nothing was written.
-        """
+        """Index the texts of a branch's next checkpoints, and return whether there may be more."""
         checkpoints = _NEXT.all(connection, {"tenant": self.tenant_id, "branch": branch_id})
         unindexed = [row for row in checkpoints if row.number > row.searched]
         if not unindexed:
@@ -101,18 +86,7 @@ class SearchIndex:
         states: tuple[GraphCheckpoint | None, GraphCheckpoint | None],
         calls: tuple[int, int],
     ) -> None:
-        """Index what a turn added, without reading its checkpoints. The caller sets `searched`.
-
-        Args:
-            connection: A connection in a transaction that writes.
-            branch: The row of the branch. Its last checkpoint before the turn must be indexed.
-            number: The number of the checkpoint at the end of the turn, an automatic one.
-            states: The graph checkpoints before and after the turn.
-            calls: The number of calls that the branch had made before and after the turn.
-
-        Raises:
-            Corrupt: One of the texts cannot be read. Nothing was written.
-        """
+        """Index what a turn added, without reading its checkpoints. The caller sets `searched`."""
         if self.names_only:
             return
         before, after = (self.graphs.message_hashes(connection, one) if one is not None else () for one in states)
@@ -124,12 +98,7 @@ class SearchIndex:
         self._add(connection, branch.external_session_id, branch.id, new_texts)
 
     def index_annotation(self, connection: Connection, row: StoredRow) -> None:
-        """Index the name and description of a checkpoint again, after a change.
-
-        Args:
-            connection: A connection in a transaction that writes.
-            row: The checkpoint as it is now, with the session of its branch.
-        """
+        """Index the name and description of a checkpoint again, after a change."""
         connection.execute(
             delete(SEARCH_TEXT).where(
                 SEARCH_TEXT.c.tenant_id == self.tenant_id,
@@ -188,12 +157,7 @@ class SearchIndex:
                 yield NewText(number, MESSAGE, text_of_message(leaves[key]).text, hash=key)
 
     def _previous_checkpoint(self, connection: Connection, first_row: StoredRow) -> StoredRow | None:
-        """Return the checkpoint before those to index, which may be the branch point; None if it is unknown.
-
-        Args:
-            connection: Any open connection.
-            first_row: The first row of `_NEXT`.
-        """
+        """Return the checkpoint before those to index, which may be the branch point; None if it is unknown."""
         if first_row.number == first_row.searched:
             return first_row
         if first_row.searched or first_row.parent_id is None:

@@ -56,12 +56,7 @@ TAIL_SIZE = 1_000
 
 
 class Search:
-    """Search in the data of one tenant.
-
-    Args:
-        tenant_id: The tenant.
-        graphs: The store of the tenant's messages.
-    """
+    """Search in the data of one tenant."""
 
     def __init__(self, tenant_id: int, graphs: GraphStore) -> None:
         self.tenant_id = tenant_id
@@ -78,17 +73,7 @@ class Search:
         is_whole_session: bool,
         page_size: int = TEXTS_PER_QUERY,
     ) -> Iterator[tuple[HitCursor, Hit]]:
-        """Yield the hits, best first, each with its rank.
-
-        Args:
-            connection: Any open connection.
-            session_id: The session.
-            parts: The branches to search, each up to a checkpoint.
-            query: The query.
-            after: The rank after which to continue.
-            is_whole_session: True if the parts are the whole session.
-            page_size: The number of texts to read together, about as many as the caller wants.
-        """
+        """Yield the hits, best first, each with its rank."""
         last_numbers = {part.branch_id: part.last_number for part in parts}
         session_scopes = [scope_of_session(session_id)] if is_whole_session else None
         if connection.dialect.name != "sqlite":
@@ -244,11 +229,7 @@ class Search:
         calls: dict[int, StoredRow],
         messages: dict[bytes, Leaf],
     ) -> SearchableText | None:
-        """Return a text; None if it no longer exists.
-
-        Raises:
-            Corrupt: The text is damaged.
-        """
+        """Return a text; None if it no longer exists."""
         if row.kind == NAMED:
             return text_of_checkpoint(checkpoint)
         if row.kind == CALL:

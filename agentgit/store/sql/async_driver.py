@@ -23,13 +23,7 @@ _current_engine: ContextVar[tuple[int, Engine] | None] = ContextVar("agentgit_en
 
 
 class LoopPools:
-    """A pool of async connections for each event loop that uses a database. A connection cannot change its loop.
-
-    Args:
-        url: A database whose driver also has an async mode.
-        pool_size: The maximum number of connections on each loop.
-        seal: The seal of the database, if it has keys.
-    """
+    """A pool of async connections for each event loop that uses a database. A connection cannot change its loop."""
 
     def __init__(self, url: URL, pool_size: int, seal: Seal | None = None) -> None:
         self._url, self._pool_size, self._seal = url, pool_size, seal

@@ -24,10 +24,6 @@ MAX_PARAMETERS = 500
 def slices(items: Sequence[T], size: int = MAX_PARAMETERS) -> Iterator[Sequence[T]]:
     """Yield slices of a sequence, in order.
 
-    Args:
-        items: The sequence.
-        size: The maximum number of items in a slice.
-
     Example:
         >>> list(slices([1, 2, 3, 4, 5], 2))
         [[1, 2], [3, 4], [5]]
@@ -41,14 +37,7 @@ _BATCH = "agentgit_batch"
 
 
 class Statement(NamedTuple):
-    """A statement in the form that the driver takes.
-
-    Args:
-        sql: The text of the statement.
-        rows: The parameters of each run.
-        on_result: A callback for the number of affected rows and the rows read; None if the result is not needed.
-        prepare: False if the statement must never be prepared; None to let the driver decide.
-    """
+    """A statement in the form that the driver takes."""
 
     sql: str
     rows: Sequence[Any] = ()
@@ -61,14 +50,7 @@ BEGIN_SNAPSHOT = Statement("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY", p
 
 
 class Batch:
-    """The statements of one transaction that have not been sent yet.
-
-    Args:
-        connection: A connection whose transaction has begun in SQLAlchemy. BEGIN is sent with the first statement.
-        settings: The statements that apply the settings of the transaction.
-        only_reads: True if each round trip may be a separate transaction.
-        one_moment: True if all statements must read the snapshot of the first one.
-    """
+    """The statements of one transaction that have not been sent yet."""
 
     def __init__(
         self,

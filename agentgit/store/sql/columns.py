@@ -92,13 +92,7 @@ class SafeText(TypeDecorator[str]):
 
 
 class Payload(TypeDecorator[bytes]):
-    """Bytes that are encrypted in a database with keys. See `agentgit.store.sql.encryption`.
-
-    Args:
-        column_name: The table and the column, like `blob.data`.
-        is_hashed: True if readers compare the value with a hash, and so can name a damaged row themselves. A value
-            that does not decrypt is then returned as it is stored, and one that is wrongly unencrypted as `PlainBytes`.
-    """
+    """Bytes that are encrypted in a database with keys. See `agentgit.store.sql.encryption`."""
 
     impl = LargeBinary
     cache_ok = True
@@ -125,11 +119,7 @@ class Payload(TypeDecorator[bytes]):
 
 
 class SealedText(SafeText):
-    """Text that is encrypted in a database with keys.
-
-    Args:
-        column_name: The table and the column.
-    """
+    """Text that is encrypted in a database with keys."""
 
     cache_ok = True
 

@@ -27,9 +27,6 @@ PAGE_SIZE = 2000
 class CompiledStatement:
     """A statement that is compiled once for each SQL dialect.
 
-    Args:
-        statement: One statement for all dialects, or one for each dialect name. It cannot have lists in `IN`.
-
     Example:
         >>> from sqlalchemy import bindparam, create_engine, literal, select
         >>> double = CompiledStatement(select((bindparam("n", 0) * 2).label("twice")))
@@ -43,43 +40,23 @@ class CompiledStatement:
         self._compiled: dict[str, _Compiled] = {}
 
     def run(self, connection: Connection, *rows: Mapping[str, Any]) -> None:
-        """Run the statement once for each row of parameters. On a server it is queued, as in `Batch`.
-
-        Args:
-            connection: A connection in a transaction.
-            rows: The parameters of each run, by name.
-        """
+        """Run the statement once for each row of parameters. On a server it is queued, as in `Batch`."""
         self._execute(connection, rows)
 
     def count(self, connection: Connection, row: Mapping[str, Any]) -> int:
-        """Run the statement and return the number of affected rows.
-
-        Args:
-            connection: A connection in a transaction.
-            row: The parameters of the statement, by name.
-        """
+        """Run the statement and return the number of affected rows."""
         result = PendingResult(batch_of(connection))
         self._execute(connection, [row], result)
         return result.count()
 
     def submit(self, connection: Connection, row: Mapping[str, Any]) -> PendingResult:
-        """Start a query whose result is needed later. On a server several such queries are sent together.
-
-        Args:
-            connection: A connection in a transaction.
-            row: The parameters of the statement, by name.
-        """
+        """Start a query whose result is needed later. On a server several such queries are sent together."""
         result = PendingResult(batch_of(connection), self._row_converter(connection))
         self._execute(connection, [row], result)
         return result
 
     def all(self, connection: Connection, row: Mapping[str, Any]) -> list[Any]:
-        """Run a query and return its rows as named tuples.
-
-        Args:
-            connection: A connection in a transaction.
-            row: The parameters of the statement, by name.
-        """
+        """Run a query and return its rows as named tuples."""
         return self.submit(connection, row).all()
 
     def _execute(
@@ -113,14 +90,7 @@ class CompiledStatement:
     def pages(
         self, connection: Connection, row: Mapping[str, Any] | None = None, *, size: int = PAGE_SIZE, raw: bool = False
     ) -> Iterator[Sequence[Any]]:
-        """Run a query and yield its rows in pages. Only one page is in memory at a time.
-
-        Args:
-            connection: A connection in a transaction.
-            row: The parameters of the statement, by name.
-            size: The maximum number of rows on a page.
-            raw: True for tuples as the driver returns them, which takes a third of the time.
-        """
+        """Run a query and yield its rows in pages. Only one page is in memory at a time."""
         flush_batch(connection)
         compiled, convert = self._compile_for(connection), self._row_converter(connection)
         is_sqlite = connection.dialect.name == "sqlite"
@@ -152,12 +122,7 @@ class CompiledStatement:
 
 
 class PendingResult:
-    """The result of a statement. If the statement is still queued, reading the result sends it.
-
-    Args:
-        batch: The batch in which the statement is queued; None if it runs at once.
-        convert: Converts a row of the driver.
-    """
+    """The result of a statement. If the statement is still queued, reading the result sends it."""
 
     def __init__(self, batch: Batch | None, convert: Converter = tuple) -> None:
         self._batch = batch
@@ -228,11 +193,7 @@ class _Compiled:
         return len({tuple([row.get(name) for name in self._key]) for row in rows}) == len(rows)
 
     def merge(self, parameters: Sequence[Mapping[str, Any]]) -> Statement:
-        """Return the statement that inserts these rows.
-
-        Args:
-            parameters: What `bind` returned for each row. `can_merge` returned True for these rows.
-        """
+        """Return the statement that inserts these rows."""
         count = len(parameters)
         if count == 1:
             return Statement(self.sql, parameters)

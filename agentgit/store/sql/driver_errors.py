@@ -72,11 +72,6 @@ class ConstraintRace(TransactionConflict):
 
     The next attempt sees what the other transaction stored. If the same row is refused again, it was no race, and
     `final_error` is the error to raise.
-
-    Args:
-        database_name: The database.
-        text: The part of the driver's message that every user may see.
-        driver_message: The whole message of the driver, which identifies the row.
     """
 
     def __init__(self, database_name: str, text: str, driver_message: str) -> None:
@@ -86,14 +81,7 @@ class ConstraintRace(TransactionConflict):
 
 
 def translate_error(error: Exception, database_name: str, *, committing: bool | None = None) -> AgentGitError:
-    """Return the error that a driver's error means.
-
-    Args:
-        error: The driver's own error.
-        database_name: The database, without its password.
-        committing: True if the commit had started, False if a transaction that writes had not reached its commit;
-            None if there was nothing to write.
-    """
+    """Return the error that a driver's error means."""
     driver_message = str(error).strip()
     state: str | None = getattr(error, "sqlstate", None)
     text = _safe_message(error, driver_message, state)
@@ -224,12 +212,7 @@ def _error_of_sqlite(error: Exception, text: str, database_name: str) -> AgentGi
 
 
 def unreadable_row(table: str, key: object) -> Corrupt:
-    """Return the error for a row whose contents cannot be decoded.
-
-    Args:
-        table: The table.
-        key: The key of the row, as `agentgit fsck` shows it.
-    """
+    """Return the error for a row whose contents cannot be decoded."""
     return Corrupt(
         f"The row {key} in table {table} cannot be read. Run: agentgit fsck; then restore the database from a backup.",
         row=f"{table} {key}",
@@ -237,12 +220,7 @@ def unreadable_row(table: str, key: object) -> Corrupt:
 
 
 def missing_row(kind: str, row_id: object) -> NotFound:
-    """Return the error for a row that does not exist although other rows refer to it or a caller has its id.
-
-    Args:
-        kind: The kind of the row, in a word that users know.
-        row_id: The id of the row.
-    """
+    """Return the error for a row that does not exist although other rows refer to it or a caller has its id."""
     return NotFound(
         f"There is no {kind} {row_id} in this database. If its session was not deleted, the row is lost. To find the "
         "rows that need it, run: agentgit fsck"

@@ -45,14 +45,7 @@ class UnencryptedValue(Corrupt):
 
 
 class Seal:
-    """Encrypts and decrypts the values of one tenant in one open database.
-
-    Args:
-        keyring: The keys.
-
-    Raises:
-        Unavailable: The package `cryptography` is not installed.
-    """
+    """Encrypts and decrypts the values of one tenant in one open database."""
 
     def __init__(self, keyring: Keyring) -> None:
         self.keyring = keyring
@@ -73,24 +66,13 @@ class Seal:
             raise Unavailable('Encryption needs an extra package. Run: pip install "agentgit[encryption]"') from error
 
     def seal(self, column_name: str, value: bytes | memoryview, key_name: str | None = None) -> bytes:
-        """Encrypt a value.
-
-        Args:
-            column_name: The table and the column, like `blob.data`.
-            value: The bytes of the value.
-            key_name: The name of the key; None is the current one.
-        """
+        """Encrypt a value."""
         name, nonce = key_name or self.keyring.current, os.urandom(NONCE_BYTES)
         ciphertext: bytes = self._cipher(name).encrypt(nonce, value, self._associated_data(column_name))
         return _header(name) + nonce + ciphertext
 
     def open(self, column_name: str, data: bytes) -> bytes:
-        """Decrypt a sealed value.
-
-        Raises:
-            KeyMissing: The value's key is not in the keyring.
-            Corrupt: The value was changed or moved, or the keyring has another key of that name.
-        """
+        """Decrypt a sealed value."""
         name = parse_key_name(data) or ""
         if name not in self.keyring:
             raise missing_key(name)
@@ -116,11 +98,6 @@ class Seal:
         """Return the message authentication code of a row: HMAC-SHA256, after the head of a sealed value.
 
         The HMAC key is derived from the encryption key as in HKDF-Expand (RFC 5869), for this use and place.
-
-        Args:
-            table_name: The table.
-            message: The bytes to authenticate.
-            key_name: The name of the key; None is the current one.
         """
         name = key_name or self.keyring.current
         row_key = hmac.digest(self.keyring[name], b"row " + self._associated_data(table_name) + b"\1", "sha256")
@@ -183,13 +160,7 @@ def encode_value(seal: Seal | None, column_name: str, value: bytes | memoryview)
 
 
 def decode_value(seal: Seal | None, column_name: str, data: bytes) -> bytes:
-    """Return the value of a stored form.
-
-    Raises:
-        KeyMissing: The value's key is missing.
-        Corrupt: The value does not decrypt.
-        UnencryptedValue: The value is unencrypted, but every value must be encrypted.
-    """
+    """Return the value of a stored form."""
     if is_refused(seal, data):
         raise unencrypted_value(column_name)
     if data[: len(MAGIC)] != MAGIC:

@@ -40,12 +40,7 @@ LOCK_FILE_SUFFIX = "-memory-lock"
 
 
 class NamedLocks:
-    """The named locks of one database.
-
-    Args:
-        engine: The engine of a server; None for SQLite.
-        path: The path of a SQLite file; None for a server and for a database in memory.
-    """
+    """The named locks of one database."""
 
     def __init__(self, engine: Engine | None = None, path: str | None = None) -> None:
         self._engine, self._path = engine, path
@@ -71,9 +66,6 @@ class NamedLocks:
         """Hold the locks with these names until the block ends.
 
         A lock that a task of the event loop of this thread holds is left out: the task cannot go on while this waits.
-
-        Raises:
-            Unavailable: Another holder did not release them in time.
         """
         all_keys, deadline, loop = _keys(names), time.monotonic() + TIMEOUT_SECONDS, _running_loop()
         while not self.try_acquire(keys := self._without_those_of(loop, all_keys)):
@@ -88,11 +80,7 @@ class NamedLocks:
         return keys if loop is None else frozenset(key for key in keys if self._held.get(key) is not loop)
 
     async def acquire(self, names: Collection[str]) -> frozenset[int]:
-        """Acquire the locks with these names without blocking the event loop; return what `release` takes.
-
-        Raises:
-            Unavailable: Another holder did not release them in time.
-        """
+        """Acquire the locks with these names without blocking the event loop; return what `release` takes."""
         keys, deadline = _keys(names), time.monotonic() + TIMEOUT_SECONDS
         while not await self._try_in_thread(keys):
             _require_time(deadline)
@@ -115,12 +103,7 @@ class NamedLocks:
             self.release(keys)
 
     def try_acquire(self, keys: frozenset[int], loop: asyncio.AbstractEventLoop | None = None) -> bool:
-        """Acquire all these locks if none of them is held; return whether they were acquired.
-
-        Args:
-            keys: The keys of the locks.
-            loop: The event loop whose task is to hold them; None for a thread.
-        """
+        """Acquire all these locks if none of them is held; return whether they were acquired."""
         with self._mutex:
             if self._held.keys() & keys or not self._try_against_others(keys):
                 return False

@@ -21,14 +21,7 @@ LOCK_TIMEOUT_SECONDS = 600
 
 @dataclass
 class TransactionState:
-    """The progress of a transaction.
-
-    Args:
-        database_key: The database.
-        writes: True if other writers wait for it.
-        committing: True if its commit has started; None if it writes nothing that a commit stores.
-        is_open: False after it has ended.
-    """
+    """The progress of a transaction."""
 
     database_key: str
     writes: bool = False
@@ -48,16 +41,7 @@ def is_in_transaction() -> bool:
 
 @contextmanager
 def enter_transaction(state: TransactionState, name: str, *, has_one_connection: bool) -> Iterator[None]:
-    """Enter a transaction, and refuse one that would wait for a transaction of its caller.
-
-    Args:
-        state: The stage of the new transaction.
-        name: The name of the database.
-        has_one_connection: True if readers wait for other transactions too.
-
-    Raises:
-        Conflict: The transaction would wait for ever. Nothing was done.
-    """
+    """Enter a transaction, and refuse one that would wait for a transaction of its caller."""
     outer_states = [one for one in _transactions.get() if one.is_open]
     for outer in outer_states:
         if outer.database_key == state.database_key and (has_one_connection or (state.writes and outer.writes)):
@@ -75,11 +59,7 @@ def enter_transaction(state: TransactionState, name: str, *, has_one_connection:
 
 
 class TimedLock:
-    """A lock that raises an error if another user holds it for too long.
-
-    Args:
-        lock: The lock.
-    """
+    """A lock that raises an error if another user holds it for too long."""
 
     def __init__(self, lock: Any = None) -> None:
         self._lock = lock or threading.Lock()

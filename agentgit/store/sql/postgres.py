@@ -107,17 +107,7 @@ POOL_SECONDS = 30
 
 
 def create_server_engine(url: URL, pool_size: int, connect: Callable[[], Any] | None = None) -> Engine:
-    """Return a new engine for a server.
-
-    Args:
-        url: The URL of the database.
-        pool_size: The maximum number of connections.
-        connect: Returns a new connection of the driver; None to connect to the URL.
-
-    Raises:
-        InvalidInput: `pool_size` is less than 1, or the URL has an invalid setting.
-        Unavailable: The driver is missing.
-    """
+    """Return a new engine for a server."""
     if pool_size < 1:
         raise InvalidInput(f"pool_size must be 1 or more, not {pool_size}.")
     try:
@@ -153,11 +143,7 @@ def driver_url(url: URL) -> URL:
 
 
 def add_listeners(engine: Engine, url: URL) -> None:
-    """Replace connections that were closed while they were idle, and prepare no statements behind a pooler.
-
-    Raises:
-        InvalidInput: The URL has an invalid setting.
-    """
+    """Replace connections that were closed while they were idle, and prepare no statements behind a pooler."""
     ping_when_idle(engine)
     begin_manually(engine)
     threshold = _prepare_threshold(url)

@@ -99,11 +99,7 @@ def register_owner() -> Iterator[str]:
 
 
 def is_alive(name: str | None) -> bool:
-    """Return whether a piece of work may still be running. On another host this is unknown, so the result is True.
-
-    Args:
-        name: The name that `owner` yielded; None for no owner.
-    """
+    """Return whether a piece of work may still be running. On another host this is unknown, so the result is True."""
     if name is None:
         return False
     host, pid, start_time, _ = name.split("|")
@@ -171,15 +167,7 @@ class LeasedRow(NamedTuple):
 
 
 class Leases:
-    """The leases of this process on one server.
-
-    Args:
-        write: Runs a function in a transaction that sees all rows of a tenant.
-        seconds: The duration of a lease, in seconds.
-
-    Raises:
-        InvalidInput: The lease is too short to be renewed in time.
-    """
+    """The leases of this process on one server."""
 
     def __init__(
         self, write: Callable[[int, Callable[[Connection], None]], None], seconds: float = LEASE_SECONDS

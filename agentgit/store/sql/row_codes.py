@@ -38,13 +38,7 @@ def signed_tables() -> list[Table]:
 
 
 def sign_row(connection: Connection, table: Table, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a new row with its code. Without keys, and in tables without a column for it, a row has no code.
-
-    Args:
-        connection: A connection to the database that stores the row.
-        table: The table.
-        row: All columns that are not None.
-    """
+    """Return a new row with its code. Without keys, and in tables without a column for it, a row has no code."""
     if "mac" not in table.c:
         return dict(row)
     seal = seal_of(connection)
@@ -58,17 +52,7 @@ def insert_rows(connection: Connection, table: Table, *rows: Mapping[str, Any]) 
 
 
 def update_rows(connection: Connection, table: Table, *conditions: Any, **values: Any) -> int:
-    """Update the rows that meet the conditions, and return their number.
-
-    Args:
-        connection: A connection in a transaction that writes.
-        table: The table.
-        conditions: The conditions that the rows meet.
-        values: The new values, by column. An SQL expression is allowed only for a column that no code covers.
-
-    Raises:
-        Corrupt: A row was changed without the key before.
-    """
+    """Update the rows that meet the conditions, and return their number."""
     seal = seal_of(connection)
     if seal is None:
         return int(connection.execute(update(table).where(*conditions).values(**values)).rowcount)
@@ -84,17 +68,7 @@ def update_rows(connection: Connection, table: Table, *conditions: Any, **values
 
 
 def copy_rows(connection: Connection, table: Table, *conditions: Any, **values: Any) -> None:
-    """Copy the rows that meet the conditions.
-
-    Args:
-        connection: A connection in a transaction that writes.
-        table: The table.
-        conditions: The conditions that the rows meet.
-        values: The values that differ in the copies, by column.
-
-    Raises:
-        Corrupt: A row was changed without the key before.
-    """
+    """Copy the rows that meet the conditions."""
     if seal_of(connection) is None:
         expressions = [literal(values[c.name], c.type).label(c.name) if c.name in values else c for c in table.c]
         query = select(*expressions).where(*conditions)
@@ -105,12 +79,7 @@ def copy_rows(connection: Connection, table: Table, *conditions: Any, **values: 
 
 
 class SignedWrite(CompiledStatement):
-    """A compiled statement that stores whole rows, each with its code.
-
-    Args:
-        statement: The statement; see `CompiledStatement`.
-        table: The table.
-    """
+    """A compiled statement that stores whole rows, each with its code."""
 
     def __init__(self, statement: ClauseElement | Mapping[str, ClauseElement], table: Table) -> None:
         super().__init__(statement)
@@ -123,13 +92,7 @@ class SignedWrite(CompiledStatement):
 
 
 def queue_insert(connection: Connection, table: Table, row: Mapping[str, Any]) -> None:
-    """Insert a new row as `insert_rows` does, but with a compiled statement, which is queued on a server.
-
-    Args:
-        connection: A connection in a transaction that writes.
-        table: The table.
-        row: All columns that are not None. Rows with the same columns share a statement.
-    """
+    """Insert a new row as `insert_rows` does, but with a compiled statement, which is queued on a server."""
     _compiled_insert(table, tuple(row)).run(connection, row)
 
 
@@ -140,13 +103,7 @@ def _compiled_insert(table: Table, columns: Sequence[str]) -> SignedWrite:
 
 
 class AuthenticQuery(CompiledStatement):
-    """A compiled query for whole rows. It raises `Corrupt` for a row that was changed without the key.
-
-    Args:
-        statement: The query; see `CompiledStatement`. It may select more columns, and rows of an outer join that have
-            no row of the table.
-        table: The table.
-    """
+    """A compiled query for whole rows. It raises `Corrupt` for a row that was changed without the key."""
 
     def __init__(self, statement: ClauseElement | Mapping[str, ClauseElement], table: Table) -> None:
         super().__init__(statement)
@@ -167,13 +124,7 @@ class AuthenticQuery(CompiledStatement):
 
 
 class SignedUpdate:
-    """A compiled update of one row, for updates that every turn makes.
-
-    Args:
-        table: The table.
-        columns: The columns that change.
-        conditions: The columns that must have a given value before.
-    """
+    """A compiled update of one row, for updates that every turn makes."""
 
     def __init__(self, table: Table, *columns: str, conditions: Sequence[str] = ()) -> None:
         where = [key == bindparam(f"of_{key.name}") for key in table.primary_key]
@@ -187,17 +138,7 @@ class SignedUpdate:
     def run(
         self, connection: Connection, key: Mapping[str, Any], conditions: Mapping[str, Any] | None = None, **values: Any
     ) -> bool:
-        """Update the row, and return whether it met the conditions. Without conditions, return True.
-
-        Args:
-            connection: A connection in a transaction that writes.
-            key: The key of the row, by column.
-            conditions: The values that it must have before, by column.
-            values: The new values, by column.
-
-        Raises:
-            Corrupt: The row was changed without the key before.
-        """
+        """Update the row, and return whether it met the conditions. Without conditions, return True."""
         parameters = {f"of_{name}": value for name, value in key.items()}
         parameters |= {f"if_{name}": value for name, value in (conditions or {}).items()}
         new_values = {f"new_{name}": value for name, value in values.items()}
@@ -215,16 +156,7 @@ class SignedUpdate:
 
 
 def verify_rows(connection: Connection, table: Table, rows: Iterable[RowT]) -> list[RowT]:
-    """Verify the codes of rows, and return the rows as they were read.
-
-    Args:
-        connection: A connection to the database that they were read from.
-        table: The table.
-        rows: The rows, with all columns of the table.
-
-    Raises:
-        Corrupt: A row was changed without the key.
-    """
+    """Verify the codes of rows, and return the rows as they were read."""
     seal, verified = seal_of(connection), list(rows)
     if seal is not None:
         for row in verified:
@@ -267,11 +199,7 @@ def code_of_row(seal: Seal, table: Table, row: Mapping[str, Any]) -> bytes:
 
 
 def code_of_updated_row(seal: Seal, table: Table, row: Any, values: Mapping[str, Any]) -> bytes:
-    """Return the code that a row has after a change.
-
-    Raises:
-        Corrupt: The row was changed without the key before.
-    """
+    """Return the code that a row has after a change."""
     _require_authentic(seal, table, row)
     return code_of_row(seal, table, {**row._asdict(), **values})
 

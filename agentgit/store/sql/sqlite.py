@@ -24,12 +24,7 @@ _SYNCHRONOUS = "agentgit_synchronous"
 
 
 class SQLiteConnections:
-    """The connections to one SQLite database. Each transaction has its own connection.
-
-    Args:
-        url: The database.
-        in_memory: True if the database exists only as long as its only connection.
-    """
+    """The connections to one SQLite database. Each transaction has its own connection."""
 
     def __init__(self, url: URL, *, in_memory: bool) -> None:
         self.engine: Engine = create_engine(

@@ -619,10 +619,6 @@ ERASURE = table_of(ErasureRow)
 
 
 def is_running(branch: FromClause) -> ColumnElement[bool]:
-    """Return the condition that a branch is running.
-
-    Args:
-        branch: `BRANCH` or an alias of it.
-    """
+    """Return the condition that a branch is running."""
     # A database uses a partial index only for a condition that holds for every execution of the statement.
     return branch.c.status == literal_column("'running'")

@@ -31,14 +31,6 @@ _LIBPQ_STRING = re.compile(rf"\s*(?:{_LIBPQ_WORDS})\s*=", re.ASCII)
 def parse_url(location: str | Path | URL) -> URL:
     """Return the URL of a database that a user gave as a path, `:memory:`, a SQLAlchemy URL or libpq's parameters.
 
-    Args:
-        location: The database. A text that begins with a parameter of libpq, such as `host=` or `dbname=`, is a
-            connection string; write `./host=1.db` for a file of such a name.
-
-    Raises:
-        InvalidInput: The value is none of these, or the database or the driver is not supported.
-        Unavailable: The value is libpq's, and psycopg is not installed, which has its parser.
-
     Example:
         >>> parse_url("notes.db").render_as_string()
         'sqlite:///notes.db'
@@ -61,11 +53,7 @@ def parse_url(location: str | Path | URL) -> URL:
 
 
 def _with_supported_driver(url: URL) -> URL:
-    """Return the URL with the name of the driver that agentgit uses.
-
-    Raises:
-        InvalidInput: The URL has another database or another driver.
-    """
+    """Return the URL with the name of the driver that agentgit uses."""
     name = _DRIVERS.get(url.drivername, url.drivername)
     if name in ("sqlite", POSTGRES_DRIVER):
         return url.set(drivername=name)
@@ -93,15 +81,6 @@ def _has_several_hosts(text: str) -> bool:
 
 def libpq_url(text: str, parameters: Mapping[str, Any] | None = None) -> URL:
     """Return the URL of a connection string of libpq.
-
-    Args:
-        text: The parameters as `name=value`, or a URL as libpq reads it. The grammar is that of
-            https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-CONNSTRING
-        parameters: Parameters that are added, or replace those of the text. None as a value leaves one out.
-
-    Raises:
-        InvalidInput: The text is not valid. The error does not contain it, because it may have a password.
-        Unavailable: psycopg is not installed.
 
     Example:
         >>> libpq_url("host=a,b port=1,2 dbname=notes sslmode=require").query["host"]
@@ -137,9 +116,6 @@ def libpq_url(text: str, parameters: Mapping[str, Any] | None = None) -> URL:
 
 def read_url(text: str) -> URL:
     """Parse a URL. The error does not contain its text, which may have a password anywhere.
-
-    Raises:
-        InvalidInput: The text is not a URL, or its name or password has an unescaped delimiter.
 
     Example:
         >>> read_url("postgresql://me:p@ss@host/db")

@@ -42,11 +42,7 @@ class SeenCheckpoints:
 
 
 def raise_deleted(graph_key: GraphKey) -> NoReturn:
-    """Refuse to continue from a graph checkpoint that was stored and has been deleted.
-
-    Raises:
-        Conflict: Always.
-    """
+    """Refuse to continue from a graph checkpoint that was stored and has been deleted."""
     raise Conflict(
         f"Thread {graph_key.thread!r} was deleted while a run was writing to it (checkpoint "
         f"{graph_key.checkpoint_id!r} is "
@@ -55,16 +51,7 @@ def raise_deleted(graph_key: GraphKey) -> NoReturn:
 
 
 def require_newest_parent(graph_key: GraphKey, parent_id: str | None, newest: GraphCheckpoint | None) -> None:
-    """Refuse a checkpoint whose parent is not the newest one, because another run has moved the thread.
-
-    Args:
-        graph_key: The key that it would be stored under.
-        parent_id: The id of the graph checkpoint that it was made from.
-        newest: The newest graph checkpoint of its namespace.
-
-    Raises:
-        Conflict: The parent is not the newest.
-    """
+    """Refuse a checkpoint whose parent is not the newest one, because another run has moved the thread."""
     newest_id = newest.key.checkpoint_id if newest else None
     if newest_id != parent_id:
         raise Conflict(
@@ -99,16 +86,7 @@ class NewestCheckpoints:
 
 
 def put_after(connection: Connection, values: Mapping[str, Any], parent: GraphCheckpoint) -> PendingResult:
-    """Store a graph checkpoint if its parent is still the newest one.
-
-    Args:
-        connection: A connection in a transaction on a server.
-        values: The values of the row, by column.
-        parent: The graph checkpoint that it was made from.
-
-    Returns:
-        The pending result. When the transaction has ended, its count is 1 if the row was stored, and 0 if not.
-    """
+    """Store a graph checkpoint if its parent is still the newest one."""
     return _UPSERT_IF_NEWEST.submit(connection, {**values, "parent_hash": parent.state_hash})
 
 

@@ -43,13 +43,7 @@ ANCESTORS_PER_QUERY = 64
 
 
 def ancestors(connection: Connection, tenant_id: int, start: GraphCheckpoint) -> Iterator[GraphCheckpoint]:
-    """Yield the ancestors of a graph checkpoint up to the root of its namespace, nearest first.
-
-    Args:
-        connection: Any open connection.
-        tenant_id: The tenant.
-        start: The graph checkpoint to start from.
-    """
+    """Yield the ancestors of a graph checkpoint up to the root of its namespace, nearest first."""
     seen_ids = {start.key.checkpoint_id}
     checkpoint = start
     while checkpoint.parent_id is not None:
@@ -74,14 +68,7 @@ def ancestors(connection: Connection, tenant_id: int, start: GraphCheckpoint) ->
 def read_writes(
     connection: Connection, tenant_id: int, checkpoints: Sequence[GraphCheckpoint], channels: Iterable[str]
 ) -> Mapping[str, list[PendingWrite]]:
-    """Read the writes to some channels on some checkpoints of one namespace. Return them in order, by checkpoint id.
-
-    Args:
-        connection: Any open connection.
-        tenant_id: The tenant.
-        checkpoints: The graph checkpoints.
-        channels: The names of the channels.
-    """
+    """Read the writes to some channels on some checkpoints of one namespace. Return them in order, by checkpoint id."""
     rows_by_id: dict[str, list[Any]] = {checkpoint.key.checkpoint_id: [] for checkpoint in checkpoints}
     ids, names = list(rows_by_id), list(channels)
     for id_batch in slices(ids, ANCESTORS_PER_QUERY):
@@ -126,13 +113,7 @@ MAX_LIVE_BYTES = 128 * 2**20
 
 @dataclass
 class DeltaValues:
-    """The delta values of one graph checkpoint.
-
-    Args:
-        computed: The values that were computed from their writes.
-        digests: The digests that replace the other values.
-        names: The names of all delta values, including those that the parent already has.
-    """
+    """The delta values of one graph checkpoint."""
 
     computed: dict[str, FoldedValue] = field(default_factory=dict)
     digests: dict[str, bytes] = field(default_factory=dict)
@@ -145,11 +126,7 @@ class DeltaValues:
         return {name: value.encoded for name, value in self.computed.items()}
 
     def header(self, stored_channels: Container[str]) -> dict[str, Any]:
-        """Return the header fields of the graph checkpoint for its delta values; empty if it has none.
-
-        Args:
-            stored_channels: The channels whose value is stored.
-        """
+        """Return the header fields of the graph checkpoint for its delta values; empty if it has none."""
         if not self.names:
             return {}
         digests = {name: digest.hex() for name, digest in self.digests.items()}
@@ -161,11 +138,7 @@ NO_DELTA_VALUES = DeltaValues()
 
 
 class DeltaValueStore:
-    """The delta values of one tenant.
-
-    Args:
-        blobs: The values of the tenant.
-    """
+    """The delta values of one tenant."""
 
     def __init__(self, blobs: BlobStore) -> None:
         self._blobs = blobs
@@ -182,16 +155,7 @@ class DeltaValueStore:
         names: AbstractSet[str],
         unchanged: AbstractSet[str],
     ) -> DeltaValues:
-        """Compute the values that the parent does not have. The cost depends only on the writes since the parent.
-
-        Args:
-            connection: Any open connection.
-            graph_key: The key that the graph checkpoint is stored under.
-            draft: The graph checkpoint.
-            parent: The graph checkpoint that it was made from.
-            names: The channels whose value the parent does not have.
-            unchanged: The channels that are unchanged since the parent.
-        """
+        """Compute the values that the parent does not have. The cost depends only on the writes since the parent."""
         delta_values = DeltaValues(names=sorted(draft.folds))
         if parent is not None:
             delta_values.digests = {
@@ -261,17 +225,7 @@ class DeltaValueStore:
     def history(
         self, connection: Connection, start: GraphCheckpoint, channels: Sequence[str]
     ) -> tuple[dict[str, list[PendingWrite]], dict[str, GraphCheckpoint]]:
-        """Read the writes on earlier checkpoints that make up the delta values of channels.
-
-        Args:
-            connection: Any open connection.
-            start: The checkpoint.
-            channels: The names of the channels.
-
-        Returns:
-            For each channel, the writes since its last full value, oldest first, and the graph checkpoint that has
-            that value, if there is one.
-        """
+        """Read the writes on earlier checkpoints that make up the delta values of channels."""
         missing_channels, chain, chain_lengths = set(channels), list[GraphCheckpoint](), dict[str, int]()
         seeds: dict[str, GraphCheckpoint] = {}
         for ancestor in ancestors(connection, self.tenant_id, start) if missing_channels else ():

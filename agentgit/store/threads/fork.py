@@ -66,19 +66,7 @@ def copy(
     owner: int,
     pending: Sequence[PendingWrites] | None = None,
 ) -> None:
-    """Copy a graph checkpoint of the root graph into a new thread.
-
-    Args:
-        connection: A connection in a transaction that writes.
-        blobs: The values of the tenant.
-        graph_key: An existing checkpoint.
-        target: The new thread.
-        owner: The owner of the values of the new thread.
-        pending: The pending writes to copy; None chooses among the current ones.
-
-    Raises:
-        Conflict: The target exists.
-    """
+    """Copy a graph checkpoint of the root graph into a new thread."""
     require_empty = query_empty_thread(connection, blobs.tenant_id, target)
     checkpoints, writes = select_rows(connection, blobs.tenant_id, graph_key, pending)
     require_empty()
@@ -91,14 +79,7 @@ def copy(
 def select_rows(
     connection: Connection, tenant_id: int, graph_key: GraphKey, pending: Sequence[PendingWrites] | None = None
 ) -> tuple[Rows, Rows]:
-    """Return the graph checkpoints and pending writes that a fork at a graph checkpoint of the root graph copies.
-
-    Args:
-        connection: Any open connection.
-        tenant_id: The tenant.
-        graph_key: An existing checkpoint.
-        pending: The pending writes to copy; None chooses among the current ones.
-    """
+    """Return the graph checkpoints and pending writes that a fork at a graph checkpoint of the root graph copies."""
     collector = _RowCollector(connection, tenant_id, graph_key, pending)
     checkpoints, writes = collector.checkpoint_rows(collector.start)
     for subgraph_row in collector.subgraph_rows():
@@ -278,12 +259,7 @@ class _RowCollector:
 
 
 def select_writes(rows: Rows, *, superseded: bool) -> Rows:
-    """Choose the pending writes that a fork copies.
-
-    Args:
-        rows: The rows of one graph checkpoint.
-        superseded: True if the thread has moved on from it.
-    """
+    """Choose the pending writes that a fork copies."""
     rows_by_task: dict[str, Rows] = defaultdict(list)
     model_calls = [row for row in rows if row["channel"] == MODEL_CALLS]
     for row in rows:

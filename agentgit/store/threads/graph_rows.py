@@ -76,11 +76,7 @@ class GraphKey(NamedTuple):
         return self.thread, self.ns
 
     def columns(self, tenant_id: int) -> dict[str, Any]:
-        """Return the key columns that identify the graph checkpoint in its tables.
-
-        Args:
-            tenant_id: The tenant.
-        """
+        """Return the key columns that identify the graph checkpoint in its tables."""
         return dict(zip(KEY_COLUMNS, (tenant_id, *self), strict=True))
 
 
@@ -122,13 +118,7 @@ class GraphCheckpoint(NamedTuple):
 
 
 class NewestState(NamedTuple):
-    """The newest graph checkpoint of a thread.
-
-    Args:
-        checkpoint: The graph checkpoint; None before the first one.
-        is_interrupted: True if it waits for a person's answer.
-        has_writes: True if a task wrote on top of it, or a subgraph saved something below it.
-    """
+    """The newest graph checkpoint of a thread."""
 
     checkpoint: GraphCheckpoint | None = None
     is_interrupted: bool = False
@@ -184,14 +174,7 @@ the result of `ReadEarlier`. Returns None if the result of the writes cannot be 
 
 
 class NewModelCall(NamedTuple):
-    """A model call to store.
-
-    Args:
-        messages: The messages that the model received.
-        options: The tools and the output format that it received; None without any.
-        reply: The message that it returned.
-        is_in_tool: True if a recorded tool call made it.
-    """
+    """A model call to store."""
 
     messages: Sequence[Leaf]
     options: Leaf | None
@@ -200,14 +183,7 @@ class NewModelCall(NamedTuple):
 
 
 class NewModelCalls(NamedTuple):
-    """Model calls to store.
-
-    Args:
-        step: The number of LangGraph's step that made them.
-        calls: The calls, in the order in which they began.
-        earlier: The hashes of the calls that they continue; None for those of the graph checkpoint before.
-        rewritten: The replies of earlier calls that the graph has rewritten since, by the hash that they had.
-    """
+    """Model calls to store."""
 
     step: int
     calls: Sequence[NewModelCall]
@@ -217,21 +193,7 @@ class NewModelCalls(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """A graph checkpoint to store.
-
-    Args:
-        parent_id: The id of the graph checkpoint that it continues.
-        meta: Its metadata, JSON-like.
-        header: All other fields except the values, JSON-like; `versions` has the version of each channel.
-        channels: The channels that have a value, in order.
-        changed_channels: The channels whose value may differ from the parent's.
-        encode: Returns the value of a channel; called only for values that the parent does not have.
-        continues: True if the parent must still be the newest of its namespace.
-        folds: For each channel whose value is spread over the writes of earlier graph checkpoints, the function that
-            computes it.
-        parent_thread: The thread of the parent, if it differs.
-        model_calls: The model calls since the parent; None if there are none.
-    """
+    """A graph checkpoint to store."""
 
     parent_id: str | None
     meta: Mapping[str, Any]
@@ -284,9 +246,6 @@ def is_shown(channel: str) -> bool:
 def hash_state(channels: Mapping[str, bytes]) -> bytes:
     """Hash a state with SHA-256 over the visible channels, sorted by name: each name, a NUL, and the value's hash.
 
-    Args:
-        channels: The hash of each value, 32 bytes each.
-
     Example:
         >>> hash_state({"a": bytes(32), "__start__": bytes(32)}) == hash_state({"a": bytes(32)})
         True
@@ -298,9 +257,6 @@ def hash_state(channels: Mapping[str, bytes]) -> bytes:
 def conversation_channel(counts: Mapping[str, int]) -> str | None:
     """Return the channel of the conversation: `messages`, else the first one that holds messages.
 
-    Args:
-        counts: The number of messages in each channel that holds messages.
-
     Example:
         >>> conversation_channel({"notes": 1, "messages": 7}), conversation_channel({})
         ('messages', None)
@@ -309,11 +265,7 @@ def conversation_channel(counts: Mapping[str, int]) -> str | None:
 
 
 def parse_graph_checkpoint(row: Any) -> GraphCheckpoint:
-    """Read a row of the table graph_checkpoint.
-
-    Raises:
-        Corrupt: Its bytes cannot be read.
-    """
+    """Read a row of the table graph_checkpoint."""
     graph_key = GraphKey(row.thread_id, row.ns, row.checkpoint_id)
     try:
         header, channels = as_object(row.header), unpack(row.channels)
@@ -337,11 +289,7 @@ def parse_graph_checkpoint(row: Any) -> GraphCheckpoint:
 
 
 def parse_newest_state(row: Any) -> NewestState:
-    """Read a row of `NEWEST_WITH_STATUS`, or of an outer join with the same columns.
-
-    Raises:
-        Corrupt: Its bytes cannot be read.
-    """
+    """Read a row of `NEWEST_WITH_STATUS`, or of an outer join with the same columns."""
     if row is None or row.checkpoint_id is None:
         return NewestState()
     return NewestState(parse_graph_checkpoint(row), bool(row.asks), bool(row.holds))
@@ -384,14 +332,7 @@ def _upsert_write(dialect: Any) -> Any:
 
 
 def may_have(connection: Connection, column: Any, name: str, value: Any) -> Any:
-    """Return the condition that the JSON in a column may have an entry, because it has the text of it.
-
-    Args:
-        connection: A connection to the database.
-        column: A column with JSON that `compact` has written.
-        name: The name of the entry.
-        value: Its value. Only strings and numbers are compared.
-    """
+    """Return the condition that the JSON in a column may have an entry, because it has the text of it."""
     texts = [compact({name: one}) for one in _equal_values(value)]
     if not texts or any(text[:1] != b"{" for text in texts):
         return true()

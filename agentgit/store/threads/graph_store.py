@@ -95,13 +95,7 @@ class _RowsToInsert:
 
 
 class GraphStore:
-    """The graph checkpoints and pending writes of one tenant. Every method runs in the transaction of its caller.
-
-    Args:
-        tenant_id: The tenant.
-        compression: The compression of new values: `auto`, `zstd`, `zlib` or `none`.
-        count_usage: False if the AI messages to store come from another branch, which already counts their token usage.
-    """
+    """The graph checkpoints and pending writes of one tenant. Every method runs in the transaction of its caller."""
 
     def __init__(self, tenant_id: int, compression: str = "auto", *, count_usage: bool = True) -> None:
         self.tenant_id = tenant_id
@@ -119,17 +113,7 @@ class GraphStore:
     # -- writing
 
     def put(self, connection: Connection, graph_key: GraphKey, draft: Draft) -> Head:
-        """Store a graph checkpoint, or replace it and keep its `seq`.
-
-        Args:
-            connection: A connection in a transaction that writes.
-            graph_key: The key of the graph checkpoint.
-            draft: The graph checkpoint to store.
-
-        Raises:
-            Conflict: The thread was deleted in the meantime, or another run moved it; see
-                `agentgit.store.threads.append_if_head`.
-        """
+        """Store a graph checkpoint, or replace it and keep its `seq`."""
         stored = self.write(connection, [NewCheckpoint(graph_key, draft)])[graph_key.namespace]
         assert stored is not None  # noqa: S101  # it was just stored
         if connection.dialect.name != "sqlite":
@@ -139,17 +123,7 @@ class GraphStore:
     def put_writes(
         self, connection: Connection, graph_key: GraphKey, task: Task, writes: Sequence[tuple[int, str, Body]]
     ) -> None:
-        """Store the writes of a task. A write that exists is kept, or replaced if its index is negative.
-
-        Args:
-            connection: A connection in a transaction that writes.
-            graph_key: The graph checkpoint that the task belongs to.
-            task: The task that wrote.
-            writes: The index, channel and value of each write.
-
-        Raises:
-            Conflict: That graph checkpoint was deleted in the meantime.
-        """
+        """Store the writes of a task. A write that exists is kept, or replaced if its index is negative."""
         self._require_not_deleted(connection, graph_key)
         self.write(connection, [NewWrites(graph_key, task, writes)])
 
@@ -161,21 +135,7 @@ class GraphStore:
         *,
         is_protected: bool = False,
     ) -> dict[Namespace, GraphCheckpoint | None]:
-        """Store graph checkpoints and writes in order, with one statement for each table.
-
-        Args:
-            connection: A connection in a transaction that writes.
-            entries: What to store.
-            newest: The newest graph checkpoint of each namespace that the caller knows; None if it has none.
-            is_protected: True if the transaction has locked the session of the threads, for which `Blobs.protect` is
-                enough.
-
-        Returns:
-            The newest graph checkpoint of each namespace that is known now.
-
-        Raises:
-            Conflict: See `put`.
-        """
+        """Store graph checkpoints and writes in order, with one statement for each table."""
         newest, stored = dict(newest), dict[GraphKey, GraphCheckpoint]()
         if not is_protected:
             entries = list(entries)
@@ -315,15 +275,7 @@ class GraphStore:
         before: GraphCheckpoint | None,
         values: NewValues,
     ) -> bytes | None:
-        """Return the hashes of the model calls up to a point; None if there are none.
-
-        Args:
-            connection: A connection in a transaction that writes.
-            owner: The owner of the values.
-            new: The new calls; None without any.
-            before: The graph checkpoint before them.
-            values: The values to store; more are added.
-        """
+        """Return the hashes of the model calls up to a point; None if there are none."""
         earlier = before.model_calls if before is not None else None
         if new is None:
             return earlier
@@ -410,18 +362,6 @@ class GraphStore:
 
         `agentgit.store.threads.fork` describes what is copied. Within a session only rows are copied, so the cost does
         not depend on the messages.
-
-        Args:
-            connection: A connection in a transaction that writes.
-            source: The thread to copy from.
-            checkpoint_id: The graph checkpoint to copy.
-            target: The new thread.
-            pending: The pending writes that a checkpoint of agentgit recorded; None chooses among the current ones.
-
-        Raises:
-            NotFound: The source has no such graph checkpoint.
-            Conflict: The target thread exists.
-            Corrupt: The pending writes cannot be read.
         """
         graph_key = GraphKey(source, "", checkpoint_id)
         recorded_writes = pending_writes.unpack(pending, "/".join(graph_key))
@@ -522,18 +462,7 @@ class GraphStore:
         entries: Mapping[str, Any] | None = None,
         threads: Sequence[str] | None = None,
     ) -> list[GraphCheckpoint]:
-        """List one page of graph checkpoints, newest first.
-
-        Args:
-            connection: Any open connection.
-            scope: The scope of the search.
-            before: List only graph checkpoints older than the one with this id.
-            after: The last graph checkpoint of the previous page; None for the first page.
-            limit: The maximum number of graph checkpoints.
-            sessions: False leaves out the threads of sessions.
-            entries: Entries of the metadata. Most graph checkpoints without them are left out, but not all.
-            threads: The threads to list together, if `scope` names no thread; None for all.
-        """
+        """List one page of graph checkpoints, newest first."""
         columns = GRAPH_CHECKPOINT.c
         query = select(GRAPH_CHECKPOINT).where(columns.tenant_id == self.tenant_id).limit(limit)
         query = query if threads is None else query.where(columns.thread_id.in_(threads))
@@ -587,15 +516,6 @@ class GraphStore:
 
         A value that only LangGraph's serializer can rebuild is shown as its plain data. A value that was written with a
         custom or encrypting serializer is shown as a text that says so.
-
-        Args:
-            connection: Any open connection.
-            thread: The thread.
-            checkpoint_id: A graph checkpoint of the root graph.
-
-        Raises:
-            NotFound: The thread has no such graph checkpoint.
-            Corrupt: A value does not match its hash.
         """
         checkpoint = self._require_checkpoint(connection, thread, checkpoint_id)
         hashes = {name: key for name, key in checkpoint.values.items() if is_shown(name)}
@@ -607,18 +527,7 @@ class GraphStore:
     def messages(
         self, connection: Connection, thread: str, checkpoint_id: str, last: int | None = None
     ) -> list[dict[str, Any]]:
-        """Return the messages in LangChain's stored form, oldest first.
-
-        Args:
-            connection: Any open connection.
-            thread: The thread.
-            checkpoint_id: A graph checkpoint of the root graph.
-            last: The number of newest messages to read; None reads all. Older messages are not read.
-
-        Raises:
-            NotFound: The thread has no such graph checkpoint.
-            Corrupt: A value does not match its hash.
-        """
+        """Return the messages in LangChain's stored form, oldest first."""
         return self.messages_at(connection, self._require_checkpoint(connection, thread, checkpoint_id), last)
 
     def messages_at(
@@ -638,11 +547,7 @@ class GraphStore:
         return self.content(checkpoint.session_id).item_hashes(connection, checkpoint.values[channel])
 
     def messages_of(self, connection: Connection, session_id: int, hashes: Sequence[bytes]) -> list[dict[str, Any]]:
-        """Return messages of a session in LangChain's stored form by their hashes.
-
-        Raises:
-            Corrupt: A message does not match its hash.
-        """
+        """Return messages of a session in LangChain's stored form by their hashes."""
         leaves = self.blobs.of(session_id).get_many(connection, hashes)
         return [show_message(leaves[key]) for key in hashes]
 

@@ -21,12 +21,7 @@ def has_langgraph_tables(connection: Connection) -> bool:
 
 
 def count_unread_threads(connection: Connection, tenant_id: int) -> int:
-    """Count the threads of LangGraph's savers in this database that a tenant has no thread of the same id for.
-
-    Args:
-        connection: A connection to a database that has the tables.
-        tenant_id: The tenant.
-    """
+    """Count the threads of LangGraph's savers in this database that a tenant has no thread of the same id for."""
     checkpoints = table("checkpoints", column("thread_id"))
     is_here = exists().where(
         GRAPH_CHECKPOINT.c.tenant_id == tenant_id, GRAPH_CHECKPOINT.c.thread_id == checkpoints.c.thread_id

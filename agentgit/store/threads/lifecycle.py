@@ -26,11 +26,7 @@ _ANY_CHECKPOINT = CompiledStatement(
 
 
 def query_empty_thread(connection: Connection, tenant_id: int, thread: str) -> Callable[[], None]:
-    """Query whether a thread is empty, together with the next queries.
-
-    Returns:
-        A function that raises `Conflict` if the thread has graph checkpoints.
-    """
+    """Query whether a thread is empty, together with the next queries."""
     result = _ANY_CHECKPOINT.submit(connection, {"tenant_id": tenant_id, "thread_id": thread})
 
     def check() -> None:
@@ -43,18 +39,7 @@ def query_empty_thread(connection: Connection, tenant_id: int, thread: str) -> C
 
 
 def copy(connection: Connection, tenant_id: int, source: str, target: str, owner: int) -> None:
-    """Copy the rows of a whole thread into a new one. An empty source is a no-op.
-
-    Args:
-        connection: A connection in a transaction that writes.
-        tenant_id: The tenant.
-        source: The thread to copy.
-        target: The new thread.
-        owner: The owner of the values of the new thread, which has them already.
-
-    Raises:
-        Conflict: The target exists.
-    """
+    """Copy the rows of a whole thread into a new one. An empty source is a no-op."""
     query_empty_thread(connection, tenant_id, target)()
     for table in (GRAPH_CHECKPOINT, GRAPH_WRITE):
         conditions = (table.c.tenant_id == tenant_id, table.c.thread_id == source)
@@ -73,14 +58,7 @@ def belongs_to_no_session(column: Any) -> Any:
 
 
 def delete_for_runs(connection: Connection, tenant_id: int, run_ids: Sequence[str], *, sessions: bool = False) -> None:
-    """Delete the graph checkpoints of some runs, with their pending writes.
-
-    Args:
-        connection: A connection in a transaction that writes.
-        tenant_id: The tenant.
-        run_ids: The ids of the runs, as in the checkpoints' metadata.
-        sessions: True also deletes from the threads of sessions.
-    """
+    """Delete the graph checkpoints of some runs, with their pending writes."""
     for batch in slices(run_ids):
         is_of_run = GRAPH_CHECKPOINT.c.run_id.in_(batch)
         _delete_checkpoints(
@@ -91,13 +69,7 @@ def delete_for_runs(connection: Connection, tenant_id: int, run_ids: Sequence[st
 
 
 def prune(connection: Connection, tenant_id: int, thread: str) -> None:
-    """Delete all graph checkpoints but the newest of each namespace and the ancestors that its values are spread over.
-
-    Args:
-        connection: A connection in a transaction that writes.
-        tenant_id: The tenant.
-        thread: The thread.
-    """
+    """Delete all graph checkpoints but the newest of each namespace and the ancestors that its values are spread over."""
     other = GRAPH_CHECKPOINT.alias("other")
     newest = (
         select(func.max(other.c.seq))
@@ -128,11 +100,6 @@ def delta_ancestors(connection: Connection, tenant_id: int, start: GraphCheckpoi
 
     LangGraph's DeltaChannel stores only what each step wrote. Its value is rebuilt from the writes on the ancestors,
     back to the nearest one that has the full value (`BaseCheckpointSaver.get_delta_channel_history`).
-
-    Args:
-        connection: Any open connection.
-        tenant_id: The tenant.
-        start: The checkpoint.
     """
     missing_channels = set(start.meta.get(DELTA_COUNTERS) or {}) - start.channels.keys()
     chain: list[GraphCheckpoint] = []

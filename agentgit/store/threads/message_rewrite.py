@@ -33,12 +33,6 @@ def rewrite_messages(connection: Connection, graphs: GraphStore, thread: str, re
 
     Two kinds of messages are not changed: those that only a serializer could store, and those that LangGraph computes
     from the writes of earlier steps (DeltaChannel).
-
-    Args:
-        connection: A connection in a transaction that writes.
-        graphs: The store of the graph checkpoints.
-        thread: A thread that is not in use yet.
-        rewriter: The rewriter with the new results.
     """
     thread_conditions = (GRAPH_CHECKPOINT.c.tenant_id == graphs.tenant_id, GRAPH_CHECKPOINT.c.thread_id == thread)
     head, is_changed = graphs.newest(connection, thread), False

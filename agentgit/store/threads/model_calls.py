@@ -38,15 +38,7 @@ WRITE_INDEX = -16
 
 
 class RecordedModelCall(NamedTuple):
-    """A recorded model call.
-
-    Args:
-        step: The number of LangGraph's step that made it.
-        messages: The messages that the model received.
-        options: The tools and the output format that it received; None without any.
-        reply: The message that it returned.
-        is_in_tool: True if a recorded tool call made it.
-    """
+    """A recorded model call."""
 
     step: int
     messages: Sequence[Leaf]
@@ -68,16 +60,7 @@ def encode(
     conversation: bytes | None,
     new_values: NewValues,
 ) -> bytes | None:
-    """Return the hashes of the lists with some more calls, and collect what has to be stored; None for empty lists.
-
-    Args:
-        connection: A connection in a transaction that writes.
-        content: The values of the session.
-        new: The calls to add.
-        earlier: The hashes of the lists before; None if there are none.
-        conversation: The hash of a stored conversation, whose messages are not stored again; None without one.
-        new_values: What has to be stored, by hash; more is added.
-    """
+    """Return the hashes of the lists with some more calls, and collect what has to be stored; None for empty lists."""
     if not new.calls and not new.rewritten:
         return earlier
     calls_before, messages_before = split_hashes(earlier) if earlier is not None else (None, None)
@@ -95,11 +78,7 @@ def encode(
 
 
 class _Messages:
-    """The list of messages and options that calls refer to by position.
-
-    Args:
-        hashes: The hashes of its items so far.
-    """
+    """The list of messages and options that calls refer to by position."""
 
     def __init__(self, hashes: Sequence[bytes]) -> None:
         self.hashes = list(hashes)
@@ -159,16 +138,7 @@ class _Messages:
 
 
 def read(connection: Connection, content: Content, hashes: bytes) -> list[RecordedModelCall]:
-    """Return the calls of stored lists, in order.
-
-    Args:
-        connection: Any open connection.
-        content: The values of the session.
-        hashes: The hashes of the lists.
-
-    Raises:
-        Corrupt: A value is missing, does not match its hash, or is not of this form.
-    """
+    """Return the calls of stored lists, in order."""
     steps, messages = (
         content.blobs.leaves(connection, content.item_hashes(connection, key)) for key in split_hashes(hashes)
     )
@@ -177,16 +147,7 @@ def read(connection: Connection, content: Content, hashes: bytes) -> list[Record
 
 
 def count(connection: Connection, content: Content, hashes: bytes) -> int:
-    """Return the number of calls of stored lists, without those that tools made.
-
-    Args:
-        connection: Any open connection.
-        content: The values of the session.
-        hashes: The hashes of the lists.
-
-    Raises:
-        Corrupt: A value is missing, does not match its hash, or is not of this form.
-    """
+    """Return the number of calls of stored lists, without those that tools made."""
     steps = content.blobs.leaves(connection, content.item_hashes(connection, split_hashes(hashes)[0]))
     with _reporting_damage(hashes):
         return sum(not fields.get("in_tool") for step in steps for fields in as_object(step.data)["calls"])

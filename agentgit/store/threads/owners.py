@@ -36,9 +36,6 @@ class ThreadOwners:
 
     A thread that belongs to no session can be deleted and copied anew elsewhere, and then has another owner. That does
     no harm, because each row names the owner of its own values.
-
-    Args:
-        tenant_id: The tenant.
     """
 
     def __init__(self, tenant_id: int) -> None:
@@ -69,14 +66,7 @@ class ThreadOwners:
 
 
 def copy_values(connection: Connection, blobs: BlobStore, rows: Iterable[Mapping[str, Any]], owner: int) -> None:
-    """Copy the values that rows refer to from their owners to another one.
-
-    Args:
-        connection: A connection in a transaction that writes.
-        blobs: The values of the tenant.
-        rows: Rows of the tables graph_checkpoint and graph_write.
-        owner: The new owner.
-    """
+    """Copy the values that rows refer to from their owners to another one."""
     hashes_by_owner: dict[int, set[bytes]] = defaultdict(set)
     for row in rows:
         hashes = unpack(row["channels"]).values() if "channels" in row else split_hashes(row["value"])
@@ -88,14 +78,7 @@ def copy_values(connection: Connection, blobs: BlobStore, rows: Iterable[Mapping
 
 
 def assign_thread(connection: Connection, blobs: BlobStore, thread: str, owner: int) -> None:
-    """Make all rows of a thread, with their values, belong to an owner. No-op for rows that do.
-
-    Args:
-        connection: A connection in a transaction that writes, and that has protected the values of the owner.
-        blobs: The values of the tenant.
-        thread: The thread.
-        owner: The new owner.
-    """
+    """Make all rows of a thread, with their values, belong to an owner. No-op for rows that do."""
     for table in (GRAPH_CHECKPOINT, GRAPH_WRITE):
         conditions = _conditions_of_others(table, blobs.tenant_id, thread, owner)
         if _copy_values_of_rows(connection, blobs, table, conditions, owner):
@@ -103,14 +86,7 @@ def assign_thread(connection: Connection, blobs: BlobStore, thread: str, owner: 
 
 
 def copy_values_of_thread(connection: Connection, blobs: BlobStore, thread: str, owner: int) -> None:
-    """Copy the values of a thread to another owner, before its rows are copied.
-
-    Args:
-        connection: A connection in a transaction that writes, and that has protected the values of the owner.
-        blobs: The values of the tenant.
-        thread: The thread.
-        owner: The owner of the copy.
-    """
+    """Copy the values of a thread to another owner, before its rows are copied."""
     for table in (GRAPH_CHECKPOINT, GRAPH_WRITE):
         conditions = _conditions_of_others(table, blobs.tenant_id, thread, owner)
         _copy_values_of_rows(connection, blobs, table, conditions, owner)

@@ -39,38 +39,20 @@ _WRITE_FIELDS = ("task_id", "idx", "task_path", "channel", "value")
 
 
 class PendingWrites(NamedTuple):
-    """The pending writes of one graph checkpoint, of the root graph or of a subgraph below it.
-
-    Args:
-        ns: The namespace of the graph checkpoint.
-        checkpoint_id: The id of the graph checkpoint.
-        writes: The pending writes, as rows without their key.
-    """
+    """The pending writes of one graph checkpoint, of the root graph or of a subgraph below it."""
 
     ns: str
     checkpoint_id: str
     writes: Sequence[Mapping[str, Any]]
 
     def rows(self, tenant_id: int, session_id: int, thread: str) -> Rows:
-        """Return the writes as rows of the table graph_write.
-
-        Args:
-            tenant_id: The tenant.
-            session_id: The session of the checkpoint.
-            thread: The thread of the graph checkpoint.
-        """
+        """Return the writes as rows of the table graph_write."""
         key_columns = GraphKey(thread, self.ns, self.checkpoint_id).columns(tenant_id)
         return [{**key_columns, "external_session_id": session_id, **write} for write in self.writes]
 
 
 def read(connection: Connection, tenant_id: int, graph_key: GraphKey) -> bytes:
-    """Return the current pending writes of a graph checkpoint of the root graph, in their stored form.
-
-    Args:
-        connection: Any open connection.
-        tenant_id: The tenant.
-        graph_key: The key of the graph checkpoint.
-    """
+    """Return the current pending writes of a graph checkpoint of the root graph, in their stored form."""
     entries = []
     own_writes = WRITES.submit(connection, graph_key.columns(tenant_id))  # together with the next query
     # Sorted by namespace, so that equal pending writes give equal bytes.
@@ -91,11 +73,6 @@ def subgraph_heads(connection: Connection, tenant_id: int, graph_key: GraphKey) 
     """Return the id of the newest subgraph checkpoint below a graph checkpoint, by namespace.
 
     The namespaces are in the order in which they were last saved.
-
-    Args:
-        connection: Any open connection.
-        tenant_id: The tenant.
-        graph_key: The key of the graph checkpoint of the root graph.
     """
     parameters = {"tenant_id": tenant_id, "thread_id": graph_key.thread, "root_id": graph_key.checkpoint_id}
     newest: dict[str, str] = {}
@@ -108,10 +85,6 @@ def subgraph_heads(connection: Connection, tenant_id: int, graph_key: GraphKey) 
 def pack(entries: Iterable[Sequence[Any]]) -> bytes:
     """Return the stored form of pending writes.
 
-    Args:
-        entries: The namespace, id and writes of each graph checkpoint. A write has its task, index, path, channel, and
-            value in hexadecimal.
-
     Example:
         >>> pack([]) == NO_WRITES
         True
@@ -120,18 +93,7 @@ def pack(entries: Iterable[Sequence[Any]]) -> bytes:
 
 
 def unpack(data: bytes | None, row: str) -> list[PendingWrites] | None:
-    """Parse the pending writes that a checkpoint recorded.
-
-    Args:
-        data: The stored bytes.
-        row: The row to name in an error.
-
-    Returns:
-        One item for each graph checkpoint; None if the checkpoint did not record its pending writes.
-
-    Raises:
-        Corrupt: The bytes cannot be parsed.
-    """
+    """Parse the pending writes that a checkpoint recorded."""
     if data is None:
         return None
     try:
@@ -150,24 +112,14 @@ def unpack(data: bytes | None, row: str) -> list[PendingWrites] | None:
 
 
 def hashes(data: bytes | None, row: str) -> Iterator[bytes]:
-    """Return the hashes of the referenced values.
-
-    Raises:
-        Corrupt: The bytes cannot be parsed.
-    """
+    """Return the hashes of the referenced values."""
     for pending in unpack(data, row) or ():
         for write in pending.writes:
             yield from split_hashes(write["value"])
 
 
 class TaskWrites(NamedTuple):
-    """The pending writes of one task of a step.
-
-    Args:
-        id: The id of the task.
-        ns: The namespace of its graph; empty for the root graph.
-        writes: Its pending writes.
-    """
+    """The pending writes of one task of a step."""
 
     id: str
     ns: str
@@ -197,15 +149,7 @@ class TaskWrites(NamedTuple):
 
 
 def tasks(data: bytes | None, row: str) -> list[TaskWrites]:
-    """Return the tasks that have pending writes, those of the root graph first.
-
-    Args:
-        data: The stored bytes.
-        row: The row to name in an error.
-
-    Raises:
-        Corrupt: The bytes cannot be parsed.
-    """
+    """Return the tasks that have pending writes, those of the root graph first."""
     writes_by_task: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for pending in unpack(data, row) or ():
         for write in (one for one in pending.writes if one["channel"] != MODEL_CALLS):

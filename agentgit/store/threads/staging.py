@@ -25,11 +25,6 @@ _STAGING_THREAD_ID = re.compile(STAGING_PREFIX + "[0-9a-f]{40}")
 def staging_thread_id(user_id: int, session_name: str, thread_id: str) -> str:
     """Return the id of a staging thread. It is deterministic, so that an interrupted import can be resumed.
 
-    Args:
-        user_id: The user who owns the new session.
-        session_name: The name of the new session.
-        thread_id: The thread in the source database.
-
     Example:
         >>> staging_thread_id(1, "s", "t") == staging_thread_id(1, "s", "t"), len(staging_thread_id(1, "s", "t"))
         (True, 56)
@@ -64,13 +59,6 @@ def move(connection: Connection, blobs: BlobStore, source: str, target: str, ses
 
     A pending write that exists in both replaces the one in the target. Values that the session of the target does not
     own are copied.
-
-    Args:
-        connection: A connection in a transaction that writes and has locked the session.
-        blobs: The values of the tenant.
-        source: The staging thread; it is empty afterwards.
-        target: The thread of a branch.
-        session_id: The session of the branch.
     """
     tenant_id = blobs.tenant_id
     assign_thread(connection, blobs, source, session_id)
@@ -103,13 +91,6 @@ def move_new(connection: Connection, blobs: BlobStore, source: str, target: str,
     """Append the rows that only one thread has to another one, and return the number of graph checkpoints moved.
 
     Where both threads have a row, the target's is kept.
-
-    Args:
-        connection: A connection in a transaction that writes and has locked the session.
-        blobs: The values of the tenant.
-        source: The staging thread, which continued a copy of the target; it is empty afterwards.
-        target: The thread of a branch.
-        session_id: The session of the branch.
     """
     tenant_id = blobs.tenant_id
     tail_columns = [name for name in KEY_COLUMNS if name not in ("tenant_id", "thread_id")]

@@ -57,17 +57,7 @@ def usage_header(
     *,
     is_counted: bool = True,
 ) -> dict[str, Any]:
-    """Return the usage entry for the header of a new graph checkpoint; empty for a subgraph or without usage.
-
-    Args:
-        connection: Any open connection.
-        content: The values of the tenant.
-        graph_key: The key of the graph checkpoint.
-        channel: The channel of its conversation; None if it has none.
-        new_values: The values that the parent does not have.
-        parent: The graph checkpoint that it continues.
-        is_counted: False if its new messages come from another branch, which already counts them.
-    """
+    """Return the usage entry for the header of a new graph checkpoint; empty for a subgraph or without usage."""
     if graph_key.ns:
         return {}
     header: Mapping[str, Any] = parent.header if parent is not None else {}
@@ -81,15 +71,7 @@ def usage_header(
 def _count_usage(
     connection: Connection, content: Content, body: Body, parent_hash: bytes | None, header: Mapping[str, Any]
 ) -> dict[str, list[int]]:
-    """Return the usage after a conversation, in the form that a header has.
-
-    Args:
-        connection: Any open connection.
-        content: The values of the tenant.
-        body: The conversation.
-        parent_hash: The hash of the parent's conversation; None if it has none.
-        header: The header of the parent.
-    """
+    """Return the usage after a conversation, in the form that a header has."""
     messages = body.get("messages", []) if isinstance(body, dict) else body
     items = messages if isinstance(messages, list) else []
     reports = {

@@ -42,13 +42,7 @@ NOT_ON_THE_PATH = "it was made on another branch or later, and still exists in t
 
 @dataclass(frozen=True, kw_only=True)
 class ExportScope:
-    """The part of a session to export.
-
-    Args:
-        session: The row of the session.
-        branch: The row of the branch; None for the whole session.
-        point: The row of the checkpoint where the export ends; None for the head of the branch.
-    """
+    """The part of a session to export."""
 
     session: StoredRow
     branch: StoredRow | None = None
@@ -80,20 +74,7 @@ def export(
     write: WriteRecord,
     write_snapshot: WriteSnapshot | None = None,
 ) -> None:
-    """Write all records of an export except its header and its end.
-
-    Args:
-        store: The store to export from.
-        connection: A connection with a consistent view of the database.
-        scope: The part to export.
-        write: The function that writes one record.
-        write_snapshot: The function that writes the files of a snapshot; None leaves files out.
-
-    Raises:
-        Conflict: A rollback or another operation of the session is unfinished, or the branch cannot be exported alone.
-        Corrupt: Data that belongs to it is missing or damaged.
-        InvalidInput: A value is too large.
-    """
+    """Write all records of an export except its header and its end."""
     (_SessionExport if scope.branch is None else _PathExport)(store, connection, scope, write, write_snapshot).run()
 
 
@@ -228,12 +209,7 @@ class _SessionExport(_Export):
 
 @dataclass
 class _PathCalls:
-    """The calls of one path, renumbered as the calls of one branch.
-
-    Args:
-        calls: The rows, each with its number and its batch.
-        other_calls: The calls of other branches in the same world, in the same form.
-    """
+    """The calls of one path, renumbered as the calls of one branch."""
 
     calls: list[tuple[Row[Any], int, int]] = field(default_factory=list)
     other_calls: list[tuple[Row[Any], int, int]] = field(default_factory=list)

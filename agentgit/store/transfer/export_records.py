@@ -24,12 +24,7 @@ EXPORTED_STATUS = {INTENDED: UNKNOWN, REVERSING: REVERSE_UNKNOWN}
 
 
 def branch_record(row: Row[Any], **other: Any) -> Record:
-    """Return the record of a branch.
-
-    Args:
-        row: A row of the table internal_session.
-        other: The values that differ in the export.
-    """
+    """Return the record of a branch."""
     return {
         "record": "branch",
         "id": row.id,
@@ -45,13 +40,7 @@ def branch_record(row: Row[Any], **other: Any) -> Record:
 
 
 def state_record(row: Mapping[str, Any], branch_id: int, **other: Any) -> Record:
-    """Return the record of a graph checkpoint.
-
-    Args:
-        row: A row of the table graph_checkpoint.
-        branch_id: The branch that its thread belongs to.
-        other: The values that differ in the export.
-    """
+    """Return the record of a graph checkpoint."""
     channels = {name: value.hex() for name, value in unpack(row["channels"]).items()}
     return {
         "record": "state",

@@ -68,13 +68,7 @@ class RecentLists:
 
 
 class ValueWriter:
-    """Writes the values of one export.
-
-    Args:
-        blobs: The values of the session.
-        connection: Any open connection.
-        write: The function that writes one record.
-    """
+    """Writes the values of one export."""
 
     def __init__(self, blobs: Blobs, connection: Connection, write: WriteRecord) -> None:
         self.blobs = blobs
@@ -84,12 +78,7 @@ class ValueWriter:
         self._recent = RecentLists()
 
     def put(self, hashes: Iterable[bytes]) -> None:
-        """Write the values that were not written before, with all values that they refer to.
-
-        Raises:
-            Corrupt: A value is missing, or does not match its hash.
-            InvalidInput: A value is too large.
-        """
+        """Write the values that were not written before, with all values that they refer to."""
         new_hashes = [key for key in dict.fromkeys(hashes) if key not in self._written]
         for part in slices(new_hashes, VALUES_AT_ONCE):
             values = self.blobs.get_many(self.connection, part)
@@ -139,13 +128,6 @@ class StateWriter:
     """Writes the graph checkpoints of one branch, a page at a time: values first, then graph checkpoints, then writes.
 
     A duplicate of a graph checkpoint, such as the copy at the beginning of a fork, is left out.
-
-    Args:
-        connection: Any open connection.
-        tenant_id: The tenant.
-        values: The writer of the values.
-        write: The function that writes one record.
-        branch_id: The branch that they belong to in the export.
     """
 
     def __init__(
@@ -166,14 +148,7 @@ class StateWriter:
     def write_path(
         self, thread_exits: Sequence[tuple[str, str]], end_thread: str | None, points: Sequence[Any] = ()
     ) -> None:
-        """Write a path through several threads as one thread.
-
-        Args:
-            thread_exits: The threads, root first, each with the id of the graph checkpoint where the path leaves it.
-                If `end_thread` is None, the path ends at the last of these graph checkpoints.
-            end_thread: The thread to write whole at the end; None if the path ends at a checkpoint.
-            points: The checkpoints on the path, oldest first.
-        """
+        """Write a path through several threads as one thread."""
         states, writes = self._read_end(thread_exits, points) if end_thread is None and thread_exits else ((), ())
         end_keys = (
             {(row["ns"], row["checkpoint_id"]) for row in states}

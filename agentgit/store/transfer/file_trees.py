@@ -76,11 +76,7 @@ class FileTree:
         self._changed_paths.clear()
 
     def change(self, path: bytes, item: TreeItem | None) -> TreeItem | None:
-        """Put an item at a path, or remove the item that is there; return the previous item.
-
-        Raises:
-            ValueError: The change is not allowed. The tree is unchanged.
-        """
+        """Put an item at a path, or remove the item that is there; return the previous item."""
         if path in self._changed_paths or (item is None and path not in self._items):
             raise ValueError(f"{_format_path(path)} occurs twice, or is deleted although it does not exist")
         if item is not None and (reason := self.find_problem(path, item)):
@@ -143,9 +139,6 @@ class FileChecker:
 
     Afterwards, `snapshots` has the snapshot id of each checkpoint whose files are included, `missing_snapshots` counts
     the missing snapshots by reason, and `left_paths` has each path that any tree leaves out, with the reason.
-
-    Args:
-        sink: The store that keeps the files for an import; None only checks them.
     """
 
     def __init__(self, sink: FileSink | None = None) -> None:
@@ -172,11 +165,7 @@ class FileChecker:
     # -- contents
 
     def check_file(self, record: Record) -> None:
-        """Check a file, or its first record if parts follow.
-
-        Raises:
-            ValueError: The record is invalid, or the file does not match its hash.
-        """
+        """Check a file, or its first record if parts follow."""
         if sum(record[name] is not None for name in ("text", "data", "parts")) != 1:
             raise ValueError("must have exactly one of text, data and parts")
         if record["id"] in self._sizes:
@@ -190,11 +179,7 @@ class FileChecker:
         self._close_file()
 
     def check_part(self, record: Record) -> None:
-        """Check a part of a file.
-
-        Raises:
-            ValueError: The file does not match its hash.
-        """
+        """Check a part of a file."""
         assert self._open_file is not None  # noqa: S101  # the caller checks `is_open`
         data = decode_base64(record["data"])
         if len(data) > PART_BYTES:
@@ -223,11 +208,7 @@ class FileChecker:
     # -- trees
 
     def check_tree(self, record: Record) -> None:
-        """Check the beginning of a tree.
-
-        Raises:
-            ValueError: It is not the next tree, or its base is not the previous tree.
-        """
+        """Check the beginning of a tree."""
         if record["id"] != self._last_tree + 1 or record["base"] not in (None, self._last_tree or None):
             raise ValueError("is not the next tree, or does not begin with the one before it")
         self._last_tree = record["id"]
@@ -240,11 +221,7 @@ class FileChecker:
             self._sink.tree(record["id"], record["base"])
 
     def check_left_out(self, record: Record) -> None:
-        """Check a path that the current tree leaves out or no longer leaves out. These records precede its changes.
-
-        Raises:
-            ValueError: There is no tree, the record comes after a change, or the path was not left out before.
-        """
+        """Check a path that the current tree leaves out or no longer leaves out. These records precede its changes."""
         path, reason = record["path"], record["why"]
         if self._tree is None or self._has_paths or (reason is None and path not in self._left_out):
             raise ValueError("belongs to no tree, comes too late, or was not left out before")
@@ -259,12 +236,7 @@ class FileChecker:
             self._sink.left(path, reason)
 
     def check_path(self, record: Record) -> None:
-        """Check a change of the current tree.
-
-        Raises:
-            ValueError: There is no tree, the change is invalid or not possible on every operating system, or the tree
-                is too large.
-        """
+        """Check a change of the current tree."""
         if self._tree is None:
             raise ValueError("belongs to no tree")
         item = None if record["mode"] is None else TreeItem(record["mode"], record["file"], record["link"])
@@ -288,11 +260,7 @@ class FileChecker:
         return self._sizes[item.file] if item is not None and item.file is not None else 0
 
     def check_snapshot(self, record: Record) -> None:
-        """Check a snapshot, with its tree and the checkpoints that have it.
-
-        Raises:
-            ValueError: Its tree did not precede it, or a checkpoint already has another snapshot.
-        """
+        """Check a snapshot, with its tree and the checkpoints that have it."""
         if (record["tree"] is None) != (record["why"] is not None) or (record["tree"] or 0) > self._last_tree:
             raise ValueError("refers to no earlier tree, or has no reason")
         if record["why"] is not None:
@@ -304,11 +272,7 @@ class FileChecker:
 
 
 def decode_base64(data: str) -> bytes:
-    """Decode base64.
-
-    Raises:
-        ValueError: The data is not base64.
-    """
+    """Decode base64."""
     try:
         return base64.b64decode(data, validate=True)
     except binascii.Error as error:

@@ -52,16 +52,7 @@ TABLES: Mapping[str, Table] = {
 
 
 def read_records(stream: LineReader, checker: Checker) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Iterate over the records of an export, each checked before it is returned.
-
-    Args:
-        stream: The file, at any position.
-        checker: A new checker.
-
-    Raises:
-        InvalidInput: The file is not an export, or has another format.
-        Corrupt: A line is damaged or inconsistent with the others, or the end is missing; the message names the line.
-    """
+    """Iterate over the records of an export, each checked before it is returned."""
     stream.seek(0)
     number = 0
     for number, raw_record, checker.seal in read_lines(stream):
@@ -86,15 +77,7 @@ def read_records(stream: LineReader, checker: Checker) -> Iterator[tuple[str, di
 
 
 def check_export(stream: LineReader, sink: FileSink | None = None) -> Checker:
-    """Check a whole export without storing it; return the checker.
-
-    Args:
-        stream: The file, at any position.
-        sink: The store that keeps its files; None only checks them.
-
-    Raises:
-        InvalidInput, Corrupt: See `read_records`.
-    """
+    """Check a whole export without storing it; return the checker."""
     checker = Checker(sink)
     for _ in read_records(stream, checker):
         pass
@@ -102,15 +85,7 @@ def check_export(stream: LineReader, sink: FileSink | None = None) -> Checker:
 
 
 class Import:
-    """Imports an export as a new session.
-
-    Args:
-        store: The store of the tenant.
-        user_id: The user who owns the new session.
-        stream: The file; it is read again.
-        name: The name of the session; None uses its name in the export, made unique if it is taken.
-        kept_ids: The ids of checkpoints that stay as they are; the others are new.
-    """
+    """Imports an export as a new session."""
 
     def __init__(
         self,
@@ -127,17 +102,7 @@ class Import:
         self.kept_ids = kept_ids
 
     def run(self, checker: Checker, files: Mapping[int, SnapshotRef] | None = None) -> int:
-        """Import the session, and return its id.
-
-        Args:
-            checker: The checker that `check_export` returned.
-            files: The imported snapshot of each tree, by the tree's number; None leaves the files out.
-
-        Raises:
-            InvalidInput, Corrupt: See `read_records`. Nothing is stored.
-            Conflict: A session with that name exists.
-            NotAllowed: The user was deleted.
-        """
+        """Import the session, and return its id."""
         return self.store.database.write(lambda c: self._store(c, checker, files), durable=True)
 
     def _store(self, connection: Connection, first_checker: Checker, files: Mapping[int, SnapshotRef] | None) -> int:

@@ -69,9 +69,6 @@ class Checker:
     Afterwards, `ids` has the ids of each kind, `counts` the number of records of each kind, `files` the checker of the
     files, `last_seq` the last position in the world log, and `seal` the hash of the whole export. `completed_value` is
     the value or list that the latest record completed.
-
-    Args:
-        sink: The store that keeps the files; None only checks them.
     """
 
     completed_value: Leaf | ListItems | None
@@ -125,15 +122,7 @@ class Checker:
         }
 
     def check_record(self, kind: str, record: Record) -> None:
-        """Check the next record.
-
-        Args:
-            kind: The kind of the record.
-            record: The fields that `agentgit.store.transfer.records.checked` returned.
-
-        Raises:
-            ValueError: It is inconsistent with the records before it.
-        """
+        """Check the next record."""
         if (kind == "part") != (self._values.is_open or self.files.is_open):
             raise ValueError("is a part that belongs to nothing, or comes where a part is missing")
         rank, is_single = _RANK.get(kind, self._rank), kind in (HEADER, "session", "end")
@@ -229,11 +218,7 @@ class Checker:
         self._unpacked_sizes[key] = unpacked_size
 
     def _sum_unpacked_sizes(self, keys: Iterable[bytes]) -> int:
-        """Return the total unpacked size of values, in bytes.
-
-        Raises:
-            ValueError: The size is out of proportion to the size of the export.
-        """
+        """Return the total unpacked size of values, in bytes."""
         total = sum(map(self._unpacked_sizes.__getitem__, keys))
         if total > max(UNPACKED_BYTES_ALLOWED, MAX_UNPACK_RATIO * self._content_bytes):
             raise ValueError(f"unpacks to more than {MAX_UNPACK_RATIO} times the values of the export")

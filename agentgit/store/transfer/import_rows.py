@@ -66,11 +66,7 @@ class ValueReader:
         return self._open_value is not None
 
     def read_value(self, fields: Mapping[str, Any]) -> Leaf | None:
-        """Return a value; None if its parts follow.
-
-        Raises:
-            ValueError: The record is invalid, or the value does not match its hash.
-        """
+        """Return a value; None if its parts follow."""
         if sum(fields[name] is not None for name in ("text", "data", "parts")) != 1:
             raise ValueError("must have exactly one of text, data and parts")
         if fields["parts"] is not None:
@@ -95,11 +91,7 @@ class ValueReader:
         return value
 
     def read_list(self, fields: Mapping[str, Any]) -> ListItems:
-        """Return a list with all of its items.
-
-        Raises:
-            ValueError: It continues a list that is not among the recent ones, or does not match its hash.
-        """
+        """Return a list with all of its items."""
         base_items = self._recent.get(fields["base"]) if fields["base"] is not None else ()
         if base_items is None or fields["keep"] > len(base_items):
             raise ValueError("continues a list that did not come shortly before it")
@@ -122,11 +114,7 @@ def _make_leaf(fields: Mapping[str, Any], data: bytes) -> Leaf:
 
 
 def require_readable(value: Leaf) -> None:
-    """Check that a value can be displayed. The check creates no objects from the value's data.
-
-    Raises:
-        ValueError: The value cannot be read.
-    """
+    """Check that a value can be displayed. The check creates no objects from the value's data."""
     try:
         if value.type == RECORD:
             if not all(type(name) is str for name in unpack(value.data)):
@@ -162,17 +150,7 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedRows:
-    """Makes the rows of one imported session.
-
-    Args:
-        tenant_id: The tenant.
-        user_id: The user who owns the new session.
-        session_id: The new id of the session.
-        ids: For each kind of record, the new id by the old one.
-        world_log_end: The last position in the world log. Every branch is up to date with it.
-        files: The imported snapshot of each tree, by the tree's number; None leaves the files out.
-        snapshots: The old id of the snapshot of each checkpoint with files, by the old id of the checkpoint.
-    """
+    """Makes the rows of one imported session."""
 
     tenant_id: int
     user_id: int

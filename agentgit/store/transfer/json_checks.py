@@ -68,9 +68,6 @@ Ids = Mapping[str, Mapping[int, int]]
 def check_metadata(meta: Mapping[str, Any]) -> dict[str, Any]:
     """Return the known fields of a branch's metadata, checked. Other fields are left out.
 
-    Raises:
-        ValueError: A field is invalid.
-
     Example:
         >>> check_metadata({"turns": 2, "colour": "red"})
         {'turns': 2}
@@ -80,15 +77,7 @@ def check_metadata(meta: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def remap_metadata(meta: Mapping[str, Any], ids: Ids) -> dict[str, Any]:
-    """Return a branch's metadata with the new ids.
-
-    Args:
-        meta: The metadata that `check_metadata` returned.
-        ids: The new ids of branches, checkpoints and calls.
-
-    Raises:
-        ValueError: It refers to a branch that is missing.
-    """
+    """Return a branch's metadata with the new ids."""
     remapped = dict(meta)
     if template := meta.get("template"):  # it is in another session, so its id here is unknown
         remapped["template"] = {**template, "checkpoint": None}
@@ -116,11 +105,7 @@ def _check_some_fields(value: Any, checks: Mapping[str, Check], required: tuple[
 
 
 def graph_header(value: Any) -> dict[str, Any]:
-    """Check the header of a graph checkpoint.
-
-    Raises:
-        ValueError: A field is missing or invalid.
-    """
+    """Check the header of a graph checkpoint."""
     header = json_object(value)
     known_fields = {
         name: header[name] for name in header if name in _REQUIRED_HEADER_FIELDS or name in _OPTIONAL_HEADER_FIELDS
@@ -136,9 +121,6 @@ def graph_header(value: Any) -> dict[str, Any]:
 
 def graph_metadata(value: Any) -> dict[str, Any]:
     """Check LangGraph's metadata of a graph checkpoint.
-
-    Raises:
-        ValueError: A field is invalid.
 
     Example:
         >>> graph_metadata({"step": 1, "mine": "x"})
@@ -203,9 +185,6 @@ _RESERVED_KEYS = ("cls", "_fields_set")
 def stored_message(value: Any) -> dict[str, Any]:
     """Check a message in LangChain's stored form.
 
-    Raises:
-        ValueError: LangChain cannot create the message, or agentgit cannot display it.
-
     Example:
         >>> stored_message({"type": "human", "data": {"content": "hi"}})["type"]
         'human'
@@ -241,11 +220,7 @@ def _message_data(kind: str) -> Check:
 
 
 def readable_message(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Check that agentgit can display a message of any class; return the message as displayed.
-
-    Raises:
-        ValueError: The message cannot be displayed.
-    """
+    """Check that agentgit can display a message of any class; return the message as displayed."""
     kind, data = value["type"], value["data"]
     check_fields({"type": kind, "name": data.get("name")}, {"type": text, "name": nullable(text)})
     return check_fields(
@@ -255,11 +230,7 @@ def readable_message(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def require_flat(value: Any) -> None:
-    """Check that a value is not nested deeper than `MAX_DEPTH` levels.
-
-    Raises:
-        ValueError: The value is nested deeper.
-    """
+    """Check that a value is not nested deeper than `MAX_DEPTH` levels."""
     level = [value]
     for _ in range(MAX_DEPTH):
         level = [

@@ -51,11 +51,7 @@ class LineWriter:
         self._chain = b""
 
     def line(self, record: Mapping[str, Any]) -> bytes:
-        """Return the line of a record. Its hash includes the hash of the previous line.
-
-        Raises:
-            Corrupt: The record is too long for a line.
-        """
+        """Return the line of a record. Its hash includes the hash of the previous line."""
         body = _dump_record(record)[:-1]
         if len(body) + _TAIL_BYTES > LONGEST:
             raise Corrupt(f"A record of type {record.get('record')} is longer than {LONGEST} bytes: not exported.")
@@ -64,13 +60,7 @@ class LineWriter:
 
 
 def records_with_contents(record: Mapping[str, Any], data: bytes, *, is_text: bool) -> Iterator[dict[str, Any]]:
-    """Return a record with its contents, followed by the records of its parts if it has several.
-
-    Args:
-        record: The other fields of the record.
-        data: The contents.
-        is_text: True to write contents that are valid UTF-8 as text instead of base64.
-    """
+    """Return a record with its contents, followed by the records of its parts if it has several."""
     no_contents: dict[str, Any] = {"text": None, "data": None, "parts": None}
     starts = range(0, len(data), PART_BYTES)
     if len(starts) > 1:
@@ -97,12 +87,6 @@ def read_lines(stream: LineReader) -> Iterator[ExportLine]:
     """Iterate over the lines of an export, each checked against its hash.
 
     Returns no lines for a file that is not an export. One line at a time is in memory.
-
-    Args:
-        stream: The file, at its beginning.
-
-    Raises:
-        Corrupt: A line is truncated, too long, not a JSON object, or does not match its hash.
     """
     chain, number = b"", 0
     while line := stream.readline(LONGEST + 1):
@@ -123,12 +107,7 @@ def read_lines(stream: LineReader) -> Iterator[ExportLine]:
 
 
 def damaged_line(number: int, problem: str) -> Corrupt:
-    """Return the exception for a damaged line.
-
-    Args:
-        number: The number of the line, from 1.
-        problem: The problem with the line.
-    """
+    """Return the exception for a damaged line."""
     return Corrupt(
         f"Line {number} of the export {problem}. Nothing was imported. Export the session again.",
         row=f"line {number}",
@@ -165,13 +144,7 @@ STEP = 2**20
 
 
 class _ProgressReader:
-    """A file that reports the progress of its reads. Each `seek` begins a new read.
-
-    Args:
-        file: The file to read line by line.
-        progress: The function to call with the progress.
-        times: The number of times that the file will be read.
-    """
+    """A file that reports the progress of its reads. Each `seek` begins a new read."""
 
     def __init__(self, file: IO[bytes], progress: OnProgress, times: int) -> None:
         self._file = file

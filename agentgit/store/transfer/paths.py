@@ -40,9 +40,6 @@ def path(value: Any) -> bytes:
 def path_problem(value: str) -> str:
     """Explain why a path is not valid on every operating system; return an empty string if it is.
 
-    Args:
-        value: The path that `text_of` returned.
-
     Example:
         >>> path_problem("src/aux.py")
         'is a device or another path on some systems'
@@ -73,13 +70,6 @@ def link_problem(link_path: bytes, target: bytes) -> str:
 
     The target may have `..` only at its beginning, where it goes up through real directories, and not above the
     workspace. The directories that it then goes down through may be links, but those cannot lead out either.
-
-    Args:
-        link_path: The path of the link.
-        target: The target of the link.
-
-    Returns:
-        The reason; an empty string if the link can be exported.
 
     Example:
         >>> link_problem(b"a/b/link", b"../../c")

@@ -20,11 +20,7 @@ from agentgit.values import count, portable
 
 
 class Track:
-    """Collects the calls of checkpoints in order. Each has the calls of the one before it, and may have more.
-
-    Args:
-        branch_id: The branch in the export.
-    """
+    """Collects the calls of checkpoints in order. Each has the calls of the one before it, and may have more."""
 
     def __init__(self, branch_id: int) -> None:
         self.branch_id = branch_id
@@ -33,15 +29,7 @@ class Track:
         self._message: int | None = None
 
     def add(self, checkpoint: Checkpoint, at: datetime) -> None:
-        """Add the calls that a checkpoint has and the one before it has not.
-
-        Args:
-            checkpoint: The checkpoint.
-            at: Its time, which is that of calls without one.
-
-        Raises:
-            ValueError: It lacks a call of the checkpoint before it, or a call cannot be stored.
-        """
+        """Add the calls that a checkpoint has and the one before it has not."""
         calls = checkpoint.tool_invocations
         if len(calls) < len(self._calls) or any(
             _identity(mine) != _identity(earlier) for mine, (earlier, _) in zip(calls, self._calls, strict=False)

@@ -59,11 +59,7 @@ def is_plain_json(beginning: bytes) -> bool:
 
 
 def parse_checkpoints(file: IO[bytes]) -> list[Checkpoint]:
-    """Read a JSON array of checkpoints.
-
-    Raises:
-        InvalidInput: It is too large, not JSON, or one of them is not a checkpoint; the message says which one.
-    """
+    """Read a JSON array of checkpoints."""
     text = file.read(MAX_BYTES + 1)
     if len(text) > MAX_BYTES:
         raise InvalidInput(
@@ -94,15 +90,7 @@ def _refusal(number: int, problem: str) -> InvalidInput:
 
 
 def write_export(checkpoints: Sequence[Checkpoint], file: IO[bytes]) -> frozenset[int]:
-    """Write checkpoints as the export of a session with one branch, and return the ids that they keep.
-
-    Args:
-        checkpoints: The checkpoints of one path, in any order; they are sorted by their times.
-        file: The file to write to.
-
-    Raises:
-        InvalidInput: One of them cannot be stored; the message says which one, and why.
-    """
+    """Write checkpoints as the export of a session with one branch, and return the ids that they keep."""
     lines, counts = LineWriter(), dict.fromkeys(COUNTED_KINDS, 0)
     for record in _records(_sorted_by_time(checkpoints)):
         if record["record"] in counts:

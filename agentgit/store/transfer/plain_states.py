@@ -30,15 +30,7 @@ _MESSAGE_KEYS = frozenset({"role", "content", "id", "name", "tool_calls", "tool_
 
 @dataclass(frozen=True)
 class State:
-    """A graph checkpoint of the export.
-
-    Args:
-        id: Its id, a version 6 UUID as LangGraph makes them.
-        hash: The hash of the state.
-        message_count: The number of its messages.
-        channels: The hash of each value.
-        versions: The version of each channel.
-    """
+    """A graph checkpoint of the export."""
 
     id: str
     hash: bytes
@@ -49,12 +41,7 @@ class State:
 
 @dataclass
 class States:
-    """Writes the states of checkpoints in order: values that were not written before, then a graph checkpoint.
-
-    Args:
-        branch_id: The branch in the export.
-        last: The graph checkpoint of the last checkpoint; None before the first one.
-    """
+    """Writes the states of checkpoints in order: values that were not written before, then a graph checkpoint."""
 
     branch_id: int
     last: State | None = None
@@ -63,11 +50,7 @@ class States:
     _recent: RecentLists = field(default_factory=RecentLists)
 
     def add(self, checkpoint: Checkpoint, at: datetime) -> Iterator[dict[str, Any]]:
-        """Yield the records of a checkpoint's state, unless it is the state before; then it is `last`.
-
-        Raises:
-            ValueError: The state or a message cannot be stored.
-        """
+        """Yield the records of a checkpoint's state, unless it is the state before; then it is `last`."""
         values = {name: _value_leaf(value) for name, value in _shown_state(checkpoint).items()}
         messages = [message_leaf(number, one) for number, one in enumerate(checkpoint.conversation_history, 1)]
         channels = {name: value.hash for name, value in values.items()}
@@ -164,11 +147,7 @@ def _value_leaf(value: Any) -> Leaf:
 
 
 def message_leaf(number: int, message: Mapping[str, Any]) -> Leaf:
-    """Encode a message in LangChain's stored form.
-
-    Raises:
-        ValueError: It has no known role, or a field that no message has.
-    """
+    """Encode a message in LangChain's stored form."""
     role = message.get("role")
     kind = _TYPES_BY_ROLE.get(role) if isinstance(role, str) else None
     if kind is None:

@@ -241,12 +241,6 @@ COUNTED_KINDS = tuple(kind for kind in _FIELDS_BY_KIND if kind not in (HEADER, "
 def check_record(record: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the kind of a record, and its fields in their stored form.
 
-    Args:
-        record: The record that was read from a line.
-
-    Raises:
-        ValueError: The record is invalid.
-
     Example:
         >>> check_record({"record": "part", "data": "AAAA"})
         ('part', {'data': 'AAAA'})
@@ -262,14 +256,7 @@ def check_record(record: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def require_header(record: Mapping[str, Any] | None) -> None:
-    """Check that a file is an export that this library can read.
-
-    Args:
-        record: The first record of the file; None if the file has none.
-
-    Raises:
-        InvalidInput: The file is not an export, or has another format.
-    """
+    """Check that a file is an export that this library can read."""
     if record is None or record.get("record") != HEADER:
         raise InvalidInput("This is not an agentgit export. Use a file that an export has written.")
     if record.get("format") != FORMAT:

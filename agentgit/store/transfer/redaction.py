@@ -46,11 +46,7 @@ _STRUCTURE = frozenset({"human", "ai", "tool", "system", "user", "assistant", "f
 
 
 class Secrets:
-    """The secrets of one export, and what replaces them.
-
-    Args:
-        function: Replaces what else is secret in a text; None to replace only the values of secret names.
-    """
+    """The secrets of one export, and what replaces them."""
 
     def __init__(self, function: RedactText | None) -> None:
         self._function = function
@@ -117,12 +113,7 @@ class Secrets:
         return new
 
     def value(self, value: Any, *, is_secret: bool = False) -> Any:
-        """Return JSON-like data, or what msgpack holds, without its secrets.
-
-        Args:
-            value: The data.
-            is_secret: True if its name is that of a secret.
-        """
+        """Return JSON-like data, or what msgpack holds, without its secrets."""
         new: Any
         if isinstance(value, str):
             new = self.text(value)
@@ -150,11 +141,7 @@ class Secrets:
         return str(self.value(text)).encode()
 
     def leaf(self, value: Leaf) -> Leaf:
-        """Return a value without its secrets; the same value if it has none.
-
-        Raises:
-            InvalidInput: A serializer of the user wrote it, so nobody knows what is in it.
-        """
+        """Return a value without its secrets; the same value if it has none."""
         before = self.changes
         if value.type in READERS:
             data = _dump(self.value(READERS[value.type](value.data)), is_ascii=value.type.endswith("+py"))
@@ -238,12 +225,7 @@ def _content(code: int, payload: bytes) -> Any:
 
 
 class RedactedWriter:
-    """Writes the records of an export without their secrets.
-
-    Args:
-        secrets: The secrets, which were collected from all records.
-        write: Writes one record.
-    """
+    """Writes the records of an export without their secrets."""
 
     def __init__(self, secrets: Secrets, write: WriteRecord) -> None:
         self._secrets, self._write = secrets, write

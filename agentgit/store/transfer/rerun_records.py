@@ -84,11 +84,7 @@ _check_known = settings(
 
 
 def check_report(value: Any) -> dict[str, Any]:
-    """Check the report of a rerun.
-
-    Raises:
-        ValueError: A field is unknown, missing or wrong.
-    """
+    """Check the report of a rerun."""
     report = _check_known(value)
     try:
         return RerunReport.from_dict(report).to_dict()
@@ -103,12 +99,7 @@ def call_ids(report: Mapping[str, Any]) -> Iterator[int]:
 
 
 def remap_report(report: Mapping[str, Any], calls: Mapping[int, int]) -> dict[str, Any]:
-    """Return a report with the new ids of calls.
-
-    Args:
-        report: The report that `check_report` returned.
-        calls: The new ids of calls, by the old ones.
-    """
+    """Return a report with the new ids of calls."""
     groups = {
         group: [{**item, **{name: calls.get(item[name]) for name in names}} for item in report[group]]
         for group, names in CALL_IDS.items()

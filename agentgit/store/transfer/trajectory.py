@@ -21,12 +21,6 @@ def steps(
 ) -> Iterator[dict[str, Any]]:
     """Return the steps of one branch, from the root of its session.
 
-    Args:
-        messages: The conversation, as `history()` returns it.
-        calls: The tool track.
-        points: The checkpoints on the path to the branch's head, oldest first.
-        score: The score that an exploration gave the branch.
-
     Example:
         >>> said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello", "tool_calls": []}]
         >>> [step] = steps(said, [], [])

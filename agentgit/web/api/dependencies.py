@@ -41,11 +41,7 @@ BranchName = Annotated[str | None, Query(max_length=300, description="The branch
 
 
 def bearer_of(request: Request, bearer: Bearer) -> str:
-    """Return the credential of a request: from the `Authorization` header or, for safe methods only, from the cookie.
-
-    Raises:
-        Unauthenticated: The request has no credential.
-    """
+    """Return the credential of a request: from the `Authorization` header or, for safe methods only, from the cookie."""
     if bearer is not None:
         return bearer.credentials
     cookie = request.cookies.get(cookie_name(request)) if request.method in SAFE_METHODS else None
@@ -58,11 +54,7 @@ Credential = Annotated[str, Depends(bearer_of)]
 
 
 def caller_of(request: Request, credential: Credential) -> Repository:
-    """Return the repository, bound to the user of the credential.
-
-    Raises:
-        Unauthenticated: The credential is not valid.
-    """
+    """Return the repository, bound to the user of the credential."""
     try:
         repo = site_of(request).authenticator.repository(credential)
     except NotAllowed as error:

@@ -63,11 +63,7 @@ def follow_events(
 def live(
     site: Site, repo: Repository, session_id: int | None, start: int | None, is_over: Callable[[], bool]
 ) -> StreamingResponse:
-    """Open a live feed. It counts towards the user's limit until it ends or the client disconnects.
-
-    Raises:
-        HTTPException: The user has reached the limit of open feeds.
-    """
+    """Open a live feed. It counts towards the user's limit until it ends or the client disconnects."""
     if session_id is not None:
         repo.session(session_id)
     start_id = start if start is not None else repo.events.last_id()
@@ -82,12 +78,7 @@ def live(
 
 
 class Feed(StreamingResponse):
-    """A response that streams server-sent events.
-
-    Args:
-        content: The bytes to send.
-        on_end: The function to call once when the response ends, with or without an error.
-    """
+    """A response that streams server-sent events."""
 
     def __init__(self, content: AsyncIterator[bytes], on_end: Callable[[], None]) -> None:
         super().__init__(content, media_type="text/event-stream", headers={"x-accel-buffering": "no"})

@@ -44,13 +44,6 @@ def model_of_dataclass(
 ) -> type[BaseModel]:
     """Create a response model with the fields of a dataclass.
 
-    Args:
-        name: The name of the model in the OpenAPI description.
-        dataclass_type: The dataclass. Its docstring describes the model and the fields.
-        exclude: Fields to omit.
-        overrides: Types of fields that differ from those of the dataclass, such as other models.
-        more: Additional fields, each with its type.
-
     Example:
         >>> from agentgit.checkpoints.queries import Tag
         >>> sorted(model_of_dataclass("Tag", Tag).model_json_schema()["required"])[:2]
@@ -68,14 +61,7 @@ def model_of_dataclass(
 
 
 def create_list_model(name: str, item_model: type[BaseModel], doc: str, **more: Any) -> type[BaseModel]:
-    """Create a response model that lists items of another model.
-
-    Args:
-        name: The name of the model in the OpenAPI description.
-        item_model: The model of the `items`.
-        doc: The description of the model.
-        more: Fields besides `items`, each with its type.
-    """
+    """Create a response model that lists items of another model."""
     return create_model_of_fields(name, doc, items=list_of(item_model), **more)
 
 

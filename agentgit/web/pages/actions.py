@@ -72,11 +72,7 @@ def has_graph(session: Session, branch: str | None = None) -> bool:
 
 
 def _message_to_edit(session: Session, branch: str, message_id: str) -> dict[str, Any]:
-    """Return a user's message.
-
-    Raises:
-        NotFound: The branch has no such message.
-    """
+    """Return a user's message."""
     for message in session.branch(branch).conversation_history:
         if message["id"] == message_id and message["role"] == "user":
             return message
@@ -162,11 +158,7 @@ def edit(
 
 
 def _reserve_run() -> None:
-    """Reserve one of the turns that pages may run at a time.
-
-    Raises:
-        Conflict: Too many turns are running.
-    """
+    """Reserve one of the turns that pages may run at a time."""
     if not _free_runs.acquire(blocking=False):
         raise Conflict(
             f"Nothing was changed: {MAX_RUNS} turns are running on this server. Wait until one has ended, go back, and "

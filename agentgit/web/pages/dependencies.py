@@ -24,13 +24,7 @@ MAX_URL_LENGTH = 2_000
 
 @dataclass(frozen=True)
 class Visitor:
-    """The user who requests a page.
-
-    Args:
-        request: The request of the user.
-        repo: The repository, bound to the user.
-        by_password: True if the server has accounts, whose users log in with passwords.
-    """
+    """The user who requests a page."""
 
     request: Request
     repo: Repository
@@ -46,11 +40,7 @@ class Visitor:
 
 
 def visitor_of(request: Request) -> Visitor:
-    """Return the user who requests a page.
-
-    Raises:
-        Unauthenticated: The browser is not logged in.
-    """
+    """Return the user who requests a page."""
     authenticator, credential = site_of(request).authenticator, request.cookies.get(cookie_name(request))
     if credential is None:
         raise Unauthenticated("Not logged in.")
@@ -84,10 +74,6 @@ def redirect_to_login(request: Request) -> RedirectResponse:
 
 def local_path_or_home(path: str, root: str = "") -> str:
     """Return a path to go to after a login; the home page if the path leads to another site.
-
-    Args:
-        path: The path that the request gave.
-        root: The path at which the application is mounted.
 
     Example:
         >>> local_path_or_home("/sessions?name=a"), local_path_or_home("//evil.example"), local_path_or_home("https://evil.example")

@@ -12,12 +12,7 @@ IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """An image of a message.
-
-    Args:
-        index: Its index among the content blocks of the message.
-        url: The address of an image that the message only links; None if the message contains it.
-    """
+    """An image of a message."""
 
     index: int
     url: str | None = None

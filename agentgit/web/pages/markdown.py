@@ -69,9 +69,6 @@ def is_link(address: str) -> bool:
 def markdown(text: str) -> Markup:
     """Render Markdown as HTML.
 
-    Args:
-        text: Any text, also a hostile one.
-
     Example:
         >>> print(markdown("**two** <b>[x](javascript:alert(1))</b>"), end="")
         <p><strong>two</strong> &lt;b&gt;[x](javascript:alert(1))&lt;/b&gt;</p>

@@ -190,15 +190,7 @@ def templates() -> Environment:
 def render_page(
     request: Request, template: str, context: Mapping[str, Any], *, status: int = 200, form_cookie: str | None = None
 ) -> HTMLResponse:
-    """Render a page.
-
-    Args:
-        request: The request for the page.
-        template: The name of the template, without `.html`.
-        context: The variables of the template.
-        status: The HTTP status.
-        form_cookie: A new value of the form cookie, for a visitor who is not logged in.
-    """
+    """Render a page."""
     shared_context = {
         "root": request.scope.get("root_path", ""),
         "path": request.url.path,

@@ -84,11 +84,7 @@ def plan_hash(plan: RollbackPlan) -> str:
 
 
 def require_plan_unchanged(seen_hash: str, plan: RollbackPlan) -> None:
-    """Check that the plan is still the one that the user has seen.
-
-    Raises:
-        Conflict: The plan has changed since.
-    """
+    """Check that the plan is still the one that the user has seen."""
     if seen_hash != plan_hash(plan):
         raise Conflict(
             "Nothing was changed: the plan is different now, because something happened in the meantime. Go back, "
@@ -227,11 +223,7 @@ def resolve(
 
 
 def _parse_result(text: str) -> Any:
-    """Parse the result in a form; an empty text is None.
-
-    Raises:
-        InvalidInput: The text is not valid JSON.
-    """
+    """Parse the result in a form; an empty text is None."""
     try:
         return json.loads(text) if text.strip() else None
     except (ValueError, RecursionError) as error:

@@ -28,16 +28,7 @@ MAX_POINTS = 60
 
 @dataclass(frozen=True, kw_only=True)
 class Conversation:
-    """The part of a conversation that one page shows.
-
-    Args:
-        branch: The branch.
-        at: The checkpoint whose conversation it is; None for the newest state of the branch.
-        turns: The turns, oldest first.
-        earlier: The `before` and `until` of the previous page; None if this is the first page.
-        holder: The id of the checkpoint that contains the messages, for the addresses of their images; None if they are
-            those of the newest state of the branch.
-    """
+    """The part of a conversation that one page shows."""
 
     branch: InternalSession
     at: Checkpoint | None
@@ -49,15 +40,7 @@ class Conversation:
 def read_conversation(
     session: Session, branch: str | None, at: int | None, before: int | None, until: int | None
 ) -> Conversation:
-    """Read a page of a conversation.
-
-    Args:
-        session: The session.
-        branch: The branch; None is the current one, or that of the checkpoint.
-        at: The id of the checkpoint whose conversation is read; None for the newest state of the branch.
-        before: The id of the checkpoint at which the page ends; None for the end of the conversation.
-        until: The number of the message before which the page ends, if there are too many after it for one page.
-    """
+    """Read a page of a conversation."""
     point = session.get_checkpoint(at) if at is not None else None
     line = session.branch(point.metadata["branch"] if point is not None else branch)
     log = session.log(branch=line)
@@ -125,11 +108,7 @@ def image(
     number: Offset = 0,
     block: Offset = 0,
 ) -> Response:
-    """Return an image that a message of a checkpoint, or of the newest state of a branch, contains.
-
-    Raises:
-        NotFound: There is no such image.
-    """
+    """Return an image that a message of a checkpoint, or of the newest state of a branch, contains."""
     handle = visit.repo.session(session_id)
     messages = (handle.branch(branch) if at is None else handle.get_checkpoint(at)).conversation_history
     content = messages[number].get("content") if number < len(messages) else None

@@ -59,15 +59,7 @@ Ids = Annotated[list[int], Query(max_length=MAX_TOGGLED)]
 
 @dataclass(frozen=True, kw_only=True)
 class TreeState:
-    """The parts of a tree that a reader has asked to see, from the query of a page.
-
-    Args:
-        opened: The ids of the branches that were expanded.
-        closed: The ids of the branches that were collapsed.
-        limit: The maximum number of branches.
-        points: The maximum number of checkpoints at the end of a branch.
-        only: The name of a branch, or a part of it, to which the tree is limited.
-    """
+    """The parts of a tree that a reader has asked to see, from the query of a page."""
 
     opened: frozenset[int] = frozenset()
     closed: frozenset[int] = frozenset()
@@ -151,21 +143,7 @@ class _Line:
 
 @dataclass(frozen=True, kw_only=True)
 class TreeRow:
-    """A row of the tree.
-
-    Args:
-        kind: `point`; `branch`, the head of a branch beside the path; `fold`, turns that are folded; `unread`, `more`
-            or `above`, a number of checkpoints or branches that are not shown.
-        level: The depth, from 1.
-        branch: The branch.
-        points: The checkpoints for which the row stands.
-        title: What happened there.
-        number: The number of turns, checkpoints or branches for which the row stands without showing them.
-        is_open: Whether the rows below a `branch` are shown; None if there is nothing to expand.
-        is_end: Whether the row is the end of its branch.
-        lanes: The CSS classes of the lanes before the row; the last one has the row's node.
-        toggle: The id of the branch that a click on the node expands or collapses; None if it does nothing.
-    """
+    """A row of the tree."""
 
     kind: str
     level: int
@@ -201,12 +179,7 @@ class TreeRow:
 
 
 def tree_rows(folded: FoldedTree, state: TreeState) -> list[TreeRow]:
-    """Return the rows of a tree: the path to the current branch is one line, and what leaves from it is beside it.
-
-    Args:
-        folded: The tree.
-        state: What the reader has expanded.
-    """
+    """Return the rows of a tree: the path to the current branch is one line, and what leaves from it is beside it."""
     builder = _RowBuilder(folded, state)
     builder.build()
     return builder.with_lanes()
@@ -365,14 +338,7 @@ def _counts_branches(item: LayoutItem) -> bool:
 
 
 def tree_context(request: Request, session: Session, state: TreeState, at: int | None = None) -> dict[str, Any]:
-    """Return the variables of the template `_tree.html`.
-
-    Args:
-        request: The request for the page that contains the tree.
-        session: The session.
-        state: What the reader has asked to see.
-        at: The id of the checkpoint that the page shows; None if it shows the newest state.
-    """
+    """Return the variables of the template `_tree.html`."""
     matches: list[str] = []
     try:
         folded = _read(session, state, state.only or None)

@@ -55,15 +55,7 @@ MAX_ENTRIES = 300
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """A tool call of a conversation.
-
-    Args:
-        name: The name of the tool.
-        args: Its arguments.
-        result: The text of its result; None if there is none yet.
-        call: The recorded invocation; None if there is none, as for a tool that the provider of a model runs.
-        is_kept: True if a rollback left the effect in the world.
-    """
+    """A tool call of a conversation."""
 
     name: str
     args: Any
@@ -115,14 +107,7 @@ _NOTES = {REPLAY: "from the record", REDO: "ran again"}
 
 @dataclass(frozen=True, kw_only=True)
 class Said:
-    """A message of a turn.
-
-    Args:
-        number: The index of the message in the conversation, from 0.
-        message: The message.
-        cards: The tool calls that it requests.
-        images: Its images.
-    """
+    """A message of a turn."""
 
     number: int
     message: Mapping[str, Any]
@@ -142,15 +127,7 @@ class Said:
 
 @dataclass(kw_only=True)
 class Turn:
-    """A part of a conversation that starts where a user's message arrived.
-
-    Args:
-        points: The checkpoints of the turn, oldest first.
-        entries: The messages and named checkpoints, in order.
-        loose: The calls that no message of the turn requests.
-        tokens_in: The number of input tokens that models reported.
-        tokens_out: The number of output tokens.
-    """
+    """A part of a conversation that starts where a user's message arrived."""
 
     points: list[Checkpoint] = field(default_factory=list)
     entries: list[Said | Checkpoint] = field(default_factory=list)
@@ -199,14 +176,6 @@ def turns_of(
 ) -> list[Turn]:
     """Group messages, checkpoints and calls into turns.
 
-    Args:
-        points: The checkpoints, oldest first.
-        messages: The conversation up to the last of them, from its beginning.
-        calls: The tool track up to the last of them, from its beginning.
-        kept: The ids of the calls whose effects a rollback left in the world.
-        is_start: True if no checkpoint precedes `points`, so that all earlier messages are shown, too.
-        counts: The number of `messages` at each checkpoint, as `counts_at` returns it; None if no message was removed.
-
     Example:
         >>> [turn] = turns_of([], [{"role": "user", "content": "hello"}], [])
         >>> turn.entries[0].text
@@ -228,15 +197,7 @@ def turns_of(
 
 
 def last_entries(turns: Sequence[Turn], until: int | None = None) -> tuple[list[Turn], int | None]:
-    """Keep the last messages of turns, as many as one page shows.
-
-    Args:
-        turns: The turns, oldest first.
-        until: The number of the message before which the page ends; None for the end of the turns.
-
-    Returns:
-        The turns that are left, and the number of their first message, or None if no message before it was left out.
-    """
+    """Keep the last messages of turns, as many as one page shows."""
     left, room, first, is_reached = list[Turn](), MAX_ENTRIES, until, until is None
     for turn in reversed(turns):
         entries = list[Said | Checkpoint]()
@@ -260,11 +221,6 @@ def counts_at(
 
     A graph may remove messages, so the count that a checkpoint records can include some that are gone since. The
     conversations of the checkpoints are read only then.
-
-    Args:
-        points: The checkpoints, oldest first.
-        messages: The conversation up to the last of them, from its beginning.
-        is_start: True if no checkpoint precedes `points`.
     """
     recorded = [_message_count(point) for point in points]
     if not _has_removals(points, messages, recorded, is_start):

@@ -29,12 +29,7 @@ CHUNK = 1 << 20
 
 
 class LargeContents:
-    """Contents that are too large for memory. Iterating reads them in chunks from the start; `len` is their size.
-
-    Args:
-        file: The file with exactly these contents. This object closes it when it is deleted.
-        size: The size in bytes.
-    """
+    """Contents that are too large for memory. Iterating reads them in chunks from the start; `len` is their size."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file, self._size = file, size
@@ -55,25 +50,12 @@ Data = bytes | LargeContents
 
 
 def iter_chunks(data: Data) -> Iterable[bytes]:
-    """Return contents as an iterable of chunks.
-
-    Args:
-        data: The contents.
-    """
+    """Return contents as an iterable of chunks."""
     return (data,) if isinstance(data, bytes) else data
 
 
 def read_contents(read: Callable[[int], bytes], size: int, folder: str | bytes) -> Data:
-    """Read contents up to a size, into memory or, if they may be large, into an anonymous temporary file.
-
-    Args:
-        read: The function that reads at most a given number of bytes; it returns none at the end.
-        size: The maximum number of bytes to read.
-        folder: The directory for the temporary file.
-
-    Raises:
-        Unavailable: The temporary file cannot be written, for example because the disk is full.
-    """
+    """Read contents up to a size, into memory or, if they may be large, into an anonymous temporary file."""
     if size <= IN_MEMORY:
         return b"".join(_read_up_to(read, size))
     try:
@@ -119,19 +101,7 @@ system_call: RenameCall = _system_call()
 
 
 def exchange(parent: int, name: bytes, other_name: bytes) -> bool:
-    """Exchange two entries of a directory atomically.
-
-    Args:
-        parent: The open directory.
-        name: One name in it.
-        other_name: Another name in it.
-
-    Returns:
-        False if the system or the file system does not support this; nothing was changed.
-
-    Raises:
-        OSError: The call failed, for example because one of the names does not exist any more.
-    """
+    """Exchange two entries of a directory atomically."""
     return _rename_with_flags(parent, name, other_name, EXCHANGE)
 
 
@@ -140,17 +110,6 @@ def rename_to_free(parent: int, name: bytes, new: bytes) -> bool:
 
     If the system cannot do this atomically, check first and then rename. A file that another process creates in between
     is then replaced.
-
-    Args:
-        parent: The open directory.
-        name: The name in it.
-        new: The name that must be free.
-
-    Returns:
-        False if the new name is in use; nothing was changed.
-
-    Raises:
-        OSError: The call failed.
     """
     try:
         if _rename_with_flags(parent, name, new, NO_REPLACE):
@@ -191,12 +150,7 @@ ADVICE = {errno.ENOSPC: FREE, errno.EDQUOT: FREE, errno.EACCES: PERMIT, errno.EP
 
 @contextmanager
 def converting_errors(path: bytes) -> Iterator[None]:
-    """Convert an operating-system error into one that names the file.
-
-    Raises:
-        InvalidInput: The name is too long.
-        Unavailable: The operating system reported another error.
-    """
+    """Convert an operating-system error into one that names the file."""
     try:
         yield
     except OSError as error:
@@ -225,15 +179,7 @@ def backup_name(name: bytes) -> bytes:
 
 
 def write(parent: int, name: bytes, chunks: Iterable[bytes], mode: int, owner: tuple[int, int]) -> None:
-    """Write a new file.
-
-    Args:
-        parent: The open directory.
-        name: The name of the file in the directory, which must be free.
-        chunks: The contents of the file.
-        mode: The permission bits of the file.
-        owner: The ids of its user and group, which only a superuser can set; ignored otherwise.
-    """
+    """Write a new file."""
     with open(os.open(name, CREATE_FLAGS, 0o600, dir_fd=parent), "wb") as file:
         file.writelines(chunks)
         file.flush()
@@ -273,9 +219,6 @@ def set_mode(parent: int, name: bytes, mode: int) -> None:
     """Set the permission bits of a directory, without following a link.
 
     The bits of a file are never changed in place, because it may have hard links outside the workspace.
-
-    Raises:
-        OSError: It is not a directory, or this user does not own it.
     """
     try:
         fd = os.open(name, FOLDER_FLAGS, dir_fd=parent)

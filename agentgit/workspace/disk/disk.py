@@ -32,13 +32,7 @@ from agentgit.workspace.trees import TreeEntry, digest, digest_of
 
 
 class Disk:
-    """The files of one workspace.
-
-    Args:
-        root: The workspace, without a trailing `/`.
-        aside: The directory for items that are moved aside; it is created when needed.
-        permissions: Grants permissions temporarily, so that the owner can read and change files whose modes deny it.
-    """
+    """The files of one workspace."""
 
     def __init__(self, root: bytes, aside: bytes, permissions: TemporaryPermissions) -> None:
         self._root, self._aside_folder, self._permissions = root, AsideFolder(aside), permissions
@@ -51,12 +45,7 @@ class Disk:
             return None if parent is None else self._read_entry_at(folder, parent, name)
 
     def read(self, path: bytes, max_size: int) -> bytes | None:
-        """Read a file or a link; return None if the file is too large, and no bytes if it does not exist any more.
-
-        Args:
-            path: The path, relative to the workspace.
-            max_size: The maximum size of a file, in bytes.
-        """
+        """Read a file or a link; return None if the file is too large, and no bytes if it does not exist any more."""
         with (
             converting_errors(path),
             self._open_parent(path) as parent,
@@ -75,17 +64,7 @@ class Disk:
         return b""
 
     def put(self, path: bytes, entry: TreeEntry, data: Data, expected: TreeEntry | None) -> bool:
-        """Write a file or a link atomically. A file is always a new one, so other hard links keep the old contents.
-
-        Args:
-            path: The path, relative to the workspace.
-            entry: The entry to write.
-            data: The contents of a file, or the target of a link.
-            expected: The entry that was seen at the path before: a file, a link, or None for nothing.
-
-        Returns:
-            False if something else is at the path by now; it is kept.
-        """
+        """Write a file or a link atomically. A file is always a new one, so other hard links keep the old contents."""
         self.make_folder(os.path.dirname(path))
         with converting_errors(path), self._open_entry(path, required=True) as directory_entry:
             assert directory_entry is not None  # noqa: S101 - created above
@@ -156,13 +135,7 @@ class Disk:
         return self._aside_folder.moved()
 
     def _read_entry_at(self, folder: bytes, parent: int, name: bytes) -> TreeEntry | None:
-        """Return the entry of a name in an open directory; None if there is none.
-
-        Args:
-            folder: The path of the directory.
-            parent: The open directory.
-            name: The name in it.
-        """
+        """Return the entry of a name in an open directory; None if there is none."""
         path, original_status = os.path.join(folder, name), None
         try:
             status = os.lstat(name, dir_fd=parent)
@@ -202,13 +175,7 @@ class Disk:
 
     @contextmanager
     def _open_parent(self, path: bytes, *, required: bool = False, writable: bool = False) -> Iterator[int | None]:
-        """Open the directory of a path; yield None if it does not exist, or is a link or a file.
-
-        Args:
-            path: The path, relative to the workspace.
-            required: True to raise an error instead of yielding None.
-            writable: True to make the directory writable, if needed, so that names can be added or removed.
-        """
+        """Open the directory of a path; yield None if it does not exist, or is a link or a file."""
         fd, opened_path = self._open_folder(None, self._root, b""), b""
         try:
             for name in path.split(b"/")[:-1]:

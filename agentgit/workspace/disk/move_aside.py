@@ -25,26 +25,13 @@ IMMOVABLE = {stat.S_IFSOCK: "a socket", stat.S_IFBLK: "a device", stat.S_IFCHR: 
 
 
 class AsideFolder:
-    """A directory in the storage that receives items moved out of the workspace.
-
-    Args:
-        folder: The directory. It is created when the first item is moved.
-    """
+    """A directory in the storage that receives items moved out of the workspace."""
 
     def __init__(self, folder: bytes) -> None:
         self._folder = folder
 
     def move_in(self, parent: int, name: bytes, path: bytes) -> bytes:
-        """Move an item here, with everything below it, and return its new path.
-
-        Args:
-            parent: The open directory that contains the item.
-            name: The name of the item in that directory.
-            path: The path of the item in the workspace.
-
-        Raises:
-            Unavailable: The item cannot be moved and is still in its place. The error names the path that failed.
-        """
+        """Move an item here, with everything below it, and return its new path."""
         destination = self._unused_path(path)
         with converting_errors(path):
             os.makedirs(os.path.dirname(destination), mode=0o700, exist_ok=True)
@@ -97,11 +84,7 @@ def _move_across_filesystems(parent: int, name: bytes, path: bytes, destination:
 
 
 def _copy(parent: int, name: bytes, path: bytes, destination: bytes) -> None:
-    """Copy an item to another file system. A named pipe is recreated and never read.
-
-    Raises:
-        Unavailable: An item cannot be copied. The error names its path.
-    """
+    """Copy an item to another file system. A named pipe is recreated and never read."""
     with converting_errors(path):
         status = os.lstat(name, dir_fd=parent)
         kind = stat.S_IFMT(status.st_mode)

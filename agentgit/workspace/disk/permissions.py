@@ -21,12 +21,7 @@ O_PATH: int | None = getattr(os, "O_PATH", None)
 
 
 class TemporaryPermissions:
-    """The temporary permission bits of one workspace. A context manager that restores all modes at the end.
-
-    Args:
-        root: The workspace.
-        journal: The catalog of the workspace, which records the original modes.
-    """
+    """The temporary permission bits of one workspace. A context manager that restores all modes at the end."""
 
     def __init__(self, root: bytes, journal: Catalog) -> None:
         self._root, self._journal = root, journal
@@ -39,12 +34,7 @@ class TemporaryPermissions:
         self.close()
 
     def grant(self, path: bytes, bits: int) -> bool:
-        """Add permission bits to a path, if this user may change its mode; return whether they were added.
-
-        Args:
-            path: The path, relative to the workspace. The workspace itself is `b""`.
-            bits: The permission bits to add for the owner.
-        """
+        """Add permission bits to a path, if this user may change its mode; return whether they were added."""
         if os.geteuid() == 0:  # permission bits do not restrict root
             return False
         try:

@@ -45,16 +45,7 @@ UNREADABLE = object()
 
 @dataclass(frozen=True)
 class DirectoryEntry(Generic[Look]):
-    """One name in an open directory.
-
-    Args:
-        parent: The open directory.
-        name: The name in it.
-        path: The path in the workspace, for error messages.
-        read_state: The function that returns the state of a name in the directory.
-        absent_state: The result of `read_state` for a name that does not exist.
-        aside: The directory for items that can be neither kept in place nor put back.
-    """
+    """One name in an open directory."""
 
     parent: int
     name: bytes
@@ -64,19 +55,7 @@ class DirectoryEntry(Generic[Look]):
     aside: AsideFolder
 
     def put(self, create: Callable[[bytes], None], new_state: Look, expected: Look) -> bool:
-        """Replace the item that was seen here with a file or a link, in one step.
-
-        Args:
-            create: The function that creates the new item under a given name in this directory.
-            new_state: The result of `read_state` for the new item.
-            expected: The result of `read_state` when this name was examined.
-
-        Returns:
-            False if the item is no longer the one that was seen; it is kept.
-
-        Raises:
-            OSError: A system call failed; the old item is kept.
-        """
+        """Replace the item that was seen here with a file or a link, in one step."""
         temporary, backup = temporary_name(self.name), backup_name(self.name)
         remove_file(self.parent, temporary)
         try:
@@ -105,26 +84,11 @@ class DirectoryEntry(Generic[Look]):
         return False
 
     def move_aside(self) -> bytes:
-        """Move the item to the storage, and return its new path.
-
-        Raises:
-            Unavailable: The item cannot be moved and is still here.
-        """
+        """Move the item to the storage, and return its new path."""
         return self.aside.move_in(self.parent, self.name, self.path)
 
     def recover(self, *known: Look) -> bytes | None:
-        """Clean up after a process that was killed while it changed this entry.
-
-        Args:
-            known: The results of `read_state` for items that snapshots hold, which may be removed.
-
-        Returns:
-            The path in the storage of an item that another process wrote and that could not be put back here; None if
-            there is no such item.
-
-        Raises:
-            Unavailable: The item cannot be moved.
-        """
+        """Clean up after a process that was killed while it changed this entry."""
         remove_file(self.parent, temporary_name(self.name))
         leftover = self._read_state(backup_name(self.name))
         if leftover == self.absent_state:
@@ -214,15 +178,7 @@ StorePart = Callable[[bytes, bytes], None]
 
 @dataclass(frozen=True)
 class FileState:
-    """The state of a path.
-
-    Args:
-        kind: `absent`, `file`, `link`, or `other` (a directory, a socket, a path that leads through a link).
-        mode: The permission bits of a file.
-        owner: The user and group ids of a file, if the process runs as root, which alone can change them; else zeros.
-        parts: The SHA-256 of each `CHUNK` of a file, in order.
-        target: The target of a link.
-    """
+    """The state of a path."""
 
     kind: str
     mode: int = 0
@@ -232,26 +188,14 @@ class FileState:
 
 
 class SingleFiles:
-    """The files of one directory.
-
-    Args:
-        root: The directory.
-        aside: The directory for items that another process writes during a change and that cannot be kept in place.
-    """
+    """The files of one directory."""
 
     def __init__(self, root: str | os.PathLike[str], aside: str | os.PathLike[str]) -> None:
         self.root = os.fsencode(os.path.realpath(root))
         self._aside_folder = AsideFolder(os.fsencode(aside))
 
     def resolve_paths(self, path: str | bytes | os.PathLike[str]) -> list[bytes]:
-        """Return the path of a file and, if it is a symbolic link, the paths that it leads to.
-
-        Args:
-            path: The path, relative to the workspace or absolute.
-
-        Raises:
-            InvalidInput: The path is outside of the workspace, or leads there.
-        """
+        """Return the path of a file and, if it is a symbolic link, the paths that it leads to."""
         resolved: list[bytes] = []
         absolute = os.path.join(self.root, os.fsencode(path))
         while True:
@@ -274,15 +218,7 @@ class SingleFiles:
         return [parent for parent in parents if not os.path.lexists(os.path.join(self.root, parent))]
 
     def read_state(self, path: bytes, store_part: StorePart | None = None) -> FileState:
-        """Return the state of a path.
-
-        Args:
-            path: The path, relative to the workspace.
-            store_part: The function that receives the contents of a file, part by part.
-
-        Raises:
-            Unavailable: The path cannot be read.
-        """
+        """Return the state of a path."""
         with converting_errors(path), self._open_parent(path) as parent:
             if parent is None:
                 return FileState(ABSENT)
@@ -291,20 +227,7 @@ class SingleFiles:
             return _read_file_state(parent, os.path.basename(path), store_part)
 
     def put(self, path: bytes, state: FileState, read_part: Callable[[bytes], bytes], expected: FileState) -> bool:
-        """Replace the item at a path atomically: a reader sees either the old item or the new one.
-
-        Args:
-            path: The path, relative to the workspace.
-            state: The new state of the path. Missing parent directories are created.
-            read_part: The function that returns a part of a file by its hash.
-            expected: The state of the path when it was examined: a file, a link, or absent.
-
-        Returns:
-            False if the state is no longer `expected`; the item is kept.
-
-        Raises:
-            Unavailable: The path cannot be written.
-        """
+        """Replace the item at a path atomically: a reader sees either the old item or the new one."""
         with converting_errors(path), self._open_parent(path, create=state.kind != ABSENT) as parent:
             if parent is None:
                 return True
@@ -331,11 +254,7 @@ class SingleFiles:
         )
 
     def remove_folders(self, paths: Iterable[bytes]) -> list[bytes]:
-        """Remove the directories that are empty, and return their paths.
-
-        Args:
-            paths: The paths, relative to the workspace.
-        """
+        """Remove the directories that are empty, and return their paths."""
         removed = []
         for path in sorted(paths, key=len, reverse=True):
             with converting_errors(path), self._open_parent(path) as parent:

@@ -247,12 +247,7 @@ class ContainerEnvironment:
     # -- images
 
     def _commit(self, container: Inspection, kind: str, message: str) -> str:
-        """Create an image of the container, which is paused meanwhile, and return the id of the snapshot.
-
-        Args:
-            container: The engine's description of the container, which may have been stopped since.
-            kind, message: The kind and the message of the snapshot.
-        """
+        """Create an image of the container, which is paused meanwhile, and return the id of the snapshot."""
         id = f"{time.time_ns():016x}{secrets.token_hex(2)}"
         record = {
             "id": id,

@@ -14,19 +14,7 @@ from agentgit.values import escape_path
 
 @dataclass(frozen=True)
 class ContainerSnapshot:
-    """The files of a container at one moment, as an image.
-
-    Args:
-        id: The id that `restore` and `delete` take.
-        message: The user's description of it.
-        created_at: UTC.
-        kind: `manual`, or `safety` if a restore took it.
-        image: The tag of the image.
-        size: The size of the image in bytes, including shared layers.
-        running: True if the container was running.
-        not_included: Paths in the container that the image does not contain: volumes, mounts.
-        settings: The options for creating a container from the image if the original container no longer exists.
-    """
+    """The files of a container at one moment, as an image."""
 
     id: str
     message: str
@@ -54,15 +42,7 @@ class ContainerSnapshot:
 
 @dataclass(frozen=True)
 class ContainerRestored:
-    """The result of restoring a container.
-
-    Args:
-        snapshot: The id of the snapshot from which the container was created.
-        safety: The id of the safety snapshot of the previous container; None if there was no container.
-        not_included: Paths in the container that no image contains and that are unchanged: volumes, mounts.
-        not_kept: The names of settings that differ between the old container and the new one.
-        not_mounted: Paths that were a volume or a mount when the snapshot was taken, and no longer are.
-    """
+    """The result of restoring a container."""
 
     snapshot: str
     safety: str | None
@@ -181,29 +161,18 @@ def options(container: Inspection) -> list[str]:
 
     They do not include the command, environment variables, labels, user and working directory, which the image of a
     snapshot contains.
-
-    Args:
-        container: The engine's description of the container.
     """
     return list(_options(container))
 
 
 def mounts(container: Inspection) -> tuple[str, ...]:
-    """Return the paths in a container that its images do not contain: volumes, mounted directories, tmpfs mounts.
-
-    Args:
-        container: The engine's description of the container.
-    """
+    """Return the paths in a container that its images do not contain: volumes, mounted directories, tmpfs mounts."""
     tmpfs = container["HostConfig"].get("Tmpfs") or {}
     return tuple(sorted({mount["Destination"] for mount in container.get("Mounts") or ()} | set(tmpfs)))
 
 
 def differences(before: Inspection, after: Inspection) -> tuple[str, ...]:
-    """Return the names of the settings that differ between two containers.
-
-    Args:
-        before, after: The engine's descriptions of the containers.
-    """
+    """Return the names of the settings that differ between two containers."""
     old_settings, new_settings = _comparable_settings(before), _comparable_settings(after)
     return tuple(
         sorted(

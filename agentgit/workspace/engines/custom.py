@@ -16,14 +16,7 @@ Paths = Iterable[bytes] | None
 
 
 class CustomEngine:
-    """Snapshots that a custom environment takes and restores. Their contents are opaque to agentgit.
-
-    Args:
-        environment: The environment. If it has a method `delete(id)`, it is called for snapshots that are no longer
-            needed. If its `takes_safety` is true, its `restore` takes the safety snapshot itself and returns an object
-            whose `safety` is the id of that snapshot.
-        catalog: The catalog that lists the snapshots.
-    """
+    """Snapshots that a custom environment takes and restores. Their contents are opaque to agentgit."""
 
     def __init__(self, environment: Environment, catalog: Catalog) -> None:
         if not isinstance(environment, Environment):

@@ -34,12 +34,6 @@ class DirectoryTrees:
     """A store of snapshots that keeps each one as a directory of copies.
 
     A copy is never a hard link to a file of the workspace.
-
-    Args:
-        folder: The directory that holds the snapshots. It is created if it does not exist.
-
-    Raises:
-        Unavailable: The directory cannot be created.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -66,13 +60,7 @@ class DirectoryTrees:
                 raise
 
     def tree(self, key: str) -> dict[bytes, TreeEntry]:
-        """Return all entries of a snapshot, by path.
-
-        Raises:
-            NotFound: There is no snapshot under this key.
-            Corrupt: The index of the snapshot cannot be parsed.
-            Unavailable: The index of the snapshot cannot be read.
-        """
+        """Return all entries of a snapshot, by path."""
         path = self._folder / key / INDEX
         try:
             return _decode_index(path.read_bytes())
@@ -84,19 +72,11 @@ class DirectoryTrees:
             raise Unavailable(f"{path} cannot be read: {error.strerror}. Grant the permission.") from error
 
     def directories(self, key: str) -> dict[bytes, TreeEntry]:
-        """Return the directories that have an entry in a snapshot.
-
-        Raises:
-            NotFound: There is no snapshot under this key.
-        """
+        """Return the directories that have an entry in a snapshot."""
         return {path: entry for path, entry in self.tree(key).items() if entry.is_directory}
 
     def differences(self, before: str, after: str) -> dict[bytes, TreeChange]:
-        """Return the paths at which two snapshots differ.
-
-        Raises:
-            NotFound: There is no snapshot under one of the keys.
-        """
+        """Return the paths at which two snapshots differ."""
         old, new = self.tree(before), self.tree(after)
         return {
             path: TreeChange(old.get(path), new.get(path))
@@ -105,11 +85,7 @@ class DirectoryTrees:
         }
 
     def contents(self, key: str, entries: Iterable[tuple[bytes, TreeEntry]]) -> Iterator[tuple[bytes, TreeEntry, Data]]:
-        """Read files and links of a snapshot one by one, and yield each with its contents.
-
-        Raises:
-            Corrupt: The contents are missing, or were modified after they were written.
-        """
+        """Read files and links of a snapshot one by one, and yield each with its contents."""
         for path, entry in entries:
             copy_path = self._files_path(key) + b"/" + path
             try:
@@ -137,13 +113,7 @@ class DirectoryTrees:
 
 
 class _SnapshotWriter:
-    """The writer of one snapshot.
-
-    Args:
-        new_folder: The directory for the copies of the new snapshot. It is empty.
-        base_folder: The directory of the copies of the base snapshot; None if there is none.
-        base_entries: The entries of the base snapshot.
-    """
+    """The writer of one snapshot."""
 
     def __init__(self, new_folder: bytes, base_folder: bytes | None, base_entries: dict[bytes, TreeEntry]) -> None:
         self._new_folder, self._base_folder = new_folder, base_folder

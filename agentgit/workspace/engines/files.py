@@ -65,13 +65,7 @@ class ExpectedState(NamedTuple):
 
 @dataclass(frozen=True)
 class RestoreTarget:
-    """The goal of a restore.
-
-    Args:
-        row: The snapshot to restore.
-        paths: The paths to restore, each with everything below it; None for all.
-        expected: The state that the caller expects in the workspace; None for any state.
-    """
+    """The goal of a restore."""
 
     row: CatalogRow
     paths: tuple[bytes, ...] | None = None
@@ -79,13 +73,7 @@ class RestoreTarget:
 
 
 class ScanResult(NamedTuple):
-    """The result of a scan of the workspace.
-
-    Args:
-        old_index: The index before the scan.
-        changes: The new entry of each changed path; None for a removed path.
-        excluded: The paths that are left out now.
-    """
+    """The result of a scan of the workspace."""
 
     old_index: WorkspaceIndex
     changes: dict[bytes, TreeEntry | None]
@@ -93,16 +81,7 @@ class ScanResult(NamedTuple):
 
 
 class FileEngine:
-    """The files of one workspace and their snapshots.
-
-    Args:
-        root: The workspace.
-        storage: The storage of the workspace.
-        trees: The store of the trees.
-        catalog: The catalog that lists the snapshots.
-        patterns: The patterns of paths that are left out.
-        max_file_size: The maximum size of a file in bytes. Larger files are left out.
-    """
+    """The files of one workspace and their snapshots."""
 
     def __init__(
         self, root: str, storage: str, trees: Trees, catalog: Catalog, patterns: tuple[str, ...], max_file_size: int
@@ -121,14 +100,7 @@ class FileEngine:
         *,
         always_new: bool = True,
     ) -> FileCheckpoint:
-        """Take a snapshot, and add it to the catalog.
-
-        Args:
-            new_snapshot: The snapshot, without the files that it changes.
-            paths: The paths to scan; None for all.
-            progress: The function to call with the number of files done and their total.
-            always_new: False to return the newest snapshot with the current contents of the files, if there is one.
-        """
+        """Take a snapshot, and add it to the catalog."""
         index = self._write_current_tree(paths, progress)
         excluded = self._excluded_paths(index)
         existing = None if always_new else self._catalog.find_by_tree(index.key or "", excluded)
@@ -148,14 +120,7 @@ class FileEngine:
     def store_snapshot(
         self, snapshot: FileCheckpoint, base: str | None, changes: Iterable[TreeWrite], excluded: ExcludedRecord
     ) -> str:
-        """Store a snapshot that was taken elsewhere, and return the key of its tree.
-
-        Args:
-            snapshot: The snapshot value for the catalog.
-            base: The key of the base tree; None for an empty tree.
-            changes: The changes to the base tree: first the removals, then the additions.
-            excluded: The paths that were left out when the snapshot was taken.
-        """
+        """Store a snapshot that was taken elsewhere, and return the key of its tree."""
         key = secrets.token_hex(8)
         self._trees.write(key, base, changes)
         self._catalog.add(snapshot, key, excluded)
@@ -168,12 +133,7 @@ class FileEngine:
         yield from (TreeWrite(*one) for one in self._trees.contents(tree, files))
 
     def restore(self, target: RestoreTarget, new_safety: FileCheckpoint, progress: RestoreProgress | None) -> Restored:
-        """Restore a snapshot, after a safety snapshot of the current files.
-
-        Raises:
-            WorkspaceChanged: A path that the restore would change is not in the expected state. Nothing was changed.
-            Unavailable: A path cannot be written. Completed changes stay; a second restore makes the others.
-        """
+        """Restore a snapshot, after a safety snapshot of the current files."""
         index = self._write_current_tree(None, progress)
         self._cached_index, current_tree = index, index.key or ""
         excluded = self._excluded_paths(index)
@@ -195,13 +155,7 @@ class FileEngine:
         return [self._run_restore(one, None, is_resumed=True) for one in self._catalog.unfinished_restores()]
 
     def plan(self, target: CatalogRow, paths: Paths, since: CatalogRow | None = None) -> RestorePlan:
-        """Return what a restore would do.
-
-        Args:
-            target: The snapshot.
-            paths: The paths to restore, each with everything below it; None for all.
-            since: The snapshot that `changed` of the plan is relative to; None for the last one.
-        """
+        """Return what a restore would do."""
         scan_result = self._scan_without_writing()
         differences = self._differences_to_workspace(target.tree, scan_result)
         changes = self._select_changes(
@@ -270,11 +224,7 @@ class FileEngine:
         return tuple(sorted((os.fsdecode(path), skipped.why) for path, skipped in index.skipped.items()))
 
     def captures(self, path: bytes) -> bool:
-        """Return whether snapshots have a file, as far as its path decides it.
-
-        Args:
-            path: The path, relative to the workspace.
-        """
+        """Return whether snapshots have a file, as far as its path decides it."""
         absolute = os.path.join(self._root, path)
         if any(absolute == outside or absolute.startswith(outside + b"/") for outside in self._outside_paths()):
             return False
@@ -308,12 +258,7 @@ class FileEngine:
         return {path: change for path, change in select_changes(differences, paths).items() if path not in outside}
 
     def _write_current_tree(self, paths: Paths, progress: RestoreProgress | None) -> WorkspaceIndex:
-        """Write a tree of the current files if they differ from the last tree, and return the updated index.
-
-        Args:
-            paths: The paths to scan; None for all.
-            progress: The function to call with the number of files done and their total.
-        """
+        """Write a tree of the current files if they differ from the last tree, and return the updated index."""
         index = self._catalog.load_index(self._cached_index)
         self._cached_index = None  # not valid until it is stored
         with TemporaryPermissions(self._root, self._catalog) as permissions:

@@ -47,14 +47,7 @@ LINK, DIRECTORY = "120000", "040000"
 
 
 class GitTrees:
-    """A store of snapshots in a private git repository.
-
-    Args:
-        folder: The path of the git directory. It is created if it does not exist.
-
-    Raises:
-        Unavailable: Git is not installed, or the directory cannot be created.
-    """
+    """A store of snapshots in a private git repository."""
 
     def __init__(self, folder: str) -> None:
         git_path = shutil.which("git")

@@ -33,14 +33,6 @@ MAX_GITIGNORE_BYTES = 1_000_000
 class IgnoreRules:
     """The ignore rules of one workspace. Each `.gitignore` file is read at its first use and cached.
 
-    Args:
-        root: The workspace.
-        patterns: The patterns to leave out, as lines of a `.gitignore` in the root. They override all files.
-        files: The contents of the `.gitignore` files by path; None to read them from the workspace.
-
-    Raises:
-        InvalidInput: A pattern of `patterns` is invalid.
-
     Example:
         >>> import tempfile
         >>> rules = IgnoreRules(tempfile.mkdtemp().encode(), ["*.log", "build/"])
@@ -58,12 +50,7 @@ class IgnoreRules:
         self._ignored_folders: dict[bytes, bool] = {b"": False}
 
     def ignored(self, path: bytes, *, directory: bool = False) -> bool:
-        """Return whether a path, or a directory that contains it, is left out.
-
-        Args:
-            path: The path, relative to the workspace.
-            directory: True if the path is a directory.
-        """
+        """Return whether a path, or a directory that contains it, is left out."""
         if directory:
             if path not in self._ignored_folders:
                 self._ignored_folders[path] = self._is_in_ignored_folder(path) or self._is_matched(path, b"/")
@@ -128,14 +115,7 @@ def _is_valid(line: str) -> bool:
 
 
 class ExcludedPath(NamedTuple):
-    """The status of a path that a snapshot leaves out, at the time of the snapshot.
-
-    Args:
-        why: The reason, such as `excluded`.
-        mode: The mode, as `os.lstat` returns it; 0 if it is not known.
-        size: The size in bytes; 0 for a directory, whose contents are not examined.
-        mtime: The time of the last modification in nanoseconds; 0 for a directory.
-    """
+    """The status of a path that a snapshot leaves out, at the time of the snapshot."""
 
     why: str
     mode: int
@@ -157,12 +137,7 @@ ExcludedRecord = Mapping[bytes, ExcludedPath]
 
 
 def excluded_paths(skipped: Mapping[bytes, SkippedPath], outside: Container[bytes]) -> dict[bytes, ExcludedPath]:
-    """Return the paths that are left out of the workspace.
-
-    Args:
-        skipped: The paths that the last scan left out.
-        outside: Paths that do not belong to the workspace, such as the storage.
-    """
+    """Return the paths that are left out of the workspace."""
     return {
         path: _excluded_path(why, stamp[4], stamp[2], stamp[0])
         for path, (why, stamp) in skipped.items()
@@ -171,15 +146,7 @@ def excluded_paths(skipped: Mapping[bytes, SkippedPath], outside: Container[byte
 
 
 def read_status(root: bytes, path: bytes) -> ExcludedPath | None:
-    """Return the current status of a path; None if it does not exist. No link inside the workspace is followed.
-
-    Args:
-        root: The workspace.
-        path: The path, relative to the workspace.
-
-    Raises:
-        PermissionError: A parent directory cannot be searched.
-    """
+    """Return the current status of a path; None if it does not exist. No link inside the workspace is followed."""
     separator = path.find(b"/")
     try:
         while separator >= 0:
@@ -209,12 +176,7 @@ def decode_record(data: bytes) -> dict[bytes, ExcludedPath]:
 
 
 def entries_to_keep(changes: Mapping[bytes, TreeChange], snapshot_excluded: ExcludedRecord) -> dict[bytes, TreeEntry]:
-    """Return the entries that a restore must not remove, because the snapshot left them out.
-
-    Args:
-        changes: The differences between the workspace and the snapshot.
-        snapshot_excluded: The paths that the snapshot left out.
-    """
+    """Return the entries that a restore must not remove, because the snapshot left them out."""
     removed = {path: before for path, (before, after) in changes.items() if before is not None and after is None}
     return {path: entry for path, entry in removed.items() if containing_path(path, snapshot_excluded) is not None}
 
@@ -223,9 +185,6 @@ def cannot_be_excluded(changes: Mapping[bytes, TreeChange]) -> Callable[[bytes],
     """Return a predicate for paths at which a snapshot cannot have left out a file.
 
     These are the parents of its entries, its files, and the paths below its files.
-
-    Args:
-        changes: The differences between the workspace and the snapshot.
     """
     files = {path for path, (_, after) in changes.items() if after is not None and not after.is_directory}
     parents = {one for path, (_, after) in changes.items() if after is not None for one in parent_folders(path)}
@@ -245,11 +204,6 @@ def compare_excluded(old: ExcludedRecord, new: ExcludedRecord, root: bytes | Non
 
     Without `root`, a path that only the earlier record has counts as missing, even if the later snapshot captured it.
     The records alone cannot tell the two apart.
-
-    Args:
-        old: The earlier record.
-        new: The later record.
-        root: The workspace, if `new` is its current record; the files themselves are then examined.
     """
     difference = Difference({}, {}, {})
     for path, before in old.items():
@@ -280,12 +234,7 @@ Pairs = tuple[tuple[str, str], ...]
 
 
 class ExcludedReport(NamedTuple):
-    """The paths that a snapshot left out, as a plan or a report names them.
-
-    Args:
-        missing: Paths that existed when the snapshot was taken, no longer exist, and cannot be restored.
-        left: Paths that were changed or added since the snapshot and that the restore does not change.
-    """
+    """The paths that a snapshot left out, as a plan or a report names them."""
 
     missing: Pairs
     left: Pairs
@@ -299,15 +248,7 @@ def report_excluded(
     target_paths: Collection[bytes],
     is_included: Callable[[bytes], bool],
 ) -> ExcludedReport:
-    """Compare the paths that a snapshot left out with the workspace.
-
-    Args:
-        snapshot_excluded: The paths that the snapshot left out.
-        current_excluded: The paths that are left out now.
-        root: The workspace.
-        target_paths: The paths at which the snapshot has an entry that differs from the current one.
-        is_included: A predicate for the paths to include.
-    """
+    """Compare the paths that a snapshot left out with the workspace."""
     difference = compare_excluded(snapshot_excluded, current_excluded, root)
     missing = {
         path: f"left out of the snapshot ({why})" for path, why in difference.missing.items() if is_included(path)
@@ -324,12 +265,7 @@ def report_excluded(
 def paths_in_the_way(
     current_excluded: Mapping[bytes, ExcludedPath | SkippedPath], changes: Mapping[bytes, TreeChange]
 ) -> Iterator[bytes]:
-    """Yield the paths that are left out now and that a restore must move aside because it writes there.
-
-    Args:
-        current_excluded: The paths that are left out now.
-        changes: The changes that a restore makes.
-    """
+    """Yield the paths that are left out now and that a restore must move aside because it writes there."""
     files = {path for path, (_, after) in changes.items() if after is not None and not after.is_directory}
     folders = {path for path, (_, after) in changes.items() if after is not None and after.is_directory}
     folders.update(os.path.dirname(path) for path in files)

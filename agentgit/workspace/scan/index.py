@@ -23,12 +23,7 @@ PLAIN_DIRECTORY = stat.S_IFDIR | 0o755
 
 
 class IndexEntry(NamedTuple):
-    """A captured file, link or directory.
-
-    Args:
-        entry: The entry.
-        stamp: The stamp of the file; None if it may have changed since without a change of the stamp.
-    """
+    """A captured file, link or directory."""
 
     entry: TreeEntry
     stamp: Stamp | None
@@ -43,17 +38,7 @@ class SkippedPath(NamedTuple):
 
 @dataclass
 class WorkspaceIndex:
-    """The index of a workspace, by path.
-
-    Args:
-        key: The key of the tree with the same contents; None before the first snapshot.
-        settings: The exclusion settings of the last scan, as text.
-        files: Regular files and links.
-        folders: All directories that are not left out. The workspace itself is `b""`.
-        skipped: The paths that are left out.
-        dirty: Paths whose records differ from the stored ones.
-        generation: A value that changes with each change of the stored index.
-    """
+    """The index of a workspace, by path."""
 
     key: str | None = None
     settings: str = ""
@@ -90,12 +75,7 @@ def stamp_of(status: os.stat_result) -> Stamp:
 
 
 def reliable_stamp(stamp: Stamp, stamp_time: int | None = None) -> Stamp | None:
-    """Return the stamp if any later change of the file is certain to change it, else None.
-
-    Args:
-        stamp: The stamp of the file.
-        stamp_time: The time of the stamp, in nanoseconds; None for the current time.
-    """
+    """Return the stamp if any later change of the file is certain to change it, else None."""
     newest = max(stamp[:2])
     period = RECENT if newest % WHOLE_SECOND else RECENT_COARSE
     return stamp if newest < (time.time_ns() if stamp_time is None else stamp_time) - period else None

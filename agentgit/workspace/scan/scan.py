@@ -51,22 +51,7 @@ NO_CONTENTS: Contents = (None, "", b"")
 
 
 class Scan:
-    """One scan of a workspace. `changes` returns the changes and updates `index`.
-
-    Args:
-        root: The workspace, without a `/` at its end.
-        index: The index from the last scan, which this scan updates.
-        permissions: The temporary permission bits, for files and directories that their owner cannot read.
-        spool: The directory for temporary copies of large files.
-        rules: The current ignore rules.
-        max_file_size: The maximum size of a file in bytes. Larger files are left out, unless already captured.
-        settings: A text that identifies all exclusion settings except the `.gitignore` files of the workspace.
-        paths: The paths to scan, each with everything below it; None for all.
-        outside: Absolute paths that do not belong to the workspace but may be inside it, such as the storage.
-
-    Raises:
-        Unavailable: The workspace does not exist.
-    """
+    """One scan of a workspace. `changes` returns the changes and updates `index`."""
 
     def __init__(
         self,
@@ -379,16 +364,7 @@ def _skip_reason(error: OSError) -> str:
 
 
 def read_path(path: bytes, spool: bytes, known_oid: str = "") -> Contents:
-    """Read a regular file or a link, and return its stamp before the read, the hash of its contents, and the contents.
-
-    Args:
-        path: An absolute path.
-        spool: The directory for temporary copies of large contents.
-        known_oid: The last known hash. If a large file still has it, its contents are not returned.
-
-    Raises:
-        OSError: The path does not exist or cannot be read.
-    """
+    """Read a regular file or a link, and return its stamp before the read, the hash of its contents, and the contents."""
     status = os.lstat(path)
     if stat.S_ISLNK(status.st_mode):
         target = os.readlink(path)

@@ -253,11 +253,7 @@ class UndoStack:
         return Undone(left=tuple(left))
 
     def _apply(self, entry: StoredEntry, saved: StoredEntry) -> Undone:
-        """Restore the files of an entry that are not restored yet, and remove the entry from its stack.
-
-        Raises:
-            Unavailable: A file cannot be written. All others are restored, and the entry stays.
-        """
+        """Restore the files of an entry that are not restored yet, and remove the entry from its stack."""
         result = Undone(labels=(entry.label,), safety=(saved.id,))
         if entry.whole is not None:
             result += self._restore_workspace(entry.whole)

@@ -56,15 +56,7 @@ SETTINGS = (
 
 @dataclass(frozen=True)
 class StoredEntry:
-    """An entry as it is stored: the state of files at one moment.
-
-    Args:
-        id, label: The id and the label of the entry.
-        created_at: The time in seconds since 1970.
-        whole: The id of a snapshot of the whole workspace; None for single files.
-        states: The state of each path.
-        folders: The directories that did not exist.
-    """
+    """An entry as it is stored: the state of files at one moment."""
 
     id: int
     label: str
@@ -75,14 +67,7 @@ class StoredEntry:
 
 
 class UndoStorage:
-    """The rows of an undo stack. The caller must ensure that only one thread of one process uses it at a time.
-
-    Args:
-        path: The path of the SQLite file. It is created if it does not exist.
-
-    Raises:
-        Unavailable: The file cannot be opened.
-    """
+    """The rows of an undo stack. The caller must ensure that only one thread of one process uses it at a time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -101,11 +86,7 @@ class UndoStorage:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the stack against other processes, for a whole undo. The lock of a killed process is released.
-
-        Raises:
-            Unavailable: Another process holds the lock for longer than a minute.
-        """
+        """Lock the stack against other processes, for a whole undo. The lock of a killed process is released."""
         lock = self._path.with_suffix(".lock")
         with exclusive_lock(lock, timeout=PATIENCE, description=f"the undo stack {self._path}"):
             yield
@@ -138,15 +119,7 @@ class UndoStorage:
         folders: Sequence[bytes] = (),
         whole: str | None = None,
     ) -> int:
-        """Add an entry, and return its id.
-
-        Args:
-            stack: `UNDO` or `REDO`.
-            label: The label of the entry.
-            states: The state of each path.
-            folders: The directories that do not exist.
-            whole: The id of a snapshot of the whole workspace.
-        """
+        """Add an entry, and return its id."""
         with self.transaction():
             row = (stack, escape_surrogates(label), time.time(), whole)
             id = self._db.execute("INSERT INTO entry (stack, label, created_at, whole) VALUES (?,?,?,?)", row).lastrowid
@@ -190,11 +163,7 @@ class UndoStorage:
         self._execute("UPDATE entry SET stack = ? WHERE stack = ?", SAFETY, REDO)
 
     def evict(self, max_entries: int) -> Sequence[str]:
-        """Delete the oldest entries, and return the ids of their snapshots of the whole workspace.
-
-        Args:
-            max_entries: The number of entries to keep of those to undo, and also of those that were undone.
-        """
+        """Delete the oldest entries, and return the ids of their snapshots of the whole workspace."""
         old_ids = [entry for stacks in ((UNDO,), (REDO, SAFETY)) for entry in self.ids(*stacks)[:-max_entries]]
         return self.forget(old_ids) if old_ids else ()
 
@@ -202,9 +171,6 @@ class UndoStorage:
         """Delete entries and contents that no other entry needs.
 
         Return the ids of their snapshots of the whole workspace.
-
-        Args:
-            ids: The ids of the entries.
         """
         with self.transaction():
             snapshot_ids = [entry.whole for id in ids if (entry := self.get(id)) and entry.whole is not None]
@@ -225,11 +191,7 @@ class UndoStorage:
         self._execute("INSERT OR IGNORE INTO content VALUES (?,?)", hash, data)
 
     def read_part(self, hash: bytes) -> bytes:
-        """Return a part of a file.
-
-        Raises:
-            Corrupt: The part is missing.
-        """
+        """Return a part of a file."""
         rows = self._query("SELECT data FROM content WHERE hash = ?", hash)
         if not rows:
             raise Corrupt(f"{self._path} has lost a part of a file; the files were not changed further.", row="content")
@@ -238,12 +200,7 @@ class UndoStorage:
     # -- an undo in progress
 
     def begin(self, entry_id: int, saved_id: int) -> None:
-        """Record that an entry is being undone, before any file is changed.
-
-        Args:
-            entry_id: The id of the entry.
-            saved_id: The id of the entry with the current files.
-        """
+        """Record that an entry is being undone, before any file is changed."""
         self._execute("INSERT INTO pending VALUES (?,?)", entry_id, saved_id)
 
     def cancel(self, entry_id: int) -> None:

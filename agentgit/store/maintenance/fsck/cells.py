@@ -56,13 +56,7 @@ SHOWN_CHARACTERS = 40
 
 
 class _ColumnKind(NamedTuple):
-    """A kind of column.
-
-    Args:
-        name: The name of the kind in a finding.
-        types: The types that SQLite returns for it.
-        neutral: The value that replaces a cell which holds something else.
-    """
+    """A kind of column."""
 
     name: str
     types: tuple[type, ...]
@@ -80,15 +74,7 @@ _KINDS: Sequence[tuple[type, _ColumnKind]] = (
 
 
 class CheckedRow(NamedTuple):
-    """A row that was read.
-
-    Args:
-        row: The values, by the names of the columns.
-        problems: The problems of its cells, as sentences.
-        has_key: True if all cells of the key can be read.
-        reader: The reader of the cells.
-        raw: The values that the driver returned.
-    """
+    """A row that was read."""
 
     row: Any
     problems: Sequence[str]
@@ -103,13 +89,7 @@ class CheckedRow(NamedTuple):
 
 
 class RowReader:
-    """Reads the rows of one query.
-
-    Args:
-        connection: Any open connection.
-        query: A select. The columns that belong to the table of its first column are checked.
-        parameters: The parameters of a query that is used repeatedly; None if it has none.
-    """
+    """Reads the rows of one query."""
 
     def __init__(self, connection: Connection, query: Any, parameters: Mapping[str, Any] | None = None) -> None:
         columns = list(query.selected_columns)
@@ -196,11 +176,7 @@ class _ColumnReader(NamedTuple):
         return None if self.kind is None or self.may_be_null else self.kind.neutral
 
     def read(self, value: Any) -> Any:
-        """Convert a stored value.
-
-        Raises:
-            ValueError: The column cannot hold this value.
-        """
+        """Convert a stored value."""
         if value is None:
             if not self.may_be_null:
                 raise ValueError(f"its {self.name} is not {self.kind.name if self.kind else 'a value'}")

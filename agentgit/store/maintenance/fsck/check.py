@@ -38,13 +38,7 @@ COUNTED_TABLES = [table for name, table in METADATA.tables.items() if name not i
 
 
 def fsck(store: Store, level: int, progress: OnProgress | None = None) -> Checked:
-    """Check all rows of a tenant.
-
-    Args:
-        store: The store of the tenant in its database.
-        level: 1 to 3.
-        progress: The function to call with the number of rows done and their total.
-    """
+    """Check all rows of a tenant."""
     start = time.perf_counter()
     uncached_store = Store(store.database, store.tenant_id, store.compression)  # so that no cache is used
     report = _FsckProgress(progress)
@@ -125,13 +119,7 @@ def _check_trail(connection: Connection, store: Store, level: int, report: FsckR
 
 
 def verify_trail(store: Store, known_tips: Collection[Tip] = (), progress: OnProgress | None = None) -> Verified:
-    """Check the audit trail alone.
-
-    Args:
-        store: The store of the tenant in its database.
-        known_tips: The ends of the trails that an earlier check returned.
-        progress: The function to call with the number of rows done and their total.
-    """
+    """Check the audit trail alone."""
     report = _FsckProgress(progress)
     with store.database.reading() as connection, tolerate_invalid_text(connection):
         report.total = _count_rows(connection, store.tenant_id, [AUDIT_EVENT, ERASURE])

@@ -65,14 +65,7 @@ _DECODERS: Mapping[str, Callable[[bytes], Any]] = {"data": stored_json, "kinds":
 
 
 class RowCheck:
-    """A check of the rows of a tenant. It keeps the ids that it has read, to check references to them.
-
-    Args:
-        connection: Any open connection.
-        store: The store of the tenant.
-        report: The report that receives the findings.
-        with_hashes: True to also compare checkpoints with their states and to parse JSON columns.
-    """
+    """A check of the rows of a tenant. It keeps the ids that it has read, to check references to them."""
 
     def __init__(self, connection: Connection, store: Store, report: FsckReport, *, with_hashes: bool) -> None:
         self.connection, self.store, self.report, self.with_hashes = connection, store, report, with_hashes

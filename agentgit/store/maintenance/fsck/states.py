@@ -109,15 +109,7 @@ def _parse_layout(names_json: bytes) -> StateLayout:
 def check_states(
     connection: Connection, tenant_id: int, stored_hashes: StoredHashes, report: FsckReport, *, with_hashes: bool
 ) -> None:
-    """Check the graph checkpoints and the pending writes.
-
-    Args:
-        connection: Any open connection.
-        tenant_id: The tenant.
-        stored_hashes: The hashes of the values that are stored.
-        report: The report that receives the findings.
-        with_hashes: True to also compare the hash of each state.
-    """
+    """Check the graph checkpoints and the pending writes."""
     check = _StateCheck(stored_hashes, report)
     c, w = GRAPH_CHECKPOINT.c, GRAPH_WRITE.c
     columns = (c.external_session_id, c.thread_id, c.ns, c.checkpoint_id, c.channels)
@@ -134,14 +126,7 @@ def check_states(
 
 
 def check_pending(connection: Connection, tenant_id: int, stored_hashes: StoredHashes, report: FsckReport) -> None:
-    """Check the pending writes that checkpoints keep: their values, and the graph checkpoints of their subgraphs.
-
-    Args:
-        connection: Any open connection.
-        tenant_id: The tenant.
-        stored_hashes: The hashes of the values that are stored.
-        report: The report that receives the findings.
-    """
+    """Check the pending writes that checkpoints keep: their values, and the graph checkpoints of their subgraphs."""
     conditions = and_(CHECKPOINT.c.tenant_id == tenant_id, CHECKPOINT.c.pending != pending_writes.NO_WRITES)
     branch_join = and_(BRANCH.c.tenant_id == CHECKPOINT.c.tenant_id, BRANCH.c.id == CHECKPOINT.c.internal_session_id)
     columns = (CHECKPOINT.c.id, CHECKPOINT.c.pending, BRANCH.c.thread_id, BRANCH.c.external_session_id)
@@ -179,14 +164,7 @@ class _StateCheck:
         return self._stored_hashes.get(session_id, frozenset())
 
     def check_state(self, session_id: int, key: Sequence[str], channels: bytes, recorded: Sequence[Any]) -> None:
-        """Check that the values of a graph checkpoint are stored and match its hash.
-
-        Args:
-            session_id: The owner of its values, as stored.
-            key: The thread, namespace and id, as stored.
-            channels: The column `channels`, as stored.
-            recorded: The recorded number of messages, hash, header and metadata; empty to check only the values.
-        """
+        """Check that the values of a graph checkpoint are stored and match its hash."""
         try:
             end = _COUNT.size + _COUNT.unpack_from(channels)[0] * HASH_BYTES
             layout = _parse_layout(channels[end:])

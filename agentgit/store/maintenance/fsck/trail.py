@@ -22,12 +22,7 @@ TRAIL_MODIFIED = (
 
 
 class TrailEnds(NamedTuple):
-    """The ends of a tenant's trails.
-
-    Args:
-        tips: The last event of each trail.
-        erased: The sessions that were erased, according to the trail.
-    """
+    """The ends of a tenant's trails."""
 
     tips: Sequence[Tip]
     erased: Sequence[int]
@@ -36,15 +31,7 @@ class TrailEnds(NamedTuple):
 def check_trail(
     connection: Connection, tenant_id: int, report: FsckReport, known_tips: Collection[Tip] = (), *, with_hashes: bool
 ) -> TrailEnds:
-    """Check every chain of a tenant; return the ends of the chains.
-
-    Args:
-        connection: Any open connection.
-        tenant_id: The tenant.
-        report: The report that receives the findings.
-        known_tips: Ends that earlier checks returned. The trails must still contain them.
-        with_hashes: False to check only the numbers of the events.
-    """
+    """Check every chain of a tenant; return the ends of the chains."""
     erasure_query = select(*_readable_columns(ERASURE, connection)).where(ERASURE.c.tenant_id == tenant_id)
     erasures = {row.external_session_id: _tip_of_erasure(row) for row in read_rows(connection, erasure_query, report)}
     chains = _ChainCheck(
@@ -66,14 +53,7 @@ def check_trail(
 
 
 class _ChainCheck:
-    """The chains of a tenant, as far as they have been read.
-
-    Args:
-        report: The report that receives the findings.
-        erased_ids: The erased sessions, whose trails must be gone.
-        with_hashes: False to check only the numbers of the events.
-        wanted_events: The session ids and event numbers whose hashes are to be collected.
-    """
+    """The chains of a tenant, as far as they have been read."""
 
     def __init__(
         self,

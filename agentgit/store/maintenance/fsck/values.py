@@ -60,14 +60,7 @@ StoredHashes = Mapping[int, set[bytes]]
 
 
 def check_values(connection: Connection, store: Store, report: FsckReport, *, with_hashes: bool) -> StoredHashes:
-    """Check the stored values; return the hashes of all of them.
-
-    Args:
-        connection: Any open connection.
-        store: The store of the tenant.
-        report: The report that receives the findings.
-        with_hashes: True to also decompress each value and compare its hash.
-    """
+    """Check the stored values; return the hashes of all of them."""
     tenant_condition = BLOB.c.tenant_id == store.tenant_id
     keys = select(BLOB.c.external_session_id, BLOB.c.hash).where(tenant_condition)
     stored_hashes: defaultdict[int, set[bytes]] = defaultdict(set)
