@@ -22,7 +22,7 @@ def parse_duration(text: str) -> timedelta | None:
 
 
 def parse_time(text: str | None) -> datetime | None:
-    """Parse a duration before now, like `2h`, or an ISO 8601 time, which without an offset is in this machine's zone."""
+    """Parse a duration before now, like `2h`, or an ISO 8601 time, without an offset in this machine's zone."""
     if text is None:
         return None
     try:

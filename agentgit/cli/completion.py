@@ -49,7 +49,7 @@ class Names:
         return self._names(_BRANCHES, session)
 
     def checkpoints(self, session: VisibleSession, incomplete: str) -> list[str]:
-        """List HEAD, branches, tags and checkpoint names; after `BRANCH#`, also the checkpoint numbers of that branch."""
+        """List HEAD, branches, tags and checkpoint names; after `BRANCH#`, also that branch's checkpoint numbers."""
         names = ["HEAD", *self.branches(session), *self._names(_TAGS, session), *self._names(_CHECKPOINTS, session)]
         branch, has_number, _ = incomplete.partition("#")
         return [*names, *(self._names(_NUMBERS, session, branch) if has_number else ())]

@@ -65,7 +65,7 @@ def parse_changed_at(repo: Repository, words: list[str], noun: str) -> tuple[Ses
 
 
 def parse_changed_optional(repo: Repository, words: list[str]) -> tuple[Session, str | None, str | None]:
-    """Parse `[SESSION[@BRANCH]] [REF]` of a command that changes something: one word is a session, or else a reference."""
+    """Parse `[SESSION[@BRANCH]] [REF]` of a command that changes something: one word is a session, else a reference."""
     if len(words) == 1 and not is_session(repo, words[0]):
         return only_session(repo, "SESSION REF"), None, words[0]
     if len(words) < 2:

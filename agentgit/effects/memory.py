@@ -31,7 +31,7 @@ ItemName = tuple[tuple[str, ...], str]
 
 @dataclass(frozen=True)
 class MemoryEffect(Effect):
-    """The effect of `memory.put` and `memory.delete`, unless `effects={...}` declares another. No tool can declare it."""
+    """The effect of `memory.put` and `memory.delete`, unless `effects={...}` says otherwise. No tool can declare it."""
 
     kind: str = MEMORY
     identity_args: Sequence[str] | None = ITEM_ARGS

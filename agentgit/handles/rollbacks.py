@@ -178,7 +178,7 @@ class Rollbacks(SessionAccess):
         current: bool = True,
         only_from_current: bool = False,
     ) -> tuple[int, int]:
-        """Switch to a branch, and handle differences of the world; return the ids of the branch and of the operation."""
+        """Switch to a branch, and handle differences of the world; return the ids of branch and operation."""
 
         def load_branches(connection: Connection) -> tuple[int, StoredRow]:
             row = self.find_branch(connection, branch, EDITOR)

@@ -59,7 +59,7 @@ class NotebookNamespace:
         self.chosen: str | None = None
 
     def target(self, name: str | None = None) -> MagicTarget:
-        """Return the named or chosen target, otherwise the agent that ran or was created last, otherwise a repository."""
+        """Return the named or chosen target, else the agent that ran or was created last, else a repository."""
         if (named := name or self.chosen) is not None:
             return self._find_target(named)
         agents = sorted(self._variables("agent"), key=lambda pair: pair[1].moved_at, reverse=True)

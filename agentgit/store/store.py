@@ -149,7 +149,7 @@ class Store:
     def live_track(
         self, connection: Connection, branch: StoredRow, position: int | None = None
     ) -> list[ToolInvocation]:
-        """Read the tool track of a branch as users see it, with the newest run of each call; see `Journal.live_track`."""
+        """Read the tool track of a branch as users see it: the newest run of each call; see `Journal.live_track`."""
         runs = self.journal.newest_runs(connection, branch.external_session_id)
         return self.journal.live_track(connection, runs, self.track_parts(connection, branch, position))
 

@@ -1,4 +1,4 @@
-"""Every kind of wrapped graph is recorded as it ran, and the given graph stays unchanged (rows D1, D3, A6)."""
+"""Every kind of wrapped graph is recorded as it ran, and the given graph stays unchanged."""
 
 import asyncio
 import threading
@@ -33,8 +33,8 @@ def kinds_of(agent) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
-def test_d1_d3_every_kind_of_graph_is_recorded_as_it_ran(kind, repo, world):
-    """D1, D3: state, conversation and tool calls of any compiled graph are captured, in the order of the AI message."""
+def test_every_kind_of_graph_is_recorded_as_it_ran(kind, repo, world):
+    """State, conversation and tool calls of any compiled graph are captured, in the order of the AI message."""
     agent = repo.wrap(GRAPHS[kind](scripted(*STORY), world.tools()), "s", effects=world.effects())
     agent.invoke(say("order a chair"))
     agent.invoke(say("and a table"))
@@ -61,8 +61,8 @@ def world_text(world: World, track) -> str:
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
-async def test_d3_async_runs_record_what_invoke_records(kind, repo, world):
-    """D3: ainvoke, astream and astream_events record what invoke records."""
+async def test_async_runs_record_what_invoke_records(kind, repo, world):
+    """Ainvoke, astream and astream_events record what invoke records."""
     agent = repo.wrap(GRAPHS[kind](scripted(*STORY, "bye"), world.tools()), "s", effects=world.effects())
     await agent.ainvoke(say("order a chair"))
     chunks = [chunk async for chunk in agent.astream(say("and a table"))]
@@ -73,8 +73,8 @@ async def test_d3_async_runs_record_what_invoke_records(kind, repo, world):
     assert kinds_of(agent) == ["before", "after"] * 3
 
 
-def test_d3_wrapping_leaves_the_given_graph_unchanged(repo, world):
-    """D3: the given graph still runs without a saver and records nothing."""
+def test_wrapping_leaves_the_given_graph_unchanged(repo, world):
+    """The given graph still runs without a saver and records nothing."""
     graph = tool_node_graph(scripted(*STORY), world.tools())
     before = dict(vars(graph))
     tools = graph.nodes["tools"].bound.tools_by_name["add"]
@@ -86,8 +86,8 @@ def test_d3_wrapping_leaves_the_given_graph_unchanged(repo, world):
     assert len(agent.tool_track()) == 2
 
 
-def test_d3_a_wrapped_graph_streams_like_the_plain_graph(repo, world):
-    """D3: the wrapped graph streams updates of the same nodes in the same order as the plain graph."""
+def test_a_wrapped_graph_streams_like_the_plain_graph(repo, world):
+    """The wrapped graph streams updates of the same nodes in the same order as the plain graph."""
 
     def names(chunks) -> list[str]:
         return [name for chunk in chunks for name in chunk]
@@ -98,24 +98,24 @@ def test_d3_a_wrapped_graph_streams_like_the_plain_graph(repo, world):
     assert names(wrapped) == names(plain) == ["model", "tools", "model"]
 
 
-def test_d3_a_graph_compiled_with_another_saver_still_runs(repo, world):
-    """D3: a graph compiled with another saver runs through agentgit's, and the other saver stores nothing."""
+def test_a_graph_compiled_with_another_saver_still_runs(repo, world):
+    """A graph compiled with another saver runs through agentgit's, and the other saver stores nothing."""
     own = InMemorySaver()
     agent = repo.wrap(tool_node_graph(scripted("hello"), world.tools(), own), "s", effects=world.effects())
     assert agent.run("hi") == "hello"
     assert list(own.list(None)) == []
 
 
-def test_d3_batch_runs_its_inputs_one_after_another(repo, world):
-    """D3: batch runs its inputs as consecutive turns of one conversation."""
+def test_batch_runs_its_inputs_one_after_another(repo, world):
+    """Batch runs its inputs as consecutive turns of one conversation."""
     agent = repo.wrap(tool_node_graph(scripted("one", "two"), []), "s")
     answers = agent.batch([say("a"), say("b")])
     assert [a["messages"][-1].content for a in answers] == ["one", "two"]
     assert kinds_of(agent) == ["before", "after"] * 2
 
 
-def test_d3_an_interrupted_call_is_paused_and_resumed_as_one_invocation(repo, world):
-    """D3: a tool call that asks a person is paused; after the answer it is done once, as the same invocation."""
+def test_an_interrupted_call_is_paused_and_resumed_as_one_invocation(repo, world):
+    """A tool call that asks a person is paused; after the answer it is done once, as the same invocation."""
     graph = tool_node_graph(scripted(calls(call("add_if_approved", item="sofa")), "done"), world.tools())
     agent = repo.wrap(graph, "s", effects=world.effects())
     asked = agent.invoke(say("order a sofa"))
@@ -129,8 +129,8 @@ def test_d3_an_interrupted_call_is_paused_and_resumed_as_one_invocation(repo, wo
     assert kinds_of(agent) == ["before", "after"]
 
 
-def test_d3_a_fork_answers_a_pending_interrupt_independently(repo, world):
-    """D3: a fork of a waiting branch asks again, and each branch keeps its own answer."""
+def test_a_fork_answers_a_pending_interrupt_independently(repo, world):
+    """A fork of a waiting branch asks again, and each branch keeps its own answer."""
     graph = tool_node_graph(scripted(calls(call("add_if_approved", item="sofa")), "done"), world.tools())
     agent = repo.wrap(graph, "s", effects=world.effects())
     agent.invoke(say("order a sofa"))
@@ -143,7 +143,7 @@ def test_d3_a_fork_answers_a_pending_interrupt_independently(repo, world):
 
 
 def test_a_tool_that_raises_is_recorded_as_unknown_with_its_error(repo, world):
-    """D1: a reversible tool that raises is on the track with its error and the status unknown, because it may have
+    """A reversible tool that raises is on the track with its error and the status unknown, because it may have
     acted.
     """
     graph = tool_node_graph(
@@ -156,7 +156,7 @@ def test_a_tool_that_raises_is_recorded_as_unknown_with_its_error(repo, world):
 
 
 def test_a_failed_turn_leaves_the_branch_usable(repo, world):
-    """D1: after a failed turn the branch is free, has no end checkpoint and accepts a new checkpoint."""
+    """After a failed turn the branch is free, has no end checkpoint and accepts a new checkpoint."""
     graph = tool_node_graph(scripted(calls(call("fail", why="boom")), "well"), world.tools())
     agent = repo.wrap(graph, "s", effects=world.effects())
     with pytest.raises(RuntimeError, match="boom"):
@@ -169,7 +169,7 @@ def test_a_failed_turn_leaves_the_branch_usable(repo, world):
 
 
 def test_results_are_recorded_as_values_and_not_as_text(repo):
-    """D1: the record keeps a tool's value: text that looks like a number stays text, and an object becomes plain
+    """The record keeps a tool's value: text that looks like a number stays text, and an object becomes plain
     data.
     """
     from pydantic import BaseModel
@@ -199,7 +199,7 @@ def test_results_are_recorded_as_values_and_not_as_text(repo):
 
 
 def test_a_tool_called_by_a_tool_is_recorded_after_its_caller(repo):
-    """D3: a tool called by another tool is on the track right after its caller."""
+    """A tool called by another tool is on the track right after its caller."""
 
     @tool
     def inner(n: int) -> int:
@@ -223,7 +223,7 @@ def test_a_tool_called_by_a_tool_is_recorded_after_its_caller(repo):
 
 
 def test_parallel_calls_are_recorded_in_the_order_of_the_ai_message(repo):
-    """D3: the AI message decides the positions of parallel calls, whichever finishes first."""
+    """The AI message decides the positions of parallel calls, whichever finishes first."""
     slow_may_go = threading.Event()
 
     @tool
@@ -246,7 +246,7 @@ def test_parallel_calls_are_recorded_in_the_order_of_the_ai_message(repo):
 
 
 def test_call_ids_repeated_in_every_turn_keep_the_track_in_order(repo, world):
-    """D1: a model that reuses call ids in every turn still produces one ordered track."""
+    """A model that reuses call ids in every turn still produces one ordered track."""
     model = scripted(
         calls(call("add", "call_1", item="a")), calls(call("add", "call_1", item="b"), call("add", "call_2", item="c")),
         "ok", calls(call("add", "call_1", item="d")), "ok",
@@ -260,8 +260,8 @@ def test_call_ids_repeated_in_every_turn_keep_the_track_in_order(repo, world):
 # -- automatic and named checkpoints
 
 
-def test_a6_a_turn_has_a_checkpoint_before_and_after(repo, world):
-    """A6: by default each user message is a restore point, and each turn's end a checkpoint; both are automatic."""
+def test_a_turn_has_a_checkpoint_before_and_after(repo, world):
+    """By default each user message is a restore point, and each turn's end a checkpoint; both are automatic."""
     agent = repo.wrap(tool_node_graph(scripted(*STORY), world.tools()), "s", effects=world.effects())
     agent.invoke({"messages": [HumanMessage("order a chair", id="m1")]})
     before, after = agent.checkpoints()
@@ -274,15 +274,15 @@ def test_a6_a_turn_has_a_checkpoint_before_and_after(repo, world):
     assert after.metadata["description"] == "a chair"
 
 
-def test_a6_a_message_without_an_id_receives_the_restore_point_id(repo, world):
-    """A6: a user message without an id receives the id of its restore point."""
+def test_a_message_without_an_id_receives_the_restore_point_id(repo, world):
+    """A user message without an id receives the id of its restore point."""
     agent = repo.wrap(tool_node_graph(scripted("hello"), []), "s")
     answer = agent.invoke(say("hi"))
     assert answer["messages"][0].id == agent.checkpoints()[0].metadata["restore_point"]
 
 
-def test_a6_tool_checkpoints_follow_whole_batches(repo, world):
-    """A6: auto_checkpoint="tool" adds one after each finished batch, never between a call and its result."""
+def test_tool_checkpoints_follow_whole_batches(repo, world):
+    """Auto_checkpoint="tool" adds one after each finished batch, never between a call and its result."""
     agent = repo.wrap(
         tool_node_graph(scripted(*STORY), world.tools()), "s", effects=world.effects(), auto_checkpoint="tool"
     )
@@ -298,8 +298,8 @@ def test_a6_tool_checkpoints_follow_whole_batches(repo, world):
 
 
 @pytest.mark.parametrize("durability", ["sync", "async", "exit"])
-def test_a6_tool_checkpoints_are_correct_in_every_durability_mode(durability, repo, world):
-    """A6: a checkpoint's position matches its conversation, however late LangGraph saves."""
+def test_tool_checkpoints_are_correct_in_every_durability_mode(durability, repo, world):
+    """A checkpoint's position matches its conversation, however late LangGraph saves."""
     model = scripted(*(calls(call("add", item=str(n))) for n in range(6)), "ok")
     agent = repo.wrap(tool_node_graph(model, world.tools()), "s", effects=world.effects(), auto_checkpoint="tool")
     agent.invoke(say("go"), durability=durability)
@@ -309,8 +309,8 @@ def test_a6_tool_checkpoints_are_correct_in_every_durability_mode(durability, re
 
 
 @pytest.mark.long
-def test_u10_a_checkpoint_is_made_after_a_turn_if_the_newest_one_is_old(repo, world):
-    """U10: with a time, the end of a turn makes a checkpoint only if the newest one is at least that old."""
+def test_a_checkpoint_is_made_after_a_turn_if_the_newest_one_is_old(repo, world):
+    """With a time, the end of a turn makes a checkpoint only if the newest one is at least that old."""
     agent = repo.wrap(tool_node_graph(scripted("1", "2", "3"), []), "s", auto_checkpoint="2s")
     agent.run("one")
     agent.run("two")
@@ -324,8 +324,8 @@ def test_u10_a_checkpoint_is_made_after_a_turn_if_the_newest_one_is_old(repo, wo
 
 
 @pytest.mark.parametrize(("auto", "positions"), [("tool:1", [1, 3, 4, 5]), ("tool:2", [3, 4]), ("tool:5", [5])])
-def test_c6_a_checkpoint_is_made_after_every_nth_tool_call(auto, positions, repo, world):
-    """C6: "tool:n" makes a checkpoint after the batch with every n-th call, counted across turns."""
+def test_a_checkpoint_is_made_after_every_nth_tool_call(auto, positions, repo, world):
+    """ "tool:n" makes a checkpoint after the batch with every n-th call, counted across turns."""
     add = call("add", item="x")
     story = [calls(add), calls(add, add), "done", calls(add), calls(add), "done"]
     for _ in range(2):  # a new agent each time, as after a restart of the program
@@ -337,16 +337,16 @@ def test_c6_a_checkpoint_is_made_after_every_nth_tool_call(auto, positions, repo
 
 
 @pytest.mark.parametrize("auto", ["tool:0", "tool:-1", "tool:", "tools", "", 0, -1, True, None, 1.5])
-def test_c6_an_invalid_interval_is_refused(auto, repo):
-    """C6: an invalid interval is refused before a session exists, and the error says what is allowed."""
+def test_an_invalid_interval_is_refused(auto, repo):
+    """An invalid interval is refused before a session exists, and the error says what is allowed."""
     with pytest.raises(InvalidInput, match="'off' or a number of turns"):
         repo.wrap(tool_node_graph(scripted("hi"), []), "s", auto_checkpoint=auto)
     assert repo.sessions() == []
 
 
 @pytest.mark.parametrize(("auto", "kinds"), [("off", []), (2, ["after", "after"]), (3, ["after"])])
-def test_a6_a_checkpoint_is_made_after_every_nth_turn_or_never(auto, kinds, repo):
-    """A6, C6: a number makes a checkpoint after every n-th turn, also across restarts; "off" makes none."""
+def test_a_checkpoint_is_made_after_every_nth_turn_or_never(auto, kinds, repo):
+    """A number makes a checkpoint after every n-th turn, also across restarts; "off" makes none."""
     for n in range(5):  # a new agent each time, as after a restart of the program
         agent = repo.wrap(tool_node_graph(scripted(*"abcde"), []), "s", auto_checkpoint=auto)
         agent.run(str(n))
@@ -354,7 +354,7 @@ def test_a6_a_checkpoint_is_made_after_every_nth_turn_or_never(auto, kinds, repo
 
 
 def test_a_named_checkpoint_keeps_its_name_description_and_data(repo):
-    """A6: a named checkpoint keeps its name, description and data, and is not automatic."""
+    """A named checkpoint keeps its name, description and data, and is not automatic."""
     agent = repo.wrap(tool_node_graph(scripted("hello"), []), "s", auto_checkpoint="off")
     empty = agent.checkpoint()
     agent.run("hi")
@@ -379,8 +379,8 @@ with agentgit.open(sys.argv[1]) as repo:
 """
 
 
-def test_d1_another_process_continues_the_current_branch(tmp_path, world):
-    """D1: the database holds everything that a second process needs to continue the current branch."""
+def test_another_process_continues_the_current_branch(tmp_path, world):
+    """The database holds everything that a second process needs to continue the current branch."""
     done = processes.run(FIRST_PROCESS, tmp_path / "x.db")
     assert done.returncode == 0, done.stderr
     with agentgit.open(tmp_path / "x.db") as repo:
@@ -393,7 +393,7 @@ def test_d1_another_process_continues_the_current_branch(tmp_path, world):
 
 
 def test_state_values_other_than_messages_are_captured(repo, world):
-    """D1: a checkpoint holds the other values of the state, but not LangGraph's bookkeeping."""
+    """A checkpoint holds the other values of the state, but not LangGraph's bookkeeping."""
     agent = repo.wrap(GRAPHS["nested"](scripted("hi", "ho"), world.tools()), "s", effects=world.effects())
     agent.run("a")
     agent.run("b")
@@ -404,7 +404,7 @@ def test_state_values_other_than_messages_are_captured(repo, world):
 
 
 def test_update_state_makes_one_checkpoint_and_no_restore_point(repo):
-    """D3: update_state changes the branch's thread as on the graph, and makes one checkpoint."""
+    """Update_state changes the branch's thread as on the graph, and makes one checkpoint."""
     agent = repo.wrap(tool_node_graph(scripted("hello"), []), "s")
     agent.run("hi")
     agent.update_state(None, {"messages": [AIMessage("psst")]}, as_node="model")
@@ -413,7 +413,7 @@ def test_update_state_makes_one_checkpoint_and_no_restore_point(repo):
 
 
 async def test_agent_verbs_have_async_twins_with_equal_results(repo, world):
-    """D3: the async twins of agent methods return the results of the sync methods."""
+    """The async twins of agent methods return the results of the sync methods."""
     agent = repo.wrap(tool_node_graph(scripted("hello", "again"), world.tools()), "s", effects=world.effects())
     assert await agent.arun("hi") == "hello"
     await agent.acheckpoint("x")
@@ -433,7 +433,7 @@ async def test_agent_verbs_have_async_twins_with_equal_results(repo, world):
 
 
 async def test_a_cancelled_tool_call_is_recorded_as_unknown(repo, world):
-    """D3: a task cancelled inside a tool leaves that call unknown and the branch free."""
+    """A task cancelled inside a tool leaves that call unknown and the branch free."""
     started = asyncio.Event()
 
     @tool
@@ -516,7 +516,7 @@ def test_bad_configs_and_names_are_refused(repo):
 
 
 def test_effects_declared_on_tools_are_used(repo):
-    """W3: a decorated tool needs no entry in effects; an entry there takes precedence."""
+    """A decorated tool needs no entry in effects; an entry there takes precedence."""
 
     @tool
     @effect("read_only")
@@ -537,7 +537,7 @@ def test_effects_declared_on_tools_are_used(repo):
 
 
 def test_hostile_text_is_stored_and_returned_unchanged(repo):
-    """D1: NUL, lone surrogates, escape sequences and megabytes in messages, names and arguments survive."""
+    """NUL, lone surrogates, escape sequences and megabytes in messages, names and arguments survive."""
     nasty = "a\0b\x1b[31m\ud800 '; DROP TABLE checkpoint; --" + "x" * 1_000_000
 
     @tool

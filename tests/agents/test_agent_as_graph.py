@@ -60,14 +60,14 @@ def said(text):
     return {"messages": [("user", text)]}
 
 
-def test_g1_an_agent_has_every_public_name_of_its_graph_that_makes_sense_for_it():
-    """G1: a name is missing only if this module says why, and a name that LangGraph adds fails this test."""
+def test_an_agent_has_every_public_name_of_its_graph_that_makes_sense_for_it():
+    """A name is missing only if this module says why, and a name that LangGraph adds fails this test."""
     names = {name for name in dir(CompiledStateGraph) if not name.startswith("_")}
     assert names - set(dir(RollbackAgent)) - {"name", "config"} == ABSENT.keys()
 
 
-def test_g1_methods_take_the_parameters_of_the_graph():
-    """G1: each parameter of a method of the graph is accepted by the agent's method of the same name."""
+def test_methods_take_the_parameters_of_the_graph():
+    """Each parameter of a method of the graph is accepted by the agent's method of the same name."""
     for name, method in inspect.getmembers(CompiledStateGraph, inspect.isfunction):
         if name.startswith("_") or name in ABSENT:
             continue
@@ -83,8 +83,8 @@ def test_g1_methods_take_the_parameters_of_the_graph():
         assert not missing, (name, missing)
 
 
-def test_g1_an_agent_describes_itself_as_its_graph(agent, graph):
-    """G1: name, nodes, drawing, schemas and subgraphs are those of the graph, sync and async."""
+def test_an_agent_describes_itself_as_its_graph(agent, graph):
+    """Name, nodes, drawing, schemas and subgraphs are those of the graph, sync and async."""
     assert (agent.name, agent.get_name(), list(agent.nodes), list(agent.channels)) == (
         graph.name, graph.get_name(), list(graph.nodes), list(graph.channels),
     )  # fmt: skip
@@ -100,8 +100,8 @@ def test_g1_an_agent_describes_itself_as_its_graph(agent, graph):
     )  # fmt: skip
 
 
-async def test_g1_subgraphs_are_those_of_the_graph(repo, world):
-    """G1: `get_subgraphs` and its twin yield the subgraphs with their namespaces."""
+async def test_subgraphs_are_those_of_the_graph(repo, world):
+    """`get_subgraphs` and its twin yield the subgraphs with their namespaces."""
     graph = nested_graph(obedient(), world.tools())
     agent = repo.wrap(graph, "s", effects=world.effects())
     expected = [(ns, type(one)) for ns, one in graph.get_subgraphs(recurse=True)]
@@ -134,31 +134,31 @@ def shape(event):
 class TestVersion3:
     """Version 3 of LangGraph's streams."""
 
-    def test_g5_a_stream_has_the_events_of_the_graph(self, agent, graph, world):
-        """G5: a turn streamed in version 3 yields the graph's events and is recorded as any turn."""
+    def test_a_stream_has_the_events_of_the_graph(self, agent, graph, world):
+        """A turn streamed in version 3 yields the graph's events and is recorded as any turn."""
         expected = list(map(shape, graph.stream_events(said("add chair"), THREAD, version="v3")))
         assert list(map(shape, agent.stream_events(said("add chair"), version="v3"))) == expected
         assert [call.tool_name for call in agent.tool_track()] == ["add"]
         assert agent.undo().history() == []
         assert world.items == []
 
-    def test_g5_a_stream_has_the_output_and_the_messages(self, agent, graph):
-        """G5: the projections of a run have what they have for the graph."""
+    def test_a_stream_has_the_output_and_the_messages(self, agent, graph):
+        """The projections of a run have what they have for the graph."""
         ours = agent.stream_events(said("add chair"), version="v3")
         theirs = graph.stream_events(said("add chair"), THREAD, version="v3")
         assert [len(list(one.text)) for one in ours.messages] == [len(list(one.text)) for one in theirs.messages]
         assert ours.output["messages"][-1].content == theirs.output["messages"][-1].content
         assert (ours.interrupted, ours.interrupts) == (False, [])
 
-    async def test_g5_an_async_stream_has_the_events_of_the_graph(self, agent, graph):
-        """G5: the same holds on an event loop."""
+    async def test_an_async_stream_has_the_events_of_the_graph(self, agent, graph):
+        """The same holds on an event loop."""
         theirs = await graph.astream_events(said("add chair"), THREAD, version="v3")
         ours = await agent.astream_events(said("add chair"), version="v3")
         assert [shape(one) async for one in ours] == [shape(one) async for one in theirs]
         assert len(await agent.session.acheckpoints()) == 2
 
-    async def test_g5_a_stream_that_is_left_early_releases_the_branch(self, agent):
-        """G5: the next turn can run after a stream was aborted or never read."""
+    async def test_a_stream_that_is_left_early_releases_the_branch(self, agent):
+        """The next turn can run after a stream was aborted or never read."""
         async with await agent.astream_events(said("add chair"), version="v3") as run:
             async for _ in run.values:
                 break
@@ -168,23 +168,23 @@ class TestVersion3:
             next(iter(run))
         assert agent.invoke(said("hello"))["messages"][-1].content
 
-    def test_g5_a_transformer_that_fails_ends_the_turn(self, agent):
-        """G5: the reader gets the error of a transformer, and the next turn can run."""
+    def test_a_transformer_that_fails_ends_the_turn(self, agent):
+        """The reader gets the error of a transformer, and the next turn can run."""
         run = agent.stream_events(said("add chair"), version="v3", transformers=[Failing])
         with pytest.raises(ValueError, match="this transformer fails"):
             _ = run.output
         assert agent.run("hello")
 
-    async def test_g5_a_transformer_that_fails_ends_the_turn_on_an_event_loop(self, agent):
-        """G5: the same holds on an event loop."""
+    async def test_a_transformer_that_fails_ends_the_turn_on_an_event_loop(self, agent):
+        """The same holds on an event loop."""
         run = await agent.astream_events(said("add chair"), version="v3", transformers=[Failing])
         with pytest.raises(ValueError, match="this transformer fails"):
             await run.output()
         assert await agent.arun("hello")
 
     @pytest.mark.parametrize("is_async", [False, True])
-    def test_g5_a_stream_inside_another_graph_has_its_own_events(self, agent, is_async):
-        """G5: a node of a plain graph that streams an agent gets the messages and the output of the agent's turn."""
+    def test_a_stream_inside_another_graph_has_its_own_events(self, agent, is_async):
+        """A node of a plain graph that streams an agent gets the messages and the output of the agent's turn."""
         seen = []
 
         def node(state):
@@ -206,16 +206,16 @@ class TestVersion3:
         assert [output for _, output in seen] == ["done"]
         assert len(seen[0][0]) == 2
 
-    def test_g5_an_error_of_a_turn_reaches_the_reader(self, agent):
-        """G5: the output of a run raises what the graph raises, and the turn has ended."""
+    def test_an_error_of_a_turn_reaches_the_reader(self, agent):
+        """The output of a run raises what the graph raises, and the turn has ended."""
         run = agent.stream_events(said("fail because"), version="v3")
         with pytest.raises(Exception, match="because"):
             _ = run.output
         assert agent.branch.status == "open"
 
 
-def test_g1_with_config_sets_the_config_of_each_turn(repo, world):
-    """G1: an agent with a config passes it to each turn, also after a rollback, and the other agent stays as it was."""
+def test_with_config_sets_the_config_of_each_turn(repo, world):
+    """An agent with a config passes it to each turn, also after a rollback, and the other agent stays as it was."""
     seen = []
 
     class Model(ScriptedModel):
@@ -237,14 +237,14 @@ def test_g1_with_config_sets_the_config_of_each_turn(repo, world):
 
 
 @pytest.mark.parametrize("place", [{"checkpoint_id": "1f"}, {"checkpoint_ns": "agent"}, {"checkpoint_map": {}}])
-def test_g1_with_config_cannot_move_the_turns_of_an_agent(agent, place):
-    """G1: a config that names a place in the history is refused, as it is for a turn."""
+def test_with_config_cannot_move_the_turns_of_an_agent(agent, place):
+    """A config that names a place in the history is refused, as it is for a turn."""
     with pytest.raises(InvalidInput, match="head"):
         agent.with_config({"configurable": place})
 
 
-def test_g1_agents_with_a_config_take_turns_on_the_branch(agent):
-    """G1: an agent and those that `with_config` made of it can run one after the other, as one conversation."""
+def test_agents_with_a_config_take_turns_on_the_branch(agent):
+    """An agent and those that `with_config` made of it can run one after the other, as one conversation."""
     for number in range(3):
         agent.with_config({"tags": [str(number)]}).run("hello")
     agent.run("hello")
@@ -263,8 +263,8 @@ def edit(agent, item):
     return waiting.config
 
 
-def test_g2_the_state_of_a_waiting_subgraph_can_be_edited(repo, world):
-    """G2: an edit with the config that `get_state(subgraphs=True)` gave changes the call that a person approves."""
+def test_the_state_of_a_waiting_subgraph_can_be_edited(repo, world):
+    """An edit with the config that `get_state(subgraphs=True)` gave changes the call that a person approves."""
     agent = repo.wrap(nested_graph(ScriptedModel(rule=rule), world.tools()), "s", effects=world.effects())
     agent.invoke(said("ask for a lamp"))
     before = edit(agent, "bed")

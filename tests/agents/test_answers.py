@@ -1,4 +1,4 @@
-"""Each answer of a person reaches the tool call that asked, even if one task runs all calls of a batch (D3)."""
+"""Each answer of a person reaches the tool call that asked, even if one task runs all calls of a batch."""
 
 from __future__ import annotations
 
@@ -114,8 +114,8 @@ def go_on(run: Any, said: dict[str, str], *, by_id: bool) -> list[str]:
         ("buy", ("no", "no"), False),
     ],
 )
-def test_d3_each_of_two_approvals_receives_its_answer(repo, shop, name, said, by_id):
-    """D3: two calls of a batch ask, and each receives the answer to its question, sync and async."""
+def test_each_of_two_approvals_receives_its_answer(repo, shop, name, said, by_id):
+    """Two calls of a batch ask, and each receives the answer to its question, sync and async."""
     agent = repo.wrap(shop.graph(*(call(name, item=item) for item in "ab")), "s", effects=EFFECTS)
     run = agent.invoke if name == "buy" else lambda given: asyncio.run(agent.ainvoke(given))
     order = go_on(run, dict(zip("ab", said, strict=True)), by_id=by_id)
@@ -131,8 +131,8 @@ def test_d3_each_of_two_approvals_receives_its_answer(repo, shop, name, said, by
         *(("async", said) for said in (("yes", "no", "no"), ("no", "yes", "no"), ("no", "no", "yes"))),
     ],
 )
-def test_d3_each_of_three_approvals_receives_its_answer(repo, shop, said, mode):
-    """D3: with three calls each question is asked once, and no call takes another call's answer."""
+def test_each_of_three_approvals_receives_its_answer(repo, shop, said, mode):
+    """With three calls each question is asked once, and no call takes another call's answer."""
     agent = repo.wrap(shop.graph(*(call("buy", item=item) for item in ITEMS)), "s", effects=EFFECTS)
     run = agent.invoke if mode == "sync" else lambda given: asyncio.run(agent.ainvoke(given))
     order = go_on(run, dict(zip(ITEMS, said, strict=True)), by_id=True)
@@ -141,8 +141,8 @@ def test_d3_each_of_three_approvals_receives_its_answer(repo, shop, said, mode):
 
 
 @pytest.mark.parametrize("by_id", [True, False])
-def test_d3_answers_reach_their_calls_after_a_restart(repo, shop, by_id):
-    """D3: each answer reaches its call although the database is reopened before every answer."""
+def test_answers_reach_their_calls_after_a_restart(repo, shop, by_id):
+    """Each answer reaches its call although the database is reopened before every answer."""
     url, said = backend.url(repo), {"a": "yes", "b": "no", "c": "yes"}
     graph = shop.graph(*(call("buy", item=item) for item in ITEMS))
     result = repo.wrap(graph, "s", effects=EFFECTS).invoke(say())
@@ -154,8 +154,8 @@ def test_d3_answers_reach_their_calls_after_a_restart(repo, shop, by_id):
     assert sorted(shop.done) == ["a", "c"]
 
 
-def test_d3_a_call_that_asks_first_does_not_take_another_calls_answer(repo, shop):
-    """D3: the call whose question was shown receives the answer, even if another call asks first on resume."""
+def test_a_call_that_asks_first_does_not_take_another_calls_answer(repo, shop):
+    """The call whose question was shown receives the answer, even if another call asks first on resume."""
     agent = repo.wrap(shop.graph(call("buy", item="a"), call("buy", item="b")), "s", effects=EFFECTS)
     result = agent.invoke(say())
     assert shown(result) == {"buy": "a"}
@@ -168,8 +168,8 @@ def test_d3_a_call_that_asks_first_does_not_take_another_calls_answer(repo, shop
 
 
 @pytest.mark.parametrize("by_id", [True, False])
-def test_d3_a_call_that_asks_twice_receives_both_answers(repo, shop, by_id):
-    """D3: a call keeps its first answer while its second question and other calls of the batch wait."""
+def test_a_call_that_asks_twice_receives_both_answers(repo, shop, by_id):
+    """A call keeps its first answer while its second question and other calls of the batch wait."""
     wanted = call("move", item="x"), call("buy", item="a"), call("move", item="y")
     agent = repo.wrap(shop.graph(*wanted), "s", effects=EFFECTS)
     said = {("from", "x"): "attic", ("to", "x"): "cellar", ("from", "y"): "hall", ("to", "y"): "yard"}
@@ -181,8 +181,8 @@ def test_d3_a_call_that_asks_twice_receives_both_answers(repo, shop, by_id):
     assert results(agent) == ["x: attic to cellar", "a: no", "y: hall to yard"]
 
 
-def test_d3_equal_questions_are_answered_in_the_order_of_the_batch(repo, shop):
-    """D3: if calls ask the same question, the first answer belongs to the first call."""
+def test_equal_questions_are_answered_in_the_order_of_the_batch(repo, shop):
+    """If calls ask the same question, the first answer belongs to the first call."""
     agent = repo.wrap(shop.graph(call("ask", item="a"), call("ask", item="b")), "s", effects=EFFECTS)
     agent.invoke(say())
     for answer in ("no", "yes"):
@@ -190,8 +190,8 @@ def test_d3_equal_questions_are_answered_in_the_order_of_the_batch(repo, shop):
     assert results(agent) == ["a: no", "b: yes"]
 
 
-def test_d3_a_fork_with_a_pending_question_answers_the_right_calls(repo, shop):
-    """D3: on a fork made while a question waits, calls keep earlier answers, and new answers reach the right calls."""
+def test_a_fork_with_a_pending_question_answers_the_right_calls(repo, shop):
+    """On a fork made while a question waits, calls keep earlier answers, and new answers reach the right calls."""
     agent = repo.wrap(shop.graph(*(call("buy", item=item) for item in ITEMS)), "s")
     agent.invoke(say())
     agent.invoke(Command(resume="yes"))
@@ -206,8 +206,8 @@ def test_d3_a_fork_with_a_pending_question_answers_the_right_calls(repo, shop):
 
 @pytest.mark.parametrize("by_id", [True, False])
 @pytest.mark.parametrize("hands_on", [True, False])
-def test_d3_graphs_run_by_tools_receive_the_answers_of_their_calls(repo, hands_on, by_id):
-    """D3: two calls each run a graph that asks, and each graph continues with its answer, with or without a config."""
+def test_graphs_run_by_tools_receive_the_answers_of_their_calls(repo, hands_on, by_id):
+    """Two calls each run a graph that asks, and each graph continues with its answer, with or without a config."""
     inner = StateGraph(MessagesState)
     inner.add_node("ask", lambda state: {"messages": [("ai", interrupt({"buy": state["messages"][-1].content}))]})
     asking = inner.add_edge(START, "ask").compile()
@@ -222,8 +222,8 @@ def test_d3_graphs_run_by_tools_receive_the_answers_of_their_calls(repo, hands_o
     assert results(agent) == ["yes", "no"]
 
 
-def test_d3_a_call_that_asks_nothing_runs_once_and_records_no_answer(repo, shop):
-    """D3: a call beside one that waits for an answer is done once, and only the one that asked records answers."""
+def test_a_call_that_asks_nothing_runs_once_and_records_no_answer(repo, shop):
+    """A call beside one that waits for an answer is done once, and only the one that asked records answers."""
     agent = repo.wrap(shop.graph(call("add", item="x"), call("buy", item="a")), "s", effects=EFFECTS)
     agent.invoke(say())
     agent.invoke(Command(resume="no"))

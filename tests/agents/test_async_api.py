@@ -12,8 +12,8 @@ def _graph(*answers):
     return tool_node_graph(scripted(*answers), World().tools())
 
 
-async def test_d3_trajectories_are_iterated_asynchronously(repo):
-    """D3, W15: `atrajectories` yields the same steps as `trajectories`, and raises the same errors."""
+async def test_trajectories_are_iterated_asynchronously(repo):
+    """`atrajectories` yields the same steps as `trajectories`, and raises the same errors."""
     agent = await repo.awrap(_graph(call("add", item="chair"), "ok"), "s")
     await agent.arun("a chair, please")
     steps = [step async for step in agent.session.atrajectories()]
@@ -23,8 +23,8 @@ async def test_d3_trajectories_are_iterated_asynchronously(repo):
         await anext(agent.session.atrajectories(branch="nowhere"))
 
 
-async def test_d3_an_agent_of_a_session_is_created_asynchronously(repo):
-    """D3: `Session.aagent` and `RollbackAgent.alog` return what their twins return."""
+async def test_an_agent_of_a_session_is_created_asynchronously(repo):
+    """`Session.aagent` and `RollbackAgent.alog` return what their twins return."""
     agent = await repo.awrap(_graph("hello"), "s")
     await agent.arun("hi")
     other = await agent.session.aagent()
@@ -32,8 +32,8 @@ async def test_d3_an_agent_of_a_session_is_created_asynchronously(repo):
     assert [point.id for point in await other.alog()] == [point.id for point in agent.log()]
 
 
-async def test_w12_events_are_followed_asynchronously(repo):
-    """W12: `events.alist` yields stored events, then new ones; it checks its arguments as `list` does."""
+async def test_events_are_followed_asynchronously(repo):
+    """`events.alist` yields stored events, then new ones; it checks its arguments as `list` does."""
     agent = await repo.awrap(_graph("hello", "again"), "s")
     await agent.arun("hi")
     stored = [event async for event in repo.events.alist(session="s")]
@@ -49,8 +49,8 @@ async def test_w12_events_are_followed_asynchronously(repo):
         await anext(repo.events.alist(after="yesterday"))
 
 
-async def test_w12_a_cancelled_feed_leaves_no_thread_behind(repo):
-    """W12: cancelling a task that follows the events ends it at once, and no thread keeps reading."""
+async def test_a_cancelled_feed_leaves_no_thread_behind(repo):
+    """Cancelling a task that follows the events ends it at once, and no thread keeps reading."""
     repo.session("s", create=True)
 
     async def follow():

@@ -1,4 +1,4 @@
-"""Checkpoints, forks, undo and redo through a session, without the graph (C1, C4, D2)."""
+"""Checkpoints, forks, undo and redo through a session, without the graph."""
 
 import backend
 import pytest
@@ -21,8 +21,8 @@ def agent(repo, world):
     return agent
 
 
-def test_c1_a_checkpoint_is_saved_without_the_graph(repo, agent):
-    """C1: `session.checkpoint` saves the state of a branch like `agent.checkpoint`, and the checkpoint can be found."""
+def test_a_checkpoint_is_saved_without_the_graph(repo, agent):
+    """`session.checkpoint` saves the state of a branch like `agent.checkpoint`, and the checkpoint can be found."""
     made = repo.session().checkpoint("before payment", description="all there", data={"ticket": 9})
     assert made.metadata["reference"] == agent.head.metadata["reference"] == "main#5"
     assert repo.session().get_checkpoint("before payment").conversation_history == agent.history()
@@ -31,8 +31,8 @@ def test_c1_a_checkpoint_is_saved_without_the_graph(repo, agent):
         repo.session().checkpoint(" ")
 
 
-def test_d2_a_branch_is_forked_without_the_graph(repo, agent, world):
-    """D2: `session.fork` changes neither the current branch nor the world; a duplicate name is refused."""
+def test_a_branch_is_forked_without_the_graph(repo, agent, world):
+    """`session.fork` changes neither the current branch nor the world; a duplicate name is refused."""
     made = repo.session().branch(repo.session().fork("main#2", name="side").branch)
     assert (made.name, made.is_current, made.tool_invocation_count) == ("side", False, 1)
     assert repo.session().branch().name == "main"
@@ -43,8 +43,8 @@ def test_d2_a_branch_is_forked_without_the_graph(repo, agent, world):
     assert here.branch_point_checkpoint_id == agent.head.id
 
 
-def test_c4_undo_and_redo_work_without_the_graph(repo, agent, world):
-    """C4: `session.undo` reverses the last turn, `session.redo` repeats it, and each has a plan."""
+def test_undo_and_redo_work_without_the_graph(repo, agent, world):
+    """`session.undo` reverses the last turn, `session.redo` repeats it, and each has a plan."""
     assert str(repo.session().plan_undo()) == str(agent.plan_undo())
     report = repo.session().undo()
     assert (report.branch, world.items) == ("main-2", ["chair"])
@@ -57,8 +57,8 @@ def test_c4_undo_and_redo_work_without_the_graph(repo, agent, world):
         repo.session().undo(9)
 
 
-def test_c1_a_checkpoint_saves_the_files_of_an_existing_workspace(repo, world, tmp_path):
-    """P4: a checkpoint saves the current files; if the workspace is missing, the error names files=False."""
+def test_a_checkpoint_saves_the_files_of_an_existing_workspace(repo, world, tmp_path):
+    """A checkpoint saves the current files; if the workspace is missing, the error names files=False."""
     work = tmp_path / "work"
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects(), workspace=work)
     agent.run("hello")
@@ -74,8 +74,8 @@ def test_c1_a_checkpoint_saves_the_files_of_an_existing_workspace(repo, world, t
         assert other.session().checkpoint("without files", files=False).metadata["reference"] == "main#4"
 
 
-def test_s2_redo_reverts_a_file_rewind(repo, world, tmp_path):
-    """S2, S6: redo after `rewind_files` restores the earlier files; after another turn there is nothing to redo."""
+def test_redo_reverts_a_file_rewind(repo, world, tmp_path):
+    """Redo after `rewind_files` restores the earlier files; after another turn there is nothing to redo."""
     work = tmp_path / "work"
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects(), workspace=work)
     agent.run("hello")

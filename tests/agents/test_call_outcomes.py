@@ -37,8 +37,8 @@ def agent_of(repo, world, *replies):
     return repo.wrap(tool_node_graph(scripted(*replies), world.tools()), "s", effects=world.effects())
 
 
-def test_w1_read_only_calls_need_no_extra_transaction(repo, world):
-    """W1: a turn with five read-only calls makes as many writes as a turn with one."""
+def test_read_only_calls_need_no_extra_transaction(repo, world):
+    """A turn with five read-only calls makes as many writes as a turn with one."""
     story = [calls(LOOK), "one", calls(*[LOOK] * 5), "five"]
     agent = agent_of(repo, world, *story)
     # On a slow machine the background would add writes.
@@ -50,8 +50,8 @@ def test_w1_read_only_calls_need_no_extra_transaction(repo, world):
     assert [step.tool_name for step in agent.tool_track()] == ["look"] * 6
 
 
-def test_w1_read_only_calls_are_visible_once_their_step_is_saved(repo, world):
-    """W1: a read-only call is on the track as soon as its step is saved, while the turn still runs."""
+def test_read_only_calls_are_visible_once_their_step_is_saved(repo, world):
+    """A read-only call is on the track as soon as its step is saved, while the turn still runs."""
     agent = agent_of(repo, world, calls(LOOK), calls(LOOK), "done")
     seen = []
     with agentgit.open(backend.url(repo)) as other:
@@ -61,8 +61,8 @@ def test_w1_read_only_calls_are_visible_once_their_step_is_saved(repo, world):
     assert seen == [1, 2]
 
 
-def test_w1_the_track_keeps_call_order_however_calls_are_written(repo, world):
-    """W1: buffered calls and calls written at once are on the track in the order they were made."""
+def test_the_track_keeps_call_order_however_calls_are_written(repo, world):
+    """Buffered calls and calls written at once are on the track in the order they were made."""
     agent = agent_of(repo, world, calls(LOOK, ADD, LOOK, LOOK, ADD), calls(ADD, LOOK), "done")
     agent.run("go")
     assert [step.tool_name for step in agent.tool_track()] == ["look", "add", "look", "look", "add", "add", "look"]
@@ -70,8 +70,8 @@ def test_w1_the_track_keeps_call_order_however_calls_are_written(repo, world):
 
 
 @pytest.mark.long
-def test_w1_only_a_few_calls_wait_to_be_written(repo, world):
-    """W1: within one long step, the number of calls that wait is limited even if nothing writes in the background."""
+def test_only_a_few_calls_wait_to_be_written(repo, world):
+    """Within one long step, the number of calls that wait is limited even if nothing writes in the background."""
     most, seen = 64, []
 
     def recorded():
@@ -85,8 +85,8 @@ def test_w1_only_a_few_calls_wait_to_be_written(repo, world):
     assert len(agent.tool_track()) == 3 * most
 
 
-def test_w1_an_outcome_is_recorded_later_if_the_database_is_down(repo, world):
-    """W1: if the database is unavailable when a tool ends, its result counts and is recorded later."""
+def test_an_outcome_is_recorded_later_if_the_database_is_down(repo, world):
+    """If the database is unavailable when a tool ends, its result counts and is recorded later."""
     agent = agent_of(repo, world, calls(ADD, LOOK), "done")
     # The first write after the tool has run is the write of its outcome.
     with faults.write_fails_once(lambda: bool(world.items), Unavailable("out of reach")) as refused:
@@ -96,8 +96,8 @@ def test_w1_an_outcome_is_recorded_later_if_the_database_is_down(repo, world):
 
 
 @pytest.mark.parametrize("auto", ["tool", "turn"])
-def test_a6_a_mid_turn_checkpoint_counts_read_only_calls(repo, world, auto):
-    """A6, A7: a checkpoint made during a turn has every call of its conversation, including read-only calls."""
+def test_a_mid_turn_checkpoint_counts_read_only_calls(repo, world, auto):
+    """A checkpoint made during a turn has every call of its conversation, including read-only calls."""
     own = agent_of(repo, world, "hi").checkpoint_tools()
     asked = call("create_checkpoint", name="here")
     story = scripted(calls(LOOK, LOOK), calls(LOOK, asked, LOOK), calls(LOOK), "done")

@@ -1,4 +1,4 @@
-"""At the place of a call that ran again, every reader sees its newest run and what became of it (W5, R6).
+"""At the place of a call that ran again, every reader sees its newest run and what became of it.
 
 The world returns the number of its items with each new one, so a run in a fuller world returns another result.
 """
@@ -39,8 +39,8 @@ def seen(track):
     return [(one.args["item"], one.status, one.result["number"]) for one in track if one.tool_name == "add"]
 
 
-def test_w5_the_track_shows_the_newest_run_of_a_redone_call(repo, agent, world):
-    """W5: a redone call is shown with the id, the status and the result of its run, and keeps its place."""
+def test_the_track_shows_the_newest_run_of_a_redone_call(repo, agent, world):
+    """A redone call is shown with the id, the status and the result of its run, and keeps its place."""
     first = agent.tool_track()
     agent.undo()
     assert seen(agent.tool_track()) == [("chair", "done", 1), ("table", "reversed", 2)]
@@ -58,8 +58,8 @@ def test_w5_the_track_shows_the_newest_run_of_a_redone_call(repo, agent, world):
     assert (shown[0], shown[2]) == (first[0], first[2])
 
 
-def test_w5_each_undo_and_redo_changes_what_the_track_shows(agent, world):
-    """W5: a call that was redone twice shows its third run; undone again, it is shown as reversed."""
+def test_each_undo_and_redo_changes_what_the_track_shows(agent, world):
+    """A call that was redone twice shows its third run; undone again, it is shown as reversed."""
     runs = set()
     for number in (3, 4):
         agent = undone_and_redone(agent, world, f"lamp {number}")
@@ -72,8 +72,8 @@ def test_w5_each_undo_and_redo_changes_what_the_track_shows(agent, world):
     assert table.id in runs
 
 
-def test_w5_every_read_of_the_calls_shows_the_newest_run(agent, world):
-    """W5: checkpoints, diffs, plans, reports, trajectories and frames show the same call as the track."""
+def test_every_read_of_the_calls_shows_the_newest_run(agent, world):
+    """Checkpoints, diffs, plans, reports, trajectories and frames show the same call as the track."""
     agent = undone_and_redone(agent, world)
     newest, session = agent.tool_track()[1], agent.session
     assert newest.kind == "redo"
@@ -94,8 +94,8 @@ def test_w5_every_read_of_the_calls_shows_the_newest_run(agent, world):
     assert [item.invocation.id for item in again.report.replayed][1:2] == [newest.id]
 
 
-def test_w5_a_plan_and_a_report_name_the_run_that_they_reverse_with_its_place(agent, world):
-    """W5: the run of a redone call that a plan reverses has the position and the id in the AI message of its call."""
+def test_a_plan_and_a_report_name_the_run_that_they_reverse_with_its_place(agent, world):
+    """The run of a redone call that a plan reverses has the position and the id in the AI message of its call."""
     agent = undone_and_redone(agent, world)
     newest = agent.tool_track()[1]
     (step,) = agent.plan_rollback("main#2").steps
@@ -105,8 +105,8 @@ def test_w5_a_plan_and_a_report_name_the_run_that_they_reverse_with_its_place(ag
     assert item.invocation.tool_call_id == newest.tool_call_id
 
 
-def test_w5_a_branch_shows_the_run_that_another_branch_recorded(agent, world):
-    """W5: branches share one world, so a branch shows an inherited call as the run that was recorded elsewhere."""
+def test_a_branch_shows_the_run_that_another_branch_recorded(agent, world):
+    """Branches share one world, so a branch shows an inherited call as the run that was recorded elsewhere."""
     fork = agent.fork(name="fork")
     back = agent.rollback("main#1", name="empty")
     world.items.append("lamp")
@@ -121,8 +121,8 @@ def test_w5_a_branch_shows_the_run_that_another_branch_recorded(agent, world):
     assert seen(forward.tool_track()) == [("chair", "done", 2)]
 
 
-def test_w5_a_redo_that_failed_leaves_the_call_reversed(repo, agent, world):
-    """W5: if the tool fails when it runs again, the track still shows the reversed call, and a later redo its run."""
+def test_a_redo_that_failed_leaves_the_call_reversed(repo, agent, world):
+    """If the tool fails when it runs again, the track still shows the reversed call, and a later redo its run."""
 
     def refusing(item: str) -> str:
         raise LookupError("sold out")
@@ -140,8 +140,8 @@ def test_w5_a_redo_that_failed_leaves_the_call_reversed(repo, agent, world):
     assert seen(broken.tool_track()) == [("chair", "done", 1), ("table", "done", 2)]
 
 
-def test_w5_of_a_redo_that_stopped_half_way_each_call_shows_what_happened(repo, world):
-    """W5: the track shows the first call as done, the second as unknown with the id that `resolve` takes."""
+def test_of_a_redo_that_stopped_half_way_each_call_shows_what_happened(repo, world):
+    """The track shows the first call as done, the second as unknown with the id that `resolve` takes."""
     outcomes = []
 
     def pay(amount: int) -> str:
@@ -164,8 +164,8 @@ def test_w5_of_a_redo_that_stopped_half_way_each_call_shows_what_happened(repo, 
     assert [one.result for one in agent.tool_track()] == ["paid 1", "paid 2, late"]
 
 
-def test_r6_calls_of_a_rerun_that_was_made_real_are_shown_as_done(repo, agent, world):
-    """R6: simulated calls that a switch has run show their runs, and are shown as reversed when these are undone."""
+def test_calls_of_a_rerun_that_was_made_real_are_shown_as_done(repo, agent, world):
+    """Simulated calls that a switch has run show their runs, and are shown as reversed when these are undone."""
     again = agent.rerun()
     assert {one.status for one in again.tool_track()} == {"simulated"}
     world.items.append("lamp")
@@ -178,8 +178,8 @@ def test_r6_calls_of_a_rerun_that_was_made_real_are_shown_as_done(repo, agent, w
     assert seen(real.tool_track()) == [("chair", "reversed", 2), ("table", "reversed", 3)]
 
 
-def test_w4_an_answer_from_the_record_shows_what_became_of_the_call(repo, world):
-    """W4: a call that was answered from the record is shown as reversed, and as run again, with the call itself."""
+def test_an_answer_from_the_record_shows_what_became_of_the_call(repo, world):
+    """A call that was answered from the record is shown as reversed, and as run again, with the call itself."""
     receipts = iter(range(1, 9))
 
     def pay(to: str) -> dict[str, int]:
@@ -205,8 +205,8 @@ def test_w4_an_answer_from_the_record_shows_what_became_of_the_call(repo, world)
     assert again.fork(name="fork").tool_track()[0].id == newest.id
 
 
-def test_w5_an_inner_call_keeps_its_place_beside_an_outer_one_that_ran_again(repo):
-    """W5: a tool that calls another one and is redone is shown as run again; the inner call is shown as it is."""
+def test_an_inner_call_keeps_its_place_beside_an_outer_one_that_ran_again(repo):
+    """A tool that calls another one and is redone is shown as run again; the inner call is shown as it is."""
     placed = []
 
     @tool
@@ -230,8 +230,8 @@ def test_w5_an_inner_call_keeps_its_place_beside_an_outer_one_that_ran_again(rep
     ]
 
 
-def test_w7_a_call_that_ran_again_is_picked_as_the_track_shows_it(repo, agent, world):
-    """W7: a redone call is found by the value on the track, and its messages are picked as they were said."""
+def test_a_call_that_ran_again_is_picked_as_the_track_shows_it(repo, agent, world):
+    """A redone call is found by the value on the track, and its messages are picked as they were said."""
     other = agent.fork("main#2", name="other")
     agent = undone_and_redone(agent, world)
     newest = agent.tool_track()[1]
@@ -241,8 +241,8 @@ def test_w7_a_call_that_ran_again_is_picked_as_the_track_shows_it(repo, agent, w
     assert json.loads(answered["content"])["number"] == 2
 
 
-def test_w5_a_redone_call_is_shown_after_export_and_import(agent, repo, world, tmp_path):
-    """W5: the newest run is shown in a copy of the session, and in a copy of one branch."""
+def test_a_redone_call_is_shown_after_export_and_import(agent, repo, world, tmp_path):
+    """The newest run is shown in a copy of the session, and in a copy of one branch."""
     agent = undone_and_redone(agent, world)
     for branch in (None, "main"):
         agent.session.export(tmp_path / "s.jsonl", branch=branch)
@@ -250,8 +250,8 @@ def test_w5_a_redone_call_is_shown_after_export_and_import(agent, repo, world, t
         assert seen(copy.tool_track(branch="main")) == seen(agent.tool_track())
 
 
-def test_n1_a_redone_call_is_shown_from_an_encrypted_database(tmp_path, world):
-    """N1: the newest run of a call is read from sealed and encrypted rows, too."""
+def test_a_redone_call_is_shown_from_an_encrypted_database(tmp_path, world):
+    """The newest run of a call is read from sealed and encrypted rows, too."""
     keyring = agentgit.Keyring({"one": agentgit.Keyring.new_key()})
     with agentgit.open(tmp_path / "sealed.db", keyring=keyring) as repo:
         agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())

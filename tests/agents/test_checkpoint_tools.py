@@ -1,4 +1,4 @@
-"""The checkpoint tools, with which a model manages its own history (row A7)."""
+"""The checkpoint tools, with which a model manages its own history."""
 
 import pytest
 from langgraph.types import Command
@@ -21,8 +21,8 @@ def results(agent) -> list[str]:
     return [m["content"] for m in agent.history() if m["role"] == "tool"]
 
 
-def test_a7_the_checkpoint_tools_have_the_documented_names(repo, world):
-    """A7: an agent has exactly the six documented checkpoint tools, each with a description."""
+def test_the_checkpoint_tools_have_the_documented_names(repo, world):
+    """An agent has exactly the six documented checkpoint tools, each with a description."""
     agent = repo.wrap(tool_node_graph(scripted("hi"), []), "s")
     assert {tool.name for tool in agent.checkpoint_tools()} == {
         "create_checkpoint", "list_checkpoints", "get_checkpoint_info", "rollback_to_checkpoint", "delete_checkpoint",
@@ -32,8 +32,8 @@ def test_a7_the_checkpoint_tools_have_the_documented_names(repo, world):
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
-def test_a7_a_model_saves_a_checkpoint_and_rolls_back_to_it(kind, repo, world):
-    """A7: the checkpoint follows the whole batch; the rollback runs after the turn and moves the session."""
+def test_a_model_saves_a_checkpoint_and_rolls_back_to_it(kind, repo, world):
+    """The checkpoint follows the whole batch; the rollback runs after the turn and moves the session."""
     agent = managed(
         repo,
         world,
@@ -58,8 +58,8 @@ def test_a7_a_model_saves_a_checkpoint_and_rolls_back_to_it(kind, repo, world):
 
 
 @pytest.mark.long
-def test_a7_checkpoint_tools_are_never_on_the_track(repo, world):
-    """A7: calls of the checkpoint tools are not recorded, so they are never reversed or replayed."""
+def test_checkpoint_tools_are_never_on_the_track(repo, world):
+    """Calls of the checkpoint tools are not recorded, so they are never reversed or replayed."""
     agent = managed(
         repo, world, calls(call("list_checkpoints"), call("add", item="x"), call("create_checkpoint", name="n")), "ok"
     )
@@ -67,8 +67,8 @@ def test_a7_checkpoint_tools_are_never_on_the_track(repo, world):
     assert [c.tool_name for c in agent.tool_track()] == ["add"]
 
 
-def test_a7_a_model_lists_and_inspects_checkpoints(repo, world):
-    """A7: the model sees checkpoint names and the calls up to each one, and an error for an unknown one."""
+def test_a_model_lists_and_inspects_checkpoints(repo, world):
+    """The model sees checkpoint names and the calls up to each one, and an error for an unknown one."""
     agent = managed(
         repo,
         world,
@@ -87,8 +87,8 @@ def test_a7_a_model_lists_and_inspects_checkpoints(repo, world):
     assert "no checkpoint 'nowhere'" in missing
 
 
-def test_a7_a_model_deletes_checkpoints_and_cleans_up(repo, world):
-    """A7: named and old automatic checkpoints can be deleted; deleting the head is refused with a reason."""
+def test_a_model_deletes_checkpoints_and_cleans_up(repo, world):
+    """Named and old automatic checkpoints can be deleted; deleting the head is refused with a reason."""
     agent = managed(
         repo,
         world,
@@ -112,8 +112,8 @@ def test_a7_a_model_deletes_checkpoints_and_cleans_up(repo, world):
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["tool_node", "create_agent"])
-def test_a7_a_request_beside_a_question_is_carried_out_after_the_answer(kind, repo, world):
-    """A7: a checkpoint or rollback requested beside a waiting call takes effect only after the answer."""
+def test_a_request_beside_a_question_is_carried_out_after_the_answer(kind, repo, world):
+    """A checkpoint or rollback requested beside a waiting call takes effect only after the answer."""
     agent = managed(
         repo,
         world,
@@ -138,8 +138,8 @@ def test_a7_a_request_beside_a_question_is_carried_out_after_the_answer(kind, re
     assert (agent.at().branch.name, world.items) == ("main-2", [])
 
 
-def test_a7_a_blocked_rollback_is_reported_to_the_model(repo, world):
-    """A7: the model learns why it cannot roll back, and nothing happens at the end of the turn."""
+def test_a_blocked_rollback_is_reported_to_the_model(repo, world):
+    """The model learns why it cannot roll back, and nothing happens at the end of the turn."""
     agent = managed(
         repo,
         world,
@@ -154,8 +154,8 @@ def test_a7_a_blocked_rollback_is_reported_to_the_model(repo, world):
     assert agent.branch.name == "main"
 
 
-def test_a7_checkpoint_tools_act_at_once_outside_a_turn(repo, world):
-    """A7: the tools act at once when a program calls them."""
+def test_checkpoint_tools_act_at_once_outside_a_turn(repo, world):
+    """The tools act at once when a program calls them."""
     agent = repo.wrap(
         tool_node_graph(scripted(call("add", item="x"), "ok"), world.tools()), "s", effects=world.effects()
     )
@@ -167,8 +167,8 @@ def test_a7_checkpoint_tools_act_at_once_outside_a_turn(repo, world):
     assert agent.at().branch.name == "main-2"
 
 
-def test_a7_a_rollback_moves_the_session_even_from_another_branch(repo, world):
-    """A7: the session continues on the new branch, even if the agent ran on a branch that was not current."""
+def test_a_rollback_moves_the_session_even_from_another_branch(repo, world):
+    """The session continues on the new branch, even if the agent ran on a branch that was not current."""
     agent = managed(
         repo, world, "hi", call("add", item="x"), call("rollback_to_checkpoint", checkpoint="side#1"), "back"
     )
@@ -179,8 +179,8 @@ def test_a7_a_rollback_moves_the_session_even_from_another_branch(repo, world):
     assert (agent.session.branch().name, world.items) == ("side-2", [])
 
 
-def test_a7_checkpoint_tools_follow_their_rollback_outside_a_turn(repo, world):
-    """A7: after a rollback outside a turn, the tools list and save on the new branch."""
+def test_checkpoint_tools_follow_their_rollback_outside_a_turn(repo, world):
+    """After a rollback outside a turn, the tools list and save on the new branch."""
     agent = repo.wrap(tool_node_graph(scripted("hi", "ho"), world.tools()), "s")
     agent.run("one")
     agent.run("two")

@@ -1,4 +1,4 @@
-"""Comparisons of stored checkpoints, branches and sessions, which do not load their shared history (W6, P3)."""
+"""Comparisons of stored checkpoints, branches and sessions, which do not load their shared history."""
 
 import json
 
@@ -47,8 +47,8 @@ def agents(repo):
 
 
 @pytest.mark.long
-def test_w6_session_diff_equals_the_diff_of_loaded_checkpoints(repo, agents):
-    """W6: session.diff finds by hashes and columns exactly what agentgit.diff finds in the loaded values."""
+def test_session_diff_equals_the_diff_of_loaded_checkpoints(repo, agents):
+    """Session.diff finds by hashes and columns exactly what agentgit.diff finds in the loaded values."""
     agent, retry = agents
     places = [point.id for branch in ("main", "retry") for point in repo.session("s").checkpoints(branch=branch)]
     for a in places:
@@ -61,8 +61,8 @@ def test_w6_session_diff_equals_the_diff_of_loaded_checkpoints(repo, agents):
     assert [c["args"] for c in found.removed_calls + found.added_calls] == [{"text": "table"}, {"text": "sofa"}]
 
 
-def test_w6_state_is_compared_by_channel(repo):
-    """W6: an item removed from a list is one change, and equal values are not listed."""
+def test_state_is_compared_by_channel(repo):
+    """An item removed from a list is one change, and equal values are not listed."""
     agent = repo.wrap(noting(note="a", cart=["chair", "table", "sofa"]), "s")
     agent.run("one")
     other = repo.wrap(noting(note="a", cart=["table", "sofa"]), "s")
@@ -70,8 +70,8 @@ def test_w6_state_is_compared_by_channel(repo):
     assert repo.session().diff("main#2", "main#4").state == [Change("/cart/0", "chair", None, "removed")]
 
 
-def test_w6_functional_graphs_and_empty_checkpoints_are_compared(repo):
-    """W6: a state that is a single value, and a checkpoint before the first step, can be compared."""
+def test_functional_graphs_and_empty_checkpoints_are_compared(repo):
+    """A state that is a single value, and a checkpoint before the first step, can be compared."""
     world = World()
     agent = repo.wrap(functional_graph(scripted(call("add", item="chair"), "ok", "fine"), world.tools()), "s")
     agent.run("one")
@@ -82,8 +82,8 @@ def test_w6_functional_graphs_and_empty_checkpoints_are_compared(repo):
             assert repo.session().diff(a, b) == diff(a, b)
 
 
-def test_w6_checkpoints_of_two_sessions_are_compared(repo, agents):
-    """W6: each name is looked up in its session, references name the session, and ids and values need no session."""
+def test_checkpoints_of_two_sessions_are_compared(repo, agents):
+    """Each name is looked up in its session, references name the session, and ids and values need no session."""
     other = repo.wrap(noting(note="x"), "other")
     other.run("hello")
     found = repo.session("s").diff("retry", "HEAD", other="other")
@@ -95,8 +95,8 @@ def test_w6_checkpoints_of_two_sessions_are_compared(repo, agents):
         repo.session("s").diff("retry", "nowhere", other="other")
 
 
-def test_w6_branches_are_aligned_at_their_fork(repo, agents):
-    """W6: a comparison lists what each branch did since the fork, and what differs between them."""
+def test_branches_are_aligned_at_their_fork(repo, agents):
+    """A comparison lists what each branch did since the fork, and what differs between them."""
     agent, retry = agents
     found = repo.session("s").compare("main", "retry")
     assert isinstance(found, Comparison)
@@ -113,8 +113,8 @@ def test_w6_branches_are_aligned_at_their_fork(repo, agents):
     json.dumps(found.to_dict())
 
 
-def test_w6_the_fork_of_nested_branches_is_found(repo, agents):
-    """W6: the fork is the newest common checkpoint, however the branches are nested."""
+def test_the_fork_of_nested_branches_is_found(repo, agents):
+    """The fork is the newest common checkpoint, however the branches are nested."""
     agent, retry = agents
     deep = retry.fork(name="deep")
     deep.run("note lamp")
@@ -127,8 +127,8 @@ def test_w6_the_fork_of_nested_branches_is_found(repo, agents):
     assert early.compare("early").between.is_empty
 
 
-def test_w6_comparing_across_sessions_is_refused(repo, agents):
-    """W6: a comparison across sessions, or of an empty session, is refused with the reason."""
+def test_comparing_across_sessions_is_refused(repo, agents):
+    """A comparison across sessions, or of an empty session, is refused with the reason."""
     repo.wrap(noting(), "other").run("hi")
     with pytest.raises(InvalidInput, match="without a common history"):
         repo.session().compare(agents[0].head, repo.session("other").get_checkpoint("HEAD"))
@@ -136,13 +136,13 @@ def test_w6_comparing_across_sessions_is_refused(repo, agents):
         repo.wrap(noting(), "empty").compare("main")
 
 
-async def test_w6_the_async_compare_returns_the_same_result(repo, agents):
-    """W6: acompare returns the same result as compare."""
+async def test_the_async_compare_returns_the_same_result(repo, agents):
+    """Acompare returns the same result as compare."""
     assert await agents[0].acompare("retry") == agents[0].compare("retry")
 
 
-def test_w6_tokens_are_summed_from_usage_metadata(repo):
-    """W6: the tokens of each side are summed from usage_metadata, and malformed metadata counts as zero."""
+def test_tokens_are_summed_from_usage_metadata(repo):
+    """The tokens of each side are summed from usage_metadata, and malformed metadata counts as zero."""
     spent = {"input_tokens": 10, "output_tokens": 5, "total_tokens": 15}
     graph = (
         StateGraph(MessagesState)
@@ -161,8 +161,8 @@ def test_w6_tokens_are_summed_from_usage_metadata(repo):
     assert Tokens.of(strange) == Tokens()
 
 
-def test_w6_multiline_texts_are_compared_by_line():
-    """W6: only the differing lines of a multiline text are shown, and an overlong text is cut."""
+def test_multiline_texts_are_compared_by_line():
+    """Only the differing lines of a multiline text are shown, and an overlong text is cut."""
     a, b = "one\ntwo\nthree", "one\n2\x1b\nthree\nfour"
     found = diff(Checkpoint(session_state={"plan": a}), Checkpoint(session_state={"plan": b}))
     assert str(found) == "state\n~ /plan\n-   two\n+   2\\x1b\n+   four"
@@ -172,16 +172,16 @@ def test_w6_multiline_texts_are_compared_by_line():
         assert len(text) < 1000
 
 
-def test_w6_an_item_inserted_into_a_list_is_one_change():
-    """W6: an inserted list item is one change, and the equal items after it are no difference."""
+def test_an_item_inserted_into_a_list_is_one_change():
+    """An inserted list item is one change, and the equal items after it are no difference."""
     for a, b, path in (([1, 2], [0, 1, 2], "/l/0"), ([1, 2], [1, 0, 2], "/l/1"), ([[1], True], [[1], 1, True], "/l/1")):
         added = diff(Checkpoint(session_state={"l": a}), Checkpoint(session_state={"l": b})).state
         assert [(c.path, c.kind) for c in added] == [(path, "added")]
 
 
 @pytest.mark.long
-def test_w6_the_shared_history_is_not_loaded(repo):
-    """W6: a diff of two branches reads as many messages at message 400 as at message 20."""
+def test_the_shared_history_is_not_loaded(repo):
+    """A diff of two branches reads as many messages at message 400 as at message 20."""
     agent = repo.wrap(noting(), "s", auto_checkpoint="off")
     for messages in (20, 400):
         agent.update_state(None, {"messages": [HumanMessage(f"m{n}") for n in range(messages)]}, "node")
@@ -197,8 +197,8 @@ def test_w6_the_shared_history_is_not_loaded(repo):
         assert (len(found.removed_messages), len(found.added_messages)) == (2, 2)
 
 
-def test_w6_the_shared_calls_are_not_loaded(repo, agents):
-    """W6: a diff of two branches works although the calls that they share cannot be read."""
+def test_the_shared_calls_are_not_loaded(repo, agents):
+    """A diff of two branches works although the calls that they share cannot be read."""
     agent, _ = agents
     shared = agent.tool_track()[0]
     assert shared.args == {"item": "chair"}
@@ -210,8 +210,8 @@ def test_w6_the_shared_calls_are_not_loaded(repo, agents):
     assert [call["args"] for call in found.added_calls] == [{"text": "sofa"}]
 
 
-def test_w6_html_of_a_large_diff_is_truncated():
-    """W6: HTML shows the first thousand lines and counts the rest; the text form shows all lines."""
+def test_html_of_a_large_diff_is_truncated():
+    """HTML shows the first thousand lines and counts the rest; the text form shows all lines."""
     found = diff(Checkpoint(), Checkpoint(session_state={f"key{n}": n for n in range(5_000)}))
     page = found._repr_html_()
     assert "/key998 " in page
@@ -221,8 +221,8 @@ def test_w6_html_of_a_large_diff_is_truncated():
 
 
 @pytest.mark.long
-def test_p3_file_changes_appear_in_diff_and_compare(repo, tmp_path, monkeypatch):
-    """P3, W6: a diff and a comparison list added, changed and deleted files with their line differences."""
+def test_file_changes_appear_in_diff_and_compare(repo, tmp_path, monkeypatch):
+    """A diff and a comparison list added, changed and deleted files with their line differences."""
     monkeypatch.setenv("AGENTGIT_HOME", str(tmp_path / "home"))
     desk = Desk(tmp_path / "work")
     agent = repo.wrap(desk.graph(), "s", effects=desk.world.effects(), check_effects=False, workspace=desk.root)
@@ -239,8 +239,8 @@ def test_p3_file_changes_appear_in_diff_and_compare(repo, tmp_path, monkeypatch)
 
 
 @pytest.mark.long
-def test_w6_the_command_line_writes_html_and_patches(tmp_path, monkeypatch):
-    """W6, P3: `agentgit diff --patch` shows file differences, and `diff` and `compare` write HTML with --html."""
+def test_the_command_line_writes_html_and_patches(tmp_path, monkeypatch):
+    """`agentgit diff --patch` shows file differences, and `diff` and `compare` write HTML with --html."""
     monkeypatch.setenv("AGENTGIT_HOME", str(tmp_path / "home"))
     desk, where = Desk(tmp_path / "work"), str(tmp_path / "a.db")
     with agentgit.open(where) as repo:

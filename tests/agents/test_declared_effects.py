@@ -1,4 +1,4 @@
-"""Precedence, validation and recording of declared effects, and repeated calls of a tool (W3, W4, W5)."""
+"""Precedence, validation and recording of declared effects, and repeated calls of a tool."""
 
 import asyncio
 import hashlib
@@ -42,8 +42,8 @@ def the_runner(agent, name: str):
 # -- precedence
 
 
-def test_w3_the_most_specific_declaration_wins(database, world):
-    """W3: wrap overrides a tool's decorator, which overrides the repository's entry, which overrides `*`."""
+def test_the_most_specific_declaration_wins(database, world):
+    """Wrap overrides a tool's decorator, which overrides the repository's entry, which overrides `*`."""
 
     @tool
     @effect("idempotent")
@@ -62,8 +62,8 @@ def test_w3_the_most_specific_declaration_wins(database, world):
         assert "undeclared" not in repr(agent)
 
 
-def test_w3_repository_defaults_are_recorded_and_undone(database, world):
-    """W3: a repository default counts as a declaration, also for tools the graph does not expose."""
+def test_repository_defaults_are_recorded_and_undone(database, world):
+    """A repository default counts as a declaration, also for tools the graph does not expose."""
     defaults = {"add": reversible(world.remove), "look": "read_only", "*": "irreversible"}
     with agentgit.open(database.url, effects=defaults) as repo:
         graph = functional_graph(scripted(call("add", item="a"), "ok", call("send", text="b"), "ok"), world.tools())
@@ -77,15 +77,15 @@ def test_w3_repository_defaults_are_recorded_and_undone(database, world):
         assert (world.items, world.sent) == ([], ["b"])
 
 
-def test_w3_invalid_defaults_are_refused_before_a_file_is_made(tmp_path):
-    """W3: an invalid default is an error when the repository is opened, and no file is made."""
+def test_invalid_defaults_are_refused_before_a_file_is_made(tmp_path):
+    """An invalid default is an error when the repository is opened, and no file is made."""
     with pytest.raises(InvalidInput, match="not an effect"):
         agentgit.open(tmp_path / "x.db", effects={"*": "harmless"})
     assert not (tmp_path / "x.db").exists()
 
 
-def test_w3_undeclared_tools_are_listed_everywhere(repo, world):
-    """W3: the agent, its repr, the plan and the report list undeclared tools."""
+def test_undeclared_tools_are_listed_everywhere(repo, world):
+    """The agent, its repr, the plan and the report list undeclared tools."""
     agent = wrapped(
         repo, *world.tools(), replies=[call("note", text="x"), "ok"],
         effects={name: e for name, e in world.effects().items() if name != "send"},
@@ -99,16 +99,16 @@ def test_w3_undeclared_tools_are_listed_everywhere(repo, world):
     assert [item.invocation.tool_name for item in agent.rollback("main#1").report.kept] == ["note"]
 
 
-def test_w3_checkpoint_tools_have_no_effect(database, world):
-    """W3, A7: a repository default does not apply to agentgit's own checkpoint tools."""
+def test_checkpoint_tools_have_no_effect(database, world):
+    """A repository default does not apply to agentgit's own checkpoint tools."""
     with agentgit.open(database.url, effects={"*": "irreversible"}) as repo:
         first = wrapped(repo, world.tool("add"))
         agent = wrapped(repo, world.tool("add"), *first.checkpoint_tools())
         assert agent.effects == {"add": "irreversible"}
 
 
-def test_w3_a_decorated_namesake_does_not_declare_a_graphs_tool(repo):
-    """W3: a decorator on a function elsewhere does not apply to the graph's tool of the same name."""
+def test_a_decorated_namesake_does_not_declare_a_graphs_tool(repo):
+    """A decorator on a function elsewhere does not apply to the graph's tool of the same name."""
 
     @effect("read_only")
     def store(what: str) -> str:
@@ -143,15 +143,15 @@ def test_w3_a_decorated_namesake_does_not_declare_a_graphs_tool(repo):
         ([], InvalidInput, "must be a mapping"),
     ],
 )
-def test_w3_declarations_that_do_not_fit_are_refused_at_wrap(repo, world, effects, error, says):
-    """W3: a wrong argument name or an unresolvable path is refused before the session is made."""
+def test_declarations_that_do_not_fit_are_refused_at_wrap(repo, world, effects, error, says):
+    """A wrong argument name or an unresolvable path is refused before the session is made."""
     with pytest.raises(error, match=says):
         wrapped(repo, world.tool("charge"), effects=effects)
     assert repo.sessions() == []
 
 
-def test_w3_identity_arguments_are_checked_in_every_schema(repo):
-    """W3: aliases count, an open schema accepts any argument, and a JSON schema is checked too."""
+def test_identity_arguments_are_checked_in_every_schema(repo):
+    """Aliases count, an open schema accepts any argument, and a JSON schema is checked too."""
 
     class Sent(BaseModel):
         to: str = Field(alias="recipient")
@@ -166,8 +166,8 @@ def test_w3_identity_arguments_are_checked_in_every_schema(repo):
         wrapped(repo, shut, effects={"shut": once})
 
 
-def test_w3_two_different_tools_of_one_name_are_refused(repo):
-    """W3: two different tools of one name are refused unless wrap declares one effect for both."""
+def test_two_different_tools_of_one_name_are_refused(repo):
+    """Two different tools of one name are refused unless wrap declares one effect for both."""
 
     @tool("send")
     @reversible(undo)
@@ -197,8 +197,8 @@ def test_w3_two_different_tools_of_one_name_are_refused(repo):
 # -- recorded fields
 
 
-def test_w4_identity_verify_and_precheck_are_recorded(repo, world):
-    """W4: the record holds identity, verify and precheck, so that another process knows them."""
+def test_identity_verify_and_precheck_are_recorded(repo, world):
+    """The record holds identity, verify and precheck, so that another process knows them."""
     pay = compensable(f"{__name__}:undo", identity_args=["amount"], verify=f"{__name__}:was_made", precheck=was_made)
     replies = [calls(call("charge", amount=5), call("add", item="x")), "ok"]
     agent = wrapped(repo, *world.tools(), replies=replies, effects=world.effects(charge=pay))
@@ -214,8 +214,8 @@ def test_w4_identity_verify_and_precheck_are_recorded(repo, world):
 # -- repeated calls
 
 
-def test_w5_a_recorded_call_can_be_repeated(repo, world):
-    """W5: a repeated call returns the same kind of value as in a turn, and is not recorded."""
+def test_a_recorded_call_can_be_repeated(repo, world):
+    """A repeated call returns the same kind of value as in a turn, and is not recorded."""
     agent = repo.wrap(nested_graph(scripted(call("add", item="a"), "ok"), world.tools()), "s", effects=world.effects())
     agent.run("go")
     (made,) = agent.tool_track()
@@ -225,8 +225,8 @@ def test_w5_a_recorded_call_can_be_repeated(repo, world):
     assert len(agent.tool_track()) == 1
 
 
-def test_w5_a_repeated_call_parses_arguments_and_returns_artifacts(repo):
-    """W5: a repeated call parses arguments as the tool does, returns artifacts, and supports custom tool classes."""
+def test_a_repeated_call_parses_arguments_and_returns_artifacts(repo):
+    """A repeated call parses arguments as the tool does, returns artifacts, and supports custom tool classes."""
 
     @tool(response_format="content_and_artifact")
     def book(on: date, seats: int = 2) -> tuple[str, dict]:
@@ -248,8 +248,8 @@ def test_w5_a_repeated_call_parses_arguments_and_returns_artifacts(repo):
     assert asyncio.run(the_runner(agent, "ask")({"what": "who"})) == "WHO"
 
 
-def test_w5_a_call_repeated_inside_a_turn_is_not_recorded(repo, world):
-    """W5: a tool that is called again while a turn runs belongs to no turn."""
+def test_a_call_repeated_inside_a_turn_is_not_recorded(repo, world):
+    """A tool that is called again while a turn runs belongs to no turn."""
     agent = None
 
     @tool
@@ -264,8 +264,8 @@ def test_w5_a_call_repeated_inside_a_turn_is_not_recorded(repo, world):
     assert world.items == ["x"]
 
 
-def test_w5_a_repeated_call_raises_its_error(repo):
-    """W5: a repeated call raises its error even if the tool would explain it to the model."""
+def test_a_repeated_call_raises_its_error(repo):
+    """A repeated call raises its error even if the tool would explain it to the model."""
 
     @tool
     def refuse(n: int) -> str:
@@ -281,8 +281,8 @@ def test_w5_a_repeated_call_raises_its_error(repo):
     assert refuse.handle_tool_error is True
 
 
-def test_w5_a_tool_that_needs_graph_state_cannot_be_repeated(repo):
-    """W5: an injected state is not in the record, so the call is refused; an injected call id is new each time."""
+def test_a_tool_that_needs_graph_state_cannot_be_repeated(repo):
+    """An injected state is not in the record, so the call is refused; an injected call id is new each time."""
 
     @tool
     def with_state(x: int, state: Annotated[dict, InjectedState]) -> int:
@@ -304,8 +304,8 @@ def test_w5_a_tool_that_needs_graph_state_cannot_be_repeated(repo):
 # -- MCP
 
 
-def test_w3_mcp_annotations_make_effects_stricter(repo, world):
-    """W3: annotations in a tool's metadata override `read_only`, and never make an effect less strict."""
+def test_mcp_annotations_make_effects_stricter(repo, world):
+    """Annotations in a tool's metadata override `read_only`, and never make an effect less strict."""
     note, look, send = (world.tool(name) for name in ("note", "look", "send"))
     note.metadata, look.metadata = {"destructiveHint": True}, {"readOnlyHint": False}
     send.metadata = {"annotations": {"readOnlyHint": True}}
@@ -313,8 +313,8 @@ def test_w3_mcp_annotations_make_effects_stricter(repo, world):
     assert agent.effects == {"note": "irreversible", "look": "undeclared", "send": "undeclared"}
 
 
-def test_w3_mcp_annotations_apply_to_tools_the_graph_does_not_expose(repo, world):
-    """W3: metadata annotations also decide the recorded effect of a tool the graph does not expose."""
+def test_mcp_annotations_apply_to_tools_the_graph_does_not_expose(repo, world):
+    """Metadata annotations also decide the recorded effect of a tool the graph does not expose."""
     note = world.tool("note")
     note.metadata = {"mcp": {"tool": {"annotations": {"destructive_hint": True}}}}
     agent = repo.wrap(functional_graph(scripted(call("note", text="x"), "ok"), [note]), "s")
@@ -352,8 +352,8 @@ server.run("stdio")
 
 
 @pytest.mark.long
-async def test_w3_tools_of_a_real_mcp_server_are_recorded_and_repeated(repo):
-    """W3: over stdio, annotations make effects stricter, and calls are recorded and can be repeated."""
+async def test_tools_of_a_real_mcp_server_are_recorded_and_repeated(repo):
+    """Over stdio, annotations make effects stricter, and calls are recorded and can be repeated."""
     client = pytest.importorskip("langchain_mcp_adapters.client", reason="langchain-mcp-adapters is not installed")
     server = {"transport": "stdio", "command": sys.executable, "args": ["-c", SERVER]}
     tools = await client.MultiServerMCPClient({"files": server}).get_tools()

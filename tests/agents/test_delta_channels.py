@@ -55,8 +55,8 @@ def reduce_messages(state, writes):
 @pytest.mark.parametrize(
     "kind", [PLAIN, delta(3), delta(3, reduce_messages)], ids=["add_messages", "delta", "delta of another package"]
 )
-def test_u2_a_message_without_an_id_can_be_edited_whatever_reduces_it(repo, kind, item):
-    """U2: the checkpoint before a user's message has its title and its id, which LangGraph would give it, too."""
+def test_a_message_without_an_id_can_be_edited_whatever_reduces_it(repo, kind, item):
+    """The checkpoint before a user's message has its title and its id, which LangGraph would give it, too."""
     agent = repo.wrap(chat(kind), "s")
     agent.run("first")
     if isinstance(item, str):

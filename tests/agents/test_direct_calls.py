@@ -1,4 +1,4 @@
-"""Calls of tools from a graph's own code, which are recorded, fenced and answered as in a ToolNode (T1)."""
+"""Calls of tools from a graph's own code, which are recorded, fenced and answered as in a ToolNode."""
 
 from __future__ import annotations
 
@@ -185,8 +185,8 @@ def run(agent: Any, shape: str, given: Any) -> Any:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_t1_a_retried_node_repeats_no_payment(repo, bank, shape):
-    """T1: a RetryPolicy runs the node three times, but each payment is made once and answered with its result."""
+def test_a_retried_node_repeats_no_payment(repo, bank, shape):
+    """A RetryPolicy runs the node three times, but each payment is made once and answered with its result."""
     agent = wrapped(repo, SHAPES[shape](bank))
     bank.faults = [ConnectionError(), ConnectionError()]
     said = run(agent, shape, say())["messages"][-1].content
@@ -196,8 +196,8 @@ def test_t1_a_retried_node_repeats_no_payment(repo, bank, shape):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_t1_a_turn_continued_after_an_error_repeats_no_payment(repo, bank, shape):
-    """T1: `invoke(None)` in another repository object repeats no payment, and the next turn pays again."""
+def test_a_turn_continued_after_an_error_repeats_no_payment(repo, bank, shape):
+    """`invoke(None)` in another repository object repeats no payment, and the next turn pays again."""
     agent = wrapped(repo, SHAPES[shape](bank))
     bank.faults = [ValueError()]
     with pytest.raises(ValueError):  # noqa: PT011  # it says nothing
@@ -212,8 +212,8 @@ def test_t1_a_turn_continued_after_an_error_repeats_no_payment(repo, bank, shape
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_t1_a_restarted_functional_graph_repeats_no_payment(repo, bank, is_async):
-    """T1, LangGraph #6577: an entrypoint restarts on a retry and on an answer, and no payment is repeated."""
+def test_a_restarted_functional_graph_repeats_no_payment(repo, bank, is_async):
+    """LangGraph #6577: an entrypoint restarts on a retry and on an answer, and no payment is repeated."""
     pay = bank.tool()
 
     @task
@@ -240,8 +240,8 @@ class Sent(TypedDict):
     got: Annotated[list[int], operator.add]
 
 
-def test_t1_a_failed_worker_makes_no_other_worker_pay_again(repo, bank):
-    """T1: `Send` workers pay the same person the same amount, one of them fails, and each pays once."""
+def test_a_failed_worker_makes_no_other_worker_pay_again(repo, bank):
+    """`Send` workers pay the same person the same amount, one of them fails, and each pays once."""
     pay = bank.tool()
 
     def worker(number: int) -> dict[str, Any]:
@@ -263,8 +263,8 @@ def test_t1_a_failed_worker_makes_no_other_worker_pay_again(repo, bank):
     assert len(bank.ledger) == 3
 
 
-def test_t1_questions_of_a_node_and_its_tools_keep_their_answers(repo, bank):
-    """T1: a node asks before, between and after tools that ask; each question has its answer, and each tool acts
+def test_questions_of_a_node_and_its_tools_keep_their_answers(repo, bank):
+    """A node asks before, between and after tools that ask; each question has its answer, and each tool acts
     once.
     """
     said: list[tuple[str, str]] = []
@@ -301,8 +301,8 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_t1_an_interrupted_payment_is_never_blindly_repeated(repo, bank, case):
-    """T1: `verify` decides about an interrupted call; if it cannot, the call is refused; harmless calls run again."""
+def test_an_interrupted_payment_is_never_blindly_repeated(repo, bank, case):
+    """`verify` decides about an interrupted call; if it cannot, the call is refused; harmless calls run again."""
     declared, runs = BROKEN[case]
     made: list[str] = []
 
@@ -329,8 +329,8 @@ def test_t1_an_interrupted_payment_is_never_blindly_repeated(repo, bank, case):
     assert len(set(made)) == 1
 
 
-def test_t1_changed_arguments_do_not_bypass_a_payment_of_the_task(repo, bank):
-    """T1: a rerun node with another amount is refused, the error names both payments, and fence='off' allows it."""
+def test_changed_arguments_do_not_bypass_a_payment_of_the_task(repo, bank):
+    """A rerun node with another amount is refused, the error names both payments, and fence='off' allows it."""
     pay, sums = bank.tool(), [5, 6]
 
     def act(state: MessagesState) -> dict[str, Any]:
@@ -350,8 +350,8 @@ def test_t1_changed_arguments_do_not_bypass_a_payment_of_the_task(repo, bank):
     assert bank.ledger == [("Ann", 5), ("Ann", 6)]
 
 
-def test_t1_only_identity_arguments_count(repo, bank):
-    """T1: a new reference on every attempt does not make a new payment."""
+def test_only_identity_arguments_count(repo, bank):
+    """A new reference on every attempt does not make a new payment."""
     pay = bank.tool()
 
     def act(state: MessagesState) -> dict[str, Any]:
@@ -365,8 +365,8 @@ def test_t1_only_identity_arguments_count(repo, bank):
     assert bank.ledger == [("Ann", 5)]
 
 
-def test_t1_a_fork_has_separate_idempotency_keys(repo, bank):
-    """T1: on a fork, calls before the fork are answered from the record, and later calls have new keys."""
+def test_a_fork_has_separate_idempotency_keys(repo, bank):
+    """On a fork, calls before the fork are answered from the record, and later calls have new keys."""
     pay = bank.tool()
 
     def act(state: MessagesState) -> dict[str, Any]:
@@ -384,8 +384,8 @@ def test_t1_a_fork_has_separate_idempotency_keys(repo, bank):
     assert len(set(bank.keys)) == 3
 
 
-def test_t1_a_fence_answers_direct_calls(repo, bank):
-    """T1: after a rollback the same payment by a node is answered from the record, and is on the track as a replay."""
+def test_a_fence_answers_direct_calls(repo, bank):
+    """After a rollback the same payment by a node is answered from the record, and is on the track as a replay."""
     pay = bank.tool()
     agent = wrapped(repo, node_graph(lambda state: {"messages": [("ai", str(pay.invoke({"to": "Ann"})))]}))
     agent.invoke(say())
@@ -397,8 +397,8 @@ def test_t1_a_fence_answers_direct_calls(repo, bank):
 
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("how", [{"durability": "exit"}, {"durability": "async"}, {}])
-def test_t1_a_payment_waits_until_its_step_is_saved(repo, bank, is_async, how):
-    """T1: in every durability mode, another repository object sees the turn at the paying node while it pays."""
+def test_a_payment_waits_until_its_step_is_saved(repo, bank, is_async, how):
+    """In every durability mode, another repository object sees the turn at the paying node while it pays."""
     found: list[Any] = []
 
     @tool
@@ -418,8 +418,8 @@ def test_t1_a_payment_waits_until_its_step_is_saved(repo, bank, is_async, how):
 
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("how", [{"durability": "exit"}, {"durability": "async"}, {}])
-def test_t1_an_idempotent_call_waits_until_its_step_is_saved_and_keeps_its_key(repo, is_async, how):
-    """T1: however slow a save is, a call that comes back after an interruption has the key of its first attempt."""
+def test_an_idempotent_call_waits_until_its_step_is_saved_and_keeps_its_key(repo, is_async, how):
+    """However slow a save is, a call that comes back after an interruption has the key of its first attempt."""
     found: list[Any] = []
     keys: list[str] = []
 
@@ -444,8 +444,8 @@ def test_t1_an_idempotent_call_waits_until_its_step_is_saved_and_keeps_its_key(r
     assert keys[0] == keys[1] != ""
 
 
-def test_t1_a_call_is_not_made_if_its_step_cannot_be_saved(repo, bank):
-    """T1: if the step before a call cannot be saved, the call is not made, and the error says why."""
+def test_a_call_is_not_made_if_its_step_cannot_be_saved(repo, bank):
+    """If the step before a call cannot be saved, the call is not made, and the error says why."""
     pay = bank.tool()
 
     class Odd(MessagesState):
@@ -468,8 +468,8 @@ def test_t1_a_call_is_not_made_if_its_step_cannot_be_saved(repo, bank):
 # -- within one attempt
 
 
-def test_t1_a_polling_loop_runs_every_call(repo, bank):
-    """T1: within one attempt each call is new, is on the track, and has a separate key."""
+def test_a_polling_loop_runs_every_call(repo, bank):
+    """Within one attempt each call is new, is on the track, and has a separate key."""
     pay = bank.tool()
 
     def act(state: MessagesState) -> dict[str, Any]:
@@ -503,8 +503,8 @@ class Heard(BaseCallbackHandler):
         self.all.append(("error", type(error), str(error)))
 
 
-def test_t1_unwrapped_graphs_are_not_affected(repo, bank):
-    """T1: next to wrapped graphs, plain calls return the same results, errors and callbacks, and tools are not
+def test_unwrapped_graphs_are_not_affected(repo, bank):
+    """Next to wrapped graphs, plain calls return the same results, errors and callbacks, and tools are not
     modified.
     """
 
@@ -530,8 +530,8 @@ def test_t1_unwrapped_graphs_are_not_affected(repo, bank):
     assert len(heard[0]) == 4
 
 
-def test_t1_a_tool_that_overrides_run_is_refused_instead_of_repeated(repo, bank):
-    """T1: a finished call of a class that overrides `run` is refused instead of repeated."""
+def test_a_tool_that_overrides_run_is_refused_instead_of_repeated(repo, bank):
+    """A finished call of a class that overrides `run` is refused instead of repeated."""
 
     class Own(StructuredTool):
         """A tool that overrides `run`."""
@@ -562,8 +562,8 @@ def test_t1_a_tool_that_overrides_run_is_refused_instead_of_repeated(repo, bank)
 
 
 @pytest.mark.parametrize("where", ["node", "tool"])
-def test_t1_a_wrapped_agent_inside_another_agents_turn_is_refused(repo, bank, where):
-    """T1: a wrapped agent inside another agent's turn is refused before it runs; its plain graph is allowed and
+def test_a_wrapped_agent_inside_another_agents_turn_is_refused(repo, bank, where):
+    """A wrapped agent inside another agent's turn is refused before it runs; its plain graph is allowed and
     recorded.
     """
     pay = bank.tool()
@@ -590,8 +590,8 @@ def test_t1_a_wrapped_agent_inside_another_agents_turn_is_refused(repo, bank, wh
     assert not agent.plan_rollback("main#1").is_admissible
 
 
-def test_t1_a_tool_that_asks_twice_records_how_often_it_started(repo):
-    """T1: LangGraph runs the tool's body again for each answer, and the track and the plan show the number of
+def test_a_tool_that_asks_twice_records_how_often_it_started(repo):
+    """LangGraph runs the tool's body again for each answer, and the track and the plan show the number of
     starts.
     """
     done: list[str] = []

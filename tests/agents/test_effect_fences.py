@@ -1,4 +1,4 @@
-"""The fence: after a rollback, an effect that was not reversed does not happen a second time (W4)."""
+"""The fence: after a rollback, an effect that was not reversed does not happen a second time."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def paid_and_back(repo, bank, *later, **options):
     return agent.rollback("main#1", force=True)
 
 
-def test_w4_a_payment_is_made_once_despite_many_rollbacks(repo, bank):
-    """W4: the model invents a new reference at each attempt, and Ann is paid once."""
+def test_a_payment_is_made_once_despite_many_rollbacks(repo, bank):
+    """The model invents a new reference at each attempt, and Ann is paid once."""
     script = [reply for _ in range(6) for reply in (pay(), "paid")]
     agent = wrapped(repo, bank, *script)
     agent.run("pay Ann")
@@ -57,8 +57,8 @@ def test_w4_a_payment_is_made_once_despite_many_rollbacks(repo, bank):
 
 
 @pytest.mark.long
-def test_w4_an_answer_from_the_record_has_a_place_on_the_track(repo, bank):
-    """W4: a replayed call names the original call and holds its result, and a plan lists only the original."""
+def test_an_answer_from_the_record_has_a_place_on_the_track(repo, bank):
+    """A replayed call names the original call and holds its result, and a plan lists only the original."""
     agent = paid_and_back(repo, bank, pay(), "paid")
     agent.run("pay Ann")
     (made,), (taken,) = repo.session("s").tool_track(branch="main"), agent.tool_track()
@@ -71,8 +71,8 @@ def test_w4_an_answer_from_the_record_has_a_place_on_the_track(repo, bank):
 
 @pytest.mark.parametrize("kind", GRAPHS)
 @pytest.mark.parametrize("way", ["sync", "async"])
-def test_w4_every_kind_of_graph_is_fenced(repo, bank, kind, way):
-    """W4, T1: ToolNode, create_agent, subgraphs and tasks, sync and async, get the recorded answer."""
+def test_every_kind_of_graph_is_fenced(repo, bank, kind, way):
+    """ToolNode, create_agent, subgraphs and tasks, sync and async, get the recorded answer."""
     graph = GRAPHS[kind](says(pay(), "paid", pay(), "paid again"), bank.tools())
     agent = repo.wrap(graph, "s", effects=bank.effects(), check_effects=False)
     agent.run("pay Ann")
@@ -83,8 +83,8 @@ def test_w4_every_kind_of_graph_is_fenced(repo, bank, kind, way):
     assert [call.kind for call in retry.tool_track()] == ["replay"]
 
 
-def test_w4_a_call_with_a_plain_text_is_identified_by_the_whole_text(repo):
-    """W4: a plain text has no argument name, so the whole text identifies the call."""
+def test_a_call_with_a_plain_text_is_identified_by_the_whole_text(repo):
+    """A plain text has no argument name, so the whole text identifies the call."""
     sent: list[str] = []
 
     @tool
@@ -106,8 +106,8 @@ def test_w4_a_call_with_a_plain_text_is_identified_by_the_whole_text(repo):
     assert [call.kind for call in retry.tool_track()] == ["call", "replay"]
 
 
-def test_w4_each_effect_answers_one_call_of_a_branch(repo, bank):
-    """W4: two equal payments of one message count as two; after a rollback both are answered, and a third one is
+def test_each_effect_answers_one_call_of_a_branch(repo, bank):
+    """Two equal payments of one message count as two; after a rollback both are answered, and a third one is
     new.
     """
     agent = wrapped(repo, bank, payments(pay(), pay()), "paid", payments(pay(), pay(), pay()), "paid")
@@ -119,15 +119,15 @@ def test_w4_each_effect_answers_one_call_of_a_branch(repo, bank):
     assert sorted(call.kind for call in retry.tool_track()) == ["call", "replay", "replay"]
 
 
-def test_w4_a_call_with_other_arguments_is_a_different_call(repo, bank):
-    """W4: two calls are the same only if the tool and the identity arguments are equal."""
+def test_a_call_with_other_arguments_is_a_different_call(repo, bank):
+    """Two calls are the same only if the tool and the identity arguments are equal."""
     agent = paid_and_back(repo, bank, pay(amount=6), pay(to="Bob"), pay(), "paid")
     agent.run("pay")
     assert [entry[:2] for entry in bank.ledger] == [("Ann", 5), ("Ann", 6), ("Bob", 5)]
 
 
-def test_w4_a_fence_holds_on_nested_branches(repo, bank):
-    """W4: on a fork of the new branch, and after its rollback, the first payment still answers."""
+def test_a_fence_holds_on_nested_branches(repo, bank):
+    """On a fork of the new branch, and after its rollback, the first payment still answers."""
     agent = paid_and_back(repo, bank, pay(), "paid", pay(), "paid")
     fork = agent.fork()
     fork.run("pay Ann")
@@ -135,8 +135,8 @@ def test_w4_a_fence_holds_on_nested_branches(repo, bank):
     assert len(bank.ledger) == 1
 
 
-def test_w4_a_fork_without_a_rollback_pays_again(repo, bank):
-    """W4: without a rollback, the same payment on a fork is made."""
+def test_a_fork_without_a_rollback_pays_again(repo, bank):
+    """Without a rollback, the same payment on a fork is made."""
     agent = wrapped(repo, bank, pay(), "paid", pay(), "paid")
     start = agent.checkpoint("start")
     agent.run("pay Ann")
@@ -146,8 +146,8 @@ def test_w4_a_fork_without_a_rollback_pays_again(repo, bank):
     assert len(bank.ledger) == 2
 
 
-def test_w4_a_compensated_payment_is_made_again(repo, bank):
-    """W4: an effect reversed by a rollback answers no later call."""
+def test_a_compensated_payment_is_made_again(repo, bank):
+    """An effect reversed by a rollback answers no later call."""
     refund = compensable(lambda args, result: bank.ledger.pop(), identity_args=["to", "amount"])
     agent = wrapped(repo, bank, pay(), "paid", pay(), "paid", effects=bank.effects(pay=refund))
     agent.run("pay Ann")
@@ -159,16 +159,16 @@ def test_w4_a_compensated_payment_is_made_again(repo, bank):
 
 
 @pytest.mark.long
-def test_w4_a_fence_survives_a_restart(repo, bank):
-    """W4: another repository object on the same database also answers from the record."""
+def test_a_fence_survives_a_restart(repo, bank):
+    """Another repository object on the same database also answers from the record."""
     paid_and_back(repo, bank)
     with agentgit.open(backend.url(repo)) as later:
         wrapped(later, bank, pay(), "paid").run("pay Ann")
     assert len(bank.ledger) == 1
 
 
-def test_w4_a_fence_can_refuse_or_be_switched_off(repo, bank):
-    """W4: `raise` refuses and names the earlier call, `off` makes the call, and any other value is refused."""
+def test_a_fence_can_refuse_or_be_switched_off(repo, bank):
+    """`raise` refuses and names the earlier call, `off` makes the call, and any other value is refused."""
     agent = paid_and_back(repo, bank, pay(), "paid", fence="raise")
     with pytest.raises(Fenced, match="is already done") as refused:
         agent.run("pay Ann")
@@ -180,8 +180,8 @@ def test_w4_a_fence_can_refuse_or_be_switched_off(repo, bank):
         wrapped(repo, bank, fence="on")
 
 
-def test_w4_a_refusal_ends_the_turn_instead_of_reaching_the_model(repo, bank):
-    """W4: a graph that reports tool errors to its model does not report a refusal; the turn ends."""
+def test_a_refusal_ends_the_turn_instead_of_reaching_the_model(repo, bank):
+    """A graph that reports tool errors to its model does not report a refusal; the turn ends."""
     graph = tool_node_graph(says(pay(), "paid", pay(), pay()), bank.tools(), handle_tool_errors=True)
     agent = repo.wrap(graph, "s", effects=bank.effects(), fence="raise")
     agent.run("pay Ann")
@@ -194,8 +194,8 @@ def test_w4_a_refusal_ends_the_turn_instead_of_reaching_the_model(repo, bank):
     assert len(bank.ledger) == 1
 
 
-def test_w4_a_call_declared_once_runs_once_everywhere(repo, bank):
-    """W4: a call declared `once` runs once on its branch, on a fork, after a rollback and after a restart."""
+def test_a_call_declared_once_runs_once_everywhere(repo, bank):
+    """A call declared `once` runs once on its branch, on a fork, after a rollback and after a restart."""
     agent = wrapped(repo, bank, call("use", ticket="t"), call("use", ticket="t"), "used")
     start = agent.checkpoint("start")
     agent.run("use it")
@@ -208,8 +208,8 @@ def test_w4_a_call_declared_once_runs_once_everywhere(repo, bank):
     assert bank.used == ["t", "u"]
 
 
-def test_w4_a_call_declared_once_runs_again_after_its_undo(repo, bank):
-    """W4: `once` counts effects in place: after its undo the same call runs again, but not a third time."""
+def test_a_call_declared_once_runs_again_after_its_undo(repo, bank):
+    """`once` counts effects in place: after its undo the same call runs again, but not a third time."""
     made = []
 
     @tool
@@ -234,8 +234,8 @@ def test_w4_a_call_declared_once_runs_again_after_its_undo(repo, bank):
     assert [one.kind for one in agent.tool_track()] == ["call", "replay"]
 
 
-def test_w4_a_running_payment_is_not_made_concurrently(repo, bank):
-    """W4: while one branch pays, the same payment on another branch is refused."""
+def test_a_running_payment_is_not_made_concurrently(repo, bank):
+    """While one branch pays, the same payment on another branch is refused."""
     started, go = threading.Event(), threading.Event()
     tools = bank.tools()
     paying = tools[0].func
@@ -262,8 +262,8 @@ def test_w4_a_running_payment_is_not_made_concurrently(repo, bank):
 
 
 @pytest.mark.long
-def test_w4_only_one_of_several_concurrent_branches_pays(repo, bank):
-    """W4: the check and the record are one step: of four concurrent equal payments, one is made."""
+def test_only_one_of_several_concurrent_branches_pays(repo, bank):
+    """The check and the record are one step: of four concurrent equal payments, one is made."""
     agent = paid_and_back(repo, bank)
     names = [agent.branch.name, *(agent.fork().branch.name for _ in range(3))]
     together, ended = threading.Barrier(4), []
@@ -309,8 +309,8 @@ print(len(bank.ledger))
 
 
 @pytest.mark.long
-def test_w4_only_one_of_several_concurrent_processes_pays(repo, bank, tmp_path):
-    """W4: the check and the record are one step, also between processes: of four equal payments, one is made."""
+def test_only_one_of_several_concurrent_processes_pays(repo, bank, tmp_path):
+    """The check and the record are one step, also between processes: of four equal payments, one is made."""
     agent = paid_and_back(repo, bank)
     names = [agent.branch.name, *(agent.fork().branch.name for _ in range(3))]
     ready, gate = tmp_path / "ready", tmp_path / "gate"
@@ -325,8 +325,8 @@ def test_w4_only_one_of_several_concurrent_processes_pays(repo, bank, tmp_path):
 
 
 @pytest.mark.parametrize(("seen", "paid"), [(True, 1), ({"receipt": 1}, 1), (False, 2), (None, 1)])
-def test_w4_verify_decides_about_an_interrupted_payment(repo, bank, seen, paid):
-    """W4: `verify` decides about an interrupted payment; if it does not know, nothing is paid."""
+def test_verify_decides_about_an_interrupted_payment(repo, bank, seen, paid):
+    """`verify` decides about an interrupted payment; if it does not know, nothing is paid."""
     tools = bank.tools()
     paying, broken = tools[0].func, [True]
 
@@ -354,8 +354,8 @@ def test_w4_verify_decides_about_an_interrupted_payment(repo, bank, seen, paid):
 # -- forms of answers
 
 
-def test_w4_content_and_artifact_are_answered_from_the_record(repo):
-    """W4: a tool that returns a text and data is answered with both from the record."""
+def test_content_and_artifact_are_answered_from_the_record(repo):
+    """A tool that returns a text and data is answered with both from the record."""
     sent = []
 
     @tool(response_format="content_and_artifact")
@@ -374,8 +374,8 @@ def test_w4_content_and_artifact_are_answered_from_the_record(repo):
 
 
 @pytest.mark.parametrize("form", ["command", "message", "list"])
-def test_w4_commands_and_messages_are_readdressed_to_the_new_call(repo, form):
-    """W4: a recorded state update is returned, and its message answers the new call."""
+def test_commands_and_messages_are_readdressed_to_the_new_call(repo, form):
+    """A recorded state update is returned, and its message answers the new call."""
     sent = []
 
     @tool
@@ -395,8 +395,8 @@ def test_w4_commands_and_messages_are_readdressed_to_the_new_call(repo, form):
     assert (retry.messages()[2].content, sent) == ("sent", ["x"])
 
 
-def test_w4_an_answer_that_cannot_be_rebuilt_is_refused(repo):
-    """W4: a command with custom objects cannot be rebuilt, so the call is neither answered nor made."""
+def test_an_answer_that_cannot_be_rebuilt_is_refused(repo):
+    """A command with custom objects cannot be rebuilt, so the call is neither answered nor made."""
     sent = []
 
     class Own:
@@ -419,8 +419,8 @@ def test_w4_an_answer_that_cannot_be_rebuilt_is_refused(repo):
 
 
 @pytest.mark.long
-def test_w4_nested_calls_are_replayed_with_their_caller(repo, bank):
-    """W4: the payment inside an order is replayed with the order, and is not made again."""
+def test_nested_calls_are_replayed_with_their_caller(repo, bank):
+    """The payment inside an order is replayed with the order, and is not made again."""
     paying = bank.tools()[0]
 
     @tool
@@ -440,8 +440,8 @@ def test_w4_nested_calls_are_replayed_with_their_caller(repo, bank):
     assert len(bank.ledger) == 1
 
 
-def test_w4_an_unused_answer_is_available_to_a_later_call(repo, bank):
-    """W4: a call with wrong arguments fails without using its answer, and the corrected call receives it."""
+def test_an_unused_answer_is_available_to_a_later_call(repo, bank):
+    """A call with wrong arguments fails without using its answer, and the corrected call receives it."""
     wrong = call("pay", to="Ann", amount=5)
     graph = tool_node_graph(says(pay(), "paid", wrong, pay(), "paid"), bank.tools(), handle_tool_errors=True)
     agent = repo.wrap(graph, "s", effects=bank.effects())
@@ -452,8 +452,8 @@ def test_w4_an_unused_answer_is_available_to_a_later_call(repo, bank):
     assert len(bank.ledger) == 1
 
 
-def test_w4_wrapping_does_not_modify_the_users_tools(repo, bank):
-    """W4: wrapping marks copies, and the user's tools carry no mark."""
+def test_wrapping_does_not_modify_the_users_tools(repo, bank):
+    """Wrapping marks copies, and the user's tools carry no mark."""
     tools = bank.tools()
     repo.wrap(agent_graph(says("hi"), tools), "s", effects=bank.effects()).run("hi")
     assert [made.metadata for made in tools] == [None, None]
@@ -476,8 +476,8 @@ class Address(BaseModel):
 
 
 @pytest.mark.parametrize(("first", "then", "same"), [*((*p, True) for p in SPELLED), *((*p, False) for p in OTHERS)])
-def test_w4_default_and_converted_arguments_do_not_bypass_the_fence(repo, first, then, same):
-    """W4: spelled-out defaults and numbers as text make the same call; other values make a new one."""
+def test_default_and_converted_arguments_do_not_bypass_the_fence(repo, first, then, same):
+    """Spelled-out defaults and numbers as text make the same call; other values make a new one."""
     paid = []
 
     class Payment(BaseModel):

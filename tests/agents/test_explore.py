@@ -1,4 +1,4 @@
-"""Exploration of the same steps with several choices, from shared prefixes and in one world (row W10)."""
+"""Exploration of the same steps with several choices, from shared prefixes and in one world."""
 
 import asyncio
 import json
@@ -81,8 +81,8 @@ SIZES = [(1, 1), (1, 3), (2, 1), (2, 3), (3, 2), (3, 3)]
     ("build", "choices", "steps"),
     [*((tool_node_graph, *size) for size in SIZES), (agent_graph, 1, 3), (agent_graph, 2, 2)],
 )
-def test_w10_model_calls_equal_the_sum_of_the_choices(repo, build, choices, steps):
-    """W10: n steps with α choices make α + α² + … + αⁿ model calls and αⁿ leaves with n turns each."""
+def test_model_calls_equal_the_sum_of_the_choices(repo, build, choices, steps):
+    """N steps with α choices make α + α² + … + αⁿ model calls and αⁿ leaves with n turns each."""
     world, counting = World(), Counting()
     agent = agent_on(repo, world, counting, build=build)
     agent.run("hello")
@@ -98,8 +98,8 @@ def test_w10_model_calls_equal_the_sum_of_the_choices(repo, build, choices, step
 @given(
     steps=st.lists(st.sampled_from(["hi", "add a", "add b", "note c", "look"]), min_size=1, max_size=3), data=st.data()
 )
-def test_w10_each_leaf_is_scored_in_its_world_and_the_world_is_restored(steps, data):
-    """W10: each step runs once on each branch of its level, each leaf is scored in the world of its own path, and the
+def test_each_leaf_is_scored_in_its_world_and_the_world_is_restored(steps, data):
+    """Each step runs once on each branch of its level, each leaf is scored in the world of its own path, and the
     world is restored at the end.
     """
     choices = data.draw(st.integers(1, 3))
@@ -127,8 +127,8 @@ def test_w10_each_leaf_is_scored_in_its_world_and_the_world_is_restored(steps, d
 # -- one world
 
 
-def test_w10_sibling_effects_are_reversed_before_the_next_branch_runs(repo):
-    """W10: effects of a sibling are reversed once before the next branch runs, and at the end branch, session and
+def test_sibling_effects_are_reversed_before_the_next_branch_runs(repo):
+    """Effects of a sibling are reversed once before the next branch runs, and at the end branch, session and
     world are restored.
     """
     world, counting = World(), Counting()
@@ -160,8 +160,8 @@ def test_w10_sibling_effects_are_reversed_before_the_next_branch_runs(repo):
 
 
 @pytest.mark.long
-def test_w10_promote_continues_on_a_leaf_and_redoes_its_effects(repo):
-    """W10: the chosen branch becomes current, its effects are redone, and it continues."""
+def test_promote_continues_on_a_leaf_and_redoes_its_effects(repo):
+    """The chosen branch becomes current, its effects are redone, and it continues."""
     world, counting = World(), Counting()
     agent = agent_on(repo, world, counting)
     found = agent.explore(["add chair", "add lamp"], 2)
@@ -175,8 +175,8 @@ def test_w10_promote_continues_on_a_leaf_and_redoes_its_effects(repo):
     assert world.items == ["chair"]
 
 
-def test_w10_an_irreversible_call_stops_the_exploration_without_loss(repo):
-    """W10: an irreversible call stops the exploration before the next branch runs, its finished part can be read, and
+def test_an_irreversible_call_stops_the_exploration_without_loss(repo):
+    """An irreversible call stops the exploration before the next branch runs, its finished part can be read, and
     the same call continues it after a forced switch.
     """
     world, counting = World(), Counting()
@@ -198,8 +198,8 @@ def test_w10_an_irreversible_call_stops_the_exploration_without_loss(repo):
     assert world.sent == ["mail"]
 
 
-def test_w10_an_exploration_stopped_by_a_failed_undo_can_be_resumed(repo):
-    """W10: a failing undo function stops the exploration; after resume the same call finishes it."""
+def test_an_exploration_stopped_by_a_failed_undo_can_be_resumed(repo):
+    """A failing undo function stops the exploration; after resume the same call finishes it."""
     world, counting = World(), Counting()
     agent = agent_on(repo, world, counting)
     world.broken.add("chair")
@@ -213,8 +213,8 @@ def test_w10_an_exploration_stopped_by_a_failed_undo_can_be_resumed(repo):
     assert world.items == []
 
 
-def test_w10_exploring_a_diverged_world_is_refused(repo):
-    """W10, W5: exploring is refused while another branch has effects in the world that it would reverse."""
+def test_exploring_a_diverged_world_is_refused(repo):
+    """Exploring is refused while another branch has effects in the world that it would reverse."""
     world, counting = World(), Counting()
     agent = agent_on(repo, world, counting)
     agent.run("hello")
@@ -226,8 +226,8 @@ def test_w10_exploring_a_diverged_world_is_refused(repo):
     assert len(agent.switch("main", sync="world").explore(["hello"]).leaves) == 2
 
 
-def test_w10_a_read_only_graph_explores_a_diverged_world(repo):
-    """W10: a graph whose tools only read may explore despite effects of other branches, and does not change them."""
+def test_a_read_only_graph_explores_a_diverged_world(repo):
+    """A graph whose tools only read may explore despite effects of other branches, and does not change them."""
     world, counting = World(), Counting()
     agent_on(repo, world, counting).run("add chair")
     reader = repo.wrap(tool_node_graph(counting.model(), [world.tool("look")]), "s", effects={"look": "read_only"})
@@ -238,8 +238,8 @@ def test_w10_a_read_only_graph_explores_a_diverged_world(repo):
 # -- concurrent branches
 
 
-def test_w10_branches_run_concurrently_if_no_tool_changes_the_world(repo):
-    """W10: with parallel the turns of a step run concurrently, and undeclared tools that were called are named."""
+def test_branches_run_concurrently_if_no_tool_changes_the_world(repo):
+    """With parallel the turns of a step run concurrently, and undeclared tools that were called are named."""
     meet = threading.Barrier(2, timeout=60)
 
     @tool
@@ -256,16 +256,16 @@ def test_w10_branches_run_concurrently_if_no_tool_changes_the_world(repo):
     assert "not declared, so not reversed: note" in str(found)
 
 
-def test_w10_parallel_is_refused_if_a_tool_changes_the_world(repo):
-    """W10: parallel branches would share one world, so the exploration is refused and the error names the tools."""
+def test_parallel_is_refused_if_a_tool_changes_the_world(repo):
+    """Parallel branches would share one world, so the exploration is refused and the error names the tools."""
     agent = agent_on(repo, World(), Counting(), effects={"look": "read_only", "send": "irreversible"})
     with pytest.raises(InvalidInput, match="change the world: send"):
         agent.explore(["hello"], parallel=True)
     assert [b.name for b in agent.session.branches()] == ["main"]
 
 
-async def test_w10_aexplore_runs_async_tools_and_undo_on_the_callers_loop(repo):
-    """W10: aexplore runs async tools, and runs async undo functions and scores on the caller's loop."""
+async def test_aexplore_runs_async_tools_and_undo_on_the_callers_loop(repo):
+    """Aexplore runs async tools, and runs async undo functions and scores on the caller's loop."""
     world, counting, loop = World(), Counting(), asyncio.get_running_loop()
 
     async def remove(args, result):
@@ -288,8 +288,8 @@ async def test_w10_aexplore_runs_async_tools_and_undo_on_the_callers_loop(repo):
     }
 
 
-async def test_w10_aexplore_runs_branches_concurrently(repo):
-    """W10: with parallel, aexplore runs the turns of a step concurrently."""
+async def test_aexplore_runs_branches_concurrently(repo):
+    """With parallel, aexplore runs the turns of a step concurrently."""
     here: list[str] = []
     both = asyncio.Event()
 
@@ -310,8 +310,8 @@ async def test_w10_aexplore_runs_branches_concurrently(repo):
 # -- interrupted explorations
 
 
-def test_w10_a_failed_turn_is_a_leaf_and_is_retried(repo):
-    """W10: a failed branch does not end the others; the same call retries it and continues after it."""
+def test_a_failed_turn_is_a_leaf_and_is_retried(repo):
+    """A failed branch does not end the others; the same call retries it and continues after it."""
     counting, ways = Counting(), ["bad", "good"]
     agent = repo.wrap(tool_node_graph(counting.model(), World().tools()), "s")
     counting.broken.add("bad")
@@ -331,8 +331,8 @@ def test_w10_a_failed_turn_is_a_leaf_and_is_retried(repo):
 
 
 @pytest.mark.long
-def test_w10_an_interrupted_exploration_reruns_no_finished_turn(repo):
-    """W10: after an interruption the same call runs only the unfinished turns, also from another repository object."""
+def test_an_interrupted_exploration_reruns_no_finished_turn(repo):
+    """After an interruption the same call runs only the unfinished turns, also from another repository object."""
     world, counting = World(), Counting()
     agent = agent_on(repo, world, counting)
 
@@ -387,8 +387,8 @@ def shelf_agent(repo, path, counting):
 
 
 @pytest.mark.long
-def test_w10_an_exploration_can_be_finished_after_a_kill(tmp_path):
-    """W10: after a kill the session is on its branch, and the same call finishes the exploration."""
+def test_an_exploration_can_be_finished_after_a_kill(tmp_path):
+    """After a kill the session is on its branch, and the same call finishes the exploration."""
     shelf, database = tmp_path / "shelf", tmp_path / "agentgit.db"
     done = processes.run(textwrap.dedent(KILLED), database, shelf)
     assert done.returncode == 9, done.stderr
@@ -405,8 +405,8 @@ def test_w10_an_exploration_can_be_finished_after_a_kill(tmp_path):
     assert json.loads(shelf.read_text()) == []
 
 
-def test_w10_an_interrupt_is_a_leaf_and_its_answers_are_choices(repo):
-    """W10: answers to an interrupt can be choices, and a waiting branch continues after its answer."""
+def test_an_interrupt_is_a_leaf_and_its_answers_are_choices(repo):
+    """Answers to an interrupt can be choices, and a waiting branch continues after its answer."""
     world = World()
     undo = reversible(lambda args, result: world.remove(args, result) if result != "not approved" else None)
     model = scripted(call("add_if_approved", item="chair"), "done", "bye")
@@ -434,8 +434,8 @@ def test_w10_an_interrupt_is_a_leaf_and_its_answers_are_choices(repo):
 # -- forms of steps and choices
 
 
-def test_w10_choices_can_be_configs(repo):
-    """W10: each choice is merged into the config of its runs."""
+def test_choices_can_be_configs(repo):
+    """Each choice is merged into the config of its runs."""
 
     def answer(state: MessagesState, config: RunnableConfig):
         return {"messages": [("ai", config["configurable"]["tone"] + config["metadata"]["of"])]}
@@ -447,8 +447,8 @@ def test_w10_choices_can_be_configs(repo):
     assert [leaf.answer for leaf in found.leaves] == ["warm!", "cold!"]
 
 
-def test_w10_choices_can_be_functions_and_inputs_of_any_kind(repo):
-    """W10: a function makes a step's input from its text or number, and messages are not shared between turns."""
+def test_choices_can_be_functions_and_inputs_of_any_kind(repo):
+    """A function makes a step's input from its text or number, and messages are not shared between turns."""
     agent = agent_on(repo, World(), Counting())
     found = agent.explore(["a", "b"], [lambda step: f"please {step}", str.upper])
     assert [m["content"] for m in found.leaves[1].messages if m["role"] == "user"] == ["please a", "B"]
@@ -464,16 +464,16 @@ def test_w10_choices_can_be_functions_and_inputs_of_any_kind(repo):
     ("steps", "choices"),
     [(3, 2), (0, ["a"]), ([], 2), (["a"], 0), (["a"], []), (["a"], "ab"), (["a"], ["b"]), (["a"], True), (None, 2)],
 )
-def test_w10_invalid_steps_and_choices_are_refused(repo, steps, choices):
-    """W10: invalid steps or choices raise InvalidInput and make no branch."""
+def test_invalid_steps_and_choices_are_refused(repo, steps, choices):
+    """Invalid steps or choices raise InvalidInput and make no branch."""
     agent = agent_on(repo, World(), Counting())
     with pytest.raises(InvalidInput):
         agent.explore(steps, choices)
     assert len(agent.session.branches()) == 1
 
 
-def test_w10_other_invalid_arguments_are_refused(repo):
-    """W10: an invalid branch name, a negative parallel, a NaN score and an unknown exploration are refused."""
+def test_other_invalid_arguments_are_refused(repo):
+    """An invalid branch name, a negative parallel, a NaN score and an unknown exploration are refused."""
     agent = agent_on(repo, World(), Counting())
     with pytest.raises(InvalidInput, match="cannot be called"):
         agent.explore(["a"], name="a#1")
@@ -486,8 +486,8 @@ def test_w10_other_invalid_arguments_are_refused(repo):
         agent.exploration("other")
 
 
-def test_w10_a_name_belongs_to_one_exploration(repo):
-    """W10: a free name is chosen automatically; reusing a name with other steps or another branch is a Conflict."""
+def test_a_name_belongs_to_one_exploration(repo):
+    """A free name is chosen automatically; reusing a name with other steps or another branch is a Conflict."""
     agent = agent_on(repo, World(), Counting())
     with pytest.raises(NotFound, match="has no exploration yet"):
         agent.exploration()
@@ -502,8 +502,8 @@ def test_w10_a_name_belongs_to_one_exploration(repo):
         agent.explore(["a"], name="mine")
 
 
-def test_w10_an_exploration_continues_from_its_original_point(repo):
-    """W10: an exploration and its leaves continue from their original points although their branches have moved."""
+def test_an_exploration_continues_from_its_original_point(repo):
+    """An exploration and its leaves continue from their original points although their branches have moved."""
     agent = agent_on(repo, World(), Counting())
     agent.explore(1, ["a", "b"])
     agent.run("on")
@@ -515,8 +515,8 @@ def test_w10_an_exploration_continues_from_its_original_point(repo):
     assert said(agent.messages()) == ["on"]
 
 
-def test_w10_effects_on_a_promoted_branch_are_not_reversed(repo):
-    """W10, W5: a continued exploration reverses effects of its turns only, and not later effects on a promoted
+def test_effects_on_a_promoted_branch_are_not_reversed(repo):
+    """A continued exploration reverses effects of its turns only, and not later effects on a promoted
     branch.
     """
     world, counting = World(), Counting()
@@ -530,8 +530,8 @@ def test_w10_effects_on_a_promoted_branch_are_not_reversed(repo):
     assert world.items == ["chair", "lamp"]
 
 
-def test_w10_a_stale_agent_still_conflicts_after_exploring(repo):
-    """W10: exploring does not mark another agent's newer turns as seen."""
+def test_a_stale_agent_still_conflicts_after_exploring(repo):
+    """Exploring does not mark another agent's newer turns as seen."""
     world, counting = World(), Counting()
     agent, other = (agent_on(repo, world, counting) for _ in range(2))
     other.run("hello")
@@ -540,8 +540,8 @@ def test_w10_a_stale_agent_still_conflicts_after_exploring(repo):
         agent.run("hi")
 
 
-def test_w10_a_refused_turn_is_a_failed_leaf(repo):
-    """W10: a turn that raises an agentgit error fails alone with its error, and the other branches continue."""
+def test_a_refused_turn_is_a_failed_leaf(repo):
+    """A turn that raises an agentgit error fails alone with its error, and the other branches continue."""
 
     def rule(messages) -> AIMessage:
         if said(messages)[-1] == "b":
@@ -554,8 +554,8 @@ def test_w10_a_refused_turn_is_a_failed_leaf(repo):
     assert "Fenced: it stands already" in str(found.leaves[1].error)
 
 
-def test_w10_a_running_agent_cannot_explore(repo):
-    """W10: a tool cannot start an exploration from inside the running turn."""
+def test_a_running_agent_cannot_explore(repo):
+    """A tool cannot start an exploration from inside the running turn."""
     refused = []
 
     @tool
@@ -574,8 +574,8 @@ def test_w10_a_running_agent_cannot_explore(repo):
 # -- results
 
 
-def test_w10_leaves_are_compared_best_first(repo):
-    """W10: the comparison is a table and rows, best score first, with tokens counted once per turn."""
+def test_leaves_are_compared_best_first(repo):
+    """The comparison is a table and rows, best score first, with tokens counted once per turn."""
     world, counting = World(), Counting(usage=10)
     agent = agent_on(repo, world, counting)
     agent.run("hello")
@@ -598,8 +598,8 @@ def test_w10_leaves_are_compared_best_first(repo):
         _ = agent.explore(["hi"]).best
 
 
-def test_w10_the_branch_that_explores_an_empty_session_does_not_begin_after_a_turn(repo):
-    """W10: no turn has taken place at the checkpoint that an exploration of an empty session starts from."""
+def test_the_branch_that_explores_an_empty_session_does_not_begin_after_a_turn(repo):
+    """No turn has taken place at the checkpoint that an exploration of an empty session starts from."""
     agent = repo.wrap(tool_node_graph(Counting().model(), []), "empty")
     agent.explore(["hello"], 2)
     assert agent.log().get("main#1").metadata["kind"] == "branch"

@@ -1,4 +1,4 @@
-"""Explorations whose turns run in other processes, of an executor of Python or of Dask (row N2)."""
+"""Explorations whose turns run in other processes, of an executor of Python or of Dask."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def turns(choices: int, steps: int) -> int:
 
 @pytest.mark.long
 @pytest.mark.parametrize("pool", POOLS)
-def test_n2_an_exploration_runs_in_the_processes_of_an_executor(repo, tmp_path, pool):
-    """N2: the turns run in other processes, each once, with the results of an exploration in this process."""
+def test_an_exploration_runs_in_the_processes_of_an_executor(repo, tmp_path, pool):
+    """The turns run in other processes, each once, with the results of an exploration in this process."""
     agent, ledger = agent_on(repo), tmp_path / "ledger"
     agent.run("hello")
     here = agent.explore(["a", "b", "c"], 2, name="here")
@@ -85,8 +85,8 @@ def test_n2_an_exploration_runs_in_the_processes_of_an_executor(repo, tmp_path, 
 @pytest.mark.long
 @pytest.mark.timeout(1800)  # 1,364 turns on a busy machine
 @pytest.mark.parametrize("pool", POOLS)
-def test_n2_five_steps_with_four_choices_are_1364_turns(postgres_url, tmp_path, pool):
-    """N2: five steps with four choices are 1,364 turns over one PostgreSQL, as in one process, and each runs once."""
+def test_five_steps_with_four_choices_are_1364_turns(postgres_url, tmp_path, pool):
+    """Five steps with four choices are 1,364 turns over one PostgreSQL, as in one process, and each runs once."""
     ledger = tmp_path / "ledger"
     with vacuumed(make_url(postgres_url)), agentgit.open(postgres_url) as repo, POOLS[pool]() as executor:
         agent = agent_on(repo, auto_checkpoint="off")
@@ -100,8 +100,8 @@ def test_n2_five_steps_with_four_choices_are_1364_turns(postgres_url, tmp_path, 
 
 
 @pytest.mark.long
-def test_n2_the_branch_of_a_killed_process_is_resumed(repo, tmp_path):
-    """N2: a killed process ends the exploration with an error that says how to continue, and nothing happens twice."""
+def test_the_branch_of_a_killed_process_is_resumed(repo, tmp_path):
+    """A killed process ends the exploration with an error that says how to continue, and nothing happens twice."""
     ledger = tmp_path / "ledger"
     agent, steps, factory = agent_on(repo), ["a", "die", "b"], partial(mortal, str(ledger))
     # With one process, because the pool ends the others, too, perhaps before their last step is written.
@@ -114,8 +114,8 @@ def test_n2_the_branch_of_a_killed_process_is_resumed(repo, tmp_path):
 
 
 @pytest.mark.long
-def test_n2_dask_gives_the_branch_of_a_killed_process_to_another_one(repo, tmp_path):
-    """N2: where the executor repeats the work of a killed process, the turn continues there, and nothing happens
+def test_dask_gives_the_branch_of_a_killed_process_to_another_one(repo, tmp_path):
+    """Where the executor repeats the work of a killed process, the turn continues there, and nothing happens
     twice.
     """
     ledger = tmp_path / "ledger"
@@ -137,8 +137,8 @@ def check_nothing_twice(found, ledger) -> None:
 
 
 @pytest.mark.long
-def test_n2_each_branch_can_have_a_world_of_its_own(repo, tmp_path):
-    """N2: the factory receives the name of the branch, so branches in several processes work in separate folders."""
+def test_each_branch_can_have_a_world_of_its_own(repo, tmp_path):
+    """The factory receives the name of the branch, so branches in several processes work in separate folders."""
     (tmp_path / "explore").mkdir()
     (tmp_path / "explore" / "notes").write_text("-")
     with process_pool() as executor:
@@ -148,8 +148,8 @@ def test_n2_each_branch_can_have_a_world_of_its_own(repo, tmp_path):
 
 
 @pytest.mark.long
-async def test_n2_aexplore_scores_on_the_callers_loop(repo, tmp_path):
-    """N2: aexplore leaves the event loop free while other processes run the turns, and scores on it."""
+async def test_aexplore_scores_on_the_callers_loop(repo, tmp_path):
+    """Aexplore leaves the event loop free while other processes run the turns, and scores on it."""
     loop, ticks = asyncio.get_running_loop(), []
 
     async def tick():
@@ -171,8 +171,8 @@ async def test_n2_aexplore_scores_on_the_callers_loop(repo, tmp_path):
 
 
 @pytest.mark.long
-def test_n2_a_turn_that_raises_in_a_process_is_a_failed_leaf(repo):
-    """N2: an error that cannot be pickled is stored in words, and the other branches continue."""
+def test_a_turn_that_raises_in_a_process_is_a_failed_leaf(repo):
+    """An error that cannot be pickled is stored in words, and the other branches continue."""
     with process_pool() as executor:
         found = agent_on(repo).explore(1, ["fail", "go"], executor=executor, factory=failing)
     assert words(found) == [("explore/1", "failed", None), ("explore/2", "done", "fine")]
@@ -190,8 +190,8 @@ def test_n2_a_turn_that_raises_in_a_process_is_a_failed_leaf(repo):
         (str, "str is not a LangGraph graph"),
     ],
 )
-def test_n2_a_graph_that_cannot_run_there_ends_the_exploration(repo, tmp_path, factory, why):
-    """N2: a factory that fails, or whose graph has a tool that acts or another state, ends the exploration with the
+def test_a_graph_that_cannot_run_there_ends_the_exploration(repo, tmp_path, factory, why):
+    """A factory that fails, or whose graph has a tool that acts or another state, ends the exploration with the
     reason, before the graph runs; so does `sys.exit()`, also in a node. The right factory continues.
     """
     agent, chats = agent_on(repo), partial(chat, str(tmp_path / "ledger"), 0)
@@ -203,8 +203,8 @@ def test_n2_a_graph_that_cannot_run_there_ends_the_exploration(repo, tmp_path, f
     assert said(found.leaves[0]) == ["a", "did a"]
 
 
-def test_n2_threads_of_this_process_are_an_executor_too(repo, tmp_path):
-    """N2: any executor of Python serves, also one with threads, and `parallel` limits what is sent ahead."""
+def test_threads_of_this_process_are_an_executor_too(repo, tmp_path):
+    """Any executor of Python serves, also one with threads, and `parallel` limits what is sent ahead."""
     with ThreadPoolExecutor(2) as executor:
         found = agent_on(repo).explore(
             ["a", "b"], 2, parallel=1, executor=executor, factory=partial(chat, str(tmp_path / "ledger"), 0)
@@ -212,8 +212,8 @@ def test_n2_threads_of_this_process_are_an_executor_too(repo, tmp_path):
     assert [leaf.answer for leaf in found.leaves] == ["did b"] * 4
 
 
-def test_n2_what_cannot_run_in_other_processes_is_refused(repo):
-    """N2: wrong arguments, values that cannot be pickled, and tools that change the world are refused before a branch
+def test_what_cannot_run_in_other_processes_is_refused(repo):
+    """Wrong arguments, values that cannot be pickled, and tools that change the world are refused before a branch
     is created.
     """
     agent, chats = agent_on(repo), partial(chat, "", 0)
@@ -241,16 +241,16 @@ def test_n2_what_cannot_run_in_other_processes_is_refused(repo):
         ("input of a step", ["a", {"messages": [], "lock": (n for n in ())}], None),
     ],
 )
-def test_n2_what_cannot_be_sent_is_refused(repo, what, steps, config):
-    """N2: a config or an input that cannot be pickled is refused with the reason, before a branch is created."""
+def test_what_cannot_be_sent_is_refused(repo, what, steps, config):
+    """A config or an input that cannot be pickled is refused with the reason, before a branch is created."""
     agent = agent_on(repo)
     with ThreadPoolExecutor(1) as executor, pytest.raises(InvalidInput, match=f"The {what} cannot be sent"):
         agent.explore(steps, 1, config=config, executor=executor, factory=partial(chat, "", 0))
     assert len(agent.session.branches()) == 1
 
 
-def test_n2_an_executor_that_was_shut_down_is_refused(repo):
-    """N2: an executor that takes no work is refused before a branch is created."""
+def test_an_executor_that_was_shut_down_is_refused(repo):
+    """An executor that takes no work is refused before a branch is created."""
     agent, executor = agent_on(repo), ThreadPoolExecutor(1)
     executor.shutdown()
     with pytest.raises(Unavailable, match=r"shut down.*Continue with a new executor") as refused:
@@ -260,8 +260,8 @@ def test_n2_an_executor_that_was_shut_down_is_refused(repo):
 
 
 @pytest.mark.long
-def test_n2_a_lost_scheduler_of_dask_ends_the_exploration(repo, tmp_path):
-    """N2: if the scheduler of Dask ends during an exploration, the error says how to continue, nothing that ended is
+def test_a_lost_scheduler_of_dask_ends_the_exploration(repo, tmp_path):
+    """If the scheduler of Dask ends during an exploration, the error says how to continue, nothing that ended is
     lost, and a closed client is refused.
     """
     agent, factory = agent_on(repo), partial(chat, str(tmp_path / "ledger"), 0.5)
@@ -280,8 +280,8 @@ def test_n2_a_lost_scheduler_of_dask_ends_the_exploration(repo, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["sqlite:///file:my%20notes.db?uri=true", "sqlite:///my notes.db", "my?notes#.db"])
-def test_n2_the_workers_open_the_file_that_was_opened(tmp_path, monkeypatch, name):
-    """N2: whatever the URL of a SQLite file looks like, the workers open that file, also if the program has changed its
+def test_the_workers_open_the_file_that_was_opened(tmp_path, monkeypatch, name):
+    """Whatever the URL of a SQLite file looks like, the workers open that file, also if the program has changed its
     folder, and no other one is created.
     """
     (tmp_path / "elsewhere").mkdir()
@@ -295,8 +295,8 @@ def test_n2_the_workers_open_the_file_that_was_opened(tmp_path, monkeypatch, nam
 
 
 @pytest.mark.parametrize("name", [":memory:", "sqlite:///file:notes?mode=memory&cache=shared&uri=true"])
-def test_n2_a_database_in_memory_is_refused(name):
-    """N2: no other process can open a database in memory, and the error names what to open instead."""
+def test_a_database_in_memory_is_refused(name):
+    """No other process can open a database in memory, and the error names what to open instead."""
     with agentgit.open(name) as repo, ThreadPoolExecutor(1) as executor:
         agent = agent_on(repo)
         with pytest.raises(InvalidInput, match="in memory"):

@@ -67,8 +67,8 @@ def agent(repo, desk):
 NOW = {"a.txt": "two", "new/b.txt": "made"}
 
 
-def test_p4_one_rollback_restores_conversation_effects_and_files(agent, desk):
-    """P4: a rollback restores all three, and the report lists what happened to each file."""
+def test_one_rollback_restores_conversation_effects_and_files(agent, desk):
+    """A rollback restores all three, and the report lists what happened to each file."""
     planned = agent.plan_rollback("before")
     assert sorted(map(str, planned.files.changes)) == ["delete new/b.txt", "write a.txt"]
     retry = agent.rollback("before")
@@ -94,8 +94,8 @@ def test_p4_one_rollback_restores_conversation_effects_and_files(agent, desk):
     ],
     ids=lambda value: " ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else "",
 )
-def test_w8_tools_files_and_conversation_roll_back_in_any_mix(agent, desk, how, files, items, is_same_branch):
-    """W8: each of the three is rolled back or kept as requested, and the agent can continue."""
+def test_tools_files_and_conversation_roll_back_in_any_mix(agent, desk, how, files, items, is_same_branch):
+    """Each of the three is rolled back or kept as requested, and the agent can continue."""
     after = agent.rollback("before", **how)
     assert desk.files == files
     assert desk.world.items == items
@@ -103,14 +103,14 @@ def test_w8_tools_files_and_conversation_roll_back_in_any_mix(agent, desk, how, 
     after.run("and now?")
 
 
-def test_w8_a_rollback_of_nothing_is_refused(agent):
-    """W8: a rollback that would affect none of the three is refused."""
+def test_a_rollback_of_nothing_is_refused(agent):
+    """A rollback that would affect none of the three is refused."""
     with pytest.raises(InvalidInput, match="Nothing would be rolled back"):
         agent.rollback("before", tools="keep", files=False, conversation=False)
 
 
-def test_s2_files_are_rewound_to_a_message(agent, desk):
-    """S1, S2: a user message is a restore point: new files are deleted, changed ones restored, the conversation
+def test_files_are_rewound_to_a_message(agent, desk):
+    """A user message is a restore point: new files are deleted, changed ones restored, the conversation
     stays.
     """
     said = agent.history()
@@ -126,8 +126,8 @@ def test_s2_files_are_rewound_to_a_message(agent, desk):
     assert desk.files == {"c.txt": "on"}
 
 
-def test_s1_the_message_id_in_the_stream_is_the_restore_point(repo, desk):
-    """S1: the message id that a caller sets, or that the stream shows, is its restore point."""
+def test_the_message_id_in_the_stream_is_the_restore_point(repo, desk):
+    """The message id that a caller sets, or that the stream shows, is its restore point."""
     agent = wrapped(repo, desk)
     agent.invoke({"messages": [HumanMessage("write a.txt one", id="mine")]})
     states = list(agent.stream({"messages": [("user", "write a.txt two")]}, stream_mode="values"))
@@ -138,8 +138,8 @@ def test_s1_the_message_id_in_the_stream_is_the_restore_point(repo, desk):
     assert desk.files == {}
 
 
-def test_s1_each_user_message_of_an_input_is_a_restore_point(repo, desk):
-    """S1, S4: each of several user messages in one input is a restore point, and an answer is not."""
+def test_each_user_message_of_an_input_is_a_restore_point(repo, desk):
+    """Each of several user messages in one input is a restore point, and an answer is not."""
     agent = wrapped(repo, desk)
     agent.run("write a.txt one")
     agent.invoke({"messages": [HumanMessage("please", id="first"), HumanMessage("write a.txt two", id="second")]})
@@ -152,8 +152,8 @@ def test_s1_each_user_message_of_an_input_is_a_restore_point(repo, desk):
         agent.rewind_files(answer)
 
 
-def test_s3_files_are_rewound_after_reopening_without_the_graph(tmp_path, desk):
-    """S3: the database alone is enough to rewind the files later."""
+def test_files_are_rewound_after_reopening_without_the_graph(tmp_path, desk):
+    """The database alone is enough to rewind the files later."""
     with agentgit.open(tmp_path / "r.db") as repo:
         agent = wrapped(repo, desk)
         agent.run("write a.txt one")
@@ -164,8 +164,8 @@ def test_s3_files_are_rewound_after_reopening_without_the_graph(tmp_path, desk):
         assert desk.files == {"a.txt": "one"}
 
 
-def test_s6_an_impossible_rewind_explains_why(repo, desk, agent):
-    """S6: an unknown restore point, a missing workspace and changed files are errors; force overrides the last."""
+def test_an_impossible_rewind_explains_why(repo, desk, agent):
+    """An unknown restore point, a missing workspace and changed files are errors; force overrides the last."""
     with pytest.raises(NotFound, match="restore point"):
         agent.rewind_files("nobody said that")
     plain = repo.wrap(desk.graph(), "t", check_effects=False)
@@ -182,8 +182,8 @@ def test_s6_an_impossible_rewind_explains_why(repo, desk, agent):
     assert desk.files == NOW | {"a.txt": "mine"}
 
 
-def test_s5_changes_by_shell_commands_are_rewound(repo, desk):
-    """S5: shell changes, new, moved and removed directories and notebooks are rewound byte for byte."""
+def test_changes_by_shell_commands_are_rewound(repo, desk):
+    """Shell changes, new, moved and removed directories and notebooks are rewound byte for byte."""
     agent = wrapped(repo, desk)
     agent.run("""write n.ipynb {"cells": []}; write keep/me.txt here; shell mkdir empty""")
     before = desk.files
@@ -195,8 +195,8 @@ def test_s5_changes_by_shell_commands_are_rewound(repo, desk):
     assert not (desk.root / "x").exists()
 
 
-def test_s5_a_checkpoint_of_one_session_is_restored_in_another(repo, desk, tmp_path):
-    """S5: files of one session's checkpoint can be restored in another session's workspace of the same user."""
+def test_a_checkpoint_of_one_session_is_restored_in_another(repo, desk, tmp_path):
+    """Files of one session's checkpoint can be restored in another session's workspace of the same user."""
     first = wrapped(repo, desk)
     first.run("write a.txt one; shell mkdir empty")
     point = first.checkpoint("start")
@@ -213,8 +213,8 @@ def test_s5_a_checkpoint_of_one_session_is_restored_in_another(repo, desk, tmp_p
     assert desk.files == {"a.txt": "one"}
 
 
-def test_c5_a_custom_environment_rolls_back_with_the_conversation(repo, desk):
-    """C5: an environment with only checkpoint() and restore(id) is enough for a rollback."""
+def test_a_custom_environment_rolls_back_with_the_conversation(repo, desk):
+    """An environment with only checkpoint() and restore(id) is enough for a rollback."""
 
     counter = Counter()
     workspace = Workspace(desk.root, environment=counter)
@@ -241,8 +241,8 @@ def test_files_a_rollback_reports_changes_made_by_somebody_else(agent, desk):
     assert desk.files == NOW | {"a.txt": "by hand"}
 
 
-def test_w5_a_branch_reports_changed_files_and_switch_restores_them(agent, desk):
-    """W5, W8: WorldDiverged names files that another branch changed, and switch(sync='world') restores them."""
+def test_a_branch_reports_changed_files_and_switch_restores_them(agent, desk):
+    """WorldDiverged names files that another branch changed, and switch(sync='world') restores them."""
     retry = agent.rollback("before")
     retry.run("write c.txt other")
     with pytest.raises(WorldDiverged, match=r"a\.txt"):
@@ -258,8 +258,8 @@ def test_w5_a_branch_reports_changed_files_and_switch_restores_them(agent, desk)
     assert desk.files == NOW | {"d.txt": "on"}
 
 
-def test_w5_a_fork_keeps_the_current_files(agent, desk):
-    """W5: a fork does not touch the files and continues with them."""
+def test_a_fork_keeps_the_current_files(agent, desk):
+    """A fork does not touch the files and continues with them."""
     fork = agent.fork("before")
     assert desk.files == NOW
     fork.run("write e.txt forked")
@@ -284,8 +284,8 @@ def test_undo_counts_a_checkpoint_that_changed_only_files(repo, desk):
     assert desk.files == {"a.txt": "one"}
 
 
-def test_p1_a_tools_file_change_can_be_undone_separately(repo, desk):
-    """P1, C8: each modifying call adds an entry to the workspace's undo stack."""
+def test_a_tools_file_change_can_be_undone_separately(repo, desk):
+    """Each modifying call adds an entry to the workspace's undo stack."""
     agent = wrapped(repo, desk)
     agent.run("write a.txt one")
     agent.run("write a.txt two")
@@ -297,8 +297,8 @@ def test_p1_a_tools_file_change_can_be_undone_separately(repo, desk):
     assert desk.files == {}
 
 
-def test_u10_a_session_returns_its_workspace(tmp_path, desk):
-    """U10: a session has its workspace, also in a process that wraps no graph, and refuses if there is none."""
+def test_a_session_returns_its_workspace(tmp_path, desk):
+    """A session has its workspace, also in a process that wraps no graph, and refuses if there is none."""
     with agentgit.open(tmp_path / "agentgit.db") as repo:
         agent = wrapped(repo, desk)
         agent.run("write a.txt one")
@@ -310,8 +310,8 @@ def test_u10_a_session_returns_its_workspace(tmp_path, desk):
             repo.session("other", create=True).workspace()
 
 
-def test_u10_a_rewind_names_the_touched_files_outside_of_the_workspace(agent, desk, tmp_path):
-    """U10: a plan, a rewind and a rollback list the files outside of the workspace that later calls have named."""
+def test_a_rewind_names_the_touched_files_outside_of_the_workspace(agent, desk, tmp_path):
+    """A plan, a rewind and a rollback list the files outside of the workspace that later calls have named."""
     outside = str(tmp_path / "elsewhere.txt")
     agent.run(f"write {outside} far; write ../beside.txt near; write c.txt three")
     plan = agent.session.plan_rewind("before")
@@ -328,14 +328,14 @@ def test_u10_a_rewind_names_the_touched_files_outside_of_the_workspace(agent, de
     assert "outside" in str(report)
 
 
-def test_u10_nothing_is_outside_if_nothing_outside_was_touched(agent):
-    """U10: calls on files of the workspace, by relative or absolute paths, are not listed as outside."""
+def test_nothing_is_outside_if_nothing_outside_was_touched(agent):
+    """Calls on files of the workspace, by relative or absolute paths, are not listed as outside."""
     agent.run("write c.txt three")
     assert {change.action for change in agent.plan_rollback("before").files.changes} == {"write", "delete"}
 
 
 def test_a_tool_does_not_run_if_its_files_cannot_be_saved(repo, desk):
-    """C8: a modifying call whose files cannot be saved fails, and the journal records that its tool did not run."""
+    """A modifying call whose files cannot be saved fails, and the journal records that its tool did not run."""
     agent = wrapped(repo, desk)
     with faults.fails(points.KEEP_FILES, Unavailable("no space")), pytest.raises(Unavailable, match="no space"):
         agent.run("write a.txt one")
@@ -370,7 +370,7 @@ def test_files_of_a_missing_workspace_are_restored_by_resume(agent, desk, repo):
 
 
 def test_exploration_separates_the_files_of_its_branches(repo, desk):
-    """W10: branches of an exploration do not see each other's files, and promote restores those of the chosen
+    """Branches of an exploration do not see each other's files, and promote restores those of the chosen
     branch.
     """
     agent = wrapped(repo, desk)
@@ -425,8 +425,8 @@ with dying[point]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("point", ["before the restore", "in the restore", "after the restore"])
-def test_w1_a_rollback_killed_during_file_restore_is_finished_once(repo, desk, point):
-    """W1: after kill -9 around the file restore, the old branch is unchanged, and resume finishes the rollback."""
+def test_a_rollback_killed_during_file_restore_is_finished_once(repo, desk, point):
+    """After kill -9 around the file restore, the old branch is unchanged, and resume finishes the rollback."""
     url = backend.address(repo)
     agent = wrapped(repo, desk)
     agent.run("write a.txt one; write b.txt one")
@@ -443,8 +443,8 @@ def test_w1_a_rollback_killed_during_file_restore_is_finished_once(repo, desk, p
     repo.wrap(desk.graph(), "s", workspace=desk.root, check_effects=False).run("write d.txt on")
 
 
-def test_w6_a_checkpoint_diff_lists_the_file_changes(agent, repo):
-    """W6, P3: a diff lists added, modified and deleted files with their text differences."""
+def test_a_checkpoint_diff_lists_the_file_changes(agent, repo):
+    """A diff lists added, modified and deleted files with their text differences."""
     found = repo.session("s").diff("before", "HEAD")
     assert (found.added_files, found.modified_files, found.deleted_files) == (["new/b.txt"], ["a.txt"], [])
     assert "-one" in found.diff_content
@@ -452,8 +452,8 @@ def test_w6_a_checkpoint_diff_lists_the_file_changes(agent, repo):
     assert "new/b.txt" in str(found)
 
 
-def test_p7_snapshots_without_a_checkpoint_are_unpinned_and_deleted_in_time(agent, repo, desk):
-    """P7: a snapshot is pinned while a checkpoint needs it; afterwards a limit on the snapshots deletes it."""
+def test_snapshots_without_a_checkpoint_are_unpinned_and_deleted_in_time(agent, repo, desk):
+    """A snapshot is pinned while a checkpoint needs it; afterwards a limit on the snapshots deletes it."""
     workspace = Workspace(desk.root)
     assert all(one.pinned for one in workspace.list())
     agent.run("write a.txt three")
@@ -470,8 +470,8 @@ def test_p7_snapshots_without_a_checkpoint_are_unpinned_and_deleted_in_time(agen
 
 
 @pytest.mark.long
-def test_s3_files_are_rewound_from_the_command_line(tmp_path, desk, monkeypatch):
-    """S3: the command shows the plan, asks, and refuses to overwrite foreign changes without --force."""
+def test_files_are_rewound_from_the_command_line(tmp_path, desk, monkeypatch):
+    """The command shows the plan, asks, and refuses to overwrite foreign changes without --force."""
     with agentgit.open(tmp_path / "agentgit.db") as repo:
         agent = wrapped(repo, desk)
         agent.run("write a.txt one")
@@ -495,8 +495,8 @@ def test_s3_files_are_rewound_from_the_command_line(tmp_path, desk, monkeypatch)
     assert json.loads(said.out)["safety"]
 
 
-def test_a6_a_mid_turn_checkpoint_has_the_files_of_its_batch(repo, desk):
-    """A6, P4: a checkpoint made during a turn restores the files of its batch of tool calls."""
+def test_a_mid_turn_checkpoint_has_the_files_of_its_batch(repo, desk):
+    """A checkpoint made during a turn restores the files of its batch of tool calls."""
     story = scripted(
         calls(call("write_file", path="a.txt", text="one"), call("write_file", path="b.txt", text="one")),
         calls(call("create_checkpoint", name="here")),
@@ -517,8 +517,8 @@ def test_a6_a_mid_turn_checkpoint_has_the_files_of_its_batch(repo, desk):
 
 
 @pytest.mark.parametrize("is_known", [False, True], ids=["fresh", "captured before"])
-def test_w1_the_session_database_is_not_part_of_the_workspace(tmp_path, monkeypatch, is_known):
-    """W1: a database in the workspace is never captured, restored or deleted, also if a snapshot held it before."""
+def test_the_session_database_is_not_part_of_the_workspace(tmp_path, monkeypatch, is_known):
+    """A database in the workspace is never captured, restored or deleted, also if a snapshot held it before."""
     desk = Desk(tmp_path / "work")
     monkeypatch.chdir(desk.root)
     with agentgit.open("agentgit.db") as repo:
@@ -553,8 +553,8 @@ def _by_hand_and_saved(repo, desk, tmp_path):
 
 
 @pytest.mark.parametrize("change", [_by_another_session, _by_another_database, _by_hand_and_saved])
-def test_s6_a_change_in_a_foreign_snapshot_is_a_conflict_too(agent, repo, desk, tmp_path, change):
-    """S6: a change that this session has not seen is a conflict, even if a workspace snapshot holds it."""
+def test_a_change_in_a_foreign_snapshot_is_a_conflict_too(agent, repo, desk, tmp_path, change):
+    """A change that this session has not seen is a conflict, even if a workspace snapshot holds it."""
     change(repo, desk, tmp_path)
     for going_back in (agent.rollback, agent.rewind_files):
         with pytest.raises(WorkspaceChanged, match=r"a\.txt"):
@@ -576,8 +576,8 @@ def _lose_the_snapshots(desk):
 
 
 @pytest.mark.parametrize("lose", [_lose_the_folder, _lose_the_snapshots])
-def test_s6_unrestorable_files_stop_a_rollback_before_it_begins(agent, repo, desk, lose):
-    """S6, P4: without the folder or snapshot no effect is reversed, and files=False rolls back without files."""
+def test_unrestorable_files_stop_a_rollback_before_it_begins(agent, repo, desk, lose):
+    """Without the folder or snapshot no effect is reversed, and files=False rolls back without files."""
     lose(desk)
     with pytest.raises(Unavailable, match="files=False"):
         agent.rollback("before")
@@ -588,8 +588,8 @@ def test_s6_unrestorable_files_stop_a_rollback_before_it_begins(agent, repo, des
     assert repo.session("s").branch().name == "main-2"
 
 
-def test_s6_a_branch_with_lost_files_can_be_continued(repo, desk):
-    """S6, W5: lost files are reported as such, and sync='ignore' continues without them."""
+def test_a_branch_with_lost_files_can_be_continued(repo, desk):
+    """Lost files are reported as such, and sync='ignore' continues without them."""
     agent = wrapped(repo, desk)
     agent.run("write a.txt one")
     agent.fork().run("write a.txt two")
@@ -602,8 +602,8 @@ def test_s6_a_branch_with_lost_files_can_be_continued(repo, desk):
     assert desk.files == {"a.txt": "two", "b.txt": "on"}
 
 
-def test_c5_branches_with_an_incomparable_environment_report_divergence(repo, desk):
-    """C5, W5: another branch's changes cannot be compared, so WorldDiverged is raised and switch(sync='world')
+def test_branches_with_an_incomparable_environment_report_divergence(repo, desk):
+    """Another branch's changes cannot be compared, so WorldDiverged is raised and switch(sync='world')
     restores.
     """
 
@@ -629,8 +629,8 @@ def asking_once(agent_tool, **args):
 
 
 @pytest.mark.parametrize("path", [".", "", "dir", "dir/", "a\0b", "x" * 300, "a.txt/b", "../out", "/etc/passwd"])
-def test_c8_a_tool_runs_and_answers_whatever_path_a_model_names(repo, desk, path):
-    """C8: an invalid path does not stop the turn: the tool runs, and its answer is recorded."""
+def test_a_tool_runs_and_answers_whatever_path_a_model_names(repo, desk, path):
+    """An invalid path does not stop the turn: the tool runs, and its answer is recorded."""
     (desk.root / "dir").mkdir()
     (desk.root / "a.txt").write_text("one")
 
@@ -644,8 +644,8 @@ def test_c8_a_tool_runs_and_answers_whatever_path_a_model_names(repo, desk, path
     assert [one.result for one in agent.tool_track()] == ["there is no such file"]
 
 
-def test_c8_a_directory_moved_by_a_tool_can_be_moved_back(repo, desk):
-    """C8, S5: a file tool that names a directory is undone like one that names a file."""
+def test_a_directory_moved_by_a_tool_can_be_moved_back(repo, desk):
+    """A file tool that names a directory is undone like one that names a file."""
     desk_file = desk.root / "dir" / "f.txt"
     desk_file.parent.mkdir()
     desk_file.write_text("one")
@@ -662,8 +662,8 @@ def test_c8_a_directory_moved_by_a_tool_can_be_moved_back(repo, desk):
     assert desk.files == {"dir/f.txt": "one"}
 
 
-def test_c8_a_path_relative_to_the_process_is_saved_too(repo, desk, monkeypatch):
-    """C8: a tool may name its files relative to the working directory of the process."""
+def test_a_path_relative_to_the_process_is_saved_too(repo, desk, monkeypatch):
+    """A tool may name its files relative to the working directory of the process."""
     monkeypatch.chdir(desk.root.parent)
 
     @tool
@@ -679,8 +679,8 @@ def test_c8_a_path_relative_to_the_process_is_saved_too(repo, desk, monkeypatch)
     assert desk.files == {"a.txt": "one"}
 
 
-def test_c8_a_tool_declared_read_only_leaves_nothing_to_undo(repo, desk):
-    """C8: a tool's declared effect takes precedence over its name, also if only `wrap` declares it."""
+def test_a_tool_declared_read_only_leaves_nothing_to_undo(repo, desk):
+    """A tool's declared effect takes precedence over its name, also if only `wrap` declares it."""
 
     @tool
     def replace(path: str) -> str:
@@ -692,8 +692,8 @@ def test_c8_a_tool_declared_read_only_leaves_nothing_to_undo(repo, desk):
     assert Workspace(desk.root).undo_stack.depth == 0
 
 
-def test_c5_a_failing_environment_is_reported_like_any_other(repo, desk, monkeypatch):
-    """C5, S6: if the environment raises, the turn that ran is recorded, and a rollback can be resumed."""
+def test_a_failing_environment_is_reported_like_any_other(repo, desk, monkeypatch):
+    """If the environment raises, the turn that ran is recorded, and a rollback can be resumed."""
 
     class Fragile(Counter):
         def checkpoint(self):
@@ -718,8 +718,8 @@ def test_c5_a_failing_environment_is_reported_like_any_other(repo, desk, monkeyp
 
 
 @pytest.mark.parametrize("goes_on", [False, True], ids=["at once", "after a turn"])
-def test_s3_a_moved_workspace_keeps_its_checkpoints(repo, desk, agent, goes_on):
-    """S3, P2: a session wrapped with the moved workspace can rewind its files, and foreign changes are refused."""
+def test_a_moved_workspace_keeps_its_checkpoints(repo, desk, agent, goes_on):
+    """A session wrapped with the moved workspace can rewind its files, and foreign changes are refused."""
     moved = Desk(desk.root.rename(desk.root.with_name("moved")))
     agent = wrapped(repo, moved)
     if goes_on:
@@ -732,8 +732,8 @@ def test_s3_a_moved_workspace_keeps_its_checkpoints(repo, desk, agent, goes_on):
     assert moved.files == {"a.txt": "one"}
 
 
-def test_p7_a_snapshot_stays_pinned_while_any_database_needs_it(agent, repo, desk, tmp_path):
-    """P7: a snapshot shared by two databases stays pinned after one of them releases it."""
+def test_a_snapshot_stays_pinned_while_any_database_needs_it(agent, repo, desk, tmp_path):
+    """A snapshot shared by two databases stays pinned after one of them releases it."""
     with agentgit.open(tmp_path / "other.db") as other:
         second = wrapped(other, desk)
         shared = second.checkpoint("theirs")
@@ -748,8 +748,8 @@ def test_p7_a_snapshot_stays_pinned_while_any_database_needs_it(agent, repo, des
 
 
 @pytest.mark.parametrize("auto", ["off", 2])
-def test_s6_a_message_without_a_restore_point_names_the_setting(repo, desk, auto):
-    """S6: without a checkpoint before each turn the error names auto_checkpoint, and any checkpoint can be used."""
+def test_a_message_without_a_restore_point_names_the_setting(repo, desk, auto):
+    """Without a checkpoint before each turn the error names auto_checkpoint, and any checkpoint can be used."""
     agent = wrapped(repo, desk, auto_checkpoint=auto)
     agent.checkpoint("before")
     agent.invoke({"messages": [HumanMessage("write a.txt one", id="mine")]})

@@ -29,8 +29,8 @@ def require_same(path):
     assert world.log == []
 
 
-def test_r3_there_is_a_frozen_session_of_each_kind_of_graph_and_of_an_earlier_version():
-    """R3: the test below cannot pass because a file is missing."""
+def test_there_is_a_frozen_session_of_each_kind_of_graph_and_of_an_earlier_version():
+    """The test below cannot pass because a file is missing."""
     folders = [folder for folder in FOLDER.iterdir() if folder.is_dir()]
     assert len(folders) > 1
     assert all({path.stem for path in folder.glob("*.agentgit")} == set(BUILDERS) for folder in folders)
@@ -39,13 +39,13 @@ def test_r3_there_is_a_frozen_session_of_each_kind_of_graph_and_of_an_earlier_ve
 
 @pytest.mark.filterwarnings("ignore:The recorded model of branch .* reported no tools")
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_r3_a_session_recorded_before_an_upgrade_is_the_same_after_it(path):
-    """R3: an upgrade of LangGraph or LangChain that breaks old recordings is noticed here."""
+def test_a_session_recorded_before_an_upgrade_is_the_same_after_it(path):
+    """An upgrade of LangGraph or LangChain that breaks old recordings is noticed here."""
     require_same(path)
 
 
-def test_r3_what_is_recorded_now_can_be_frozen(tmp_path):
-    """R3: the script that recorded the files still works, with graphs and tools as they are today."""
+def test_what_is_recorded_now_can_be_frozen(tmp_path):
+    """The script that recorded the files still works, with graphs and tools as they are today."""
     record(tmp_path / "now")
     for path in sorted((tmp_path / "now").glob("*.agentgit")):
         require_same(path)

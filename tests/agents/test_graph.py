@@ -68,15 +68,15 @@ def refusal_of(run, *arguments):
 # -- a graph like any other
 
 
-def test_g1_it_is_what_takes_a_graph_expects(app, plain):
-    """G1: it is a compiled state graph with every public name, and it has no checkpointer that a host could refuse."""
+def test_it_is_what_takes_a_graph_expects(app, plain):
+    """It is a compiled state graph with every public name, and it has no checkpointer that a host could refuse."""
     assert isinstance(app, CompiledStateGraph)
     assert set(dir(plain)) <= set(dir(app))
     assert app.checkpointer is None
 
 
-def test_g1_only_the_methods_in_the_table_differ(app):
-    """G1: every other public method is LangGraph's own, and those in the table have the same parameters."""
+def test_only_the_methods_in_the_table_differ(app):
+    """Every other public method is LangGraph's own, and those in the table have the same parameters."""
     differing = set()
     for owner in (CompiledStateGraph, Pregel):
         for name, method in inspect.getmembers(owner, inspect.isfunction):
@@ -91,8 +91,8 @@ def test_g1_only_the_methods_in_the_table_differ(app):
     assert differing == OVERRIDDEN.keys()
 
 
-def test_g1_it_describes_itself_as_the_graph(app, plain):
-    """G1: drawing, schemas, names and nodes are those of the plain graph."""
+def test_it_describes_itself_as_the_graph(app, plain):
+    """Drawing, schemas, names and nodes are those of the plain graph."""
     assert app.get_graph().to_json() == plain.get_graph().to_json()
     assert (app.name, list(app.nodes), list(app.channels)) == (plain.name, list(plain.nodes), list(plain.channels))
     for name in ("get_input_jsonschema", "get_output_jsonschema", "get_context_jsonschema"):
@@ -105,8 +105,8 @@ def shown(chunk):
 
 
 @pytest.mark.parametrize("mode", ["values", "updates", "messages", "tasks", "checkpoints", "debug", "custom"])
-def test_g5_streams_are_those_of_the_graph(app, plain, mode):
-    """G5: in each mode, sync and async, a run yields as many chunks of the same types as the plain graph."""
+def test_streams_are_those_of_the_graph(app, plain, mode):
+    """In each mode, sync and async, a run yields as many chunks of the same types as the plain graph."""
 
     async def collect(graph):
         return [chunk async for chunk in graph.astream(said("add table"), THREAD, stream_mode=mode)]
@@ -121,15 +121,15 @@ def test_g5_streams_are_those_of_the_graph(app, plain, mode):
             assert list(map(shown, served)) == list(map(shown, expected))
 
 
-def test_g5_chunks_name_the_thread_of_the_client(app):
-    """G5: no chunk of any mode contains the id of an internal thread."""
+def test_chunks_name_the_thread_of_the_client(app):
+    """No chunk of any mode contains the id of an internal thread."""
     for mode in ("checkpoints", "debug", "tasks", "updates"):
         assert "agentgit-" not in str(list(app.stream(said("add chair"), THREAD, stream_mode=mode)))
     assert "agentgit-" not in str(list(app.get_state_history(THREAD)))
 
 
-def test_g1_state_and_history_are_those_of_the_graph(app, plain):
-    """G1: after the same runs, state and history have the same steps, parents and values, sync and async."""
+def test_state_and_history_are_those_of_the_graph(app, plain):
+    """After the same runs, state and history have the same steps, parents and values, sync and async."""
 
     def steps(history):
         history = list(history)
@@ -152,8 +152,8 @@ def test_g1_state_and_history_are_those_of_the_graph(app, plain):
     assert [one.config for one in app.get_state_history(THREAD, limit=2)] == [one.config for one in history[:2]]
 
 
-def test_g1_a_thread_is_a_session(repo, app):
-    """G1: the first run of a thread creates its session, and renaming the session does not move the thread."""
+def test_a_thread_is_a_session(repo, app):
+    """The first run of a thread creates its session, and renaming the session does not move the thread."""
     run(app, "add chair")
     session = repo.session("t")
     history = session.get_checkpoint("HEAD").conversation_history
@@ -166,16 +166,16 @@ def test_g1_a_thread_is_a_session(repo, app):
     assert len(app.get_state(THREAD).values["messages"]) == 8
 
 
-def test_g1_a_session_that_was_wrapped_is_a_thread(repo, app, world):
-    """G1: a session that an agent of the same process has created continues as the thread of its name."""
+def test_a_session_that_was_wrapped_is_a_thread(repo, app, world):
+    """A session that an agent of the same process has created continues as the thread of its name."""
     repo.wrap(tool_node_graph(obedient(), world.tools()), "t", effects=world.effects()).invoke(said("add chair"))
     run(app, "add table")
     assert world.items == ["chair", "table"]
     assert len(repo.session("t").tool_track()) == 2
 
 
-def test_g1_nodes_get_the_thread_and_the_store_of_the_host(repo):
-    """G1: a node sees the client's thread id, and a copy that a host makes has the host's store and our sessions."""
+def test_nodes_get_the_thread_and_the_store_of_the_host(repo):
+    """A node sees the client's thread id, and a copy that a host makes has the host's store and our sessions."""
     seen = []
 
     def node(state, config, *, store):
@@ -190,8 +190,8 @@ def test_g1_nodes_get_the_thread_and_the_store_of_the_host(repo):
     assert [one.session_name for one in repo.sessions()] == ["t"]
 
 
-def test_g1_a_functional_graph_is_served(repo, world):
-    """G1: a graph of LangGraph's functional API is a Pregel without a builder, and runs as any other."""
+def test_a_functional_graph_is_served(repo, world):
+    """A graph of LangGraph's functional API is a Pregel without a builder, and runs as any other."""
     app = repo.graph(functional_graph(obedient(), world.tools()), effects=world.effects(), check_effects=False)
     app.invoke({"messages": [HumanMessage("add chair")]}, THREAD)
     assert world.items == ["chair"]
@@ -201,8 +201,8 @@ def test_g1_a_functional_graph_is_served(repo, world):
 # -- a run at an older checkpoint is a rollback
 
 
-def test_g2_a_run_at_an_older_checkpoint_reverses_what_came_later(repo, app, world):
-    """G2: the later effects are reversed, the run takes place on a new branch, and the old branch stays as it was."""
+def test_a_run_at_an_older_checkpoint_reverses_what_came_later(repo, app, world):
+    """The later effects are reversed, the run takes place on a new branch, and the old branch stays as it was."""
     first, second = run(app, "add chair", "add table")
     answer = app.invoke(said("add sofa"), first)
     assert world.items == ["chair", "sofa"]
@@ -213,8 +213,8 @@ def test_g2_a_run_at_an_older_checkpoint_reverses_what_came_later(repo, app, wor
     assert repo.maintenance.fsck(3).is_sound
 
 
-async def test_g2_async_runs_roll_back_too(app, world):
-    """G2: ainvoke and astream roll back as their sync twins."""
+async def test_async_runs_roll_back_too(app, world):
+    """Ainvoke and astream roll back as their sync twins."""
     first, _ = await asyncio.to_thread(run, app, "add chair", "add table")
     await app.ainvoke(said("add sofa"), first)
     assert world.items == ["chair", "sofa"]
@@ -223,8 +223,8 @@ async def test_g2_async_runs_roll_back_too(app, world):
     assert world.items == ["chair", "lamp"]
 
 
-def test_g2_a_step_in_the_middle_of_a_turn_can_be_run_again(repo, app, world):
-    """G2: at a checkpoint before the tools ran, their effect is reversed and made again, once."""
+def test_a_step_in_the_middle_of_a_turn_can_be_run_again(repo, app, world):
+    """At a checkpoint before the tools ran, their effect is reversed and made again, once."""
     run(app, "add chair", "add table")
     before_tools = [one.config for one in app.get_state_history(THREAD) if one.next == ("tools",)]
     app.invoke(None, before_tools[0])
@@ -236,8 +236,8 @@ def test_g2_a_step_in_the_middle_of_a_turn_can_be_run_again(repo, app, world):
     assert repo.maintenance.fsck(3).is_sound
 
 
-def test_g2_the_head_of_another_branch_brings_its_effects_back(app, world):
-    """G2: a run at the head of a branch that was left asks, and makes its reversed effects again."""
+def test_the_head_of_another_branch_brings_its_effects_back(app, world):
+    """A run at the head of a branch that was left asks, and makes its reversed effects again."""
     first, second = run(app, "add chair", "add table")
     app.invoke(said("add sofa"), first)
     assert app.invoke(said("look"), second)["__interrupt__"]
@@ -246,8 +246,8 @@ def test_g2_the_head_of_another_branch_brings_its_effects_back(app, world):
     assert contents(app.get_state(THREAD).values)[-4] == "look"
 
 
-def test_g2_history_lists_all_branches_each_checkpoint_once(app):
-    """G2: ids stay the same, none appears twice, and each checkpoint but the first has its parent in the list."""
+def test_history_lists_all_branches_each_checkpoint_once(app):
+    """Ids stay the same, none appears twice, and each checkpoint but the first has its parent in the list."""
     first, _ = run(app, "add chair", "add table")
     before = [one.config["configurable"]["checkpoint_id"] for one in app.get_state_history(THREAD)]
     app.invoke(said("add sofa"), first)
@@ -259,8 +259,8 @@ def test_g2_history_lists_all_branches_each_checkpoint_once(app):
     assert set(parents) <= set(ids)
 
 
-def test_g2_an_update_at_an_older_checkpoint_moves_the_branch_point(app, world):
-    """G2: the update itself leaves the world alone; the next run brings it to the new branch."""
+def test_an_update_at_an_older_checkpoint_moves_the_branch_point(app, world):
+    """The update itself leaves the world alone; the next run brings it to the new branch."""
     first, _ = run(app, "add chair", "add table")
     updated = app.update_state(first, {"messages": [HumanMessage("add sofa", id="edited")]}, as_node="__start__")
     assert world.items == ["chair", "table"]
@@ -270,8 +270,8 @@ def test_g2_an_update_at_an_older_checkpoint_moves_the_branch_point(app, world):
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_g2_an_update_that_fails_leaves_the_thread_where_it_was(repo, app, world, is_async):
-    """G2: if an update at an older checkpoint raises, the next run continues the branch and reverses nothing."""
+def test_an_update_that_fails_leaves_the_thread_where_it_was(repo, app, world, is_async):
+    """If an update at an older checkpoint raises, the next run continues the branch and reverses nothing."""
     first, second = run(app, "add chair", "add table")
     update = partial(app.aupdate_state if is_async else app.update_state, first, said("add sofa"), as_node="nobody")
     with pytest.raises(InvalidUpdateError):
@@ -285,8 +285,8 @@ def test_g2_an_update_that_fails_leaves_the_thread_where_it_was(repo, app, world
 # -- consent
 
 
-def test_g2_a_compensation_is_asked_for_with_its_plan(app, world):
-    """G2: a run that would compensate interrupts with the plan first, and nothing has happened."""
+def test_a_compensation_is_asked_for_with_its_plan(app, world):
+    """A run that would compensate interrupts with the plan first, and nothing has happened."""
     first, _ = run(app, "add chair", "charge 5")
     question = app.invoke(said("add sofa"), first)["__interrupt__"][0]
     (step,) = question.value["steps"]
@@ -298,8 +298,8 @@ def test_g2_a_compensation_is_asked_for_with_its_plan(app, world):
 
 
 @pytest.mark.parametrize("answer", [True, "approve", {"decisions": [{"type": "approve"}]}])
-def test_g2_with_consent_the_run_goes_on(app, world, answer):
-    """G2: consent reverses the effect, and the run continues with its input."""
+def test_with_consent_the_run_goes_on(app, world, answer):
+    """Consent reverses the effect, and the run continues with its input."""
     first, _ = run(app, "add chair", "charge 5")
     app.invoke(said("add sofa"), first)
     app.invoke(Command(resume=answer), THREAD)
@@ -307,8 +307,8 @@ def test_g2_with_consent_the_run_goes_on(app, world, answer):
 
 
 @pytest.mark.parametrize("answer", [False, "no", {"force": True}, [], 1])
-def test_g2_any_other_answer_cancels(app, world, answer):
-    """G2: without consent nothing is done, and the thread is where it was; no answer can force."""
+def test_any_other_answer_cancels(app, world, answer):
+    """Without consent nothing is done, and the thread is where it was; no answer can force."""
     first, second = run(app, "add chair", "charge 5")
     app.invoke(said("add sofa"), first)
     app.invoke(Command(resume=answer), THREAD)
@@ -318,8 +318,8 @@ def test_g2_any_other_answer_cancels(app, world, answer):
     assert (world.items, world.charges) == (["chair", "lamp"], [5])
 
 
-def test_g2_confirm_never_does_it_and_confirm_raise_refuses(repo, world):
-    """G2: the operator can choose to compensate without asking, or to refuse."""
+def test_confirm_never_does_it_and_confirm_raise_refuses(repo, world):
+    """The operator can choose to compensate without asking, or to refuse."""
     graph = tool_node_graph(obedient(), world.tools())
     app = repo.graph(graph, effects=world.effects(), confirm="raise")
     first, second = run(app, "add chair", "charge 5")
@@ -332,8 +332,8 @@ def test_g2_confirm_never_does_it_and_confirm_raise_refuses(repo, world):
         repo.graph(graph, effects=world.effects(), confirm="ask")
 
 
-def test_g2_what_cannot_be_undone_blocks_the_run(app, world):
-    """G2: an irreversible effect refuses the rollback in every mode, and nothing has changed."""
+def test_what_cannot_be_undone_blocks_the_run(app, world):
+    """An irreversible effect refuses the rollback in every mode, and nothing has changed."""
     first, second = run(app, "add chair", "send letter")
     forced = {"configurable": {**first["configurable"], "force": True, "tools": "keep"}}
     with pytest.raises(RollbackBlocked, match="send"):
@@ -344,8 +344,8 @@ def test_g2_what_cannot_be_undone_blocks_the_run(app, world):
 # -- interrupts and subgraphs
 
 
-def test_g2_an_interrupted_run_can_be_resumed_and_left(repo, world):
-    """G2: a question of the graph waits and resumes; a run at an older checkpoint leaves it behind."""
+def test_an_interrupted_run_can_be_resumed_and_left(repo, world):
+    """A question of the graph waits and resumes; a run at an older checkpoint leaves it behind."""
 
     def rule(messages):
         last = messages[-1]
@@ -362,8 +362,8 @@ def test_g2_an_interrupted_run_can_be_resumed_and_left(repo, world):
     assert repo.maintenance.fsck(3).is_sound
 
 
-def test_g2_subgraphs_run_and_roll_back(repo, world):
-    """G2: a tool in a subgraph is reversed as any other, and subgraph states are read."""
+def test_subgraphs_run_and_roll_back(repo, world):
+    """A tool in a subgraph is reversed as any other, and subgraph states are read."""
     app = repo.graph(nested_graph(obedient(), world.tools()), effects=world.effects())
     first, _ = run(app, "add chair", "add table")
     assert app.get_state(THREAD, subgraphs=True).values
@@ -596,8 +596,8 @@ def test_it_refuses_to_be_a_node(app):
         outer.invoke(said("hello"))
 
 
-def test_g1_a_copy_runs_and_a_deep_copy_runs_neither_with_nor_without_agentgit(repo):
-    """G1: what docs/serve.md says of `copy.deepcopy`; it can go when LangGraph's compiled graphs can be deep-copied."""
+def test_a_copy_runs_and_a_deep_copy_runs_neither_with_nor_without_agentgit(repo):
+    """What docs/serve.md says of `copy.deepcopy`; it can go when LangGraph's compiled graphs can be deep-copied."""
     plain = tool_node_graph(obedient(), [])
     app, thread, greeting = repo.graph(plain), {"configurable": {"thread_id": "t"}}, {"messages": [("user", "hello")]}
     assert app.copy().invoke(greeting, thread)["messages"][-1].type == "ai"

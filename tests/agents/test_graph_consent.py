@@ -29,8 +29,8 @@ def app(repo, world):
     return repo.graph(tool_node_graph(obedient(), world.tools()), effects=world.effects())
 
 
-def test_g2_an_answer_that_comes_with_the_run_answers_nothing(app, world):
-    """G2: `Command(resume=True)` at an older checkpoint, or after an update, is asked first."""
+def test_an_answer_that_comes_with_the_run_answers_nothing(app, world):
+    """`Command(resume=True)` at an older checkpoint, or after an update, is asked first."""
     old, _ = run(app, "hello", "charge 5")
     before_tools = next(one.config for one in app.get_state_history(THREAD) if one.next == ("tools",))
     assert is_asked(app.invoke(YES, before_tools))
@@ -40,8 +40,8 @@ def test_g2_an_answer_that_comes_with_the_run_answers_nothing(app, world):
     assert (world.charges, world.items) == ([5], [])
 
 
-def test_g2_consent_does_not_answer_the_question_of_a_tool(repo):
-    """G2: after consent, a tool that asks a person itself asks again."""
+def test_consent_does_not_answer_the_question_of_a_tool(repo):
+    """After consent, a tool that asks a person itself asks again."""
     paid = []
 
     @tool
@@ -68,8 +68,8 @@ def test_g2_consent_does_not_answer_the_question_of_a_tool(repo):
     assert paid == [5]
 
 
-def test_g2_declining_returns_to_the_branch_before_all_questions(app, world):
-    """G2: with two questions open, an answer that declines runs nothing on the branch of the first one."""
+def test_declining_returns_to_the_branch_before_all_questions(app, world):
+    """With two questions open, an answer that declines runs nothing on the branch of the first one."""
     first, second, third = run(app, "hello", "charge 5", "charge 6")
     app.invoke(said("add a"), first)
     app.invoke(said("add b"), second)
@@ -78,8 +78,8 @@ def test_g2_declining_returns_to_the_branch_before_all_questions(app, world):
     assert app.get_state(THREAD).config == third
 
 
-def test_g2_a_new_message_instead_of_an_answer_cancels(app, world):
-    """G2: a new message while the question waits continues where the thread was."""
+def test_a_new_message_instead_of_an_answer_cancels(app, world):
+    """A new message while the question waits continues where the thread was."""
     first, _ = run(app, "hello", "charge 5")
     app.invoke(said("add a"), first)
     run(app, "add b")
@@ -87,8 +87,8 @@ def test_g2_a_new_message_instead_of_an_answer_cancels(app, world):
     assert contents(app.get_state(THREAD).values)[:3] == ["hello", "hm", "charge 5"]
 
 
-def test_g2_private_settings_of_a_client_have_no_effect(app, world):
-    """G2: a client can neither replace the saver nor answer the question by LangGraph's private keys."""
+def test_private_settings_of_a_client_have_no_effect(app, world):
+    """A client can neither replace the saver nor answer the question by LangGraph's private keys."""
     old, _ = run(app, "hello", "charge 5")
     foreign = InMemorySaver()
     app.invoke(said("look"), {"configurable": {"thread_id": "t", "__pregel_checkpointer": foreign}})
@@ -99,8 +99,8 @@ def test_g2_private_settings_of_a_client_have_no_effect(app, world):
     assert (world.charges, world.items) == ([5], [])
 
 
-def test_g2_the_first_node_has_its_context_after_the_question(repo, world):
-    """G2: a node before which a person was asked can use the config, the store and questions of its own."""
+def test_the_first_node_has_its_context_after_the_question(repo, world):
+    """A node before which a person was asked can use the config, the store and questions of its own."""
     charge = world.tool("charge")
 
     def node(state):
@@ -119,8 +119,8 @@ def test_g2_the_first_node_has_its_context_after_the_question(repo, world):
     assert world.charges == [5]
 
 
-def test_g2_consent_covers_only_the_plan_that_was_shown(repo, app, world):
-    """G2: if more would be compensated than the person saw, the run asks again with the new plan."""
+def test_consent_covers_only_the_plan_that_was_shown(repo, app, world):
+    """If more would be compensated than the person saw, the run asks again with the new plan."""
     old, _ = run(app, "hello", "charge 5")
     app.invoke(said("add a"), old)
     graph = tool_node_graph(obedient(), world.tools())
@@ -132,8 +132,8 @@ def test_g2_consent_covers_only_the_plan_that_was_shown(repo, app, world):
     assert (world.charges, world.items) == ([], ["a"])
 
 
-def test_g2_an_imported_question_cannot_be_answered(repo, app, world, tmp_path):
-    """G2: a question that an export brought along is refused, because what it asked about is not known here."""
+def test_an_imported_question_cannot_be_answered(repo, app, world, tmp_path):
+    """A question that an export brought along is refused, because what it asked about is not known here."""
     old, _ = run(app, "hello", "charge 5")
     app.invoke(said("add a"), old)
     repo.session("t").export(tmp_path / "t.agentgit")
@@ -145,8 +145,8 @@ def test_g2_an_imported_question_cannot_be_answered(repo, app, world, tmp_path):
     assert (world.charges, world.items) == ([5], [])
 
 
-def test_g2_declining_does_not_run_a_failed_step_again(app, world):
-    """G2: the run that failed before the question stays as it is, and its tool is not called again."""
+def test_declining_does_not_run_a_failed_step_again(app, world):
+    """The run that failed before the question stays as it is, and its tool is not called again."""
     (old,) = run(app, "hello")
     with pytest.raises(RuntimeError, match="boom"):
         app.invoke(said("charge 5; fail boom"), THREAD)
@@ -156,8 +156,8 @@ def test_g2_declining_does_not_run_a_failed_step_again(app, world):
     assert (len(world.happened("fail")), world.charges) == (1, [5])
 
 
-async def test_g2_async_runs_ask_and_answer_too(app, world):
-    """G2: ainvoke asks, and continues with consent."""
+async def test_async_runs_ask_and_answer_too(app, world):
+    """Ainvoke asks, and continues with consent."""
     await app.ainvoke(said("hello"), THREAD)
     old = (await app.aget_state(THREAD)).config
     await app.ainvoke(said("charge 5"), THREAD)

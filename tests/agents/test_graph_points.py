@@ -23,8 +23,8 @@ def state_of(app):
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
-def test_g2_the_state_agrees_with_the_world_after_a_run_at_each_point(repo, world, kind):
-    """G2: at each checkpoint of three turns, there and back, with a message and without, nothing is left or lacking."""
+def test_the_state_agrees_with_the_world_after_a_run_at_each_point(repo, world, kind):
+    """At each checkpoint of three turns, there and back, with a message and without, nothing is left or lacking."""
     app = repo.graph(
         GRAPHS[kind](obedient(), world.tools()), effects=world.effects(), confirm="never", check_effects=False
     )
@@ -38,8 +38,8 @@ def test_g2_the_state_agrees_with_the_world_after_a_run_at_each_point(repo, worl
     assert repo.maintenance.fsck(3).is_sound
 
 
-def test_g2_a_point_of_another_branch_brings_its_effects_back(repo, world):
-    """G2: what was reversed since that branch was left is made again, after a person has consented."""
+def test_a_point_of_another_branch_brings_its_effects_back(repo, world):
+    """What was reversed since that branch was left is made again, after a person has consented."""
     app = repo.graph(tool_node_graph(obedient(), world.tools()), effects=world.effects())
     first, second, _ = run(app, "add a", "add b", "add c")
     start = list(app.get_state_history(THREAD))[-1].config
@@ -64,8 +64,8 @@ def asking_model():
     return ScriptedModel(rule=rule)
 
 
-def test_g2_a_paused_point_keeps_no_output_of_what_is_reversed(repo, world):
-    """G2: at a point where a subgraph waited for an answer, finished calls are reversed and made again."""
+def test_a_paused_point_keeps_no_output_of_what_is_reversed(repo, world):
+    """At a point where a subgraph waited for an answer, finished calls are reversed and made again."""
     app = repo.graph(nested_graph(asking_model(), world.tools()), effects=world.effects())
     app.invoke(said("go"), THREAD)
     paused = app.get_state(THREAD).config
@@ -76,8 +76,8 @@ def test_g2_a_paused_point_keeps_no_output_of_what_is_reversed(repo, world):
     assert state_of(app) == (["x", "y"], [])
 
 
-def test_g2_the_state_of_a_waiting_subgraph_can_be_edited(repo, world):
-    """G2: `update_state` with the config that `get_state(subgraphs=True)` gave changes the subgraph, not the root."""
+def test_the_state_of_a_waiting_subgraph_can_be_edited(repo, world):
+    """`update_state` with the config that `get_state(subgraphs=True)` gave changes the subgraph, not the root."""
     app = repo.graph(nested_graph(asking_model(), world.tools()), effects=world.effects())
     app.invoke(said("go"), THREAD)
     inner = app.get_state(THREAD, subgraphs=True).tasks[0].state.config
@@ -87,8 +87,8 @@ def test_g2_the_state_of_a_waiting_subgraph_can_be_edited(repo, world):
     assert "edited" not in contents(state.values)
 
 
-def test_g2_an_update_whose_rollback_is_blocked_leaves_no_trap(repo, world):
-    """G2: the run after such an update raises once, and the thread is where it was."""
+def test_an_update_whose_rollback_is_blocked_leaves_no_trap(repo, world):
+    """The run after such an update raises once, and the thread is where it was."""
     app = repo.graph(tool_node_graph(obedient(), world.tools()), effects=world.effects())
     first, second = run(app, "add a", "send letter")
     app.update_state(first, {"messages": [("user", "add b")]}, as_node="__start__")
@@ -99,8 +99,8 @@ def test_g2_an_update_whose_rollback_is_blocked_leaves_no_trap(repo, world):
     assert world.items == ["a", "c"]
 
 
-def test_g2_a_stopped_rollback_continues_with_the_same_run(repo, world):
-    """G2: if an undo function raised, the same run finishes the rollback, and undoes nothing twice."""
+def test_a_stopped_rollback_continues_with_the_same_run(repo, world):
+    """If an undo function raised, the same run finishes the rollback, and undoes nothing twice."""
     app = repo.graph(tool_node_graph(obedient(), world.tools()), effects=world.effects())
     first, _ = run(app, "hello", "add a; add b")
     world.broken.add("a")

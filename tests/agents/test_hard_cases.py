@@ -30,8 +30,8 @@ def world():
 
 
 @pytest.mark.parametrize("durability", ["sync", "async", "exit"])
-def test_a7_a_slow_save_does_not_move_a_checkpoint(durability, repo, world):
-    """A7, A6: a checkpoint requested by a tool has the position of its batch, however late LangGraph saves."""
+def test_a_slow_save_does_not_move_a_checkpoint(durability, repo, world):
+    """A checkpoint requested by a tool has the position of its batch, however late LangGraph saves."""
 
     bound = repo.wrap(tool_node_graph(scripted("hi"), []), "s")
     replies = (call("add", item="1"), call("create_checkpoint", name="mine"), call("add", item="2"), "ok")
@@ -47,8 +47,8 @@ def test_a7_a_slow_save_does_not_move_a_checkpoint(durability, repo, world):
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
-def test_d2_a_rollback_to_a_question_reverses_what_its_answer_did(kind, repo, world):
-    """D2, W1: a checkpoint made while a tool waits precedes the effects of the answered tool."""
+def test_a_rollback_to_a_question_reverses_what_its_answer_did(kind, repo, world):
+    """A checkpoint made while a tool waits precedes the effects of the answered tool."""
     agent = repo.wrap(GRAPHS[kind](scripted(call("add_if_approved", item="x"), "ok"), world.tools()), "s",
                       effects=world.effects())  # fmt: skip
     agent.invoke(say("order"))
@@ -64,8 +64,8 @@ def test_d2_a_rollback_to_a_question_reverses_what_its_answer_did(kind, repo, wo
     assert [(c.tool_name, c.status) for c in back.tool_track()] == [("add_if_approved", "done")]
 
 
-def test_d2_a_retried_batch_is_one_batch(repo, world):
-    """D2, W1: a retried batch does not repeat finished calls, and its effects follow a checkpoint from before it."""
+def test_a_retried_batch_is_one_batch(repo, world):
+    """A retried batch does not repeat finished calls, and its effects follow a checkpoint from before it."""
     graph = tool_node_graph(scripted(calls(call("add", item="x"), call("fail", why="b")), "ok"), world.tools())
     agent = repo.wrap(graph, "s", effects=world.effects())
     for value in (say("go"), None):
@@ -78,8 +78,8 @@ def test_d2_a_retried_batch_is_one_batch(repo, world):
     assert world.items == []
 
 
-def test_w1_an_edited_call_is_undone_with_the_arguments_it_ran_with(repo, world):
-    """W1: after a person edits a waiting call, the record and the undo use the edited arguments."""
+def test_an_edited_call_is_undone_with_the_arguments_it_ran_with(repo, world):
+    """After a person edits a waiting call, the record and the undo use the edited arguments."""
     agent = repo.wrap(tool_node_graph(scripted(call("add_if_approved", "c1", item="chair"), "ok"), world.tools()), "s",
                       effects=world.effects())  # fmt: skip
     agent.invoke(say("order"))
@@ -98,8 +98,8 @@ def test_w1_an_edited_call_is_undone_with_the_arguments_it_ran_with(repo, world)
 
 
 @pytest.mark.parametrize("caller", ["node", "tool", "whole node"])
-def test_d3_a_wrapped_agent_inside_another_graph_keeps_its_conversation(repo, world, caller):
-    """D3: an agent called from a node, from a tool or as a node runs on its own branch, and is recorded once."""
+def test_a_wrapped_agent_inside_another_graph_keeps_its_conversation(repo, world, caller):
+    """An agent called from a node, from a tool or as a node runs on its own branch, and is recorded once."""
     inner = repo.wrap(tool_node_graph(scripted(call("add", item="a"), "one", "two"), world.tools()), "inner",
                       effects=world.effects())  # fmt: skip
 
@@ -123,8 +123,8 @@ def test_d3_a_wrapped_agent_inside_another_graph_keeps_its_conversation(repo, wo
     assert [c.tool_name for c in inner.tool_track()] == ["add"]
 
 
-async def test_d3_a_wrapped_agent_streams_inside_another_graph(repo, world):
-    """D3: an agent records a turn streamed with astream inside a node, and one streamed with stream afterwards."""
+async def test_a_wrapped_agent_streams_inside_another_graph(repo, world):
+    """An agent records a turn streamed with astream inside a node, and one streamed with stream afterwards."""
     inner = repo.wrap(tool_node_graph(scripted("one", "two", "three"), []), "inner")
 
     async def ask(state, config):
@@ -139,8 +139,8 @@ async def test_d3_a_wrapped_agent_streams_inside_another_graph(repo, world):
     assert len(inner.history()) == 4
 
 
-def test_d3_tools_the_graph_does_not_expose_can_be_declared(repo, world):
-    """D3, W3: a tool that only a node calls is declared by its decorator, or with check_effects=False."""
+def test_tools_the_graph_does_not_expose_can_be_declared(repo, world):
+    """A tool that only a node calls is declared by its decorator, or with check_effects=False."""
     undone = []
 
     @tool
@@ -176,8 +176,8 @@ def test_d3_tools_the_graph_does_not_expose_can_be_declared(repo, world):
     assert undone == ["ordered x"]
 
 
-def test_a7_a_users_tool_with_a_checkpoint_tools_name_is_recorded(repo):
-    """A7: only agentgit's tools are left off the track, not a user's `create_checkpoint`."""
+def test_a_users_tool_with_a_checkpoint_tools_name_is_recorded(repo):
+    """Only agentgit's tools are left off the track, not a user's `create_checkpoint`."""
 
     @tool
     def create_checkpoint(name: str) -> str:
@@ -195,8 +195,8 @@ def test_a7_a_users_tool_with_a_checkpoint_tools_name_is_recorded(repo):
 # -- streams and tasks that end early
 
 
-async def test_d3_a_stream_left_early_releases_the_branch(repo):
-    """D3: after a break out of astream the next turn runs, as on the plain graph."""
+async def test_a_stream_left_early_releases_the_branch(repo):
+    """After a break out of astream the next turn runs, as on the plain graph."""
     for n in range(10):
         agent = repo.wrap(tool_node_graph(scripted("one", "two", "three"), []), f"s{n}")
         async for _ in agent.astream(say("hi")):
@@ -206,8 +206,8 @@ async def test_d3_a_stream_left_early_releases_the_branch(repo):
 
 
 @pytest.mark.parametrize("after", [0, 0.002, 0.01, 0.03, 0.06])
-async def test_d3_a_cancelled_turn_releases_the_branch(after, repo, world):
-    """D3: a turn cancelled at any moment, also while it acquires the branch, leaves the branch free."""
+async def test_a_cancelled_turn_releases_the_branch(after, repo, world):
+    """A turn cancelled at any moment, also while it acquires the branch, leaves the branch free."""
     agent = repo.wrap(tool_node_graph(scripted("one", "two"), []), "s")
     task = asyncio.create_task(agent.ainvoke(say("hi")))
     await asyncio.sleep(after)
@@ -230,8 +230,8 @@ def slow_to_begin():
         yield begins, go
 
 
-async def test_d3_a_turn_waits_for_a_cancelled_turn_to_release_the_branch(repo, slow_to_begin):
-    """D3: with a slow database, the next turn waits until the cancelled one has released the branch."""
+async def test_a_turn_waits_for_a_cancelled_turn_to_release_the_branch(repo, slow_to_begin):
+    """With a slow database, the next turn waits until the cancelled one has released the branch."""
     agent = repo.wrap(tool_node_graph(scripted("one"), []), "s")
     begins, go = slow_to_begin
     task = asyncio.create_task(agent.ainvoke(say("hi")))
@@ -244,8 +244,8 @@ async def test_d3_a_turn_waits_for_a_cancelled_turn_to_release_the_branch(repo, 
     assert agent.branch.status == "open"
 
 
-def test_d3_a_loop_that_ends_during_acquisition_releases_the_branch(repo, slow_to_begin):
-    """D3: Ctrl-C in `asyncio.run` while a turn acquires the branch does not leave the branch running."""
+def test_a_loop_that_ends_during_acquisition_releases_the_branch(repo, slow_to_begin):
+    """Ctrl-C in `asyncio.run` while a turn acquires the branch does not leave the branch running."""
     agent = repo.wrap(tool_node_graph(scripted("one"), []), "s")
     begins, go = slow_to_begin
 
@@ -262,8 +262,8 @@ def test_d3_a_loop_that_ends_during_acquisition_releases_the_branch(repo, slow_t
     assert agent.run("again") == "one"
 
 
-def test_d3_a_stopped_loop_releases_the_branch(repo, slow_to_begin):
-    """D3: after Ctrl-C in a chat whose loop is stopped, the branch is released as soon as it was acquired."""
+def test_a_stopped_loop_releases_the_branch(repo, slow_to_begin):
+    """After Ctrl-C in a chat whose loop is stopped, the branch is released as soon as it was acquired."""
     agent = repo.wrap(tool_node_graph(scripted("one"), []), "s")
     begins, go = slow_to_begin
 
@@ -286,8 +286,8 @@ def test_d3_a_stopped_loop_releases_the_branch(repo, slow_to_begin):
         assert agent.run("again") == "one"
 
 
-async def test_d3_a_turn_waits_for_an_abandoned_stream_to_close(repo):
-    """D3: the next turn waits until an abandoned stream has finished its cleanup."""
+async def test_a_turn_waits_for_an_abandoned_stream_to_close(repo):
+    """The next turn waits until an abandoned stream has finished its cleanup."""
 
     async def slow(state):
         if state["messages"][-1].content == "hi":
@@ -306,8 +306,8 @@ async def test_d3_a_turn_waits_for_an_abandoned_stream_to_close(repo):
     assert agent.branch.status == "open"
 
 
-def test_d3_a_config_of_the_current_state_is_accepted(repo):
-    """D3: configs returned by update_state and get_state can be passed back, as on the graph."""
+def test_a_config_of_the_current_state_is_accepted(repo):
+    """Configs returned by update_state and get_state can be passed back, as on the graph."""
     agent = repo.wrap(tool_node_graph(scripted("hello", "again"), []), "s")
     agent.run("hi")
     config = agent.update_state(None, {"messages": [("user", "more")]}, as_node="__start__")
@@ -319,7 +319,7 @@ def test_d3_a_config_of_the_current_state_is_accepted(repo):
 
 
 def test_only_one_rollback_of_a_session_runs_at_a_time(repo, world):
-    """W1: while a rollback reverses effects, another rollback and turns of the session are refused with the reason."""
+    """While a rollback reverses effects, another rollback and turns of the session are refused with the reason."""
     agent = repo.wrap(tool_node_graph(scripted(call("add", item="a"), "ok", "more"), world.tools()), "s",
                       effects=world.effects(add=reversible(lambda args, result: tries())))  # fmt: skip
     agent.run("go")
@@ -341,7 +341,7 @@ def test_only_one_rollback_of_a_session_runs_at_a_time(repo, world):
 
 
 def test_a_branch_with_a_partial_rollback_cannot_be_used(repo, world):
-    """W1: switch, checkpoint and fork on a partial branch are refused and the error names resume."""
+    """Switch, checkpoint and fork on a partial branch are refused and the error names resume."""
     agent = repo.wrap(
         tool_node_graph(scripted(call("add", item="a"), "ok"), world.tools()), "s", effects=world.effects()
     )
@@ -356,7 +356,7 @@ def test_a_branch_with_a_partial_rollback_cannot_be_used(repo, world):
 
 
 def test_resuming_a_rollback_does_not_move_a_switched_session(repo, world):
-    """W1: a session that switched to another branch before the resume stays there."""
+    """A session that switched to another branch before the resume stays there."""
     agent = repo.wrap(
         tool_node_graph(scripted(call("add", item="a"), "ok"), world.tools()), "s", effects=world.effects()
     )
@@ -372,7 +372,7 @@ def test_resuming_a_rollback_does_not_move_a_switched_session(repo, world):
 
 
 def test_a_running_agent_stays_on_its_branch(repo, world):
-    """D2: switch and rollback are refused during a turn, and its checkpoint is on the turn's branch."""
+    """Switch and rollback are refused during a turn, and its checkpoint is on the turn's branch."""
     agent = repo.wrap(tool_node_graph(scripted("one", "two"), []), "s")
     agent.run("hi")
     agent.fork(name="other")
@@ -387,8 +387,8 @@ def test_a_running_agent_stays_on_its_branch(repo, world):
     assert agent.switch("other").branch.name == "other"
 
 
-def test_w1_a_resumed_rollback_also_reverses_newer_effects(repo, world):
-    """W1: effects made after the interrupted rollback are reversed first, and are in the report."""
+def test_a_resumed_rollback_also_reverses_newer_effects(repo, world):
+    """Effects made after the interrupted rollback are reversed first, and are in the report."""
     replies = (call("add", item="a"), "ok", call("add", item="b"), "ok")
     agent = repo.wrap(tool_node_graph(scripted(*replies), world.tools()), "s", effects=world.effects())
     agent.run("one")
@@ -402,8 +402,8 @@ def test_w1_a_resumed_rollback_also_reverses_newer_effects(repo, world):
     assert world.items == []
 
 
-def test_w2_a_rollback_to_a_point_with_reversed_effects_reports_them(repo, world):
-    """W2: a rollback forward does not repeat reversed effects, and plan and report list them as gone."""
+def test_a_rollback_to_a_point_with_reversed_effects_reports_them(repo, world):
+    """A rollback forward does not repeat reversed effects, and plan and report list them as gone."""
     replies = (call("add", item="a"), "ok")
     agent = repo.wrap(tool_node_graph(scripted(*replies), world.tools()), "s", effects=world.effects())
     agent.run("one")
@@ -415,7 +415,7 @@ def test_w2_a_rollback_to_a_point_with_reversed_effects_reports_them(repo, world
 
 
 def test_an_invocation_has_one_position_everywhere(repo, world):
-    """D1: plan, undo and track agree on a call's position, whichever call finishes first."""
+    """Plan, undo and track agree on a call's position, whichever call finishes first."""
     seen = []
     slow = threading.Event()
 
@@ -441,8 +441,8 @@ def test_an_invocation_has_one_position_everywhere(repo, world):
     assert seen == [1]
 
 
-def test_a7_a_rollback_blocked_after_its_request_keeps_the_answer(repo, world):
-    """A7: if an irreversible call of the same batch blocks the rollback, the turn's answer is still returned."""
+def test_a_rollback_blocked_after_its_request_keeps_the_answer(repo, world):
+    """If an irreversible call of the same batch blocks the rollback, the turn's answer is still returned."""
     bound = repo.wrap(tool_node_graph(scripted("hi"), []), "s")
     replies = ("hello", calls(call("rollback_to_checkpoint", checkpoint="main#2"), call("send", text="x")), "done")
     graph = tool_node_graph(scripted(*replies), [*world.tools(), *bound.checkpoint_tools()])
@@ -458,7 +458,7 @@ def test_a7_a_rollback_blocked_after_its_request_keeps_the_answer(repo, world):
 
 
 def test_results_that_can_be_read_only_once_reach_the_program_unread(repo):
-    """D1: an iterator returned by a tool reaches the program unread."""
+    """An iterator returned by a tool reaches the program unread."""
     got = []
 
     @tool

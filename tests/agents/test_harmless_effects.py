@@ -1,4 +1,4 @@
-"""Tools that change only the state of the graph or only files of the workspace, and what reports say of them (T11)."""
+"""Tools that change only the state of the graph or only files of the workspace, and what reports say of them."""
 
 import operator
 from typing import Annotated, Any
@@ -59,8 +59,8 @@ NOTES = {"note": "state", "jot": "state"}
 # -- state
 
 
-def test_t11_a_state_call_is_taken_back_without_a_line(repo):
-    """T11: what a `state` tool changed is gone after a rollback, and neither plan nor report lists the call."""
+def test_a_state_call_is_taken_back_without_a_line(repo):
+    """What a `state` tool changed is gone after a rollback, and neither plan nor report lists the call."""
     agent = repo.wrap(notes_graph(scripted(call("note", text="a"), call("jot", text="b"), "done")), "s", effects=NOTES)
     before = agent.checkpoint("before")
     agent.invoke(say())
@@ -74,8 +74,8 @@ def test_t11_a_state_call_is_taken_back_without_a_line(repo):
 
 
 @pytest.mark.parametrize("tools", ["keep", "require_clean"])
-def test_t11_a_state_call_is_no_line_in_any_mode(repo, tools):
-    """T11: whatever a rollback does with tools, a `state` call is neither kept nor in its way."""
+def test_a_state_call_is_no_line_in_any_mode(repo, tools):
+    """Whatever a rollback does with tools, a `state` call is neither kept nor in its way."""
     agent = repo.wrap(notes_graph(scripted(call("note", text="a"), "done")), "s", effects=NOTES)
     before = agent.checkpoint("before")
     agent.invoke(say())
@@ -83,8 +83,8 @@ def test_t11_a_state_call_is_no_line_in_any_mode(repo, tools):
 
 
 @pytest.mark.parametrize("effects", [NOTES, NOTES | {"deliver": "idempotent"}])
-def test_t11_a_state_call_runs_again_with_its_task(repo, effects):
-    """T11: if a batch is resumed, a `state` call without a command runs again, because its writes were lost."""
+def test_a_state_call_runs_again_with_its_task(repo, effects):
+    """If a batch is resumed, a `state` call without a command runs again, because its writes were lost."""
     world = World()
 
     @tool
@@ -104,8 +104,8 @@ def test_t11_a_state_call_runs_again_with_its_task(repo, effects):
     assert kept == {"deliver"}
 
 
-def test_t11_a_state_call_runs_again_when_its_node_is_retried(repo):
-    """T11: if LangGraph runs a node again in the same turn, a `state` call without a command runs again too."""
+def test_a_state_call_runs_again_when_its_node_is_retried(repo):
+    """If LangGraph runs a node again in the same turn, a `state` call without a command runs again too."""
     fails = [True]
 
     @tool
@@ -122,8 +122,8 @@ def test_t11_a_state_call_runs_again_when_its_node_is_retried(repo):
     assert sorted(agent.state["notes"]) == ["a", "b"]
 
 
-def test_t11_replay_execute_answers_state_and_workspace_calls_from_the_record(repo, desk):
-    """T11: with replay="execute", neither blocks: the state and the files are restored, and no tool writes them."""
+def test_replay_execute_answers_state_and_workspace_calls_from_the_record(repo, desk):
+    """With replay="execute", neither blocks: the state and the files are restored, and no tool writes them."""
     script = scripted(call("note", text="a"), call("write_file", path="a.txt", text="1"), call("add", item="x"), "done")
     graph = notes_graph(script, *desk.tools())
     effects = NOTES | FILES | {"shell": "irreversible", "add": desk.world.effects()["add"]}
@@ -141,8 +141,8 @@ def test_t11_replay_execute_answers_state_and_workspace_calls_from_the_record(re
     assert [one.tool_name for one in again.tool_track()] == ["note", "write_file", "add"]
 
 
-def test_t11_a_nested_effect_is_not_hidden_by_the_state_call_around_it(repo):
-    """T11: a `state` tool that calls an irreversible one does not hide it: the inner call blocks the rollback."""
+def test_a_nested_effect_is_not_hidden_by_the_state_call_around_it(repo):
+    """A `state` tool that calls an irreversible one does not hide it: the inner call blocks the rollback."""
     world = World()
     charge = world.tool("send")
 
@@ -176,8 +176,8 @@ def written(repo, desk: Desk, *orders: str, effects: Any = FILES, **options: Any
     return agent
 
 
-def test_t11_a_workspace_call_goes_with_its_files(repo, desk):
-    """T11: a rollback that restores the files lists the files, and not the `workspace` calls."""
+def test_a_workspace_call_goes_with_its_files(repo, desk):
+    """A rollback that restores the files lists the files, and not the `workspace` calls."""
     agent = written(repo, desk, "write a.txt hello", "write b.txt x; delete a.txt", workspace=desk.root)
     assert desk.files == {"b.txt": "x"}
     plan = agent.plan_rollback("before")
@@ -188,8 +188,8 @@ def test_t11_a_workspace_call_goes_with_its_files(repo, desk):
     assert (desk.files, forth.report.kept, forth.report.gone) == ({"b.txt": "x"}, [], [])
 
 
-def test_t11_kept_files_are_said_to_be_kept(repo, desk):
-    """T11: with files=False, the calls whose files stay are listed with that reason, and only those."""
+def test_kept_files_are_said_to_be_kept(repo, desk):
+    """With files=False, the calls whose files stay are listed with that reason, and only those."""
     agent = written(repo, desk, "write a.txt 1", workspace=desk.root)
     second = agent.rollback("before")  # a.txt is gone
     second.invoke(say("write b.txt 2"))
@@ -203,8 +203,8 @@ def test_t11_kept_files_are_said_to_be_kept(repo, desk):
     assert desk.files == {}
 
 
-def test_t11_files_that_were_rewound_are_not_said_to_be_kept(repo, desk):
-    """T11: after a restore of the files alone, only calls whose files are there are listed as kept."""
+def test_files_that_were_rewound_are_not_said_to_be_kept(repo, desk):
+    """After a restore of the files alone, only calls whose files are there are listed as kept."""
     agent = written(repo, desk, "write a.txt 1", workspace=desk.root)
     middle = agent.checkpoint("middle")
     agent.invoke(say("write b.txt 2"))
@@ -215,8 +215,8 @@ def test_t11_files_that_were_rewound_are_not_said_to_be_kept(repo, desk):
     assert kept == {"a.txt", "c.txt"}
 
 
-def test_t11_without_a_snapshot_the_files_are_said_to_stay(repo, desk):
-    """T11: without a workspace, the plan says that there is no snapshot to restore the files from."""
+def test_without_a_snapshot_the_files_are_said_to_stay(repo, desk):
+    """Without a workspace, the plan says that there is no snapshot to restore the files from."""
     agent = written(repo, desk, "write a.txt 1")
     (step,) = agent.plan_rollback("before").steps
     assert (step.action, step.why) == ("keep", "there is no snapshot to restore its files from")
@@ -224,8 +224,8 @@ def test_t11_without_a_snapshot_the_files_are_said_to_stay(repo, desk):
     assert desk.files == {"a.txt": "1"}
 
 
-def test_t11_a_file_outside_the_workspace_is_not_covered(repo, desk, tmp_path):
-    """T11: a call of a `workspace` tool that names a file outside the workspace is undeclared, and is listed."""
+def test_a_file_outside_the_workspace_is_not_covered(repo, desk, tmp_path):
+    """A call of a `workspace` tool that names a file outside the workspace is undeclared, and is listed."""
     outside = tmp_path / "outside.txt"
     (desk.root / "link").symlink_to(tmp_path)
     orders = f"write {outside} 1; write ../up.txt 2; write link/linked.txt 3; write in.txt 4"
@@ -244,8 +244,8 @@ def test_t11_a_file_outside_the_workspace_is_not_covered(repo, desk, tmp_path):
     assert not (desk.root / "in.txt").exists()
 
 
-def test_t11_an_excluded_file_is_not_covered(repo, desk):
-    """T11: no snapshot has an excluded file, so a call that writes one is undeclared, and is listed."""
+def test_an_excluded_file_is_not_covered(repo, desk):
+    """No snapshot has an excluded file, so a call that writes one is undeclared, and is listed."""
     for name in (".git", "cache"):
         (desk.root / name).mkdir()
         (desk.root / name / "old").write_text("old", "utf-8")
@@ -263,8 +263,8 @@ def test_t11_an_excluded_file_is_not_covered(repo, desk):
     assert kept == {"a.log", ".git/old", "cache/new"}
 
 
-def test_t11_an_environment_of_the_user_decides_what_it_restores(repo, desk):
-    """T11: a custom environment may keep files anywhere, so a declared `workspace` call is believed."""
+def test_an_environment_of_the_user_decides_what_it_restores(repo, desk):
+    """A custom environment may keep files anywhere, so a declared `workspace` call is believed."""
 
     class Environment:
         def checkpoint(self) -> str:
@@ -280,8 +280,8 @@ def test_t11_an_environment_of_the_user_decides_what_it_restores(repo, desk):
     assert (agent.rollback("before").report.kept, desk.files) == ([], {})
 
 
-def test_t11_files_of_another_branch_do_not_stop_a_branch(repo, desk):
-    """T11: the `workspace` calls of another branch are no effects that a branch must bring back first."""
+def test_files_of_another_branch_do_not_stop_a_branch(repo, desk):
+    """The `workspace` calls of another branch are no effects that a branch must bring back first."""
     agent = written(repo, desk, "write a.txt 1", effects=FILES)
     other = agent.fork(name="other")
     other.invoke(say("write b.txt 2"))
@@ -290,15 +290,15 @@ def test_t11_files_of_another_branch_do_not_stop_a_branch(repo, desk):
 
 
 @pytest.mark.parametrize("kind", ["state", "workspace"])
-def test_t11_options_that_need_an_effect_outside_are_refused(kind):
-    """T11: `state` and `workspace` take none of the options of an effect on the world."""
+def test_options_that_need_an_effect_outside_are_refused(kind):
+    """`state` and `workspace` take none of the options of an effect on the world."""
     for options in ({"once": True}, {"identity_args": ["a"]}, {"verify": lambda invocation: True}):
         with pytest.raises(InvalidInput, match="leave out"):
             effect(kind, **options)
 
 
-def test_t11_the_server_of_a_tool_makes_its_effect_stricter(repo):
-    """T11: a tool of an MCP server that changes things there is not `state`, whoever declares it."""
+def test_the_server_of_a_tool_makes_its_effect_stricter(repo):
+    """A tool of an MCP server that changes things there is not `state`, whoever declares it."""
     for hints, kind in (
         ({"readOnlyHint": False}, "undeclared"),
         ({"readOnlyHint": True}, "state"),

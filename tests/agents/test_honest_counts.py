@@ -15,7 +15,7 @@ from bench.honest.payments import Bank
 @pytest.mark.parametrize("is_idempotent", [False, True])
 @pytest.mark.parametrize("way", [payments.in_memory, payments.on_disk])
 def test_time_travel_in_langgraph_pays_again_each_time(way, is_idempotent, tmp_path):
-    """W4: for comparison, LangGraph's time travel pays and uses the approval again each time, even at an idempotent
+    """For comparison, LangGraph's time travel pays and uses the approval again each time, even at an idempotent
     bank.
     """
     bank = Bank(is_idempotent)
@@ -25,16 +25,16 @@ def test_time_travel_in_langgraph_pays_again_each_time(way, is_idempotent, tmp_p
 
 @pytest.mark.parametrize("is_idempotent", [False, True])
 @pytest.mark.parametrize("way", [payments.fenced, payments.refunded])
-def test_w4_a_rollback_in_agentgit_never_pays_twice(way, is_idempotent, tmp_path):
-    """W4: at most one payment exists at a time, one remains at the end, and the approval is used once."""
+def test_a_rollback_in_agentgit_never_pays_twice(way, is_idempotent, tmp_path):
+    """At most one payment exists at a time, one remains at the end, and the approval is used once."""
     bank = Bank(is_idempotent)
     way(bank, 5, tmp_path)
     assert (bank.most, len(bank.paid) - len(bank.refunded), len(bank.used)) == (1, 1, 1)
 
 
 @pytest.mark.long
-def test_w1_a_step_with_failing_calls_is_complete_after_rollback_and_retry(tmp_path):
-    """W1: with rollback and retry every step is complete in the end, although calls and undo functions fail."""
+def test_a_step_with_failing_calls_is_complete_after_rollback_and_retry(tmp_path):
+    """With rollback and retry every step is complete in the end, although calls and undo functions fail."""
     steps, found = 8, {}
     for name, policy in faults.POLICIES.items():
         world = World(0.3, seed=1)
@@ -49,8 +49,8 @@ def test_w1_a_step_with_failing_calls_is_complete_after_rollback_and_retry(tmp_p
 
 
 @pytest.mark.long
-def test_w1_calls_of_unknown_outcome_are_listed_in_the_plan(tmp_path):
-    """W1: without `verify` the outcome of a call that raised is unknown, and the plan lists every remaining effect."""
+def test_calls_of_unknown_outcome_are_listed_in_the_plan(tmp_path):
+    """Without `verify` the outcome of a call that raised is unknown, and the plan lists every remaining effect."""
     world = World(0.3, seed=1)
     faults.blind(world, 8, tmp_path)
     with agentgit.open(tmp_path / "agentgit.db") as repo:
@@ -73,8 +73,8 @@ def test_w1_calls_of_unknown_outcome_are_listed_in_the_plan(tmp_path):
         pytest.param(4, 5, "3.75", marks=pytest.mark.long),
     ],
 )
-def test_w10_exploring_costs_exactly_the_sum_of_the_choices(tmp_path, choices, steps, saved):
-    """W10: n steps with a choices each cost a + a² + … + aⁿ model calls, compared with running each leaf from
+def test_exploring_costs_exactly_the_sum_of_the_choices(tmp_path, choices, steps, saved):
+    """N steps with a choices each cost a + a² + … + aⁿ model calls, compared with running each leaf from
     scratch.
     """
     spent = explored.explored(choices, steps, tmp_path)

@@ -1,4 +1,4 @@
-"""What a host does to threads and runs with `repo.saver()` happens to the sessions of the served graph (G3)."""
+"""What a host does to threads and runs with `repo.saver()` happens to the sessions of the served graph."""
 
 import asyncio
 import uuid
@@ -53,8 +53,8 @@ def cancelled_run(app, input, config=THREAD, after="tools"):
     return id
 
 
-def test_g3_the_saver_reads_what_the_graph_reads(app, saver):
-    """G3: `get_tuple` and `list` give the checkpoints of the thread, and `put` is refused."""
+def test_the_saver_reads_what_the_graph_reads(app, saver):
+    """`get_tuple` and `list` give the checkpoints of the thread, and `put` is refused."""
     run(app, "add chair", "look")
     listed = [one.config for one in saver.list(THREAD)]
     assert listed == [one.config for one in app.get_state_history(THREAD)]
@@ -66,8 +66,8 @@ def test_g3_the_saver_reads_what_the_graph_reads(app, saver):
         saver.put_writes(newest.config, [("messages", [])], "task")
 
 
-def test_g3_a_cancelled_run_is_rolled_back(app, saver, world, repo):
-    """G3: the run is undone on a new branch, the old branch stays, and doing it again changes nothing."""
+def test_a_cancelled_run_is_rolled_back(app, saver, world, repo):
+    """The run is undone on a new branch, the old branch stays, and doing it again changes nothing."""
     run(app, "add chair")
     id = cancelled_run(app, "add table")
     for _ in range(2):
@@ -79,8 +79,8 @@ def test_g3_a_cancelled_run_is_rolled_back(app, saver, world, repo):
     assert world.items == ["chair", "lamp"]
 
 
-def test_g3_the_first_run_leaves_an_empty_thread(app, saver, world):
-    """G3: before its first run, a thread has no values."""
+def test_the_first_run_leaves_an_empty_thread(app, saver, world):
+    """Before its first run, a thread has no values."""
     saver.delete_for_runs([cancelled_run(app, "add chair")])
     assert world.items == []
     assert app.get_state(THREAD).values == {}
@@ -88,8 +88,8 @@ def test_g3_the_first_run_leaves_an_empty_thread(app, saver, world):
     assert world.items == ["lamp"]
 
 
-def test_g3_what_has_ended_stays(app, saver, world, repo):
-    """G3: deleting runs that ended, failed, were followed by others, or that nobody knows undoes nothing."""
+def test_what_has_ended_stays(app, saver, world, repo):
+    """Deleting runs that ended, failed, were followed by others, or that nobody knows undoes nothing."""
     ended, followed = host_run(app, "add chair"), cancelled_run(app, "add table")
     last = host_run(app, "add lamp")
     saver.delete_for_runs([ended, followed, last, str(uuid.uuid4())])
@@ -97,8 +97,8 @@ def test_g3_what_has_ended_stays(app, saver, world, repo):
     assert len(repo.session("t").branches()) == 1
 
 
-def test_g3_an_update_of_the_state_is_kept(app, saver, world):
-    """G3: a cancelled run that `update_state` has followed stays, with the update."""
+def test_an_update_of_the_state_is_kept(app, saver, world):
+    """A cancelled run that `update_state` has followed stays, with the update."""
     id = cancelled_run(app, "add chair")
     app.update_state(THREAD, said("hello"))
     saver.delete_for_runs([id])
@@ -106,16 +106,16 @@ def test_g3_an_update_of_the_state_is_kept(app, saver, world):
     assert contents(app.get_state(THREAD).values)[-1] == "hello"
 
 
-def test_g3_what_needs_consent_stays_and_is_reported(app, saver, world, repo):
-    """G3: a payment and a mail stay, and the report of the rollback names them."""
+def test_what_needs_consent_stays_and_is_reported(app, saver, world, repo):
+    """A payment and a mail stay, and the report of the rollback names them."""
     saver.delete_for_runs([cancelled_run(app, "add chair; charge 5; send hello")])
     assert (world.items, world.charges, world.sent) == ([], [5], ["hello"])
     report = repo.session("t").operations()[0].report
     assert (len(report["reversed"]), len(report["kept"])) == (1, 2)
 
 
-def test_g3_an_undo_that_raises_does_not_stop_the_others(app, saver, world, repo):
-    """G3: the other effects are reversed, and the report names the one that stays."""
+def test_an_undo_that_raises_does_not_stop_the_others(app, saver, world, repo):
+    """The other effects are reversed, and the report names the one that stays."""
     id = cancelled_run(app, "add chair; add table")
     world.broken.add("table")
     saver.delete_for_runs([id])
@@ -125,8 +125,8 @@ def test_g3_an_undo_that_raises_does_not_stop_the_others(app, saver, world, repo
     assert "table is stuck" in report["kept"][0]["reason"]
 
 
-def test_g3_a_run_that_asks_for_consent_is_cancelled_without_effect(app, saver, world):
-    """G3: the thread is where it was, and goes on."""
+def test_a_run_that_asks_for_consent_is_cancelled_without_effect(app, saver, world):
+    """The thread is where it was, and goes on."""
     (before, _) = run(app, "add chair", "charge 5")
     values = contents(app.get_state(THREAD).values)
     id = cancelled_run(app, "add lamp", before, after="__interrupt__")
@@ -143,8 +143,8 @@ def asking(repo, world, first):
     return repo.graph(tool_node_graph(model, world.tools()), effects=world.effects())
 
 
-def test_g3_an_answer_is_taken_back_and_the_question_is_open_again(repo, saver, world):
-    """G3: cancelling the run of an answer keeps what the run before it did, and another answer counts."""
+def test_an_answer_is_taken_back_and_the_question_is_open_again(repo, saver, world):
+    """Cancelling the run of an answer keeps what the run before it did, and another answer counts."""
     app = asking(repo, world, call("add", item="chair"))
     run(app, "hello")
     assert app.get_state(THREAD).interrupts
@@ -155,8 +155,8 @@ def test_g3_an_answer_is_taken_back_and_the_question_is_open_again(repo, saver, 
     assert world.items == ["chair"]
 
 
-def test_g3_files_that_others_have_changed_stay(repo, tmp_path):
-    """G3: in a directory that somebody else has written to, the effects of tools are still reversed."""
+def test_files_that_others_have_changed_stay(repo, tmp_path):
+    """In a directory that somebody else has written to, the effects of tools are still reversed."""
     world = World()
     graph = tool_node_graph(obedient(), world.tools())
     app = repo.graph(graph, effects=world.effects(), workspace=tmp_path / "files")
@@ -168,8 +168,8 @@ def test_g3_files_that_others_have_changed_stay(repo, tmp_path):
     assert (tmp_path / "files" / "theirs").read_text() == "keep me"
 
 
-def test_g3_the_report_says_why_files_stay(repo, tmp_path):
-    """G3: files stay because others have changed them, not on request, and an undo that raises stops nothing."""
+def test_the_report_says_why_files_stay(repo, tmp_path):
+    """Files stay because others have changed them, not on request, and an undo that raises stops nothing."""
     world = World()
     graph = tool_node_graph(obedient(), world.tools())
     app = repo.graph(graph, effects=world.effects(note="workspace"), workspace=tmp_path / "files")
@@ -185,8 +185,8 @@ def test_g3_the_report_says_why_files_stay(repo, tmp_path):
     assert not any("as requested" in reason for reason in kept)
 
 
-def test_g3_waiting_for_a_run_holds_no_thread_of_the_loop(repo):
-    """G3: with one thread in the executor of the loop, a thread is deleted as soon as its run has ended."""
+def test_waiting_for_a_run_holds_no_thread_of_the_loop(repo):
+    """With one thread in the executor of the loop, a thread is deleted as soon as its run has ended."""
     world = World()
     app, saver = repo.graph(tool_node_graph(obedient(), world.tools()), effects=world.effects()), repo.saver()
 
@@ -201,8 +201,8 @@ def test_g3_waiting_for_a_run_holds_no_thread_of_the_loop(repo):
     assert repo.sessions() == []
 
 
-def test_g3_undo_functions_of_coroutines_run_on_the_hosts_loop(repo):
-    """G3: `adelete_for_runs` awaits an undo that is bound to the loop of the host."""
+def test_undo_functions_of_coroutines_run_on_the_hosts_loop(repo):
+    """`adelete_for_runs` awaits an undo that is bound to the loop of the host."""
     world, loops = World(), []
 
     async def remove(args, result):
@@ -225,8 +225,8 @@ def test_g3_undo_functions_of_coroutines_run_on_the_hosts_loop(repo):
     assert (len(loops), world.items) == (1, [])
 
 
-def test_g3_a_copied_thread_has_a_world_of_its_own(app, saver, world):
-    """G3: the copy continues from the newest state; cancelling its run touches nothing of the original."""
+def test_a_copied_thread_has_a_world_of_its_own(app, saver, world):
+    """The copy continues from the newest state; cancelling its run touches nothing of the original."""
     run(app, "add chair")
     saver.copy_thread("t", "copy")
     assert contents(app.get_state(thread("copy")).values) == contents(app.get_state(THREAD).values)
@@ -237,8 +237,8 @@ def test_g3_a_copied_thread_has_a_world_of_its_own(app, saver, world):
     assert contents(app.get_state(thread("copy")).values)[0] == "add chair"
 
 
-def test_g3_a_thread_that_waits_is_not_copied(repo, saver, world):
-    """G3: the calls of a batch whose question is open would happen again in the copy, so it is refused."""
+def test_a_thread_that_waits_is_not_copied(repo, saver, world):
+    """The calls of a batch whose question is open would happen again in the copy, so it is refused."""
     app = asking(repo, world, call("charge", amount=5))
     run(app, "hello")
     with pytest.raises(Conflict, match="waits for an answer"):
@@ -249,8 +249,8 @@ def test_g3_a_thread_that_waits_is_not_copied(repo, saver, world):
     assert (world.items, world.charges) == (["table"], [5])
 
 
-def test_g3_a_copy_never_replaces_a_thread(app, saver):
-    """G3: an existing target and an impossible name are refused, and a thread that nobody has is not copied."""
+def test_a_copy_never_replaces_a_thread(app, saver):
+    """An existing target and an impossible name are refused, and a thread that nobody has is not copied."""
     run(app, "add chair")
     app.invoke(said("look"), thread("other"))
     with pytest.raises(Conflict, match="already exists"):
@@ -261,8 +261,8 @@ def test_g3_a_copy_never_replaces_a_thread(app, saver):
     assert app.get_state(thread("new")).values == {}
 
 
-def test_g3_a_deleted_thread_is_erased(app, saver, repo, world):
-    """G3: its session is gone, what its tools did stays, and a run begins it anew."""
+def test_a_deleted_thread_is_erased(app, saver, repo, world):
+    """Its session is gone, what its tools did stays, and a run begins it anew."""
     run(app, "add chair")
     saver.delete_thread("t")
     saver.delete_thread("t")
@@ -272,8 +272,8 @@ def test_g3_a_deleted_thread_is_erased(app, saver, repo, world):
     assert contents(app.get_state(THREAD).values)[0] == "look"
 
 
-def test_g3_prune_keeps_the_conversation_or_deletes_the_thread(app, saver, repo):
-    """G3: `keep_latest` deletes checkpoints that nothing needs, `delete` the session; other words are refused."""
+def test_prune_keeps_the_conversation_or_deletes_the_thread(app, saver, repo):
+    """`keep_latest` deletes checkpoints that nothing needs, `delete` the session; other words are refused."""
     run(app, *["look"] * 5)
     values, points = contents(app.get_state(THREAD).values), len(repo.session("t").log())
     saver.prune(["t", "nobody"])
@@ -285,8 +285,8 @@ def test_g3_prune_keeps_the_conversation_or_deletes_the_thread(app, saver, repo)
     assert repo.sessions() == []
 
 
-def test_g3_other_users_threads_are_not_there(repo, world):
-    """G3: a user's saver neither reads, copies, cancels nor deletes a thread of somebody else with the same id."""
+def test_other_users_threads_are_not_there(repo, world):
+    """A user's saver neither reads, copies, cancels nor deletes a thread of somebody else with the same id."""
     graph = tool_node_graph(obedient(), world.tools())
     ada, bob = (repo.as_user(repo.users.add(name)) for name in ("ada", "bob"))
     app = ada.graph(graph, effects=world.effects())
@@ -306,8 +306,8 @@ def test_g3_other_users_threads_are_not_there(repo, world):
 # -- the tools of served graphs in another process
 
 
-def test_g3_a_session_is_rolled_back_before_any_run_of_this_process(database, app, world):
-    """G3: after a restart, the tools of the served graph undo the calls of threads that it has not run yet."""
+def test_a_session_is_rolled_back_before_any_run_of_this_process(database, app, world):
+    """After a restart, the tools of the served graph undo the calls of threads that it has not run yet."""
     before = run(app, "add chair", "add table")
     with agentgit.open(database.url) as restarted:
         graph = restarted.graph(tool_node_graph(obedient(), world.tools()), effects=world.effects())
@@ -316,8 +316,8 @@ def test_g3_a_session_is_rolled_back_before_any_run_of_this_process(database, ap
         assert len(contents(graph.get_state(THREAD).values)) < len(contents(app.get_state(before[1]).values))
 
 
-def test_g3_tools_that_two_graphs_have_are_not_guessed(database, app, world):
-    """G3: if two graphs have different tools of one name, neither undoes a call whose graph is not known."""
+def test_tools_that_two_graphs_have_are_not_guessed(database, app, world):
+    """If two graphs have different tools of one name, neither undoes a call whose graph is not known."""
     run(app, "add chair")
     with agentgit.open(database.url) as restarted:
         worlds = (world, World())
@@ -331,8 +331,8 @@ def test_g3_tools_that_two_graphs_have_are_not_guessed(database, app, world):
 
 
 @pytest.mark.parametrize("other", ["user", "wrap", "name"])
-def test_g3_tools_of_another_world_undo_nothing(database, other):
-    """G3: the graph of another user, of another name, or beside `repo.wrap` does not undo a call of this session."""
+def test_tools_of_another_world_undo_nothing(database, other):
+    """The graph of another user, of another name, or beside `repo.wrap` does not undo a call of this session."""
     own, foreign = World(), World()
     foreign.items.append("chair")
     graph = tool_node_graph(obedient(), own.tools())

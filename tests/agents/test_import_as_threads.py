@@ -55,8 +55,8 @@ def newest_first(tuples):
     return [parts(one) for one in sorted(tuples, key=lambda one: one.config["configurable"]["checkpoint_id"])][::-1]
 
 
-def test_g6_a_thread_of_any_saver_arrives_completely(repo, saver, any_origin, world):
-    """G6: each checkpoint keeps its id, parent, metadata, values and pending writes, and the order stays the same."""
+def test_a_thread_of_any_saver_arrives_completely(repo, saver, any_origin, world):
+    """Each checkpoint keeps its id, parent, metadata, values and pending writes, and the order stays the same."""
     any_origin.talk(shop(world), "t", "order a chair", "hello", "and a table")
     report = repo.import_langgraph(any_origin.url, as_threads=True)
     assert statuses(report) == [("t", "imported")]
@@ -66,8 +66,8 @@ def test_g6_a_thread_of_any_saver_arrives_completely(repo, saver, any_origin, wo
     assert repo.import_langgraph(any_origin.url, as_threads=True).count("unchanged") == 1
 
 
-def test_g6_a_graph_continues_where_the_other_saver_stopped(repo, saver, any_origin, world):
-    """G6: a waiting question can be answered here, and a run after that continues the thread."""
+def test_a_graph_continues_where_the_other_saver_stopped(repo, saver, any_origin, world):
+    """A waiting question can be answered here, and a run after that continues the thread."""
     any_origin.talk(shop(world), "t", "order a chair", "ask for a lamp")
     repo.import_langgraph(any_origin.url, as_threads=True)
     graph = shop(world)(saver)
@@ -78,8 +78,8 @@ def test_g6_a_graph_continues_where_the_other_saver_stopped(repo, saver, any_ori
     assert len(graph.get_state(on("t")).values["messages"]) == 12
 
 
-def test_g6_all_lines_of_a_thread_with_time_travel_arrive(repo, saver, origin, world):
-    """G6: the history that time travel left behind is imported too, as the same history."""
+def test_all_lines_of_a_thread_with_time_travel_arrive(repo, saver, origin, world):
+    """The history that time travel left behind is imported too, as the same history."""
     origin.talk(shop(world), "t", "order a chair", "order a table")
     with origin.saver() as theirs:
         graph = shop(world)(theirs)
@@ -91,8 +91,8 @@ def test_g6_all_lines_of_a_thread_with_time_travel_arrive(repo, saver, origin, w
     assert [(one.config, one.parent_config, one.values, one.next) for one in history] == expected
 
 
-def test_g6_checkpoints_of_subgraphs_arrive(repo, saver, origin, world):
-    """G6: a thread that waits in a subgraph can be answered here."""
+def test_checkpoints_of_subgraphs_arrive(repo, saver, origin, world):
+    """A thread that waits in a subgraph can be answered here."""
 
     def build(checkpointer):
         return nested_graph(ScriptedModel(rule=rule), world.tools(), checkpointer)
@@ -106,8 +106,8 @@ def test_g6_checkpoints_of_subgraphs_arrive(repo, saver, origin, world):
     assert world.items == ["lamp"]
 
 
-def test_g6_a_repeated_import_adds_what_is_new(repo, saver, any_origin, world):
-    """G6: a thread that has grown in the source is extended, and an answer given there arrives."""
+def test_a_repeated_import_adds_what_is_new(repo, saver, any_origin, world):
+    """A thread that has grown in the source is extended, and an answer given there arrives."""
     any_origin.talk(shop(world), "t", "order a chair", "ask for a lamp")
     any_origin.talk(shop(world), "u", "hello")
     repo.import_langgraph(any_origin.url, as_threads=True)
@@ -116,8 +116,8 @@ def test_g6_a_repeated_import_adds_what_is_new(repo, saver, any_origin, world):
     assert [parts(one) for one in saver.list(on("t"))] == newest_first(any_origin.tuples("t"))
 
 
-def test_g6_a_thread_that_has_continued_here_is_not_changed(repo, saver, origin, world):
-    """G6: a thread with turns of its own stays as it is, and raises a conflict if its source has turns, too."""
+def test_a_thread_that_has_continued_here_is_not_changed(repo, saver, origin, world):
+    """A thread with turns of its own stays as it is, and raises a conflict if its source has turns, too."""
     origin.talk(shop(world), "t", "order a chair")
     repo.import_langgraph(origin.url, as_threads=True)
     shop(world)(saver).invoke(said("order a table"), on("t"))
@@ -133,8 +133,8 @@ def test_g6_a_thread_that_has_continued_here_is_not_changed(repo, saver, origin,
         repo.import_langgraph(origin.url, threads=["u"], as_threads=True)
 
 
-def test_g6_an_interrupted_import_shows_nothing_and_can_be_finished(repo, saver, origin, world):
-    """G6: nothing of a thread is visible before it is complete, and what was read is not read again."""
+def test_an_interrupted_import_shows_nothing_and_can_be_finished(repo, saver, origin, world):
+    """Nothing of a thread is visible before it is complete, and what was read is not read again."""
     origin.talk(shop(world), "t", *["order a chair"] * 5)
 
     def stop(now):
@@ -152,8 +152,8 @@ def test_g6_an_interrupted_import_shows_nothing_and_can_be_finished(repo, saver,
     assert saver.gc(imports=True).values == 0
 
 
-def test_g6_writes_that_came_after_an_interrupted_import_arrive(repo, saver, origin, world):
-    """G6: a question that was staged without its answer is complete when the import is finished after the answer."""
+def test_writes_that_came_after_an_interrupted_import_arrive(repo, saver, origin, world):
+    """A question that was staged without its answer is complete when the import is finished after the answer."""
     origin.talk(shop(world), "t", "order a chair", "ask for a lamp")
 
     def stop(now):
@@ -167,8 +167,8 @@ def test_g6_writes_that_came_after_an_interrupted_import_arrive(repo, saver, ori
     assert [parts(one) for one in saver.list(on("t"))] == newest_first(origin.tuples("t"))
 
 
-def test_g6_an_answer_that_was_given_anew_arrives(repo, saver, origin, world):
-    """G6: time travel to a question replaces its answer, here as in the source."""
+def test_an_answer_that_was_given_anew_arrives(repo, saver, origin, world):
+    """Time travel to a question replaces its answer, here as in the source."""
     origin.talk(shop(world), "t", "ask for a lamp")
     with origin.saver() as theirs:
         asked = shop(world)(theirs).get_state(on("t")).config
@@ -180,8 +180,8 @@ def test_g6_an_answer_that_was_given_anew_arrives(repo, saver, origin, world):
     assert [parts(one) for one in saver.list(on("t"))] == newest_first(origin.tuples("t"))
 
 
-def test_g6_a_pruned_thread_keeps_its_newest_checkpoint(repo, saver, origin, world):
-    """G6: what a thread lost here is not added after what it has, from which a run would continue."""
+def test_a_pruned_thread_keeps_its_newest_checkpoint(repo, saver, origin, world):
+    """What a thread lost here is not added after what it has, from which a run would continue."""
     origin.talk(shop(world), "t", "order a chair", "order a table")
     repo.import_langgraph(origin.url, as_threads=True)
     saver.prune(["t"])
@@ -191,8 +191,8 @@ def test_g6_a_pruned_thread_keeps_its_newest_checkpoint(repo, saver, origin, wor
     assert list(saver.list(on("t"))) == [newest]
 
 
-def test_g6_a_run_of_the_thread_during_the_import_makes_it_fail(repo, saver, origin, world):
-    """G6: a thread that begins here while it is imported keeps its content, and nothing of the source is added."""
+def test_a_run_of_the_thread_during_the_import_makes_it_fail(repo, saver, origin, world):
+    """A thread that begins here while it is imported keeps its content, and nothing of the source is added."""
     origin.talk(shop(world), "t", *["order a chair"] * 5)
 
     def run_here(now):
@@ -205,8 +205,8 @@ def test_g6_a_run_of_the_thread_during_the_import_makes_it_fail(repo, saver, ori
     assert backend.threads(repo) == {"t"}
 
 
-def test_g6_what_cannot_be_imported_as_threads_is_refused(repo, origin, world):
-    """G6: ids of sessions, unknown threads and a prefix for sessions raise an error that says so."""
+def test_what_cannot_be_imported_as_threads_is_refused(repo, origin, world):
+    """Ids of sessions, unknown threads and a prefix for sessions raise an error that says so."""
     origin.talk(shop(world), "agentgit-1", "hello")
     with pytest.raises(InvalidInput, match="reserved"):
         repo.import_langgraph(origin.url, as_threads=True)
@@ -220,8 +220,8 @@ def test_g6_what_cannot_be_imported_as_threads_is_refused(repo, origin, world):
     assert backend.threads(repo) == {"t"}
 
 
-def test_g6_setup_tells_of_threads_that_the_saver_does_not_read(postgres_url, world):
-    """G6: setup warns if LangGraph's tables beside it have threads, until these are imported."""
+def test_setup_tells_of_threads_that_the_saver_does_not_read(postgres_url, world):
+    """Setup warns if LangGraph's tables beside it have threads, until these are imported."""
     with postgres_origin(postgres_url) as origin:
         origin.talk(shop(world), "t", "order a chair")
         origin.talk(shop(world), "u", "hello")

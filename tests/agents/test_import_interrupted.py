@@ -1,4 +1,4 @@
-"""Import of a thread that waits for an answer, with the finished calls of its unfinished batch (T9)."""
+"""Import of a thread that waits for an answer, with the finished calls of its unfinished batch."""
 
 import pytest
 from foreign_threads import ORIGINS, open_origin
@@ -47,8 +47,8 @@ def track(agent):
 
 
 @pytest.mark.parametrize("build", [one_task_each, as_subgraph])
-def test_t9_finished_calls_of_an_unfinished_batch_are_imported(repo, origin, build):
-    """T9: finished siblings of a pending question are imported with their results, in order, and survive a rollback."""
+def test_finished_calls_of_an_unfinished_batch_are_imported(repo, origin, build):
+    """Finished siblings of a pending question are imported with their results, in order, and survive a rollback."""
     world = World()
     origin.talk(lambda saver: build(world, saver), "t", "go")
     assert (world.items, world.notes) == (["chair"], ["x"])
@@ -69,8 +69,8 @@ def test_t9_finished_calls_of_an_unfinished_batch_are_imported(repo, origin, bui
 
 
 @pytest.mark.parametrize("build", [one_task_each, as_subgraph])
-def test_t9_importing_again_after_the_answer_adds_only_new_calls(repo, origin, build):
-    """T9: after an answer in the source thread, the next import adds the new calls, and none twice."""
+def test_importing_again_after_the_answer_adds_only_new_calls(repo, origin, build):
+    """After an answer in the source thread, the next import adds the new calls, and none twice."""
     world = World()
     origin.talk(lambda saver: build(world, saver), "t", "go")
     repo.import_langgraph(origin.url)
@@ -85,8 +85,8 @@ def test_t9_importing_again_after_the_answer_adds_only_new_calls(repo, origin, b
     assert not repo.maintenance.fsck(level=3).findings
 
 
-def test_t9_a_batch_in_one_task_runs_again_as_in_the_plain_graph(repo, origin):
-    """T9: LangGraph keeps no result of a batch in one task, so each call is recorded once it runs in the session."""
+def test_a_batch_in_one_task_runs_again_as_in_the_plain_graph(repo, origin):
+    """LangGraph keeps no result of a batch in one task, so each call is recorded once it runs in the session."""
     world = World()
     origin.talk(lambda saver: one_task(world, saver), "t", "go")
     repo.import_langgraph(origin.url)
@@ -98,8 +98,8 @@ def test_t9_a_batch_in_one_task_runs_again_as_in_the_plain_graph(repo, origin):
     ]  # fmt: skip
 
 
-def test_t9_wrap_with_a_thread_id_imports_finished_calls_too(repo):
-    """T9: `wrap(thread_id=...)` imports the finished calls like import_langgraph."""
+def test_wrap_with_a_thread_id_imports_finished_calls_too(repo):
+    """`wrap(thread_id=...)` imports the finished calls like import_langgraph."""
     from langgraph.checkpoint.memory import InMemorySaver
 
     world = World()

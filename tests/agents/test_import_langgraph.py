@@ -140,8 +140,8 @@ def test_an_interrupted_import_can_be_finished(repo, origin, world):
     assert len(backend.threads(repo)) == 1
 
 
-def test_w13_remains_of_an_interrupted_import_are_collected_on_request(repo, origin, world):
-    """W13: gc keeps an unfinished import unless imports=True, and after that the import starts over."""
+def test_remains_of_an_interrupted_import_are_collected_on_request(repo, origin, world):
+    """Gc keeps an unfinished import unless imports=True, and after that the import starts over."""
     origin.talk(shop(world), "t", *["order a chair"] * 5)
 
     def stop(now):
@@ -161,8 +161,8 @@ def test_w13_remains_of_an_interrupted_import_are_collected_on_request(repo, ori
     assert saver.gc(imports=True).values == 0
 
 
-def test_w13_an_import_collected_while_it_runs_raises_a_conflict(repo, origin, world):
-    """W13: an import whose rows are collected while it runs makes no session and asks for a retry, which succeeds."""
+def test_an_import_collected_while_it_runs_raises_a_conflict(repo, origin, world):
+    """An import whose rows are collected while it runs makes no session and asks for a retry, which succeeds."""
     origin.talk(shop(world), "t", *["order a chair"] * 5)
     saver = backend.saver(repo)
 

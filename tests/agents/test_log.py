@@ -1,4 +1,4 @@
-"""The log finds checkpoints by filter and page, from columns alone (rows B1, B2, B3)."""
+"""The log finds checkpoints by filter and page, from columns alone."""
 
 import sqlite3
 import threading
@@ -44,8 +44,8 @@ def agent(repo):
     return second
 
 
-def test_b2_a_log_lists_the_path_newest_first(repo, agent):
-    """B2: a log counts and iterates a whole path, in the reverse order of checkpoints()."""
+def test_a_log_lists_the_path_newest_first(repo, agent):
+    """A log counts and iterates a whole path, in the reverse order of checkpoints()."""
     log = repo.session("s").log()
     assert ids(log) == ids(agent.checkpoints())[::-1]
     assert len(log) == len(agent.checkpoints())
@@ -54,8 +54,8 @@ def test_b2_a_log_lists_the_path_newest_first(repo, agent):
     assert not repo.session("s").log(name="nothing")
 
 
-def test_b1_b2_names_may_repeat_and_the_newest_is_first(repo, agent):
-    """B1, B2: checkpoints are found by id, by name with the newest first, and as the latest of all or of a name."""
+def test_names_may_repeat_and_the_newest_is_first(repo, agent):
+    """Checkpoints are found by id, by name with the newest first, and as the latest of all or of a name."""
     log = repo.session("s").log()
     assert [p.metadata["reference"] for p in log.by_name("payment")] == ["main-2#4", "main#6", "main#3"]
     assert log.latest().metadata["reference"] == "main-2#6"
@@ -68,8 +68,8 @@ def test_b1_b2_names_may_repeat_and_the_newest_is_first(repo, agent):
     assert log.get(7) is None
 
 
-def test_b3_recovery_data_is_read_without_side_effects(repo, agent):
-    """B3, B1: reading the data and messages of a checkpoint makes no branch and no checkpoint."""
+def test_recovery_data_is_read_without_side_effects(repo, agent):
+    """Reading the data and messages of a checkpoint makes no branch and no checkpoint."""
     before = (len(repo.session("s").branches()), len(repo.session("s").log(which="all")))
     found = repo.session("s").log().by_name("payment").page().items[-1]
     assert found.metadata["data"] == {"cart": ["chair"]}
@@ -77,8 +77,8 @@ def test_b3_recovery_data_is_read_without_side_effects(repo, agent):
     assert before == (len(repo.session("s").branches()), len(repo.session("s").log(which="all")))
 
 
-def test_b2_since_and_between_include_their_ends(repo, agent):
-    """B2: since(time) and between(start, end) filter by creation time, including both ends."""
+def test_since_and_between_include_their_ends(repo, agent):
+    """Since(time) and between(start, end) filter by creation time, including both ends."""
     log = repo.session("s").log()
     points = list(log)
     third, first = points[2].created_at, points[-1].created_at
@@ -90,7 +90,7 @@ def test_b2_since_and_between_include_their_ends(repo, agent):
 
 
 def test_every_filter_matches_a_full_scan(repo, agent):
-    """B2: filters combine, in the items and in the count, on a branch and on all branches."""
+    """Filters combine, in the items and in the count, on a branch and on all branches."""
     when = list(repo.session("s").log())[4].created_at
     everything = {
         "branch": [p for p in agent.checkpoints() if p.metadata["branch"] == "main-2"],
@@ -118,7 +118,7 @@ def test_every_filter_matches_a_full_scan(repo, agent):
 
 @pytest.mark.parametrize("which", ["path", "branch", "all"])
 def test_pages_of_any_length_cover_the_whole_log(repo, agent, which):
-    """B2: consecutive pages contain each checkpoint once, and the last page has no next."""
+    """Consecutive pages contain each checkpoint once, and the last page has no next."""
     log = repo.session("s").log(which=which)
     whole = ids(log)
     for limit in (1, 2, 3, 7, 100):
@@ -135,7 +135,7 @@ def test_pages_of_any_length_cover_the_whole_log(repo, agent, which):
 
 
 def test_pages_stay_stable_while_others_write_and_delete(repo, agent):
-    """B2: the next page is the same after new checkpoints and deletions, except that it lacks deleted checkpoints."""
+    """The next page is the same after new checkpoints and deletions, except that it lacks deleted checkpoints."""
     log = repo.session("s").log()
     first = log.page(3)
     expected = ids(log)[3:]
@@ -148,7 +148,7 @@ def test_pages_stay_stable_while_others_write_and_delete(repo, agent):
 
 
 def test_pages_stay_stable_while_threads_write(repo):
-    """B2: with two concurrent writers, paging repeats no checkpoint and misses none that existed at the start."""
+    """With two concurrent writers, paging repeats no checkpoint and misses none that existed at the start."""
     agent = chat(repo)
     agent.run("one")
     for n in range(20):
@@ -181,7 +181,7 @@ def test_pages_stay_stable_while_threads_write(repo):
 
 
 def test_a_clock_that_goes_backwards_loses_no_checkpoint(repo):
-    """B2: checkpoints with equal or earlier times are on the pages once, and HEAD is the last one made."""
+    """Checkpoints with equal or earlier times are on the pages once, and HEAD is the last one made."""
     agent = chat(repo)
     agent.checkpoint("zero")
     moment = datetime(2020, 1, 1, tzinfo=UTC)
@@ -200,7 +200,7 @@ def test_a_clock_that_goes_backwards_loses_no_checkpoint(repo):
 
 @pytest.mark.usefixtures("agent")
 def test_a_log_reads_no_state(repo):
-    """B2: counts, pages and relative references are answered from columns."""
+    """Counts, pages and relative references are answered from columns."""
     with faults.no_state_is_read():
         log = repo.session("s").log()
         assert len(list(log)) == len(log)
@@ -253,7 +253,7 @@ def test_bad_arguments_are_refused(repo, agent):
 
 @pytest.mark.parametrize("name", ["'; DROP TABLE checkpoint; --", "a\0b", "\ud800", "日本 👍", "x" * 200, "%", "_"])
 def test_hostile_names_are_treated_as_plain_names(repo, name):
-    """B1, B2: any text is found as a name and matches nothing else."""
+    """Any text is found as a name and matches nothing else."""
     agent = chat(repo)
     made = agent.checkpoint(name)
     agent.checkpoint("y" * 200)
@@ -273,12 +273,12 @@ def test_a_log_of_another_user_is_not_found(database):
 
 
 async def test_a_page_has_an_async_twin(repo, agent):
-    """D3: apage returns what page returns."""
+    """Apage returns what page returns."""
     assert ids(await agent.log().apage(3)) == ids(agent.log().page(3))
 
 
 def test_pages_are_found_through_an_index(tmp_path):
-    """B2: SQLite finds pages and names through their indexes, without sorting."""
+    """SQLite finds pages and names through their indexes, without sorting."""
     world = World()
     with agentgit.open(tmp_path / "x.db") as repo:
         repo.wrap(tool_node_graph(scripted(call("add", "c", item="x"), "done"), world.tools()), "s").run("go")

@@ -1,4 +1,4 @@
-"""What a session writes to LangGraph's `BaseStore` is recorded, shown and undone while the value is its own (T10)."""
+"""What a session writes to LangGraph's `BaseStore` is recorded, shown and undone while the value is its own."""
 
 import asyncio
 import gc
@@ -57,8 +57,8 @@ def reasons(items):
 # -- rollback
 
 
-def test_t10_a_rollback_undoes_what_the_session_wrote_since(repo, any_store):
-    """T10: each put and delete after the point is undone, newest first, in each of LangGraph's stores."""
+def test_a_rollback_undoes_what_the_session_wrote_since(repo, any_store):
+    """Each put and delete after the point is undone, newest first, in each of LangGraph's stores."""
     agent = repo.wrap(noting(any_store), "a")
     agent.invoke(said("+food=pizza +pet=cat"))
     before = agent.checkpoint("before")
@@ -73,8 +73,8 @@ def test_t10_a_rollback_undoes_what_the_session_wrote_since(repo, any_store):
     assert repo.maintenance.fsck(3).is_sound
 
 
-def test_t10_the_journal_has_the_value_before(repo, store):
-    """T10: a write is a call of the track, with the item, the value and the value before it."""
+def test_the_journal_has_the_value_before(repo, store):
+    """A write is a call of the track, with the item, the value and the value before it."""
     agent = repo.wrap(noting(store), "a")
     agent.invoke(said("+food=pizza +food=pasta -food"))
     base = {"key": "food", "namespace": ["users", "ann"]}
@@ -86,8 +86,8 @@ def test_t10_the_journal_has_the_value_before(repo, store):
     ]
 
 
-def test_t10_what_another_session_wrote_since_stays_and_is_named(repo, store):
-    """T10: the item of the other session is a named conflict in plan and report, and the rest is undone."""
+def test_what_another_session_wrote_since_stays_and_is_named(repo, store):
+    """The item of the other session is a named conflict in plan and report, and the rest is undone."""
     ours, theirs = repo.wrap(noting(store), "ours"), repo.wrap(noting(store), "theirs")
     before = ours.checkpoint("before")
     ours.invoke(said("+food=pizza +pet=cat"))
@@ -100,8 +100,8 @@ def test_t10_what_another_session_wrote_since_stays_and_is_named(repo, store):
     assert contents(store) == {"food": "pasta"}
 
 
-def test_t10_a_conflict_names_a_few_of_many_sessions(repo, store):
-    """T10: of many sessions that wrote the item since, three are named, however often they wrote it."""
+def test_a_conflict_names_a_few_of_many_sessions(repo, store):
+    """Of many sessions that wrote the item since, three are named, however often they wrote it."""
     ours = repo.wrap(noting(store), "ours")
     before = ours.checkpoint("before")
     ours.invoke(said("+food=pasta"))
@@ -111,8 +111,8 @@ def test_t10_a_conflict_names_a_few_of_many_sessions(repo, store):
     assert "by session 's4' and session 's3' and session 's2' and others" in reason
 
 
-def test_t10_an_equal_value_of_another_session_stays(repo, store):
-    """T10: a value that another session wrote since is not this session's, also if it is the same."""
+def test_an_equal_value_of_another_session_stays(repo, store):
+    """A value that another session wrote since is not this session's, also if it is the same."""
     ours, theirs = repo.wrap(noting(store), "ours"), repo.wrap(noting(store), "theirs")
     before = ours.checkpoint("before")
     ours.invoke(said("+food=pizza"))
@@ -121,8 +121,8 @@ def test_t10_an_equal_value_of_another_session_stays(repo, store):
     assert contents(store) == {"food": "pizza"}
 
 
-def test_t10_sessions_with_stores_of_their_own_do_not_conflict(repo, store):
-    """T10: the same item of another store is another item, whose writes neither keep this one nor are undone."""
+def test_sessions_with_stores_of_their_own_do_not_conflict(repo, store):
+    """The same item of another store is another item, whose writes neither keep this one nor are undone."""
     other = InMemoryStore()
     ours, theirs = repo.wrap(noting(store), "ours"), repo.wrap(noting(other), "theirs")
     before = ours.checkpoint("before")
@@ -136,8 +136,8 @@ def test_t10_sessions_with_stores_of_their_own_do_not_conflict(repo, store):
     assert (contents(store), contents(other)) == ({}, {"food": "pasta"})
 
 
-def test_t10_a_change_from_outside_stays(repo, store):
-    """T10: a value that was written without a session stays, and so does a deletion."""
+def test_a_change_from_outside_stays(repo, store):
+    """A value that was written without a session stays, and so does a deletion."""
     agent = repo.wrap(noting(store), "a")
     before = agent.checkpoint("before")
     agent.invoke(said("+food=pizza +pet=cat"))
@@ -149,8 +149,8 @@ def test_t10_a_change_from_outside_stays(repo, store):
     assert contents(store) == {"food": "fish"}
 
 
-def test_t10_after_the_other_session_rolled_back_ours_can(repo, store):
-    """T10: the other session's rollback brings our value back, which is then undone."""
+def test_after_the_other_session_rolled_back_ours_can(repo, store):
+    """The other session's rollback brings our value back, which is then undone."""
     ours, theirs = repo.wrap(noting(store), "ours"), repo.wrap(noting(store), "theirs")
     first, second = ours.checkpoint("before"), theirs.checkpoint("before")
     ours.invoke(said("+food=pizza"))
@@ -162,8 +162,8 @@ def test_t10_after_the_other_session_rolled_back_ours_can(repo, store):
 
 
 @pytest.mark.parametrize("is_late", [False, True])
-def test_t10_a_conflict_that_is_over_keeps_nothing(repo, store, is_late):
-    """T10: a write that stayed because of another session is undone when that session has rolled back its own."""
+def test_a_conflict_that_is_over_keeps_nothing(repo, store, is_late):
+    """A write that stayed because of another session is undone when that session has rolled back its own."""
     ours, theirs = repo.wrap(noting(store), "ours"), repo.wrap(noting(store), "theirs")
     ours.invoke(said("+food=fish"))
     first, second = ours.checkpoint("before"), theirs.checkpoint("before")
@@ -186,8 +186,8 @@ def test_t10_a_conflict_that_is_over_keeps_nothing(repo, store, is_late):
     assert contents(store) == {"food": "pizza"}
 
 
-def test_t10_what_a_rollback_was_told_to_keep_stays_accepted(repo, store):
-    """T10: memory that `tools="keep"` left is kept by the next rollback too."""
+def test_what_a_rollback_was_told_to_keep_stays_accepted(repo, store):
+    """Memory that `tools="keep"` left is kept by the next rollback too."""
     agent = repo.wrap(noting(store), "a")
     before = agent.checkpoint("before")
     agent.invoke(said("+food=pizza"))
@@ -196,8 +196,8 @@ def test_t10_what_a_rollback_was_told_to_keep_stays_accepted(repo, store):
     assert contents(store) == {"food": "pizza"}
 
 
-def test_t10_a_session_of_another_user_is_not_named(repo, store):
-    """T10: whose session it is stays private; that somebody wrote is said."""
+def test_a_session_of_another_user_is_not_named(repo, store):
+    """Whose session it is stays private; that somebody wrote is said."""
     ours = repo.wrap(noting(store), "ours")
     before = ours.checkpoint("before")
     ours.invoke(said("+food=pizza"))
@@ -207,8 +207,8 @@ def test_t10_a_session_of_another_user_is_not_named(repo, store):
     assert contents(store) == {"food": "pizza"}
 
 
-def test_t10_keep_leaves_memory_alone(repo, store):
-    """T10: tools='keep' keeps memory as it keeps the rest of the world."""
+def test_keep_leaves_memory_alone(repo, store):
+    """Tools='keep' keeps memory as it keeps the rest of the world."""
     agent = repo.wrap(noting(store), "a")
     before = agent.checkpoint("before")
     agent.invoke(said("+food=pizza"))
@@ -216,8 +216,8 @@ def test_t10_keep_leaves_memory_alone(repo, store):
     assert contents(store) == {"food": "pizza"}
 
 
-def test_t10_values_that_json_does_not_have(repo, store):
-    """T10: a value before that the record cannot hold exactly is not written back, and that is said."""
+def test_values_that_json_does_not_have(repo, store):
+    """A value before that the record cannot hold exactly is not written back, and that is said."""
     store.put(NAMESPACE, "food", {"is": {1, 2}})
     agent = repo.wrap(noting(store), "a")
     before = agent.checkpoint("before")
@@ -227,8 +227,8 @@ def test_t10_values_that_json_does_not_have(repo, store):
     assert store.get(NAMESPACE, "food").value == {"is": "pizza"}
 
 
-def test_t10_a_value_that_is_changed_in_place_has_its_true_value_before(repo, store):
-    """T10: a node that changes the value that it has read, and puts it again, does not spoil the value before."""
+def test_a_value_that_is_changed_in_place_has_its_true_value_before(repo, store):
+    """A node that changes the value that it has read, and puts it again, does not spoil the value before."""
     shared = ["a"]
 
     def node(state):
@@ -249,8 +249,8 @@ def test_t10_a_value_that_is_changed_in_place_has_its_true_value_before(repo, st
     assert contents(store) == {"count": 2, "list": ["a", "b"]}
 
 
-def test_t10_a_value_that_the_store_holds_in_another_form(repo, tmp_path):
-    """T10: a date becomes text in a database; the write is undone, but not made again from text."""
+def test_a_value_that_the_store_holds_in_another_form(repo, tmp_path):
+    """A date becomes text in a database; the write is undone, but not made again from text."""
 
     def node(state):
         get_store().put(NAMESPACE, "day", {"is": datetime(2026, 1, 2, tzinfo=UTC)})
@@ -268,8 +268,8 @@ def test_t10_a_value_that_the_store_holds_in_another_form(repo, tmp_path):
 # -- switch, fork, diff
 
 
-def test_t10_a_switch_undoes_and_writes_again(repo, any_store):
-    """T10: memory follows the branches there and back."""
+def test_a_switch_undoes_and_writes_again(repo, any_store):
+    """Memory follows the branches there and back."""
     agent = repo.wrap(noting(any_store), "a")
     before = agent.checkpoint("before")
     agent.invoke(said("+food=pizza +pet=cat"))
@@ -283,8 +283,8 @@ def test_t10_a_switch_undoes_and_writes_again(repo, any_store):
     assert there.report.status == "done"
 
 
-def test_t10_a_point_of_another_branch(repo, store):
-    """T10: what was undone since a point of another branch is listed as gone; replay="redo" writes it again."""
+def test_a_point_of_another_branch(repo, store):
+    """What was undone since a point of another branch is listed as gone; replay="redo" writes it again."""
     agent = repo.wrap(noting(store), "a")
     start = agent.checkpoint("start")
     agent.invoke(said("+food=pizza"))
@@ -298,8 +298,8 @@ def test_t10_a_point_of_another_branch(repo, store):
     assert contents(store) == {"food": "pizza"}
 
 
-def test_t10_a_write_is_not_made_again_over_another_sessions(repo, store):
-    """T10: what another session wrote since the write was undone stays when the branch is entered again."""
+def test_a_write_is_not_made_again_over_another_sessions(repo, store):
+    """What another session wrote since the write was undone stays when the branch is entered again."""
     ours, theirs = repo.wrap(noting(store), "ours"), repo.wrap(noting(store), "theirs")
     before = ours.checkpoint("before")
     ours.invoke(said("+food=pizza +pet=cat"))
@@ -311,8 +311,8 @@ def test_t10_a_write_is_not_made_again_over_another_sessions(repo, store):
     assert contents(store) == {"food": "pasta", "pet": "cat"}
 
 
-def test_t10_a_fork_leaves_memory_and_no_branch_is_stopped(repo, store):
-    """T10: memory is shared, so a fork does not rewind it, and writes of a branch never stop another one."""
+def test_a_fork_leaves_memory_and_no_branch_is_stopped(repo, store):
+    """Memory is shared, so a fork does not rewind it, and writes of a branch never stop another one."""
     agent = repo.wrap(noting(store), "a")
     before = agent.checkpoint("before")
     agent.invoke(said("+food=pizza"))
@@ -324,8 +324,8 @@ def test_t10_a_fork_leaves_memory_and_no_branch_is_stopped(repo, store):
     assert contents(store) == {"food": "pizza", "pet": "dog", "city": "Rome"}
 
 
-def test_t10_a_diff_of_two_branches_shows_memory(repo, store):
-    """T10: a diff lists the writes of each branch."""
+def test_a_diff_of_two_branches_shows_memory(repo, store):
+    """A diff lists the writes of each branch."""
     agent = repo.wrap(noting(store), "a")
     before = agent.checkpoint("before")
     agent.invoke(said("+food=pizza"))
@@ -336,8 +336,8 @@ def test_t10_a_diff_of_two_branches_shows_memory(repo, store):
     assert "+ memory.put(key='food', value={'is': 'pasta'}, namespace=['users', 'ann']" in text
 
 
-def test_t10_variants_of_an_exploration_do_not_read_each_others_memory(repo, store):
-    """T10: each variant begins with memory as it was, and the winner's is written when its branch is entered."""
+def test_variants_of_an_exploration_do_not_read_each_others_memory(repo, store):
+    """Each variant begins with memory as it was, and the winner's is written when its branch is entered."""
     agent = repo.wrap(noting(store), "a")
     agent.invoke(said("+food=pizza"))
     exploration = agent.explore(1, ["+food=pasta", "+pet=cat"])
@@ -353,8 +353,8 @@ def test_t10_variants_of_an_exploration_do_not_read_each_others_memory(repo, sto
     assert contents(store) == {"food": "pizza", "pet": "cat"}
 
 
-def test_t10_an_exploration_beside_a_branch_that_wrote_since(repo, store):
-    """T10: variants begin with the memory of their own starting point, and the other branch's write can return."""
+def test_an_exploration_beside_a_branch_that_wrote_since(repo, store):
+    """Variants begin with the memory of their own starting point, and the other branch's write can return."""
     agent = repo.wrap(noting(store), "a")
     agent.invoke(said("+food=pizza"))
     before = agent.checkpoint("before")
@@ -368,8 +368,8 @@ def test_t10_an_exploration_beside_a_branch_that_wrote_since(repo, store):
     assert contents(store) == {"food": "soup"}
 
 
-def test_t10_parallel_variants_may_not_share_memory(repo, store):
-    """T10: variants that write to memory at the same time are refused, unless their writes are not undone anyway."""
+def test_parallel_variants_may_not_share_memory(repo, store):
+    """Variants that write to memory at the same time are refused, unless their writes are not undone anyway."""
     with pytest.raises(InvalidInput, match="write to memory"):
         repo.wrap(noting(store), "a").explore(1, ["+pet=cat", "+food=pasta"], parallel=True)
     assert contents(store) == {}
@@ -378,8 +378,8 @@ def test_t10_parallel_variants_may_not_share_memory(repo, store):
     assert contents(store) == {"pet": "cat", "food": "pasta"}
 
 
-def test_t10_true_is_not_one(repo, store):
-    """T10: a value that equals the value before in Python, but not in JSON, is undone."""
+def test_true_is_not_one(repo, store):
+    """A value that equals the value before in Python, but not in JSON, is undone."""
     store.put(NAMESPACE, "on", {"is": True})
 
     def act(state):
@@ -394,8 +394,8 @@ def test_t10_true_is_not_one(repo, store):
     assert contents(store)["on"] is True
 
 
-def test_t10_the_deletion_of_an_item_that_never_existed(repo, store):
-    """T10: a plan says that there is nothing to change, not that the item is deleted again."""
+def test_the_deletion_of_an_item_that_never_existed(repo, store):
+    """A plan says that there is nothing to change, not that the item is deleted again."""
     agent = repo.wrap(noting(store), "a")
     before = agent.checkpoint("before")
     agent.invoke(said("-food"))
@@ -405,8 +405,8 @@ def test_t10_the_deletion_of_an_item_that_never_existed(repo, store):
     assert contents(store) == {}
 
 
-def test_t10_a_store_whose_put_does_more_than_write(repo):
-    """T10: an undo writes the value before, and not what the class of the user's store makes of a `put`."""
+def test_a_store_whose_put_does_more_than_write(repo):
+    """An undo writes the value before, and not what the class of the user's store makes of a `put`."""
 
     class CountingStore(InMemoryStore):
         def put(self, namespace, key, value, *args, **options):
@@ -422,8 +422,8 @@ def test_t10_a_store_whose_put_does_more_than_write(repo):
     assert store.get(NAMESPACE, "food").value == {"is": "pizza", "puts": 0}
 
 
-def test_t10_replay_execute_leaves_writes_that_are_declared_idempotent(repo, store):
-    """T10: writes that are left are answered from the record: they are neither made again nor a blocker."""
+def test_replay_execute_leaves_writes_that_are_declared_idempotent(repo, store):
+    """Writes that are left are answered from the record: they are neither made again nor a blocker."""
     agent = repo.wrap(noting(store), "a", effects=dict.fromkeys(("memory.put", "memory.delete"), "idempotent"))
     agent.invoke(said("+food=pizza"))
     point = agent.checkpoint("point")
@@ -433,8 +433,8 @@ def test_t10_replay_execute_leaves_writes_that_are_declared_idempotent(repo, sto
     assert contents(store) == {"food": "pasta"}
 
 
-def test_t10_a_default_for_all_tools_does_not_hold_for_memory(store):
-    """T10: `*` stands for the user's tools; the path is written again with replay="execute"."""
+def test_a_default_for_all_tools_does_not_hold_for_memory(store):
+    """`*` stands for the user's tools; the path is written again with replay="execute"."""
     with agentgit.open(":memory:", effects={"*": "irreversible"}) as repo:
         agent = repo.wrap(noting(store), "a")
         agent.invoke(said("+food=pizza"))
@@ -444,8 +444,8 @@ def test_t10_a_default_for_all_tools_does_not_hold_for_memory(store):
     assert contents(store) == {"food": "pizza"}
 
 
-def test_t10_memory_can_be_left_out_for_a_whole_repository(store):
-    """T10: `agentgit.open(effects=...)` declares the two tools for all graphs, with the same checks as `wrap`."""
+def test_memory_can_be_left_out_for_a_whole_repository(store):
+    """`agentgit.open(effects=...)` declares the two tools for all graphs, with the same checks as `wrap`."""
     with pytest.raises(InvalidInput, match="leave memory as it is"):
         agentgit.open(":memory:", effects={"memory.put": "irreversible"})
     with agentgit.open(":memory:", effects={"memory.put": "idempotent"}) as repo:
@@ -458,8 +458,8 @@ def test_t10_memory_can_be_left_out_for_a_whole_repository(store):
 
 
 @pytest.mark.parametrize("effect", ["read_only", "idempotent"])
-def test_t10_replay_execute_answers_a_tool_that_writes_to_memory(repo, store, effect):
-    """T10: its writes are made again by themselves, and it cannot run outside of a turn, where it has no store."""
+def test_replay_execute_answers_a_tool_that_writes_to_memory(repo, store, effect):
+    """Its writes are made again by themselves, and it cannot run outside of a turn, where it has no store."""
     agent = repo.wrap(noting(store), "a", effects={"remember": effect}, check_effects=False)
     agent.invoke(said("tool:+food=pizza"))
     point = agent.checkpoint("point")
@@ -473,8 +473,8 @@ def test_t10_replay_execute_answers_a_tool_that_writes_to_memory(repo, store, ef
     assert contents(store) == {"food": "pizza"}
 
 
-async def test_t10_a_sync_write_beside_an_async_write_of_the_same_item(repo):
-    """T10: on one event loop, a sync write does not wait for the task that it keeps from going on."""
+async def test_a_sync_write_beside_an_async_write_of_the_same_item(repo):
+    """On one event loop, a sync write does not wait for the task that it keeps from going on."""
 
     class SlowStore(InMemoryStore):
         async def aput(self, *args, **options):
@@ -500,8 +500,8 @@ async def test_t10_a_sync_write_beside_an_async_write_of_the_same_item(repo):
 # -- the store is as LangGraph's
 
 
-def test_t10_batches_keep_order_and_results(repo, store):
-    """T10: a batch of reads and writes gives what the plain store gives, and its last write to an item is undone."""
+def test_batches_keep_order_and_results(repo, store):
+    """A batch of reads and writes gives what the plain store gives, and its last write to an item is undone."""
     ops = [
         PutOp(NAMESPACE, "food", {"is": "pizza"}),
         GetOp(NAMESPACE, "food"),
@@ -536,8 +536,8 @@ def _shown(result):
     return [(one.key, one.value) if hasattr(one, "value") else one for one in items]
 
 
-def test_t10_search_and_the_index_pass_through(repo):
-    """T10: semantic search, `index` and the class of the store are the user's."""
+def test_search_and_the_index_pass_through(repo):
+    """Semantic search, `index` and the class of the store are the user's."""
     seen = {}
 
     def node(state):
@@ -563,8 +563,8 @@ def test_t10_search_and_the_index_pass_through(repo):
 
 
 @OLD_ADAPTER
-def test_t10_the_time_to_live_passes_through(repo, tmp_path):
-    """T10: `ttl` reaches the store, and reading the value before does not make an item live longer."""
+def test_the_time_to_live_passes_through(repo, tmp_path):
+    """`ttl` reaches the store, and reading the value before does not make an item live longer."""
 
     def node(state):
         store = get_store()
@@ -584,8 +584,8 @@ def test_t10_the_time_to_live_passes_through(repo, tmp_path):
 
 
 @OLD_ADAPTER
-def test_t10_an_expired_item_is_not_brought_back(repo, tmp_path):
-    """T10: an item that has expired since is a conflict, because it is not what this session wrote."""
+def test_an_expired_item_is_not_brought_back(repo, tmp_path):
+    """An item that has expired since is a conflict, because it is not what this session wrote."""
 
     def node(state):
         get_store().put(NAMESPACE, "food", {"is": "pizza"}, ttl=0.0001)
@@ -603,8 +603,8 @@ def test_t10_an_expired_item_is_not_brought_back(repo, tmp_path):
         assert given.get(NAMESPACE, "food") is None
 
 
-def test_t10_an_error_of_the_store_is_the_stores(repo, store):
-    """T10: a write that the store refuses raises its error, and the journal says that it did not happen."""
+def test_an_error_of_the_store_is_the_stores(repo, store):
+    """A write that the store refuses raises its error, and the journal says that it did not happen."""
 
     def node(state):
         get_store().put(("langgraph",), "food", {"is": "pizza"})
@@ -618,8 +618,8 @@ def test_t10_an_error_of_the_store_is_the_stores(repo, store):
 # -- where writes are made
 
 
-def test_t10_writes_in_a_tool_are_undone_though_the_tool_is_undeclared(repo, store):
-    """T10: a tool that writes to memory needs no declaration for that."""
+def test_writes_in_a_tool_are_undone_though_the_tool_is_undeclared(repo, store):
+    """A tool that writes to memory needs no declaration for that."""
     agent = repo.wrap(noting(store), "a")
     before = agent.checkpoint("before")
     agent.invoke(said("tool:+food=pizza"))
@@ -629,8 +629,8 @@ def test_t10_writes_in_a_tool_are_undone_though_the_tool_is_undeclared(repo, sto
     assert contents(store) == {}
 
 
-def test_t10_a_tool_that_only_writes_to_memory_can_be_declared_read_only(repo, store):
-    """T10: then plans list its writes only, and they are undone."""
+def test_a_tool_that_only_writes_to_memory_can_be_declared_read_only(repo, store):
+    """Then plans list its writes only, and they are undone."""
     agent = repo.wrap(noting(store), "a", effects={"remember": "read_only"}, check_effects=False)
     before = agent.checkpoint("before")
     agent.invoke(said("tool:+food=pizza"))
@@ -640,8 +640,8 @@ def test_t10_a_tool_that_only_writes_to_memory_can_be_declared_read_only(repo, s
     assert contents(store) == {}
 
 
-def test_t10_a_reversible_tool_that_writes_can_be_made_again(repo, store):
-    """T10: a switch makes the call of the tool again, and its write to memory once."""
+def test_a_reversible_tool_that_writes_can_be_made_again(repo, store):
+    """A switch makes the call of the tool again, and its write to memory once."""
     orders = []
 
     @tool
@@ -674,8 +674,8 @@ def _store_or_none():
         return None
 
 
-def test_t10_parallel_tools_and_subgraphs(repo, store):
-    """T10: writes of parallel calls and of a graph inside a node are recorded and undone."""
+def test_parallel_tools_and_subgraphs(repo, store):
+    """Writes of parallel calls and of a graph inside a node are recorded and undone."""
 
     @tool
     def note(key: str) -> str:
@@ -699,8 +699,8 @@ def test_t10_parallel_tools_and_subgraphs(repo, store):
     assert contents(store) == {}
 
 
-def test_t10_a_repeated_node_writes_again_with_the_true_value_before(repo, store):
-    """T10: a node that runs again after an error writes again, and both writes are undone."""
+def test_a_repeated_node_writes_again_with_the_true_value_before(repo, store):
+    """A node that runs again after an error writes again, and both writes are undone."""
     attempts = []
 
     def node(state):
@@ -721,8 +721,8 @@ def test_t10_a_repeated_node_writes_again_with_the_true_value_before(repo, store
     assert contents(store) == {"food": "old"}
 
 
-def test_t10_a_node_that_asks_a_person_writes_again_when_it_is_answered(repo, store):
-    """T10: the node runs again from its beginning, and a rollback undoes what both runs wrote."""
+def test_a_node_that_asks_a_person_writes_again_when_it_is_answered(repo, store):
+    """The node runs again from its beginning, and a rollback undoes what both runs wrote."""
 
     def node(state):
         get_store().put(NAMESPACE, "asked", {"is": "yes"})
@@ -738,8 +738,8 @@ def test_t10_a_node_that_asks_a_person_writes_again_when_it_is_answered(repo, st
     assert contents(store) == {}
 
 
-def test_t10_replay_execute_writes_the_path_again(repo, store):
-    """T10: with replay='execute', what was written is undone, and the writes before the point are made again."""
+def test_replay_execute_writes_the_path_again(repo, store):
+    """With replay='execute', what was written is undone, and the writes before the point are made again."""
     agent = repo.wrap(noting(store), "a")
     agent.invoke(said("+food=pizza"))
     before = agent.checkpoint("before")
@@ -752,8 +752,8 @@ def test_t10_replay_execute_writes_the_path_again(repo, store):
     assert contents(store) == {"food": "pizza"}
 
 
-def test_t10_a_template_writes_to_the_memory_of_the_new_session(repo, store):
-    """T10: a session that makes the calls of a template again writes them for itself, and can undo them."""
+def test_a_template_writes_to_the_memory_of_the_new_session(repo, store):
+    """A session that makes the calls of a template again writes them for itself, and can undo them."""
     agent = repo.wrap(noting(store), "a")
     agent.invoke(said("+food=pizza"))
     agent.checkpoint("end")
@@ -764,8 +764,8 @@ def test_t10_a_template_writes_to_the_memory_of_the_new_session(repo, store):
     assert contents(store) == {"food": "pizza"}
 
 
-def test_t10_a_template_does_not_overwrite_what_is_in_the_new_sessions_memory(repo, store, tmp_path):
-    """T10: calls of a template or an import that are made again leave an item that has another value here."""
+def test_a_template_does_not_overwrite_what_is_in_the_new_sessions_memory(repo, store, tmp_path):
+    """Calls of a template or an import that are made again leave an item that has another value here."""
     agent = repo.wrap(noting(store), "a")
     agent.invoke(said("+food=pizza +food=pasta +pet=cat"))
     agent.checkpoint("end")
@@ -782,8 +782,8 @@ def test_t10_a_template_does_not_overwrite_what_is_in_the_new_sessions_memory(re
             assert contents(other) == {"food": "soup", "pet": "cat"}
 
 
-def test_t10_a_change_during_the_rollback_stays(repo, store):
-    """T10: a value that another session writes after the plan and before the undo is kept and named, too."""
+def test_a_change_during_the_rollback_stays(repo, store):
+    """A value that another session writes after the plan and before the undo is kept and named, too."""
     ours, theirs = repo.wrap(noting(store), "ours"), repo.wrap(noting(store), "theirs")
     before = ours.checkpoint("before")
     ours.invoke(said("+food=pizza +pet=cat"))
@@ -819,8 +819,8 @@ async def acontents(store):
     return {item.key: item.value["is"] for item in await store.asearch(NAMESPACE)}
 
 
-async def test_t10_async_stores(repo, async_store):
-    """T10: async turns record, and async rollbacks and switches undo, on the loop of the store."""
+async def test_async_stores(repo, async_store):
+    """Async turns record, and async rollbacks and switches undo, on the loop of the store."""
     agent = await asyncio.to_thread(repo.wrap, noting(async_store, aact), "a")
     await agent.ainvoke(said("+food=pizza tool:+pet=cat"))
     before = await agent.acheckpoint("before")
@@ -832,8 +832,8 @@ async def test_t10_async_stores(repo, async_store):
     assert await acontents(async_store) == {"food": "pasta"}
 
 
-async def test_t10_a_sync_rollback_on_the_loop_of_an_async_store_says_what_to_do(repo, tmp_path):
-    """T10: an async store cannot be read by a blocking call on its own loop; nothing hangs, and nothing is lost."""
+async def test_a_sync_rollback_on_the_loop_of_an_async_store_says_what_to_do(repo, tmp_path):
+    """An async store cannot be read by a blocking call on its own loop; nothing hangs, and nothing is lost."""
     async with AsyncSqliteStore.from_conn_string(str(tmp_path / "memory.db")) as store:
         await store.setup()
         agent = repo.wrap(noting(store, aact), "a")
@@ -845,8 +845,8 @@ async def test_t10_a_sync_rollback_on_the_loop_of_an_async_store_says_what_to_do
         assert await acontents(store) == {}
 
 
-async def test_t10_a_cancelled_write_is_settled(repo):
-    """T10: a write that was cancelled half way goes on; a rollback waits for it, looks it up and undoes it."""
+async def test_a_cancelled_write_is_settled(repo):
+    """A write that was cancelled half way goes on; a rollback waits for it, looks it up and undoes it."""
     entered, may_write = asyncio.Event(), asyncio.Event()
 
     class Slow(InMemoryStore):
@@ -873,8 +873,8 @@ async def test_t10_a_cancelled_write_is_settled(repo):
     assert (len(retry.report.reversed), contents(store)) == (1, {})
 
 
-async def test_t10_a_write_in_a_thread_of_a_cancelled_turn_is_undone(repo):
-    """T10: a sync node goes on in its thread; a rollback waits for the end of the write that it makes."""
+async def test_a_write_in_a_thread_of_a_cancelled_turn_is_undone(repo):
+    """A sync node goes on in its thread; a rollback waits for the end of the write that it makes."""
     entered, may_write, written = threading.Event(), threading.Event(), threading.Event()
 
     class Slow(InMemoryStore):
@@ -903,8 +903,8 @@ async def test_t10_a_write_in_a_thread_of_a_cancelled_turn_is_undone(repo):
 
 
 @pytest.mark.parametrize("is_followed", [False, True])
-async def test_t10_a_thread_of_a_cancelled_turn_writes_no_more(repo, store, is_followed):
-    """T10: a write that begins after its turn was cancelled is refused, also while another turn of the agent runs."""
+async def test_a_thread_of_a_cancelled_turn_writes_no_more(repo, store, is_followed):
+    """A write that begins after its turn was cancelled is refused, also while another turn of the agent runs."""
     entered, may_write, has_tried, errors = threading.Event(), threading.Event(), threading.Event(), []
 
     def act(state):
@@ -937,8 +937,8 @@ async def test_t10_a_thread_of_a_cancelled_turn_writes_no_more(repo, store, is_f
     assert (len(errors), contents(store), agent.tool_track()) == (1, {}, [])
 
 
-def test_t10_a_write_is_recorded_in_the_turn_that_makes_it(repo, store):
-    """T10: with an agent inside an unwrapped graph, or a plain graph inside an agent, each turn has its writes."""
+def test_a_write_is_recorded_in_the_turn_that_makes_it(repo, store):
+    """With an agent inside an unwrapped graph, or a plain graph inside an agent, each turn has its writes."""
     inner = repo.wrap(noting(store), "inner")
 
     def call_agent(state):
@@ -963,8 +963,8 @@ def test_t10_a_write_is_recorded_in_the_turn_that_makes_it(repo, store):
 
 
 @pytest.mark.parametrize("node", [None, aact])
-async def test_t10_a_write_that_raised_is_looked_up(repo, node):
-    """T10: a write that raised after it was made is found done, and undone; one that was not made has failed."""
+async def test_a_write_that_raised_is_looked_up(repo, node):
+    """A write that raised after it was made is found done, and undone; one that was not made has failed."""
 
     class Lost(InMemoryStore):
         def put(self, namespace, key, *args, **options):
@@ -989,8 +989,8 @@ async def test_t10_a_write_that_raised_is_looked_up(repo, node):
 # -- served graphs
 
 
-def test_t10_a_served_thread_undoes_memory_without_asking(repo, store):
-    """T10: behind repo.graph, a run at an older checkpoint undoes memory, with the store that the host gives."""
+def test_a_served_thread_undoes_memory_without_asking(repo, store):
+    """Behind repo.graph, a run at an older checkpoint undoes memory, with the store that the host gives."""
     app = repo.graph(noting(), confirm="interrupt").copy({"store": store})
     app.invoke(said("+food=pizza"), THREAD)
     older = app.get_state(THREAD).config
@@ -1000,8 +1000,8 @@ def test_t10_a_served_thread_undoes_memory_without_asking(repo, store):
     assert contents(store) == {"food": "pizza", "city": "Rome"}
 
 
-def test_t10_a_served_thread_returns_to_a_branch_with_its_memory(repo, store):
-    """T10: a run at the end of another branch writes again what was undone."""
+def test_a_served_thread_returns_to_a_branch_with_its_memory(repo, store):
+    """A run at the end of another branch writes again what was undone."""
     app = repo.graph(noting(store))
     app.invoke(said("+food=pizza"), THREAD)
     older = app.get_state(THREAD).config
@@ -1013,8 +1013,8 @@ def test_t10_a_served_thread_returns_to_a_branch_with_its_memory(repo, store):
     assert contents(store) == {"food": "pasta", "city": "Rome"}
 
 
-def test_t10_the_store_in_the_runtime_of_a_host(repo, store):
-    """T10: the store that a server passes with the run, as langgraph-api does, is recorded and undone."""
+def test_the_store_in_the_runtime_of_a_host(repo, store):
+    """The store that a server passes with the run, as langgraph-api does, is recorded and undone."""
     from langgraph.runtime import Runtime
 
     app = repo.graph(noting())
@@ -1027,8 +1027,8 @@ def test_t10_the_store_in_the_runtime_of_a_host(repo, store):
 
 
 @pytest.mark.parametrize("kind", ["graph", "host", "wrap"])
-def test_t10_a_process_keeps_the_store_of_many_sessions(repo, store, monkeypatch, kind):
-    """T10: after many other sessions, without an agent of the first, its memory is still undone in this process."""
+def test_a_process_keeps_the_store_of_many_sessions(repo, store, monkeypatch, kind):
+    """After many other sessions, without an agent of the first, its memory is still undone in this process."""
     limit_sessions(monkeypatch, 1, declared=100)
     app = repo.graph(noting(store if kind == "graph" else None))
     app = app.copy({"store": store}) if kind == "host" else app
@@ -1042,8 +1042,8 @@ def test_t10_a_process_keeps_the_store_of_many_sessions(repo, store, monkeypatch
     assert contents(store) == {"u": "x", "v": "x"}
 
 
-def test_t10_after_a_restart_different_stores_of_one_name_are_not_guessed(database, store):
-    """T10: if graphs of one name have different stores, no store is written until it is known which of them ran."""
+def test_after_a_restart_different_stores_of_one_name_are_not_guessed(database, store):
+    """If graphs of one name have different stores, no store is written until it is known which of them ran."""
     other = InMemoryStore()
     with agentgit.open(database.url) as repo:
         app = repo.graph(noting(store))
@@ -1063,8 +1063,8 @@ def test_t10_after_a_restart_different_stores_of_one_name_are_not_guessed(databa
 # -- what cannot be undone, and what shall not be
 
 
-def test_t10_without_the_store_a_plan_says_so(tmp_path, store):
-    """T10: a process without the store is blocked and told why; forced, it leaves memory alone and says so."""
+def test_without_the_store_a_plan_says_so(tmp_path, store):
+    """A process without the store is blocked and told why; forced, it leaves memory alone and says so."""
     with agentgit.open(tmp_path / "agentgit.db") as repo:
         agent = repo.wrap(noting(store), "a")
         agent.checkpoint("before")
@@ -1078,8 +1078,8 @@ def test_t10_without_the_store_a_plan_says_so(tmp_path, store):
     assert contents(store) == {"food": "pizza"}
 
 
-def test_t10_a_trusted_module_brings_its_store(tmp_path, store, monkeypatch):
-    """T10: a process that wraps no graph undoes memory with the store of a module that the operator names."""
+def test_a_trusted_module_brings_its_store(tmp_path, store, monkeypatch):
+    """A process that wraps no graph undoes memory with the store of a module that the operator names."""
     with agentgit.open(tmp_path / "agentgit.db") as repo:
         agent = repo.wrap(noting(store), "a")
         agent.checkpoint("before")
@@ -1092,8 +1092,8 @@ def test_t10_a_trusted_module_brings_its_store(tmp_path, store, monkeypatch):
     assert contents(store) == {}
 
 
-def test_t10_an_encrypted_database(tmp_path, store):
-    """T10: values in the journal are encrypted like the arguments of tools, and are undone as in any other database."""
+def test_an_encrypted_database(tmp_path, store):
+    """Values in the journal are encrypted like the arguments of tools, and are undone as in any other database."""
     path = tmp_path / "encrypted.db"
     with agentgit.open(path, keyring=Keyring({"a": bytes(32)})) as repo:
         ours, theirs = repo.wrap(noting(store), "ours"), repo.wrap(noting(store), "theirs")
@@ -1106,8 +1106,8 @@ def test_t10_an_encrypted_database(tmp_path, store):
     assert b"marzipan" not in path.read_bytes()
 
 
-def test_t10_a_functional_graph(repo, store):
-    """T10: the store of an entrypoint is recorded in its tasks."""
+def test_a_functional_graph(repo, store):
+    """The store of an entrypoint is recorded in its tasks."""
 
     @task
     def note(word):
@@ -1126,8 +1126,8 @@ def test_t10_a_functional_graph(repo, store):
     assert contents(store) == {"food": "pizza"}
 
 
-def test_t10_memory_can_be_left_out(repo, store):
-    """T10: a user who declares the writes idempotent sees them, and a rollback leaves them."""
+def test_memory_can_be_left_out(repo, store):
+    """A user who declares the writes idempotent sees them, and a rollback leaves them."""
     declared = {"memory.put": "idempotent", "memory.delete": "read_only"}
     agent = repo.wrap(noting(store), "a", effects=declared)
     before = agent.checkpoint("before")
@@ -1140,8 +1140,8 @@ def test_t10_memory_can_be_left_out(repo, store):
         repo.wrap(noting(store), "b", effects={"memory.put": "irreversible"})
 
 
-def test_t10_a_store_given_to_wrap_replaces_the_graphs(repo, store):
-    """T10: `store=` is the memory of the graph, and what is no store is refused."""
+def test_a_store_given_to_wrap_replaces_the_graphs(repo, store):
+    """`store=` is the memory of the graph, and what is no store is refused."""
     other = InMemoryStore()
     graph = noting(other)
     agent = repo.wrap(graph, "a", store=store)
@@ -1155,8 +1155,8 @@ def test_t10_a_store_given_to_wrap_replaces_the_graphs(repo, store):
         repo.wrap(graph, "b", store={})
 
 
-def test_t10_a_store_that_cannot_be_wrapped_is_outside(repo):
-    """T10: a store that is no `BaseStore` works, and a warning says that it is outside."""
+def test_a_store_that_cannot_be_wrapped_is_outside(repo):
+    """A store that is no `BaseStore` works, and a warning says that it is outside."""
 
     class Notes:
         def put(self, *args):
@@ -1169,8 +1169,8 @@ def test_t10_a_store_that_cannot_be_wrapped_is_outside(repo):
     assert notes.args == ("x",)
 
 
-def test_t10_a_deletion_from_memory_backs_up_no_file(repo, store, tmp_path):
-    """T10: `memory.delete` is no tool that deletes files, so nothing of the workspace is put on its undo stack."""
+def test_a_deletion_from_memory_backs_up_no_file(repo, store, tmp_path):
+    """`memory.delete` is no tool that deletes files, so nothing of the workspace is put on its undo stack."""
     (tmp_path / "report.txt").write_text("June")
     agent = repo.wrap(noting(store), "a", workspace=tmp_path)
     agent.invoke(said("+food=pizza -food"))
@@ -1178,8 +1178,8 @@ def test_t10_a_deletion_from_memory_backs_up_no_file(repo, store, tmp_path):
     assert Workspace(tmp_path).undo_stack.depth == 0
 
 
-def test_t10_values_are_erased_with_the_session(repo, store):
-    """T10: no value of a deleted session is left in the journal, and memory stays as it is."""
+def test_values_are_erased_with_the_session(repo, store):
+    """No value of a deleted session is left in the journal, and memory stays as it is."""
     agent = repo.wrap(noting(store), "a")
     agent.invoke(said("+food=secretpizza +food=pasta"))
     session = agent.session
@@ -1188,8 +1188,8 @@ def test_t10_values_are_erased_with_the_session(repo, store):
     assert repo.maintenance.fsck(3).is_sound
 
 
-def test_t10_an_imported_write_is_never_undone(repo, store, tmp_path):
-    """T10: an export carries the writes; in the imported session they are history of another world."""
+def test_an_imported_write_is_never_undone(repo, store, tmp_path):
+    """An export carries the writes; in the imported session they are history of another world."""
     agent = repo.wrap(noting(store), "a")
     before = agent.checkpoint("before")
     agent.invoke(said("+food=pizza"))
@@ -1208,8 +1208,8 @@ def test_t10_an_imported_write_is_never_undone(repo, store, tmp_path):
 # -- many sessions at once
 
 
-def test_t10_sessions_that_write_one_item_at_once_record_a_chain(repo, store):
-    """T10: values are read and written under a lock, so each write has the value of the one before it."""
+def test_sessions_that_write_one_item_at_once_record_a_chain(repo, store):
+    """Values are read and written under a lock, so each write has the value of the one before it."""
     agents = [repo.wrap(noting(store), f"s{n}") for n in range(4)]
     threads = [
         threading.Thread(target=lambda a=a, n=n: a.invoke(said(" ".join(f"+food={n}-{i}" for i in range(5)))))
@@ -1233,8 +1233,8 @@ STEPS = st.lists(
 
 @settings(max_examples=40)
 @given(STEPS)
-def test_t10_random_writes_of_two_sessions(steps):
-    """T10: a rollback undoes exactly the writes above which no other session's write stands, as in a model."""
+def test_random_writes_of_two_sessions(steps):
+    """A rollback undoes exactly the writes above which no other session's write stands, as in a model."""
     store, model = InMemoryStore(), Model()
     with agentgit.open(":memory:") as repo:
         agents = {name: repo.wrap(noting(store), name) for name in ("one", "two")}
@@ -1310,8 +1310,8 @@ MOVES = st.lists(
 
 @settings(max_examples=30)
 @given(MOVES)
-def test_t10_random_moves_between_branches(moves):
-    """T10: after a rollback memory is as at its point, and after a switch as at the end of the branch."""
+def test_random_moves_between_branches(moves):
+    """After a rollback memory is as at its point, and after a switch as at the end of the branch."""
     store = InMemoryStore()
     with agentgit.open(":memory:") as repo:
         agent = repo.wrap(noting(store), "a")

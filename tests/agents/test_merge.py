@@ -1,4 +1,4 @@
-"""Merges and cherry-picks add history to a branch and leave the world unchanged (W7)."""
+"""Merges and cherry-picks add history to a branch and leave the world unchanged."""
 
 import operator
 import random
@@ -36,8 +36,8 @@ def pair(repo):
 # -- merge
 
 
-def test_w7_values_changed_only_by_theirs_are_taken(pair):
-    """W7: values and messages that only the other branch changed are copied without the reducer."""
+def test_values_changed_only_by_theirs_are_taken(pair):
+    """Values and messages that only the other branch changed are copied without the reducer."""
     agent, retry = pair
     told(retry, "theirs", note="b", total=5, cart=["sofa"], plan=[2])
     made = agent.merge("retry", name="merged")
@@ -48,8 +48,8 @@ def test_w7_values_changed_only_by_theirs_are_taken(pair):
     assert agent.head == made
 
 
-def test_w7_values_changed_only_by_ours_stay(pair):
-    """W7: a merge keeps our values if the other branch changed only its conversation."""
+def test_values_changed_only_by_ours_stay(pair):
+    """A merge keeps our values if the other branch changed only its conversation."""
     agent, retry = pair
     told(agent, "ours", note="b")
     told(retry, "theirs")
@@ -67,8 +67,8 @@ def test_w7_values_changed_only_by_ours_stay(pair):
     assert agent.state["note"] == "b"
 
 
-def test_w7_items_added_to_a_list_by_both_branches_are_kept(pair):
-    """W7: items that both branches add through a list reducer are kept; lists without such a reducer conflict."""
+def test_items_added_to_a_list_by_both_branches_are_kept(pair):
+    """Items that both branches add through a list reducer are kept; lists without such a reducer conflict."""
     agent, retry = pair
     told(agent, "ours", cart=["table"])
     told(retry, "theirs", cart=["sofa"])
@@ -93,8 +93,8 @@ def refusing(before, more):
 
 
 @pytest.mark.parametrize("reducer", [lambda before, more: more or before, capped, refusing])
-def test_w7_a_list_reducer_that_does_not_only_append_conflicts(repo, reducer):
-    """W7: a list whose reducer replaces, drops or refuses items is a conflict if both branches add to it."""
+def test_a_list_reducer_that_does_not_only_append_conflicts(repo, reducer):
+    """A list whose reducer replaces, drops or refuses items is a conflict if both branches add to it."""
 
     class Own(MessagesState):
         items: Annotated[list, reducer]
@@ -114,8 +114,8 @@ def test_w7_a_list_reducer_that_does_not_only_append_conflicts(repo, reducer):
 
 
 @pytest.mark.parametrize("kind", [operator.or_, DeltaChannel(joined, snapshot_frequency=2)])
-def test_w7_dict_entries_added_by_both_branches_are_kept(repo, kind):
-    """W7: a dict reducer joins keys that one branch changed; a key that both changed is a conflict."""
+def test_dict_entries_added_by_both_branches_are_kept(repo, kind):
+    """A dict reducer joins keys that one branch changed; a key that both changed is a conflict."""
 
     class Own(MessagesState):
         files: Annotated[dict, kind]
@@ -138,8 +138,8 @@ def test_w7_dict_entries_added_by_both_branches_are_kept(repo, kind):
     assert [one.key for one in agent.plan_merge("retry").conflicts] == ["files"]
 
 
-def test_w7_conflicts_are_listed_and_nothing_changes(pair):
-    """W7: a conflict lists the base value, ours and theirs, and nothing changes until it is resolved."""
+def test_conflicts_are_listed_and_nothing_changes(pair):
+    """A conflict lists the base value, ours and theirs, and nothing changes until it is resolved."""
     agent, retry = pair
     told(agent, "ours", note="mine", total=10)
     told(retry, "theirs", note="yours", total=20)
@@ -164,8 +164,8 @@ def test_w7_conflicts_are_listed_and_nothing_changes(pair):
         (lambda clash: clash.base, "a", 1),
     ],
 )
-def test_w7_conflicts_are_resolved_as_requested(pair, resolve, note, total):
-    """W7: a resolution is one word for all keys, one per key, or a function of the three values."""
+def test_conflicts_are_resolved_as_requested(pair, resolve, note, total):
+    """A resolution is one word for all keys, one per key, or a function of the three values."""
     agent, retry = pair
     told(agent, "ours", note="mine", total=10)
     told(retry, "theirs", note="yours", total=20)
@@ -175,8 +175,8 @@ def test_w7_conflicts_are_resolved_as_requested(pair, resolve, note, total):
     assert len(agent.history()) == 6
 
 
-def test_w7_a_repeated_merge_adds_only_new_changes(pair):
-    """W7: the base of the next merge is the last merge, so no conflict or message is repeated, in both directions."""
+def test_a_repeated_merge_adds_only_new_changes(pair):
+    """The base of the next merge is the last merge, so no conflict or message is repeated, in both directions."""
     agent, retry = pair
     told(agent, "ours", note="mine")
     told(retry, "theirs", note="yours")
@@ -195,8 +195,8 @@ def test_w7_a_repeated_merge_adds_only_new_changes(pair):
     assert agent.plan_merge("retry").is_empty
 
 
-def test_w7_changes_merged_through_a_third_branch_are_not_repeated(pair):
-    """W7: changes that arrived through another branch are part of the base, and are not added twice."""
+def test_changes_merged_through_a_third_branch_are_not_repeated(pair):
+    """Changes that arrived through another branch are part of the base, and are not added twice."""
     agent, retry = pair
     third = agent.fork(name="third")
     told(retry, "theirs", cart=["sofa"], note="b")
@@ -211,8 +211,8 @@ def test_w7_changes_merged_through_a_third_branch_are_not_repeated(pair):
     assert said(third) == said(retry)
 
 
-def test_w7_a_branch_from_inside_a_merged_part_adds_only_the_rest(pair):
-    """W7: a branch forked from the middle of a merged part is compared with its fork point."""
+def test_a_branch_from_inside_a_merged_part_adds_only_the_rest(pair):
+    """A branch forked from the middle of a merged part is compared with its fork point."""
     agent, retry = pair
     told(retry, "theirs", cart=["sofa"])
     told(retry, "more", cart=["lamp"])
@@ -226,8 +226,8 @@ def test_w7_a_branch_from_inside_a_merged_part_adds_only_the_rest(pair):
     assert said(agent)[2:] == ["theirs", "to theirs", "more", "to more", "other", "to other"]
 
 
-def test_w7_a_later_fork_is_not_a_newer_merge_base(pair):
-    """W7: the base is what both branches have merged, even if one of them was forked later from an older point."""
+def test_a_later_fork_is_not_a_newer_merge_base(pair):
+    """The base is what both branches have merged, even if one of them was forked later from an older point."""
     agent, _ = pair
     told(agent, "ours", cart=["sofa"])
     late = agent.fork("main#2", name="late")
@@ -243,8 +243,8 @@ def test_w7_a_later_fork_is_not_a_newer_merge_base(pair):
 
 
 @pytest.mark.long
-def test_w7_branches_merged_into_each_other_agree_or_conflict(pair):
-    """W7: with several newest common points none is chosen alone, and values on which they differ are a conflict."""
+def test_branches_merged_into_each_other_agree_or_conflict(pair):
+    """With several newest common points none is chosen alone, and values on which they differ are a conflict."""
     agent, retry = pair
     told(agent, "ours", cart=["sofa"])
     told(retry, "theirs", cart=["lamp"])
@@ -262,8 +262,8 @@ def test_w7_branches_merged_into_each_other_agree_or_conflict(pair):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_w7_any_sequence_of_merges_loses_and_duplicates_nothing(seed):
-    """W7: after random forks and merges a branch has what both sides had, exactly once."""
+def test_any_sequence_of_merges_loses_and_duplicates_nothing(seed):
+    """After random forks and merges a branch has what both sides had, exactly once."""
     chance = random.Random(seed)  # noqa: S311  # the same each time
     with agentgit.open(":memory:") as repo:
         agents = [repo.wrap(state_graph(), "s")]
@@ -289,8 +289,8 @@ def joined_once(clash):
     return [*clash.ours, *(item for item in clash.theirs if item not in clash.ours)]
 
 
-def test_w7_a_merge_destroys_nothing(repo, pair):
-    """W7: a merge leaves the merged branch and earlier checkpoints unchanged, and can be rolled back."""
+def test_a_merge_destroys_nothing(repo, pair):
+    """A merge leaves the merged branch and earlier checkpoints unchanged, and can be rolled back."""
     agent, retry = pair
     told(agent, "ours")
     told(retry, "theirs")
@@ -304,8 +304,8 @@ def test_w7_a_merge_destroys_nothing(repo, pair):
     assert said(agent)[-2:] == ["on", "to on"]
 
 
-def test_w7_a_merge_runs_no_node_and_no_condition(pair):
-    """W7: a merge writes through the channels only."""
+def test_a_merge_runs_no_node_and_no_condition(pair):
+    """A merge writes through the channels only."""
     agent, retry = pair
     told(retry, "theirs", note="b")
     ran = agent.graph.ran
@@ -316,8 +316,8 @@ def test_w7_a_merge_runs_no_node_and_no_condition(pair):
     assert agent.get_state().metadata["source"] == "update"
 
 
-def test_w7_a_rewritten_conversation_is_a_conflict(pair):
-    """W7: a conversation with removed messages is taken whole if ours is unchanged, and is a conflict if ours
+def test_a_rewritten_conversation_is_a_conflict(pair):
+    """A conversation with removed messages is taken whole if ours is unchanged, and is a conflict if ours
     changed.
     """
     agent, retry = pair
@@ -337,8 +337,8 @@ def test_w7_a_rewritten_conversation_is_a_conflict(pair):
     assert said(agent) == ["summary", "to summary", "ours", "to ours"]
 
 
-def test_w7_equal_edits_on_both_branches_do_not_conflict(pair):
-    """W7: an equal edit or removal on both branches keeps what each branch added."""
+def test_equal_edits_on_both_branches_do_not_conflict(pair):
+    """An equal edit or removal on both branches keeps what each branch added."""
     agent, retry = pair
     first, second = (message["id"] for message in agent.history())
     for one in pair:
@@ -365,8 +365,8 @@ def shop(repo):
 
 
 @pytest.mark.long
-def test_w7_a_merged_tool_call_is_history_without_an_effect(repo, shop):
-    """W7: merged calls run no tool and are not on the track, and a branch behind the world raises WorldDiverged."""
+def test_a_merged_tool_call_is_history_without_an_effect(repo, shop):
+    """Merged calls run no tool and are not on the track, and a branch behind the world raises WorldDiverged."""
     world, agent, _ = shop
     happened, position = list(world.log), agent.head.get_tool_track_position()
     agent.merge("retry")
@@ -384,8 +384,8 @@ def test_w7_a_merged_tool_call_is_history_without_an_effect(repo, shop):
     assert len(world.undone) == 3
 
 
-def test_w7_an_unfinished_batch_is_not_merged(repo):
-    """W7: only the messages before a pending question are merged, and the plan lists what is left out."""
+def test_an_unfinished_batch_is_not_merged(repo):
+    """Only the messages before a pending question are merged, and the plan lists what is left out."""
     world = World()
     model = scripted("hello", calls(call("look"), call("add_if_approved", item="safe")), "ok", "fine")
     agent = repo.wrap(tool_node_graph(model, world.tools()), "s", effects=world.effects())
@@ -402,8 +402,8 @@ def test_w7_an_unfinished_batch_is_not_merged(repo):
         retry.merge("main")
 
 
-def test_w7_a_second_answer_to_one_call_is_left_out(repo):
-    """W7: two branches that answered one question merge to one answer, and the plan lists the other as left out."""
+def test_a_second_answer_to_one_call_is_left_out(repo):
+    """Two branches that answered one question merge to one answer, and the plan lists the other as left out."""
     from langgraph.types import Command
 
     world = World()
@@ -425,8 +425,8 @@ def test_w7_a_second_answer_to_one_call_is_left_out(repo):
 # -- cherry-pick
 
 
-def test_w7_picking_a_checkpoint_adds_the_messages_it_added(shop):
-    """W7: picking a checkpoint adds the messages it added to the previous one, and picking it again adds nothing."""
+def test_picking_a_checkpoint_adds_the_messages_it_added(shop):
+    """Picking a checkpoint adds the messages it added to the previous one, and picking it again adds nothing."""
     world, agent, retry = shop
     happened = list(world.log)
     plan = agent.plan_cherry_pick("retry")
@@ -439,8 +439,8 @@ def test_w7_picking_a_checkpoint_adds_the_messages_it_added(shop):
     assert agent.plan_cherry_pick("retry").is_empty
 
 
-def test_w7_messages_are_picked_by_id(shop):
-    """W7: a tool result is picked with its whole batch, any other message alone, and the order is kept."""
+def test_messages_are_picked_by_id(shop):
+    """A tool result is picked with its whole batch, any other message alone, and the order is kept."""
     _, agent, retry = shop
     user, asking, first, second, last = retry.history()[4:]
     agent.cherry_pick([first["id"]])
@@ -450,8 +450,8 @@ def test_w7_messages_are_picked_by_id(shop):
     assert unanswered(agent) == []
 
 
-def test_w7_a_single_tool_call_is_picked_without_its_batch(shop):
-    """W7: a ToolInvocation is picked with its result only, once, and the original message is unchanged."""
+def test_a_single_tool_call_is_picked_without_its_batch(shop):
+    """A ToolInvocation is picked with its result only, once, and the original message is unchanged."""
     _, agent, retry = shop
     look = next(one for one in retry.tool_track() if one.tool_name == "look")
     plan = agent.plan_cherry_pick(look)
@@ -467,8 +467,8 @@ def test_w7_a_single_tool_call_is_picked_without_its_batch(shop):
     assert retry.history()[-1]["role"] == "assistant"  # nothing was added, because the batch already has it
 
 
-def test_w7_a_merge_adds_the_rest_of_a_partly_picked_batch(shop):
-    """W7: after one call of a batch was picked, a merge adds the others with their results, and nothing twice."""
+def test_a_merge_adds_the_rest_of_a_partly_picked_batch(shop):
+    """After one call of a batch was picked, a merge adds the others with their results, and nothing twice."""
     _, agent, retry = shop
     sofa, look = retry.tool_track()[1:]
     agent.cherry_pick(look)
@@ -486,8 +486,8 @@ def test_w7_a_merge_adds_the_rest_of_a_partly_picked_batch(shop):
     assert unanswered(third) == []
 
 
-def test_w7_invalid_picks_are_refused_with_a_reason(repo, shop):
-    """W7: unknown ids, ids of several branches, calls of other sessions and invalid values are refused."""
+def test_invalid_picks_are_refused_with_a_reason(repo, shop):
+    """Unknown ids, ids of several branches, calls of other sessions and invalid values are refused."""
     _, agent, retry = shop
     other = repo.wrap(tool_node_graph(obedient(), World().tools()), "other")
     other.run("note x")
@@ -510,8 +510,8 @@ def test_w7_invalid_picks_are_refused_with_a_reason(repo, shop):
 # -- merge and cherry-pick
 
 
-def test_w7_merging_into_a_moved_or_running_branch_is_refused(repo, pair):
-    """W7: a merge is refused if the agent has missed a turn or if the branch is running."""
+def test_merging_into_a_moved_or_running_branch_is_refused(repo, pair):
+    """A merge is refused if the agent has missed a turn or if the branch is running."""
     agent, retry = pair
     told(retry, "theirs")
     second = repo.wrap(state_graph(), "s", branch="main")
@@ -538,8 +538,8 @@ def test_w7_merging_into_a_moved_or_running_branch_is_refused(repo, pair):
         thread.join()
 
 
-def test_w7_only_one_of_several_concurrent_merges_succeeds(repo, pair):
-    """W7: of four concurrent merges one succeeds, the others raise Conflict, and no message is duplicated."""
+def test_only_one_of_several_concurrent_merges_succeeds(repo, pair):
+    """Of four concurrent merges one succeeds, the others raise Conflict, and no message is duplicated."""
     agent, retry = pair
     told(retry, "theirs", cart=["sofa"])
     graph, failed, gate = state_graph(), [], threading.Barrier(4)
@@ -563,8 +563,8 @@ def test_w7_only_one_of_several_concurrent_merges_succeeds(repo, pair):
     assert agent.state["cart"] == ["chair", "sofa"]
 
 
-def test_w7_an_interrupted_merge_leaves_the_branch_unchanged(repo, pair):
-    """W7: a merge interrupted while it is written leaves nothing behind, and can be repeated."""
+def test_an_interrupted_merge_leaves_the_branch_unchanged(repo, pair):
+    """A merge interrupted while it is written leaves nothing behind, and can be repeated."""
     agent, retry = pair
     told(retry, "theirs", note="b")
     before, threads = (agent.get_state().config, agent.head.id), backend.threads(repo)
@@ -577,8 +577,8 @@ def test_w7_an_interrupted_merge_leaves_the_branch_unchanged(repo, pair):
     assert agent.state["note"] == "b"
 
 
-def test_w7_the_state_after_a_merge_is_stored_completely(repo, pair):
-    """W7: a reopened repository reads the merged state, and the graph continues from it."""
+def test_the_state_after_a_merge_is_stored_completely(repo, pair):
+    """A reopened repository reads the merged state, and the graph continues from it."""
     agent, retry = pair
     told(retry, "theirs", note="b")
     made = agent.merge("retry")
@@ -592,8 +592,8 @@ def test_w7_the_state_after_a_merge_is_stored_completely(repo, pair):
         assert again.rollback(made.id).state["messages"] == again.state["messages"][:4]
 
 
-def test_w7_functional_graphs_can_be_merged(repo):
-    """W7: merged messages are appended to a conversation that a functional graph saved as a list."""
+def test_functional_graphs_can_be_merged(repo):
+    """Merged messages are appended to a conversation that a functional graph saved as a list."""
     agent = repo.wrap(functional_graph(scripted("one", "two", "three"), []), "s")
     agent.run("start")
     retry = agent.fork(name="retry")
@@ -604,8 +604,8 @@ def test_w7_functional_graphs_can_be_merged(repo):
     assert said(agent)[-2:] == ["on", "three"]
 
 
-def test_w7_a_session_merges_with_the_wrapped_graph(repo, pair):
-    """W7: the session's merge verbs ask for a graph first, and act like the agent's once one is wrapped."""
+def test_a_session_merges_with_the_wrapped_graph(repo, pair):
+    """The session's merge verbs ask for a graph first, and act like the agent's once one is wrapped."""
     agent, retry = pair
     told(retry, "theirs", note="b")
     with agentgit.open(backend.url(repo)) as later:
@@ -620,8 +620,8 @@ def test_w7_a_session_merges_with_the_wrapped_graph(repo, pair):
         assert later.session("s").agent("main").cherry_pick("retry") == made
 
 
-def test_w7_sessions_cannot_be_merged(repo, pair):
-    """W7: merging a checkpoint of another session or an unknown branch is refused."""
+def test_sessions_cannot_be_merged(repo, pair):
+    """Merging a checkpoint of another session or an unknown branch is refused."""
     agent, _ = pair
     other = repo.wrap(state_graph(), "other")
     with pytest.raises(InvalidInput, match="belongs to session"):
@@ -633,8 +633,8 @@ def test_w7_sessions_cannot_be_merged(repo, pair):
         agent.merge("nowhere")
 
 
-async def test_w7_the_async_twins_return_the_same_results(pair):
-    """W7: the async twins of merge and cherry-pick do the same as the sync verbs."""
+async def test_the_async_twins_return_the_same_results(pair):
+    """The async twins of merge and cherry-pick do the same as the sync verbs."""
     agent, retry = pair
     told(retry, "theirs", note="b")
     plan = await agent.aplan_merge("retry")
@@ -647,8 +647,8 @@ async def test_w7_the_async_twins_return_the_same_results(pair):
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
-def test_w7_every_kind_of_graph_continues_after_a_merge(repo, kind):
-    """W7: the next turn continues from the merged conversation, and a rollback reverses the merge."""
+def test_every_kind_of_graph_continues_after_a_merge(repo, kind):
+    """The next turn continues from the merged conversation, and a rollback reverses the merge."""
     world = World()
     agent = repo.wrap(GRAPHS[kind](obedient(), world.tools()), "s", effects=world.effects(), check_effects=False)
     agent.run("note one")
@@ -667,8 +667,8 @@ def test_w7_every_kind_of_graph_continues_after_a_merge(repo, kind):
 
 
 @pytest.mark.parametrize("full", [2, 100])
-def test_w7_delta_channels_are_merged(repo, full):
-    """W7: a conversation and a list in DeltaChannels are merged like others, and are complete after reopening."""
+def test_delta_channels_are_merged(repo, full):
+    """A conversation and a list in DeltaChannels are merged like others, and are complete after reopening."""
     graph = delta_chat(delta(full, _messages_delta_reducer), full=full)
     agent = repo.wrap(graph, "s")
 
@@ -693,8 +693,8 @@ def test_w7_delta_channels_are_merged(repo, full):
         assert again.state["log"][:2] == log
 
 
-def test_w7_rows_left_by_a_killed_merge_are_collected(repo, pair):
-    """W7: a merge that dies while it writes leaves invisible rows, and a collection with imports=True removes them."""
+def test_rows_left_by_a_killed_merge_are_collected(repo, pair):
+    """A merge that dies while it writes leaves invisible rows, and a collection with imports=True removes them."""
     agent, retry = pair
     told(retry, "theirs")
     threads = backend.threads(repo)
@@ -723,8 +723,8 @@ with faults.killed(getattr(points, sys.argv[2])):
 
 @pytest.mark.long
 @pytest.mark.parametrize("point", ["PUBLISH_MERGE", "MOVE_STAGED_ROWS", "STORE_CHECKPOINT"])
-def test_w7_a_killed_process_leaves_the_branch_unchanged(repo, pair, point):
-    """W7: after kill -9 before the merge is published nothing is visible, and the next merge adds everything once."""
+def test_a_killed_process_leaves_the_branch_unchanged(repo, pair, point):
+    """After kill -9 before the merge is published nothing is visible, and the next merge adds everything once."""
     agent, retry = pair
     told(retry, "theirs", note="b", cart=["sofa"])
     before = (agent.get_state().config, agent.head.id, agent.state)
@@ -737,8 +737,8 @@ def test_w7_a_killed_process_leaves_the_branch_unchanged(repo, pair, point):
     assert agent.state["cart"] == ["chair", "sofa"]
 
 
-def test_w7_checkpoint_data_that_looks_like_a_merge_is_ignored(repo, pair):
-    """W7: checkpoint data that only looks like a merge record is not taken for one."""
+def test_checkpoint_data_that_looks_like_a_merge_is_ignored(repo, pair):
+    """Checkpoint data that only looks like a merge record is not taken for one."""
     agent, retry = pair
     told(retry, "theirs", note="b")
     for data in ("merged", {"merged": 7}, {"merged": {"checkpoint": 10**30}}, {"merged": {"checkpoint": True}}, [1]):
@@ -747,8 +747,8 @@ def test_w7_checkpoint_data_that_looks_like_a_merge_is_ignored(repo, pair):
     assert len(agent.plan_merge("retry").messages) == 2
 
 
-def test_w7_an_imported_session_remembers_its_merges(repo, pair, tmp_path):
-    """W7, B8: the next merge in an imported session adds only what is new, and checkpoint data is kept."""
+def test_an_imported_session_remembers_its_merges(repo, pair, tmp_path):
+    """The next merge in an imported session adds only what is new, and checkpoint data is kept."""
     agent, retry = pair
     told(agent, "ours", note="mine")
     told(retry, "theirs", note="yours", cart=["sofa"])

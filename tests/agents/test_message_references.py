@@ -1,4 +1,4 @@
-"""Message ids work as references, messages can be edited (U2), and agents warn when their session has moved (D2)."""
+"""Message ids work as references, messages can be edited, and agents warn when their session has moved."""
 
 import warnings
 
@@ -31,8 +31,8 @@ def ids(agent):
     return [message["id"] for message in agent.history() if message["role"] == "user"]
 
 
-def test_u2_a_message_id_names_the_checkpoint_before_that_message(agent):
-    """U2: wherever a checkpoint can be named, a message id means the restore point before the message."""
+def test_a_message_id_names_the_checkpoint_before_that_message(agent):
+    """Wherever a checkpoint can be named, a message id means the restore point before the message."""
     first, second = ids(agent)
     for form in (second, f"message:{second}"):
         found = agent.get_checkpoint(form)
@@ -45,8 +45,8 @@ def test_u2_a_message_id_names_the_checkpoint_before_that_message(agent):
         agent.get_checkpoint("message:nothing")
 
 
-def test_u2_a_checkpoint_name_wins_over_a_message_id(repo, world):
-    """U2: a checkpoint's name wins over an equal message id, and the form `message:` means the message."""
+def test_a_checkpoint_name_wins_over_a_message_id(repo, world):
+    """A checkpoint's name wins over an equal message id, and the form `message:` means the message."""
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     agent.invoke({"messages": [HumanMessage("hello", id="mine")]})
     named = agent.checkpoint("mine")
@@ -54,8 +54,8 @@ def test_u2_a_checkpoint_name_wins_over_a_message_id(repo, world):
     assert agent.get_checkpoint("message:mine").metadata["reference"] == "main#1"
 
 
-def test_u2_a_repeated_message_id_means_the_asking_branch(repo, world):
-    """U2: if two branches have a message with the same id, the id means that of the asking branch."""
+def test_a_repeated_message_id_means_the_asking_branch(repo, world):
+    """If two branches have a message with the same id, the id means that of the asking branch."""
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     agent.run("hello")
     agent.invoke({"messages": [HumanMessage("add chair", id="wish")]})
@@ -65,8 +65,8 @@ def test_u2_a_repeated_message_id_means_the_asking_branch(repo, world):
     assert edited.get_checkpoint("message:wish").metadata["reference"].startswith("main-2#")
 
 
-def test_u2_an_edited_message_replaces_the_old_one(agent, world):
-    """U2: edit rolls back to before the message, reverses later effects, and runs with the new text."""
+def test_an_edited_message_replaces_the_old_one(agent, world):
+    """Edit rolls back to before the message, reverses later effects, and runs with the new text."""
     _, second = ids(agent)
     edited = agent.edit(second, "add lamp")
     assert world.items == ["chair", "lamp"]
@@ -77,15 +77,15 @@ def test_u2_an_edited_message_replaces_the_old_one(agent, world):
     assert len(agent.session.branches()) == 2
 
 
-async def test_u2_aedit_does_the_same_as_edit(agent, world):
-    """U2: the async twin replaces a message and reverses later effects like edit."""
+async def test_aedit_does_the_same_as_edit(agent, world):
+    """The async twin replaces a message and reverses later effects like edit."""
     edited = await agent.aedit(ids(agent)[1], "add lamp", name="rather a lamp")
     assert (edited.branch.name, world.items) == ("rather a lamp", ["chair", "lamp"])
 
 
 @pytest.mark.long
-def test_d2_an_agent_on_a_branch_its_session_left_warns_once(repo):
-    """D2: an agent stays on its branch, and warns once when it runs on a branch that its session has left."""
+def test_an_agent_on_a_branch_its_session_left_warns_once(repo):
+    """An agent stays on its branch, and warns once when it runs on a branch that its session has left."""
     agent = repo.wrap(tool_node_graph(obedient(), []), "s")
     agent.run("hello")
     back = agent.rollback("main#1")
@@ -101,8 +101,8 @@ def test_d2_an_agent_on_a_branch_its_session_left_warns_once(repo):
         back.run("hello")
 
 
-def test_d2_a_rollback_by_the_session_makes_agents_warn(repo):
-    """D2: an agent also warns after a rollback through its session."""
+def test_a_rollback_by_the_session_makes_agents_warn(repo):
+    """An agent also warns after a rollback through its session."""
     agent = repo.wrap(tool_node_graph(obedient(), []), "s")
     agent.run("hello")
     agent.session.rollback("main#1")
@@ -110,8 +110,8 @@ def test_d2_a_rollback_by_the_session_makes_agents_warn(repo):
         agent.run("hello")
 
 
-def test_d2_each_branch_verb_returns_a_new_agent(agent):
-    """D2: rollback, undo, redo, fork and switch leave the agent where it is and return another one."""
+def test_each_branch_verb_returns_a_new_agent(agent):
+    """Rollback, undo, redo, fork and switch leave the agent where it is and return another one."""
     made = [agent.fork(name="side"), agent.rollback("main#1"), agent.undo(), agent.switch("side")]
     made.append(made[1].redo())
     assert agent.branch.name == "main"
@@ -119,8 +119,8 @@ def test_d2_each_branch_verb_returns_a_new_agent(agent):
     assert [one.branch.name for one in made] == ["side", "main-2", "main-3", "side", "main"]
 
 
-def test_d2_each_session_verb_returns_a_report(agent):
-    """D2: the session's verbs report their kind, branch and status."""
+def test_each_session_verb_returns_a_report(agent):
+    """The session's verbs report their kind, branch and status."""
     session = agent.session
     reports = [session.fork(name="side"), session.rollback("main#1"), session.redo(), session.switch("side")]
     assert [(one.kind, one.branch, one.status) for one in reports] == [
@@ -132,8 +132,8 @@ def test_d2_each_session_verb_returns_a_report(agent):
     assert reports[-1].operation_id == 0
 
 
-def test_d3_session_and_repository_verbs_have_async_twins():
-    """D3: each public method that does IO has an `a` twin with the same signature."""
+def test_session_and_repository_verbs_have_async_twins():
+    """Each public method that does IO has an `a` twin with the same signature."""
     import inspect
 
     from agentgit.handles.retention import SessionRetention
@@ -152,8 +152,8 @@ def test_d3_session_and_repository_verbs_have_async_twins():
             assert inspect.signature(public[f"a{name}"]) == inspect.signature(public[name]), name
 
 
-async def test_d3_a_session_twin_runs_async_undo_on_the_callers_loop(repo):
-    """D3: an async undo function called by a session's async twin runs on the caller's loop."""
+async def test_a_session_twin_runs_async_undo_on_the_callers_loop(repo):
+    """An async undo function called by a session's async twin runs on the caller's loop."""
     import asyncio
 
     loops, world = [], World()
@@ -171,8 +171,8 @@ async def test_d3_a_session_twin_runs_async_undo_on_the_callers_loop(repo):
         await agent.session.aundo(0)
 
 
-def test_d2_a_rollback_that_does_not_move_the_session_warns_nobody(repo):
-    """D2: a rollback of a branch that is not current, or of effects only, moves no session and causes no warning."""
+def test_a_rollback_that_does_not_move_the_session_warns_nobody(repo):
+    """A rollback of a branch that is not current, or of effects only, moves no session and causes no warning."""
     agent = repo.wrap(tool_node_graph(obedient(), []), "s")
     agent.run("hello")
     side = agent.fork(name="side")
@@ -185,8 +185,8 @@ def test_d2_a_rollback_that_does_not_move_the_session_warns_nobody(repo):
         agent.run("hello")
 
 
-def test_d2_the_warning_points_at_the_users_code(repo):
-    """D2: the warning points at the code that called the agent, not at agentgit."""
+def test_the_warning_points_at_the_users_code(repo):
+    """The warning points at the code that called the agent, not at agentgit."""
     agent = repo.wrap(tool_node_graph(obedient(), []), "s")
     agent.run("hello")
     agent.rollback("main#1")
@@ -195,8 +195,8 @@ def test_d2_the_warning_points_at_the_users_code(repo):
     assert told[0].filename == __file__
 
 
-async def test_d3_a_sync_verb_in_a_thread_does_not_deadlock_with_the_loop(repo):
-    """D3: after an async turn, a sync verb in a worker thread runs coroutine functions on another loop."""
+async def test_a_sync_verb_in_a_thread_does_not_deadlock_with_the_loop(repo):
+    """After an async turn, a sync verb in a worker thread runs coroutine functions on another loop."""
     from langchain_core.runnables.config import ContextThreadPoolExecutor
 
     world = World()
@@ -212,8 +212,8 @@ async def test_d3_a_sync_verb_in_a_thread_does_not_deadlock_with_the_loop(repo):
     assert (report.branch, world.items) == ("main-2", [])
 
 
-def test_u2_a_failed_edit_names_the_branch_to_continue_on(repo):
-    """U2: if the new turn raises, the rollback is kept and the error names the branch."""
+def test_a_failed_edit_names_the_branch_to_continue_on(repo):
+    """If the new turn raises, the rollback is kept and the error names the branch."""
 
     def fails(messages):
         if "fail" in str(messages[-1].content):
@@ -228,7 +228,7 @@ def test_u2_a_failed_edit_names_the_branch_to_continue_on(repo):
     assert agent.at().branch.name == "main-2"
 
 
-def test_u2_names_that_look_like_message_references_are_refused(agent):
+def test_names_that_look_like_message_references_are_refused(agent):
     """Bad input: a tag or a branch whose name begins like a message reference is refused."""
     for name in (lambda: agent.session.tag("HEAD", "message:x"), lambda: agent.fork(name="message:x")):
         with pytest.raises(InvalidInput, match="message:"):

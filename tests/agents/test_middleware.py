@@ -1,4 +1,4 @@
-"""Middleware runs calls as in plain LangGraph (T5), and tools at any depth keep their return values (T6)."""
+"""Middleware runs calls as in plain LangGraph, and tools at any depth keep their return values."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ def declaring(kind: str, name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("fence", ["replay", "off"])
 @pytest.mark.parametrize("kind", DECLARED)
 @pytest.mark.parametrize("is_async", [False, True])
-def test_t5_polling_middleware_runs_every_call(repo, kind, is_async, fence):
-    """T5: the handler runs until it returns `ready`, as without agentgit, and each call is on the track."""
+def test_polling_middleware_runs_every_call(repo, kind, is_async, fence):
+    """The handler runs until it returns `ready`, as without agentgit, and each call is on the track."""
     said = ["ready", "pending", "pending"]
 
     @tool
@@ -113,8 +113,8 @@ def test_t5_polling_middleware_runs_every_call(repo, kind, is_async, fence):
 @pytest.mark.parametrize("fence", ["replay", "off"])
 @pytest.mark.parametrize("kind", DECLARED)
 @pytest.mark.parametrize("is_async", [False, True])
-def test_t5_middleware_may_correct_the_arguments(repo, kind, is_async, fence):
-    """T5: after a call that did nothing, a corrected call with the same id runs, and both are on the track."""
+def test_middleware_may_correct_the_arguments(repo, kind, is_async, fence):
+    """After a call that did nothing, a corrected call with the same id runs, and both are on the track."""
     paid: list[int] = []
 
     @tool
@@ -135,8 +135,8 @@ def test_t5_middleware_may_correct_the_arguments(repo, kind, is_async, fence):
 
 @pytest.mark.parametrize("again", [once_more, corrected])
 @pytest.mark.parametrize("is_async", [False, True])
-def test_t5_middleware_does_not_repeat_a_call_of_unknown_outcome(repo, is_async, again):
-    """T5: middleware cannot repeat a payment of unknown outcome, with the same arguments or others."""
+def test_middleware_does_not_repeat_a_call_of_unknown_outcome(repo, is_async, again):
+    """Middleware cannot repeat a payment of unknown outcome, with the same arguments or others."""
     paid: list[int] = []
 
     @tool
@@ -153,8 +153,8 @@ def test_t5_middleware_does_not_repeat_a_call_of_unknown_outcome(repo, is_async,
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_t5_calls_repeated_by_middleware_are_answered_on_resume(repo, is_async):
-    """T5: after an interruption, two finished calls under one id are answered, and the third is made."""
+def test_calls_repeated_by_middleware_are_answered_on_resume(repo, is_async):
+    """After an interruption, two finished calls under one id are answered, and the third is made."""
     made: list[int] = []
 
     @tool
@@ -178,8 +178,8 @@ def test_t5_calls_repeated_by_middleware_are_answered_on_resume(repo, is_async):
     assert [one.status for one in agent.tool_track()] == ["done", "done", "failed", "done"]
 
 
-def test_t5_concurrent_calls_by_middleware_all_run(repo):
-    """T5: a handler called twice concurrently makes two calls."""
+def test_concurrent_calls_by_middleware_all_run(repo):
+    """A handler called twice concurrently makes two calls."""
     made: list[str] = []
 
     @tool
@@ -202,7 +202,7 @@ def test_t5_concurrent_calls_by_middleware_all_run(repo):
     assert len(agent.tool_track()) == 2
 
 
-# -- T6: return values
+# -- return values
 
 VALUES = {"number": 3, "nothing": None, "text": "3", "flag": True, "list": [1, None], "dict": {"id": 7}, "null": "null"}
 
@@ -261,8 +261,8 @@ def by_middleware(order: BaseTool) -> Any:
 
 @pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
 @pytest.mark.parametrize("shape", [in_a_node, in_an_agent_in_a_tool, by_middleware])
-def test_t6_undo_receives_the_tools_return_value_at_every_depth(repo, shape, value):
-    """T6: undo receives `3`, not `'3'`, and None, not `'null'`, also in nested agents and from middleware."""
+def test_undo_receives_the_tools_return_value_at_every_depth(repo, shape, value):
+    """Undo receives `3`, not `'3'`, and None, not `'null'`, also in nested agents and from middleware."""
     got: list[Any] = []
     undo = reversible(lambda args, result: got.append(result))
     agent = repo.wrap(shape(returning(value)), "s", effects={"order": undo}, check_effects=False)
@@ -274,8 +274,8 @@ def test_t6_undo_receives_the_tools_return_value_at_every_depth(repo, shape, val
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_t6_content_and_artifact_are_recorded_and_returned(repo, is_async):
-    """T6: in a node the undo receives both, and an answered call returns both."""
+def test_content_and_artifact_are_recorded_and_returned(repo, is_async):
+    """In a node the undo receives both, and an answered call returns both."""
     made, got = [], []
 
     @tool(response_format="content_and_artifact")
@@ -310,7 +310,7 @@ def test_t6_content_and_artifact_are_recorded_and_returned(repo, is_async):
 
 
 @pytest.mark.parametrize("is_called", [False, True])
-def test_t1_calls_before_a_subgraph_interrupt_are_not_repeated(repo, is_called):
+def test_calls_before_a_subgraph_interrupt_are_not_repeated(repo, is_called):
     """LangGraph #6792, #7417: code before a subgraph's question runs again, but its effects do not."""
     done: list[str] = []
 
@@ -347,7 +347,7 @@ def test_t1_calls_before_a_subgraph_interrupt_are_not_repeated(repo, is_called):
     assert done == [*(["0"] if is_called else []), "a", "b", "c"]
 
 
-def test_t1_an_answer_resumes_at_the_checkpoint_of_its_question(repo):
+def test_an_answer_resumes_at_the_checkpoint_of_its_question(repo):
     """LangGraph #7361: an answer with the question's `checkpoint_id` resumes there, and no call is repeated."""
     done: list[str] = []
 
@@ -372,7 +372,7 @@ def test_t1_an_answer_resumes_at_the_checkpoint_of_its_question(repo):
     assert done == ["a"]
 
 
-def test_t1_a_second_answer_to_a_question_has_no_effect(repo):
+def test_a_second_answer_to_a_question_has_no_effect(repo):
     """LangGraph #6663: a second answer to the same question changes nothing in the world."""
     done: list[str] = []
 
@@ -393,7 +393,7 @@ def test_t1_a_second_answer_to_a_question_has_no_effect(repo):
 
 
 @pytest.mark.parametrize(("is_async", "retry"), [(False, "middleware"), (True, "middleware"), (False, "next turn")])
-def test_t1_parallel_questions_receive_their_answers_over_retries_and_act_once(repo, is_async, retry):
+def test_parallel_questions_receive_their_answers_over_retries_and_act_once(repo, is_async, retry):
     """LangGraph #8464, #6533: three parallel tools ask, one fails and is retried, and each acts once on its answer."""
     done: list[str] = []
     left = [ValueError("once")]
@@ -445,8 +445,8 @@ def descriptions(agent):
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_g8_titles_do_not_show_what_a_middleware_redacts(repo, tmp_path, nested):
-    """G8: no title, description or reason of a snapshot has the text that PIIMiddleware redacts in the conversation."""
+def test_titles_do_not_show_what_a_middleware_redacts(repo, tmp_path, nested):
+    """No title, description or reason of a snapshot has the text that PIIMiddleware redacts in the conversation."""
     graph = redacting()
     if nested:
         graph = StateGraph(MessagesState).add_node("agent", graph).add_edge(START, "agent").compile()
@@ -460,8 +460,8 @@ def test_g8_titles_do_not_show_what_a_middleware_redacts(repo, tmp_path, nested)
     assert "example" not in str(snapshots)
 
 
-def test_g8_a_turn_that_a_middleware_stops_has_no_title(repo):
-    """G8: the message that a middleware blocked is not the title of its turn."""
+def test_a_turn_that_a_middleware_stops_has_no_title(repo):
+    """The message that a middleware blocked is not the title of its turn."""
     agent = repo.wrap(redacting(strategy="block"), "s")
     with pytest.raises(PIIDetectionError):
         agent.run("write to eve@example.com")
@@ -469,8 +469,8 @@ def test_g8_a_turn_that_a_middleware_stops_has_no_title(repo):
     assert "example" not in str(agent.tree())
 
 
-def test_g8_a_title_belongs_to_one_turn(repo):
-    """G8: a later turn whose message has the id of a blocked one gets its title alone."""
+def test_a_title_belongs_to_one_turn(repo):
+    """A later turn whose message has the id of a blocked one gets its title alone."""
     agent = repo.wrap(redacting(strategy="block"), "s")
     with pytest.raises(PIIDetectionError):
         agent.invoke({"messages": [HumanMessage("write to eve@example.com", id="m1")]})
@@ -479,8 +479,8 @@ def test_g8_a_title_belongs_to_one_turn(repo):
     assert descriptions(agent) == [None, None]
 
 
-def test_g8_a_title_is_redacted_before_a_person_answers(repo):
-    """G8: a turn that waits for a person already has its redacted title, and keeps it."""
+def test_a_title_is_redacted_before_a_person_answers(repo):
+    """A turn that waits for a person already has its redacted title, and keeps it."""
 
     @tool
     def send(to: str) -> str:

@@ -1,4 +1,4 @@
-"""Every line of the tables in docs/moving-in.md runs, from top to bottom (row U10)."""
+"""Every line of the tables in docs/moving-in.md runs, from top to bottom."""
 
 import json
 import re
@@ -61,8 +61,8 @@ def namespace(repo, desk, tmp_path):
 
 
 @pytest.mark.parametrize("system", SECTIONS)
-def test_u10_every_line_of_the_page_for_users_of_other_systems_runs(namespace, desk, system):
-    """U10: each line of the column for agentgit runs, one after the other, and the last ones find what they need."""
+def test_every_line_of_the_page_for_users_of_other_systems_runs(namespace, desk, system):
+    """Each line of the column for agentgit runs, one after the other, and the last ones find what they need."""
     if system.startswith("AgentGit"):
         namespace["graph"] = tool_node_graph(obedient(), desk.world.tools())
     if system.startswith(("Chimera", "PraisonAI")):
@@ -72,14 +72,14 @@ def test_u10_every_line_of_the_page_for_users_of_other_systems_runs(namespace, d
     assert namespace["repo"].maintenance.fsck(2).is_sound
 
 
-def test_u10_the_page_has_a_table_for_each_of_the_five_systems():
-    """U10: five systems have a table, each with at least ten lines."""
+def test_the_page_has_a_table_for_each_of_the_five_systems():
+    """Five systems have a table, each with at least ten lines."""
     assert len(SECTIONS) == 5
     assert all(len(lines(section)) >= 10 for section in SECTIONS.values())
 
 
-def test_u10_breakpilot_users_find_what_they_kept(repo):
-    """U10: after many checkpoints of few names, the first, the last 20 and the newest of each stay."""
+def test_breakpilot_users_find_what_they_kept(repo):
+    """After many checkpoints of few names, the first, the last 20 and the newest of each stay."""
     session = repo.session("s", create=True)
     session.retention.set(Retention.by_name())
     names = [f"step {n % 7}" if n % 10 else f"once {n}" for n in range(120)]
@@ -94,8 +94,8 @@ def test_u10_breakpilot_users_find_what_they_kept(repo):
     assert all(verdict.why for verdict in result.kept)
 
 
-def test_u10_checkpoints_of_agentgit_0_1_are_imported(repo):
-    """U10: rows of AgentGit 0.1, with small ids and times without a zone, become a session after one conversion."""
+def test_checkpoints_of_agentgit_0_1_are_imported(repo):
+    """Rows of AgentGit 0.1, with small ids and times without a zone, become a session after one conversion."""
     old = [
         {
             "id": n,

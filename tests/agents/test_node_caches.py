@@ -1,4 +1,4 @@
-"""Caches of nodes and tasks answer only while the effects of the cached work are in place (T8)."""
+"""Caches of nodes and tasks answer only while the effects of the cached work are in place."""
 
 import operator
 from typing import Annotated, TypedDict
@@ -134,8 +134,8 @@ def tracked(agent):
     return [call.result for call in agent.tool_track()]
 
 
-def test_t8_a_cached_order_is_made_again_after_a_rollback(repo, shop, kind):
-    """T8: after a rollback, cached work with a reversed order runs again, and work without effects stays cached."""
+def test_a_cached_order_is_made_again_after_a_rollback(repo, shop, kind):
+    """After a rollback, cached work with a reversed order runs again, and work without effects stays cached."""
     agent = repo.wrap(kind(shop, InMemoryCache()), "s", effects=shop.effects, check_effects=False)
     assert want(agent) == "chair-1"
     assert (shop.ran, shop.orders) == (["think", "buy"], ["chair-1"])
@@ -146,8 +146,8 @@ def test_t8_a_cached_order_is_made_again_after_a_rollback(repo, shop, kind):
     assert tracked(back) == ["chair-2"]
 
 
-def test_t8_a_cached_node_answers_while_its_effect_is_in_place(repo, shop, kind):
-    """T8: while its order is in place, a cached node answers from the cache, on its branch and on later branches."""
+def test_a_cached_node_answers_while_its_effect_is_in_place(repo, shop, kind):
+    """While its order is in place, a cached node answers from the cache, on its branch and on later branches."""
     agent = repo.wrap(kind(shop, InMemoryCache()), "s", effects=shop.effects, check_effects=False)
     assert want(agent) == want(agent) == "chair-1"
     assert tracked(agent) == ["chair-1"]
@@ -157,8 +157,8 @@ def test_t8_a_cached_node_answers_while_its_effect_is_in_place(repo, shop, kind)
     assert shop.ran == ["think", "buy"]
 
 
-def test_t8_a_branch_from_before_an_order_does_not_use_its_cache(repo, shop, kind):
-    """T8: a fork from before the order, and another session, make the order themselves."""
+def test_a_branch_from_before_an_order_does_not_use_its_cache(repo, shop, kind):
+    """A fork from before the order, and another session, make the order themselves."""
     agent = repo.wrap(kind(shop, InMemoryCache()), "s", effects=shop.effects, check_effects=False)
     cache = agent.graph
     want(agent)
@@ -168,8 +168,8 @@ def test_t8_a_branch_from_before_an_order_does_not_use_its_cache(repo, shop, kin
     assert want(agent.fork("main#1").switch("main-2", sync="ignore")) == "chair-3"
 
 
-def test_t8_an_order_reversed_in_place_is_not_answered_from_the_cache(repo, shop, kind):
-    """T8: after a rollback of the tools only, the cache does not answer."""
+def test_an_order_reversed_in_place_is_not_answered_from_the_cache(repo, shop, kind):
+    """After a rollback of the tools only, the cache does not answer."""
     agent = repo.wrap(kind(shop, InMemoryCache()), "s", effects=shop.effects, check_effects=False)
     want(agent)
     agent.rollback("main#1", conversation=False)
@@ -190,8 +190,8 @@ def asked_for(*names):
     return {"messages": [calls(*(call(name, f"c-{n}", item="chair") for n, name in enumerate(names)))]}
 
 
-def test_t8_the_cache_answers_again_after_an_order_is_redone(repo):
-    """T8: the cache answers on the branch whose order was made again, and not on the branch that was left."""
+def test_the_cache_answers_again_after_an_order_is_redone(repo):
+    """The cache answers on the branch whose order was made again, and not on the branch that was left."""
     world = World()
     agent = repo.wrap(cached_tools(world), "s", effects=world.effects())
     agent.invoke(asked_for("add"))
@@ -207,8 +207,8 @@ def test_t8_the_cache_answers_again_after_an_order_is_redone(repo):
     assert len(world.happened("add")) == 4
 
 
-def test_t8_a_call_of_an_earlier_turn_counts_for_the_cache(repo):
-    """T8: a cached node that acted before a question does not answer once its effects are reversed."""
+def test_a_call_of_an_earlier_turn_counts_for_the_cache(repo):
+    """A cached node that acted before a question does not answer once its effects are reversed."""
     world = World()
     agent = repo.wrap(cached_tools(world), "s", effects=world.effects())
     agent.invoke(asked_for("add", "add_if_approved"))
@@ -248,8 +248,8 @@ def ask_in_a_task(shop, cache):
 
 
 @pytest.mark.parametrize("shape", [ask_in_a_subgraph, ask_in_a_task])
-def test_t8_work_not_rerun_by_langgraph_counts_for_the_cache(repo, shop, shape):
-    """T8: work that bought in one turn and ended in the next answers only while the purchase is in place."""
+def test_work_not_rerun_by_langgraph_counts_for_the_cache(repo, shop, shape):
+    """Work that bought in one turn and ended in the next answers only while the purchase is in place."""
     cache = InMemoryCache()
     agent = repo.wrap(shape(shop, cache), "s", effects=shop.effects, check_effects=False)
     want_and_answer(agent, "yes")
@@ -269,8 +269,8 @@ def want_and_answer(agent, answer):
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
-async def test_t8_async_runs_use_the_cache_like_sync_runs(repo, shop, kind):
-    """T8: ainvoke uses the cache under the same rules as invoke."""
+async def test_async_runs_use_the_cache_like_sync_runs(repo, shop, kind):
+    """Ainvoke uses the cache under the same rules as invoke."""
     agent = repo.wrap(kind(shop, InMemoryCache()), "s", effects=shop.effects, check_effects=False)
     for _ in range(2):
         assert (await agent.ainvoke({"wanted": "chair", "log": []}))["log"][-1] == "chair-1"
@@ -294,8 +294,8 @@ with agentgit.open(sys.argv[1]) as repo:
 
 
 @pytest.mark.long
-def test_t8_a_sqlite_cache_file_serves_several_processes(repo, shop, tmp_path):
-    """T8: a SQLite cache file answers another process on the branch of its order, and not after a rollback."""
+def test_a_sqlite_cache_file_serves_several_processes(repo, shop, tmp_path):
+    """A SQLite cache file answers another process on the branch of its order, and not after a rollback."""
     path = str(tmp_path / "cache.db")
     agent = repo.wrap(two_nodes(shop, SqliteCache(path=path)), "s", effects=shop.effects, check_effects=False)
     want(agent)
@@ -311,8 +311,8 @@ def test_t8_a_sqlite_cache_file_serves_several_processes(repo, shop, tmp_path):
     assert another(back.branch.name) == "chair-2 buy"
 
 
-def test_t8_a_sqlite_cache_file_serves_several_agents(repo, shop, tmp_path):
-    """T8: the branch that asks decides about entries in a SQLite file, whichever agent wrote them."""
+def test_a_sqlite_cache_file_serves_several_agents(repo, shop, tmp_path):
+    """The branch that asks decides about entries in a SQLite file, whichever agent wrote them."""
     path = str(tmp_path / "cache.db")
     make = lambda: two_nodes(shop, SqliteCache(path=path))  # noqa: E731  # a new graph and a new cache for each agent
     agent = repo.wrap(make(), "s", effects=shop.effects, check_effects=False)
@@ -324,8 +324,8 @@ def test_t8_a_sqlite_cache_file_serves_several_agents(repo, shop, tmp_path):
     assert shop.ran == ["think", "buy", "buy"]
 
 
-def test_t8_a_plain_graph_and_a_session_do_not_share_cache_entries(repo, shop):
-    """T8: entries of a plain graph do not answer in a session, whose track lacks their calls."""
+def test_a_plain_graph_and_a_session_do_not_share_cache_entries(repo, shop):
+    """Entries of a plain graph do not answer in a session, whose track lacks their calls."""
     graph = two_nodes(shop, InMemoryCache())
     assert graph.invoke({"wanted": "chair", "log": []})["log"][-1] == "chair-1"
     agent = repo.wrap(graph, "s", effects=shop.effects, check_effects=False)
@@ -337,8 +337,8 @@ def test_t8_a_plain_graph_and_a_session_do_not_share_cache_entries(repo, shop):
 
 
 @pytest.mark.long
-def test_t8_the_cache_of_a_graph_run_by_a_tool_follows_the_same_rules(repo, shop):
-    """T8: a cached graph run by a tool makes its order again after a rollback."""
+def test_the_cache_of_a_graph_run_by_a_tool_follows_the_same_rules(repo, shop):
+    """A cached graph run by a tool makes its order again after a rollback."""
     inner = two_nodes(shop, InMemoryCache())
 
     @tool

@@ -1,4 +1,4 @@
-"""A branch detects that another branch has changed its world, and a switch can restore it (W5, W8)."""
+"""A branch detects that another branch has changed its world, and a switch can restore it."""
 
 import asyncio
 
@@ -34,8 +34,8 @@ def left(repo, world):
     return agent, agent.rollback(before)
 
 
-def test_w5_a_branch_with_reversed_effects_raises_before_it_runs(left, world):
-    """W5: a branch whose effects were reversed raises WorldDiverged before it runs, with a plan to redo them."""
+def test_a_branch_with_reversed_effects_raises_before_it_runs(left, world):
+    """A branch whose effects were reversed raises WorldDiverged before it runs, with a plan to redo them."""
     agent, _ = left
     said = len(world.log)
     with pytest.raises(WorldDiverged, match="sync='world'") as caught:
@@ -46,8 +46,8 @@ def test_w5_a_branch_with_reversed_effects_raises_before_it_runs(left, world):
     assert agent.branch.status == "open"
 
 
-def test_w5_switch_with_sync_world_restores_the_world_of_the_branch(left, world):
-    """W5: switch with sync='world' reverses the other branch's effects and runs this branch's reversed calls again."""
+def test_switch_with_sync_world_restores_the_world_of_the_branch(left, world):
+    """Switch with sync='world' reverses the other branch's effects and runs this branch's reversed calls again."""
     agent, retry = left
     retry.run("add sofa")
     assert world.items == ["chair", "sofa"]
@@ -63,8 +63,8 @@ def test_w5_switch_with_sync_world_restores_the_world_of_the_branch(left, world)
         retry.run("and here?")
 
 
-def test_w5_a_redone_call_is_not_added_to_the_track(left, world):
-    """W5: a redo adds no call to the track, and later calls continue its positions."""
+def test_a_redone_call_is_not_added_to_the_track(left, world):
+    """A redo adds no call to the track, and later calls continue its positions."""
     agent, _ = left
     track = [(c.position, c.tool_name, c.args) for c in agent.tool_track()]
     agent = agent.switch("main", sync="world")
@@ -74,8 +74,8 @@ def test_w5_a_redone_call_is_not_added_to_the_track(left, world):
     assert [c.position for c in agent.tool_track()] == [0, 1, 2]
 
 
-def test_w5_a_redone_call_can_be_reversed_again(left, world):
-    """W1, W5: repeated switches back and forth leave each effect in the world at most once."""
+def test_a_redone_call_can_be_reversed_again(left, world):
+    """Repeated switches back and forth leave each effect in the world at most once."""
     agent, retry = left
     for _ in range(3):
         agent = agent.switch("main", sync="world")
@@ -114,8 +114,8 @@ def test_a_forward_rollback_lists_or_redoes_reversed_calls(left, world):
     assert redone.head.metadata["state_hash"] == later.metadata["state_hash"]
 
 
-def test_w5_sync_note_informs_the_model_of_the_change(left, world):
-    """W5: with sync='note' the world stays, and one message before the next input says what changed."""
+def test_sync_note_informs_the_model_of_the_change(left, world):
+    """With sync='note' the world stays, and one message before the next input says what changed."""
     agent, _ = left
     agent = agent.switch("main", sync="note")
     assert world.items == ["chair"]
@@ -133,8 +133,8 @@ def heard(agent):
     return [m.content for m in agent.messages() if m.name == "agentgit"]
 
 
-def test_w5_a_fork_inherits_a_pending_note(left):
-    """W5: a fork from where a note is pending passes it to the model; a fork from an earlier point does not."""
+def test_a_fork_inherits_a_pending_note(left):
+    """A fork from where a note is pending passes it to the model; a fork from an earlier point does not."""
     agent, _ = left
     agent = agent.switch("main", sync="note")
     earlier, fork = agent.fork("main#1"), agent.fork()
@@ -143,8 +143,8 @@ def test_w5_a_fork_inherits_a_pending_note(left):
         assert bool(heard(branch)) is is_told
 
 
-def test_w5_an_outdated_note_is_not_sent(left, world):
-    """W5: a pending note is dropped when sync='world' restores the effect or sync='ignore' accepts the change."""
+def test_an_outdated_note_is_not_sent(left, world):
+    """A pending note is dropped when sync='world' restores the effect or sync='ignore' accepts the change."""
     agent, retry = left
     agent = agent.switch("main", sync="note")
     agent = agent.switch("main", sync="world")
@@ -158,8 +158,8 @@ def test_w5_an_outdated_note_is_not_sent(left, world):
 
 
 @pytest.mark.parametrize("back", ["redo", "switch", "rollback"])
-def test_w5_the_model_is_informed_once_of_the_result_of_a_redone_call(left, world, back):
-    """W5, W8: if a redone call returned another result, one message informs the model of it."""
+def test_the_model_is_informed_once_of_the_result_of_a_redone_call(left, world, back):
+    """If a redone call returned another result, one message informs the model of it."""
     agent, retry = left
     world.items.append("a lamp from elsewhere")
     if back == "redo":
@@ -176,8 +176,8 @@ def test_w5_the_model_is_informed_once_of_the_result_of_a_redone_call(left, worl
     assert len(heard(again)) == 1
 
 
-def test_w5_sync_ignore_is_recorded_as_a_switch(left, repo, world):
-    """W5: with sync='ignore' the branch continues in the current world, and the switch is recorded."""
+def test_sync_ignore_is_recorded_as_a_switch(left, repo, world):
+    """With sync='ignore' the branch continues in the current world, and the switch is recorded."""
     agent, _ = left
     agent = agent.switch("main", sync="ignore")
     agent.run("add sofa")
@@ -187,8 +187,8 @@ def test_w5_sync_ignore_is_recorded_as_a_switch(left, repo, world):
 
 
 @pytest.mark.long
-def test_w5_read_only_and_undeclared_tools_cause_no_divergence(repo, world):
-    """W5: branches whose tools only read, or are undeclared, run side by side."""
+def test_read_only_and_undeclared_tools_cause_no_divergence(repo, world):
+    """Branches whose tools only read, or are undeclared, run side by side."""
     agent = wrapped(repo, world)
     agent.run("look; note one")
     other = agent.fork()
@@ -199,8 +199,8 @@ def test_w5_read_only_and_undeclared_tools_cause_no_divergence(repo, world):
     assert len(agent.plan_switch("main").kept) == 2  # listed and kept
 
 
-def test_w5_an_effect_that_its_branch_reversed_causes_no_divergence(repo, world):
-    """W5: an effect that another branch made and reversed again has not changed the world."""
+def test_an_effect_that_its_branch_reversed_causes_no_divergence(repo, world):
+    """An effect that another branch made and reversed again has not changed the world."""
     agent = wrapped(repo, world)
     agent.run("add chair")
     fork = agent.fork()
@@ -212,8 +212,8 @@ def test_w5_an_effect_that_its_branch_reversed_causes_no_divergence(repo, world)
     assert world.items == ["chair", "sofa"]
 
 
-def test_w5_an_effect_redone_and_reversed_again_causes_no_divergence(left, world):
-    """W5: a branch runs if an effect that was gone when it last ran was redone and reversed in between."""
+def test_an_effect_redone_and_reversed_again_causes_no_divergence(left, world):
+    """A branch runs if an effect that was gone when it last ran was redone and reversed in between."""
     agent, retry = left
     lives_without = retry.rollback("main")
     agent = agent.switch("main", sync="world")
@@ -223,8 +223,8 @@ def test_w5_an_effect_redone_and_reversed_again_causes_no_divergence(left, world
     lives_without.run("now?")
 
 
-def test_w5_a_fork_starts_in_the_world_as_it_is(repo, world):
-    """W5: a fork from an earlier point starts in the current world; sync='world' restores the world of its path."""
+def test_a_fork_starts_in_the_world_as_it_is(repo, world):
+    """A fork from an earlier point starts in the current world; sync='world' restores the world of its path."""
     agent = wrapped(repo, world)
     agent.run("add chair")
     early = agent.head
@@ -236,8 +236,8 @@ def test_w5_a_fork_starts_in_the_world_as_it_is(repo, world):
     assert world.items == ["chair", "sofa"]
 
 
-def test_w5_a_world_change_during_a_turn_stops_the_next_effect(repo, world):
-    """W5: a call does not run in a world that another branch has changed since the turn began."""
+def test_a_world_change_during_a_turn_stops_the_next_effect(repo, world):
+    """A call does not run in a world that another branch has changed since the turn began."""
     agent = wrapped(repo, world)
     agent.run("add chair")
     other = agent.fork()
@@ -250,8 +250,8 @@ def test_w5_a_world_change_during_a_turn_stops_the_next_effect(repo, world):
     assert "intended" not in {c.status for c in agent.tool_track()}
 
 
-def test_w8_a_rollback_without_conversation_reverses_only_the_tools(repo, world):
-    """W8: with conversation=False the effects are reversed, and the branch and its conversation stay."""
+def test_a_rollback_without_conversation_reverses_only_the_tools(repo, world):
+    """With conversation=False the effects are reversed, and the branch and its conversation stay."""
     agent = wrapped(repo, world)
     agent.run("add chair")
     before = agent.checkpoint("before")
@@ -266,8 +266,8 @@ def test_w8_a_rollback_without_conversation_reverses_only_the_tools(repo, world)
     assert world.items == ["chair", "sofa"]
 
 
-def test_w8_a_rollback_with_tools_keep_leaves_the_world_unchanged(repo, world):
-    """W8: with tools='keep' there is a new branch, and the world stays."""
+def test_a_rollback_with_tools_keep_leaves_the_world_unchanged(repo, world):
+    """With tools='keep' there is a new branch, and the world stays."""
     agent = wrapped(repo, world)
     agent.run("add chair")
     before = agent.checkpoint("before")
@@ -293,8 +293,8 @@ def test_contradictory_rollback_arguments_are_refused(left, world, wrong):
     assert world.items == ["chair"]
 
 
-def test_t2_replay_execute_stops_if_an_effect_was_removed_outside(repo, world):
-    """T2: replay='execute' stops if the undo of an effect raises because the effect is gone, and no tool runs."""
+def test_replay_execute_stops_if_an_effect_was_removed_outside(repo, world):
+    """Replay='execute' stops if the undo of an effect raises because the effect is gone, and no tool runs."""
     agent = wrapped(repo, world)
     agent.run("add chair")
     point = agent.checkpoint("here")
@@ -306,7 +306,7 @@ def test_t2_replay_execute_stops_if_an_effect_was_removed_outside(repo, world):
 
 @pytest.mark.parametrize("on_drift", ["stop", "continue"])
 def test_replay_execute_stops_at_drift_or_reports_it(repo, world, on_drift):
-    """W8: a different result stops the replay until it is resumed, or is only reported with on_drift='continue'."""
+    """A different result stops the replay until it is resumed, or is only reported with on_drift='continue'."""
     agent = wrapped(repo, world)
     agent.run("add chair")
     agent.run("add table")
@@ -347,7 +347,7 @@ def test_a_switch_that_fails_halfway_can_be_resumed(left, repo, world):
 
 
 def test_a_switch_past_an_irreversible_effect_needs_force(repo, world):
-    """W5: an irreversible effect blocks sync='world'; with force it is kept and accepted from then on."""
+    """An irreversible effect blocks sync='world'; with force it is kept and accepted from then on."""
     agent = wrapped(repo, world)
     agent.run("add chair")
     fork = agent.fork()
@@ -360,8 +360,8 @@ def test_a_switch_past_an_irreversible_effect_needs_force(repo, world):
     agent.run("now?")
 
 
-def test_w5_a_kept_effect_stays_accepted_after_it_is_redone(repo, world):
-    """W5: an effect that a rollback kept is still accepted after other branches have reversed and redone it."""
+def test_a_kept_effect_stays_accepted_after_it_is_redone(repo, world):
+    """An effect that a rollback kept is still accepted after other branches have reversed and redone it."""
     agent = wrapped(repo, world)
     agent.run("add chair")
     before = agent.checkpoint("before")
@@ -378,8 +378,8 @@ def test_w5_a_kept_effect_stays_accepted_after_it_is_redone(repo, world):
     assert sorted(world.items) == ["chair", "sofa", "table"]
 
 
-def test_w5_a_fork_does_not_inherit_later_acceptances_of_its_parent(repo, world):
-    """W5: a fork inherits what its parent had accepted when it was made, and nothing accepted afterwards."""
+def test_a_fork_does_not_inherit_later_acceptances_of_its_parent(repo, world):
+    """A fork inherits what its parent had accepted when it was made, and nothing accepted afterwards."""
     agent = wrapped(repo, world)
     agent.run("add chair")
     fork, other = agent.fork(), agent.fork()
@@ -391,8 +391,8 @@ def test_w5_a_fork_does_not_inherit_later_acceptances_of_its_parent(repo, world)
     assert agent.fork().run("now?") is not None
 
 
-def test_w5_a_fork_of_a_half_rolled_back_branch_reports_divergence(repo, world):
-    """W5: a fork of a branch whose tools-only rollback stopped halfway diverges by the effects reversed so far."""
+def test_a_fork_of_a_half_rolled_back_branch_reports_divergence(repo, world):
+    """A fork of a branch whose tools-only rollback stopped halfway diverges by the effects reversed so far."""
     agent = wrapped(repo, world)
     agent.run("add chair")
     before = agent.checkpoint("before")
@@ -408,8 +408,8 @@ def test_w5_a_fork_of_a_half_rolled_back_branch_reports_divergence(repo, world):
     assert [str(step.invocation) for step in caught.value.plan.redos] == ["add(item='sofa')"]
 
 
-def test_w5_a_resumed_note_switch_does_not_cover_later_changes(repo, world):
-    """W5: a switch with sync='note' that died and was resumed does not cover changes made in between."""
+def test_a_resumed_note_switch_does_not_cover_later_changes(repo, world):
+    """A switch with sync='note' that died and was resumed does not cover changes made in between."""
     agent = wrapped(repo, world)
     agent.run("add chair")
     fork = agent.fork()
@@ -424,7 +424,7 @@ def test_w5_a_resumed_note_switch_does_not_cover_later_changes(repo, world):
 
 
 def test_a_blocked_rollback_names_the_nearest_reachable_checkpoint(repo, world):
-    """W2: RollbackBlocked names the nearest checkpoint to which a rollback is possible."""
+    """RollbackBlocked names the nearest checkpoint to which a rollback is possible."""
     agent = wrapped(repo, world)
     agent.run("add chair")
     before = agent.checkpoint("before")
@@ -438,8 +438,8 @@ def test_a_blocked_rollback_names_the_nearest_reachable_checkpoint(repo, world):
     assert [c.tool_name for c in retry.tool_track()] == ["add", "send"]
 
 
-def test_u5_the_nearest_checkpoint_is_never_head(repo, world):
-    """U5: if a rollback is possible only to HEAD, no nearest checkpoint is named, whatever checkpoints are there."""
+def test_the_nearest_checkpoint_is_never_head(repo, world):
+    """If a rollback is possible only to HEAD, no nearest checkpoint is named, whatever checkpoints are there."""
     agent = wrapped(repo, world)
     agent.run("send hi")
     agent.checkpoint("here too")
@@ -454,8 +454,8 @@ def test_u5_the_nearest_checkpoint_is_never_head(repo, world):
 
 
 @pytest.mark.parametrize("replay", ["redo", "execute"])
-def test_w2_no_nearest_checkpoint_is_named_if_the_replay_is_blocked(repo, world, database, replay):
-    """W2: RollbackBlocked names no nearest checkpoint if the calls to run again are blocked."""
+def test_no_nearest_checkpoint_is_named_if_the_replay_is_blocked(repo, world, database, replay):
+    """RollbackBlocked names no nearest checkpoint if the calls to run again are blocked."""
     agent = wrapped(repo, world)
     agent.run("add chair")
     agent.run("add table")
@@ -505,8 +505,8 @@ def test_async_switch_redoes_and_reverses_effects(repo, world):
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_w8_a_redone_tool_receives_the_thread_id_of_its_branch(repo, is_async):
-    """W8: a tool that runs again finds the same thread id in its RunnableConfig as in a turn."""
+def test_a_redone_tool_receives_the_thread_id_of_its_branch(repo, is_async):
+    """A tool that runs again finds the same thread id in its RunnableConfig as in a turn."""
     seen = []
 
     def put(item: str, config: RunnableConfig) -> str:

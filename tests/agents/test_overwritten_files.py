@@ -1,4 +1,4 @@
-"""A forced rollback and its redo report which files of other writers they overwrote and where these are kept (F4)."""
+"""A forced rollback and its redo report which files of other writers they overwrote and where these are kept."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def overwritten(report):
 
 
 def test_files_a_forced_rollback_reports_each_overwritten_file(agent, desk):
-    """F4: the report lists each overwritten path, the safety snapshot that contains it, and how to restore it."""
+    """The report lists each overwritten path, the safety snapshot that contains it, and how to restore it."""
     with pytest.raises(WorkspaceChanged, match=r"a\.txt"):
         agent.rollback("before")
     report = agent.rollback("before", force=True).report
@@ -47,7 +47,7 @@ def test_files_a_forced_rollback_reports_each_overwritten_file(agent, desk):
 
 
 def test_files_a_redo_reports_files_held_only_by_the_safety_snapshot(agent, repo, desk):
-    """F4: the report of a redo lists a person's files that only the safety snapshot contains."""
+    """The report of a redo lists a person's files that only the safety snapshot contains."""
     before = agent.rollback("before", force=True)
     named, safety = overwritten(before.report), before.report.files.safety
     again = before.redo()
@@ -60,7 +60,7 @@ def test_files_a_redo_reports_files_held_only_by_the_safety_snapshot(agent, repo
 
 
 def test_files_a_rollback_that_overwrites_nothing_reports_nothing(agent, desk):
-    """F4: a rollback and its redo do not report files of the session as overwritten."""
+    """A rollback and its redo do not report files of the session as overwritten."""
     agent.run("write e.txt five")
     before = agent.rollback("before")
     assert overwritten(before.report) == {}
@@ -81,7 +81,7 @@ with faults.killed(points.WRITE_FILE, time=2):
 
 
 def test_files_a_rollback_killed_during_its_restore_reports_all_changes(agent, repo, desk):
-    """F4, W1: the report also lists what was restored before the kill, with the safety snapshot taken before it."""
+    """The report also lists what was restored before the kill, with the safety snapshot taken before it."""
     url = backend.address(repo)
     died = processes.run(KILLED, url, desk.root)
     assert died.returncode == -signal.SIGKILL, died.stderr

@@ -1,4 +1,4 @@
-"""A checkpoint keeps the questions and answers that existed when it was made, whatever happens later (T7)."""
+"""A checkpoint keeps the questions and answers that existed when it was made, whatever happens later."""
 
 import operator
 import os
@@ -118,8 +118,8 @@ def begun(repo, kind, session="s"):
     return agent, agent.checkpoint("half"), ran
 
 
-def test_t7_a_rollback_to_a_half_answered_step_asks_the_rest(repo, kind):
-    """T7: after the thread has moved on, a rollback to a half-answered step asks only the open questions."""
+def test_a_rollback_to_a_half_answered_step_asks_the_rest(repo, kind):
+    """After the thread has moved on, a rollback to a half-answered step asks only the open questions."""
     agent, _, ran = begun(repo, kind)
     at_once = waiting(agent)
     answer(agent, b=2, c=3)
@@ -135,8 +135,8 @@ PARTS = [(("b", "c"), ("a",)), pytest.param((("a",), ("b",), ("c",)), marks=pyte
 
 
 @pytest.mark.parametrize("parts", PARTS)
-def test_t7_each_checkpoint_within_a_step_is_restored_exactly(repo, kind, parts):
-    """T7: LangGraph's view of each checkpoint between the answers is the same whenever it is restored."""
+def test_each_checkpoint_within_a_step_is_restored_exactly(repo, kind, parts):
+    """LangGraph's view of each checkpoint between the answers is the same whenever it is restored."""
     ran = []
     agent = repo.wrap(kind(ran), "s")
     agent.invoke({"log": []})
@@ -176,8 +176,8 @@ def plain(state):
     return state.values, state.next, state.interrupts, tasks
 
 
-def test_t7_a_diff_within_a_step_shows_the_answer(repo, kind):
-    """T7: a diff of two checkpoints within a step shows which question was answered and what its node wrote."""
+def test_a_diff_within_a_step_shows_the_answer(repo, kind):
+    """A diff of two checkpoints within a step shows which question was answered and what its node wrote."""
     ran = []
     agent = repo.wrap(kind(ran), "s")
     agent.invoke({"log": []})
@@ -198,8 +198,8 @@ def test_t7_a_diff_within_a_step_shows_the_answer(repo, kind):
     assert repo.session("s").diff("one", back.head).is_empty
 
 
-def test_t7_a_repeated_question_is_restored_with_its_earlier_answers(repo):
-    """T7: a node that repeats its question continues with the answers of the restored checkpoint (#6663)."""
+def test_a_repeated_question_is_restored_with_its_earlier_answers(repo):
+    """A node that repeats its question continues with the answers of the restored checkpoint (#6663)."""
     asked = []
 
     def ask(state):
@@ -228,8 +228,8 @@ def test_t7_a_repeated_question_is_restored_with_its_earlier_answers(repo):
         assert asked == [*before, 7]
 
 
-def test_t7_a_half_failed_step_is_restored_half_done(repo):
-    """T7: a rollback into a step of two nodes keeps the result of a finished node and runs only failed nodes."""
+def test_a_half_failed_step_is_restored_half_done(repo):
+    """A rollback into a step of two nodes keeps the result of a finished node and runs only failed nodes."""
     ran, broken = [], {"a", "b"}
 
     def node(name):
@@ -258,8 +258,8 @@ def test_t7_a_half_failed_step_is_restored_half_done(repo):
         assert sorted(ran) == runs
 
 
-def test_t7_the_functional_api_restores_tasks_and_answers(repo):
-    """T7: an entrypoint continues from a checkpoint with the tasks finished and the answers given by then."""
+def test_the_functional_api_restores_tasks_and_answers(repo):
+    """An entrypoint continues from a checkpoint with the tasks finished and the answers given by then."""
     ran = []
 
     @task
@@ -292,8 +292,8 @@ def test_t7_the_functional_api_restores_tasks_and_answers(repo):
     assert "'b'" in str(repo.session("s").diff("at a", "at b"))
 
 
-def test_t7_an_earlier_automatic_checkpoint_has_no_later_questions(repo):
-    """T7: a checkpoint made before any question has no interrupts, even if its next step asked some later."""
+def test_an_earlier_automatic_checkpoint_has_no_later_questions(repo):
+    """A checkpoint made before any question has no interrupts, even if its next step asked some later."""
     ran = []
     agent = repo.wrap(parallel(ran), "s")
     agent.invoke({"log": []})
@@ -303,8 +303,8 @@ def test_t7_an_earlier_automatic_checkpoint_has_no_later_questions(repo):
 
 
 @pytest.mark.parametrize("way", ["fork", "template", "export", "export of a point", "export of a branch"])
-def test_t7_fork_template_and_import_continue_a_half_answered_step(repo, kind, way, tmp_path):
-    """T7: a fork, a session from a template and an import continue a half-answered step like a rollback."""
+def test_fork_template_and_import_continue_a_half_answered_step(repo, kind, way, tmp_path):
+    """A fork, a session from a template and an import continue a half-answered step like a rollback."""
     agent, _, ran = begun(repo, kind)
     view = seen(agent)
     answer(agent, b=2)
@@ -333,8 +333,8 @@ def test_t7_fork_template_and_import_continue_a_half_answered_step(repo, kind, w
     assert not repo.maintenance.fsck(level=3).findings
 
 
-def test_t7_gc_and_retention_keep_pending_data_of_a_checkpoint(repo, kind):
-    """T7: gc and retention keep the replaced answers and the subgraph steps that a checkpoint needs."""
+def test_gc_and_retention_keep_pending_data_of_a_checkpoint(repo, kind):
+    """Gc and retention keep the replaced answers and the subgraph steps that a checkpoint needs."""
     agent, point, _ = begun(repo, kind)
     view = seen(agent)
     answer(agent, b=2, c=3)
@@ -348,8 +348,8 @@ def test_t7_gc_and_retention_keep_pending_data_of_a_checkpoint(repo, kind):
 
 
 @pytest.mark.long
-def test_t7_a_checkpoint_in_a_batch_keeps_the_calls_done_by_then(repo):
-    """T7: with one task per tool call, the track of a checkpoint contains exactly the calls done by then."""
+def test_a_checkpoint_in_a_batch_keeps_the_calls_done_by_then(repo):
+    """With one task per tool call, the track of a checkpoint contains exactly the calls done by then."""
     world = World()
     model = scripted(calls(*(call("add_if_approved", f"c{n}", item=f"item{n}") for n in range(3))), "done", "done")
     agent = repo.wrap(agent_graph(model, world.tools()), "s", effects=world.effects())
@@ -369,8 +369,8 @@ def test_t7_a_checkpoint_in_a_batch_keeps_the_calls_done_by_then(repo):
     assert not repo.maintenance.fsck(level=3).findings
 
 
-def test_t7_fsck_reports_damaged_pending_writes_of_a_checkpoint(repo, kind):
-    """T7: fsck reports pending writes that are unreadable or refer to missing values; a rollback refuses them."""
+def test_fsck_reports_damaged_pending_writes_of_a_checkpoint(repo, kind):
+    """Fsck reports pending writes that are unreadable or refer to missing values; a rollback refuses them."""
     agent, point, _ = begun(repo, kind)
     for damage in (b"x", b'[["","x",[["t",0,"","log","zz"]]]]', b'[["","x",[["t",0,"","log","' + b"00" * 32 + b'"]]]]'):
         backend.change(repo, "checkpoint", point.id, pending=damage)
@@ -396,8 +396,8 @@ with agentgit.open(sys.argv[1]) as repo:
 
 @pytest.mark.long
 @pytest.mark.parametrize("dies", ["b", "c"])
-def test_t7_a_half_answered_step_survives_kill_9(dies, tmp_path):
-    """T7: after a kill during the next answers, a rollback restores the checkpoint before them."""
+def test_a_half_answered_step_survives_kill_9(dies, tmp_path):
+    """After a kill during the next answers, a rollback restores the checkpoint before them."""
     path = tmp_path / "agentgit.db"
     assert processes.run(KILLED, path, dies).returncode == -signal.SIGKILL
     with agentgit.open(path) as repo:
@@ -410,8 +410,8 @@ def test_t7_a_half_answered_step_survives_kill_9(dies, tmp_path):
         assert not repo.maintenance.fsck(level=3).findings
 
 
-def test_t7_fork_and_undo_include_answers_after_the_last_checkpoint(repo, kind):
-    """T7: a fork without a target, and undo, include an answer that followed the last checkpoint."""
+def test_fork_and_undo_include_answers_after_the_last_checkpoint(repo, kind):
+    """A fork without a target, and undo, include an answer that followed the last checkpoint."""
     agent, _, _ = begun(repo, kind)
     answer(agent, b=2)
     assert set(waiting(agent.fork())) == {"c"}

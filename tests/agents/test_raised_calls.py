@@ -1,4 +1,4 @@
-"""An error does not prove that nothing happened, so a call that raised is unknown until it is settled (T4).
+"""An error does not prove that nothing happened, so a call that raised is unknown until it is settled.
 
 The ledger of a till shows which charges were made.
 """
@@ -143,8 +143,8 @@ def retrying(till: Till, made: BaseTool | None = None) -> Any:
 @pytest.mark.parametrize("effect_kind", BLOCKING)
 @pytest.mark.parametrize("graph_kind", ["tool_node", "create_agent", "nested"])
 @pytest.mark.parametrize("is_async", [False, True])
-def test_t4_a_call_that_raised_after_acting_blocks_a_rollback(repo, effect_kind, graph_kind, is_async):
-    """T4: the call is `unknown`, the plan names the error and the remedy, and the rollback is refused."""
+def test_a_call_that_raised_after_acting_blocks_a_rollback(repo, effect_kind, graph_kind, is_async):
+    """The call is `unknown`, the plan names the error and the remedy, and the rollback is refused."""
     till = Till(("after", LOST))
 
     async def charge(euros: int) -> dict[str, int]:
@@ -171,8 +171,8 @@ def test_t4_a_call_that_raised_after_acting_blocks_a_rollback(repo, effect_kind,
 
 
 @pytest.mark.parametrize("effect_kind", BLOCKING)
-def test_t4_a_raised_call_can_be_resolved_either_way(repo, effect_kind):
-    """T4: a call resolved as happened is done, with its result; one resolved as did_not_happen is failed."""
+def test_a_raised_call_can_be_resolved_either_way(repo, effect_kind):
+    """A call resolved as happened is done, with its result; one resolved as did_not_happen is failed."""
     till = Till(("after", LOST), ("before", LOST))
     agent = wrapped(repo, till, effect_kind, 5, 7)
     agent.run("five")
@@ -190,8 +190,8 @@ def test_t4_a_raised_call_can_be_resolved_either_way(repo, effect_kind):
     assert repo.maintenance.fsck().is_sound
 
 
-def test_t4_the_branch_continues_after_a_raised_call(repo):
-    """T4: the model sees the error as in plain LangGraph, and the same request in the next turn is a new call."""
+def test_the_branch_continues_after_a_raised_call(repo):
+    """The model sees the error as in plain LangGraph, and the same request in the next turn is a new call."""
     till = Till(("after", LOST))
     agent = wrapped(repo, till, "irreversible", 5, 5)
     agent.run("five")
@@ -201,8 +201,8 @@ def test_t4_the_branch_continues_after_a_raised_call(repo):
     assert statuses(agent) == ["unknown", "done"]
 
 
-def test_t4_a_repeated_request_in_the_same_turn_is_a_new_call(here):
-    """T4: a request with a new tool-call id runs as a new call, as in plain LangGraph."""
+def test_a_repeated_request_in_the_same_turn_is_a_new_call(here):
+    """A request with a new tool-call id runs as a new call, as in plain LangGraph."""
     till = Till(("before", LOST))
     graph = tool_node_graph(
         scripted(call("charge", euros=5), call("charge", euros=5), "ok"), [till.tool()], handle_tool_errors=True
@@ -213,8 +213,8 @@ def test_t4_a_repeated_request_in_the_same_turn_is_a_new_call(here):
 
 
 @pytest.mark.parametrize("told", ["happened", "did_not_happen"])
-def test_t4_the_fence_refuses_a_raised_call_until_it_is_resolved(repo, told):
-    """T4: after a forced rollback the same request raises Fenced with the call's id until the call is resolved."""
+def test_the_fence_refuses_a_raised_call_until_it_is_resolved(repo, told):
+    """After a forced rollback the same request raises Fenced with the call's id until the call is resolved."""
     till = Till(("after" if told == "happened" else "before", LOST))
     agent = wrapped(repo, till, "irreversible", 5, 5)
     agent.run("five")
@@ -234,8 +234,8 @@ def test_t4_the_fence_refuses_a_raised_call_until_it_is_resolved(repo, told):
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_t4_verify_settles_a_raised_call(repo, when):
-    """T4: the `verify` of a tool settles a raised call at once, so that no person has to decide."""
+def test_verify_settles_a_raised_call(repo, when):
+    """The `verify` of a tool settles a raised call at once, so that no person has to decide."""
     till = Till((when, LOST))
     agent = wrapped(repo, till, "irreversible", 5, 5, verify=till.look)
     agent.run("five")
@@ -250,8 +250,8 @@ def test_t4_verify_settles_a_raised_call(repo, when):
 
 @pytest.mark.parametrize("effect_kind", BLOCKING)
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_t4_a_retried_node_does_not_repeat_a_raised_call(repo, effect_kind, when):
-    """T4: RetryPolicy raises `Fenced` with the remedy; once resolved, the turn continues, and there is one charge."""
+def test_a_retried_node_does_not_repeat_a_raised_call(repo, effect_kind, when):
+    """RetryPolicy raises `Fenced` with the remedy; once resolved, the turn continues, and there is one charge."""
     till = Till((when, LOST))
     agent = repo.wrap(retrying(till), "s", effects=till.effects(effect_kind))
     with pytest.raises(Fenced, match=r"repo\.resolve"):
@@ -268,8 +268,8 @@ def test_t4_a_retried_node_does_not_repeat_a_raised_call(repo, effect_kind, when
 
 @pytest.mark.long
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_t4_a_retried_node_continues_if_verify_settles_the_call(here, when):
-    """T4: a call that did not happen runs again, one that happened is answered, and no person has to decide."""
+def test_a_retried_node_continues_if_verify_settles_the_call(here, when):
+    """A call that did not happen runs again, one that happened is answered, and no person has to decide."""
     till = Till((when, LOST))
     agent = here.wrap(retrying(till), "s", effects=till.effects("irreversible", verify=till.look))
     agent.invoke(say())
@@ -277,8 +277,8 @@ def test_t4_a_retried_node_continues_if_verify_settles_the_call(here, when):
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-async def test_t4_middleware_cannot_repeat_a_raised_call(here, is_async):
-    """T4: `wrap_tool_call` that calls its handler again after an error raises `Fenced`; there is one charge."""
+async def test_middleware_cannot_repeat_a_raised_call(here, is_async):
+    """`wrap_tool_call` that calls its handler again after an error raises `Fenced`; there is one charge."""
     from langchain.agents import create_agent
     from langchain.agents.middleware import AgentMiddleware
 
@@ -305,8 +305,8 @@ async def test_t4_middleware_cannot_repeat_a_raised_call(here, is_async):
 
 @pytest.mark.long
 @pytest.mark.parametrize("effect_kind", ["idempotent", "reversible", "irreversible"])
-def test_t4_a_once_tool_is_not_repeated_after_an_error(here, effect_kind):
-    """T4: `once=True` counts a raised call, whatever its effect, in the same turn and in later ones."""
+def test_a_once_tool_is_not_repeated_after_an_error(here, effect_kind):
+    """`once=True` counts a raised call, whatever its effect, in the same turn and in later ones."""
     till = Till(("after", LOST))
     agent = here.wrap(retrying(till), "s", effects=till.effects(effect_kind, once=True))
     with pytest.raises(Fenced, match="is unknown whether"):
@@ -322,8 +322,8 @@ def test_t4_a_once_tool_is_not_repeated_after_an_error(here, effect_kind):
 
 
 @pytest.mark.parametrize("effect_kind", ["irreversible", "compensable", "reversible"])
-def test_t4_a_call_that_raises_not_done_is_failed(here, effect_kind):
-    """T4: the model sees the tool's error as usual, the call is `failed`, and nothing blocks."""
+def test_a_call_that_raises_not_done_is_failed(here, effect_kind):
+    """The model sees the tool's error as usual, the call is `failed`, and nothing blocks."""
     till = Till(("before", NotDone("declined")))
     agent = wrapped(here, till, effect_kind, 5, 5)
     agent.run("five")
@@ -334,8 +334,8 @@ def test_t4_a_call_that_raises_not_done_is_failed(here, effect_kind):
     assert till.ledger == [5]
 
 
-def test_t4_a_tool_that_handles_its_errors_handles_not_done(here):
-    """T4: with `handle_tool_error=True` the model sees `NotDone` like any other ToolException."""
+def test_a_tool_that_handles_its_errors_handles_not_done(here):
+    """With `handle_tool_error=True` the model sees `NotDone` like any other ToolException."""
     till = Till(("before", NotDone("declined")))
     graph = tool_node_graph(charging(5), [till.tool(handle_tool_error=True)])
     agent = here.wrap(graph, "s", effects=till.effects("irreversible"))
@@ -344,8 +344,8 @@ def test_t4_a_tool_that_handles_its_errors_handles_not_done(here):
 
 
 @pytest.mark.long
-def test_t4_a_retry_repeats_a_call_that_raised_not_done(here):
-    """T4: a retry repeats a call that certainly did not happen, as in plain LangGraph."""
+def test_a_retry_repeats_a_call_that_raised_not_done(here):
+    """A retry repeats a call that certainly did not happen, as in plain LangGraph."""
     till = Till(("before", NotDone("busy")))
     agent = here.wrap(retrying(till), "s", effects=till.effects("irreversible"))
     agent.invoke(say())
@@ -362,8 +362,8 @@ def test_t4_a_retry_repeats_a_call_that_raised_not_done(here):
     ],
 )
 @pytest.mark.parametrize("handled", [False, True])
-def test_t4_failed_on_lists_the_errors_of_calls_that_did_nothing(here, error, status, handled):
-    """T4: `failed_on` covers subclasses and errors that the tool turns into messages, and no other errors."""
+def test_failed_on_lists_the_errors_of_calls_that_did_nothing(here, error, status, handled):
+    """`failed_on` covers subclasses and errors that the tool turns into messages, and no other errors."""
     till = Till(("before", error))
     graph = tool_node_graph(charging(5), [till.tool(handle_tool_error=handled)], handle_tool_errors=True)
     agent = here.wrap(graph, "s", effects=till.effects("irreversible", failed_on=(ToolException,)))
@@ -372,8 +372,8 @@ def test_t4_failed_on_lists_the_errors_of_calls_that_did_nothing(here, error, st
 
 
 @pytest.mark.parametrize("node_handles", [False, True])
-def test_t4_a_tool_exception_alone_leaves_the_call_unknown(here, node_handles):
-    """T4: a ToolException may follow an effect, so the call is `unknown`, whether tool or node handles the error."""
+def test_a_tool_exception_alone_leaves_the_call_unknown(here, node_handles):
+    """A ToolException may follow an effect, so the call is `unknown`, whether tool or node handles the error."""
     till = Till(("after", ToolException("timeout")))
     made = till.tool(handle_tool_error=not node_handles)
     agent = here.wrap(
@@ -384,8 +384,8 @@ def test_t4_a_tool_exception_alone_leaves_the_call_unknown(here, node_handles):
     assert (till.ledger, statuses(agent)) == ([5], ["unknown"])
 
 
-def test_t4_an_error_message_returned_by_a_tool_leaves_its_call_unknown(here):
-    """T4: a tool that catches its error and returns a message with status `error` may have acted."""
+def test_an_error_message_returned_by_a_tool_leaves_its_call_unknown(here):
+    """A tool that catches its error and returns a message with status `error` may have acted."""
     till = Till(("after", LOST))
 
     @tool
@@ -402,8 +402,8 @@ def test_t4_an_error_message_returned_by_a_tool_leaves_its_call_unknown(here):
     assert statuses(agent) == ["unknown"]
 
 
-def test_t4_an_error_about_the_result_format_leaves_the_call_unknown(here):
-    """T4: LangChain checks a result after the tool has acted, so such an error is `unknown` despite `failed_on`."""
+def test_an_error_about_the_result_format_leaves_the_call_unknown(here):
+    """LangChain checks a result after the tool has acted, so such an error is `unknown` despite `failed_on`."""
     till = Till()
     made = till.tool(response_format="content_and_artifact")
     graph = tool_node_graph(charging(5), [made], handle_tool_errors=True)
@@ -414,8 +414,8 @@ def test_t4_an_error_about_the_result_format_leaves_the_call_unknown(here):
 
 @pytest.mark.parametrize("handled", [False, True])
 @pytest.mark.parametrize("kind", ["tool_node", "functional"])
-def test_t4_a_call_with_invalid_arguments_is_failed(here, kind, handled):
-    """T4: a call with invalid arguments never ran its function, whether or not the tool handles the error."""
+def test_a_call_with_invalid_arguments_is_failed(here, kind, handled):
+    """A call with invalid arguments never ran its function, whether or not the tool handles the error."""
     till = Till()
     made = till.tool(handle_validation_error=handled)
     replies = scripted(calls(call("charge", euros="many")), "ok")
@@ -432,8 +432,8 @@ def test_t4_a_call_with_invalid_arguments_is_failed(here, kind, handled):
     assert (till.ledger, statuses(agent)) == ([], ["failed"])
 
 
-def test_t4_a_raised_call_made_directly_by_a_task_is_unknown(here):
-    """T4: an error of a tool that a task calls directly leaves the call `unknown`, and a second run is refused."""
+def test_a_raised_call_made_directly_by_a_task_is_unknown(here):
+    """An error of a tool that a task calls directly leaves the call `unknown`, and a second run is refused."""
     till = Till(("after", LOST))
     agent = here.wrap(
         GRAPHS["functional"](charging(5), [till.tool()]), "s", effects=till.effects("irreversible"), check_effects=False
@@ -446,8 +446,8 @@ def test_t4_a_raised_call_made_directly_by_a_task_is_unknown(here):
     assert till.ledger == [5]
 
 
-def test_t4_a_validation_error_inside_the_tool_leaves_the_call_unknown(here):
-    """T4: a tool that acts and then raises ValidationError is not taken for a call with invalid arguments."""
+def test_a_validation_error_inside_the_tool_leaves_the_call_unknown(here):
+    """A tool that acts and then raises ValidationError is not taken for a call with invalid arguments."""
     till = Till()
 
     class Receipt(BaseModel):
@@ -465,8 +465,8 @@ def test_t4_a_validation_error_inside_the_tool_leaves_the_call_unknown(here):
 
 
 @pytest.mark.parametrize("says", [False, True])
-def test_t4_not_done_counts_only_for_the_tool_that_raises_it(here, says):
-    """T4: a tool that charged and lets the `NotDone` of an inner tool pass may have acted."""
+def test_not_done_counts_only_for_the_tool_that_raises_it(here, says):
+    """A tool that charged and lets the `NotDone` of an inner tool pass may have acted."""
     till = Till(None if not says else ("before", NotDone("declined")))
 
     @tool
@@ -492,8 +492,8 @@ def test_t4_not_done_counts_only_for_the_tool_that_raises_it(here, says):
 
 
 @pytest.mark.parametrize("told", [None, "happened", "did_not_happen"])
-def test_t4_a_raised_reversible_call_does_not_block_a_rollback(repo, told):
-    """T4: the report lists the call as kept; once it is resolved as happened, a rollback reverses it."""
+def test_a_raised_reversible_call_does_not_block_a_rollback(repo, told):
+    """The report lists the call as kept; once it is resolved as happened, a rollback reverses it."""
     till = Till(("after", LOST))
     agent = wrapped(repo, till, "reversible")
     agent.run("five")
@@ -514,8 +514,8 @@ def test_t4_a_raised_reversible_call_does_not_block_a_rollback(repo, told):
     assert repo.maintenance.fsck().is_sound
 
 
-def test_t4_a_retry_repeats_a_raised_reversible_call(repo):
-    """T4: a reversible call can be undone, so a retry runs it again with the same idempotency key."""
+def test_a_retry_repeats_a_raised_reversible_call(repo):
+    """A reversible call can be undone, so a retry runs it again with the same idempotency key."""
     till = Till(("after", LOST))
     agent = repo.wrap(retrying(till), "s", effects=till.effects("reversible"))
     agent.checkpoint("before")
@@ -531,8 +531,8 @@ def test_t4_a_retry_repeats_a_raised_reversible_call(repo):
 
 
 @pytest.mark.parametrize("effect_kind", ["idempotent", "read_only", None])
-def test_t4_raised_calls_with_other_effects_are_failed(here, effect_kind):
-    """T4: a raised call of an idempotent, read-only or undeclared tool is `failed` and does not block."""
+def test_raised_calls_with_other_effects_are_failed(here, effect_kind):
+    """A raised call of an idempotent, read-only or undeclared tool is `failed` and does not block."""
     till = Till(("after", LOST))
     graph = tool_node_graph(charging(5), [till.tool()], handle_tool_errors=True)
     agent = here.wrap(graph, "s", effects=till.effects(effect_kind) if effect_kind else None)
@@ -545,8 +545,8 @@ def test_t4_raised_calls_with_other_effects_are_failed(here, effect_kind):
 # -- interrupted calls
 
 
-def test_t4_an_interrupted_reversible_call_blocks_a_rollback(repo):
-    """T4: Ctrl-C inside a tool is no error of the tool, so the call is `unknown` and blocks."""
+def test_an_interrupted_reversible_call_blocks_a_rollback(repo):
+    """Ctrl-C inside a tool is no error of the tool, so the call is `unknown` and blocks."""
     till = Till(("after", KeyboardInterrupt()))
     agent = wrapped(repo, till, "reversible")
     with pytest.raises(KeyboardInterrupt):
@@ -557,8 +557,8 @@ def test_t4_an_interrupted_reversible_call_blocks_a_rollback(repo):
 
 
 @pytest.mark.parametrize("way", ["cancelled", "timeout"])
-async def test_t4_cancelled_and_timed_out_calls_are_unknown(repo, way):
-    """T4: a call that was cancelled or timed out may have acted, so it blocks a rollback."""
+async def test_cancelled_and_timed_out_calls_are_unknown(repo, way):
+    """A call that was cancelled or timed out may have acted, so it blocks a rollback."""
     till, acted = Till(), asyncio.Event()
 
     @tool
@@ -598,8 +598,8 @@ def gone(repo: Any, till: Till, kind: str, **declared: Any) -> Any:
 
 
 @pytest.mark.parametrize("told", ["happened", "did_not_happen"])
-def test_t4_a_redo_stops_at_a_raised_call_until_it_is_resolved(repo, told):
-    """T4: a redo whose compensable call raises stops, names the call, and completes once it is resolved."""
+def test_a_redo_stops_at_a_raised_call_until_it_is_resolved(repo, told):
+    """A redo whose compensable call raises stops, names the call, and completes once it is resolved."""
     till = Till(None, ("after" if told == "happened" else "before", LOST))
     back = gone(repo, till, "compensable")
     with pytest.raises(
@@ -624,8 +624,8 @@ def test_t4_a_redo_stops_at_a_raised_call_until_it_is_resolved(repo, told):
         ("reversible", LOST, {}),
     ],
 )
-def test_t4_a_resumed_redo_retries_a_call_that_is_safe_to_repeat(repo, kind, error, declared):
-    """T4: a redo retries a raised call on resume if the call did nothing or is reversible."""
+def test_a_resumed_redo_retries_a_call_that_is_safe_to_repeat(repo, kind, error, declared):
+    """A redo retries a raised call on resume if the call did nothing or is reversible."""
     till = Till(None, ("before", error))
     back = gone(repo, till, kind, **declared)
     with pytest.raises(RollbackIncomplete) as stopped:
@@ -639,20 +639,20 @@ def test_t4_a_resumed_redo_retries_a_call_that_is_safe_to_repeat(repo, kind, err
 
 
 @pytest.mark.parametrize("given", [ToolException, "text", (ToolException("no"),), (KeyboardInterrupt,), (5,), None])
-def test_t4_failed_on_accepts_only_exception_classes(given):
-    """T4: anything else than a tuple or list of Exception classes is refused at the declaration."""
+def test_failed_on_accepts_only_exception_classes(given):
+    """Anything else than a tuple or list of Exception classes is refused at the declaration."""
     with pytest.raises(InvalidInput, match="failed_on"):
         effect("irreversible", failed_on=given)
 
 
-def test_t4_failed_on_is_refused_for_a_read_only_tool():
-    """T4: `failed_on` has no meaning for a read-only tool and is refused."""
+def test_failed_on_is_refused_for_a_read_only_tool():
+    """`failed_on` has no meaning for a read-only tool and is refused."""
     with pytest.raises(InvalidInput, match="leave out failed_on"):
         effect("read_only", failed_on=(ToolException,))
 
 
-def test_t4_every_declaration_accepts_failed_on():
-    """T4: `effect`, `reversible` and `compensable` accept the same `failed_on`."""
+def test_every_declaration_accepts_failed_on():
+    """`effect`, `reversible` and `compensable` accept the same `failed_on`."""
     made = [declare(lambda args, result: None, failed_on=(ToolException,)) for declare in (reversible, compensable)]
     made.append(effect("irreversible", failed_on=[ToolException]))
     assert [one.failed_on for one in made] == [(ToolException,)] * 3
@@ -662,8 +662,8 @@ def test_t4_every_declaration_accepts_failed_on():
 
 
 @pytest.mark.long
-def test_t4_the_command_line_resolves_a_raised_call(tmp_path):
-    """T4: the error names the command, `agentgit tool-track` shows its id, `resolve --result` records the result."""
+def test_the_command_line_resolves_a_raised_call(tmp_path):
+    """The error names the command, `agentgit tool-track` shows its id, `resolve --result` records the result."""
 
     def run(*words: str) -> tuple[str, str]:
         done = command_line.run(*words, "--db", url)
@@ -681,8 +681,8 @@ def test_t4_the_command_line_resolves_a_raised_call(tmp_path):
     assert (json.loads(told)["status"], json.loads(told)["result"]) == ("done", {"charged": 5})
 
 
-def test_t4_the_chat_resolves_a_raised_call():
-    """T4: the error names the command, and `/resolve --result` records the result."""
+def test_the_chat_resolves_a_raised_call():
+    """The error names the command, and `/resolve --result` records the result."""
     till, out, err = Till(("after", LOST)), io.StringIO(), io.StringIO()
     with agentgit.open(":memory:") as repo:
         agent = wrapped(repo, till, "compensable")
@@ -701,8 +701,8 @@ def test_t4_the_chat_resolves_a_raised_call():
 
 
 @pytest.mark.long
-def test_t4_only_who_may_change_the_session_resolves_a_raised_call(tmp_path):
-    """T4: a viewer is offered no form and is refused by the API, the pages and the library; an editor resolves."""
+def test_only_who_may_change_the_session_resolves_a_raised_call(tmp_path):
+    """A viewer is offered no form and is refused by the API, the pages and the library; an editor resolves."""
     till, place = Till(("after", LOST)), tmp_path / "agentgit.db"
     with agentgit.open(place) as operator:
         for name in ("ada", "bob"):
@@ -734,8 +734,8 @@ def test_t4_only_who_may_change_the_session_resolves_a_raised_call(tmp_path):
 
 
 @pytest.mark.long
-def test_t4_the_http_api_and_the_web_pages_resolve_a_raised_call(tmp_path):
-    """T4: the API and the plan page record the result; invalid JSON and a foreign redirect are refused."""
+def test_the_http_api_and_the_web_pages_resolve_a_raised_call(tmp_path):
+    """The API and the plan page record the result; invalid JSON and a foreign redirect are refused."""
     till = Till(("after", LOST), ("after", LOST))
     with agentgit.open(tmp_path / "agentgit.db") as operator:
         operator.users.add("ada", "correct horse battery staple", is_admin=True)

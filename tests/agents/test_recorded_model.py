@@ -69,7 +69,7 @@ def recorded(repo):
 @pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream"])
 @pytest.mark.parametrize("kind", GRAPHS)
 def test_an_unchanged_graph_gets_the_recorded_replies(repo, kind, way):
-    """R3: with the recorded inputs, each kind of graph makes the same calls and ends with the same messages."""
+    """With the recorded inputs, each kind of graph makes the same calls and ends with the same messages."""
     world = World()
     agent = repo.wrap(GRAPHS[kind](obedient(), world.tools()), session="recorded", effects=world.effects())
     for text in TEXTS:
@@ -93,7 +93,7 @@ def test_an_unchanged_graph_gets_the_recorded_replies(repo, kind, way):
 
 @pytest.mark.parametrize("kind", GRAPHS)
 def test_an_unchanged_rerun_proves_itself(repo, kind):
-    """R3: with the recorded replies, a rerun makes all recorded calls and ends in the state with the same hash."""
+    """With the recorded replies, a rerun makes all recorded calls and ends in the state with the same hash."""
     world = World()
     agent = repo.wrap(GRAPHS[kind](obedient(), world.tools()), session="s", effects=world.effects())
     for text in TEXTS:
@@ -109,7 +109,7 @@ def test_an_unchanged_rerun_proves_itself(repo, kind):
 
 
 def test_a_rerun_with_another_prompt_names_it(recorded):
-    """R3: a rerun ends at the first request that differs; its report names it."""
+    """A rerun ends at the first request that differs; its report names it."""
     with pytest.raises(agentgit.PromptChanged) as caught:
         recorded.rerun(chatting(RecordedModel(recorded), "Be kind."))
     report = caught.value.report
@@ -144,7 +144,7 @@ def test_replies_keep_their_ids_and_usage(repo):
 
 
 def test_a_changed_system_prompt_is_named_with_a_diff(recorded):
-    """R3: the error names the call, the turn and the part, and shows what was recorded and what is asked now."""
+    """The error names the call, the turn and the part, and shows what was recorded and what is asked now."""
     error = changed(chatting(RecordedModel(recorded), "Be kind."), "hi")
     assert (error.part, error.call) == ("system prompt", 1)
     assert "Model call 1 of 3 (turn 1, after 'hi') has another system prompt than recorded." in str(error)
@@ -154,7 +154,7 @@ def test_a_changed_system_prompt_is_named_with_a_diff(recorded):
 
 
 def test_a_changed_message_is_named_at_its_first_place(recorded):
-    """R3: messages are numbered from the first one after the system prompt."""
+    """Messages are numbered from the first one after the system prompt."""
     error = changed(chatting(RecordedModel(recorded)), "hi", "and you?")
     assert (error.part, error.name, error.call) == ("message", "3", 2)
     assert "-user: how are you?" in error.diff
@@ -162,7 +162,7 @@ def test_a_changed_message_is_named_at_its_first_place(recorded):
 
 
 def test_an_added_message_is_named(recorded):
-    """R3: a request with one message more than recorded differs at that message."""
+    """A request with one message more than recorded differs at that message."""
     graph = chatting(RecordedModel(recorded), before=lambda messages: [*messages, HumanMessage("Answer in English.")])
     error = changed(graph, "hi")
     assert (error.part, error.name) == ("message", "2")
@@ -170,21 +170,21 @@ def test_an_added_message_is_named(recorded):
 
 
 def test_messages_in_another_order_are_named(recorded):
-    """R3: the same messages in another order are a change of order."""
+    """The same messages in another order are a change of order."""
     graph = chatting(RecordedModel(recorded), before=lambda messages: messages[::-1])
     error = changed(graph, "hi", "how are you?")
     assert (error.part, error.call) == ("message order", 2)
 
 
 def test_more_calls_than_recorded_are_refused(recorded):
-    """R3: a call after the last recorded one raises, and says that it is one too many."""
+    """A call after the last recorded one raises, and says that it is one too many."""
     error = changed(chatting(RecordedModel(recorded)), "hi", "how are you?", "bye", "wait")
     assert (error.part, error.call) == ("calls", 4)
     assert "once more than the 3 recorded calls" in str(error)
 
 
 def test_a_call_that_is_left_out_is_noticed(recorded):
-    """R3: a graph that leaves out a call is refused at the next call; `check_complete` notices those at the end."""
+    """A graph that leaves out a call is refused at the next call; `check_complete` notices those at the end."""
     model = RecordedModel(recorded)
     graph = chatting(model)
     graph.invoke({"messages": [("user", "hi")]})
@@ -221,7 +221,7 @@ def news() -> str:
     [([weather_in_days], "weather", '"days": {'), ([weather, news], "news", '"description": "Return the news."')],
 )
 def test_a_changed_tool_is_named_with_a_diff_of_its_schema(repo, tools, name, line):
-    """R3: a tool with another schema, and a new tool, are named."""
+    """A tool with another schema, and a new tool, are named."""
     agent = repo.wrap(chatting(ScriptedModel(replies=["hello"]).bind_tools([weather])), session="recorded")
     agent.run("hi")
     assert chatting(RecordedModel(agent).bind_tools([weather])).invoke({"messages": [("user", "hi")]})
@@ -235,7 +235,7 @@ def test_a_changed_tool_is_named_with_a_diff_of_its_schema(repo, tools, name, li
 
 
 def test_a_model_that_did_not_report_its_tools_is_compared_without_them_and_a_warning_says_so(repo):
-    """R3: a changed tool schema that cannot be noticed is not passed over in silence."""
+    """A changed tool schema that cannot be noticed is not passed over in silence."""
 
     def weather(city: str) -> str:
         """Return the weather."""
@@ -298,7 +298,7 @@ class JsonModel(ScriptedModel):
     ids=["tool", "json"],
 )
 def test_structured_output_is_recorded_although_the_state_does_not_have_it(repo, model):
-    """R3: replies that never reach the state are recorded, and a changed output format is named."""
+    """Replies that never reach the state are recorded, and a changed output format is named."""
     agent = repo.wrap(ordering(model), session="recorded")
     assert agent.run("two chairs") == "2 chair"
     again = ordering(RecordedModel(agent)).invoke({"messages": [("user", "two chairs")]})
@@ -329,7 +329,7 @@ def voting(model, *, by="node"):
 
 @pytest.mark.parametrize("by", ["node", "send"])
 def test_parallel_calls_are_matched_whatever_their_order(repo, by):
-    """R3: the calls of one step are matched by their request, however often and in which order it makes them."""
+    """The calls of one step are matched by their request, however often and in which order it makes them."""
     questions = [f"question {n}" for n in range(8)]
     model = ScriptedModel(rule=lambda messages: AIMessage(f"re: {messages[-1].content}"))
     agent = repo.wrap(voting(model, by=by), session="recorded")
@@ -431,7 +431,7 @@ def test_calls_that_a_tool_makes_may_be_left_out(repo):
 
 
 def test_what_a_middleware_redacts_is_not_in_the_record(repo):
-    """R3, G8: requests and replies are recorded redacted; an unchanged rerun redacts them alike."""
+    """Requests and replies are recorded redacted; an unchanged rerun redacts them alike."""
     from langchain.agents import create_agent
     from langchain.agents.middleware import PIIMiddleware
 
@@ -497,7 +497,7 @@ def test_a_stream_in_a_node_is_recorded(repo):
 
 
 def test_a_thread_without_requests_is_compared_by_its_messages(repo):
-    """R3: an imported thread has no requests; its messages are compared, and a warning says so."""
+    """An imported thread has no requests; its messages are compared, and a warning says so."""
     from langgraph.checkpoint.memory import InMemorySaver
 
     world, saver = World(), InMemorySaver()

@@ -1,4 +1,4 @@
-"""Renamed sessions and branches keep their identity, and invalid names are refused (D2)."""
+"""Renamed sessions and branches keep their identity, and invalid names are refused."""
 
 import pytest
 from scripted import World, obedient, tool_node_graph
@@ -15,8 +15,8 @@ def agent(repo):
     return made
 
 
-def test_d2_a_renamed_session_keeps_its_id_track_and_trail(repo, agent):
-    """D2: a renamed session keeps its id, track and trail, is found only by its new name, and its agents still run."""
+def test_a_renamed_session_keeps_its_id_track_and_trail(repo, agent):
+    """A renamed session keeps its id, track and trail, is found only by its new name, and its agents still run."""
     session = repo.session("s")
     assert session.rename("support-42").session_name == session.name == "support-42"
     assert repo.session("support-42").id == session.id
@@ -30,7 +30,7 @@ def test_d2_a_renamed_session_keeps_its_id_track_and_trail(repo, agent):
     assert repo.maintenance.fsck(3).is_sound
 
 
-def test_d2_an_invalid_or_taken_session_name_is_refused(repo, agent):
+def test_an_invalid_or_taken_session_name_is_refused(repo, agent):
     """Bad input: an empty, too long, non-text or taken name is refused, and the session keeps its name."""
     repo.session("other", create=True)
     session = repo.session("s")
@@ -42,8 +42,8 @@ def test_d2_an_invalid_or_taken_session_name_is_refused(repo, agent):
     assert session.rename("s").session_name == "s"
 
 
-def test_d5_only_owners_rename_a_session_and_only_editors_a_branch(repo, agent):
-    """D5: a viewer renames nothing, an editor a branch, an owner the session; no name is taken from a session."""
+def test_only_owners_rename_a_session_and_only_editors_a_branch(repo, agent):
+    """A viewer renames nothing, an editor a branch, an owner the session; no name is taken from a session."""
     ada, bob = (repo.as_user(repo.users.add(name)) for name in ("ada", "bob"))
     session = ada.session("hers", create=True)
     ada.session("secret", create=True)
@@ -63,8 +63,8 @@ def test_d5_only_owners_rename_a_session_and_only_editors_a_branch(repo, agent):
     assert theirs.rename("ours").reference == "ada/ours"
 
 
-def test_d2_a_renamed_branch_is_found_only_by_its_new_name(repo, agent):
-    """D2: references, switches, agents and the tree use the new name of a branch; the old one is not found."""
+def test_a_renamed_branch_is_found_only_by_its_new_name(repo, agent):
+    """References, switches, agents and the tree use the new name of a branch; the old one is not found."""
     session = agent.session
     agent.rollback("main#1")
     assert session.rename_branch("main", "first try").name == "first try"
@@ -78,7 +78,7 @@ def test_d2_a_renamed_branch_is_found_only_by_its_new_name(repo, agent):
     assert repo.maintenance.fsck(3).is_sound
 
 
-def test_d2_an_invalid_or_taken_branch_name_is_refused(agent):
+def test_an_invalid_or_taken_branch_name_is_refused(agent):
     """Bad input: a name that no reference can have, or that a branch or a tag has, is refused."""
     session = agent.session
     session.tag("main#1", "v1")
@@ -94,8 +94,8 @@ def test_d2_an_invalid_or_taken_branch_name_is_refused(agent):
     assert [branch.name for branch in session.branches()] == ["main", "side"]
 
 
-def test_w10_a_branch_of_an_exploration_cannot_be_renamed(agent):
-    """W10: an exploration finds its branches by their names, so renaming one raises Conflict."""
+def test_a_branch_of_an_exploration_cannot_be_renamed(agent):
+    """An exploration finds its branches by their names, so renaming one raises Conflict."""
     agent.explore(1, ["hello", "hm"])
     with pytest.raises(Conflict, match="exploration"):
         agent.session.rename_branch("explore/1", "mine")

@@ -1,4 +1,4 @@
-"""`replay="execute"` reverses existing effects and then runs the calls of a path again, also in a new session (T2).
+"""`replay="execute"` reverses existing effects and then runs the calls of a path again, also in a new session.
 
 The world is a shop that outlives its processes and numbers its orders, so a repeated order has a new number.
 """
@@ -41,8 +41,8 @@ def ids(calls):
 
 
 @pytest.mark.long
-def test_t2_replay_execute_reverses_effects_before_calls_run_again(repo, shop, agent):
-    """T2: effects are reversed newest first, then the path's calls run again once; the old branch stays readable."""
+def test_replay_execute_reverses_effects_before_calls_run_again(repo, shop, agent):
+    """Effects are reversed newest first, then the path's calls run again once; the old branch stays readable."""
     before = agent.history(), ids(agent.tool_track())
     plan = agent.plan_rollback("here", replay="execute")
     said = [(step.action, step.invocation.args["item"]) for step in plan.steps]
@@ -58,8 +58,8 @@ def test_t2_replay_execute_reverses_effects_before_calls_run_again(repo, shop, a
     assert repo.maintenance.fsck().is_sound
 
 
-def test_t2_replay_execute_stops_at_drift_by_default(repo, shop, agent):
-    """T2: by default the replay stops at the first different result, and a forced resume completes it."""
+def test_replay_execute_stops_at_drift_by_default(repo, shop, agent):
+    """By default the replay stops at the first different result, and a forced resume completes it."""
     with pytest.raises(RollbackIncomplete, match="the record has") as caught:
         agent.rollback("here", replay="execute")
     assert shop.standing == {"a": 1}
@@ -68,8 +68,8 @@ def test_t2_replay_execute_stops_at_drift_by_default(repo, shop, agent):
     assert shop.standing == {"a": 1, "b": 1}
 
 
-def test_t2_the_new_branch_shows_the_new_results(repo, shop, agent):
-    """T2: track, history, messages and state show the new results; the old branch keeps the old ones."""
+def test_the_new_branch_shows_the_new_results(repo, shop, agent):
+    """Track, history, messages and state show the new results; the old branch keeps the old ones."""
     fresh = agent.rollback("here", replay="execute", on_drift="continue")
     old, new = agent.tool_track()[:2], fresh.tool_track()
     assert [one.result["order"] for one in new] == [4, 5]
@@ -86,8 +86,8 @@ def test_t2_the_new_branch_shows_the_new_results(repo, shop, agent):
 
 
 @pytest.mark.parametrize("kind", [kind for kind in GRAPHS if kind != "functional"])
-def test_t2_graphs_continue_with_the_new_results(repo, kind):
-    """T2: ToolNode, create_agent and subgraphs continue with what their tools returned in the replay."""
+def test_graphs_continue_with_the_new_results(repo, kind):
+    """ToolNode, create_agent and subgraphs continue with what their tools returned in the replay."""
     world = World()
     agent = repo.wrap(GRAPHS[kind](obedient(), world.tools()), "s", effects=world.effects())
     agent.run("add chair")
@@ -104,8 +104,8 @@ def test_t2_graphs_continue_with_the_new_results(repo, kind):
     assert repo.maintenance.fsck().is_sound
 
 
-def test_t2_a_later_rollback_reverses_the_new_effects(repo, shop, agent):
-    """T2: the undo of a replayed call receives the new result, and no old effect is reversed twice."""
+def test_a_later_rollback_reverses_the_new_effects(repo, shop, agent):
+    """The undo of a replayed call receives the new result, and no old effect is reversed twice."""
     fresh = agent.rollback("here", replay="execute", on_drift="continue")
     fresh.invoke(wish([("order", "d")]))
     start = fresh.rollback("main#1")
@@ -116,8 +116,8 @@ def test_t2_a_later_rollback_reverses_the_new_effects(repo, shop, agent):
 
 
 @pytest.mark.long
-def test_t2_switch_and_redo_move_between_the_old_and_the_new_branch(repo, shop, agent):
-    """T2: the world follows a switch to the old branch and back, and a redo, with each effect present once."""
+def test_switch_and_redo_move_between_the_old_and_the_new_branch(repo, shop, agent):
+    """The world follows a switch to the old branch and back, and a redo, with each effect present once."""
     fresh = agent.rollback("here", replay="execute", on_drift="continue")
     with pytest.raises(agentgit.WorldDiverged):
         agent.invoke(wish([("order", "x")]))
@@ -133,8 +133,8 @@ def test_t2_switch_and_redo_move_between_the_old_and_the_new_branch(repo, shop, 
     assert repo.maintenance.fsck().is_sound
 
 
-def test_t2_a_replayed_branch_can_be_replayed_again(repo, shop, agent):
-    """T2: a second replay, on a fork of the new branch, reverses the existing effects first."""
+def test_a_replayed_branch_can_be_replayed_again(repo, shop, agent):
+    """A second replay, on a fork of the new branch, reverses the existing effects first."""
     fresh = agent.rollback("here", replay="execute", on_drift="continue")
     fresh.checkpoint("there")
     again = fresh.fork().rollback("there", replay="execute", on_drift="continue")
@@ -148,8 +148,8 @@ def test_t2_a_replayed_branch_can_be_replayed_again(repo, shop, agent):
     assert repo.maintenance.fsck().is_sound
 
 
-def test_t2_a_diff_shows_which_results_changed(repo, shop, agent):
-    """T2: a diff with the old branch contains the calls and messages whose results changed."""
+def test_a_diff_shows_which_results_changed(repo, shop, agent):
+    """A diff with the old branch contains the calls and messages whose results changed."""
     here = agent.checkpoints()[-2]
     fresh = agent.rollback("here", replay="execute", on_drift="continue")
     found = repo.session("s").diff("here", fresh.head)
@@ -160,8 +160,8 @@ def test_t2_a_diff_shows_which_results_changed(repo, shop, agent):
     assert here.metadata["state_hash"] != fresh.head.metadata["state_hash"]
 
 
-def test_t2_a_replay_without_drift_reproduces_the_state(repo):
-    """T2: if no result drifted, the state hash of the new head equals that of the checkpoint."""
+def test_a_replay_without_drift_reproduces_the_state(repo):
+    """If no result drifted, the state hash of the new head equals that of the checkpoint."""
     world = World()
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     agent.run("look; add chair")
@@ -173,8 +173,8 @@ def test_t2_a_replay_without_drift_reproduces_the_state(repo):
     assert [one.tool_name for one in fresh.tool_track()] == ["look", "add"]
 
 
-def test_t2_an_export_of_a_replayed_branch_is_complete(repo, shop, agent, tmp_path):
-    """T2: exports of the whole session and of the new branch alone contain the new results."""
+def test_an_export_of_a_replayed_branch_is_complete(repo, shop, agent, tmp_path):
+    """Exports of the whole session and of the new branch alone contain the new results."""
     fresh = agent.rollback("here", replay="execute", on_drift="continue")
     repo.session("s").export(tmp_path / "all.jsonl")
     repo.session("s").export(tmp_path / "one.jsonl", branch=fresh.branch.name)
@@ -189,8 +189,8 @@ def test_t2_an_export_of_a_replayed_branch_is_complete(repo, shop, agent, tmp_pa
 # -- blocked replays
 
 
-def test_t2_unknown_tools_of_a_functional_graph_block_a_replay(repo):
-    """T2: tools that are found in no ToolNode of a functional graph do not run again; with force the record answers."""
+def test_unknown_tools_of_a_functional_graph_block_a_replay(repo):
+    """Tools that are found in no ToolNode of a functional graph do not run again; with force the record answers."""
     world = World()
     graph = GRAPHS["functional"](obedient(), world.tools())
     agent, plan = blocked(repo, graph, world.effects(), said=["add chair", "add table"])
@@ -215,8 +215,8 @@ def blocked(repo, graph, effects, *, said=("do it",)):
 
 
 @pytest.mark.parametrize("kind", ["irreversible", "once", "once, compensable", "undeclared"])
-def test_t2_a_call_that_must_not_run_twice_blocks_a_replay(repo, kind):
-    """T2: irreversible, `once` and undeclared calls block; with force they are answered from the record."""
+def test_a_call_that_must_not_run_twice_blocks_a_replay(repo, kind):
+    """Irreversible, `once` and undeclared calls block; with force they are answered from the record."""
     done = []
 
     @tool
@@ -244,8 +244,8 @@ def test_t2_a_call_that_must_not_run_twice_blocks_a_replay(repo, kind):
     assert repo.maintenance.fsck().is_sound
 
 
-def test_t2_an_unknown_call_blocks_a_replay_until_its_outcome_is_recorded(repo):
-    """T2: an interrupted call blocks a replay until a person resolves it, and is then reversed."""
+def test_an_unknown_call_blocks_a_replay_until_its_outcome_is_recorded(repo):
+    """An interrupted call blocks a replay until a person resolves it, and is then reversed."""
     done = []
 
     @tool
@@ -270,8 +270,8 @@ def test_t2_an_unknown_call_blocks_a_replay_until_its_outcome_is_recorded(repo):
     assert done == []
 
 
-def test_t2_a_forced_replay_keeps_an_unknown_call_unknown(repo):
-    """T2: a call that raised on the path does not run again; with force it is unknown on the new branch as well."""
+def test_a_forced_replay_keeps_an_unknown_call_unknown(repo):
+    """A call that raised on the path does not run again; with force it is unknown on the new branch as well."""
     done = []
 
     @tool
@@ -289,8 +289,8 @@ def test_t2_a_forced_replay_keeps_an_unknown_call_unknown(repo):
 
 
 @pytest.mark.parametrize("why", ["the shop is closed", "declare the recorded one again"])
-def test_t2_a_call_that_cannot_be_reversed_blocks_a_replay(repo, database, shop, agent, why):
-    """T2: a call whose precheck refuses or whose undo is not declared does not run twice; force uses the record."""
+def test_a_call_that_cannot_be_reversed_blocks_a_replay(repo, database, shop, agent, why):
+    """A call whose precheck refuses or whose undo is not declared does not run twice; force uses the record."""
     closed_shop = reversible(shop.cancel, precheck=lambda call: why)
     orders = closed_shop if "closed" in why else reversible(lambda args, result: None)
     with agentgit.open(database.url) as other:
@@ -313,8 +313,8 @@ def check_blocked(closed, shop, why):
     assert [item.invocation.args["item"] for item in fresh.report.answered] == ["a"]
 
 
-def test_t2_a_call_whose_undo_raised_does_not_run_again(repo, shop, agent):
-    """T2: with on_error='continue' such a call is left out, and a forced resume answers it from the record."""
+def test_a_call_whose_undo_raised_does_not_run_again(repo, shop, agent):
+    """With on_error='continue' such a call is left out, and a forced resume answers it from the record."""
     shop.stuck["a"] = "before"
     with pytest.raises(RollbackIncomplete, match="is stuck") as caught:
         agent.rollback("here", replay="execute", on_error="continue", on_drift="continue")
@@ -330,8 +330,8 @@ def test_t2_a_call_whose_undo_raised_does_not_run_again(repo, shop, agent):
     assert repo.maintenance.fsck().is_sound
 
 
-def test_t2_a_replayed_tool_that_raises_is_retried_on_resume(repo, shop, agent):
-    """T2: the rollback stops at the error, the session stays on the old branch, and resume runs the missing calls."""
+def test_a_replayed_tool_that_raises_is_retried_on_resume(repo, shop, agent):
+    """The rollback stops at the error, the session stays on the old branch, and resume runs the missing calls."""
     shop.faults["a"] = "before"
     with pytest.raises(RollbackIncomplete, match="Broken") as caught:
         agent.rollback("here", replay="execute", on_drift="continue")
@@ -344,8 +344,8 @@ def test_t2_a_replayed_tool_that_raises_is_retried_on_resume(repo, shop, agent):
     assert repo.maintenance.fsck().is_sound
 
 
-def test_t2_a_failed_call_is_not_run_again(repo):
-    """T2: a failed call keeps its place on the new track, with its error, and does not run."""
+def test_a_failed_call_is_not_run_again(repo):
+    """A failed call keeps its place on the new track, with its error, and does not run."""
     world = World()
     agent = repo.wrap(
         tool_node_graph(obedient(), world.tools(), handle_tool_errors=True),
@@ -363,8 +363,8 @@ def test_t2_a_failed_call_is_not_run_again(repo):
 
 
 @pytest.mark.long
-def test_t2_an_idempotent_call_runs_again_without_reversal(repo):
-    """T2: an idempotent call is not reversed and does not block."""
+def test_an_idempotent_call_runs_again_without_reversal(repo):
+    """An idempotent call is not reversed and does not block."""
     world = World()
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects(note="idempotent"))
     agent.run("note x")
@@ -374,8 +374,8 @@ def test_t2_an_idempotent_call_runs_again_without_reversal(repo):
     assert [item.invocation.tool_name for item in fresh.report.redone] == ["note"]
 
 
-def test_t2_a_tool_that_calls_recorded_tools_blocks_a_replay(repo):
-    """T2: outer and inner call block; with force both are answered from the record."""
+def test_a_tool_that_calls_recorded_tools_blocks_a_replay(repo):
+    """Outer and inner call block; with force both are answered from the record."""
     world = World()
     add = world.tool("add")
 
@@ -397,8 +397,8 @@ def test_t2_a_tool_that_calls_recorded_tools_blocks_a_replay(repo):
     assert repo.maintenance.fsck().is_sound
 
 
-def test_t2_a_batch_that_waits_for_a_person_blocks_a_replay(repo):
-    """T2: an open question blocks; with force the record answers the other calls, and the question stays open."""
+def test_a_batch_that_waits_for_a_person_blocks_a_replay(repo):
+    """An open question blocks; with force the record answers the other calls, and the question stays open."""
     world = World()
     replies = (calls(call("add", item="a"), call("add_if_approved", item="b")), "done")
     agent = repo.wrap(tool_node_graph(scripted(*replies), world.tools()), "s", effects=world.effects())
@@ -412,8 +412,8 @@ def test_t2_a_batch_that_waits_for_a_person_blocks_a_replay(repo):
     assert repo.maintenance.fsck().is_sound
 
 
-def test_t2_replay_execute_refuses_tools_keep_and_honors_require_clean(repo, shop, agent):
-    """T2: tools='keep' is refused; require_clean allows a replay only if there is nothing to reverse."""
+def test_replay_execute_refuses_tools_keep_and_honors_require_clean(repo, shop, agent):
+    """Tools='keep' is refused; require_clean allows a replay only if there is nothing to reverse."""
     for ask in (agent.plan_rollback, agent.rollback, agent.session.plan_rollback):
         for tools in ("keep", "reversible"):  # what they keep would be made a second time
             with pytest.raises(InvalidInput, match="happen twice"):
@@ -426,8 +426,8 @@ def test_t2_replay_execute_refuses_tools_keep_and_honors_require_clean(repo, sho
     assert fresh.report.reversed == []
 
 
-def test_t2_a_call_answered_by_the_fence_runs_again_like_its_original(repo, shop):
-    """T2: a kept payment that the fence answered on this branch is refunded and then made again once."""
+def test_a_call_answered_by_the_fence_runs_again_like_its_original(repo, shop):
+    """A kept payment that the fence answered on this branch is refunded and then made again once."""
     agent = wrapped(repo, shop)
     agent.invoke(wish([("pay", "x")]))
     retry = agent.rollback("main#1", tools="keep")
@@ -442,8 +442,8 @@ def test_t2_a_call_answered_by_the_fence_runs_again_like_its_original(repo, shop
     assert repo.maintenance.fsck().is_sound
 
 
-def test_t2_a_repeated_request_id_returns_the_same_branch(repo, shop, agent):
-    """T2: a repeated request runs nothing, and its id is refused for another kind of rollback."""
+def test_a_repeated_request_id_returns_the_same_branch(repo, shop, agent):
+    """A repeated request runs nothing, and its id is refused for another kind of rollback."""
     how = {"replay": "execute", "on_drift": "continue", "request_id": "click-1"}
     first = agent.rollback("here", **how)
     assert agent.rollback("here", **how).branch.name == first.branch.name
@@ -452,8 +452,8 @@ def test_t2_a_repeated_request_id_returns_the_same_branch(repo, shop, agent):
         agent.rollback("here", request_id="click-1")
 
 
-def test_t2_a_replay_updates_the_artifact_of_a_tool_message(repo):
-    """T2: a replayed call updates content and artifact of its message, and the model is informed of the new result."""
+def test_a_replay_updates_the_artifact_of_a_tool_message(repo):
+    """A replayed call updates content and artifact of its message, and the model is informed of the new result."""
     world = World()
 
     @tool(response_format="content_and_artifact")
@@ -479,8 +479,8 @@ def test_t2_a_replay_updates_the_artifact_of_a_tool_message(repo):
 # -- replays in a new session
 
 
-def test_t2_replay_from_a_template_leaves_the_old_session_untouched(repo, shop, agent, tmp_path):
-    """T2: the calls run in the new session's world; nothing is reversed, and the old session is unchanged."""
+def test_replay_from_a_template_leaves_the_old_session_untouched(repo, shop, agent, tmp_path):
+    """The calls run in the new session's world; nothing is reversed, and the old session is unchanged."""
     other = Shop(tmp_path / "test-system.db")
     other.act("order", "of somebody else")
     before = shop.standing, agent.history(), [one.to_dict() for one in agent.tool_track()]
@@ -502,8 +502,8 @@ def test_t2_replay_from_a_template_leaves_the_old_session_untouched(repo, shop, 
 
 
 @pytest.mark.long
-def test_t2_a_blocked_replay_from_a_template_creates_no_session(repo, shop):
-    """T2: a call that must not run again blocks before the session is created; force answers it from the record."""
+def test_a_blocked_replay_from_a_template_creates_no_session(repo, shop):
+    """A call that must not run again blocks before the session is created; force answers it from the record."""
     agent = wrapped(repo, shop)
     agent.invoke(wish([("order", "a")], [("mail", "m")], [("note", "n")]))
     with pytest.raises(RollbackBlocked, match="no session was created") as caught:
@@ -517,8 +517,8 @@ def test_t2_a_blocked_replay_from_a_template_creates_no_session(repo, shop):
     assert repo.maintenance.fsck().is_sound
 
 
-def test_t2_a_stopped_replay_from_a_template_can_be_completed(repo, shop, agent, tmp_path):
-    """T2: after a tool raised, the same wrap completes the replay, and no call runs twice."""
+def test_a_stopped_replay_from_a_template_can_be_completed(repo, shop, agent, tmp_path):
+    """After a tool raised, the same wrap completes the replay, and no call runs twice."""
     other = Shop(tmp_path / "test-system.db")
     other.faults["a"] = "before"
     with pytest.raises(RollbackIncomplete):
@@ -529,8 +529,8 @@ def test_t2_a_stopped_replay_from_a_template_can_be_completed(repo, shop, agent,
     assert len(fresh.tool_track()) == 2
 
 
-def test_t2_replay_is_refused_for_a_session_that_began_without_it(repo, shop, agent):
-    """T2: replay applies only to a new session from a template; it is refused elsewhere."""
+def test_replay_is_refused_for_a_session_that_began_without_it(repo, shop, agent):
+    """Replay applies only to a new session from a template; it is refused elsewhere."""
     wrapped(repo, shop, "plain", template="s@here")
     with pytest.raises(Conflict, match="another name"):
         wrapped(repo, shop, "plain", template="s@here", replay="execute")
@@ -540,8 +540,8 @@ def test_t2_replay_is_refused_for_a_session_that_began_without_it(repo, shop, ag
     assert shop.standing == {"a": 1, "b": 1, "c": 1}
 
 
-def test_t2_a_tool_declared_irreversible_later_blocks_a_replay(repo, shop, agent):
-    """T2: a tool that was declared irreversible after its calls were made does not run again."""
+def test_a_tool_declared_irreversible_later_blocks_a_replay(repo, shop, agent):
+    """A tool that was declared irreversible after its calls were made does not run again."""
     stricter = repo.wrap(shop.graph(), "s", effects=shop.effects() | {"order": effect("irreversible")})
     with pytest.raises(RollbackBlocked, match="irreversible"):
         stricter.rollback("here", replay="execute")

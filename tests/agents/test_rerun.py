@@ -62,8 +62,8 @@ def said(text):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_r1_every_way_of_calling_a_tool_is_answered_from_the_record(repo, tmp_path, shape):
-    """R1: whoever calls a tool, each recorded call answers once, the same state comes out, and nobody is paid again."""
+def test_every_way_of_calling_a_tool_is_answered_from_the_record(repo, tmp_path, shape):
+    """Whoever calls a tool, each recorded call answers once, the same state comes out, and nobody is paid again."""
     ledger = Ledger(tmp_path / "ledger")
     agent = repo.wrap(SHAPES[shape](pay_of(ledger)), "s", effects={"pay": effect("irreversible")}, check_effects=False)
     given = "go" if shape == "in_tasks" else said("go")
@@ -83,8 +83,8 @@ def test_r1_every_way_of_calling_a_tool_is_answered_from_the_record(repo, tmp_pa
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
-def test_r1_a_conversation_of_every_kind_of_graph(repo, world, kind):
-    """R1: reads, batches, errors, undeclared and irreversible tools; the original, the world and the session stay."""
+def test_a_conversation_of_every_kind_of_graph(repo, world, kind):
+    """Reads, batches, errors, undeclared and irreversible tools; the original, the world and the session stay."""
     agent = repo.wrap(GRAPHS[kind](obedient(), world.tools()), "s", effects=world.effects())
     for text in ("add chair; charge 5; add chair", "look", "hello", "note this; send letter"):
         agent.invoke(said(text))
@@ -105,8 +105,8 @@ def test_r1_a_conversation_of_every_kind_of_graph(repo, world, kind):
     assert not repo.maintenance.fsck().findings
 
 
-def test_r1_another_prompt_is_told_what_the_record_does_not_have(repo, world):
-    """R1: another model gets the same inputs. The record answers what both asked for, and names what differs."""
+def test_another_prompt_is_told_what_the_record_does_not_have(repo, world):
+    """Another model gets the same inputs. The record answers what both asked for, and names what differs."""
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     agent.run("add chair; add table")
     log = list(world.log)
@@ -120,8 +120,8 @@ def test_r1_another_prompt_is_told_what_the_record_does_not_have(repo, world):
     assert "new: add(item='sofa')" in str(report)
 
 
-def test_r1_a_person_is_not_asked_again(repo, world):
-    """R1: a question that was answered is answered alike; one that the record does not have stays unanswered."""
+def test_a_person_is_not_asked_again(repo, world):
+    """A question that was answered is answered alike; one that the record does not have stays unanswered."""
     answers = []
 
     def ask(state):
@@ -147,8 +147,8 @@ def test_r1_a_person_is_not_asked_again(repo, world):
     assert not other.report.is_same_state
 
 
-def test_r1_a_tool_that_asked_a_person_is_not_entered(repo, world):
-    """R1: the record has what the tool returned after the answer, so that nobody is asked."""
+def test_a_tool_that_asked_a_person_is_not_entered(repo, world):
+    """The record has what the tool returned after the answer, so that nobody is asked."""
     model = scripted(calls(call("add_if_approved", item="chair")), "done", calls(call("look")), "done")
     agent = repo.wrap(tool_node_graph(model, world.tools()), "s", effects=world.effects())
     agent.run("a chair")
@@ -176,8 +176,8 @@ def asking(*names, question="ok?"):
     return builder.compile()
 
 
-def test_r1_equal_questions_at_the_same_time_keep_their_answers(repo):
-    """R1: a question is found by its text and by the node that asked it, whatever the order of the answers was."""
+def test_equal_questions_at_the_same_time_keep_their_answers(repo):
+    """A question is found by its text and by the node that asked it, whatever the order of the answers was."""
     agent = repo.wrap(asking("a", "b", "c"), "s")
     agent.invoke({"answers": []})
     a, b, c = (one.id for one in agent.get_state().interrupts)
@@ -188,8 +188,8 @@ def test_r1_equal_questions_at_the_same_time_keep_their_answers(repo):
     assert again.report.is_same
 
 
-def test_r1_equal_questions_of_subgraphs_that_still_wait(repo):
-    """R1: parallel subgraphs get their own answers, and the one that was left waiting waits at the same question."""
+def test_equal_questions_of_subgraphs_that_still_wait(repo):
+    """Parallel subgraphs get their own answers, and the one that was left waiting waits at the same question."""
 
     def inner(name):
         def ask(state):
@@ -211,8 +211,8 @@ def test_r1_equal_questions_of_subgraphs_that_still_wait(repo):
     assert again.get_state().tasks[1].result == agent.get_state().tasks[1].result == {"answers": ["b no never"]}
 
 
-def test_r2_an_unanswered_question_is_a_miss(repo):
-    """R2: a question that the record does not have stays open and counts; `on_miss` stops or answers it."""
+def test_an_unanswered_question_is_a_miss(repo):
+    """A question that the record does not have stays open and counts; `on_miss` stops or answers it."""
     agent = repo.wrap(asking("a"), "s")
     agent.invoke({"answers": []})
     agent.invoke(Command(resume=" yes"))
@@ -235,8 +235,8 @@ def test_r2_an_unanswered_question_is_a_miss(repo):
 
 @pytest.mark.parametrize("kind", ["node", "agent"])
 @pytest.mark.parametrize("is_abandoned", [False, True])
-def test_r1_a_tool_whose_question_was_left_open_waits_again(repo, world, kind, is_abandoned):
-    """R1: a call that waited for a person waits in a rerun, too; its tool is not entered."""
+def test_a_tool_whose_question_was_left_open_waits_again(repo, world, kind, is_abandoned):
+    """A call that waited for a person waits in a rerun, too; its tool is not entered."""
     two = calls(call("add_if_approved", item="chair"), call("add_if_approved", item="table"))
 
     def graph():
@@ -258,8 +258,8 @@ def test_r1_a_tool_whose_question_was_left_open_waits_again(repo, world, kind, i
     assert world.log == log
 
 
-def test_r1_a_part_of_a_branch_and_the_path_through_its_ancestors(repo, world):
-    """R1: start and end choose the turns; a branch that left another is run again with what it inherited."""
+def test_a_part_of_a_branch_and_the_path_through_its_ancestors(repo, world):
+    """Start and end choose the turns; a branch that left another is run again with what it inherited."""
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     agent.run("add chair")
     middle = agent.checkpoint("middle")
@@ -286,8 +286,8 @@ def test_r1_a_part_of_a_branch_and_the_path_through_its_ancestors(repo, world):
 # -- policies
 
 
-def test_r2_policies_by_tool(repo, world):
-    """R2: a read-only tool may run, a value and a function stand for any other; nothing else is entered."""
+def test_policies_by_tool(repo, world):
+    """A read-only tool may run, a value and a function stand for any other; nothing else is entered."""
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     agent.run("add chair; charge 5; look")
     log = list(world.log)
@@ -322,8 +322,8 @@ def test_r2_policies_by_tool(repo, world):
             agent.rerun(max_calls=limit)
 
 
-def test_r2_a_stop_is_raised_and_not_logged(repo, world, caplog):
-    """R2: an intended stop is no error in a callback, which LangChain would print in every CI run."""
+def test_a_stop_is_raised_and_not_logged(repo, world, caplog):
+    """An intended stop is no error in a callback, which LangChain would print in every CI run."""
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     agent.run("add chair")
     other = tool_node_graph(scripted(calls(call("add", item="sofa")), "done"), world.tools())
@@ -332,8 +332,8 @@ def test_r2_a_stop_is_raised_and_not_logged(repo, world, caplog):
     assert caplog.text == ""
 
 
-def test_r2_on_a_miss_the_rerun_stops_or_asks_a_function(repo, world):
-    """R2: `stop` names the call and the nearest recorded one; a function answers in place of the record."""
+def test_on_a_miss_the_rerun_stops_or_asks_a_function(repo, world):
+    """`stop` names the call and the nearest recorded one; a function answers in place of the record."""
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     agent.run("add chair")
 
@@ -354,8 +354,8 @@ def test_r2_on_a_miss_the_rerun_stops_or_asks_a_function(repo, world):
     assert world.items == ["chair"]
 
 
-def test_r1_files_and_memory_stay(repo, world, tmp_path):
-    """R1: nodes read memory as it was, and what they write to it stays in the rerun; files are not touched."""
+def test_files_and_memory_stay(repo, world, tmp_path):
+    """Nodes read memory as it was, and what they write to it stays in the rerun; files are not touched."""
     store = InMemoryStore()
     (tmp_path / "work").mkdir()
 
@@ -404,8 +404,8 @@ def test_an_input_that_the_new_graph_does_not_take_is_refused_before_anything_ru
 
 
 @pytest.mark.parametrize("way", ["node", "retry", "fallback"])
-def test_r3_a_graph_that_catches_errors_does_not_hide_a_changed_prompt(repo, way):
-    """R3: the rerun stops at the first request that differs, also if the graph catches the error and goes on."""
+def test_a_graph_that_catches_errors_does_not_hide_a_changed_prompt(repo, way):
+    """The rerun stops at the first request that differs, also if the graph catches the error and goes on."""
     asked = []
 
     def answer(messages):
@@ -435,8 +435,8 @@ def test_r3_a_graph_that_catches_errors_does_not_hide_a_changed_prompt(repo, way
 
 
 @pytest.mark.parametrize("options", [{"on_miss": "stop"}, {"max_calls": 5}])
-def test_r2_a_node_that_catches_errors_does_not_hide_that_the_rerun_stopped(repo, world, options):
-    """R2: no call is answered after the first one that stops the rerun, although the node goes on."""
+def test_a_node_that_catches_errors_does_not_hide_that_the_rerun_stopped(repo, world, options):
+    """No call is answered after the first one that stops the rerun, although the node goes on."""
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     agent.run("add chair")
     add, answers = world.tool("add"), []
@@ -518,8 +518,8 @@ def test_a_model_that_never_stops_reaches_a_limit(repo, world):
 # -- going on for real
 
 
-def test_r6_going_on_runs_what_was_simulated_or_refuses(repo, world):
-    """R6: a rerun is not run, forked, tagged for templates or merged until `switch(sync="world")` has run its calls."""
+def test_going_on_runs_what_was_simulated_or_refuses(repo, world):
+    """A rerun is not run, forked, tagged for templates or merged until `switch(sync="world")` has run its calls."""
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     agent.run("add chair")
     other = scripted(calls(call("charge", amount=7)), "done")
@@ -560,8 +560,8 @@ def test_r6_going_on_runs_what_was_simulated_or_refuses(repo, world):
     assert not repo.maintenance.fsck().findings
 
 
-def test_r6_what_cannot_be_run_for_real_is_refused_even_with_force(repo, world):
-    """R6: nothing that was simulated is taken for done, so `force` does not skip it."""
+def test_what_cannot_be_run_for_real_is_refused_even_with_force(repo, world):
+    """Nothing that was simulated is taken for done, so `force` does not skip it."""
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     agent.run("look")
     other = tool_node_graph(scripted(calls(call("ring", times=2)), "done"), [ring])
@@ -573,8 +573,8 @@ def test_r6_what_cannot_be_run_for_real_is_refused_even_with_force(repo, world):
     assert again.branch.status == "simulated"
 
 
-def test_r6_a_call_that_was_told_as_not_made_is_not_run_for_real(repo, world):
-    """R6: the conversation says that the call was not made, so the switch does not make it."""
+def test_a_call_that_was_told_as_not_made_is_not_run_for_real(repo, world):
+    """The conversation says that the call was not made, so the switch does not make it."""
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     agent.run("add chair")
     both = scripted(calls(call("add", item="chair"), call("add", item="sofa")), "done")
@@ -588,8 +588,8 @@ def test_r6_a_call_that_was_told_as_not_made_is_not_run_for_real(repo, world):
 
 
 @pytest.mark.parametrize("options", [{"on_miss": "stop"}, {"max_calls": 1}])
-def test_r6_a_rerun_that_stopped_is_not_made_real(repo, world, options):
-    """R6: a part of a conversation does not act on the world, and its plan says why."""
+def test_a_rerun_that_stopped_is_not_made_real(repo, world, options):
+    """A part of a conversation does not act on the world, and its plan says why."""
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     agent.run("add chair")
     both = scripted(calls(call("add", item="chair")), calls(call("add", item="sofa")), "done")
@@ -618,8 +618,8 @@ def require_refused(repo, agent, point):
             attempt()
 
 
-def test_r6_nothing_goes_on_from_a_rerun_that_still_runs(repo, world):
-    """R6: the checkpoints of a rerun are refused while its turns run, too."""
+def test_nothing_goes_on_from_a_rerun_that_still_runs(repo, world):
+    """The checkpoints of a rerun are refused while its turns run, too."""
     attempts = []
 
     def attack(state):
@@ -638,8 +638,8 @@ def test_r6_nothing_goes_on_from_a_rerun_that_still_runs(repo, world):
     assert agent.session.branch().name == "main"
 
 
-def test_r6_a_call_that_fails_when_it_runs_for_real_is_not_skipped(repo, world):
-    """R6: a switch that stopped half way ends only when each simulated call has run, also with `force`."""
+def test_a_call_that_fails_when_it_runs_for_real_is_not_skipped(repo, world):
+    """A switch that stopped half way ends only when each simulated call has run, also with `force`."""
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     agent.run("add chair")
     rings = []
@@ -678,8 +678,8 @@ def ring(times: int) -> str:
 
 
 @pytest.mark.parametrize("moment", ["an intent", "a step", "the end of a turn"])
-def test_r1_a_killed_rerun_acts_on_nothing_and_leaves_a_branch_that_nothing_goes_on_from(tmp_path, moment):
-    """R1: a process that dies in a rerun leaves the ledger as it was; the next rerun is whole."""
+def test_a_killed_rerun_acts_on_nothing_and_leaves_a_branch_that_nothing_goes_on_from(tmp_path, moment):
+    """A process that dies in a rerun leaves the ledger as it was; the next rerun is whole."""
     ledger = Ledger(tmp_path / "ledger")
     url = f"sqlite:///{tmp_path / 'agentgit.db'}"
 
@@ -714,8 +714,8 @@ def test_r1_a_killed_rerun_acts_on_nothing_and_leaves_a_branch_that_nothing_goes
         assert not repo.maintenance.fsck().findings
 
 
-def test_r1_in_an_encrypted_database(tmp_path, world):
-    """R1: a rerun in an encrypted database, whose rows are sealed."""
+def test_in_an_encrypted_database(tmp_path, world):
+    """A rerun in an encrypted database, whose rows are sealed."""
     ring = agentgit.Keyring({"one": agentgit.Keyring.new_key()})
     with agentgit.open(tmp_path / "agentgit.db", keyring=ring) as repo:
         agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
@@ -727,7 +727,7 @@ def test_r1_in_an_encrypted_database(tmp_path, world):
         assert not repo.maintenance.fsck().findings
 
 
-def test_r1_another_user_runs_it_again_only_as_an_editor(repo, world):
+def test_another_user_runs_it_again_only_as_an_editor(repo, world):
     """Bad input: a viewer of a shared session cannot make a rerun in it."""
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     agent.run("add chair")
@@ -743,7 +743,7 @@ def test_r1_another_user_runs_it_again_only_as_an_editor(repo, world):
                 ann.wrap(agent.graph, f"{repo.user.name}/s", effects=world.effects()).rerun()
 
 
-def test_r1_a_graph_without_the_recorded_tools(repo, world):
+def test_a_graph_without_the_recorded_tools(repo, world):
     """Bad input: the recorded calls are reported as not made."""
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     agent.run("add chair")

@@ -48,8 +48,8 @@ def require_same(agent, again):
     assert [call.tool_name for call in again.tool_track()] == [call.tool_name for call in agent.tool_track()]
 
 
-def test_r1_a_node_that_is_retried(repo):
-    """R1: each attempt at a call has its own record: the first one raises again, the second one returns."""
+def test_a_node_that_is_retried(repo):
+    """Each attempt at a call has its own record: the first one raises again, the second one returns."""
     attempts = []
 
     @tool
@@ -76,8 +76,8 @@ def test_r1_a_node_that_is_retried(repo):
 
 @pytest.mark.parametrize("attempts", [[3], [1, 3], [2], [2, 1, 3]], ids=str)
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
-def test_r1_a_turn_that_its_caller_continues_after_an_error(repo, attempts, is_async):
-    """R1: a turn that raised and was run again goes on in the rerun as often as it was, also if it never succeeded."""
+def test_a_turn_that_its_caller_continues_after_an_error(repo, attempts, is_async):
+    """A turn that raised and was run again goes on in the rerun as often as it was, also if it never succeeded."""
     made = []
 
     @tool
@@ -104,8 +104,8 @@ def test_r1_a_turn_that_its_caller_continues_after_an_error(repo, attempts, is_a
     assert made == before
 
 
-def test_r1_a_person_who_corrects_the_state_after_an_error(repo, world):
-    """R1: an update between two attempts is repeated between them."""
+def test_a_person_who_corrects_the_state_after_an_error(repo, world):
+    """An update between two attempts is repeated between them."""
     tools = {tool.name: tool for tool in world.tools()}
 
     def look(state: MessagesState) -> dict[str, Any]:
@@ -128,8 +128,8 @@ def test_r1_a_person_who_corrects_the_state_after_an_error(repo, world):
     assert world.items == ["chair"]
 
 
-def test_r1_a_node_that_fails_only_in_the_rerun_is_not_run_for_ever(repo):
-    """R1: what a caller continued is repeated while the record has calls for it; then the error ends the rerun."""
+def test_a_node_that_fails_only_in_the_rerun_is_not_run_for_ever(repo):
+    """What a caller continued is repeated while the record has calls for it; then the error ends the rerun."""
     failures = []
 
     def act(state: MessagesState) -> dict[str, Any]:
@@ -147,8 +147,8 @@ def test_r1_a_node_that_fails_only_in_the_rerun_is_not_run_for_ever(repo):
     assert len(failures) == 4
 
 
-def test_r1_commands_and_updates_of_a_caller(repo):
-    """R1: a `Command` that a caller gave, and an update of the state, are inputs like a message."""
+def test_commands_and_updates_of_a_caller(repo):
+    """A `Command` that a caller gave, and an update of the state, are inputs like a message."""
 
     def talk(state: MessagesState) -> dict[str, Any]:
         return {"messages": [("ai", f"heard {len(state['messages'])}")]}
@@ -165,8 +165,8 @@ def test_r1_commands_and_updates_of_a_caller(repo):
     assert again.report.recorded_turns == 4
 
 
-def test_r1_a_breakpoint_of_the_graph_is_passed_as_it_was(repo, world):
-    """R1: a graph that stops before its tools goes on where it went on."""
+def test_a_breakpoint_of_the_graph_is_passed_as_it_was(repo, world):
+    """A graph that stops before its tools goes on where it went on."""
     builder = StateGraph(MessagesState)
     builder.add_node("model", lambda state: {"messages": [obedient().invoke(state["messages"])]})
     builder.add_node("tools", ToolNode(world.tools()))
@@ -191,8 +191,8 @@ def stopping(model, world):
 
 
 @pytest.mark.parametrize("is_recorded", [False, True])
-def test_r1_what_a_person_edits_at_a_breakpoint(repo, world, is_recorded):
-    """R1: the rerun waits at a breakpoint for what was edited there; what was left there stays there."""
+def test_what_a_person_edits_at_a_breakpoint(repo, world, is_recorded):
+    """The rerun waits at a breakpoint for what was edited there; what was left there stays there."""
     agent = repo.wrap(stopping(obedient(), world), "s", effects=world.effects())
     agent.invoke(said("add chair"))
     asked = agent.messages()[-1]
@@ -207,8 +207,8 @@ def test_r1_what_a_person_edits_at_a_breakpoint(repo, world, is_recorded):
 
 
 @pytest.mark.parametrize("is_recorded", [False, True])
-def test_r1_an_answer_that_a_person_gives_in_place_of_a_tool(repo, world, is_recorded):
-    """R1: an update as a node is repeated as this node, so that the rerun goes on behind it."""
+def test_an_answer_that_a_person_gives_in_place_of_a_tool(repo, world, is_recorded):
+    """An update as a node is repeated as this node, so that the rerun goes on behind it."""
     agent = repo.wrap(stopping(obedient(), world), "s", effects=world.effects())
     agent.invoke(said("add chair"))
     answer = ToolMessage("we have no chairs", tool_call_id=agent.messages()[-1].tool_calls[0]["id"])
@@ -222,8 +222,8 @@ def test_r1_an_answer_that_a_person_gives_in_place_of_a_tool(repo, world, is_rec
 
 
 @pytest.mark.parametrize("is_recorded", [False, True])
-def test_r1_messages_that_a_caller_removes(repo, world, is_recorded):
-    """R1: an update removes the messages in the place of the recorded ones, whatever their ids are now."""
+def test_messages_that_a_caller_removes(repo, world, is_recorded):
+    """An update removes the messages in the place of the recorded ones, whatever their ids are now."""
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     agent.run("add chair")
     agent.update_state(None, {"messages": [RemoveMessage(message.id) for message in agent.messages()[1:3]]})
@@ -233,8 +233,8 @@ def test_r1_messages_that_a_caller_removes(repo, world, is_recorded):
     assert [one.content for one in again.messages()] == [one.content for one in agent.messages()]
 
 
-def test_r1_a_session_that_begins_with_an_update(repo, world):
-    """R1: a session that begins with an update, and one that is run again from a breakpoint, go on from there."""
+def test_a_session_that_begins_with_an_update(repo, world):
+    """A session that begins with an update, and one that is run again from a breakpoint, go on from there."""
     agent = repo.wrap(stopping(obedient(), world), "s", effects=world.effects())
     agent.update_state(None, {"messages": [HumanMessage("add chair")]}, as_node="__start__")
     agent.invoke(None)
@@ -246,8 +246,8 @@ def test_r1_a_session_that_begins_with_an_update(repo, world):
     assert again.report.recorded_turns == 1
 
 
-def test_r1_a_middleware_that_asks_a_person(repo, world):
-    """R1: decisions of a person about calls are repeated, and a rejected call is not made."""
+def test_a_middleware_that_asks_a_person(repo, world):
+    """Decisions of a person about calls are repeated, and a rejected call is not made."""
     asks = HumanInTheLoopMiddleware(interrupt_on={"add": True})
 
     def build():
@@ -266,8 +266,8 @@ def test_r1_a_middleware_that_asks_a_person(repo, world):
     assert world.items == ["table"]
 
 
-def test_r1_parallel_calls_with_equal_results_stay_apart(repo):
-    """R1: each call of a message has its own answer, also if all answers have the same text."""
+def test_parallel_calls_with_equal_results_stay_apart(repo):
+    """Each call of a message has its own answer, also if all answers have the same text."""
 
     @tool
     def send(to: str) -> str:
@@ -286,8 +286,8 @@ def test_r1_parallel_calls_with_equal_results_stay_apart(repo):
 
 
 @pytest.mark.parametrize("policy", ["record", "live"])
-def test_r2_a_tool_that_changes_only_the_state(repo, policy):
-    """R2: a tool that returns a command is answered with it from the record, or runs if the caller wants it."""
+def test_a_tool_that_changes_only_the_state(repo, policy):
+    """A tool that returns a command is answered with it from the record, or runs if the caller wants it."""
     entered = []
 
     @tool
@@ -313,8 +313,8 @@ def test_r2_a_tool_that_changes_only_the_state(repo, policy):
     assert entered == ["Ann"] * (2 if policy == "live" else 1)
 
 
-def test_r1_contents_artifacts_and_errors_that_the_model_saw(repo):
-    """R1: the model sees the same content, artifact and error as in the recording, whatever the tool returned."""
+def test_contents_artifacts_and_errors_that_the_model_saw(repo):
+    """The model sees the same content, artifact and error as in the recording, whatever the tool returned."""
 
     class Chair:
         def __str__(self) -> str:
@@ -348,8 +348,8 @@ def test_r1_contents_artifacts_and_errors_that_the_model_saw(repo):
     assert seen[1][0] == "a chair of oak"
 
 
-def test_r3_another_artifact_is_another_state(repo):
-    """R3: the state is not the same if an artifact differs, although the model sees the same text."""
+def test_another_artifact_is_another_state(repo):
+    """The state is not the same if an artifact differs, although the model sees the same text."""
 
     @tool(response_format="content_and_artifact")
     def draw(what: str) -> tuple[str, list[int]]:
@@ -363,8 +363,8 @@ def test_r3_another_artifact_is_another_state(repo):
     assert (again.report.match_rate, again.report.is_same_state) == (1.0, False)
 
 
-def test_r1_errors_that_a_node_sees(repo):
-    """R1: a node that calls a tool itself gets the recorded error of Python, with its text."""
+def test_errors_that_a_node_sees(repo):
+    """A node that calls a tool itself gets the recorded error of Python, with its text."""
 
     @tool
     def find(what: str) -> str:
@@ -388,8 +388,8 @@ def test_r1_errors_that_a_node_sees(repo):
     assert again.messages()[-1].content == "KeyError('no key') ValueError('no value') TimeoutError('no text')"
 
 
-def test_r1_the_context_of_a_run_is_given_again(repo):
-    """R1: the context of a graph with a `context_schema` is not recorded; `context` gives it to all turns."""
+def test_the_context_of_a_run_is_given_again(repo):
+    """The context of a graph with a `context_schema` is not recorded; `context` gives it to all turns."""
 
     def greet(state: MessagesState, runtime: Runtime[Customer]) -> dict[str, Any]:
         return {"messages": [("ai", f"hello {runtime.context.name}")]}
@@ -401,8 +401,8 @@ def test_r1_the_context_of_a_run_is_given_again(repo):
     require_same(agent, asyncio.run(agent.arerun(context=Customer("Anna"))))
 
 
-def test_r1_the_tools_of_agentgit_do_not_act(repo, world):
-    """R1: a model that saved points and went back in the recording changes nothing in a rerun."""
+def test_the_tools_of_agentgit_do_not_act(repo, world):
+    """A model that saved points and went back in the recording changes nothing in a rerun."""
 
     def build(agent_tools):
         asked = [calls(call("create_checkpoint", name="mine")), "saved", calls(call("add", item="chair")), "ordered"]
@@ -421,8 +421,8 @@ def test_r1_the_tools_of_agentgit_do_not_act(repo, world):
     assert [point.checkpoint_name for point in agent.checkpoints() if point.checkpoint_name] == names
 
 
-def test_r1_a_cache_of_nodes_starts_empty(repo, world):
-    """R1: what the user's cache holds does not answer for nodes of a rerun, and a rerun adds nothing to it."""
+def test_a_cache_of_nodes_starts_empty(repo, world):
+    """What the user's cache holds does not answer for nodes of a rerun, and a rerun adds nothing to it."""
     ran = []
 
     def act(state: dict[str, Any]) -> dict[str, Any]:
@@ -445,8 +445,8 @@ def test_r1_a_cache_of_nodes_starts_empty(repo, world):
     assert (len(ran), world.items) == (2, ["chair"])
 
 
-def test_r1_a_session_without_automatic_checkpoints(repo, world):
-    """R1: a session is run again from its beginning also if nothing was saved there."""
+def test_a_session_without_automatic_checkpoints(repo, world):
+    """A session is run again from its beginning also if nothing was saved there."""
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects(), auto_checkpoint="off")
     agent.invoke(said("add chair"))
     agent.invoke(said("look"))
@@ -464,8 +464,8 @@ def test_r1_a_session_without_automatic_checkpoints(repo, world):
 
 
 @pytest.mark.parametrize("policy", ["record", "live"])
-def test_r2_a_tool_that_calls_a_tool_itself(repo, policy):
-    """R2: an answered tool makes no calls, and these are not missing; the calls of one that runs are answered."""
+def test_a_tool_that_calls_a_tool_itself(repo, policy):
+    """An answered tool makes no calls, and these are not missing; the calls of one that runs are answered."""
     entered = []
 
     @tool
@@ -492,8 +492,8 @@ def test_r2_a_tool_that_calls_a_tool_itself(repo, policy):
     assert entered[2:] == (["quote"] if policy == "live" else [])
 
 
-def test_r2_a_function_of_a_policy_may_be_async(repo):
-    """R2: an async function answers the calls of an async rerun, and its error is the error of the tool."""
+def test_a_function_of_a_policy_may_be_async(repo):
+    """An async function answers the calls of an async rerun, and its error is the error of the tool."""
 
     @tool
     async def find(what: str) -> str:
@@ -523,8 +523,8 @@ def test_r2_a_function_of_a_policy_may_be_async(repo):
     assert [one.answered_by for one in again.report.calls] == ["function", "function"]
 
 
-def test_r1_memory_is_read_in_its_order_and_what_a_node_changes_in_place_stays_there(repo):
-    """R1: searches, filters and namespaces find what they found; a changed value is not the user's own object."""
+def test_memory_is_read_in_its_order_and_what_a_node_changes_in_place_stays_there(repo):
+    """Searches, filters and namespaces find what they found; a changed value is not the user's own object."""
     store = InMemoryStore()
     store.put(("notes",), "old", {"n": 1, "seen": 0})
 

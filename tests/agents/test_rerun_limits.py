@@ -16,8 +16,8 @@ def world():
     return World()
 
 
-def test_r1_the_code_of_nodes_runs_as_it_is(repo, world):
-    """R1: a rerun isolates tools; what a node does itself happens again."""
+def test_the_code_of_nodes_runs_as_it_is(repo, world):
+    """A rerun isolates tools; what a node does itself happens again."""
     seen = []
 
     def note(state: MessagesState) -> dict[str, Any]:
@@ -33,8 +33,8 @@ def test_r1_the_code_of_nodes_runs_as_it_is(repo, world):
 
 
 @pytest.mark.parametrize("name", ["run", "arun", "invoke", "ainvoke"])
-def test_r1_a_tool_that_runs_code_around_its_calls_is_refused(repo, name):
-    """R1: an override of the class would run, so nothing does; a tool that only reads may have one."""
+def test_a_tool_that_runs_code_around_its_calls_is_refused(repo, name):
+    """An override of the class would run, so nothing does; a tool that only reads may have one."""
     acted = []
 
     def around(self, *args, **options):
@@ -61,8 +61,8 @@ def test_r1_a_tool_that_runs_code_around_its_calls_is_refused(repo, name):
     assert reading.rerun(graph()).report.match_rate == 1
 
 
-def test_r2_a_value_that_cannot_be_compared(repo, world):
-    """R2: a value stands for a tool, also one whose comparison is not True or False."""
+def test_a_value_that_cannot_be_compared(repo, world):
+    """A value stands for a tool, also one whose comparison is not True or False."""
 
     class Table:
         """Values that are compared one by one."""
@@ -82,8 +82,8 @@ def test_r2_a_value_that_cannot_be_compared(repo, world):
     assert world.items == ["chair"]
 
 
-def test_r2_a_tool_without_a_declared_effect_never_runs(repo, world):
-    """R2: calls with undeclared effects are answered from the record or missed, and cannot be made live."""
+def test_a_tool_without_a_declared_effect_never_runs(repo, world):
+    """Calls with undeclared effects are answered from the record or missed, and cannot be made live."""
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     agent.run("note one")
     other = tool_node_graph(saying(call("note", text="one"), call("note", text="two"), "done"), world.tools())
@@ -96,8 +96,8 @@ def test_r2_a_tool_without_a_declared_effect_never_runs(repo, world):
 
 
 @pytest.mark.parametrize("policy", ["live", {"add": "live"}])
-def test_r1_a_rerun_does_not_declare_a_tool_anew(repo, world, policy):
-    """R1: a tool that acts cannot be called a reading one, so that `live` would enter it."""
+def test_a_rerun_does_not_declare_a_tool_anew(repo, world, policy):
+    """A tool that acts cannot be called a reading one, so that `live` would enter it."""
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     agent.run("add chair")
     with pytest.raises(InvalidInput, match="effects declares add, which the agent has declared otherwise"):
@@ -111,8 +111,8 @@ def test_r1_a_rerun_does_not_declare_a_tool_anew(repo, world, policy):
 
 
 @pytest.mark.parametrize(("name", "line"), [("add", "add chair"), ("note", "note one")])
-def test_r1_a_tool_that_acted_stays_one_however_it_is_declared_later(repo, world, name, line):
-    """R1: the record says that the tool acts, so `live` does not enter it, whoever declares it a reading one."""
+def test_a_tool_that_acted_stays_one_however_it_is_declared_later(repo, world, name, line):
+    """The record says that the tool acts, so `live` does not enter it, whoever declares it a reading one."""
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     agent.run(line)
     ledger = [*world.items], [*world.notes]
@@ -125,8 +125,8 @@ def test_r1_a_tool_that_acted_stays_one_however_it_is_declared_later(repo, world
     assert (world.items, world.notes) == ledger
 
 
-def test_r1_an_answer_is_the_recorded_one_even_if_the_order_has_changed(repo, world):
-    """R1: a rerun that looks before it adds gets what was seen after it, and the report says that the order differs."""
+def test_an_answer_is_the_recorded_one_even_if_the_order_has_changed(repo, world):
+    """A rerun that looks before it adds gets what was seen after it, and the report says that the order differs."""
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     agent.run("add chair")
     agent.run("look")
@@ -138,8 +138,8 @@ def test_r1_an_answer_is_the_recorded_one_even_if_the_order_has_changed(repo, wo
     assert agent.branch.name == agent.session.branch().name == "main"
 
 
-def test_r1_a_session_of_a_template_is_run_again_from_what_it_began_with(repo, world):
-    """R1: the recorded inputs go into the state of the template, not into the empty state."""
+def test_a_session_of_a_template_is_run_again_from_what_it_began_with(repo, world):
+    """The recorded inputs go into the state of the template, not into the empty state."""
     graph = tool_node_graph(obedient(), world.tools())
     repo.wrap(graph, "s", effects=world.effects()).run("add chair")
     agent = repo.wrap(graph, "t", template="s@main", effects=world.effects())

@@ -115,8 +115,8 @@ KINDS = [nodes, sends, tasks, subgraphs]
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_r3_equal_calls_of_parallel_workers_keep_their_answers(repo, turnstile, draw, kind, is_async):
-    """R3: each worker gets its own answer again, in whatever order the workers begin."""
+def test_equal_calls_of_parallel_workers_keep_their_answers(repo, turnstile, draw, kind, is_async):
+    """Each worker gets its own answer again, in whatever order the workers begin."""
 
     def work(name: str, model: Any) -> str:
         return turnstile.pass_in_turn(name, lambda: f"{name}: {draw.invoke({'item': 'lot'})}")
@@ -132,8 +132,8 @@ def test_r3_equal_calls_of_parallel_workers_keep_their_answers(repo, turnstile, 
 
 
 @pytest.mark.parametrize("kind", [nodes, sends, subgraphs])
-def test_r3_equal_calls_of_parallel_subagents_keep_their_answers(repo, turnstile, draw, kind):
-    """R3: an unchanged rerun proves itself, also if subagents ask for the same call at the same time."""
+def test_equal_calls_of_parallel_subagents_keep_their_answers(repo, turnstile, draw, kind):
+    """An unchanged rerun proves itself, also if subagents ask for the same call at the same time."""
 
     def reply(messages: list[Any]) -> Any:
         return AIMessage(messages[-1].text) if messages[-1].type == "tool" else calls(call("draw", item="lot"))
@@ -150,8 +150,8 @@ def test_r3_equal_calls_of_parallel_subagents_keep_their_answers(repo, turnstile
     assert agent.rerun(kind(work, RecordedModel(agent))).report.is_same
 
 
-def test_r2_a_call_inside_an_answered_call_answers_no_other_call(repo, draw):
-    """R2: what a subagent did is part of its answer, so an equal call later gets its own answer, or none."""
+def test_a_call_inside_an_answered_call_answers_no_other_call(repo, draw):
+    """What a subagent did is part of its answer, so an equal call later gets its own answer, or none."""
     inner = saying(call("draw", item="lot"), "drawn")
 
     @tool

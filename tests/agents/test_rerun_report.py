@@ -22,8 +22,8 @@ def with_a_sofa(agent, world):
     return agent.rerun(tool_node_graph(model, world.tools()))
 
 
-def test_r4_a_rerun_stands_beside_the_recording(repo):
-    """R4: the first message that differs is marked in text and in a notebook, also later."""
+def test_a_rerun_stands_beside_the_recording(repo):
+    """The first message that differs is marked in text and in a notebook, also later."""
     agent, world = recorded(repo)
     again = with_a_sofa(agent, world)
     agent.run("hello")
@@ -40,16 +40,16 @@ def test_r4_a_rerun_stands_beside_the_recording(repo):
     assert "not made: add" in again.report._repr_html_()
 
 
-def test_r4_an_unchanged_rerun_does_not_diverge(repo):
-    """R4: all messages are the same, whatever their ids."""
+def test_an_unchanged_rerun_does_not_diverge(repo):
+    """All messages are the same, whatever their ids."""
     agent, _ = recorded(repo)
     beside = agent.session.compare_rerun(agent.rerun().branch.name)
     assert beside.diverges_at is None
     assert "are the same" in str(beside)
 
 
-def test_r4_calls_and_messages_are_frames(repo):
-    """R4: one row for each call that was made or recorded, and one for each pair of messages."""
+def test_calls_and_messages_are_frames(repo):
+    """One row for each call that was made or recorded, and one for each pair of messages."""
     agent, world = recorded(repo)
     report = with_a_sofa(agent, world).report
     assert sorted(report.to_frame()["outcome"]) == ["matched", "new", "not made"]  # the two calls run at once
@@ -59,8 +59,8 @@ def test_r4_calls_and_messages_are_frames(repo):
     assert items == [["chair", "table"], ["chair", "sofa"]]
 
 
-def test_r4_fewer_model_calls_are_not_the_same(repo):
-    """R4: a graph that writes the replies itself has the same state, but the report has the missing model calls."""
+def test_fewer_model_calls_are_not_the_same(repo):
+    """A graph that writes the replies itself has the same state, but the report has the missing model calls."""
 
     def chatting(model=None):
         def chat(state):
@@ -77,8 +77,8 @@ def test_r4_fewer_model_calls_are_not_the_same(repo):
     assert "model calls: 1 recorded, 0 now" in str(report)
 
 
-def test_r4_a_long_conversation_is_read_from_where_it_diverges(repo):
-    """R4: of a long conversation only the messages around the divergence are read."""
+def test_a_long_conversation_is_read_from_where_it_diverges(repo):
+    """Of a long conversation only the messages around the divergence are read."""
     agent, _ = recorded(repo)
     for _ in range(100):
         agent.run("hello")
@@ -87,15 +87,15 @@ def test_r4_a_long_conversation_is_read_from_where_it_diverges(repo):
     assert (len(beside.recorded), beside.recorded_count) == (200, len(agent.messages()))
 
 
-def test_r4_another_branch_has_no_report(repo):
-    """R4: a branch that is no rerun is refused."""
+def test_another_branch_has_no_report(repo):
+    """A branch that is no rerun is refused."""
     agent, _ = recorded(repo)
     with pytest.raises(NotFound, match="no report of a rerun"):
         agent.session.compare_rerun()
 
 
-def test_r4_reports_follow_renamed_branches(repo):
-    """R4, R5: after a rename, the report, the table and the comparison have the new names."""
+def test_reports_follow_renamed_branches(repo):
+    """After a rename, the report, the table and the comparison have the new names."""
     world = World()
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     agent.run("add chair")
@@ -112,8 +112,8 @@ def test_r4_reports_follow_renamed_branches(repo):
         repo.rerun("s", agent.graph, name="nightly")
 
 
-def test_r6_a_blocked_rollback_from_a_rerun_names_no_checkpoint_of_it(repo):
-    """R6: the nearest checkpoint that a blocked rollback names is one that can be rolled back to."""
+def test_a_blocked_rollback_from_a_rerun_names_no_checkpoint_of_it(repo):
+    """The nearest checkpoint that a blocked rollback names is one that can be rolled back to."""
     world = World()
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     agent.run("add chair")

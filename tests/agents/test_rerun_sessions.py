@@ -1,4 +1,4 @@
-"""Many recorded sessions run again at once, with a judge, on any executor (row R5)."""
+"""Many recorded sessions run again at once, with a judge, on any executor."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def world():
     return World()
 
 
-def test_r5_each_session_is_a_row_with_its_verdict_and_the_table_is_read_again(repo, world):
-    """R5: unchanged reruns match; nothing acts; what `repo.rerun` returned, `repo.reruns` reads from the database."""
+def test_each_session_is_a_row_with_its_verdict_and_the_table_is_read_again(repo, world):
+    """Unchanged reruns match; nothing acts; what `repo.rerun` returned, `repo.reruns` reads from the database."""
     record(repo, world, a=["add chair", "look"], b=["add table"], c=["hello"])
     log, seen = list(world.log), []
     results = repo.rerun(
@@ -86,8 +86,8 @@ def test_r5_each_session_is_a_row_with_its_verdict_and_the_table_is_read_again(r
         repo.reruns("other")
 
 
-def test_r5_another_prompt_and_a_search(repo, world):
-    """R5: sessions come from a search; what differs lowers the match rate, and the judge sees both conversations."""
+def test_another_prompt_and_a_search(repo, world):
+    """Sessions come from a search; what differs lowers the match rate, and the judge sees both conversations."""
     record(repo, world, **{"refund-1": ["add chair"], "refund-2": ["add sofa"], "other": ["add bed"]})
     model = ScriptedModel(
         rule=lambda messages: calls(call("add", item="chair")) if messages[-1].type == "human" else calls(text="done")
@@ -115,8 +115,8 @@ def test_r5_another_prompt_and_a_search(repo, world):
         repo.rerun("other", graph_of(world), name="always a chair")
 
 
-def test_r5_what_goes_wrong_in_one_session_is_a_row_and_the_others_go_on(repo, world):
-    """R5: unknown and empty sessions, a judge that raises, an endless model, missing tools."""
+def test_what_goes_wrong_in_one_session_is_a_row_and_the_others_go_on(repo, world):
+    """Unknown and empty sessions, a judge that raises, an endless model, missing tools."""
     record(repo, world, a=["add chair"], b=["add table"])
     repo.session("empty", create=True)
 
@@ -156,8 +156,8 @@ def test_r5_what_goes_wrong_in_one_session_is_a_row_and_the_others_go_on(repo, w
     assert world.items == ["chair", "table"]
 
 
-def test_r5_a_session_of_another_user_and_an_erased_one(repo, world):
-    """R5: a session that the user cannot see, may only read, or that was erased meanwhile, is a row that says so."""
+def test_a_session_of_another_user_and_an_erased_one(repo, world):
+    """A session that the user cannot see, may only read, or that was erased meanwhile, is a row that says so."""
     bob = repo.as_user(repo.users.add("bob"))
     record(repo, world, mine=["add chair"], read=["add bed"], gone=["add table"])
     repo.session("read").sharing.share("bob", "viewer")
@@ -175,8 +175,8 @@ def test_r5_a_session_of_another_user_and_an_erased_one(repo, world):
         bob.reruns(name)
 
 
-def test_r5_branches_are_named_with_an_at_sign(repo, world):
-    """R5: `session@branch` runs another branch than the current one; a name that holds an at sign is a name."""
+def test_branches_are_named_with_an_at_sign(repo, world):
+    """`session@branch` runs another branch than the current one; a name that holds an at sign is a name."""
     agent = repo.wrap(graph_of(world), "s", effects=world.effects())
     agent.run("add chair")
     agent.fork(name="retry").run("look")
@@ -187,8 +187,8 @@ def test_r5_branches_are_named_with_an_at_sign(repo, world):
     assert [(row.source, row.report.recorded_turns) for row in rows] == [("retry", 2), ("main", 1), ("main", 1)]
 
 
-def test_r5_async_nodes_and_judges(repo, world):
-    """R5: `arerun` runs the turns and an async judge on the loop."""
+def test_async_nodes_and_judges(repo, world):
+    """`arerun` runs the turns and an async judge on the loop."""
 
     async def judge(rerun):
         await asyncio.sleep(0)
@@ -201,8 +201,8 @@ def test_r5_async_nodes_and_judges(repo, world):
     assert asyncio.run(repo.areruns(results.name)) == results
 
 
-def test_r5_threads_and_processes(tmp_path):
-    """R5: an executor runs the sessions at the same time, and the results are in the order of the sessions."""
+def test_threads_and_processes(tmp_path):
+    """An executor runs the sessions at the same time, and the results are in the order of the sessions."""
     with agentgit.open(tmp_path / "db") as repo:
         record(repo, WORLD, a=["add chair"], b=["add table; look"], c=["hello"])
         log, seen = list(WORLD.log), []
@@ -262,8 +262,8 @@ def test_arguments_that_are_wrong_as_a_whole_are_refused(repo, world):
     assert not Reruns(name="empty").is_passed(0.5)
 
 
-def test_r5_search_hits_stand_for_their_branches(repo, world):
-    """R5: the hits of a search are run again, each branch once; one whose session was erased is a row that says so."""
+def test_search_hits_stand_for_their_branches(repo, world):
+    """The hits of a search are run again, each branch once; one whose session was erased is a row that says so."""
     agent = repo.wrap(graph_of(world), "s", effects=world.effects())
     agent.run("add chair")
     agent.run("look")
@@ -281,8 +281,8 @@ def test_r5_search_hits_stand_for_their_branches(repo, world):
     assert row.status == "done"
 
 
-def test_r5_names_of_reruns_belong_to_those_who_see_them(repo, world):
-    """R5: another user's reruns, which `reruns` does not show, do not take a name away."""
+def test_names_of_reruns_belong_to_those_who_see_them(repo, world):
+    """Another user's reruns, which `reruns` does not show, do not take a name away."""
     alice, bob = (repo.as_user(repo.users.add(name)) for name in ("alice", "bob"))
     for user, name in ((alice, "hers"), (bob, "his")):
         record(user, world, **{name: ["add chair"]})
@@ -292,8 +292,8 @@ def test_r5_names_of_reruns_belong_to_those_who_see_them(repo, world):
         bob.rerun("his", graph_of(world), name="tuesday")
 
 
-def test_r5_the_traceback_of_a_judge_is_logged(repo, world, caplog):
-    """R5: the row has the error of the judge, and the log says where it was raised."""
+def test_the_traceback_of_a_judge_is_logged(repo, world, caplog):
+    """The row has the error of the judge, and the log says where it was raised."""
     record(repo, world, a=["add chair"])
 
     def judge(rerun):
@@ -303,8 +303,8 @@ def test_r5_the_traceback_of_a_judge_is_logged(repo, world, caplog):
     assert "in judge" in caplog.text
 
 
-def test_r5_the_table_as_a_frame_and_as_json(repo, world):
-    """R5: one row for each session, in a data frame, as JSON, and as HTML that hostile names cannot leave."""
+def test_the_table_as_a_frame_and_as_json(repo, world):
+    """One row for each session, in a data frame, as JSON, and as HTML that hostile names cannot leave."""
     record(repo, world, **{"<b>\x1b[31m": ["add chair"]})
     results = repo.rerun(repo.sessions(), graph_of(world), judge=lambda rerun: True)
     frame = results.to_frame()
@@ -314,8 +314,8 @@ def test_r5_the_table_as_a_frame_and_as_json(repo, world):
     assert "\x1b" not in str(results)
 
 
-def test_r4_costs_are_in_the_results_and_in_the_stored_reports(repo):
-    """R4: with prices, rows, the summary and the stored report have costs; an unknown model has none."""
+def test_costs_are_in_the_results_and_in_the_stored_reports(repo):
+    """With prices, rows, the summary and the stored report have costs; an unknown model has none."""
 
     def graph(tokens):
         usage = {"input_tokens": tokens, "output_tokens": tokens, "total_tokens": 2 * tokens}
@@ -381,8 +381,8 @@ def build_or_exit(session):
     return sys.exit(0) if session.name == "c" else build(session)
 
 
-def test_r5_whatever_a_judge_returns_the_rerun_is_a_row_that_is_read_again(repo, world):
-    """R5: verdicts that are no numbers, too large, of an enumeration, or not readable are rows that say so."""
+def test_whatever_a_judge_returns_the_rerun_is_a_row_that_is_read_again(repo, world):
+    """Verdicts that are no numbers, too large, of an enumeration, or not readable are rows that say so."""
     record(repo, world, a=["add chair"])
     for given, verdict in [
         (10**400, None), (Unreadable(), None), (Decimal("0.5"), 0.5), (Word.GOOD, "good"), ("\x00\ud800", "\x00\ud800"),
@@ -397,8 +397,8 @@ def test_r5_whatever_a_judge_returns_the_rerun_is_a_row_that_is_read_again(repo,
         assert not results.is_passed(0.9) or isinstance(verdict, str)
 
 
-def test_r5_an_exit_in_a_judge_a_factory_or_a_node_ends_one_session_only(tmp_path):
-    """R5: `sys.exit(0)` would end a check as if it had passed; so it is an error of its session, on any executor."""
+def test_an_exit_in_a_judge_a_factory_or_a_node_ends_one_session_only(tmp_path):
+    """`sys.exit(0)` would end a check as if it had passed; so it is an error of its session, on any executor."""
     with agentgit.open(tmp_path / "db") as repo:
         record(repo, WORLD, a=["add chair"], b=["add table"], c=["hello"])
         context = multiprocessing.get_context("spawn")
@@ -415,8 +415,8 @@ def test_r5_an_exit_in_a_judge_a_factory_or_a_node_ends_one_session_only(tmp_pat
         assert repo.reruns(results.name) == results
 
 
-def test_r5_what_was_stopped_before_its_verdict_does_not_pass_when_it_is_read_again(repo, world):
-    """R5: Ctrl-C in a judge leaves a rerun that has ended and has no verdict; its row is `running`, and fails."""
+def test_what_was_stopped_before_its_verdict_does_not_pass_when_it_is_read_again(repo, world):
+    """Ctrl-C in a judge leaves a rerun that has ended and has no verdict; its row is `running`, and fails."""
     record(repo, world, a=["add chair"], b=["add table"])
 
     def judge(rerun):
@@ -437,8 +437,8 @@ def test_r5_what_was_stopped_before_its_verdict_does_not_pass_when_it_is_read_ag
     assert not repo.reruns("alone").is_passed(0.1)
 
 
-def test_r5_branches_of_one_session_are_told_apart(repo, world):
-    """R5: the table and the names of the rows have the branch if several branches of a session were run again."""
+def test_branches_of_one_session_are_told_apart(repo, world):
+    """The table and the names of the rows have the branch if several branches of a session were run again."""
     agent = repo.wrap(graph_of(world), "s", effects=world.effects())
     agent.run("add chair")
     agent.fork(name="retry").run("look")
@@ -448,7 +448,7 @@ def test_r5_branches_of_one_session_are_told_apart(repo, world):
     assert all(f"  {name} " in str(results) for name in results.names)
 
 
-def test_r5_a_config_that_is_none_is_refused_before_anything_runs(repo, world):
+def test_a_config_that_is_none_is_refused_before_anything_runs(repo, world):
     """Bad input: a config that is no mapping makes no branch, alone and among many sessions."""
     agent = repo.wrap(graph_of(world), "s", effects=world.effects())
     agent.run("add chair")
@@ -459,8 +459,8 @@ def test_r5_a_config_that_is_none_is_refused_before_anything_runs(repo, world):
     assert [branch.name for branch in agent.session.branches()] == ["main"]
 
 
-def test_r5_the_context_is_given_to_all_sessions(repo):
-    """R5: the context of a run is not recorded; `context` gives it to the turns of each session."""
+def test_the_context_is_given_to_all_sessions(repo):
+    """The context of a run is not recorded; `context` gives it to the turns of each session."""
 
     def greet(state: MessagesState, runtime: Runtime[Customer]) -> dict[str, Any]:
         return {"messages": [("ai", f"hello {runtime.context.name}")]}
@@ -474,8 +474,8 @@ def test_r5_the_context_is_given_to_all_sessions(repo):
     assert [row.status for row in repo.rerun(["a", "b"], graph, context={"nobody": 1}).rows] == ["failed"] * 2
 
 
-def test_r5_a_graph_that_fails_names_the_recorded_value_that_has_not_its_type(repo):
-    """R5: nobody knows the types of the recorded graph here, so a value of another type is named, not refused."""
+def test_a_graph_that_fails_names_the_recorded_value_that_has_not_its_type(repo):
+    """Nobody knows the types of the recorded graph here, so a value of another type is named, not refused."""
 
     def build(state, work):
         return StateGraph(state).add_node("work", work).add_edge(START, "work").compile()

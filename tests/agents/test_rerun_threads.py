@@ -100,8 +100,8 @@ WAYS = [
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_r1_a_tool_in_a_thread_of_a_node_does_not_act(repo, world, pool, way, is_async):
-    """R1: the record does not have the call, so it is a miss; policies answer it like any other."""
+def test_a_tool_in_a_thread_of_a_node_does_not_act(repo, world, pool, way, is_async):
+    """The record does not have the call, so it is a miss; policies answer it like any other."""
     add = world.tool("add")
     agent = repo.wrap(graph(lambda: way(add, pool)), "s", effects=world.effects(), check_effects=False)
     agent.run("go")
@@ -117,8 +117,8 @@ def test_r1_a_tool_in_a_thread_of_a_node_does_not_act(repo, world, pool, way, is
     assert world.items == ["chair"]
 
 
-def test_r1_a_call_in_a_thread_with_the_context_is_answered_from_the_record(repo, world, pool):
-    """R1: a thread that runs in the context of the node is part of the turn."""
+def test_a_call_in_a_thread_with_the_context_is_answered_from_the_record(repo, world, pool):
+    """A thread that runs in the context of the node is part of the turn."""
     add = world.tool("add")
     act = graph(lambda: pool.submit(copy_context().run, add.invoke, CHAIR).result())
     agent = repo.wrap(act, "s", effects=world.effects(), check_effects=False)
@@ -127,8 +127,8 @@ def test_r1_a_call_in_a_thread_with_the_context_is_answered_from_the_record(repo
     assert world.items == ["chair"]
 
 
-def test_r1_a_thread_that_outlives_the_rerun_does_not_act(repo, world):
-    """R1: what a node leaves running acts neither in the rerun nor after it."""
+def test_a_thread_that_outlives_the_rerun_does_not_act(repo, world):
+    """What a node leaves running acts neither in the rerun nor after it."""
     add, threads = world.tool("add"), []
 
     def later():
@@ -149,8 +149,8 @@ def test_r1_a_thread_that_outlives_the_rerun_does_not_act(repo, world):
     assert again.tool_track() == []
 
 
-def test_r1_a_pool_that_a_rerun_has_used_acts_for_real_turns(repo, world, pool):
-    """R1: threads belong to the rerun only for its own work, also while it runs."""
+def test_a_pool_that_a_rerun_has_used_acts_for_real_turns(repo, world, pool):
+    """Threads belong to the rerun only for its own work, also while it runs."""
     add = world.tool("add")
     agent = repo.wrap(graph(lambda: by_shared_pool(add, pool)), "s", effects=world.effects(), check_effects=False)
     agent.run("go")

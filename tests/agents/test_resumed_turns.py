@@ -1,4 +1,4 @@
-"""A resumed turn continues with the calls of its interrupted batch and repeats no done call (W1)."""
+"""A resumed turn continues with the calls of its interrupted batch and repeats no done call."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def statuses(agent) -> list[tuple[str, str]]:
     return [(c.tool_name, c.status) for c in agent.tool_track()]
 
 
-def test_w1_a_resumed_batch_does_not_repeat_a_done_call(repo, world):
-    """W1: after a restart the turn continues, and the done call is answered from the record and has one row."""
+def test_a_resumed_batch_does_not_repeat_a_done_call(repo, world):
+    """After a restart the turn continues, and the done call is answered from the record and has one row."""
     graph = tool_node_graph(says(batch(), "ok"), [*world.tools(), shaky(world)])
     with pytest.raises(RuntimeError):
         repo.wrap(graph, "s", effects=world.effects()).invoke(say("go"))
@@ -100,8 +100,8 @@ def retrying_graph(tools: list[BaseTool], model: Any, **settings: Any) -> Any:
 
 
 @pytest.mark.parametrize("way", ["sync", "async"])
-def test_w1_a_retried_node_does_not_repeat_a_done_call(repo, world, way):
-    """W1: when RetryPolicy runs all calls of a ToolNode again, the done one is answered from the record."""
+def test_a_retried_node_does_not_repeat_a_done_call(repo, world, way):
+    """When RetryPolicy runs all calls of a ToolNode again, the done one is answered from the record."""
     graph = retrying_graph([*world.tools(), shaky(world)], says(batch(), "ok"))
     agent = repo.wrap(graph, "s", effects=world.effects())
     agent.invoke(say("go")) if way == "sync" else asyncio.run(agent.ainvoke(say("go")))
@@ -110,8 +110,8 @@ def test_w1_a_retried_node_does_not_repeat_a_done_call(repo, world, way):
     assert statuses(agent) == [("add", "done"), ("work", "failed"), ("work", "done")]
 
 
-def test_w1_a_running_call_is_awaited_when_its_sibling_fails(repo, world):
-    """W1: the sibling of a failed async call runs to its end, and the retry is answered with its result."""
+def test_a_running_call_is_awaited_when_its_sibling_fails(repo, world):
+    """The sibling of a failed async call runs to its end, and the retry is answered with its result."""
     failed, left = asyncio.Event(), [RuntimeError("once")]
 
     @tool
@@ -140,8 +140,8 @@ def test_w1_a_running_call_is_awaited_when_its_sibling_fails(repo, world):
 
 
 @pytest.mark.parametrize(("declared", "times"), [("irreversible", 1), ("idempotent", 2)])
-def test_w1_a_cancelled_call_is_repeated_only_if_idempotent(repo, world, declared, times):
-    """W1: a wrapper that cancels a call and tries again raises Fenced, unless the tool is idempotent."""
+def test_a_cancelled_call_is_repeated_only_if_idempotent(repo, world, declared, times):
+    """A wrapper that cancels a call and tries again raises Fenced, unless the tool is idempotent."""
 
     @tool
     async def add(item: str) -> str:
@@ -169,8 +169,8 @@ def test_w1_a_cancelled_call_is_repeated_only_if_idempotent(repo, world, declare
     assert statuses(agent)[0] == ("add", "unknown")
 
 
-def test_w1_a_done_call_id_is_refused_with_other_arguments(repo, world):
-    """W1: a request with the id of a done call and other arguments raises Fenced, and nothing runs."""
+def test_a_done_call_id_is_refused_with_other_arguments(repo, world):
+    """A request with the id of a done call and other arguments raises Fenced, and nothing runs."""
     graph = tool_node_graph(says(batch(), "ok"), [*world.tools(), shaky(world)], handle_tool_errors=False)
     agent = repo.wrap(graph, "s", effects=world.effects())
     with pytest.raises(RuntimeError):
@@ -183,8 +183,8 @@ def test_w1_a_done_call_id_is_refused_with_other_arguments(repo, world):
     assert world.items == ["x"]
 
 
-def test_w1_a_reused_tool_call_id_in_a_later_message_is_a_new_call(repo, world):
-    """W1: the same tool-call id in a later message is another call, also in a resumed turn."""
+def test_a_reused_tool_call_id_in_a_later_message_is_a_new_call(repo, world):
+    """The same tool-call id in a later message is another call, also in a resumed turn."""
     one, two = calls(call("add", "c0", item="x")), calls(call("add", "c0", item="x"), call("work", "c1", what="y"))
     agent = repo.wrap(tool_node_graph(says(one, two, "ok"), [*world.tools(), shaky(world)]), "s",
                       effects=world.effects())  # fmt: skip
@@ -197,8 +197,8 @@ def test_w1_a_reused_tool_call_id_in_a_later_message_is_a_new_call(repo, world):
 
 
 @pytest.mark.parametrize("message_id", ["same", None])
-def test_w1_a_repeated_message_runs_its_tools_in_each_round(repo, world, message_id):
-    """W1: a node may return the same message with the same ids in each round, and each round runs its tools."""
+def test_a_repeated_message_runs_its_tools_in_each_round(repo, world, message_id):
+    """A node may return the same message with the same ids in each round, and each round runs its tools."""
     rounds = [calls(call("look", "c0")), calls(call("look", "c0"), call("add_if_approved", "c1", item="x")),
               calls(call("look", "c0"))]  # fmt: skip
     rounds = [message.model_copy(update={"id": message_id}) for message in rounds]
@@ -220,8 +220,8 @@ def test_w1_a_repeated_message_runs_its_tools_in_each_round(repo, world, message
     assert world.items == ["x"]
 
 
-def test_w1_an_edited_message_runs_only_the_edited_call(repo, world):
-    """W1: after a person edited one call of a failed batch, only that call runs and the done one is not repeated."""
+def test_an_edited_message_runs_only_the_edited_call(repo, world):
+    """After a person edited one call of a failed batch, only that call runs and the done one is not repeated."""
     graph = tool_node_graph(says(batch(), "ok"), [*world.tools(), shaky(world)])
     agent = repo.wrap(graph, "s", effects=world.effects())
     with pytest.raises(RuntimeError):
@@ -235,8 +235,8 @@ def test_w1_an_edited_message_runs_only_the_edited_call(repo, world):
 
 
 @pytest.mark.parametrize("where", ["itself", "fork"])
-def test_w1_a_done_call_beside_a_question_is_not_repeated(repo, world, where):
-    """W1: when the question is answered, on the branch or on a fork, the ToolNode does not repeat the done call."""
+def test_a_done_call_beside_a_question_is_not_repeated(repo, world, where):
+    """When the question is answered, on the branch or on a fork, the ToolNode does not repeat the done call."""
     asked = calls(call("add", item="x"), call("add_if_approved", item="y"))
     agent = repo.wrap(tool_node_graph(says(asked, "ok", "ok"), world.tools()), "s", effects=world.effects())
     agent.invoke(say("go"))
@@ -260,8 +260,8 @@ DECLARED = {
 
 
 @pytest.mark.parametrize("case", DECLARED)
-def test_w1_an_interrupted_call_is_never_repeated_blindly(repo, world, case):
-    """W1: only `verify` or a harmless effect allows a repetition, with the same key; else a person must decide."""
+def test_an_interrupted_call_is_never_repeated_blindly(repo, world, case):
+    """Only `verify` or a harmless effect allows a repetition, with the same key; else a person must decide."""
     declared, runs, answer = DECLARED[case]
     graph = tool_node_graph(says(calls(call("work", what="y")), "ok"), [shaky(world, KeyboardInterrupt)])
     agent = repo.wrap(graph, "s", effects={"work": declared} if declared else {})
@@ -278,8 +278,8 @@ def test_w1_an_interrupted_call_is_never_repeated_blindly(repo, world, case):
 
 
 @pytest.mark.parametrize(("outcome", "runs", "answer"), [("happened", 1, "seen"), ("did_not_happen", 2, "did y")])
-def test_w1_a_resolved_call_lets_its_turn_continue(repo, world, outcome, runs, answer):
-    """W1: a person may supply what a call that happened returned, and the model receives that."""
+def test_a_resolved_call_lets_its_turn_continue(repo, world, outcome, runs, answer):
+    """A person may supply what a call that happened returned, and the model receives that."""
     graph = tool_node_graph(says(calls(call("work", what="y")), "ok"), [shaky(world, KeyboardInterrupt)])
     agent = repo.wrap(graph, "s", effects={"work": "irreversible"})
     with pytest.raises(KeyboardInterrupt):
@@ -314,8 +314,8 @@ def own_code(world: World) -> Any:
 
 
 @pytest.mark.parametrize("declared", [False, True])
-def test_t1_a_node_that_calls_tools_directly_repeats_no_done_call(repo, world, declared):
-    """T1: a done call is not repeated, declared or not, if the AI message in the state asked for it."""
+def test_a_node_that_calls_tools_directly_repeats_no_done_call(repo, world, declared):
+    """A done call is not repeated, declared or not, if the AI message in the state asked for it."""
     agent = repo.wrap(own_code(world), "s", effects=world.effects() if declared else {}, check_effects=False)
     with pytest.raises(RuntimeError):
         agent.invoke(say("go"))
@@ -324,8 +324,8 @@ def test_t1_a_node_that_calls_tools_directly_repeats_no_done_call(repo, world, d
     assert [m.content for m in agent.messages()[2:5]] == ["noted", '{"item": "x", "number": 1}', "did y"]
 
 
-def test_w1_a_resumed_turn_applies_the_command_of_a_done_call(repo, world):
-    """W1: the state update of a Command that a done call returned reaches the state in the resumed turn."""
+def test_a_resumed_turn_applies_the_command_of_a_done_call(repo, world):
+    """The state update of a Command that a done call returned reaches the state in the resumed turn."""
 
     @tool
     def hand_over(to: str) -> Command:
@@ -380,8 +380,8 @@ def killed_batch() -> AIMessage:
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
-def test_w1_after_kill_9_each_call_of_a_batch_happened_at_most_once(repo, database, world, tmp_path, kind):
-    """W1: the done call is not repeated, the interrupted one waits for a person, and then the turn continues."""
+def test_after_kill_9_each_call_of_a_batch_happened_at_most_once(repo, database, world, tmp_path, kind):
+    """The done call is not repeated, the interrupted one waits for a person, and then the turn continues."""
     url = database.url.render_as_string(hide_password=False)
     code = CHILD.format(database=url, kind=kind)
     assert processes.run(code, cwd=tmp_path).returncode == -9
@@ -398,8 +398,8 @@ def test_w1_after_kill_9_each_call_of_a_batch_happened_at_most_once(repo, databa
     assert (tmp_path / "log").read_text() == "x\n"
 
 
-def test_w1_an_interrupted_call_of_a_task_is_not_repeated(repo, world):
-    """W1: in the functional API an interrupted call is recognized without a message, and raises Fenced."""
+def test_an_interrupted_call_of_a_task_is_not_repeated(repo, world):
+    """In the functional API an interrupted call is recognized without a message, and raises Fenced."""
     graph = functional_graph(says(calls(call("work", what="y")), "ok"), [shaky(world, KeyboardInterrupt)])
     agent = repo.wrap(graph, "s", effects={"work": "irreversible"}, check_effects=False)
     with pytest.raises(KeyboardInterrupt):
@@ -461,8 +461,8 @@ def dead_turn(request, database, tmp_path):
 GREETING = {"messages": [("user", "hello")]}
 
 
-def test_t1_a_new_message_after_a_kill_warns_once_and_names_the_calls_without_an_answer(repo, dead_turn):
-    """T1: the warning names the session, the branch, the calls and the next step, and points at the caller."""
+def test_a_new_message_after_a_kill_warns_once_and_names_the_calls_without_an_answer(repo, dead_turn):
+    """The warning names the session, the branch, the calls and the next step, and points at the caller."""
     agent = repo.wrap(dead_turn, "s")
     with pytest.warns(TurnAbandoned, match="session s, branch main") as seen:
         agent.invoke(GREETING)
@@ -474,8 +474,8 @@ def test_t1_a_new_message_after_a_kill_warns_once_and_names_the_calls_without_an
     agent.invoke(GREETING)  # a warning is an error here
 
 
-async def test_t1_the_warning_after_a_kill_can_refuse_the_message(repo, dead_turn):
-    """T1: a filter that makes the warning an error refuses the message, sync and async, and the turn can go on."""
+async def test_the_warning_after_a_kill_can_refuse_the_message(repo, dead_turn):
+    """A filter that makes the warning an error refuses the message, sync and async, and the turn can go on."""
     agent = repo.wrap(dead_turn, "s")
     before = [point.id for point in agent.log()]
     for _ in range(2):
@@ -488,14 +488,14 @@ async def test_t1_the_warning_after_a_kill_can_refuse_the_message(repo, dead_tur
     agent.invoke(GREETING)
 
 
-def test_t1_a_served_graph_does_not_warn_of_a_killed_turn(repo, dead_turn):
-    """T1: the log of a server stays quiet."""
+def test_a_served_graph_does_not_warn_of_a_killed_turn(repo, dead_turn):
+    """The log of a server stays quiet."""
     app = repo.graph(dead_turn)
     assert app.invoke(GREETING, {"configurable": {"thread_id": "s"}})["messages"][-1].type == "ai"
 
 
-def test_t1_the_chat_warns_of_a_killed_turn_in_its_own_words(repo, dead_turn, capsys):
-    """T1: a chat that is given a message after a kill names /continue, not a call of Python."""
+def test_the_chat_warns_of_a_killed_turn_in_its_own_words(repo, dead_turn, capsys):
+    """A chat that is given a message after a kill names /continue, not a call of Python."""
     agent = repo.wrap(dead_turn, "s")
     with chatting(repo, agent) as chat, warnings.catch_warnings():
         warnings.simplefilter("default", TurnAbandoned)

@@ -1,4 +1,4 @@
-"""A rollback makes a branch, reverses later effects once, newest first, and reports what it did (D2, W1, W2)."""
+"""A rollback makes a branch, reverses later effects once, newest first, and reports what it did."""
 
 import asyncio
 from pathlib import Path
@@ -43,8 +43,8 @@ def facts(agent) -> tuple:
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
-def test_d2_a_rollback_makes_a_branch_and_reverses_later_effects(kind, repo, world):
-    """D2, W1: with any graph the old branch is unchanged, and the new branch and the world match the checkpoint."""
+def test_a_rollback_makes_a_branch_and_reverses_later_effects(kind, repo, world):
+    """With any graph the old branch is unchanged, and the new branch and the world match the checkpoint."""
     agent = repo.wrap(GRAPHS[kind](scripted(*STORY), world.tools()), "s", effects=world.effects())
     agent.invoke(say("order a chair"))
     before = agent.checkpoint("before")
@@ -66,8 +66,8 @@ def test_d2_a_rollback_makes_a_branch_and_reverses_later_effects(kind, repo, wor
     assert facts(agent) == left
 
 
-def test_d2_a_rollback_replays_the_track_from_the_record(repo, world):
-    """D2: the new branch's track has the same calls, arguments and results, each linked to the call it replays."""
+def test_a_rollback_replays_the_track_from_the_record(repo, world):
+    """The new branch's track has the same calls, arguments and results, each linked to the call it replays."""
     agent, before = ready(repo, world)
     agent.run("and a table")
     calls_made = len(world.log)
@@ -87,8 +87,8 @@ def test_d2_a_rollback_replays_the_track_from_the_record(repo, world):
     assert [item.invocation.id for item in retry.report.replayed] == [c.id for c in replayed]
 
 
-def test_d2_the_old_branch_stays_readable_and_runnable(repo, world):
-    """D2: after a rollback both branches continue independently, each after it has accepted the world."""
+def test_the_old_branch_stays_readable_and_runnable(repo, world):
+    """After a rollback both branches continue independently, each after it has accepted the world."""
     agent, before = ready(repo, world)
     agent.run("and a table")
     retry = agent.rollback(before)
@@ -102,8 +102,8 @@ def test_d2_the_old_branch_stays_readable_and_runnable(repo, world):
     assert [c.args.get("item") for c in retry.tool_track() if c.tool_name == "add"] == ["chair", "table"]
 
 
-def test_d2_nested_rollbacks_restore_track_conversation_and_world(repo, world):
-    """D2: rollbacks of rollbacks have the right track, conversation and world at every level."""
+def test_nested_rollbacks_restore_track_conversation_and_world(repo, world):
+    """Rollbacks of rollbacks have the right track, conversation and world at every level."""
     agent = repo.wrap(
         tool_node_graph(scripted(*(r for n in range(9) for r in (call("add", item=str(n)), "ok"))), world.tools()),
         "s",
@@ -122,8 +122,8 @@ def test_d2_nested_rollbacks_restore_track_conversation_and_world(repo, world):
     assert (world.items, root.history(), root.tool_track()) == ([], [], [])
 
 
-def test_d2_a_rollback_can_target_any_checkpoint_of_the_session(repo, world):
-    """D2: the target may be the first checkpoint, or one that is not on this branch's path."""
+def test_a_rollback_can_target_any_checkpoint_of_the_session(repo, world):
+    """The target may be the first checkpoint, or one that is not on this branch's path."""
     agent, before = ready(repo, world)
     retry = agent.rollback("main#1", name="again")
     assert (world.items, retry.history()) == ([], [])
@@ -134,8 +134,8 @@ def test_d2_a_rollback_can_target_any_checkpoint_of_the_session(repo, world):
     assert world.items == []  # the chair of main was reversed by the first rollback, that of `again` by the second
 
 
-def test_w1_a_rollback_reverses_the_effects_of_all_branches_newest_first(repo, world):
-    """W1: effects of all branches that are not on the path are reversed in the order opposite to the world log."""
+def test_a_rollback_reverses_the_effects_of_all_branches_newest_first(repo, world):
+    """Effects of all branches that are not on the path are reversed in the order opposite to the world log."""
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     agent.run("add chair")
     before = agent.checkpoint("before")
@@ -149,8 +149,8 @@ def test_w1_a_rollback_reverses_the_effects_of_all_branches_newest_first(repo, w
     assert world.items == ["chair"]
 
 
-def test_w1_each_effect_is_reversed_exactly_once(repo, world):
-    """W1: a second rollback over the same effects runs no undo twice."""
+def test_each_effect_is_reversed_exactly_once(repo, world):
+    """A second rollback over the same effects runs no undo twice."""
     agent, before = ready(repo, world)
     agent.run("and a table")
     agent.rollback(before)
@@ -160,8 +160,8 @@ def test_w1_each_effect_is_reversed_exactly_once(repo, world):
     assert sorted(args.get("item", "") for _, args, _ in world.undone) == ["", "chair", "table"]
 
 
-def test_w1_an_undo_receives_arguments_result_and_invocation(repo):
-    """W1: an undo function receives arguments and result, and with a third parameter also the invocation."""
+def test_an_undo_receives_arguments_result_and_invocation(repo):
+    """An undo function receives arguments and result, and with a third parameter also the invocation."""
     got = []
 
     @tool
@@ -177,8 +177,8 @@ def test_w1_an_undo_receives_arguments_result_and_invocation(repo):
     assert got == [({"item": "x"}, {"order_id": 41}, "order")]
 
 
-async def test_w1_an_async_undo_runs_on_the_callers_event_loop(repo, world):
-    """W1: arollback runs a coroutine undo on the same event loop."""
+async def test_an_async_undo_runs_on_the_callers_event_loop(repo, world):
+    """Arollback runs a coroutine undo on the same event loop."""
     loops = []
 
     async def undo(args, result):
@@ -197,8 +197,8 @@ async def test_w1_an_async_undo_runs_on_the_callers_event_loop(repo, world):
     assert world.items == []
 
 
-def test_w2_a_plan_lists_every_effect_and_changes_nothing(repo, world):
-    """W2: a plan lists each effect with its action and reason; nothing is run, made or changed."""
+def test_a_plan_lists_every_effect_and_changes_nothing(repo, world):
+    """A plan lists each effect with its action and reason; nothing is run, made or changed."""
     agent, before = ready(repo, world, STORY[0], "ok", calls(*(call(*c[:1], **c[1]) for c in EVERY)), "done")
     agent.run("everything")
     left, log = facts(agent), list(world.log)
@@ -216,7 +216,7 @@ EVERY = [
 
 
 def test_irreversible_effects_block_a_rollback_before_it_starts(repo, world):
-    """W3: RollbackBlocked carries the plan, and nothing is done; with force the effects are kept and reported."""
+    """RollbackBlocked carries the plan, and nothing is done; with force the effects are kept and reported."""
     agent, before = ready(repo, world, STORY[0], "ok", calls(*(call(*c[:1], **c[1]) for c in EVERY)), "done")
     agent.run("everything")
     with pytest.raises(RollbackBlocked, match="cannot be undone") as caught:
@@ -232,7 +232,7 @@ def test_irreversible_effects_block_a_rollback_before_it_starts(repo, world):
 
 
 def test_undeclared_effects_are_listed_and_do_not_block(repo, world):
-    """W3: undeclared effects stay in the world and are listed in the report."""
+    """Undeclared effects stay in the world and are listed in the report."""
     agent, before = ready(repo, world, STORY[0], "ok", calls(call("note", text="n")), "done")
     agent.run("note it")
     retry = agent.rollback(before)
@@ -242,7 +242,7 @@ def test_undeclared_effects_are_listed_and_do_not_block(repo, world):
 
 
 def test_tools_keep_leaves_the_world_and_require_clean_refuses_effects(repo, world):
-    """D2: tools="keep" leaves the world unchanged; "require_clean" refuses if there is anything to reverse."""
+    """Tools="keep" leaves the world unchanged; "require_clean" refuses if there is anything to reverse."""
     agent, before = ready(repo, world)
     agent.run("and a table")
     with pytest.raises(RollbackBlocked, match="clean"):
@@ -258,7 +258,7 @@ def test_tools_keep_leaves_the_world_and_require_clean_refuses_effects(repo, wor
 
 
 def test_a_kept_effect_blocks_no_later_rollback(repo, world):
-    """W3: an effect kept by a forced rollback blocks no rollback of the new branch, but still one of the old branch."""
+    """An effect kept by a forced rollback blocks no rollback of the new branch, but still one of the old branch."""
     agent, before = ready(repo, world, STORY[0], "ok", call("send", text="t"), "sent")
     agent.run("send")
     forced = agent.rollback(before, force=True)
@@ -270,7 +270,7 @@ def test_a_kept_effect_blocks_no_later_rollback(repo, world):
 
 
 def test_failed_calls_are_never_reversed(repo, world):
-    """W1: a call that failed has no result to reverse; the report lists it as kept."""
+    """A call that failed has no result to reverse; the report lists it as kept."""
     graph = tool_node_graph(scripted("hi", calls(call("fail", why="x")), "ok"), world.tools(), handle_tool_errors=True)
     agent = repo.wrap(graph, "s", effects=world.effects())
     agent.run("hi")
@@ -280,8 +280,8 @@ def test_failed_calls_are_never_reversed(repo, world):
     assert [item.invocation.tool_name for item in retry.report.kept] == ["fail"]
 
 
-async def test_w1_an_async_undo_works_inside_a_running_loop(repo, world):
-    """W1: a synchronous rollback inside a running event loop can wait for a coroutine undo."""
+async def test_an_async_undo_works_inside_a_running_loop(repo, world):
+    """A synchronous rollback inside a running event loop can wait for a coroutine undo."""
 
     async def undo(args, result):
         await asyncio.sleep(0)
@@ -297,8 +297,8 @@ async def test_w1_an_async_undo_works_inside_a_running_loop(repo, world):
 # -- failed reversals
 
 
-def test_w1_a_failing_undo_stops_the_rollback_until_it_is_resumed(repo, world):
-    """W1: the old branch stays as before, the report is exact, and resume does the rest exactly once."""
+def test_a_failing_undo_stops_the_rollback_until_it_is_resumed(repo, world):
+    """The old branch stays as before, the report is exact, and resume does the rest exactly once."""
     one_by_one = (call("add", item="table"), call("charge", amount=5), "paid", call("add", item="sofa"), "a sofa")
     agent, before = ready(repo, world, *STORY[:2], *one_by_one)
     agent.run("and a table")
@@ -330,8 +330,8 @@ def test_w1_a_failing_undo_stops_the_rollback_until_it_is_resumed(repo, world):
     assert repo.resume(operation).status == "done"  # a second resume does nothing
 
 
-def test_w1_on_error_continue_tries_the_remaining_reversals(repo, world):
-    """W1: with on_error="continue" every reversal is tried once, and the rollback is still incomplete."""
+def test_on_error_continue_tries_the_remaining_reversals(repo, world):
+    """With on_error="continue" every reversal is tried once, and the rollback is still incomplete."""
     agent, before = ready(repo, world)
     agent.run("and a table")
     world.broken.add("5")
@@ -343,7 +343,7 @@ def test_w1_on_error_continue_tries_the_remaining_reversals(repo, world):
 
 
 def test_a_failed_reversal_can_be_resolved_as_happened(repo, world):
-    """W1: repo.resolve records that a person reversed the call, and resume continues without repeating it."""
+    """Repo.resolve records that a person reversed the call, and resume continues without repeating it."""
     agent, before = ready(repo, world)
     agent.run("and a table")
     world.broken.add("5")
@@ -362,7 +362,7 @@ def test_a_failed_reversal_can_be_resolved_as_happened(repo, world):
 
 @pytest.mark.long
 def test_a_repeated_request_id_returns_the_same_branch(repo, world):
-    """D2: a repeated request makes no second rollback, and its id is refused for another target."""
+    """A repeated request makes no second rollback, and its id is refused for another target."""
     agent, before = ready(repo, world)
     agent.run("and a table")
     first = agent.rollback(before, request_id="r1")
@@ -375,7 +375,7 @@ def test_a_repeated_request_id_returns_the_same_branch(repo, world):
 
 
 def test_a_request_id_is_refused_for_a_different_operation(repo, world):
-    """D2, W8: an id that was used with other arguments or for a switch is refused, and nothing is done."""
+    """An id that was used with other arguments or for a switch is refused, and nothing is done."""
     agent, before = ready(repo, world)
     agent.run("and a table")
     agent.rollback(before, request_id="r1", tools="keep")
@@ -394,7 +394,7 @@ def test_a_request_id_is_refused_for_a_different_operation(repo, world):
     lambda did: lambda args, result: map(did, [args]),
 ])  # fmt: skip
 def test_an_undo_that_returns_an_unconsumed_iterator_has_failed(repo, world, lazy):
-    """W1: an undo function that returns a generator or a map has done nothing, so its call is not reversed."""
+    """An undo function that returns a generator or a map has done nothing, so its call is not reversed."""
     agent = repo.wrap(
         tool_node_graph(scripted(call("add", item="chair"), "done"), world.tools()), "s",
         effects=world.effects(add=reversible(lazy(lambda args: world.items.remove(args["item"])))),
@@ -407,7 +407,7 @@ def test_an_undo_that_returns_an_unconsumed_iterator_has_failed(repo, world, laz
 
 
 def test_an_exception_whose_str_raises_is_journaled(repo):
-    """W1: an exception without readable text of a tool, precheck or undo is recorded with the true status."""
+    """An exception without readable text of a tool, precheck or undo is recorded with the true status."""
 
     class Mute(Exception):
         def __str__(self):
@@ -491,8 +491,8 @@ def run_child(database, folder: Path, second: str) -> int:
     return processes.run(code, cwd=folder).returncode
 
 
-def test_w1_a_trusted_module_provides_the_undo_after_a_restart(repo, database, tmp_path, monkeypatch):
-    """W1: after a restart, without the graph and effects=, a rollback uses the undo of a trusted module."""
+def test_a_trusted_module_provides_the_undo_after_a_restart(repo, database, tmp_path, monkeypatch):
+    """After a restart, without the graph and effects=, a rollback uses the undo of a trusted module."""
     folder = tmp_path / "work"
     folder.mkdir()
     assert run_child(database, folder, "b") == 0
@@ -507,8 +507,8 @@ def test_w1_a_trusted_module_provides_the_undo_after_a_restart(repo, database, t
     assert not (folder / "b").exists()
 
 
-def test_w1_a_missing_undo_function_blocks_the_rollback(repo, world):
-    """W1: a local undo function does not survive a restart, so the rollback is refused before anything happens."""
+def test_a_missing_undo_function_blocks_the_rollback(repo, world):
+    """A local undo function does not survive a restart, so the rollback is refused before anything happens."""
     agent, before = ready(repo, world)
     agent.run("and a table")
     with agentgit.open(backend.url(repo)) as later:
@@ -518,8 +518,8 @@ def test_w1_a_missing_undo_function_blocks_the_rollback(repo, world):
     assert world.undone == []
 
 
-def test_w1_a_call_whose_process_was_killed_is_unknown_and_blocks(repo, database, tmp_path, monkeypatch):
-    """W1: after kill -9 inside a tool the branch is open again, and its unknown call blocks until it is resolved."""
+def test_a_call_whose_process_was_killed_is_unknown_and_blocks(repo, database, tmp_path, monkeypatch):
+    """After kill -9 inside a tool the branch is open again, and its unknown call blocks until it is resolved."""
     folder = tmp_path / "work"
     folder.mkdir()
     assert run_child(database, folder, "die") == -9
@@ -556,8 +556,8 @@ with faults.killed(points.OPEN_NEW_BRANCH) if {die!r} == "publish" else contextl
 
 
 @pytest.mark.parametrize("die", ["inside", "publish"])
-def test_w1_resume_finishes_a_rollback_that_was_killed_halfway(die, repo, database, world):
-    """W1: after kill -9 in an undo or before publishing, the old branch is unchanged and resume repeats no undo."""
+def test_resume_finishes_a_rollback_that_was_killed_halfway(die, repo, database, world):
+    """After kill -9 in an undo or before publishing, the old branch is unchanged and resume repeats no undo."""
     agent, _ = ready(repo, world, STORY[0], "ok", call("add", item="table"), "ok", call("add", item="sofa"), "ok")
     agent.run("table")
     agent.run("sofa")
@@ -585,7 +585,7 @@ def test_w1_resume_finishes_a_rollback_that_was_killed_halfway(die, repo, databa
 
 
 def test_fork_makes_a_branch_without_touching_the_world(repo, world):
-    """D2: a fork leaves the world and the current branch unchanged, and an invalid or taken name is refused."""
+    """A fork leaves the world and the current branch unchanged, and an invalid or taken name is refused."""
     agent, before = ready(repo, world)
     agent.run("and a table")
     log = list(world.log)
@@ -605,7 +605,7 @@ def test_fork_makes_a_branch_without_touching_the_world(repo, world):
 
 
 def test_undo_steps_back_to_the_previous_differing_checkpoint(repo, world):
-    """D2: undo() is a rollback to the previous checkpoint that differs; a second undo goes further back."""
+    """Undo() is a rollback to the previous checkpoint that differs; a second undo goes further back."""
     agent, _ = ready(repo, world)
     agent.run("and a table")
     once = agent.undo()
@@ -618,7 +618,7 @@ def test_undo_steps_back_to_the_previous_differing_checkpoint(repo, world):
 
 
 def test_undo_with_a_number_steps_back_in_one_rollback(repo, world):
-    """D2: undo(n) is one rollback over n differing checkpoints; a number out of range is refused."""
+    """Undo(n) is one rollback over n differing checkpoints; a number out of range is refused."""
     agent, _ = ready(repo, world)
     agent.run("and a table")
     assert agent.plan_undo(2).target == "main#1"
@@ -631,7 +631,7 @@ def test_undo_with_a_number_steps_back_in_one_rollback(repo, world):
 
 
 async def test_plan_redo_lists_the_calls_that_redo_runs_again(repo, world):
-    """D2: plan_redo() lists the calls of redo(), and raises NotFound if there was no rollback."""
+    """Plan_redo() lists the calls of redo(), and raises NotFound if there was no rollback."""
     agent, _ = ready(repo, world)
     with pytest.raises(NotFound, match="nothing to redo"):
         agent.plan_redo()
@@ -643,7 +643,7 @@ async def test_plan_redo_lists_the_calls_that_redo_runs_again(repo, world):
 
 
 def test_undo_after_a_failed_turn_reverts_the_whole_turn(repo, world):
-    """D2: a turn that raised halfway is undone as a whole."""
+    """A turn that raised halfway is undone as a whole."""
     agent, _ = ready(repo, world, STORY[0], "ok", calls(call("add", item="table"), call("fail", why="x")))
     with pytest.raises(RuntimeError):
         agent.run("table, and fail")
@@ -654,7 +654,7 @@ def test_undo_after_a_failed_turn_reverts_the_whole_turn(repo, world):
 
 
 def test_switch_continues_on_another_branch(repo, world):
-    """D2: switch changes the session's current branch and returns an agent on it; the old agent keeps its branch."""
+    """Switch changes the session's current branch and returns an agent on it; the old agent keeps its branch."""
     agent, before = ready(repo, world)
     agent.run("and a table")
     retry = agent.rollback(before)
@@ -665,7 +665,7 @@ def test_switch_continues_on_another_branch(repo, world):
 
 
 def test_rollbacks_of_two_sessions_are_independent(repo, world):
-    """D2: a rollback reverses only the effects of its session."""
+    """A rollback reverses only the effects of its session."""
     one, before = ready(repo, world, session="one")
     two, _ = ready(repo, world, session="two")
     two.run("and a table")
@@ -673,8 +673,8 @@ def test_rollbacks_of_two_sessions_are_independent(repo, world):
     assert world.items == ["chair", "chair", "table"]
 
 
-def test_w1_a_report_is_read_in_a_constant_number_of_statements(repo, world):
-    """W1: a report of many calls is read with as many SQL statements as a report of a few."""
+def test_a_report_is_read_in_a_constant_number_of_statements(repo, world):
+    """A report of many calls is read with as many SQL statements as a report of a few."""
     said, counts = [], set()
     event.listen(backend.database(repo).engine, "before_cursor_execute", lambda *told: said.append(told[2]))
     for name, many in (("few", 3), ("many", 30)):

@@ -1,4 +1,4 @@
-"""Rollback, switch and resume work through a session, without a wrapped graph (W1, W2, W5, W8)."""
+"""Rollback, switch and resume work through a session, without a wrapped graph."""
 
 import backend
 import pytest
@@ -44,8 +44,8 @@ def later(repo, agent):
         yield later
 
 
-def test_w1_a_rollback_without_a_graph_uses_a_trusted_module(later, world):
-    """W1, W2: plan and rollback work with the undo function of a trusted module; the report names the new branch."""
+def test_a_rollback_without_a_graph_uses_a_trusted_module(later, world):
+    """Plan and rollback work with the undo function of a trusted module; the report names the new branch."""
     plan = later.session("s").plan_rollback("one chair")
     assert [step.invocation.args for step in plan.reversals] == [{"item": "table"}]
     assert world.items == ["chair", "table"]
@@ -57,24 +57,24 @@ def test_w1_a_rollback_without_a_graph_uses_a_trusted_module(later, world):
     assert len(world.undone) == 1
 
 
-def test_w1_a_repeated_request_returns_its_original_report(later, world):
-    """W1: the same request returns the same report, even after later switches from and to its branch."""
+def test_a_repeated_request_returns_its_original_report(later, world):
+    """The same request returns the same report, even after later switches from and to its branch."""
     report = later.session("s").rollback("one chair", request_id="click")
     later.session("s").switch("main", sync="ignore")
     later.session("s").switch(report.branch, sync="note")
     assert later.session("s").rollback("one chair", branch="main", request_id="click") == report
 
 
-def test_w8_a_world_only_rollback_makes_no_branch(later, world):
-    """W8: with conversation=False no branch is made, and plan and report have the kind world_only."""
+def test_a_world_only_rollback_makes_no_branch(later, world):
+    """With conversation=False no branch is made, and plan and report have the kind world_only."""
     assert later.session("s").plan_rollback("main#1", conversation=False).kind == "world_only"
     report = later.session("s").rollback("main#1", conversation=False)
     assert (report.kind, report.branch, world.items) == ("world_only", "main", [])
     assert len(later.session("s").branches()) == 1
 
 
-def test_w5_switch_restores_the_world_only_if_sync_asks_for_it(later, agent, world):
-    """W5: without sync nothing is changed or recorded; sync='world' is blocked if a tool is unknown here."""
+def test_switch_restores_the_world_only_if_sync_asks_for_it(later, agent, world):
+    """Without sync nothing is changed or recorded; sync='world' is blocked if a tool is unknown here."""
     later.session("s").rollback("one chair", name="other")
     before = len(later.session("s").operations())
     assert later.session("s").switch("main").operation_id == 0
@@ -92,7 +92,7 @@ def test_w5_switch_restores_the_world_only_if_sync_asks_for_it(later, agent, wor
 
 @pytest.mark.long
 def test_the_result_of_a_resolved_call_is_passed_to_its_undo(repo, world):
-    """W1: an interrupted call resolved as happened is recorded with the result that its undo function needs."""
+    """An interrupted call resolved as happened is recorded with the result that its undo function needs."""
 
     def put(args, result):
         world.undone.append(("put", args, result))
@@ -166,7 +166,7 @@ def test_a_wrong_session_branch_target_or_mode_is_refused(repo, agent):
 
 
 def test_a_switch_to_a_partial_branch_is_refused(repo, agent, world):
-    """W1: the branch of an unfinished rollback cannot be switched to."""
+    """The branch of an unfinished rollback cannot be switched to."""
     world.broken.add("table")
     with pytest.raises(agentgit.RollbackIncomplete):
         repo.session("s").rollback("one chair", name="half")

@@ -1,4 +1,4 @@
-"""Statistics of sessions, branches and users, with token use and storage (B6, W12, W13)."""
+"""Statistics of sessions, branches and users, with token use and storage."""
 
 import json
 import operator
@@ -39,8 +39,8 @@ def wrap(repo, session="s", model=None, kind="tool_node", **how):
 # -- figures
 
 
-def test_b6_session_stats_count_checkpoints_calls_and_rollbacks(repo):
-    """B6: total, unique names, count per name, first, last, duration; rollbacks, operations, reversals, calls."""
+def test_session_stats_count_checkpoints_calls_and_rollbacks(repo):
+    """Total, unique names, count per name, first, last, duration; rollbacks, operations, reversals, calls."""
     world = World()
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     for n in range(3):
@@ -72,8 +72,8 @@ def _own(repo, branch):
 
 
 @pytest.mark.long
-def test_b6_a_failed_reversal_lowers_the_reversal_success(repo):
-    """B6: reversal_success is the share of the effects to reverse that were reversed."""
+def test_a_failed_reversal_lowers_the_reversal_success(repo):
+    """Reversal_success is the share of the effects to reverse that were reversed."""
     world = World()
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     for item in ("a", "b", "c"):
@@ -84,8 +84,8 @@ def test_b6_a_failed_reversal_lowers_the_reversal_success(repo):
     assert repo.session("s").stats().total.reversal_success == pytest.approx(2 / 3)
 
 
-def test_b6_user_stats_cover_all_sessions_of_that_user_only(repo):
-    """B6: a user's stats cover all sessions of that user and no other's; an empty session has zeros."""
+def test_user_stats_cover_all_sessions_of_that_user_only(repo):
+    """A user's stats cover all sessions of that user and no other's; an empty session has zeros."""
     wrap(repo, "a").run("hi")
     wrap(repo, "b").run("hi")
     with agentgit.open(backend.url(repo), user="other") as other:
@@ -102,8 +102,8 @@ def test_b6_user_stats_cover_all_sessions_of_that_user_only(repo):
     assert empty.to_dict()["branch_count"] == 1
 
 
-def test_b6_stats_read_no_stored_values(repo):
-    """B6: stats are computed from columns, and no value is read."""
+def test_stats_read_no_stored_values(repo):
+    """Stats are computed from columns, and no value is read."""
     wrap(repo).run("hi")
     with faults.no_state_is_read():
         assert repo.session("s").stats(prices={"m": (1, 1)}).total.tokens
@@ -113,8 +113,8 @@ def test_b6_stats_read_no_stored_values(repo):
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
-def test_w12_tokens_are_counted_for_every_kind_of_graph(repo, kind):
-    """W12: the tokens of each answer are counted once on its branch, and priced as the prices say."""
+def test_tokens_are_counted_for_every_kind_of_graph(repo, kind):
+    """The tokens of each answer are counted once on its branch, and priced as the prices say."""
     agent = wrap(repo, kind=kind)
     for _ in range(3):
         agent.run("hi")
@@ -133,8 +133,8 @@ def test_w12_tokens_are_counted_for_every_kind_of_graph(repo, kind):
     assert repo.session("s").stats().cost is None
 
 
-def test_w12_a_nested_fork_counts_only_the_tokens_used_on_it(repo):
-    """W12: each branch counts the tokens used on it, however deep it is nested."""
+def test_a_nested_fork_counts_only_the_tokens_used_on_it(repo):
+    """Each branch counts the tokens used on it, however deep it is nested."""
     agent = wrap(repo)
     agent.run("one")
     for depth in range(4):
@@ -144,8 +144,8 @@ def test_w12_a_nested_fork_counts_only_the_tokens_used_on_it(repo):
     assert own == [10, 30, 50, 70, 90]
 
 
-def test_w12_deleted_or_edited_messages_are_not_counted_twice(repo):
-    """W12: deleted messages stay counted, and a message edited under its id is counted once."""
+def test_deleted_or_edited_messages_are_not_counted_twice(repo):
+    """Deleted messages stay counted, and a message edited under its id is counted once."""
     agent = wrap(repo)
     agent.run("one")
     agent.run("two")
@@ -163,8 +163,8 @@ def test_w12_deleted_or_edited_messages_are_not_counted_twice(repo):
     assert repo.session("s").stats().total.tokens["m"] == UsedTokens(3, known["m"].input + 20, 15)
 
 
-def test_w12_tokens_are_counted_per_model(repo):
-    """W12: tokens are counted per model; an answer without a model name counts as unknown."""
+def test_tokens_are_counted_per_model(repo):
+    """Tokens are counted per model; an answer without a model name counts as unknown."""
     names = iter(["a", "b", None, "a"])
 
     def rule(_):
@@ -179,8 +179,8 @@ def test_w12_tokens_are_counted_per_model(repo):
     }  # fmt: skip
 
 
-def test_w12_tokens_are_counted_without_a_model_callback(repo):
-    """W12: the answer of a node that calls a provider directly is counted too."""
+def test_tokens_are_counted_without_a_model_callback(repo):
+    """The answer of a node that calls a provider directly is counted too."""
     graph = StateGraph(MessagesState)
     graph.add_node("own", lambda state: {"messages": [said(into=7)]})
     graph.add_edge(START, "own")
@@ -188,8 +188,8 @@ def test_w12_tokens_are_counted_without_a_model_callback(repo):
     assert repo.session("s").stats().total.tokens == {"m": UsedTokens(1, 7, 5)}
 
 
-def test_w12_a_graph_without_messages_counts_no_tokens(repo):
-    """W12: a graph that adds no messages uses no tokens, and its stats can be read."""
+def test_a_graph_without_messages_counts_no_tokens(repo):
+    """A graph that adds no messages uses no tokens, and its stats can be read."""
 
     class Numbers(MessagesState):
         n: Annotated[int, operator.add]
@@ -244,8 +244,8 @@ def test_bad_input_an_invalid_price_is_refused(repo, prices):
 # -- storage
 
 
-def test_w13_stats_separate_own_from_shared_storage(repo):
-    """W13: a fork shares the storage before its branch point and owns what it adds later."""
+def test_stats_separate_own_from_shared_storage(repo):
+    """A fork shares the storage before its branch point and owns what it adds later."""
     agent = wrap(repo)
     for n in range(10):
         agent.run(f"{n} " * 300)
@@ -260,8 +260,8 @@ def test_w13_stats_separate_own_from_shared_storage(repo):
     assert repo.session("s").stats(storage=True).to_dict()["storage"]["own"] > alone.own
 
 
-def test_w13_call_arguments_results_and_checkpoint_data_count_as_storage(repo):
-    """W13: arguments and results of calls, and data stored with a checkpoint, count as own storage."""
+def test_call_arguments_results_and_checkpoint_data_count_as_storage(repo):
+    """Arguments and results of calls, and data stored with a checkpoint, count as own storage."""
     world = World()
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     agent.run("hm")
@@ -277,8 +277,8 @@ def test_w13_call_arguments_results_and_checkpoint_data_count_as_storage(repo):
 # -- answers that are counted once
 
 
-def test_w12_merged_answers_are_counted_on_their_original_branch(repo):
-    """W12: answers brought by a merge or a cherry-pick are counted once, on the branch where a model gave them."""
+def test_merged_answers_are_counted_on_their_original_branch(repo):
+    """Answers brought by a merge or a cherry-pick are counted once, on the branch where a model gave them."""
     agent = wrap(repo)
     agent.run("one")
     theirs = agent.fork(name="theirs")
@@ -295,8 +295,8 @@ def test_w12_merged_answers_are_counted_on_their_original_branch(repo):
     assert found.total.tokens["m"].messages == 4
 
 
-def test_w12_a_session_from_a_template_starts_with_no_tokens(repo):
-    """W12: a session from a template has used nothing yet, and the user's sum counts each answer once."""
+def test_a_session_from_a_template_starts_with_no_tokens(repo):
+    """A session from a template has used nothing yet, and the user's sum counts each answer once."""
     agent = wrap(repo, "a")
     agent.run("one")
     copy = wrap(repo, "b", template="a")
@@ -307,8 +307,8 @@ def test_w12_a_session_from_a_template_starts_with_no_tokens(repo):
     assert repo.maintenance.stats().total.tokens == {"m": UsedTokens(3, 10 + 30 + 50, 15)}
 
 
-def test_w12_cached_input_has_a_separate_price(repo):
-    """W12: input read from and written to a cache is counted apart, and costs its price or that of input."""
+def test_cached_input_has_a_separate_price(repo):
+    """Input read from and written to a cache is counted apart, and costs its price or that of input."""
     used = {"input_tokens": 1000, "output_tokens": 10, "total_tokens": 1010,
             "input_token_details": {"cache_read": 600, "cache_creation": 300, "audio": 5}}  # fmt: skip
     message = AIMessage("ok", usage_metadata=used, response_metadata={"model_name": "m"})

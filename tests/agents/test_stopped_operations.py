@@ -1,4 +1,4 @@
-"""Stopped operations are recovered, resumed or abandoned, and other branches detect what they changed (W1, W5)."""
+"""Stopped operations are recovered, resumed or abandoned, and other branches detect what they changed."""
 
 import threading
 from dataclasses import dataclass, field
@@ -78,8 +78,8 @@ def killed(verb, hands, item):
 # -- dead processes
 
 
-def test_w5_an_interrupted_reversal_leaves_its_effect_unknown(agent, hands, repo, world):
-    """W5: after a rollback died in an undo, the old branch does not run until the call is resolved."""
+def test_an_interrupted_reversal_leaves_its_effect_unknown(agent, hands, repo, world):
+    """After a rollback died in an undo, the old branch does not run until the call is resolved."""
     killed(lambda: agent.rollback("before"), hands, "sofa")
     with pytest.raises(WorldDiverged, match="unknown whether it has been reversed"):
         agent.run("and now?")
@@ -90,8 +90,8 @@ def test_w5_an_interrupted_reversal_leaves_its_effect_unknown(agent, hands, repo
     assert agent.run("look") == "done"
 
 
-def test_w1_a_killed_rollback_does_not_lock_its_session(agent, hands, repo, world):
-    """W1: once the unknown call is resolved, another rollback completes what the killed one left."""
+def test_a_killed_rollback_does_not_lock_its_session(agent, hands, repo, world):
+    """Once the unknown call is resolved, another rollback completes what the killed one left."""
     killed(lambda: agent.rollback("before"), hands, "table")
     assert world.items == ["chair", "table"]
     with pytest.raises(RollbackBlocked, match="unknown whether an earlier rollback reversed it"):
@@ -104,8 +104,8 @@ def test_w1_a_killed_rollback_does_not_lock_its_session(agent, hands, repo, worl
     assert world.items == ["chair"]
 
 
-def test_w5_an_interrupted_call_of_a_dead_turn_stops_other_branches(repo, world, hands):
-    """W5: a call interrupted on one branch is unknown, so other branches raise WorldDiverged."""
+def test_an_interrupted_call_of_a_dead_turn_stops_other_branches(repo, world, hands):
+    """A call interrupted on one branch is unknown, so other branches raise WorldDiverged."""
     agent = wrapped(repo, world, hands)
     agent.run("add chair")
     other = agent.fork(name="other")
@@ -115,8 +115,8 @@ def test_w5_an_interrupted_call_of_a_dead_turn_stops_other_branches(repo, world,
         other.run("look")
 
 
-def test_w1_recover_releases_a_rollback_of_another_machine(agent, hands, repo, world):
-    """W1: a rollback whose process cannot be checked is resumed only after a person calls recover."""
+def test_recover_releases_a_rollback_of_another_machine(agent, hands, repo, world):
+    """A rollback whose process cannot be checked is resumed only after a person calls recover."""
     with faults.on_another_machine():
         killed(lambda: agent.rollback("before", name="back"), hands, "sofa")
     operation = repo.session("s").operations()[0]
@@ -131,8 +131,8 @@ def test_w1_recover_releases_a_rollback_of_another_machine(agent, hands, repo, w
 # -- resumed operations
 
 
-def test_w1_resume_is_refused_while_a_turn_runs(agent, hands, repo, world):
-    """W1: resume raises Conflict while a turn of the session runs."""
+def test_resume_is_refused_while_a_turn_runs(agent, hands, repo, world):
+    """Resume raises Conflict while a turn of the session runs."""
     hands.errors["table"] = RuntimeError("stuck")
     with pytest.raises(RollbackIncomplete):
         agent.rollback("before")
@@ -145,8 +145,8 @@ def test_w1_resume_is_refused_while_a_turn_runs(agent, hands, repo, world):
     stream.close()
 
 
-def test_w1_resume_is_blocked_by_a_later_irreversible_effect(agent, hands, repo, world):
-    """W1: a mail sent since then blocks resume; with force it is kept and reported, and the rest is reversed."""
+def test_resume_is_blocked_by_a_later_irreversible_effect(agent, hands, repo, world):
+    """A mail sent since then blocks resume; with force it is kept and reported, and the rest is reversed."""
     hands.errors["table"] = RuntimeError("stuck")
     with pytest.raises(RollbackIncomplete):
         agent.rollback("before")
@@ -161,8 +161,8 @@ def test_w1_resume_is_blocked_by_a_later_irreversible_effect(agent, hands, repo,
     assert (world.items, world.sent, report.status) == (["chair"], ["hello"], "done")
 
 
-def test_w1_a_forced_resume_abandons_a_reversal_that_always_fails(agent, hands, repo, world):
-    """W1: with force the rollback ends, the report lists the kept effect, and a later rollback accepts it."""
+def test_a_forced_resume_abandons_a_reversal_that_always_fails(agent, hands, repo, world):
+    """With force the rollback ends, the report lists the kept effect, and a later rollback accepts it."""
     hands.errors["table"] = RuntimeError("broken for ever")
     with pytest.raises(RollbackIncomplete, match="force=True"):
         agent.rollback("before", name="back")
@@ -177,8 +177,8 @@ def test_w1_a_forced_resume_abandons_a_reversal_that_always_fails(agent, hands, 
     assert world.items == ["table"]
 
 
-def test_w5_a_forced_resume_abandons_a_switch_that_always_fails(repo, world, hands):
-    """W5: a tool that raises at each redo does not lock its branch forever."""
+def test_a_forced_resume_abandons_a_switch_that_always_fails(repo, world, hands):
+    """A tool that raises at each redo does not lock its branch forever."""
     agent = wrapped(repo, world, hands)
     agent.run("add chair")
     before = agent.checkpoint()
@@ -205,8 +205,8 @@ def _refusing(tool):
     return tool.model_copy(update={"func": refuse, "coroutine": None}) if tool.name == "add" else tool
 
 
-def test_w5_a_resumed_switch_redoes_effects_reversed_in_between(repo, world, hands):
-    """W5: a resumed switch restores the world of its branch, whatever happened since it was planned."""
+def test_a_resumed_switch_redoes_effects_reversed_in_between(repo, world, hands):
+    """A resumed switch restores the world of its branch, whatever happened since it was planned."""
     agent = wrapped(repo, world, hands)
     agent.run("add chair")
     agent.run("add table")
@@ -224,8 +224,8 @@ def test_w5_a_resumed_switch_redoes_effects_reversed_in_between(repo, world, han
     assert wrapped(repo, world, hands, branch="main").head.id == main.id
 
 
-def test_w5_a_resumed_switch_does_not_redo_an_effect_twice(repo, world, hands):
-    """W5: an effect that two branches share is in the world once after both switches, one of them resumed."""
+def test_a_resumed_switch_does_not_redo_an_effect_twice(repo, world, hands):
+    """An effect that two branches share is in the world once after both switches, one of them resumed."""
     agent = wrapped(repo, world, hands)
     agent.run("add chair")
     twin = agent.fork(name="twin")
@@ -241,8 +241,8 @@ def test_w5_a_resumed_switch_does_not_redo_an_effect_twice(repo, world, hands):
     assert world.items == ["chair"]
 
 
-def test_w1_a_resumed_rollback_reverses_effects_redone_in_between(agent, hands, repo, world):
-    """W1, W5: a rollback that is resumed later also reverses what another branch has redone."""
+def test_a_resumed_rollback_reverses_effects_redone_in_between(agent, hands, repo, world):
+    """A rollback that is resumed later also reverses what another branch has redone."""
     twin = agent.fork(name="twin")
     hands.errors["table"] = RuntimeError("stuck")
     with pytest.raises(RollbackIncomplete):
@@ -260,8 +260,8 @@ def test_w1_a_resumed_rollback_reverses_effects_redone_in_between(agent, hands, 
 # -- other branches
 
 
-def test_w5_a_redone_effect_that_is_reversed_again_causes_divergence(repo, world, hands):
-    """W5: a branch whose redone effect another branch has reversed raises WorldDiverged."""
+def test_a_redone_effect_that_is_reversed_again_causes_divergence(repo, world, hands):
+    """A branch whose redone effect another branch has reversed raises WorldDiverged."""
     agent = wrapped(repo, world, hands)
     before = agent.checkpoint("before")
     agent.run("add chair")
@@ -275,8 +275,8 @@ def test_w5_a_redone_effect_that_is_reversed_again_causes_divergence(repo, world
     assert [str(step.invocation) for step in caught.value.plan.redos] == ["add(item='chair')"]
 
 
-def test_w5_a_fork_inherits_the_divergence_of_its_branch(repo, world, hands):
-    """W5: a fork of a branch whose effect is reversed diverges as the branch does; a fork from before it runs."""
+def test_a_fork_inherits_the_divergence_of_its_branch(repo, world, hands):
+    """A fork of a branch whose effect is reversed diverges as the branch does; a fork from before it runs."""
     agent = wrapped(repo, world, hands)
     before = agent.checkpoint("before")
     agent.run("add chair")
@@ -290,8 +290,8 @@ def test_w5_a_fork_inherits_the_divergence_of_its_branch(repo, world, hands):
 # -- tools with `verify`
 
 
-def test_w1_verify_detects_an_undo_that_raised_after_it_acted(agent, hands, repo, world):
-    """W1: with verify the rollback completes at once, and nothing is undone twice."""
+def test_verify_detects_an_undo_that_raised_after_it_acted(agent, hands, repo, world):
+    """With verify the rollback completes at once, and nothing is undone twice."""
     hands.errors, hands.after = {"table": RuntimeError("no answer")}, True
     looking = wrapped(repo, world, hands, verify=True)
     report = looking.rollback("before").report
@@ -300,8 +300,8 @@ def test_w1_verify_detects_an_undo_that_raised_after_it_acted(agent, hands, repo
     assert len(world.undone) == 2
 
 
-def test_w1_verify_detects_an_undo_that_a_person_has_done(agent, hands, repo, world):
-    """W1: with verify a resumed rollback does not undo what a person has already undone."""
+def test_verify_detects_an_undo_that_a_person_has_done(agent, hands, repo, world):
+    """With verify a resumed rollback does not undo what a person has already undone."""
     hands.errors["table"] = RuntimeError("stuck")
     looking = wrapped(repo, world, hands, verify=True)
     with pytest.raises(RollbackIncomplete):
@@ -311,8 +311,8 @@ def test_w1_verify_detects_an_undo_that_a_person_has_done(agent, hands, repo, wo
     assert [args["item"] for _, args, _ in world.undone] == ["sofa"]
 
 
-def test_w1_a_call_that_is_verified_late_keeps_its_reversal_order(repo, world, hands):
-    """W1: a call whose outcome is learned late is still reversed in the order in which it happened."""
+def test_a_call_that_is_verified_late_keeps_its_reversal_order(repo, world, hands):
+    """A call whose outcome is learned late is still reversed in the order in which it happened."""
     agent = wrapped(repo, world, hands, verify=True)
     agent.checkpoint("before")
     backend.leave_running(repo, agent.branch, item="first")
@@ -326,8 +326,8 @@ def test_w1_a_call_that_is_verified_late_keeps_its_reversal_order(repo, world, h
 
 
 @pytest.mark.long
-def test_w1_concurrent_rollbacks_of_a_session_never_overlap(database, world):
-    """W1: concurrent rollbacks run one at a time or are refused, and each effect is reversed once."""
+def test_concurrent_rollbacks_of_a_session_never_overlap(database, world):
+    """Concurrent rollbacks run one at a time or are refused, and each effect is reversed once."""
     acting, most = [], []
 
     def undo(args, result):
@@ -363,8 +363,8 @@ def test_w1_concurrent_rollbacks_of_a_session_never_overlap(database, world):
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_w1_a_resumed_rollback_reports_which_effects_are_still_kept(agent, repo, world, again):
-    """W1, W5: a resumed rollback with tools='keep' reports effects that others reversed since as reversed, not kept."""
+def test_a_resumed_rollback_reports_which_effects_are_still_kept(agent, repo, world, again):
+    """A resumed rollback with tools='keep' reports effects that others reversed since as reversed, not kept."""
     with faults.interrupted(points.PUBLISH_OPERATION), pytest.raises(KeyboardInterrupt):
         agent.rollback("before", tools="keep", name="kept")
     agent.switch("main", "ignore").rollback("before", name="clean")

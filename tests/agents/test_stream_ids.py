@@ -1,4 +1,4 @@
-"""The messages that a turn streams have the ids of the stored ones (row U10)."""
+"""The messages that a turn streams have the ids of the stored ones."""
 
 import json
 
@@ -63,8 +63,8 @@ def agent(repo, request):
 
 
 @pytest.mark.parametrize("mode", ["updates", "messages", ["updates", "messages"]], ids=str)
-async def test_u10_a_streamed_message_has_the_id_of_the_stored_one(agent, mode):
-    """U10: in `updates` and `messages`, sync and async, each message has the id under which it is stored."""
+async def test_a_streamed_message_has_the_id_of_the_stored_one(agent, mode):
+    """In `updates` and `messages`, sync and async, each message has the id under which it is stored."""
     sync_chunks = list(agent.stream(ORDER, stream_mode=mode))
     async_chunks = [chunk async for chunk in agent.astream(ORDER, stream_mode=mode)]
     stored = {message["id"]: message["role"] for message in agent.history()}
@@ -77,8 +77,8 @@ async def test_u10_a_streamed_message_has_the_id_of_the_stored_one(agent, mode):
 
 
 @pytest.mark.parametrize("input", [ORDER, {"messages": [HumanMessage("add chair", id="mine")]}], ids=["new", "own"])
-def test_u10_the_metadata_of_the_messages_stream_names_the_restore_point(agent, input):
-    """U10: each chunk of `messages` names the user's message, to which a rollback goes back to before the turn."""
+def test_the_metadata_of_the_messages_stream_names_the_restore_point(agent, input):
+    """Each chunk of `messages` names the user's message, to which a rollback goes back to before the turn."""
     chunks = list(agent.stream(input, stream_mode="messages"))
     [restore_point] = {metadata["agentgit_restore_point"] for _, metadata in chunks}
     asked = agent.history()[0]
@@ -86,8 +86,8 @@ def test_u10_the_metadata_of_the_messages_stream_names_the_restore_point(agent, 
     assert agent.rollback(restore_point).history() == []
 
 
-def test_u10_the_restore_point_is_not_stored_with_each_step(repo):
-    """U10: the metadata of graph checkpoints does not repeat the id."""
+def test_the_restore_point_is_not_stored_with_each_step(repo):
+    """The metadata of graph checkpoints does not repeat the id."""
     agent = repo.wrap(tool_node_graph(scripted("hello"), []), "s")
     agent.run("hi")
     history = list(agent.get_state_history({"configurable": {}}))

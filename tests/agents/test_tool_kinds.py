@@ -1,4 +1,4 @@
-"""Effects of every kind of tool are recorded, reversed and redone, also after errors and cancellation (W1, W2, W5)."""
+"""Effects of every kind of tool are recorded, reversed and redone, also after errors and cancellation."""
 
 import asyncio
 from typing import Annotated, Any
@@ -75,8 +75,8 @@ def begun(repo, graph, effects, **more):
 
 
 @pytest.mark.parametrize("kind", DIRECT)
-async def test_w1_effects_of_async_tools_are_reversed(kind, repo):
-    """W1: a rollback reverses what async tools did, whichever kind of graph awaits them."""
+async def test_effects_of_async_tools_are_reversed(kind, repo):
+    """A rollback reverses what async tools did, whichever kind of graph awaits them."""
     world = World()
     graph = GRAPHS[kind](scripted(calls(call("add_later", item="a"), call("add_later", item="b")), "ok"), world.tools())
     agent = begun(repo, graph, world.effects())
@@ -87,8 +87,8 @@ async def test_w1_effects_of_async_tools_are_reversed(kind, repo):
 
 
 @pytest.mark.parametrize("kind", DIRECT)
-def test_w1_a_streaming_tool_is_recorded_as_one_call(kind, repo):
-    """W1: a tool that streams its progress is one call, and its chunks reach the stream."""
+def test_a_streaming_tool_is_recorded_as_one_call(kind, repo):
+    """A tool that streams its progress is one call, and its chunks reach the stream."""
     moody = Moody()
 
     @tool
@@ -109,8 +109,8 @@ def test_w1_a_streaming_tool_is_recorded_as_one_call(kind, repo):
 
 @pytest.mark.parametrize("mood", ["before", "after"])
 @pytest.mark.parametrize("looks", [False, True])
-def test_w1_a_retried_node_repeats_a_call_unless_verify_saw_it_act(mood, looks, repo):
-    """W1: RetryPolicy repeats a raised call, but not one whose `verify` shows that it acted."""
+def test_a_retried_node_repeats_a_call_unless_verify_saw_it_act(mood, looks, repo):
+    """RetryPolicy repeats a raised call, but not one whose `verify` shows that it acted."""
     moody = Moody(mood)
     order = ordering(moody)
     model = scripted(call("order", item="a"), "ok")
@@ -133,8 +133,8 @@ def test_w1_a_retried_node_repeats_a_call_unless_verify_saw_it_act(mood, looks, 
 
 
 @pytest.mark.parametrize("mood", ["before", "after"])
-def test_w1_a_tool_with_retry_records_each_attempt(mood, repo):
-    """W1: with_retry around a tool makes one recorded call per attempt, each with its true status."""
+def test_a_tool_with_retry_records_each_attempt(mood, repo):
+    """With_retry around a tool makes one recorded call per attempt, each with its true status."""
     moody = Moody(mood)
     stubborn = ordering(moody).with_retry(wait_exponential_jitter=False, retry_if_exception_type=(ConnectionError,))
 
@@ -153,8 +153,8 @@ def test_w1_a_tool_with_retry_records_each_attempt(mood, repo):
 
 
 @pytest.mark.parametrize("kind", DIRECT)
-def test_w1_a_tool_that_returns_a_command_is_recorded_and_reversed(kind, repo):
-    """W1: a tool that updates the state with a Command is recorded and reversed like any other."""
+def test_a_tool_that_returns_a_command_is_recorded_and_reversed(kind, repo):
+    """A tool that updates the state with a Command is recorded and reversed like any other."""
     moody = Moody()
 
     @tool
@@ -172,8 +172,8 @@ def test_w1_a_tool_that_returns_a_command_is_recorded_and_reversed(kind, repo):
 
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("retried", [False, True])
-async def test_w1_a_tool_that_ends_with_a_parent_command_acts_once(retried, is_async, repo):
-    """W1: a tool that ends with a Command of a graph it runs is done once, and can be reversed and redone."""
+async def test_a_tool_that_ends_with_a_parent_command_acts_once(retried, is_async, repo):
+    """A tool that ends with a Command of a graph it runs is done once, and can be reversed and redone."""
     moody, fails = Moody(), ["no answer"] if retried else []
     inner = StateGraph(MessagesState)
     inner.add_node("leave", lambda state: Command(goto="after", graph=Command.PARENT))
@@ -214,8 +214,8 @@ async def test_w1_a_tool_that_ends_with_a_parent_command_acts_once(retried, is_a
 
 
 @pytest.mark.parametrize("inner_fails", [False, True])
-def test_w1_an_outer_tool_call_is_reversed_before_its_inner_call(inner_fails, repo):
-    """W1: the effect of the outer tool is reversed first; an inner call that raised is not reversed."""
+def test_an_outer_tool_call_is_reversed_before_its_inner_call(inner_fails, repo):
+    """The effect of the outer tool is reversed first; an inner call that raised is not reversed."""
     moody, order = Moody(None, "before" if inner_fails else None), []
 
     @tool
@@ -248,8 +248,8 @@ def test_w1_an_outer_tool_call_is_reversed_before_its_inner_call(inner_fails, re
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
-def test_w1_an_effect_before_an_interrupt_in_a_tool_is_not_reversed(kind, repo):
-    """W1: a tool that acts and then asks acts twice; a rollback reverses only the completed call."""
+def test_an_effect_before_an_interrupt_in_a_tool_is_not_reversed(kind, repo):
+    """A tool that acts and then asks acts twice; a rollback reverses only the completed call."""
     world = World()
 
     @tool
@@ -272,8 +272,8 @@ def test_w1_an_effect_before_an_interrupt_in_a_tool_is_not_reversed(kind, repo):
 
 
 @pytest.mark.parametrize("looks", [False, True])
-async def test_w1_a_cancelled_call_is_unknown_until_it_is_settled(looks, repo):
-    """W1: a call cancelled after it acted is unknown, and is reversed once `verify` or a person settles it."""
+async def test_a_cancelled_call_is_unknown_until_it_is_settled(looks, repo):
+    """A call cancelled after it acted is unknown, and is reversed once `verify` or a person settles it."""
     moody, acted = Moody(), asyncio.Event()
 
     @tool
@@ -300,8 +300,8 @@ async def test_w1_a_cancelled_call_is_unknown_until_it_is_settled(looks, repo):
     assert moody.world.items == []
 
 
-async def test_w1_a_failed_batch_waits_for_its_remaining_calls(repo):
-    """W1: a turn with a failed call ends after its other calls, and each call has an outcome."""
+async def test_a_failed_batch_waits_for_its_remaining_calls(repo):
+    """A turn with a failed call ends after its other calls, and each call has an outcome."""
     moody = Moody()
 
     @tool
@@ -326,8 +326,8 @@ async def test_w1_a_failed_batch_waits_for_its_remaining_calls(repo):
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_w1_a_cancelled_undo_or_redo_is_unknown(again, repo):
-    """W1: an undo or a redo cancelled with its event loop may have acted, so it must be resolved before resume."""
+def test_a_cancelled_undo_or_redo_is_unknown(again, repo):
+    """An undo or a redo cancelled with its event loop may have acted, so it must be resolved before resume."""
     world, slow = World(), []
 
     async def undo(args: dict[str, Any], result: Any) -> None:
@@ -364,8 +364,8 @@ def test_w1_a_cancelled_undo_or_redo_is_unknown(again, repo):
     assert world.items == (["a"] if again else [])
 
 
-def test_w1_rollbacks_and_redo_match_the_world_to_the_path(repo):
-    """W1: after a rollback, a second one and a redo, the world has the effects of the path each time."""
+def test_rollbacks_and_redo_match_the_world_to_the_path(repo):
+    """After a rollback, a second one and a redo, the world has the effects of the path each time."""
     world = World()
     replies = (call("add", item="a"), "ok", call("add", item="b"), "ok", call("add", item="c"), "ok")
     agent = repo.wrap(tool_node_graph(scripted(*replies), world.tools()), "s", effects=world.effects())
@@ -385,8 +385,8 @@ def test_w1_rollbacks_and_redo_match_the_world_to_the_path(repo):
     assert world.items == ["a"]
 
 
-def test_w5_sync_world_restores_the_world_of_each_nested_fork(repo):
-    """W5: a switch with sync='world' to any of four nested branches restores the effects of its path."""
+def test_sync_world_restores_the_world_of_each_nested_fork(repo):
+    """A switch with sync='world' to any of four nested branches restores the effects of its path."""
     world = World()
     replies = [reply for n in range(4) for reply in (call("add", item=str(n)), "ok")]
     agent = repo.wrap(tool_node_graph(scripted(*replies), world.tools()), "s", effects=world.effects())
@@ -404,7 +404,7 @@ def test_w5_sync_world_restores_the_world_of_each_nested_fork(repo):
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_redone_command_or_message_keeps_its_type(repo, whole):
-    """W5, W4: a new call id in the result is no drift, and the fence answers with the same type of result."""
+    """A new call id in the result is no drift, and the fence answers with the same type of result."""
 
     @tool
     def pay(euros: int, call_id: Annotated[str, InjectedToolCallId]) -> Any:
@@ -428,8 +428,8 @@ def test_a_redone_command_or_message_keeps_its_type(repo, whole):
 
 
 @pytest.mark.parametrize(("replay", "declared"), [("redo", True), ("execute", True), ("execute", False)])
-def test_w5_a_nested_tool_call_is_not_made_twice_by_a_replay(replay, declared, repo):
-    """W5: a tool that calls a recorded tool blocks redo and execute; with force the inner call runs at most once."""
+def test_a_nested_tool_call_is_not_made_twice_by_a_replay(replay, declared, repo):
+    """A tool that calls a recorded tool blocks redo and execute; with force the inner call runs at most once."""
     world = World()
     add = world.tool("add")
 
@@ -459,8 +459,8 @@ def test_w5_a_nested_tool_call_is_not_made_twice_by_a_replay(replay, declared, r
 
 
 @pytest.mark.parametrize("replay", ["redo", "execute"])
-def test_w2_a_plan_blocks_the_replay_of_a_tool_that_asked_a_person(replay, repo):
-    """W2: a call that asked a person blocks redo and execute, because nobody can answer outside a turn."""
+def test_a_plan_blocks_the_replay_of_a_tool_that_asked_a_person(replay, repo):
+    """A call that asked a person blocks redo and execute, because nobody can answer outside a turn."""
     world = World()
     replies = (call("add", item="a"), call("add_if_approved", item="b"), "done")
     agent = repo.wrap(tool_node_graph(scripted(*replies), world.tools()), "s", effects=world.effects())
@@ -478,7 +478,7 @@ def test_w2_a_plan_blocks_the_replay_of_a_tool_that_asked_a_person(replay, repo)
 
 
 def test_a_redo_of_a_tool_that_asks_a_person_fails_with_the_reason(repo):
-    """W5: the error says that the tool asks a person, and does not suggest repo.resolve."""
+    """The error says that the tool asks a person, and does not suggest repo.resolve."""
     world, trusted = World(), [True]
 
     @tool

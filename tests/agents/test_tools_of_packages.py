@@ -1,4 +1,4 @@
-"""The tools that packages for LangGraph bring along have known effects, and nothing else is taken for them (T11)."""
+"""The tools that packages for LangGraph bring along have known effects, and nothing else is taken for them."""
 
 from typing import Any
 
@@ -42,16 +42,16 @@ def taken_back(agent, **state):
 # -- the packages
 
 
-def test_t11_todos_of_langchain_are_state(repo):
-    """T11: `write_todos` of TodoListMiddleware goes with the state, without a line."""
+def test_todos_of_langchain_are_state(repo):
+    """`write_todos` of TodoListMiddleware goes with the state, without a line."""
     model = scripted(call("write_todos", todos=TODOS), "done")
     agent = repo.wrap(create_agent(model, [], middleware=[TodoListMiddleware()]), "s")
     assert agent.effects == {"write_todos": "state"}
     taken_back(agent, todos=TODOS)
 
 
-def test_t11_file_search_of_langchain_is_read_only_and_its_shell_is_undeclared(repo, tmp_path):
-    """T11: the searches of FilesystemFileSearchMiddleware only read; a shell may do anything."""
+def test_file_search_of_langchain_is_read_only_and_its_shell_is_undeclared(repo, tmp_path):
+    """The searches of FilesystemFileSearchMiddleware only read; a shell may do anything."""
     search = FilesystemFileSearchMiddleware(root_path=str(tmp_path), use_ripgrep=False)
     model = scripted(call("glob_search", pattern="*"), call("grep_search", pattern="chair"), "done")
     agent = repo.wrap(create_agent(model, [], middleware=[search]), "searching")
@@ -61,8 +61,8 @@ def test_t11_file_search_of_langchain_is_read_only_and_its_shell_is_undeclared(r
     assert repo.wrap(shell, "shell").effects == {"shell": "undeclared"}
 
 
-def test_t11_handoffs_of_a_supervisor_are_state(repo):
-    """T11: a supervisor's handoffs are no line, and the effect of its worker's tool is reversed as ever."""
+def test_handoffs_of_a_supervisor_are_state(repo):
+    """A supervisor's handoffs are no line, and the effect of its worker's tool is reversed as ever."""
     world = World()
     worker = create_agent(saying(call("add", item="chair"), "added"), [world.tool("add")], name="worker")
     supervisor = create_supervisor(
@@ -81,8 +81,8 @@ def test_t11_handoffs_of_a_supervisor_are_state(repo):
     assert (report.kept, world.items) == ([], [])
 
 
-def test_t11_handoffs_of_a_swarm_are_state(repo):
-    """T11: the handoffs of a swarm are no line of a report."""
+def test_handoffs_of_a_swarm_are_state(repo):
+    """The handoffs of a swarm are no line of a report."""
     to_bob = create_swarm_handoff_tool(agent_name="Bob")
     alice = create_agent(saying(call("transfer_to_bob")), [to_bob], name="Alice")
     bob = create_agent(saying("hello"), [], name="Bob")
@@ -91,8 +91,8 @@ def test_t11_handoffs_of_a_swarm_are_state(repo):
     taken_back(agent, active_agent="Bob")
 
 
-def test_t11_retrieval_of_bigtool_is_read_only(repo):
-    """T11: bigtool's search for tools only reads, and is no line of a report."""
+def test_retrieval_of_bigtool_is_read_only(repo):
+    """Bigtool's search for tools only reads, and is no line of a report."""
     world, store = World(), InMemoryStore()
     store.put(("tools",), "add", {"description": "adds"})
     model = scripted(call("retrieve_tools", query="add"), "done")  # this LangGraph lacks what bigtool needs to call it
@@ -104,8 +104,8 @@ def test_t11_retrieval_of_bigtool_is_read_only(repo):
     ]
 
 
-def test_t11_a_search_of_the_user_for_bigtool_is_undeclared(repo):
-    """T11: a function that the user gives bigtool to find tools may do anything."""
+def test_a_search_of_the_user_for_bigtool_is_undeclared(repo):
+    """A function that the user gives bigtool to find tools may do anything."""
 
     def retrieve_tools(query: str) -> list[str]:
         """Find tools, and do something else."""
@@ -134,8 +134,8 @@ def transfers(world: World):
     return transfer_to_bob
 
 
-def test_t11_a_transfer_of_money_is_no_handoff(repo):
-    """T11: a tool that is called like a handoff, and transfers money, is undeclared, and its call is listed."""
+def test_a_transfer_of_money_is_no_handoff(repo):
+    """A tool that is called like a handoff, and transfers money, is undeclared, and its call is listed."""
     world = World()
     agent = repo.wrap(
         tool_node_graph(scripted(call("transfer_to_bob", euros=5), "done"), [tool(transfers(world))]), "s"
@@ -147,8 +147,8 @@ def test_t11_a_transfer_of_money_is_no_handoff(repo):
     assert (kept.invocation.tool_name, world.sent) == ("transfer_to_bob", ["5"])
 
 
-def test_t11_a_namesake_in_a_subgraph_is_not_taken_for_the_known_tool(repo):
-    """T11: beside a known tool, another tool with its name in a subgraph is undeclared, and its call is listed."""
+def test_a_namesake_in_a_subgraph_is_not_taken_for_the_known_tool(repo):
+    """Beside a known tool, another tool with its name in a subgraph is undeclared, and its call is listed."""
     world = World()
 
     @tool
@@ -181,8 +181,8 @@ def test_t11_a_namesake_in_a_subgraph_is_not_taken_for_the_known_tool(repo):
 # -- precedence
 
 
-def test_t11_a_declaration_of_the_user_precedes_the_profile(repo):
-    """T11: `wrap(effects=...)` and the named effects of `open` win over a profile; `*` does not."""
+def test_a_declaration_of_the_user_precedes_the_profile(repo):
+    """`wrap(effects=...)` and the named effects of `open` win over a profile; `*` does not."""
     graph = create_agent(scripted(call("write_todos", todos=TODOS), "done"), [], middleware=[TodoListMiddleware()])
     agent = repo.wrap(graph, "s", effects={"write_todos": "irreversible"})
     assert agent.effects == {"write_todos": "irreversible"}

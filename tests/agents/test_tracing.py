@@ -1,4 +1,4 @@
-"""Turns, calls, checkpoints and rollbacks have OpenTelemetry spans, and nothing is traced without it (W12)."""
+"""Turns, calls, checkpoints and rollbacks have OpenTelemetry spans, and nothing is traced without it."""
 
 import asyncio
 import os
@@ -57,8 +57,8 @@ OF_A_TURN = [
 ]  # fmt: skip
 
 
-def test_g8_the_spans_of_a_served_graph_name_the_thread_and_the_branch(repo, world, told):
-    """G8: a run of a served graph is one turn, which names the client's thread, the session and the branch."""
+def test_the_spans_of_a_served_graph_name_the_thread_and_the_branch(repo, world, told):
+    """A run of a served graph is one turn, which names the client's thread, the session and the branch."""
     app = repo.graph(tool_node_graph(obedient(), world.tools()), effects=world.effects())
     app.invoke({"messages": [("user", "add chair")]}, {"configurable": {"thread_id": "thread-7"}})
     (turn,) = [span for span in told() if span.name == TURN]
@@ -66,8 +66,8 @@ def test_g8_the_spans_of_a_served_graph_name_the_thread_and_the_branch(repo, wor
     assert (turn.attributes["agentgit.session.name"], turn.attributes["agentgit.branch.name"]) == ("thread-7", "main")
 
 
-def test_w12_a_turn_is_a_span_with_its_calls_and_checkpoints(repo, agent, told):
-    """W12: a turn's span has its checkpoints and tool calls as children, named by the conventions, without contents."""
+def test_a_turn_is_a_span_with_its_calls_and_checkpoints(repo, agent, told):
+    """A turn's span has its checkpoints and tool calls as children, named by the conventions, without contents."""
     agent.run(f"add {SECRET}")
     found = told()
     assert tree(found) == OF_A_TURN
@@ -82,8 +82,8 @@ def test_w12_a_turn_is_a_span_with_its_calls_and_checkpoints(repo, agent, told):
 
 
 @pytest.mark.parametrize("how", ["invoke", "stream", "ainvoke", "astream"])
-def test_w12_every_way_to_run_produces_the_same_spans(repo, agent, told, how):
-    """W12: sync and async, whole or streamed, a turn has the same spans."""
+def test_every_way_to_run_produces_the_same_spans(repo, agent, told, how):
+    """Sync and async, whole or streamed, a turn has the same spans."""
     given = {"messages": [("user", "add chair")]}
 
     async def each():
@@ -97,8 +97,8 @@ def test_w12_every_way_to_run_produces_the_same_spans(repo, agent, told, how):
     assert tree(told()) == OF_A_TURN
 
 
-def test_w12_spans_made_by_a_tool_are_children_of_its_call(repo, told, world):
-    """W12: spans that a tool or an undo makes are children of its call; parallel calls are not mixed up."""
+def test_spans_made_by_a_tool_are_children_of_its_call(repo, told, world):
+    """Spans that a tool or an undo makes are children of its call; parallel calls are not mixed up."""
     tracer = trace.get_tracer("mine")
     add, remove = world._put, world.remove
 
@@ -124,8 +124,8 @@ def test_w12_spans_made_by_a_tool_are_children_of_its_call(repo, told, world):
     ]  # fmt: skip
 
 
-def test_w12_failed_spans_have_the_error_class_but_not_its_text(repo, agent, world, told):
-    """W12: spans of a tool, a turn and an undo that raise have the class of the error and not its message."""
+def test_failed_spans_have_the_error_class_but_not_its_text(repo, agent, world, told):
+    """Spans of a tool, a turn and an undo that raise have the class of the error and not its message."""
     with pytest.raises(RuntimeError):
         agent.invoke({"messages": [("user", f"add chair; fail {SECRET}")]})
     world.broken.add("chair")
@@ -142,16 +142,16 @@ def test_w12_failed_spans_have_the_error_class_but_not_its_text(repo, agent, wor
     assert "stuck" not in text
 
 
-def test_w12_a_stream_closed_early_ends_its_span_without_error(repo, agent, told):
-    """W12: closing a stream early ends the turn's span with status ok."""
+def test_a_stream_closed_early_ends_its_span_without_error(repo, agent, told):
+    """Closing a stream early ends the turn's span with status ok."""
     chunks = agent.stream({"messages": [("user", "add chair")]})
     next(chunks)
     chunks.close()
     assert (told()[0].name, told()[0].status.is_ok) == (TURN, True)
 
 
-def test_w12_without_opentelemetry_nothing_is_traced(repo, agent, told):
-    """W12: without the OpenTelemetry API the same verbs work, and nothing is traced."""
+def test_without_opentelemetry_nothing_is_traced(repo, agent, told):
+    """Without the OpenTelemetry API the same verbs work, and nothing is traced."""
     with faults.without_opentelemetry():
         agent.run("add chair")
         agent.undo()
@@ -211,8 +211,8 @@ print(*own)
     ids=["OpenInference", "Traceloop"],
 )
 @pytest.mark.parametrize("switch", ["on", "off"])
-def test_g8_beside_another_tracer_no_span_appears_twice(tracer, switch):
-    """G8: the other library's spans and their parents are those of the plain graph; a switch turns agentgit's off."""
+def test_beside_another_tracer_no_span_appears_twice(tracer, switch):
+    """The other library's spans and their parents are those of the plain graph; a switch turns agentgit's off."""
     program = [sys.executable, "-c", TRACED_TURN, tracer]
     environment = {**os.environ, "AGENTGIT_TRACING": switch, "PYTHONPATH": os.pathsep.join(sys.path)}
     result = subprocess.run(program, capture_output=True, text=True, env=environment, check=False)  # noqa: S603  # our own program
@@ -221,15 +221,15 @@ def test_g8_beside_another_tracer_no_span_appears_twice(tracer, switch):
     assert result.stdout.split() == (turn if switch == "on" else [])
 
 
-def test_g8_the_span_of_a_turn_names_the_session_and_the_branch(agent, told):
-    """G8: the span of a turn has the names under which a user finds it."""
+def test_the_span_of_a_turn_names_the_session_and_the_branch(agent, told):
+    """The span of a turn has the names under which a user finds it."""
     agent.run("hello")
     attributes = told()[0].attributes
     assert (attributes["agentgit.session.name"], attributes["agentgit.branch.name"]) == ("s", "main")
 
 
-def test_g8_a_switch_turns_the_spans_off(agent, told, monkeypatch):
-    """G8: AGENTGIT_TRACING=off leaves no span of agentgit, from the next turn on."""
+def test_a_switch_turns_the_spans_off(agent, told, monkeypatch):
+    """AGENTGIT_TRACING=off leaves no span of agentgit, from the next turn on."""
     monkeypatch.setenv("AGENTGIT_TRACING", "off")
     agent.run("add chair")
     agent.undo()

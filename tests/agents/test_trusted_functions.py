@@ -1,4 +1,4 @@
-"""Only functions that this process declares are run, and never those that a row names (T3)."""
+"""Only functions that this process declares are run, and never those that a row names."""
 
 import functools
 import importlib
@@ -75,8 +75,8 @@ def order_a_chair(repo, graph, effects) -> None:
 
 
 @pytest.mark.long
-def test_t3_an_undo_of_the_same_name_in_another_script_is_not_run(repo, tmp_path):
-    """T3: a call of one script is not undone by the `undo` of another script, wrapped or not."""
+def test_an_undo_of_the_same_name_in_another_script_is_not_run(repo, tmp_path):
+    """A call of one script is not undone by the `undo` of another script, wrapped or not."""
     mine, other = "LEDGER.remove(args['item'])", "RAN.append('the other undo')"
     run_script(tmp_path / "mine.py", repo, mine, order_a_chair)
 
@@ -102,8 +102,8 @@ def test_t3_an_undo_of_the_same_name_in_another_script_is_not_run(repo, tmp_path
     assert ([item.reason for item in report.reversed], LEDGER) == (["its undo reverses it"], [])
 
 
-def test_t3_a_renamed_script_can_still_undo_its_calls(repo, tmp_path):
-    """T3: a renamed script can undo what it did, because its function has the same source."""
+def test_a_renamed_script_can_still_undo_its_calls(repo, tmp_path):
+    """A renamed script can undo what it did, because its function has the same source."""
     body = "LEDGER.remove(args['item'])"
     run_script(tmp_path / "before.py", repo, body, order_a_chair)
     run_script(tmp_path / "after.py", repo, body, lambda own, g, e: own.wrap(g, "s", effects=e).rollback("main#1"))
@@ -113,8 +113,8 @@ def test_t3_a_renamed_script_can_still_undo_its_calls(repo, tmp_path):
 CELL = "def undo(args, result):\n    LEDGER.remove(args['item'])\n\ngraph, effects = ordering(undo)\n"
 
 
-def test_t3_a_restarted_notebook_can_undo_once_the_graph_is_wrapped(repo, monkeypatch):
-    """T3: after a kernel restart a notebook cannot undo before the graph is wrapped, and can after it."""
+def test_a_restarted_notebook_can_undo_once_the_graph_is_wrapped(repo, monkeypatch):
+    """After a kernel restart a notebook cannot undo before the graph is wrapped, and can after it."""
     names = {"ordering": ordering, "LEDGER": LEDGER}
     first = Notebook(monkeypatch, **names)
     first.run(CELL)
@@ -131,8 +131,8 @@ def test_t3_a_restarted_notebook_can_undo_once_the_graph_is_wrapped(repo, monkey
     assert LEDGER == []
 
 
-def test_t3_a_changed_undo_function_of_a_notebook_is_reported(repo, monkeypatch):
-    """T3: an edited undo of the same notebook runs, and plan and report say that its source has changed."""
+def test_a_changed_undo_function_of_a_notebook_is_reported(repo, monkeypatch):
+    """An edited undo of the same notebook runs, and plan and report say that its source has changed."""
     names = {"ordering": ordering, "LEDGER": LEDGER, "RAN": RAN}
     first = Notebook(monkeypatch, **names)
     first.run(CELL.replace("LEDGER", "WRONG"))
@@ -148,8 +148,8 @@ def test_t3_a_changed_undo_function_of_a_notebook_is_reported(repo, monkeypatch)
     assert ([item.reason.endswith(changed) for item in report.reversed], LEDGER) == ([True], [])
 
 
-def test_t3_a_main_function_recorded_without_a_hash_is_reported(repo, monkeypatch):
-    """T3: a row with `__main__:undo` and no hash is reversed; the plan says that it cannot be compared."""
+def test_a_main_function_recorded_without_a_hash_is_reported(repo, monkeypatch):
+    """A row with `__main__:undo` and no hash is reversed; the plan says that it cannot be compared."""
     notebook = Notebook(monkeypatch, ordering=ordering, LEDGER=LEDGER)
     notebook.run(CELL)
     order_a_chair(repo, notebook.main.graph, notebook.main.effects)
@@ -191,13 +191,13 @@ LAMBDA = lambda args, result: None  # noqa: E731  # the tests need a function wi
         (functools.wraps(cancel)(lambda *a: None), "cancel"),
     ],
 )
-def test_t3_functions_are_recorded_under_stable_names(function, name):
-    """T3: methods, partials, callable objects and lambdas are recorded under names that a restart does not change."""
+def test_functions_are_recorded_under_stable_names(function, name):
+    """Methods, partials, callable objects and lambdas are recorded under names that a restart does not change."""
     assert reversible(function).undo_path == f"{__name__}:{name}"
 
 
-def test_t3_a_closure_can_undo_after_its_graph_is_wrapped_again(repo):
-    """T3: a function inside a function is recorded, and the one that a later process declares runs in its place."""
+def test_a_closure_can_undo_after_its_graph_is_wrapped_again(repo):
+    """A function inside a function is recorded, and the one that a later process declares runs in its place."""
 
     def make():
         return ordering(lambda args, result: LEDGER.remove(args["item"]))
@@ -229,8 +229,8 @@ def shop_of(ledger, kind=reversible):
     return StateGraph(MessagesState).add_node("act", act).add_edge(START, "act").compile()
 
 
-def test_t3_a_tool_called_by_a_node_is_undone_by_the_right_closure(repo):
-    """T3: of two shops that one function makes, each order is cancelled in the shop where it was made."""
+def test_a_tool_called_by_a_node_is_undone_by_the_right_closure(repo):
+    """Of two shops that one function makes, each order is cancelled in the shop where it was made."""
     mine: list[str] = []
     theirs: list[str] = []
     first, second = (repo.wrap(shop_of(shop), f"s{i}") for i, shop in enumerate((mine, theirs)))
@@ -242,8 +242,8 @@ def test_t3_a_tool_called_by_a_node_is_undone_by_the_right_closure(repo):
     assert (mine, theirs) == ([], [])
 
 
-def test_t3_a_tool_called_by_a_node_has_the_effect_of_its_decorator(repo):
-    """T3: a tool of the same name that is decorated with another effect elsewhere changes nothing."""
+def test_a_tool_called_by_a_node_has_the_effect_of_its_decorator(repo):
+    """A tool of the same name that is decorated with another effect elsewhere changes nothing."""
     ledger: list[str] = []
     graph = shop_of(ledger)
 
@@ -309,8 +309,8 @@ def by_method(order):
 
 
 @pytest.mark.parametrize("shape", [by_node, by_task, by_subgraph, by_method])
-def test_t3_a_tool_called_by_a_node_can_be_undone_after_a_restart(repo, shape):
-    """T3: wrapping the graph again is enough, even if only a function of a node refers to the tool."""
+def test_a_tool_called_by_a_node_can_be_undone_after_a_restart(repo, shape):
+    """Wrapping the graph again is enough, even if only a function of a node refers to the tool."""
 
     def make():
         @tool
@@ -389,8 +389,8 @@ def attempts(repo):
 
 @pytest.mark.long
 @pytest.mark.parametrize("status", ["done", "unknown", "reversed", "reverse_failed", "reverse_unknown"])
-def test_t3_no_function_named_by_a_row_is_imported_or_called(attacked, status):
-    """T3: whatever rows name as undo, verify and precheck, nothing is imported and nothing runs."""
+def test_no_function_named_by_a_row_is_imported_or_called(attacked, status):
+    """Whatever rows name as undo, verify and precheck, nothing is imported and nothing runs."""
     known = set(sys.modules)
     for name in HOSTILE:
         write_rows(attacked, undo=name, verify=name, precheck=name, status=status, error_message=None)
@@ -403,8 +403,8 @@ def test_t3_no_function_named_by_a_row_is_imported_or_called(attacked, status):
 
 
 @pytest.mark.parametrize("name", [one for one in HOSTILE if not one.startswith("test_trusted_functions:cancel@")])
-def test_t3_a_row_that_differs_from_the_declared_function_is_refused(attacked, name):
-    """T3: a row that names another function than the declared one blocks, and the plan names the declared one."""
+def test_a_row_that_differs_from_the_declared_function_is_refused(attacked, name):
+    """A row that names another function than the declared one blocks, and the plan names the declared one."""
     agent = attacked.wrap(*(wrapping := ordering(cancel, verify=looked, precheck=looked))[:1], "s", effects=wrapping[1])
     write_rows(attacked, undo=name, verify=name, precheck=name)
     (step,) = agent.plan_rollback("main#1").steps
@@ -423,8 +423,8 @@ def looked(invocation):
     RAN.append("looked")
 
 
-def test_t3_resume_uses_only_functions_declared_in_its_process(repo, evil):
-    """T3: a resume in another process reports a recorded function that is not declared there, and imports nothing."""
+def test_resume_uses_only_functions_declared_in_its_process(repo, evil):
+    """A resume in another process reports a recorded function that is not declared there, and imports nothing."""
     agent = repo.wrap(*(wrapping := ordering(LAMBDA))[:1], "s", effects={"order": reversible(refusing)})
     agent.run("a chair")
     with pytest.raises(RollbackIncomplete) as stopped:
@@ -444,8 +444,8 @@ def refusing(args, result):
 
 
 @pytest.mark.long
-def test_t3_the_command_line_imports_nothing_named_by_a_row(attacked):
-    """T3: the command line names the undeclared function and the option --trust, and imports nothing."""
+def test_the_command_line_imports_nothing_named_by_a_row(attacked):
+    """The command line names the undeclared function and the option --trust, and imports nothing."""
     write_rows(attacked, undo="evil:undo", verify="evil:undo", precheck="evil:undo")
     where = backend.address(attacked)
     for line in (["plan", "main#1"], ["rollback", "main#1", "--yes"], ["undo", "--yes"]):
@@ -465,8 +465,8 @@ def command(*line: str) -> tuple[int, str]:
     return done.code, done.out + done.err
 
 
-def test_t3_a_plan_for_a_viewer_imports_nothing_named_by_a_row(attacked):
-    """T3: a viewer's plan over HTTP names the undeclared function, and nothing is imported for it."""
+def test_a_plan_for_a_viewer_imports_nothing_named_by_a_row(attacked):
+    """A viewer's plan over HTTP names the undeclared function, and nothing is imported for it."""
     write_rows(attacked, undo="evil:undo", verify="evil:undo", precheck="evil:undo")
     ada = attacked.as_user(attacked.users.add("ada"))
     attacked.session("s").sharing.share(ada.user, role="viewer")
@@ -479,8 +479,8 @@ def test_t3_a_plan_for_a_viewer_imports_nothing_named_by_a_row(attacked):
     assert (RAN, "evil" in sys.modules, "evil" in set(sys.modules) - known) == ([], False, False)
 
 
-async def test_t3_the_mcp_server_imports_nothing_named_by_a_row(attacked):
-    """T3: a plan or a rollback requested through the MCP server imports nothing."""
+async def test_the_mcp_server_imports_nothing_named_by_a_row(attacked):
+    """A plan or a rollback requested through the MCP server imports nothing."""
     write_rows(attacked, undo="evil:undo", verify="evil:undo", precheck="evil:undo")
     async with connected(attacked, may_force=True) as client:
         planned = await client.call_tool("plan_rollback", {"checkpoint": "main#1", "session": "s"})
@@ -491,8 +491,8 @@ async def test_t3_the_mcp_server_imports_nothing_named_by_a_row(attacked):
     assert (done.isError, RAN, "evil" in sys.modules) == (True, [], False)
 
 
-def test_t3_a_tool_of_the_same_name_elsewhere_is_not_used(attacked):
-    """T3: neither a tool nor its undo is taken from a module that was imported and is not trusted."""
+def test_a_tool_of_the_same_name_elsewhere_is_not_used(attacked):
+    """Neither a tool nor its undo is taken from a module that was imported and is not trusted."""
 
     @tool
     @reversible(namesake)
@@ -514,8 +514,8 @@ def namesake(args, result):
     RAN.append("namesake")
 
 
-def test_t3_a_tool_with_another_undo_function_is_not_redone(attacked):
-    """T3: a switch plans no redo with a tool whose undo function differs from the recorded one."""
+def test_a_tool_with_another_undo_function_is_not_redone(attacked):
+    """A switch plans no redo with a tool whose undo function differs from the recorded one."""
     graph, effects = ordering(namesake)
     attacked.wrap(graph, "s", effects=effects)
     write_rows(attacked, status="reversed")
@@ -553,8 +553,8 @@ def shop(repo, tmp_path, monkeypatch):
     sys.modules.pop("shop_of_trust", None)
 
 
-def test_t3_a_trusted_module_is_imported_once_at_open(repo, shop):
-    """T3: `open(trust=...)` imports the module, and later neither a plan nor a rollback imports anything."""
+def test_a_trusted_module_is_imported_once_at_open(repo, shop):
+    """`open(trust=...)` imports the module, and later neither a plan nor a rollback imports anything."""
     with reopened(repo, trust=["shop_of_trust"]) as later:
         assert RAN == ["imported shop_of_trust"]
         known = set(sys.modules)
@@ -564,8 +564,8 @@ def test_t3_a_trusted_module_is_imported_once_at_open(repo, shop):
     assert (LEDGER, RAN) == ([], ["imported shop_of_trust"])
 
 
-def test_t3_the_environment_variable_lists_trusted_modules(repo, shop, monkeypatch):
-    """T3: `$AGENTGIT_TRUST` lists modules separated by commas; the argument of `open` overrides it."""
+def test_the_environment_variable_lists_trusted_modules(repo, shop, monkeypatch):
+    """`$AGENTGIT_TRUST` lists modules separated by commas; the argument of `open` overrides it."""
     monkeypatch.setenv("AGENTGIT_TRUST", " shop_of_trust, agentgit.demo,")
     with reopened(repo, trust=[]) as later:
         assert later.session("s").plan_rollback("main#1").blockers
@@ -576,8 +576,8 @@ def test_t3_the_environment_variable_lists_trusted_modules(repo, shop, monkeypat
 
 
 @pytest.mark.long
-def test_t3_commands_that_undo_nothing_import_no_trusted_module(repo, shop, monkeypatch):
-    """T3: `agentgit log` imports no module; `agentgit rollback` imports those of `--trust` or the environment."""
+def test_commands_that_undo_nothing_import_no_trusted_module(repo, shop, monkeypatch):
+    """`agentgit log` imports no module; `agentgit rollback` imports those of `--trust` or the environment."""
     where = backend.address(repo)
     monkeypatch.setenv("AGENTGIT_TRUST", "shop_of_trust")
     assert command("log", "--db", where)[0] == 0
@@ -594,8 +594,8 @@ def test_t3_commands_that_undo_nothing_import_no_trusted_module(repo, shop, monk
 # IPython's history leaves a thread and an open file to the garbage collector.
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
 @pytest.mark.usefixtures("shop")
-def test_t3_a_notebook_can_trust_a_module(repo, ipython):
-    """T3: a notebook without a wrapped graph sees what is not declared, and rolls back once a module is trusted."""
+def test_a_notebook_can_trust_a_module(repo, ipython):
+    """A notebook without a wrapped graph sees what is not declared, and rolls back once a module is trusted."""
     with reopened(repo) as later:
         restart(ipython, repo=later)
         assert "is not declared here" in str(magic(ipython, "plan main#1"))
@@ -620,7 +620,7 @@ def test_t3_a_notebook_can_trust_a_module(repo, ipython):
         (["leaving_shop"], NotFound, "SystemExit"),
     ],
 )
-def test_t3_a_module_that_cannot_be_trusted_is_refused_at_open(repo, shop, trust, error, says):
+def test_a_module_that_cannot_be_trusted_is_refused_at_open(repo, shop, trust, error, says):
     """Bad input: an invalid module name, a failed import and a module without declarations raise an error at once."""
     (shop / "raising_shop.py").write_text("raise RuntimeError('no key')")
     (shop / "leaving_shop.py").write_text("raise SystemExit(3)")
@@ -628,8 +628,8 @@ def test_t3_a_module_that_cannot_be_trusted_is_refused_at_open(repo, shop, trust
         reopened(repo, trust=trust)
 
 
-def test_t3_a_trusted_module_may_open_the_database_itself(repo, shop, monkeypatch):
-    """T3: a program trusted by its environment is not run a second time, and its declarations apply."""
+def test_a_trusted_module_may_open_the_database_itself(repo, shop, monkeypatch):
+    """A program trusted by its environment is not run a second time, and its declarations apply."""
     monkeypatch.setenv("AGENTGIT_TRUST", "shop_of_trust")
     text = TRUSTED.replace("cancel = test", "repo = test.reopened(test.REPO)\ncancel = test")
     (shop / "shop_of_trust.py").write_text(text)
@@ -642,8 +642,8 @@ def test_t3_a_trusted_module_may_open_the_database_itself(repo, shop, monkeypatc
         own.close()
 
 
-def test_t3_a_script_that_trusts_itself_is_not_imported_again(repo, shop, monkeypatch):
-    """T3: a script that trusts itself by its file name provides its declarations and is not run again."""
+def test_a_script_that_trusts_itself_is_not_imported_again(repo, shop, monkeypatch):
+    """A script that trusts itself by its file name provides its declarations and is not run again."""
     body = "import sys\nmain = sys.modules['__main__']\nwith test.reopened(test.REPO) as own:\n"
     body += "    plan = own.session('s').plan_rollback('main#1')\n"
     (shop / "shop_of_trust.py").write_text(TRUSTED + body)
@@ -653,8 +653,8 @@ def test_t3_a_script_that_trusts_itself_is_not_imported_again(repo, shop, monkey
     assert (found["plan"].is_admissible, RAN) == (True, ["imported __main__"])
 
 
-def test_t3_functions_declared_by_path_are_imported_at_open(repo, shop):
-    """T3: an import path in `open(effects=...)` is imported at once, and a rollback uses it."""
+def test_functions_declared_by_path_are_imported_at_open(repo, shop):
+    """An import path in `open(effects=...)` is imported at once, and a rollback uses it."""
     effects = {"order": reversible("shop_of_trust:cancel", verify="no_such_shop:look")}
     with reopened(repo, effects=effects) as later:
         assert RAN == ["imported shop_of_trust"]
@@ -662,8 +662,8 @@ def test_t3_functions_declared_by_path_are_imported_at_open(repo, shop):
     assert LEDGER == []
 
 
-def test_t3_two_trusted_modules_may_declare_the_same_tool_name(repo, shop):
-    """T3: the recorded undo selects one of two tools with the same name, and an ambiguous redo is blocked."""
+def test_two_trusted_modules_may_declare_the_same_tool_name(repo, shop):
+    """The recorded undo selects one of two tools with the same name, and an ambiguous redo is blocked."""
     ordering = "@tool\n@reversible(cancel)\ndef order(item: str) -> str:\n    'Order.'\n    {}\n    return item\n"
     (shop / "other_shop.py").write_text(
         "from langchain_core.tools import tool\nfrom agentgit import reversible\n"
@@ -687,8 +687,8 @@ def blind(invocation):
     raise KeyError("id")
 
 
-def test_t3_an_error_of_verify_is_shown_in_plan_track_and_log(repo, caplog):
-    """T3: the error of a `verify` is in the plan, on the track and in the log, until `verify` works again."""
+def test_an_error_of_verify_is_shown_in_plan_track_and_log(repo, caplog):
+    """The error of a `verify` is in the plan, on the track and in the log, until `verify` works again."""
 
     class Killed(BaseException):
         pass
@@ -722,8 +722,8 @@ def unsure(invocation):
     return None
 
 
-def test_t3_an_error_of_verify_after_a_failed_undo_is_reported(repo, caplog):
-    """T3: the report contains the error of the undo and that of the `verify` after it."""
+def test_an_error_of_verify_after_a_failed_undo_is_reported(repo, caplog):
+    """The report contains the error of the undo and that of the `verify` after it."""
     agent = repo.wrap(ordering(LAMBDA)[0], "s", effects={"order": reversible(refusing, verify=blind)})
     agent.run("a chair")
     said = "RuntimeError: not today; its verify raised KeyError: 'id'"
@@ -738,16 +738,16 @@ def closed(invocation):
 
 
 @pytest.mark.parametrize(("precheck", "said"), [(blind, "KeyError: 'id'"), (closed, "NotFound: the shop is closed")])
-def test_t3_an_error_of_a_precheck_is_in_plan_and_log(repo, caplog, precheck, said):
-    """T3: the plan contains the error of a `precheck`, even an agentgit error, and the log its traceback."""
+def test_an_error_of_a_precheck_is_in_plan_and_log(repo, caplog, precheck, said):
+    """The plan contains the error of a `precheck`, even an agentgit error, and the log its traceback."""
     agent = repo.wrap(ordering(LAMBDA)[0], "s", effects={"order": reversible(LAMBDA, precheck=precheck)})
     agent.run("a chair")
     assert f"its precheck raised {said}" in agent.plan_rollback("main#1").steps[0].why
     assert any("precheck" in one.getMessage() and one.exc_info for one in caplog.records)
 
 
-def test_t3_an_undeclared_verify_is_named_in_the_plan(repo):
-    """T3: the plan for an unknown call names its `verify` if that is not declared in this process."""
+def test_an_undeclared_verify_is_named_in_the_plan(repo):
+    """The plan for an unknown call names its `verify` if that is not declared in this process."""
     order_a_chair(repo, *ordering(cancel, verify=unsure))
     write_rows(repo, status="unknown")
     with reopened(repo) as later:

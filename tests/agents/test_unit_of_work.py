@@ -296,8 +296,8 @@ async def test_a_collection_on_the_loop_of_a_turn_stops_neither(repo):
     assert texts(agent) == ["hi", "one", "read"]
 
 
-def test_w5_a_fork_of_a_running_turn_runs_although_the_turn_has_acted(repo):
-    """W5: a branch that is forked before the calls of a running turn does not diverge because of them."""
+def test_a_fork_of_a_running_turn_runs_although_the_turn_has_acted(repo):
+    """A branch that is forked before the calls of a running turn does not diverge because of them."""
     world, forks = World(), []
 
     def act(state):

@@ -1,4 +1,4 @@
-"""Prechecks run before any effect is reversed, and verify settles calls of unknown outcome (W1, W2)."""
+"""Prechecks run before any effect is reversed, and verify settles calls of unknown outcome."""
 
 import backend
 import pytest
@@ -30,8 +30,8 @@ def wrapped(repo, world, **how):
     ],
     ids=str,
 )
-def test_w2_a_refusing_precheck_blocks_before_any_undo_runs(repo, world, said, told):
-    """W2: a precheck that refuses or raises blocks plan and rollback with its reason, and no undo has run."""
+def test_a_refusing_precheck_blocks_before_any_undo_runs(repo, world, said, told):
+    """A precheck that refuses or raises blocks plan and rollback with its reason, and no undo has run."""
 
     def check(call):
         if isinstance(said, Exception):
@@ -49,8 +49,8 @@ def test_w2_a_refusing_precheck_blocks_before_any_undo_runs(repo, world, said, t
     assert told in forced.report.kept[0].reason
 
 
-def test_w2_resume_prechecks_effects_made_since_the_rollback(repo, world):
-    """W2: resume asks the precheck also for effects made since the rollback, before it reverses anything."""
+def test_resume_prechecks_effects_made_since_the_rollback(repo, world):
+    """Resume asks the precheck also for effects made since the rollback, before it reverses anything."""
     frozen = reversible(world.remove, precheck=lambda call: call.args["item"] != "lamp")
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects(add=frozen))
     agent.run("add chair")
@@ -67,8 +67,8 @@ def test_w2_resume_prechecks_effects_made_since_the_rollback(repo, world):
     assert world.items == ["lamp"]
 
 
-def test_w1_a_precheck_may_read_the_repository(repo, world):
-    """W1: prechecks run outside of any transaction, so they may read the same repository."""
+def test_a_precheck_may_read_the_repository(repo, world):
+    """Prechecks run outside of any transaction, so they may read the same repository."""
     agent, before = wrapped(repo, world, precheck=lambda call: bool(repo.sessions()))
     agent.rollback(before)
     assert world.items == ["chair"]
@@ -82,8 +82,8 @@ def _unknown(repo, agent):
 
 
 @pytest.mark.parametrize("there", [True, {"item": "table", "number": 2}, False, None], ids=str)
-def test_w1_verify_decides_whether_an_interrupted_call_happened(repo, world, there):
-    """W1: the answer of verify sets the status and the result for the undo; without an answer a person decides."""
+def test_verify_decides_whether_an_interrupted_call_happened(repo, world, there):
+    """The answer of verify sets the status and the result for the undo; without an answer a person decides."""
     agent, before = wrapped(repo, world, verify=lambda call: there)
     call = _unknown(repo, agent)
     if there is None:
@@ -100,8 +100,8 @@ def test_w1_verify_decides_whether_an_interrupted_call_happened(repo, world, the
 
 
 @pytest.mark.parametrize("still_there", [True, False])
-def test_w1_verify_decides_whether_an_interrupted_reversal_happened(repo, world, still_there):
-    """W1: an interrupted reversal is tried again only if the effect is still there."""
+def test_verify_decides_whether_an_interrupted_reversal_happened(repo, world, still_there):
+    """An interrupted reversal is tried again only if the effect is still there."""
     agent, before = wrapped(repo, world, verify=lambda call: call.args["item"] in world.items)
     world.broken.add("table")
     with pytest.raises(RollbackIncomplete) as caught:

@@ -1,4 +1,4 @@
-"""A graph that calls its payment tool directly pays nobody twice when it is killed during a payment (T1)."""
+"""A graph that calls its payment tool directly pays nobody twice when it is killed during a payment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def lived(tmp_path, shape, kills):
 
 @pytest.mark.long
 @pytest.mark.parametrize("shape", SHAPES)
-def test_t1_a_turn_killed_during_a_payment_pays_nobody_twice(tmp_path, shape):
-    """T1: a turn killed before, during or after a payment continues and makes only the remaining payments."""
+def test_a_turn_killed_during_a_payment_pays_nobody_twice(tmp_path, shape):
+    """A turn killed before, during or after a payment continues and makes only the remaining payments."""
     seen = lived(tmp_path, shape, "[[7], [9], [10, 4]]")
     assert seen["kills"] >= 3

@@ -175,8 +175,8 @@ def lives_on_disk(request, disk, shop, tmp_path):
     ("turn", "durability", "flush", "moment"),
     [(ACTING, "async", INTENT, 3), (CHAT, "async", BACKGROUND, 4), (ACTING, "sync", OUTCOME, 1)],
 )
-def test_t1_a_turn_killed_in_a_flush_continues(lives, turn, durability, flush, moment):
-    """T1: a turn killed in a flush in the background, of an intent or of an outcome loses at most this flush."""
+def test_a_turn_killed_in_a_flush_continues(lives, turn, durability, flush, moment):
+    """A turn killed in a flush in the background, of an intent or of an outcome loses at most this flush."""
     assert lives.fails(Plan(turn, durability, flush, moment, "s"))
 
 
@@ -186,8 +186,8 @@ EACH_FLUSH_IN_ASYNC = [(turn, flush) for turn, durability, flush in EACH_FLUSH i
 
 @pytest.mark.long
 @pytest.mark.parametrize(("turn", "durability", "flush"), EACH_FLUSH)
-def test_t1_a_turn_killed_at_each_moment_of_a_flush_continues(lives, turn, durability, flush):
-    """T1: before, between and after all statements of a flush, a kill loses at most the flush, and no effect twice."""
+def test_a_turn_killed_at_each_moment_of_a_flush_continues(lives, turn, durability, flush):
+    """Before, between and after all statements of a flush, a kill loses at most the flush, and no effect twice."""
     if durability != "async" and not lives.url.startswith("sqlite"):
         pytest.skip("SQLite tries each durability; the flushes are the same")
     expect_each_moment(lives, turn, durability, flush)
@@ -201,15 +201,15 @@ def test_t1_a_turn_killed_at_each_moment_of_a_flush_continues(lives, turn, durab
         *((*each, FILL_DISK_BRIEFLY) for each in EACH_FLUSH_IN_ASYNC if each[1] in (BACKGROUND, OUTCOME)),
     ],
 )
-def test_t1_a_turn_whose_disk_is_full_at_a_moment_of_a_flush_continues(disk, lives_on_disk, turn, flush, fault):
-    """T1: if the disk is full during a flush, the turn ends or raises Unavailable, and continues when there is room."""
+def test_a_turn_whose_disk_is_full_at_a_moment_of_a_flush_continues(disk, lives_on_disk, turn, flush, fault):
+    """If the disk is full during a flush, the turn ends or raises Unavailable, and continues when there is room."""
     expect_each_moment(lives_on_disk, turn, "async", flush, fault, disk)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("turn", "flush"), EACH_FLUSH_IN_ASYNC)
-def test_t1_a_turn_whose_connections_break_at_a_moment_of_a_flush_continues(postgres_lives, turn, flush):
-    """T1: if the server ends all connections during a flush, the turn ends or raises Unavailable, and continues."""
+def test_a_turn_whose_connections_break_at_a_moment_of_a_flush_continues(postgres_lives, turn, flush):
+    """If the server ends all connections during a flush, the turn ends or raises Unavailable, and continues."""
     expect_each_moment(postgres_lives, turn, "async", flush, DISCONNECT)
 
 

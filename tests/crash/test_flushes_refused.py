@@ -98,8 +98,8 @@ def taken_over(repo, world):
     return lambda: backend.from_outside(take_over)
 
 
-def test_d5_a_turn_whose_lease_ended_while_rows_waited_acts_no_more(repo, world):
-    """D5: if the branch was taken over while steps waited, the next call that acts is refused, no step stored."""
+def test_a_turn_whose_lease_ended_while_rows_waited_acts_no_more(repo, world):
+    """If the branch was taken over while steps waited, the next call that acts is refused, no step stored."""
     nodes = (
         says("one", calls(world, "look")),
         says("two", taken_over(repo, world)),
@@ -116,8 +116,8 @@ def test_d5_a_turn_whose_lease_ended_while_rows_waited_acts_no_more(repo, world)
     assert repo.maintenance.fsck(3).is_sound
 
 
-def test_d5_a_call_whose_lease_ended_while_its_tool_ran_is_recorded(repo, world):
-    """D5: if the branch was taken over while a tool ran, its outcome is recorded although no step is stored."""
+def test_a_call_whose_lease_ended_while_its_tool_ran_is_recorded(repo, world):
+    """If the branch was taken over while a tool ran, its outcome is recorded although no step is stored."""
 
     # The branch is taken over in the tool, before its outcome is written.
     taking_over = faults.before(points.RECORD_CALL, taken_over(repo, world))
@@ -135,8 +135,8 @@ def test_d5_a_call_whose_lease_ended_while_its_tool_ran_is_recorded(repo, world)
     assert repo.maintenance.fsck(3).is_sound
 
 
-def test_d5_an_outcome_that_could_not_be_written_after_a_takeover_is_written_later(repo, world):
-    """D5: if the branch was taken over while a tool ran, and its outcome cannot be written at first, it is later."""
+def test_an_outcome_that_could_not_be_written_after_a_takeover_is_written_later(repo, world):
+    """If the branch was taken over while a tool ran, and its outcome cannot be written at first, it is later."""
     failed = []
 
     def refuse(plain, journal, connection, call_id, outcome):
@@ -161,8 +161,8 @@ def test_d5_an_outcome_that_could_not_be_written_after_a_takeover_is_written_lat
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-def test_d5_a_takeover_waits_for_a_flush_that_has_checked_its_hold(repo, world):
-    """D5: a flush that has found its branch held is stored as a whole before another program judges the lease."""
+def test_a_takeover_waits_for_a_flush_that_has_checked_its_hold(repo, world):
+    """A flush that has found its branch held is stored as a whole before another program judges the lease."""
     judged, refused = threading.Event(), []
 
     def take_over():

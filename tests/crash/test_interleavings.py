@@ -188,8 +188,8 @@ def test_gc_continues_when_a_session_is_erased_during_it(repo, before):
 
 
 @pytest.mark.parametrize("step", [points.RECOVER_DEAD_TURN, points.WRITE_OUTCOME], ids=lambda step: step.name)
-def test_d4_a_dead_turn_is_recovered_once(repo, before, step):
-    """D4: of two callers that find the same dead turn, one recovers and reports it, and neither gets a Conflict."""
+def test_a_dead_turn_is_recovered_once(repo, before, step):
+    """Of two callers that find the same dead turn, one recovers and reports it, and neither gets a Conflict."""
     agent = wrap(repo)
     agent.run("add chair")
     lost = backend.leave_running(repo, agent.branch, item="table", tool_call_id="lost", idempotency_key="lost")
@@ -241,8 +241,8 @@ def test_opening_a_templated_session_during_its_erasure_raises_not_found(repo, b
 
 
 @on_postgresql
-def test_d5_removing_a_member_ends_a_link_accepted_at_the_same_time(repo, before):
-    """D5: removing a member also ends the link that the member accepts at that moment."""
+def test_removing_a_member_ends_a_link_accepted_at_the_same_time(repo, before):
+    """Removing a member also ends the link that the member accepts at that moment."""
     ada, bob = (repo.as_user(repo.users.add(name)) for name in ("ada", "bob"))
     session = ada.session("s", create=True)
     session.sharing.share("bob")
@@ -284,8 +284,8 @@ def test_an_upgrade_is_refused_after_a_concurrent_newer_upgrade(empty, before):
 @pytest.mark.long
 @on_postgresql
 @pytest.mark.parametrize("step", [points.BEGIN_FROM_TEMPLATE, points.NUMBER_EVENT], ids=lambda step: step.name)
-def test_d5_the_name_of_a_template_erased_during_its_use_is_not_stored(repo, before, step):
-    """D5: a session that starts from a template during the erasure of that template does not store its name."""
+def test_the_name_of_a_template_erased_during_its_use_is_not_stored(repo, before, step):
+    """A session that starts from a template during the erasure of that template does not store its name."""
     repo.session("zebrafish", create=True)
     repo.session("zebrafish").checkpoint("first")
     other = before(step, Other(lambda: repo.session("zebrafish").delete()))
@@ -305,8 +305,8 @@ def workspace(tmp_path):
         yield workspace
 
 
-def test_d5_a_refused_erasure_keeps_the_snapshots_of_the_session(repo, workspace):
-    """D5: when a turn starts during an erasure, nothing is erased and the snapshots stay pinned."""
+def test_a_refused_erasure_keeps_the_snapshots_of_the_session(repo, workspace):
+    """When a turn starts during an erasure, nothing is erased and the snapshots stay pinned."""
     agent = wrap(repo, workspace=workspace)
     agent.run("hello")
     with backend.at_work(repo) as alive:
@@ -316,8 +316,8 @@ def test_d5_a_refused_erasure_keeps_the_snapshots_of_the_session(repo, workspace
     assert [one.pinned for one in workspace.list()] == [True]
 
 
-def test_b4_a_snapshot_taken_again_during_its_release_is_kept(repo, workspace, before):
-    """B4: a snapshot that a new checkpoint takes again while it is released stays pinned."""
+def test_a_snapshot_taken_again_during_its_release_is_kept(repo, workspace, before):
+    """A snapshot that a new checkpoint takes again while it is released stays pinned."""
     agent, file = wrap(repo, workspace=workspace), Path(workspace.workspace_dir) / "a.txt"
     for content in ("one", "two"):
         file.write_text(content)
@@ -330,8 +330,8 @@ def test_b4_a_snapshot_taken_again_during_its_release_is_kept(repo, workspace, b
     assert repo.session().get_checkpoint("as at first").metadata["workspace_snapshot"] is not None
 
 
-def test_d5_a_snapshot_reused_by_another_session_during_erasure_is_kept(repo, workspace, before):
-    """D5: a session that starts on the files of a session under erasure keeps their snapshot."""
+def test_a_snapshot_reused_by_another_session_during_erasure_is_kept(repo, workspace, before):
+    """A session that starts on the files of a session under erasure keeps their snapshot."""
     wrap(repo, "one", workspace=workspace).run("hello")
     agent = wrap(repo, "two", workspace=workspace)
     other = before(points.RELEASE_SNAPSHOTS, Other(lambda: agent.run("hello"), patience=60))
@@ -361,8 +361,8 @@ def test_a_webhook_removed_twice_at_once_is_audited_once(repo, before):
     assert [event.kind for event in repo.events.audit()] == ["webhook.added", "webhook.removed"]
 
 
-def test_w12_an_event_of_an_erased_session_is_no_failed_delivery(repo):
-    """W12: an event erased with its session during a delivery counts as neither failed nor dead nor waiting."""
+def test_an_event_of_an_erased_session_is_no_failed_delivery(repo):
+    """An event erased with its session during a delivery counts as neither failed nor dead nor waiting."""
     repo.webhooks.add("https://example.com/hook", "session.created")
     repo.session("s", create=True)
 
@@ -405,6 +405,6 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 @pytest.mark.parametrize("lock", ["ids", "bus", "values", "sessions"])
-def test_d5_a_forked_child_works_whichever_lock_its_parent_held(tmp_path, lock):
-    """D5: a process that forks while one of its threads holds a lock leaves no held lock in the child."""
+def test_a_forked_child_works_whichever_lock_its_parent_held(tmp_path, lock):
+    """A process that forks while one of its threads holds a lock leaves no held lock in the child."""
     assert processes.run(IN_A_CHILD, lock, cwd=tmp_path).returncode == 0

@@ -145,8 +145,8 @@ def reopened(repo, verify):
 
 
 @pytest.mark.parametrize("point", POINTS["run"])
-def test_w1_a_turn_killed_at_any_point_can_be_rolled_back(point, repo, shop, agent, verify, kill):
-    """W1: the calls of a killed turn are reported or verified, and a rollback restores the world from before it."""
+def test_a_turn_killed_at_any_point_can_be_rolled_back(point, repo, shop, agent, verify, kill):
+    """The calls of a killed turn are reported or verified, and a rollback restores the world from before it."""
     kill(shop, "run", point)
     repo, agent = reopened(repo, verify)
     with repo:
@@ -163,8 +163,8 @@ def test_w1_a_turn_killed_at_any_point_can_be_rolled_back(point, repo, shop, age
 
 
 @pytest.mark.parametrize("point", POINTS["rollback"])
-def test_w1_a_rollback_killed_at_any_point_is_finished_once(point, repo, shop, agent, verify, kill):
-    """W1: a killed rollback is finished, each undo takes effect once, and the old branch is unchanged."""
+def test_a_rollback_killed_at_any_point_is_finished_once(point, repo, shop, agent, verify, kill):
+    """A killed rollback is finished, each undo takes effect once, and the old branch is unchanged."""
     history = agent.history()
     kill(shop, "rollback", point)
     repo, agent = reopened(repo, verify)
@@ -184,8 +184,8 @@ def test_w1_a_rollback_killed_at_any_point_is_finished_once(point, repo, shop, a
 
 
 @pytest.mark.parametrize("point", POINTS["switch"])
-def test_w5_a_switch_killed_at_any_point_is_finished_once(point, repo, shop, agent, verify, kill):
-    """W5: a killed switch is finished, each call is reversed or repeated once, and the branch takes new turns."""
+def test_a_switch_killed_at_any_point_is_finished_once(point, repo, shop, agent, verify, kill):
+    """A killed switch is finished, each call is reversed or repeated once, and the branch takes new turns."""
     other = agent.rollback("start")
     other.invoke(wish([("order", "f")]))
     kill(shop, "switch", point)
@@ -207,8 +207,8 @@ def test_w5_a_switch_killed_at_any_point_is_finished_once(point, repo, shop, age
 
 
 @pytest.mark.parametrize("point", POINTS["execute"])
-def test_t2_an_executed_replay_killed_at_any_point_is_finished_once(point, repo, shop, agent, verify, kill):
-    """T2: a killed replay is finished with each order there once and the old branch unchanged."""
+def test_an_executed_replay_killed_at_any_point_is_finished_once(point, repo, shop, agent, verify, kill):
+    """A killed replay is finished with each order there once and the old branch unchanged."""
     how = {"replay": "execute", "on_drift": "continue", "request_id": "r"}
     history = agent.history()
     kill(shop, "execute", point)
@@ -240,8 +240,8 @@ def test_t2_an_executed_replay_killed_at_any_point_is_finished_once(point, repo,
 
 
 @pytest.mark.parametrize("point", POINTS["fork"])
-def test_g2_a_server_killed_at_any_point_of_a_fork_is_asked_again(point, repo, shop, agent, verify, kill):
-    """G2: after a kill in the rollback or the run of a fork, the same run leaves the world as its branch tells it."""
+def test_a_server_killed_at_any_point_of_a_fork_is_asked_again(point, repo, shop, agent, verify, kill):
+    """After a kill in the rollback or the run of a fork, the same run leaves the world as its branch tells it."""
     kill(shop, "fork", point)
     repo, _ = reopened(repo, verify)
     with repo:
@@ -258,10 +258,10 @@ def test_g2_a_server_killed_at_any_point_of_a_fork_is_asked_again(point, repo, s
 
 @pytest.mark.long
 @pytest.mark.parametrize("point", POINTS["fresh"])
-def test_t2_template_calls_killed_at_any_point_are_finished_once(
+def test_template_calls_killed_at_any_point_are_finished_once(
     point, repo, shop, agent, verify, kill, tmp_path, monkeypatch
 ):
-    """T2: when a kill stops the calls of a template in a new session, the same call of wrap finishes them."""
+    """When a kill stops the calls of a template in a new session, the same call of wrap finishes them."""
     before = shop.standing, shop.asked("order")
     monkeypatch.setenv("SHOP", str(tmp_path / "fresh.db"))
     there = Shop(tmp_path / "fresh.db")

@@ -1,4 +1,4 @@
-"""Eight processes on shared and separate sessions of one database lose and duplicate no turn (D5)."""
+"""Eight processes on shared and separate sessions of one database lose and duplicate no turn."""
 
 import concurrent_sessions
 import processes
@@ -23,20 +23,20 @@ def run(database, turns, kill):
 
 
 @pytest.mark.long
-def test_d5_eight_processes_lose_no_turn(database):
-    """D5: a process that meets another one gets a Conflict and retries; the history has each turn once."""
+def test_eight_processes_lose_no_turn(database):
+    """A process that meets another one gets a Conflict and retries; the history has each turn once."""
     run(database, 5, kill=False)
 
 
 @pytest.mark.long
-def test_d5_eight_processes_lose_no_turn_when_three_are_killed(database):
-    """D5: the surviving processes continue at once on the branches of the killed ones, whose last call is unknown."""
+def test_eight_processes_lose_no_turn_when_three_are_killed(database):
+    """The surviving processes continue at once on the branches of the killed ones, whose last call is unknown."""
     run(database, 4, kill=True)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize(("turns", "kill"), [(40, False), (30, True)])
-def test_d5_eight_processes_lose_no_turn_in_a_long_run(database, turns, kill):
-    """D5: eight processes lose no turn in 40 turns each, nor in 30 turns each with kills."""
+def test_eight_processes_lose_no_turn_in_a_long_run(database, turns, kill):
+    """Eight processes lose no turn in 40 turns each, nor in 30 turns each with kills."""
     run(database, turns, kill=kill)

@@ -1,4 +1,4 @@
-"""After kill -9 at any point of a write to memory, or of its undo, memory and the journal agree (T10)."""
+"""After kill -9 at any point of a write to memory, or of its undo, memory and the journal agree."""
 
 import signal
 
@@ -20,8 +20,8 @@ def run_process(target, *args):
 
 
 @pytest.mark.parametrize(("verb", "point"), OPERATIONS, ids=[f"{v} {p}" for v, p in OPERATIONS])
-def test_t10_a_killed_write_or_undo_is_settled(repo, tmp_path, verb, point):
-    """T10: what is in doubt is looked up in memory, and a rollback brings the value of the point back."""
+def test_a_killed_write_or_undo_is_settled(repo, tmp_path, verb, point):
+    """What is in doubt is looked up in memory, and a rollback brings the value of the point back."""
     path = tmp_path / "memory.db"
     with sqlite_store(path) as store:
         agent = repo.wrap(noting(store), "a")
@@ -51,8 +51,8 @@ def test_t10_a_killed_write_or_undo_is_settled(repo, tmp_path, verb, point):
         assert repo.maintenance.fsck(3).is_sound
 
 
-def test_t10_processes_that_write_one_item_record_a_chain(repo, tmp_path):
-    """T10: sessions in several processes read and write an item one after the other, so that no value is lost."""
+def test_processes_that_write_one_item_record_a_chain(repo, tmp_path):
+    """Sessions in several processes read and write an item one after the other, so that no value is lost."""
     path, sessions = tmp_path / "memory.db", ["s0", "s1", "s2"]
     with sqlite_store(path) as store:
         started = [

@@ -128,8 +128,8 @@ def ask_and_answer(graph):
 
 
 @pytest.mark.parametrize("durability", ["sync", "async", "exit"])
-def test_g6_a_replay_from_a_checkpoint_of_a_subgraph_is_no_conflict(saver, durability):
-    """G6: after its thread moved on, a graph replays from a subgraph's checkpoint, asks again, and takes the answer."""
+def test_a_replay_from_a_checkpoint_of_a_subgraph_is_no_conflict(saver, durability):
+    """After its thread moved on, a graph replays from a subgraph's checkpoint, asks again, and takes the answer."""
     graph = asking(saver)
     asked = ask_and_answer(graph)
     graph.invoke({"messages": [("user", "more")]}, on("t"))
@@ -140,8 +140,8 @@ def test_g6_a_replay_from_a_checkpoint_of_a_subgraph_is_no_conflict(saver, durab
     assert texts == ["hi", "noted", "second", "middle"]
 
 
-async def test_g6_a_subgraph_is_edited_and_run_from_an_earlier_checkpoint(saver):
-    """G6: a state update at a subgraph's checkpoint and the run from there, both in the past, raise no Conflict."""
+async def test_a_subgraph_is_edited_and_run_from_an_earlier_checkpoint(saver):
+    """A state update at a subgraph's checkpoint and the run from there, both in the past, raise no Conflict."""
     graph = asking(saver)
     asked = ask_and_answer(graph)
     edited = await graph.aupdate_state(asked, {"messages": [("ai", "edited")]})
@@ -150,8 +150,8 @@ async def test_g6_a_subgraph_is_edited_and_run_from_an_earlier_checkpoint(saver)
     assert graph.get_state(on("t"), subgraphs=True).tasks[0].state.values["messages"][-1].content == "edited"
 
 
-def test_g6_a_replay_from_a_subgraph_that_another_run_overtakes_is_detected(saver):
-    """G6: a replay from a subgraph's checkpoint is as exposed to a race as any run, once it has saved a step."""
+def test_a_replay_from_a_subgraph_that_another_run_overtakes_is_detected(saver):
+    """A replay from a subgraph's checkpoint is as exposed to a race as any run, once it has saved a step."""
     asked = ask_and_answer(asking(saver))
     gate, other, raised = Gate(), asking(SQLModelSaver(saver.database)), []
 

@@ -586,8 +586,8 @@ LONG = settings(
 @pytest.mark.long
 @pytest.mark.parametrize("lives", [TrueWorld, VerifiedWorld, ExecutedWorld])
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"])
-def test_w5_journal_plans_and_reports_are_true_in_random_sessions(lives, database, request, capsys) -> None:
-    """T2, W1, W2, W5, W8: in long random sessions the journal, plans, reports and conversations match the world."""
+def test_journal_plans_and_reports_are_true_in_random_sessions(lives, database, request, capsys) -> None:
+    """In long random sessions the journal, plans, reports and conversations match the world."""
     url = request.getfixturevalue("postgres_url") if database == "postgresql" else None
     machine: Any = type(lives.__name__, (lives,), {"url": url, "steps": 0})
     for number in itertools.count(FIRST_SEED):

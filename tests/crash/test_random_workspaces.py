@@ -1,4 +1,4 @@
-"""Restore plans and reports match the disk in random workspaces with links, special files and changing limits (F1)."""
+"""Restore plans and reports match the disk in random workspaces with links, special files and changing limits."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def lived(place, kind, seeds, rounds):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(4))
 def test_restore_reports_match_the_disk_in_random_workspaces(tmp_path, kind, seed):
-    """F1: after each restore, plan and report agree with a manifest of the disk, and skipped files are untouched."""
+    """After each restore, plan and report agree with a manifest of the disk, and skipped files are untouched."""
     random_workspaces.live(tmp_path, kind, seed, 10, closed=False)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_restore_reports_match_the_disk_for_an_unprivileged_user(tmp_path, kind):
-    """F1, owner: plan and report match the disk for an unprivileged user who locks files and directories."""
+    """Owner: plan and report match the disk for an unprivileged user who locks files and directories."""
     lived(tmp_path / "place", kind, (100, 103), 10)
 
 
@@ -57,7 +57,7 @@ def test_restore_reports_match_the_disk_for_an_unprivileged_user(tmp_path, kind)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("part", range(2))
 def test_restore_reports_match_the_disk_in_many_random_workspaces(tmp_path, kind, part):
-    """F1: plan and report match the disk in 30 long random runs of each kind in each part."""
+    """Plan and report match the disk in 30 long random runs of each kind in each part."""
     for seed in range(1000 + 30 * part, 1030 + 30 * part):
         (tmp_path / str(seed)).mkdir()
         random_workspaces.live(tmp_path / str(seed), kind, seed, 40, closed=False)
@@ -67,5 +67,5 @@ def test_restore_reports_match_the_disk_in_many_random_workspaces(tmp_path, kind
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("part", range(2))
 def test_restore_reports_match_the_disk_in_many_unprivileged_runs(tmp_path, kind, part):
-    """F1, owner: plan and report match the disk in 20 long random runs of an unprivileged user in each part."""
+    """Owner: plan and report match the disk in 20 long random runs of an unprivileged user in each part."""
     lived(tmp_path / "place", kind, (5000 + 20 * part, 5020 + 20 * part), 40)

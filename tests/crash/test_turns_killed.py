@@ -1,4 +1,4 @@
-"""A turn whose process is killed anywhere pays nothing twice, however the graph calls its tools (T1).
+"""A turn whose process is killed anywhere pays nothing twice, however the graph calls its tools.
 
 Real processes are killed, the world is a shop that outlives them, and each kill is followed by a check of the journal.
 """
@@ -102,8 +102,8 @@ def killed(kind, verify, folder, lengths, chance):
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", shop_graphs.GRAPHS)
-def test_t1_a_turn_killed_anywhere_pays_once(kind, verify, tmp_path, lengths):
-    """T1: the process that continues a killed turn makes only the missing payments, and the journal says which."""
+def test_a_turn_killed_anywhere_pays_once(kind, verify, tmp_path, lengths):
+    """The process that continues a killed turn makes only the missing payments, and the journal says which."""
     chance = random.Random(f"{kind} {verify}")  # noqa: S311  # the same kills each time
     assert sum(killed(kind, verify, tmp_path / str(n), lengths, chance) for n in range(SHORT))
 
@@ -111,8 +111,8 @@ def test_t1_a_turn_killed_anywhere_pays_once(kind, verify, tmp_path, lengths):
 @pytest.mark.long
 @pytest.mark.parametrize("part", range(4))
 @pytest.mark.parametrize("kind", shop_graphs.GRAPHS)
-def test_t1_a_payment_is_made_once_despite_hundreds_of_kills(kind, part, verify, tmp_path, lengths):
-    """T1: hundreds of kills at any call of a function leave no duplicate payment and no untrue status."""
+def test_a_payment_is_made_once_despite_hundreds_of_kills(kind, part, verify, tmp_path, lengths):
+    """Hundreds of kills at any call of a function leave no duplicate payment and no untrue status."""
     chance = random.Random(f"{kind} {verify} {part}")  # noqa: S311  # the same kills each time
     lives = LONG // 4
     kills = sum(killed(kind, verify, tmp_path / str(n), lengths, chance) for n in range(lives))

@@ -1,4 +1,4 @@
-"""The last write beside a restore or an undo is in the workspace, in a snapshot or at a reported path (F4)."""
+"""The last write beside a restore or an undo is in the workspace, in a snapshot or at a reported path."""
 
 from __future__ import annotations
 
@@ -78,15 +78,15 @@ def held(workspace, id, into):
 
 
 @pytest.mark.parametrize("wanted", ["files", "nothing"])
-def test_f4_no_acknowledged_write_is_lost_during_restores(work, tmp_path, wanted):
-    """F4: the last write of each file is in the workspace, in the safety snapshot, or where the report says."""
+def test_no_acknowledged_write_is_lost_during_restores(work, tmp_path, wanted):
+    """The last write of each file is in the workspace, in the safety snapshot, or where the report says."""
     assert_nothing_lost(work, tmp_path, wanted, rounds=12)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("wanted", ["files", "nothing"])
-def test_f4_no_acknowledged_write_is_lost_during_150_restores(work, tmp_path, wanted):
-    """F4: no acknowledged write is lost during 150 restores."""
+def test_no_acknowledged_write_is_lost_during_150_restores(work, tmp_path, wanted):
+    """No acknowledged write is lost during 150 restores."""
     assert_nothing_lost(work, tmp_path, wanted, rounds=150)
 
 
@@ -133,8 +133,8 @@ def shown(at):
 
 @pytest.mark.parametrize("act", ACTS)
 @pytest.mark.parametrize("kind", ["change", "removal"])
-def test_f4_a_change_between_check_and_restore_is_kept_and_reported(work, tmp_path, system, act, kind):
-    """F4: a file changed between check and restore is kept as a conflict, and all other files are restored."""
+def test_a_change_between_check_and_restore_is_kept_and_reported(work, tmp_path, system, act, kind):
+    """A file changed between check and restore is kept as a conflict, and all other files are restored."""
     workspace = Workspace(work, tmp_path / "store")
     wanted = workspace.save()
     if kind == "removal":
@@ -154,8 +154,8 @@ def test_f4_a_change_between_check_and_restore_is_kept_and_reported(work, tmp_pa
     assert not [name for name in os.listdir(work) if name.startswith(".agentgit-")]
 
 
-def test_f4_a_file_created_where_a_restore_puts_one_is_kept(work, tmp_path, system):
-    """F4: a file created where the restore is about to put one is not replaced, but reported."""
+def test_a_file_created_where_a_restore_puts_one_is_kept(work, tmp_path, system):
+    """A file created where the restore is about to put one is not replaced, but reported."""
     workspace = Workspace(work, tmp_path / "store")
     wanted = workspace.save()
     (work / "05").unlink()
@@ -165,8 +165,8 @@ def test_f4_a_file_created_where_a_restore_puts_one_is_kept(work, tmp_path, syst
     assert (work / "05").read_text() == "mine"
 
 
-def test_f4_an_overtaken_write_is_moved_aside_and_reported(work, tmp_path, system):
-    """F4: of two concurrent writes, the newer stays in place and the older is moved aside to the reported path."""
+def test_an_overtaken_write_is_moved_aside_and_reported(work, tmp_path, system):
+    """Of two concurrent writes, the newer stays in place and the older is moved aside to the reported path."""
     workspace = Workspace(work, tmp_path / "store")
     for name in NAMES:
         (work / name).unlink()
@@ -182,8 +182,8 @@ def test_f4_an_overtaken_write_is_moved_aside_and_reported(work, tmp_path, syste
     assert [(path, Path(to).read_text()) for path, to in done.moved_aside] == [("00", "first")]
 
 
-def test_f4_a_write_during_the_return_of_an_earlier_one_is_kept(work, tmp_path):
-    """F4: a write during the return of an earlier one stays in place, and the earlier one is moved aside."""
+def test_a_write_during_the_return_of_an_earlier_one_is_kept(work, tmp_path):
+    """A write during the return of an earlier one stays in place, and the earlier one is moved aside."""
     workspace = Workspace(work, tmp_path / "store")
     wanted = workspace.save()
     (work / "00").write_text("now")
@@ -204,8 +204,8 @@ def test_f4_a_write_during_the_return_of_an_earlier_one_is_kept(work, tmp_path):
 
 @pytest.mark.parametrize("act", ACTS)
 @pytest.mark.parametrize("kind", ["change", "removal"])
-def test_f4_an_undo_keeps_and_reports_a_concurrent_change(work, tmp_path, system, act, kind):
-    """F4: a file changed between the check and the change of an undo is kept, and the result names it."""
+def test_an_undo_keeps_and_reports_a_concurrent_change(work, tmp_path, system, act, kind):
+    """A file changed between the check and the change of an undo is kept, and the result names it."""
     if kind == "removal":
         (work / "00").unlink()
     stack = UndoStack(work, tmp_path / "store")

@@ -1,4 +1,4 @@
-"""Sessions of deepagents: plans and reports have no line that is noise or false, whatever keeps the files (T11).
+"""Sessions of deepagents: plans and reports have no line that is noise or false, whatever keeps the files.
 
 `make test-deepagents` runs these tests: deepagents does not fit the pinned versions of the other packages.
 """
@@ -81,8 +81,8 @@ def files_in(path: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("backend", [None, StateBackend()])
-def test_t11_files_in_the_state_go_without_a_line(repo, backend):
-    """T11: with StateBackend, files, todos and the subagent's file are gone after a rollback, and nothing is listed."""
+def test_files_in_the_state_go_without_a_line(repo, backend):
+    """With StateBackend, files, todos and the subagent's file are gone after a rollback, and nothing is listed."""
     agent = worked(repo, backend)
     assert set(agent.state["files"]) == {"/a.txt", "/sub.txt"}
     writing = dict.fromkeys(("write_todos", "write_file", "edit_file", "delete", "task"), "state")
@@ -99,8 +99,8 @@ def test_t11_files_in_the_state_go_without_a_line(repo, backend):
     assert not any(items for group, items in forth.report.groups().items() if group != "replayed")
 
 
-async def test_t11_files_of_async_turns_go_without_a_line(repo):
-    """T11: the async functions of the tools are known too."""
+async def test_files_of_async_turns_go_without_a_line(repo):
+    """The async functions of the tools are known too."""
     agent = await repo.awrap(deep(StateBackend(), *WORK), "s")
     before = await agent.acheckpoint("before")
     await agent.ainvoke(say())
@@ -109,8 +109,8 @@ async def test_t11_files_of_async_turns_go_without_a_line(repo):
     assert (back.report.kept, back.state.get("files") or {}) == ([], {})
 
 
-def test_t11_files_on_disk_go_with_the_workspace(repo, work):
-    """T11: with FilesystemBackend in the workspace, the files come back, and only the files are listed."""
+def test_files_on_disk_go_with_the_workspace(repo, work):
+    """With FilesystemBackend in the workspace, the files come back, and only the files are listed."""
     (work / "old.txt").write_text("old", "utf-8")
     agent = worked(repo, FilesystemBackend(root_dir=work), workspace=work)
     assert files_in(work) == {"old.txt": "old", "a.txt": "two", "sub.txt": "sub"}
@@ -123,8 +123,8 @@ def test_t11_files_on_disk_go_with_the_workspace(repo, work):
     assert (files_in(work), forth.report.kept) == ({"old.txt": "old", "a.txt": "two", "sub.txt": "sub"}, [])
 
 
-def test_t11_files_that_a_rollback_leaves_are_said_to_stay(repo, work):
-    """T11: with files=False, the calls that wrote the files are listed as kept, with that reason."""
+def test_files_that_a_rollback_leaves_are_said_to_stay(repo, work):
+    """With files=False, the calls that wrote the files are listed as kept, with that reason."""
     agent = worked(repo, FilesystemBackend(root_dir=work), workspace=work)
     report = agent.rollback("before", files=False).report
     assert set(names(report.kept)) == {"write_file", "edit_file", "delete"}
@@ -133,8 +133,8 @@ def test_t11_files_that_a_rollback_leaves_are_said_to_stay(repo, work):
 
 
 @pytest.mark.parametrize("is_in_workspace", [True, False], ids=["elsewhere", "no workspace"])
-def test_t11_files_that_no_snapshot_has_are_undeclared(repo, tmp_path, is_in_workspace):
-    """T11: with FilesystemBackend outside the workspace, or without one, the calls stay undeclared, and are listed."""
+def test_files_that_no_snapshot_has_are_undeclared(repo, tmp_path, is_in_workspace):
+    """With FilesystemBackend outside the workspace, or without one, the calls stay undeclared, and are listed."""
     root, workspace = tmp_path / "root", tmp_path / "workspace"
     root.mkdir()
     options = {"workspace": workspace} if is_in_workspace else {}
@@ -144,8 +144,8 @@ def test_t11_files_that_no_snapshot_has_are_undeclared(repo, tmp_path, is_in_wor
     assert "a.txt" in files_in(root)
 
 
-def test_t11_a_backend_without_a_virtual_root_counts_by_path(repo, tmp_path):
-    """T11: with virtual_mode=False a path may be anywhere: each call counts by its own path, links included."""
+def test_a_backend_without_a_virtual_root_counts_by_path(repo, tmp_path):
+    """With virtual_mode=False a path may be anywhere: each call counts by its own path, links included."""
     inside, outside = tmp_path / "inside", tmp_path / "outside"
     inside.mkdir()
     outside.mkdir()
@@ -161,8 +161,8 @@ def test_t11_a_backend_without_a_virtual_root_counts_by_path(repo, tmp_path):
     assert {item.invocation.args["file_path"] for item in agent.rollback("before").report.kept} == set(paths[1:])
 
 
-def test_t11_the_routes_of_a_composite_backend_decide_for_each_path(repo, tmp_path):
-    """T11: with CompositeBackend, the backend of the longest route counts, however the model writes the path."""
+def test_the_routes_of_a_composite_backend_decide_for_each_path(repo, tmp_path):
+    """With CompositeBackend, the backend of the longest route counts, however the model writes the path."""
     disk, elsewhere = tmp_path / "disk", tmp_path / "elsewhere"
     disk.mkdir()
     elsewhere.mkdir()
@@ -193,8 +193,8 @@ def test_t11_the_routes_of_a_composite_backend_decide_for_each_path(repo, tmp_pa
     assert (files_in(disk), set(files_in(elsewhere))) == ({}, {"d.txt", "e.txt"})
 
 
-def test_t11_a_composite_backend_of_state_and_workspace_is_not_undeclared(repo, work):
-    """T11: if every route is known, the agent names no tool as undeclared."""
+def test_a_composite_backend_of_state_and_workspace_is_not_undeclared(repo, work):
+    """If every route is known, the agent names no tool as undeclared."""
     backend = CompositeBackend(default=StateBackend(), routes={"/disk/": FilesystemBackend(root_dir=work)})
     agent = repo.wrap(deep(backend, "hello"), "s", workspace=work)
     assert agent.effects["write_file"] == "workspace"
@@ -202,8 +202,8 @@ def test_t11_a_composite_backend_of_state_and_workspace_is_not_undeclared(repo, 
 
 
 @pytest.mark.parametrize("is_own", [False, True], ids=["store of the graph", "store of the backend"])
-def test_t11_files_in_a_store_count_by_the_store(repo, is_own):
-    """T10, T11: with StoreBackend, the writes to the store of the graph are undone; those to another one are kept."""
+def test_files_in_a_store_count_by_the_store(repo, is_own):
+    """With StoreBackend, the writes to the store of the graph are undone; those to another one are kept."""
     store = InMemoryStore()
     backend = StoreBackend(namespace=lambda runtime: ("files",), **({"store": store} if is_own else {}))
     agent = repo.wrap(deep(backend, *WORK, store=store), "s")
@@ -219,8 +219,8 @@ def test_t11_files_in_a_store_count_by_the_store(repo, is_own):
 # -- what acts on the world
 
 
-def test_t11_commands_of_a_shell_stay_undeclared(repo, work):
-    """T11: `execute` of LocalShellBackend may do anything, so it is listed as kept; the files come back."""
+def test_commands_of_a_shell_stay_undeclared(repo, work):
+    """`execute` of LocalShellBackend may do anything, so it is listed as kept; the files come back."""
     agent = worked(repo, LocalShellBackend(root_dir=work, inherit_env=True), workspace=work)
     assert agent.effects["execute"] == "undeclared"
     assert "loud.txt" in files_in(work)
@@ -228,8 +228,8 @@ def test_t11_commands_of_a_shell_stay_undeclared(repo, work):
     assert (names(back.report.kept), files_in(work)) == (["execute"], {})
 
 
-def test_t11_commands_can_be_declared_irreversible(repo, work):
-    """T11: the user's declaration of `execute` counts, and blocks the rollback."""
+def test_commands_can_be_declared_irreversible(repo, work):
+    """The user's declaration of `execute` counts, and blocks the rollback."""
     backend = LocalShellBackend(root_dir=work, inherit_env=True)
     agent = worked(repo, backend, workspace=work, effects={"execute": "irreversible"})
     with pytest.raises(RollbackBlocked, match="execute"):
@@ -248,15 +248,15 @@ class Sandbox(StateBackend, SandboxBackendProtocol):
         return ExecuteResponse(output="", exit_code=0, truncated=False)
 
 
-def test_t11_an_unknown_backend_is_undeclared(repo):
-    """T11: of a backend that is not known, a subclass too, neither the files nor the commands are called harmless."""
+def test_an_unknown_backend_is_undeclared(repo):
+    """Of a backend that is not known, a subclass too, neither the files nor the commands are called harmless."""
     agent = repo.wrap(deep(Sandbox(), "hello"), "s")
     kinds = {agent.effects[name] for name in ("write_file", "edit_file", "delete", "execute")}
     assert kinds == {"undeclared"}
 
 
-def test_t11_a_tool_of_the_user_is_not_taken_for_one_of_deepagents(repo):
-    """T11: the user's own `write_file`, in a subagent beside deepagents' one, is undeclared, and its call is listed."""
+def test_a_tool_of_the_user_is_not_taken_for_one_of_deepagents(repo):
+    """The user's own `write_file`, in a subagent beside deepagents' one, is undeclared, and its call is listed."""
     world = World()
 
     @tool
@@ -285,8 +285,8 @@ def test_t11_a_tool_of_the_user_is_not_taken_for_one_of_deepagents(repo):
     assert (kept.invocation.args["content"], world.sent) == ("yours", ["yours"])
 
 
-def test_t11_effects_of_a_subagent_are_reversed(repo):
-    """T11: `task` does not hide what the tools of its subagent did: it is reversed as ever."""
+def test_effects_of_a_subagent_are_reversed(repo):
+    """`task` does not hide what the tools of its subagent did: it is reversed as ever."""
     world = World()
     work = (
         call("task", description="add", subagent_type="general-purpose"),
@@ -303,8 +303,8 @@ def test_t11_effects_of_a_subagent_are_reversed(repo):
     assert (names(report.reversed), report.kept, world.items) == (["add"], [], [])
 
 
-def test_t11_a_subagent_that_is_no_local_graph_is_undeclared(repo):
-    """T11: what a subagent that is not a graph of this process does is not recorded, so its `task` is undeclared."""
+def test_a_subagent_that_is_no_local_graph_is_undeclared(repo):
+    """What a subagent that is not a graph of this process does is not recorded, so its `task` is undeclared."""
     world = World()
 
     def act(state):
@@ -323,8 +323,8 @@ def test_t11_a_subagent_that_is_no_local_graph_is_undeclared(repo):
 # -- questions and the table
 
 
-def test_t11_files_in_the_state_survive_a_question_in_the_same_batch(repo):
-    """T11: a file that is written beside a call that waits for approval is there when the batch goes on."""
+def test_files_in_the_state_survive_a_question_in_the_same_batch(repo):
+    """A file that is written beside a call that waits for approval is there when the batch goes on."""
     world = World()
     batch = calls(call("write_file", file_path="/a.txt", content="one"), call("ask", question="may I?"))
 
@@ -342,8 +342,8 @@ def test_t11_files_in_the_state_survive_a_question_in_the_same_batch(repo):
     assert agent.rollback("before").report.kept == []
 
 
-def test_t11_every_profile_names_code_of_deepagents():
-    """T11: each function of the table is in deepagents, so that a renamed one is noticed."""
+def test_every_profile_names_code_of_deepagents():
+    """Each function of the table is in deepagents, so that a renamed one is noticed."""
 
     def qualified_names(code):
         for constant in code.co_consts:
@@ -359,8 +359,8 @@ def test_t11_every_profile_names_code_of_deepagents():
         assert set(known.functions) <= set(qualified_names(code))
 
 
-def test_t11_a_subagent_of_another_class_is_undeclared(repo):
-    """T11: a subclass of LangGraph's graphs may run elsewhere, so a `task` for it is not called harmless."""
+def test_a_subagent_of_another_class_is_undeclared(repo):
+    """A subclass of LangGraph's graphs may run elsewhere, so a `task` for it is not called harmless."""
 
     class Elsewhere(CompiledStateGraph):
         """A graph that may run on another machine."""

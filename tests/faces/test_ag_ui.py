@@ -1,4 +1,4 @@
-"""The example behind AG-UI: a message that is edited in a client undoes what came after it (G4)."""
+"""The example behind AG-UI: a message that is edited in a client undoes what came after it."""
 
 import json
 import os
@@ -114,8 +114,8 @@ def questions(events):
     return [event["value"] for event in events if event["type"] == "CUSTOM" and event["name"] == "on_interrupt"]
 
 
-def test_g4_editing_a_message_cancels_the_later_orders(client):
-    """G4: order a chair, order a table, edit message 1: both are cancelled, then the lamp is ordered."""
+def test_editing_a_message_cancels_the_later_orders(client):
+    """Order a chair, order a table, edit message 1: both are cancelled, then the lamp is ordered."""
     client.say("order a chair")
     client.say("order a table")
     assert errors(client.edit(0, "order a lamp")) == []
@@ -124,8 +124,8 @@ def test_g4_editing_a_message_cancels_the_later_orders(client):
     assert client.orders[-2:] == [("lamp", "open"), ("sofa", "open")]
 
 
-def test_g4_a_payment_is_asked_for_by_an_interrupt(client):
-    """G4: an edit before a payment asks with the plan; no cancels, yes refunds and goes on."""
+def test_a_payment_is_asked_for_by_an_interrupt(client):
+    """An edit before a payment asks with the plan; no cancels, yes refunds and goes on."""
     client.say("order a chair")
     client.say("pay")
     (question,) = questions(client.edit(1, "order a lamp"))
@@ -139,8 +139,8 @@ def test_g4_a_payment_is_asked_for_by_an_interrupt(client):
 
 
 @pytest.mark.parametrize(("status", "state"), [("resolved", "refunded"), ("cancelled", "charged")])
-def test_g4_the_question_is_answered_as_ag_ui_defines_it(client, status, state):
-    """G4: the `resume` of AG-UI consents with the payload true, and a cancelled question changes nothing."""
+def test_the_question_is_answered_as_ag_ui_defines_it(client, status, state):
+    """The `resume` of AG-UI consents with the payload true, and a cancelled question changes nothing."""
     client.say("order a chair")
     client.say("pay")
     events = client.edit(1, "order a lamp")
@@ -150,8 +150,8 @@ def test_g4_the_question_is_answered_as_ag_ui_defines_it(client, status, state):
     assert client.read("payments")[-1][-1] == state
 
 
-def test_g4_what_cannot_be_undone_is_refused_readably(client):
-    """G4: an edit before a mail fails with the reason, nothing has changed, and the thread goes on."""
+def test_what_cannot_be_undone_is_refused_readably(client):
+    """An edit before a mail fails with the reason, nothing has changed, and the thread goes on."""
     client.say("order a chair")
     client.say("mail a note to bob")
     kept = client.messages

@@ -1,4 +1,4 @@
-"""The scripts `backup` and `restore` of deploy/, with a real PostgreSQL (N4)."""
+"""The scripts `backup` and `restore` of deploy/, with a real PostgreSQL."""
 
 from __future__ import annotations
 
@@ -19,10 +19,8 @@ from agentgit.demo import EFFECTS, build, open_shop, orders
 pytestmark = pytest.mark.long
 
 
-def test_n4_a_restored_database_is_sound_and_its_sessions_go_on(
-    postgres_tables: URL, postgres_spare: URL, tmp_path: Path
-):
-    """N4: a restored database has every row and policy of each tenant, fsck finds it sound, and sessions go on."""
+def test_a_restored_database_is_sound_and_its_sessions_go_on(postgres_tables: URL, postgres_spare: URL, tmp_path: Path):
+    """A restored database has every row and policy of each tenant, fsck finds it sound, and sessions go on."""
     live(postgres_tables, tmp_path)
     before = [told(postgres_tables, tenant) for tenant in (None, TENANT)]
     file = backup(postgres_tables, tmp_path)
@@ -41,8 +39,8 @@ def test_n4_a_restored_database_is_sound_and_its_sessions_go_on(
     assert cancelled == ["sofa", "table", "table"]
 
 
-def test_n4_a_backup_is_readable_by_its_owner_only_and_old_ones_are_deleted(postgres_tables: URL, tmp_path: Path):
-    """N4: backups have mode 600, and KEEP deletes the oldest of this database with their tips, and nothing else."""
+def test_a_backup_is_readable_by_its_owner_only_and_old_ones_are_deleted(postgres_tables: URL, tmp_path: Path):
+    """Backups have mode 600, and KEEP deletes the oldest of this database with their tips, and nothing else."""
     old = [f"{postgres_tables.database}-2025010{day}T000000Z" for day in (1, 2, 3)]
     others = [f"other_{old[0]}.dump", f"{postgres_tables.database}-notes.dump", "x.tips"]
     for name in [*others, *(f"{one}.{end}" for one in old for end in ("dump", "7.tips"))]:
@@ -58,8 +56,8 @@ def test_n4_a_backup_is_readable_by_its_owner_only_and_old_ones_are_deleted(post
     assert {one.name for one in tmp_path.iterdir()} == left
 
 
-def test_n4_a_role_that_does_not_see_all_rows_makes_no_backup(postgres_tables: URL, tmp_path: Path):
-    """N4: if row-level security hides rows from the role, the backup fails and leaves no file."""
+def test_a_role_that_does_not_see_all_rows_makes_no_backup(postgres_tables: URL, tmp_path: Path):
+    """If row-level security hides rows from the role, the backup fails and leaves no file."""
     role = f"agentgit_test_{uuid.uuid4().hex}"
     execute(postgres_tables, f"CREATE ROLE {role}")
     try:
@@ -81,10 +79,10 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_n4_a_database_that_was_damaged_before_its_backup_is_not_called_sound(
+def test_a_database_that_was_damaged_before_its_backup_is_not_called_sound(
     postgres_tables, postgres_spare, tmp_path, damage
 ):
-    """N4: after a restore, fsck finds a changed value, and an earlier backup's tips show that an event is missing."""
+    """After a restore, fsck finds a changed value, and an earlier backup's tips show that an event is missing."""
     live(postgres_tables, tmp_path)
     earlier = backup(postgres_tables, tmp_path)
     execute(postgres_tables, DAMAGE[damage])
@@ -98,8 +96,8 @@ def test_n4_a_database_that_was_damaged_before_its_backup_is_not_called_sound(
     assert count(postgres_spare, "checkpoint") == count(postgres_tables, "checkpoint")
 
 
-def test_n4_a_cut_file_leaves_no_database(postgres_tables: URL, postgres_spare: URL, tmp_path: Path):
-    """N4: a file that cannot be restored whole leaves no database behind."""
+def test_a_cut_file_leaves_no_database(postgres_tables: URL, postgres_spare: URL, tmp_path: Path):
+    """A file that cannot be restored whole leaves no database behind."""
     live(postgres_tables, tmp_path)
     file, cut = backup(postgres_tables, tmp_path), tmp_path / "cut.dump"
     cut.write_bytes(file.read_bytes()[:-200])
@@ -109,8 +107,8 @@ def test_n4_a_cut_file_leaves_no_database(postgres_tables: URL, postgres_spare: 
     assert count(postgres_tables, f"pg_database WHERE datname = '{postgres_spare.database}'") == 0
 
 
-def test_n4_a_restore_overwrites_nothing(postgres_tables: URL, tmp_path: Path):
-    """N4: a restore refuses an existing database and names that libpq would read as something else."""
+def test_a_restore_overwrites_nothing(postgres_tables: URL, tmp_path: Path):
+    """A restore refuses an existing database and names that libpq would read as something else."""
     live(postgres_tables, tmp_path)
     before, file = told(postgres_tables, None), backup(postgres_tables, tmp_path)
     done = script("restore", file, postgres_tables.database, **libpq(postgres_tables))

@@ -49,8 +49,8 @@ def test_a_quick_run_prints_sizes_with_ratios(measured: tuple[str, dict[str, Any
 
 
 @pytest.mark.long
-def test_w13_storage_grows_with_new_data_only(measured: tuple[str, dict[str, Any], Path]):
-    """W13: three times the turns add about three times the bytes, which are counted and not timed."""
+def test_storage_grows_with_new_data_only(measured: tuple[str, dict[str, Any], Path]):
+    """Three times the turns add about three times the bytes, which are counted and not timed."""
     _, found, _ = measured
     growth = [line["ratios"] for line in found["subjects"]["size"]["lines"] if line["case"] == "60 turns"]
     ours = [ratios["linear"] for ratios in growth if "SqliteSaver" in ratios and "linear" in ratios]
@@ -124,8 +124,8 @@ def test_a_quick_run_measures_every_other_subject(tmp_path: Path, subject: str):
 
 
 @pytest.mark.long
-def test_c8_a_quick_run_measures_the_undo_stack(tmp_path: Path):
-    """C8: a snapshot of known paths is measured beside a copy and git, and docs/benchmarks.md has its title."""
+def test_a_quick_run_measures_the_undo_stack(tmp_path: Path):
+    """A snapshot of known paths is measured beside a copy and git, and docs/benchmarks.md has its title."""
     printed = bench("--only", "workspace-undo", "--quick", "--where", tmp_path)
     assert "UndoStack.snapshot" in printed
     assert "### Files: the undo stack" in (ROOT / "docs/benchmarks.md").read_text("utf-8")

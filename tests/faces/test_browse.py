@@ -1,4 +1,4 @@
-"""The tree with handles: by reference in any program, and by clicks in a notebook (U4)."""
+"""The tree with handles: by reference in any program, and by clicks in a notebook."""
 
 import re
 
@@ -26,8 +26,8 @@ def agent(repo, world):
     return agent
 
 
-def test_u4_a_handle_compares_plans_and_rolls_back(agent, world):
-    """U4: `tree[ref]` is a checkpoint with its actions; a rollback returns the agent of the new branch."""
+def test_a_handle_compares_plans_and_rolls_back(agent, world):
+    """`tree[ref]` is a checkpoint with its actions; a rollback returns the agent of the new branch."""
     tree = browse(agent)
     assert str(tree) == str(agent.tree())
     handle = tree["before the table"]
@@ -43,8 +43,8 @@ def test_u4_a_handle_compares_plans_and_rolls_back(agent, world):
     assert tree["HEAD"].branch == "other"
 
 
-def test_u4_a_session_without_a_graph_has_handles_too(agent, world):
-    """U4: the handles of a session return reports, and act on its current branch."""
+def test_a_session_without_a_graph_has_handles_too(agent, world):
+    """The handles of a session return reports, and act on its current branch."""
     tree = browse(agent.session)
     assert tree["before the table"].rollback().branch == "main-2"
     assert world.items == ["chair"]
@@ -53,8 +53,8 @@ def test_u4_a_session_without_a_graph_has_handles_too(agent, world):
     assert world.items == ["chair", "table"]
 
 
-def test_u4_wrong_references_and_sources_raise(agent):
-    """U4: a checkpoint that does not exist and a value that has no tree raise typed errors."""
+def test_wrong_references_and_sources_raise(agent):
+    """A checkpoint that does not exist and a value that has no tree raise typed errors."""
     with pytest.raises(NotFound, match="no checkpoint 'nowhere'"):
         browse(agent)["nowhere"]
     with pytest.raises(InvalidInput, match="an agent or a session, not str"):
@@ -91,8 +91,8 @@ def points(state):
     return re.findall(r'<a href="#(\d+)"', state["picture"])
 
 
-def test_u4_a_click_shows_a_plan_and_a_second_one_rolls_back(agent, world):
-    """U4: a click on a checkpoint shows it with its actions; nothing changes before the click below the plan."""
+def test_a_click_shows_a_plan_and_a_second_one_rolls_back(agent, world):
+    """A click on a checkpoint shows it with its actions; nothing changes before the click below the plan."""
     tree = browse(agent)
     clicks = Clicks(tree)
     assert clicks.state["title"] == "session s, branch main"
@@ -119,8 +119,8 @@ def test_u4_a_click_shows_a_plan_and_a_second_one_rolls_back(agent, world):
     assert clicks.state["title"] == "session s, branch main"
 
 
-def test_u4_a_click_that_fails_says_why_in_the_panel(agent, world):
-    """U4: an error of a click is shown; a blocked plan offers to keep what blocks; a plan that is old is shown anew."""
+def test_a_click_that_fails_says_why_in_the_panel(agent, world):
+    """An error of a click is shown; a blocked plan offers to keep what blocks; a plan that is old is shown anew."""
     tree = browse(agent)
     clicks = Clicks(tree)
     clicks.choose("nowhere")
@@ -136,8 +136,8 @@ def test_u4_a_click_that_fails_says_why_in_the_panel(agent, world):
     assert world.items == ["chair"]
 
 
-def test_u4_hostile_text_stays_text_in_the_widget(repo, world):
-    """U4: markup in messages and names is escaped in every part of the widget that is drawn as HTML."""
+def test_hostile_text_stays_text_in_the_widget(repo, world):
+    """Markup in messages and names is escaped in every part of the widget that is drawn as HTML."""
     hostile = "<img src=x onerror=alert(1)>"
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), hostile, effects=world.effects())
     agent.run(hostile)
@@ -150,8 +150,8 @@ def test_u4_hostile_text_stays_text_in_the_widget(repo, world):
     assert clicks.state["title"] == f"session {hostile}, branch main"
 
 
-def test_u4_the_output_has_the_tree_for_readers_without_a_widget(agent):
-    """U4: a stored output has the tree as text and as HTML beside the widget, for readers that have no kernel."""
+def test_the_output_has_the_tree_for_readers_without_a_widget(agent):
+    """A stored output has the tree as text and as HTML beside the widget, for readers that have no kernel."""
     bundle = browse(agent)._repr_mimebundle_()
     assert set(bundle) == {"text/plain", "text/html", "application/vnd.jupyter.widget-view+json"}
     assert bundle["text/html"] == agent.tree()._repr_html_()

@@ -111,7 +111,7 @@ def golden(name: str) -> str:
     ],
 )
 def test_commands_match_their_recorded_output(at, name, words):
-    """D4, W6: each command over a real rollback writes exactly its recorded output, no error, and succeeds."""
+    """Each command over a real rollback writes exactly its recorded output, no error, and succeeds."""
     out, err, code = at(*words)
     assert (err, code) == ("", 0)
     assert plainly(out) == golden(f"cli-{name}.txt")
@@ -120,7 +120,7 @@ def test_commands_match_their_recorded_output(at, name, words):
 
 
 def test_log_follows_a_branch_to_the_root(at):
-    """D2: the log of a branch that a rollback made starts with that branch and continues with its parent."""
+    """The log of a branch that a rollback made starts with that branch and continues with its parent."""
     references = [entry["reference"] for entry in json.loads(at("log", "--json").out)]
     assert references[0].startswith("retry#")
     assert references[-1] == "main#1"
@@ -362,22 +362,22 @@ def test_a_read_only_command_does_not_import_langgraph(story):
         ("search-json", ["search", "me@example.com", "lamp", "--json", "-n", "1"]),
     ],
 )
-def test_w9_search_and_filters_match_their_recorded_output(at, name, words):
-    """W9, B2: filters, pages and search write exactly their recorded output, no error, and succeed."""
+def test_search_and_filters_match_their_recorded_output(at, name, words):
+    """Filters, pages and search write exactly their recorded output, no error, and succeed."""
     out, err, code = at(*words)
     assert (err, code) == ("", 0)
     assert plainly(out) == golden(f"cli-{name}.txt")
 
 
-def test_u5_a_search_that_finds_nothing_on_its_branch_names_the_option_for_all(at):
-    """U5: a search of one branch that finds nothing names --all-branches; one of all branches has nothing to add."""
+def test_a_search_that_finds_nothing_on_its_branch_names_the_option_for_all(at):
+    """A search of one branch that finds nothing names --all-branches; one of all branches has nothing to add."""
     assert "--all-branches" in at("search", "support-42", "zebra").out
     assert plainly(at("search", "support-42", "zebra", "--all-branches").out) == "nothing found\n"
 
 
 @pytest.mark.long
-def test_b2_log_filters_counts_and_pages_checkpoints(at):
-    """B2: `log` filters by time, author and branch, and its pages together are the whole log."""
+def test_log_filters_counts_and_pages_checkpoints(at):
+    """`log` filters by time, author and branch, and its pages together are the whole log."""
     whole = json.loads(at("log", "--all-branches", "--json").out)
     assert at("log", "--all-branches", "--count").out == f"{len(whole)}\n"
     assert json.loads(at("log", "--count", "--auto", "--json").out) == {"count": 5}
@@ -414,8 +414,8 @@ def test_b2_log_filters_counts_and_pages_checkpoints(at):
 
 
 @pytest.mark.long
-def test_w9_tags_are_managed_on_the_command_line(agentgit, story, tmp_path):
-    """W9: a tag is added, listed, used as a reference, shown in the log and deleted."""
+def test_tags_are_managed_on_the_command_line(agentgit, story, tmp_path):
+    """A tag is added, listed, used as a reference, shown in the log and deleted."""
     (tmp_path / "copy.db").write_bytes(story.read_bytes())
     db = ("--db", str(tmp_path / "copy.db"))
     assert agentgit("tag", *db).out == "no tags yet; add one with: agentgit tag REF NAME\n"
@@ -433,8 +433,8 @@ def test_w9_tags_are_managed_on_the_command_line(agentgit, story, tmp_path):
     assert agentgit("tag", *db).out.startswith("no tags yet")
 
 
-def test_u10_a_checkpoint_is_renamed_and_annotated(agentgit, story, tmp_path):
-    """U10: `annotate` changes the name, the description and the data of a checkpoint, and an empty value removes it."""
+def test_a_checkpoint_is_renamed_and_annotated(agentgit, story, tmp_path):
+    """`annotate` changes the name, the description and the data of a checkpoint, and an empty value removes it."""
     (tmp_path / "copy.db").write_bytes(story.read_bytes())
     db = ("--db", str(tmp_path / "copy.db"))
     renamed = agentgit("annotate", "support-42", "before payment", "--name", "paid", "--data", '{"ticket": 10}', *db)
@@ -450,8 +450,8 @@ def test_u10_a_checkpoint_is_renamed_and_annotated(agentgit, story, tmp_path):
     assert "--data is not valid JSON" in agentgit("annotate", "support-42", "main#3", "--data", "{", *db).err
 
 
-def test_u5_a_tag_without_a_name_says_what_is_missing(agentgit, story, monkeypatch):
-    """U5: `agentgit tag REF` asks for the name of the tag, and does not take the checkpoint for a session."""
+def test_a_tag_without_a_name_says_what_is_missing(agentgit, story, monkeypatch):
+    """`agentgit tag REF` asks for the name of the tag, and does not take the checkpoint for a session."""
     monkeypatch.setenv("AGENTGIT_DATABASE_URL", str(story))
     said = agentgit("tag", "retry#1")
     assert (said.out, said.code) == ("", 2)
@@ -459,8 +459,8 @@ def test_u5_a_tag_without_a_name_says_what_is_missing(agentgit, story, monkeypat
     assert "support-42" in agentgit("tag", "support-43").err  # a similar session
 
 
-def test_u5_recover_says_that_there_is_nothing_to_recover(agentgit, story, tmp_path):
-    """U5: `recover` on a branch on which nothing runs says so, and shows the branch."""
+def test_recover_says_that_there_is_nothing_to_recover(agentgit, story, tmp_path):
+    """`recover` on a branch on which nothing runs says so, and shows the branch."""
     (tmp_path / "copy.db").write_bytes(story.read_bytes())
     said = agentgit("recover", "support-42@main", "--db", str(tmp_path / "copy.db"))
     assert said.err == (
@@ -469,8 +469,8 @@ def test_u5_recover_says_that_there_is_nothing_to_recover(agentgit, story, tmp_p
     assert (said.code, said.out.splitlines()[0]) == (0, "session support-42")
 
 
-def test_u5_recover_names_what_is_unfinished_on_another_branch(agentgit, story, tmp_path):
-    """U5: `recover` on a branch on which nothing runs names the unfinished operation of another branch."""
+def test_recover_names_what_is_unfinished_on_another_branch(agentgit, story, tmp_path):
+    """`recover` on a branch on which nothing runs names the unfinished operation of another branch."""
     (tmp_path / "copy.db").write_bytes(story.read_bytes())
     with closing(sqlite3.connect(tmp_path / "copy.db")) as database, database:
         database.execute("UPDATE operation SET status = 'running'")
@@ -492,8 +492,8 @@ def test_u5_recover_names_what_is_unfinished_on_another_branch(agentgit, story, 
         (["tree", "--db", "none.db"], "NotFound", 3),
     ],
 )
-def test_u5_an_error_is_an_object_with_json(at, words, name, code):
-    """U5: with --json an error is one line of JSON on standard error, with the exit code that it has without."""
+def test_an_error_is_an_object_with_json(at, words, name, code):
+    """With --json an error is one line of JSON on standard error, with the exit code that it has without."""
     plain, said = at(*words), at(*words, "--json")
     assert (plain.code, said.code) == (code, code)
     error = json.loads(said.err.splitlines()[-1])
@@ -512,15 +512,15 @@ def test_u5_an_error_is_an_object_with_json(at, words, name, code):
         (["tag", "-d", "nothing"], 2), (["tag", "support-42", "-d", "nothing"], 3), (["tag", "nowhere"], 3),
     ],
 )  # fmt: skip
-def test_w9_invalid_arguments_fail_with_their_exit_codes(at, words, code):
+def test_invalid_arguments_fail_with_their_exit_codes(at, words, code):
     """Bad input: each failure writes an error, has its exit code, and writes nothing to standard output."""
     answer = at(*words)
     assert (answer.out, answer.code) == ("", code)
     assert answer.err
 
 
-def test_w9_shell_completion_offers_commands(agentgit, monkeypatch):
-    """W9: shell completion offers the command that begins with the typed letters."""
+def test_shell_completion_offers_commands(agentgit, monkeypatch):
+    """Shell completion offers the command that begins with the typed letters."""
     monkeypatch.setenv("_AGENTGIT_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", "agentgit sea")
     monkeypatch.setenv("COMP_CWORD", "1")
@@ -535,8 +535,8 @@ def test_w9_shell_completion_offers_commands(agentgit, monkeypatch):
         ("agentgit tree --js", ["--json"]),
     ],
 )
-def test_w9_shell_completion_offers_options(agentgit, monkeypatch, words, offered):
-    """W9: shell completion offers the options of the command that begin with the typed letters."""
+def test_shell_completion_offers_options(agentgit, monkeypatch, words, offered):
+    """Shell completion offers the options of the command that begin with the typed letters."""
     monkeypatch.setenv("_AGENTGIT_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", words)
     monkeypatch.setenv("COMP_CWORD", "2")
@@ -544,8 +544,8 @@ def test_w9_shell_completion_offers_options(agentgit, monkeypatch, words, offere
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_w9_show_completion_prints_the_script_of_the_shell(agentgit, monkeypatch, shell):
-    """W9: `agentgit --show-completion` prints the script for the shell it runs in, which asks agentgit what to
+def test_show_completion_prints_the_script_of_the_shell(agentgit, monkeypatch, shell):
+    """`agentgit --show-completion` prints the script for the shell it runs in, which asks agentgit what to
     offer.
     """
     monkeypatch.setattr("typer.completion._get_shell_name", lambda: shell)
@@ -573,8 +573,8 @@ def test_w9_show_completion_prints_the_script_of_the_shell(agentgit, monkeypatch
         ("agentgit checkpoint delete nobody m", []),
     ],
 )
-def test_w9_shell_completion_offers_sessions_branches_and_places(agentgit, story, monkeypatch, words, offered):
-    """W9: completion offers sessions, branches and references of the named session, or nothing if none can be read."""
+def test_shell_completion_offers_sessions_branches_and_places(agentgit, story, monkeypatch, words, offered):
+    """Completion offers sessions, branches and references of the named session, or nothing if none can be read."""
     monkeypatch.setenv("AGENTGIT_DATABASE_URL", str(story))
     assert completed(agentgit, monkeypatch, words).split() == offered
 
@@ -590,8 +590,8 @@ def completed(agentgit, monkeypatch, line: str) -> str:
     return answer.out
 
 
-def test_w9_shell_completion_offers_only_what_the_user_may_see(agentgit, monkeypatch):
-    """W9: completion offers a user's own sessions and those shared with them, of their tenant only; a disabled user
+def test_shell_completion_offers_only_what_the_user_may_see(agentgit, monkeypatch):
+    """Completion offers a user's own sessions and those shared with them, of their tenant only; a disabled user
     gets none, and neither does one whose share has ended.
     """
     with open_repository("agentgit.db") as repo, open_repository("agentgit.db", tenant="acme") as acme:
@@ -615,8 +615,8 @@ def test_w9_shell_completion_offers_only_what_the_user_may_see(agentgit, monkeyp
     assert offered("agentgit --tenant acme tree ") == ["secret"]
 
 
-def test_w9_shell_completion_offers_nothing_where_it_cannot_read(agentgit, monkeypatch, tmp_path):
-    """W9: completion writes no error and creates no file where there is no file of agentgit, or only a server."""
+def test_shell_completion_offers_nothing_where_it_cannot_read(agentgit, monkeypatch, tmp_path):
+    """Completion writes no error and creates no file where there is no file of agentgit, or only a server."""
     (tmp_path / "text.db").write_text("no database")
     sqlite3.connect(tmp_path / "other.db").close()
     files = sorted(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""`agentgit chat`: conversations through a pipe and at a terminal (C7, S3)."""
+"""`agentgit chat`: conversations through a pipe and at a terminal."""
 
 import codecs
 import importlib
@@ -147,8 +147,8 @@ never said"""
 
 
 @pytest.mark.long
-def test_c7_a_chat_runs_through_a_pipe(folder):
-    """C7: each line is one turn or one command, and the output is exactly the recorded conversation."""
+def test_a_chat_runs_through_a_pipe(folder):
+    """Each line is one turn or one command, and the output is exactly the recorded conversation."""
     done = folder.chat(*STORY.splitlines(), words=("shop", "--yes"))
     assert plainly(done.out) == (GOLDEN / "chat.txt").read_text(encoding="utf-8")
     assert done.err.startswith("error: The world has changed since branch main last ran")
@@ -159,15 +159,15 @@ def test_c7_a_chat_runs_through_a_pipe(folder):
     assert folder.world.items == ["chair", "table"]
 
 
-def test_c7_the_help_lists_every_command(folder):
-    """C7: /help lists each command with its arguments and says how to send a line that begins with a slash."""
+def test_the_help_lists_every_command(folder):
+    """/help lists each command with its arguments and says how to send a line that begins with a slash."""
     out = folder.chat("/help").out
     assert out == (GOLDEN / "chat-help.txt").read_text(encoding="utf-8")
     assert all(f"/{name}" in out for name in COMMANDS)
 
 
-def test_s3_a_later_chat_continues_the_session_and_can_go_back(folder):
-    """S3, C7: a later chat continues the most recent session, and its commands reach the earlier checkpoints."""
+def test_a_later_chat_continues_the_session_and_can_go_back(folder):
+    """A later chat continues the most recent session, and its commands reach the earlier checkpoints."""
     folder.chat("add chair", "/checkpoint create cart", "add table")
     assert folder.chat("/checkpoint restore cart", "/log 1").out.count("main-2#1") == 1
     assert folder.world.items == ["chair"]
@@ -177,8 +177,8 @@ def test_s3_a_later_chat_continues_the_session_and_can_go_back(folder):
         assert [session.session_name for session in repo.sessions()] == ["chat"]
 
 
-def test_c7_a_piped_chat_reverses_nothing_without_yes(folder):
-    """C7: in a pipe without --yes a command that would change the world shows its plan and does nothing."""
+def test_a_piped_chat_reverses_nothing_without_yes(folder):
+    """In a pipe without --yes a command that would change the world shows its plan and does nothing."""
     asked = folder.chat("add chair", "/undo", "hello", "/undo", words=())
     assert "reverse  add(item='chair')" in asked.out
     assert asked.err.startswith("error: There is no terminal to ask for confirmation. Add --yes")
@@ -190,7 +190,7 @@ def test_c7_a_piped_chat_reverses_nothing_without_yes(folder):
 
 
 def test_a_failed_turn_is_reported_and_the_chat_continues(folder):
-    """C7: the error is one line, the unfinished turn can be continued or undone, and the exit code reports it."""
+    """The error is one line, the unfinished turn can be continued or undone, and the exit code reports it."""
     done = folder.chat("add chair; fail now", "/continue", "/undo", "/continue", "hello")
     assert folder.world.items == []
     first, hint, second, again, nothing = done.err.splitlines()
@@ -203,7 +203,7 @@ def test_a_failed_turn_is_reported_and_the_chat_continues(folder):
 
 @pytest.mark.long
 def test_a_blocked_rollback_can_be_forced_in_the_chat(folder):
-    """C7: a rollback past a sent mail shows what blocks it and what to write, and runs with --force."""
+    """A rollback past a sent mail shows what blocks it and what to write, and runs with --force."""
     blocked = folder.chat("hello", "add chair", "send mail", "/undo 2", "/checkpoint undo", "/rewind-files main#1")
     assert "block    send(text='mail')" in blocked.out
     assert "--force keeps what cannot be reversed." in blocked.err
@@ -238,8 +238,8 @@ def scribe(folder, monkeypatch):
 
 
 @pytest.mark.long
-def test_s2_s6_undo_redo_and_rewind_restore_files_in_the_chat(folder, scribe):
-    """C7, S2, S3, S6: /undo, /redo and /rewind-files restore files only with --yes, others' changes with --force."""
+def test_undo_redo_and_rewind_restore_files_in_the_chat(folder, scribe):
+    """/undo, /redo and /rewind-files restore files only with --yes, others' changes with --force."""
     chat, note = scribe, folder.path / "work" / "a.txt"
     chat("write a.txt one", "write a.txt two", words=("--workspace", "work"))
     asked = chat("/rewind-files HEAD~1")  # in a later chat, which names no workspace
@@ -261,8 +261,8 @@ def test_s2_s6_undo_redo_and_rewind_restore_files_in_the_chat(folder, scribe):
 
 
 @pytest.mark.long
-def test_u10_one_file_edit_is_undone_in_the_chat(folder, scribe):
-    """U10: /undo --files undoes the last edit of a file, the conversation stays, and /undo takes that back."""
+def test_one_file_edit_is_undone_in_the_chat(folder, scribe):
+    """/undo --files undoes the last edit of a file, the conversation stays, and /undo takes that back."""
     chat, note = scribe, folder.path / "work" / "a.txt"
     chat("write a.txt one", "write a.txt two", "write b.txt three", words=("--workspace", "work"))
     assert chat("/undo --files").out.splitlines()[-1].split() == ["deleted", "b.txt"]
@@ -277,7 +277,7 @@ def test_u10_one_file_edit_is_undone_in_the_chat(folder, scribe):
 
 @pytest.mark.long
 def test_an_incomplete_rollback_is_resumed_in_the_chat(folder):
-    """C7: an undo function that raises leaves an operation, and /resume completes it and moves the chat to its
+    """An undo function that raises leaves an operation, and /resume completes it and moves the chat to its
     branch.
     """
     folder.world.broken.add("chair")
@@ -292,8 +292,8 @@ def test_an_incomplete_rollback_is_resumed_in_the_chat(folder):
     assert "* main-2" in done.out
 
 
-def test_w1_an_interrupted_reversal_is_resolved_in_the_chat():
-    """W1, C7: after an interrupted reversal the chat continues, /tool-track shows the id and /resolve records the
+def test_an_interrupted_reversal_is_resolved_in_the_chat():
+    """After an interrupted reversal the chat continues, /tool-track shows the id and /resolve records the
     outcome.
     """
     world, dying = World(), [True]
@@ -325,7 +325,7 @@ def test_w1_an_interrupted_reversal_is_resolved_in_the_chat():
 
 
 def test_a_question_of_the_graph_is_answered_by_the_next_line(folder):
-    """C7: a question of the graph is shown and the next line answers it, one question after the other."""
+    """A question of the graph is shown and the next line answers it, one question after the other."""
     done = folder.chat("go", "yes", "no", graph="clerk:asking")
     assert done.out.splitlines() == [
         "→ add_if_approved(item='a')",
@@ -337,8 +337,8 @@ def test_a_question_of_the_graph_is_answered_by_the_next_line(folder):
     assert folder.world.items == ["a"]
 
 
-def test_c7_hostile_text_writes_no_escapes(folder):
-    """C7: names, messages, arguments and errors cannot control, reorder or overwrite anything in a terminal."""
+def test_hostile_text_writes_no_escapes(folder):
+    """Names, messages, arguments and errors cannot control, reorder or overwrite anything in a terminal."""
     done = folder.chat(
         f"add {HOSTILE}x", f"fail {HOSTILE}", "/undo", f"/checkpoint create {HOSTILE} {HOSTILE}", f"/{HOSTILE}",
         f"/fork {HOSTILE}", "/checkpoint list", "/tree", "/diff main#1", f"/rollback {HOSTILE}no",
@@ -361,7 +361,7 @@ def test_c7_hostile_text_writes_no_escapes(folder):
     ],
 )
 def test_invalid_chat_arguments_fail_with_one_line(folder, graph, words, code, said):
-    """C7, bad input: an invalid graph, effects or branch fails with its exit code before the first turn."""
+    """Bad input: an invalid graph, effects or branch fails with its exit code before the first turn."""
     wrong = folder.chat("hello", graph=graph, words=words)
     assert (wrong.out, wrong.code) == ("", code)
     assert said in wrong.err
@@ -369,7 +369,7 @@ def test_invalid_chat_arguments_fail_with_one_line(folder, graph, words, code, s
 
 
 def test_the_only_graph_of_a_module_needs_no_name(folder):
-    """C7: a module with one graph needs no name, a function is called for its graph, and two graphs are ambiguous."""
+    """A module with one graph needs no name, a function is called for its graph, and two graphs are ambiguous."""
     assert folder.chat("hello", graph="clerk").out == "hm\n"
     assert folder.chat("hello", graph="clerk:make").out == "hm\n"
     folder.clerk.OTHER = tool_node_graph(obedient(), World().tools())
@@ -386,7 +386,7 @@ async def heard(pieces):
 
 @pytest.mark.parametrize("kind", GRAPHS)
 async def test_a_turn_of_every_kind_of_graph_yields_its_texts_and_calls(kind):
-    """C7: with any kind of graph a turn yields its texts and calls once each, also in the second turn."""
+    """With any kind of graph a turn yields its texts and calls once each, also in the second turn."""
     world = World()
     with agentgit.open(":memory:") as repo:
         agent = repo.wrap(GRAPHS[kind](obedient(), world.tools()), "s", effects=world.effects())
@@ -404,7 +404,7 @@ class Streaming(GenericFakeChatModel):
 
 
 async def test_a_streamed_answer_is_yielded_piece_by_piece():
-    """C7: the pieces of a streamed answer are yielded one by one, belong to one message and make up the whole."""
+    """The pieces of a streamed answer are yielded one by one, belong to one message and make up the whole."""
     model = Streaming(messages=iter([AIMessage("let me see")]))
     with agentgit.open(":memory:") as repo:
         agent = repo.wrap(tool_node_graph(model, World().tools()), "s")
@@ -415,7 +415,7 @@ async def test_a_streamed_answer_is_yielded_piece_by_piece():
 
 @pytest.mark.long
 async def test_a_json_answer_reaches_the_graph_as_json():
-    """C7: an answer that is a JSON object or list reaches the graph as such, any other answer as text."""
+    """An answer that is a JSON object or list reaches the graph as such, any other answer as text."""
     asked = calls(call("add_if_approved", item="a"))
     for answer, added in (("yes", ["a"]), ('{"not": "yes"}', []), ("{not json", []), ('["yes"]', [])):
         world = World()
@@ -429,7 +429,7 @@ async def test_a_json_answer_reaches_the_graph_as_json():
 
 
 def test_a_rollback_by_the_model_is_reported_in_the_chat():
-    """C7, A7: when a tool rolls the agent back, the chat shows the report and continues on the new branch."""
+    """When a tool rolls the agent back, the chat shows the report and continues on the new branch."""
     world = World()
     with agentgit.open(":memory:") as repo:
         replies = [
@@ -518,8 +518,8 @@ def until(is_so: Callable[[], bool]) -> None:
 
 
 @pytest.mark.long
-def test_c7_a_terminal_chat_prompts_asks_completes_and_keeps_history(folder):
-    """C7: a terminal prompt has the branch, an undo asks, Tab completes, and lines are stored with mode 0600."""
+def test_a_terminal_chat_prompts_asks_completes_and_keeps_history(folder):
+    """A terminal prompt has the branch, an undo asks, Tab completes, and lines are stored with mode 0600."""
     with Terminal(folder, "clerk:GRAPH") as there:
         there.until("session chat, branch main. /help lists the commands")
         there.until("main> ")
@@ -548,8 +548,8 @@ def test_c7_a_terminal_chat_prompts_asks_completes_and_keeps_history(folder):
         assert history.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_u5_rewind_goes_back_before_a_message(folder):
-    """U5: /rewind rolls back to before one of the user's messages, by its number from the newest."""
+def test_rewind_goes_back_before_a_message(folder):
+    """/rewind rolls back to before one of the user's messages, by its number from the newest."""
     out, err, code = folder.chat(
         "add chair", "add table", "/rewind 1 --yes", "/log 1", "/rewind 9", "/rewind", words=()
     )
@@ -563,8 +563,8 @@ def test_u5_rewind_goes_back_before_a_message(folder):
 
 
 @pytest.mark.long
-def test_u5_rewind_picks_a_message_with_the_arrow_keys_and_refills_the_prompt(folder):
-    """U5: at a terminal /rewind lets one pick a message with the arrow keys or cancel with Escape or Ctrl-C; it shows
+def test_rewind_picks_a_message_with_the_arrow_keys_and_refills_the_prompt(folder):
+    """At a terminal /rewind lets one pick a message with the arrow keys or cancel with Escape or Ctrl-C; it shows
     the plan, asks, and the prompt begins with the message.
     """
     with Terminal(folder, "clerk:GRAPH", "xterm") as there:
@@ -604,8 +604,8 @@ def test_u5_rewind_picks_a_message_with_the_arrow_keys_and_refills_the_prompt(fo
 
 
 @pytest.mark.long
-def test_c7_ctrl_c_interrupts_the_turn_but_not_the_chat(folder):
-    """C7: Ctrl-C drops a line or ends a turn whose node waits; the chat continues, and the turn can be undone."""
+def test_ctrl_c_interrupts_the_turn_but_not_the_chat(folder):
+    """Ctrl-C drops a line or ends a turn whose node waits; the chat continues, and the turn can be undone."""
     with Terminal(folder, "clerk:slow") as there:
         there.until("main> ")
         there.type("half a li")
@@ -628,8 +628,8 @@ def test_c7_ctrl_c_interrupts_the_turn_but_not_the_chat(folder):
 
 
 @pytest.mark.long
-def test_c7_a_piped_chat_accepts_bytes_that_are_not_utf8(folder):
-    """C7, bad input: a byte that is not UTF-8 and a last line without an end stop nothing, and no prompt is written."""
+def test_a_piped_chat_accepts_bytes_that_are_not_utf8(folder):
+    """Bad input: a byte that is not UTF-8 and a last line without an end stop nothing, and no prompt is written."""
     done = subprocess.run(  # our own command
         [sys.executable, "-m", "agentgit", "chat", "clerk:GRAPH"],
         cwd=folder.path, env=folder.environment(), input=b"\xff\r\n\n  \nhello", capture_output=True, check=False,
@@ -638,8 +638,8 @@ def test_c7_a_piped_chat_accepts_bytes_that_are_not_utf8(folder):
     assert (done.stdout, done.stderr, done.returncode) == (b"hm\nhm\n", b"", 0)
 
 
-def test_w7_a_chat_compares_merges_and_picks(folder):
-    """W7, W6: /compare, /merge and /cherry-pick do what the agent does, and the world is unchanged."""
+def test_a_chat_compares_merges_and_picks(folder):
+    """/compare, /merge and /cherry-pick do what the agent does, and the world is unchanged."""
     out, err, code = folder.chat(
         "add chair", "/fork retry", "note sofa", "/switch main", "/compare retry", "/merge retry", "/merge retry",
         "/cherry-pick retry", "/merge nowhere", "/merge retry --resolve mine",
@@ -653,8 +653,8 @@ def test_w7_a_chat_compares_merges_and_picks(folder):
     assert "nowhere" in err
 
 
-def test_w7_a_chat_merge_with_a_conflict_says_how_to_resolve_it(folder):
-    """W7: /merge refuses a conflict and names it, and merges once --resolve says which side counts."""
+def test_a_chat_merge_with_a_conflict_says_how_to_resolve_it(folder):
+    """/merge refuses a conflict and names it, and merges once --resolve says which side counts."""
     out, err, _ = folder.chat(
         "start", "/fork retry", "yours", "/switch main", "mine", "/merge retry",
         "/merge retry --resolve theirs", graph="clerk:noting",
@@ -670,8 +670,8 @@ def test_w7_a_chat_merge_with_a_conflict_says_how_to_resolve_it(folder):
         ]  # fmt: skip
 
 
-def test_w11_a_chat_starts_from_a_template(folder):
-    """W11: --template starts the new session from a checkpoint of another one."""
+def test_a_chat_starts_from_a_template(folder):
+    """--template starts the new session from a checkpoint of another one."""
     folder.chat("add chair", words=("one", "--yes"))
     out, _, code = folder.chat("/log", "/tool-track", words=("two", "--template", "one@main#2"))
     assert code == 0
@@ -679,8 +679,8 @@ def test_w11_a_chat_starts_from_a_template(folder):
     assert "no tool calls yet" in out
 
 
-def test_w9_a_chat_searches_and_tags(folder):
-    """W9: /search finds words on this or all branches, a new tag is a reference, and each failure says why."""
+def test_a_chat_searches_and_tags(folder):
+    """/search finds words on this or all branches, a new tag is a reference, and each failure says why."""
     out, err, code = folder.chat(
         "add chair", "/tag good", "/tag main#1 'the beginning'", "/fork retry", "note a sofa", "/switch main",
         "/search a  sofa", "/search a sofa --all-branches", "/tags", "/rollback good", "/untag good", "/tags",
@@ -701,8 +701,8 @@ def test_w9_a_chat_searches_and_tags(folder):
 
 
 @pytest.mark.long
-def test_w9_a_chat_pages_through_search_results(folder):
-    """W9: if there are more hits, the chat shows how to continue, and the next page continues there."""
+def test_a_chat_pages_through_search_results(folder):
+    """If there are more hits, the chat shows how to continue, and the next page continues there."""
     turns = [f"note needle {n}" for n in range(12)]
     first = folder.chat(*turns, "/search needle").out.splitlines()
     more = first[-1].removeprefix("more: ")
@@ -712,16 +712,16 @@ def test_w9_a_chat_pages_through_search_results(folder):
     assert not set(second) & set(first)
 
 
-def test_c7_log_reads_only_a_page_of_checkpoints(folder, monkeypatch):
-    """C7, B2: /log N reads a page, and not every checkpoint of the branch."""
+def test_log_reads_only_a_page_of_checkpoints(folder, monkeypatch):
+    """/log N reads a page, and not every checkpoint of the branch."""
     monkeypatch.setattr(Session, "checkpoints", None)
     lines = plainly(folder.chat("hello", "/checkpoint create here", "/log 2", "/log").out).splitlines()
     assert lines[2:4] == ["main#3  <time>  named  0 calls  here", "main#2  <time>  after  0 calls  hm"]
     assert [line.split()[0] for line in lines[4:]] == ["main#3", "main#2", "main#1"]
 
 
-def test_c7_tab_completes_commands_and_references(folder):
-    """C7: Tab offers commands, their options and the references of the session, with quotes around spaces."""
+def test_tab_completes_commands_and_references(folder):
+    """Tab offers commands, their options and the references of the session, with quotes around spaces."""
     with agentgit.open(folder.path / "agentgit.db") as repo:
         agent = repo.wrap(folder.clerk.GRAPH, "s", effects=folder.clerk.EFFECTS)
         agent.run("add chair")

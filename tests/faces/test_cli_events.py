@@ -1,4 +1,4 @@
-"""The output and exit codes of the commands for events, the audit trail and webhooks (W12)."""
+"""The output and exit codes of the commands for events, the audit trail and webhooks."""
 
 import json
 import os
@@ -45,8 +45,8 @@ def at(played, tmp_path, monkeypatch):
 
 
 @pytest.mark.long
-def test_w12_events_are_filtered_and_shown_as_text_or_json(at):
-    """W12: `events` filters by kind, session, time or an earlier event, and refuses an unknown kind."""
+def test_events_are_filtered_and_shown_as_text_or_json(at):
+    """`events` filters by kind, session, time or an earlier event, and refuses an unknown kind."""
     code, out, err = at("events", "demo", "--kind", "rollback.*")
     assert (code, err) == (0, "")
     assert [line.split()[2:4] for line in out.splitlines()] == [
@@ -63,8 +63,8 @@ def test_w12_events_are_filtered_and_shown_as_text_or_json(at):
 
 
 @pytest.mark.long
-def test_w12_follow_writes_events_of_other_processes(at, tmp_path):
-    """W12: --follow writes each event of another process as a line of JSON until it is stopped."""
+def test_follow_writes_events_of_other_processes(at, tmp_path):
+    """--follow writes each event of another process as a line of JSON until it is stopped."""
     command = [sys.executable, "-m", "agentgit", "events", "--follow", "--json", "-n", "1"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as follower:  # noqa: S603  # our own command
         first = json.loads(follower.stdout.readline())
@@ -77,8 +77,8 @@ def test_w12_follow_writes_events_of_other_processes(at, tmp_path):
 
 
 @pytest.mark.long
-def test_w12_audit_verify_finds_a_truncated_trail_by_saved_tips(at, tmp_path):
-    """W12: a whole trail is reported as intact, and saved tips show that a trail was truncated."""
+def test_audit_verify_finds_a_truncated_trail_by_saved_tips(at, tmp_path):
+    """A whole trail is reported as intact, and saved tips show that a trail was truncated."""
     code, out, _ = at("audit", "verify")
     assert (code, out.startswith("the audit trail is intact")) == (0, True)
     (tmp_path / "tips.json").write_text(at("audit", "tips")[1])
@@ -99,8 +99,8 @@ def test_w12_audit_verify_finds_a_truncated_trail_by_saved_tips(at, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.usefixtures("long_webhook_pauses")
-def test_w12_a_webhook_is_managed_on_the_command_line(at, tmp_path, receiver):  # the fixture
-    """W12: a webhook is added, listed, delivered, retried and removed; its secret is in a file and never shown."""
+def test_a_webhook_is_managed_on_the_command_line(at, tmp_path, receiver):  # the fixture
+    """A webhook is added, listed, delivered, retried and removed; its secret is in a file and never shown."""
     code, _, err = at("webhooks", "add", receiver.url)
     assert (code, "--secret-env" in err) == (2, True)
     made = json.loads(at("webhooks", "add", receiver.url, "-k", "tag.*", "--secret-file", "key", "--json")[1])
@@ -121,8 +121,8 @@ def test_w12_a_webhook_is_managed_on_the_command_line(at, tmp_path, receiver):  
 
 
 @pytest.mark.long
-def test_w12_a_delivery_worker_runs_until_it_is_stopped(at, tmp_path, receiver):  # the fixture
-    """W12: --follow delivers later events and exits without an error when it is stopped."""
+def test_a_delivery_worker_runs_until_it_is_stopped(at, tmp_path, receiver):  # the fixture
+    """--follow delivers later events and exits without an error when it is stopped."""
     at("webhooks", "add", receiver.url, "-k", "tag.*", "--secret-file", "key")
     command = [sys.executable, "-m", "agentgit", "webhooks", "deliver", "--follow", "--json"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as worker:  # noqa: S603  # our own command

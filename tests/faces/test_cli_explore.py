@@ -1,4 +1,4 @@
-"""`agentgit explore` runs several futures, and `agentgit promote` continues on one of them (W10)."""
+"""`agentgit explore` runs several futures, and `agentgit promote` continues on one of them."""
 
 import json
 
@@ -35,8 +35,8 @@ def open_orders(folder) -> list[str]:
 
 
 @pytest.mark.long
-def test_w10_branches_are_explored_scored_and_promoted(run, tmp_path):
-    """W10: each choice is a branch, the best is first and the world is unchanged; a promoted branch is applied to the
+def test_branches_are_explored_scored_and_promoted(run, tmp_path):
+    """Each choice is a branch, the best is first and the world is unchanged; a promoted branch is applied to the
     world.
     """
     ways = ("--choice", "order a sofa", "--choice", "order a lamp", "--score", "judge:cheap")
@@ -63,7 +63,7 @@ def test_w10_branches_are_explored_scored_and_promoted(run, tmp_path):
         (["--step", "a", "--score", "judge:NUMBER"], "judge:NUMBER is not a function"),
     ],
 )
-def test_w10_invalid_explore_options_fail_with_one_line(run, words, said):
+def test_invalid_explore_options_fail_with_one_line(run, words, said):
     """Bad input: one line says what to write, and nothing is written to standard output."""
     code, out, err = run("explore", *WITH, *words)
     assert (code, out, err.count("\n")) == (2, "", 1)

@@ -1,4 +1,4 @@
-"""The output and exit codes of the maintenance commands (B4, B6, W12, W13)."""
+"""The output and exit codes of the maintenance commands."""
 
 import json
 import shutil
@@ -35,8 +35,8 @@ def _json(at, *words):
 
 
 @pytest.mark.long
-def test_b6_stats_are_written_as_json_and_as_text(at):
-    """B6, W12: `stats` covers a session, a branch or all sessions, as JSON or as text."""
+def test_stats_are_written_as_json_and_as_text(at):
+    """`stats` covers a session, a branch or all sessions, as JSON or as text."""
     found = _json(at, "stats", "demo", "--price", "*=1,2", "--storage")
     assert (found["checkpoints"], found["rollbacks"], found["reversal_success"], found["cost"]) == (11, 1, 1.0, 0.0)
     assert found["storage"]["own"] > 1000
@@ -48,8 +48,8 @@ def test_b6_stats_are_written_as_json_and_as_text(at):
 
 
 @pytest.mark.long
-def test_b4_a_session_is_deleted_only_after_confirmation(at):
-    """B4: without an answer, or with --json but without --yes, nothing is deleted and the command fails."""
+def test_a_session_is_deleted_only_after_confirmation(at):
+    """Without an answer, or with --json but without --yes, nothing is deleted and the command fails."""
     code, out, err = at("delete", "demo")
     assert (code, out, err) == (1, "", "Permanently delete session demo? [y/N] Nothing was done.\n")
     code, out, err = at("delete", "demo", "--json")
@@ -60,8 +60,8 @@ def test_b4_a_session_is_deleted_only_after_confirmation(at):
 
 
 @pytest.mark.long
-def test_b4_retention_is_set_shown_tried_and_turned_off(at):
-    """B4, P7: a dry run stores nothing, and setting a part of the retention keeps the rest of it."""
+def test_retention_is_set_shown_tried_and_turned_off(at):
+    """A dry run stores nothing, and setting a part of the retention keeps the rest of it."""
     assert "keeps everything" in at("retention")[1]
     tried = _json(at, "retention", "demo", "--compress-after", "3", "--keep-last", "2", "--dry-run")
     assert [one["reference"] for one in tried["gone"]] == ["main#2", "main#4", "main-2#2", "main-2#3"]
@@ -76,8 +76,8 @@ def test_b4_retention_is_set_shown_tried_and_turned_off(at):
 
 
 @pytest.mark.long
-def test_w13_gc_reports_deletions_and_fsck_reports_findings(at, tmp_path):
-    """W13: gc reports what it deleted, and fsck exits with 0 for a sound database and with 12 for a damaged one."""
+def test_gc_reports_deletions_and_fsck_reports_findings(at, tmp_path):
+    """Gc reports what it deleted, and fsck exits with 0 for a sound database and with 12 for a damaged one."""
     would, done = _json(at, "gc", "--dry-run", "--keep-steps"), _json(at, "gc")
     assert (would["steps"], would["dry_run"]) == (0, True)
     assert done["steps"] > 0
@@ -121,8 +121,8 @@ def test_bad_input_fails_with_one_line_and_its_exit_code(at, words, code, said):
 
 
 @pytest.mark.long
-def test_b4_a_size_limit_is_written_with_units(at):
-    """B4: a size limit takes units, and a dry run says how large the session is and if the limit cannot be reached."""
+def test_a_size_limit_is_written_with_units(at):
+    """A size limit takes units, and a dry run says how large the session is and if the limit cannot be reached."""
     assert _json(at, "retention", "demo", "--max-size", "1.5MB")["retention"]["max_bytes"] == 1_500_000
     assert _json(at, "retention", "demo", "--max-size", "0")["retention"]["max_bytes"] is None
     code, out, _ = at("retention", "demo", "--max-size", "1k", "--keep-last", "1", "--dry-run")

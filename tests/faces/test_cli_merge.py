@@ -1,4 +1,4 @@
-"""`agentgit merge` and `agentgit cherry-pick`, with the graph of a module (W7)."""
+"""`agentgit merge` and `agentgit cherry-pick`, with the graph of a module."""
 
 import json
 import sys
@@ -48,8 +48,8 @@ def pair(repo):
     return agent, retry
 
 
-def test_w7_a_branch_is_merged_on_the_command_line(repo, pair, run):
-    """W7: the plan is shown, and conflicts are named and refused until they are resolved, key by key or all at once."""
+def test_a_branch_is_merged_on_the_command_line(repo, pair, run):
+    """The plan is shown, and conflicts are named and refused until they are resolved, key by key or all at once."""
     before = repo.session("s").get_checkpoint("HEAD").id
     out, err, code = run("merge", "clerk:GRAPH", "retry")
     assert (code, repo.session("s").get_checkpoint("HEAD").id) == (MergeConflict.exit_code, before)
@@ -70,8 +70,8 @@ def test_w7_a_branch_is_merged_on_the_command_line(repo, pair, run):
     assert repo.session("s").get_checkpoint("HEAD").id == found.id
 
 
-def test_w7_a_merge_can_target_a_branch_that_is_not_current(repo, pair, run):
-    """W7: SESSION@BRANCH names the target, the current branch stays, and JSON has the plan and the checkpoint."""
+def test_a_merge_can_target_a_branch_that_is_not_current(repo, pair, run):
+    """SESSION@BRANCH names the target, the current branch stays, and JSON has the plan and the checkpoint."""
     out, err, code = run("merge", "clerk:GRAPH", "s@retry", "main", "--resolve", "theirs", "--json")
     assert (err, code) == ("", 0)
     data = json.loads(out)
@@ -91,8 +91,8 @@ def shop(repo):
     return agent, retry
 
 
-def test_w7_messages_and_calls_are_picked_on_the_command_line(repo, shop, run):
-    """W7: a reference, messages by id or one tool call with its result can be picked; picking again adds nothing."""
+def test_messages_and_calls_are_picked_on_the_command_line(repo, shop, run):
+    """A reference, messages by id or one tool call with its result can be picked; picking again adds nothing."""
     agent, retry = shop
     look = next(one for one in retry.tool_track() if one.tool_name == "look")
     user = retry.history()[4]["id"]
@@ -112,8 +112,8 @@ def test_w7_messages_and_calls_are_picked_on_the_command_line(repo, shop, run):
     assert len(said(agent.switch("main"))) == 4 + 2 + 1 + 3
 
 
-def test_w7_a_call_that_ran_again_is_picked_by_the_id_of_any_run(repo, run):
-    """W7: `--call` takes the id of the first run of a redone call, as an earlier list showed it, and of the newest."""
+def test_a_call_that_ran_again_is_picked_by_the_id_of_any_run(repo, run):
+    """`--call` takes the id of the first run of a redone call, as an earlier list showed it, and of the newest."""
     world = World()
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     agent.run("look")
@@ -144,7 +144,7 @@ def test_w7_a_call_that_ran_again_is_picked_by_the_id_of_any_run(repo, run):
         (("cherry-pick", "clerk:GRAPH", "s", "--message", "\x1b[31m"), 3, "\\x1b[31m"),
     ],
 )
-def test_w7_an_invalid_merge_or_pick_fails_with_one_line(repo, pair, run, words, code, why):
+def test_an_invalid_merge_or_pick_fails_with_one_line(repo, pair, run, words, code, why):
     """Bad input: each failure is one line with its exit code, and creates neither a checkpoint nor a session."""
     before = repo.session("s").get_checkpoint("HEAD").id
     out, err, found = run(*words)

@@ -1,4 +1,4 @@
-"""`agentgit rerun` runs recorded sessions again as a check for CI (row R5)."""
+"""`agentgit rerun` runs recorded sessions again as a check for CI."""
 
 import json
 import xml.etree.ElementTree as ET
@@ -60,8 +60,8 @@ def run(tmp_path):
 
 
 @pytest.mark.long
-def test_r5_the_exit_code_says_whether_the_sessions_reach_the_bar(run, tmp_path):
-    """R5: unchanged sessions pass; a graph without tools fails; nothing is ordered; JUnit has a case for each."""
+def test_the_exit_code_says_whether_the_sessions_reach_the_bar(run, tmp_path):
+    """Unchanged sessions pass; a graph without tools fails; nothing is ordered; JUnit has a case for each."""
     placed = len(orders(tmp_path / "shop.db"))
     code, out, err = run("chairs", "sofa", "--graph", "agentgit.demo:build", "--name", "same", "--parallel", "2")
     assert (code, err) == (0, "")
@@ -96,8 +96,8 @@ def test_r5_the_exit_code_says_whether_the_sessions_reach_the_bar(run, tmp_path)
 
 
 @pytest.mark.long
-def test_r5_a_judge_that_raises_fails_and_wrong_words_have_their_own_codes(run, tmp_path):
-    """R5: a judge without a verdict counts as 0; hostile names do not reach the terminal; bad words change nothing."""
+def test_a_judge_that_raises_fails_and_wrong_words_have_their_own_codes(run, tmp_path):
+    """A judge without a verdict counts as 0; hostile names do not reach the terminal; bad words change nothing."""
     code, out, _ = run(HOSTILE, "--graph", "agentgit.demo:build", "--judge", "checks:broken", "--fail-under", "0.5")
     assert code == 1
     assert "The judge raised ValueError: the judge broke" in out
@@ -122,8 +122,8 @@ def test_r5_a_judge_that_raises_fails_and_wrong_words_have_their_own_codes(run, 
 
 
 @pytest.mark.long
-def test_r5_a_judge_that_ends_the_process_does_not_pass(run, tmp_path):
-    """R5: `sys.exit(0)` in a judge fails the check, which still writes its results."""
+def test_a_judge_that_ends_the_process_does_not_pass(run, tmp_path):
+    """`sys.exit(0)` in a judge fails the check, which still writes its results."""
     words = ("chairs", "--graph", "agentgit.demo:build", "--judge", "checks:leave", "--junit", "junit.xml")
     assert run(*words)[0] == 1
     (case,) = ET.parse(tmp_path / "junit.xml").getroot()[0]  # noqa: S314  # our own file
@@ -131,8 +131,8 @@ def test_r5_a_judge_that_ends_the_process_does_not_pass(run, tmp_path):
 
 
 @pytest.mark.long
-def test_r5_the_context_is_given_as_json(run):
-    """R5: `--context` gives a graph with a `context_schema` the context of all turns."""
+def test_the_context_is_given_as_json(run):
+    """`--context` gives a graph with a `context_schema` the context of all turns."""
     words = ("chairs", "--graph", "checks:greeter", "--fail-under", "0", "--json")
     for context, status in [('{"name": "Anna"}', "done"), ("{}", "failed")]:
         _, out, _ = run(*words, "--context", context)
@@ -140,8 +140,8 @@ def test_r5_the_context_is_given_as_json(run):
 
 
 @pytest.mark.long
-def test_r5_policies_and_limits_and_errors_that_name_the_next_step(run):
-    """R5: options set the policy of each tool and the limit of calls; an error is shown whole, in words of commands."""
+def test_policies_and_limits_and_errors_that_name_the_next_step(run):
+    """Options set the policy of each tool and the limit of calls; an error is shown whole, in words of commands."""
     words = ["chairs", "--graph", "agentgit.demo:build", "--effects", "agentgit.demo:EFFECTS"]
     assert run(*words, "--tools", "search_catalogue=live")[0] == 0
     code, out, _ = run(*words, "nobody", "--max-calls", "0")
@@ -155,8 +155,8 @@ def test_r5_policies_and_limits_and_errors_that_name_the_next_step(run):
 
 
 @pytest.mark.long
-def test_r5_a_function_of_the_session_builds_the_graph(run, tmp_path):
-    """R5: a graph that takes the session can hold its recorded model."""
+def test_a_function_of_the_session_builds_the_graph(run, tmp_path):
+    """A graph that takes the session can hold its recorded model."""
     with agentgit.open(tmp_path / "agentgit.db") as repo:
         model = ScriptedModel(replies=["hello"])
         graph = StateGraph(MessagesState).add_node("say", lambda state: {"messages": [model.invoke(state["messages"])]})

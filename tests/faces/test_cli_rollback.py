@@ -1,4 +1,4 @@
-"""Rollbacks, switches and undos from the command line, with only the record and trusted modules (W1, W2, W5)."""
+"""Rollbacks, switches and undos from the command line, with only the record and trusted modules."""
 
 import json
 import re
@@ -77,8 +77,8 @@ def golden(name: str) -> str:
     return (GOLDEN / name).read_text(encoding="utf-8")
 
 
-def test_w1_a_rollback_runs_from_the_command_line(folder):
-    """W1, W2, W5: processes that trust the module plan, ask and reverse, and another one restores the world."""
+def test_a_rollback_runs_from_the_command_line(folder):
+    """Processes that trust the module plan, ask and reverse, and another one restores the world."""
     folder.play(call("put", item="a book"), call("put", item="a vase"), call("put", item="a lamp"))
     said = [
         folder.process("plan", "main#2"),
@@ -95,8 +95,8 @@ def test_w1_a_rollback_runs_from_the_command_line(folder):
     assert folder.items == ["a book", "a vase", "a lamp"]
 
 
-def test_w5_a_call_that_ran_again_is_listed_with_its_new_run(folder):
-    """W5: after undo and redo, tool-track, show and diff list the run of the redone call."""
+def test_a_call_that_ran_again_is_listed_with_its_new_run(folder):
+    """After undo and redo, tool-track, show and diff list the run of the redone call."""
     folder.play(call("put", item="a book"), call("put", item="a vase"))
     (_, first) = json.loads(folder.run("tool-track", "--json").out)
     folder.run("undo", "--yes")
@@ -113,7 +113,7 @@ def test_w5_a_call_that_ran_again_is_listed_with_its_new_run(folder):
 
 @pytest.mark.long
 def test_a_blocked_rollback_shows_its_plan_and_does_nothing(folder):
-    """W2: a blocked rollback writes its plan, fails with its code and does nothing; --force reverses what can be
+    """A blocked rollback writes its plan, fails with its code and does nothing; --force reverses what can be
     reversed.
     """
     folder.play(call("put", item="a book"), call("shout", text="hello"))
@@ -131,7 +131,7 @@ def test_a_blocked_rollback_shows_its_plan_and_does_nothing(folder):
 
 @pytest.mark.long
 def test_a_stopped_rollback_is_resolved_and_resumed(folder):
-    """W1: the report is written before the failure, a manual repair is recorded, and the rest is done once."""
+    """The report is written before the failure, a manual repair is recorded, and the rest is done once."""
     folder.play(call("put", item="a book"), call("put", item="stuck"), call("put", item="a lamp"))
     stopped = folder.run("rollback", "main#1", "--yes", "--json")
     assert stopped.code == RollbackIncomplete.exit_code
@@ -151,7 +151,7 @@ def test_a_stopped_rollback_is_resolved_and_resumed(folder):
 
 
 def test_an_interrupted_call_is_resolved_with_its_result(folder):
-    """W1: the track shows an unknown call, and the result that `resolve` records reaches the undo function."""
+    """The track shows an unknown call, and the result that `resolve` records reaches the undo function."""
     with pytest.raises(KeyboardInterrupt):
         folder.play(call("drop", item="a safe"))
     assert "block" in folder.run("plan", "main#1").out
@@ -168,7 +168,7 @@ def test_an_interrupted_call_is_resolved_with_its_result(folder):
 
 @pytest.mark.long
 def test_rollback_options_keep_the_branch_or_the_world(folder):
-    """W8: --no-conversation makes no branch, --tools keep leaves the world, and one --request-id returns one branch."""
+    """--no-conversation makes no branch, --tools keep leaves the world, and one --request-id returns one branch."""
     folder.play(call("put", item="a book"))
     kept = json.loads(folder.run("rollback", "main#1", "--tools", "keep", "--yes", "--json", "--request-id", "r").out)
     asked = ("rollback", "@main", "main#1", "--yes", "--json", "--request-id", "r")
@@ -216,7 +216,7 @@ def test_a_rollback_without_an_answer_does_nothing(folder):
 
 @pytest.mark.parametrize("path", ["shelf", "shelf:put", "more:GRAPH", "more:make", "more:TOOLS", "more"])
 def test_trust_finds_every_tool_of_a_module(folder, path):
-    """W5: tools, lists of tools, graphs and functions that make them are found, and can be undone and run again."""
+    """Tools, lists of tools, graphs and functions that make them are found, and can be undone and run again."""
     (folder.path / "more.py").write_text(
         "import shelf\nfrom langgraph.graph import MessagesState, StateGraph\nfrom langgraph.prebuilt import ToolNode\n"
         "TOOLS = [shelf.put]\n"
@@ -235,8 +235,8 @@ def test_trust_finds_every_tool_of_a_module(folder, path):
     assert folder.items == ["a book"]
 
 
-def test_w5_tools_of_trusted_modules_serve_every_handle(folder):
-    """W5: every handle of a repository can run its trusted tools again, and a module without tools is refused."""
+def test_tools_of_trusted_modules_serve_every_handle(folder):
+    """Every handle of a repository can run its trusted tools again, and a module without tools is refused."""
     folder.play(call("put", item="a book"))
     for wrong, said in (("nowhere", "nowhere cannot be imported"), ("json", "json has no tools")):
         with pytest.raises(NotFound, match=said):
@@ -247,8 +247,8 @@ def test_w5_tools_of_trusted_modules_serve_every_handle(folder):
     assert folder.items == ["a book"]
 
 
-def test_u6_the_json_of_a_blocked_plan_speaks_of_options(folder):
-    """U6: a plan that is written as JSON names options of the command, and no call of Python."""
+def test_the_json_of_a_blocked_plan_speaks_of_options(folder):
+    """A plan that is written as JSON names options of the command, and no call of Python."""
     folder.play(call("put", item="a book"))
     plan = json.loads(folder.run("rollback", "main#1", "--yes", "--json", trust="").out)
     (reason,) = [step["why"] for step in plan["steps"] if step["action"] == "block"]
@@ -257,7 +257,7 @@ def test_u6_the_json_of_a_blocked_plan_speaks_of_options(folder):
 
 
 def test_a_decorated_function_is_a_tool(folder):
-    """W3: a decorated function of a trusted module is a tool."""
+    """A decorated function of a trusted module is a tool."""
     (folder.path / "plain.py").write_text(
         'from agentgit import effect\n\n\n@effect("irreversible")\n'
         'def ring(bell: str) -> str:\n    """Ring a bell."""\n    return bell\n'
@@ -269,8 +269,8 @@ def test_a_decorated_function_is_a_tool(folder):
 
 
 @pytest.mark.long
-def test_c4_undo_and_checkpoints_need_no_graph_on_the_command_line(folder):
-    """C1, C4: checkpoints, branches, undo and redo need no graph; --json asks nothing, and a refusal does nothing."""
+def test_undo_and_checkpoints_need_no_graph_on_the_command_line(folder):
+    """Checkpoints, branches, undo and redo need no graph; --json asks nothing, and a refusal does nothing."""
     folder.play(call("put", item="cup"), call("put", item="jug"))
     assert json.loads(folder.run("checkpoint", "create", "two", "--json").out)["reference"] == "main#5"
     assert folder.run("undo").code == 1
@@ -294,8 +294,8 @@ def test_c4_undo_and_checkpoints_need_no_graph_on_the_command_line(folder):
 
 
 @pytest.mark.long
-def test_t2_replay_by_execution_needs_trusted_tools(folder):
-    """T2: replay by execution needs trusted tools and reverses existing effects before it runs the path again."""
+def test_replay_by_execution_needs_trusted_tools(folder):
+    """Replay by execution needs trusted tools and reverses existing effects before it runs the path again."""
     folder.play(call("put", item="cup"), call("put", item="jug"))
     again = ("rollback", "main#3", "--replay", "execute", "--yes")
     assert folder.run(*again, trust="").code == RollbackBlocked.exit_code

@@ -1,4 +1,4 @@
-"""The session that a command acts on, if there are several (U1)."""
+"""The session that a command acts on, if there are several."""
 
 import json
 
@@ -108,8 +108,8 @@ def dump(name: str) -> str:
 
 @pytest.mark.long
 @pytest.mark.parametrize("command", CHANGES)
-def test_u1_a_change_without_a_session_is_refused_if_there_are_several(two, command):
-    """U1: with two sessions, each command that changes one refuses to guess: it lists both and changes nothing."""
+def test_a_change_without_a_session_is_refused_if_there_are_several(two, command):
+    """With two sessions, each command that changes one refuses to guess: it lists both and changes nothing."""
     before, (first, last) = [dump("mine"), dump("theirs")], CHANGES[command]
     run("tree", "mine")
     out, err, code = run(*first, *(last or ()), stdin="hello\n")
@@ -124,8 +124,8 @@ def test_u1_a_change_without_a_session_is_refused_if_there_are_several(two, comm
 
 @pytest.mark.long
 @pytest.mark.parametrize("command", [name for name, (_, last) in CHANGES.items() if last is not None])
-def test_u1_a_change_of_a_named_session_leaves_the_other_alone(two, command):
-    """U1: with the session as its first word, each command acts on it, and never on the one that moved last."""
+def test_a_change_of_a_named_session_leaves_the_other_alone(two, command):
+    """With the session as its first word, each command acts on it, and never on the one that moved last."""
     before, (first, last) = dump("theirs"), CHANGES[command]
     words, graph = (first[:1], first[1:]) if first[0] != "checkpoint" else (first[:2], first[2:])
     graphs = graph[:1] if graph[:1] == ["shelf:GRAPH"] else []
@@ -143,8 +143,8 @@ def test_u1_a_change_of_a_named_session_leaves_the_other_alone(two, command):
     assert [item for item in two.items() if item.startswith("theirs")] == ["theirs chair", "theirs table"]
 
 
-def test_u1_every_command_is_in_one_of_these_lists():
-    """U1: whoever adds a command decides if it changes a session, and so needs its name."""
+def test_every_command_is_in_one_of_these_lists():
+    """Whoever adds a command decides if it changes a session, and so needs its name."""
     shown = run("--help").out
     commands = shown.partition("Get started:")[2]
     listed = {line.split()[0] for line in commands.splitlines() if line.startswith("  ")}
@@ -153,8 +153,8 @@ def test_u1_every_command_is_in_one_of_these_lists():
     assert not changing & (NAMED | READING | WHOLE)
 
 
-def test_u1_with_one_session_the_name_may_be_left_out(shelf):
-    """U1: with one session, commands that change something need no name, and their reports still name it."""
+def test_with_one_session_the_name_may_be_left_out(shelf):
+    """With one session, commands that change something need no name, and their reports still name it."""
     with agentgit.open("agentgit.db") as repo:
         agent = repo.wrap(shelf.graph("chair", "table"), "only")
         agent.run("one")
@@ -165,8 +165,8 @@ def test_u1_with_one_session_the_name_may_be_left_out(shelf):
     assert shelf.items() == ["chair"]
 
 
-def test_u1_a_lonely_word_that_is_a_session_is_recognised(two):
-    """U1: `plan mine` says that `mine` is a session and what is missing, with several sessions and with one."""
+def test_a_lonely_word_that_is_a_session_is_recognised(two):
+    """`plan mine` says that `mine` is a session and what is missing, with several sessions and with one."""
     for command, noun, what in (
         ("plan", "REF", "checkpoint"),
         ("rollback", "REF", "checkpoint"),
@@ -184,8 +184,8 @@ def test_u1_a_lonely_word_that_is_a_session_is_recognised(two):
 
 
 @pytest.mark.long
-def test_u1_the_question_names_the_session_and_the_branch(two):
-    """U1: the plan and the question before a change name the session and the branch; without a yes nothing changes."""
+def test_the_question_names_the_session_and_the_branch(two):
+    """The plan and the question before a change name the session and the branch; without a yes nothing changes."""
     for words, question in (
         (("rollback", "mine", "main#1"), "Roll back session mine, branch main?"),
         (("undo", "mine"), "Undo in session mine, branch main?"),
@@ -202,8 +202,8 @@ def test_u1_the_question_names_the_session_and_the_branch(two):
 
 
 @pytest.mark.long
-def test_u1_a_command_that_reads_says_which_session_it_took(two):
-    """U1: a command that only reads takes the session that moved last, and says so on standard error."""
+def test_a_command_that_reads_says_which_session_it_took(two):
+    """A command that only reads takes the session that moved last, and says so on standard error."""
     for command in ("log", "tool-track", "branches", "operations", "stats", "diff main#1 HEAD", "show", "search chair"):
         out, err, code = run(*command.split())
         assert (code, err) == (0, "session theirs, which was updated last\n")
@@ -225,8 +225,8 @@ def test_u1_a_command_that_reads_says_which_session_it_took(two):
         ("@main", "@main"),
     ],
 )
-def test_u1_hostile_names_stay_names(shelf, name, shown):
-    """U1: a session whose name looks like words of a plan is quoted, and control characters are escaped."""
+def test_hostile_names_stay_names(shelf, name, shown):
+    """A session whose name looks like words of a plan is quoted, and control characters are escaped."""
     with agentgit.open("agentgit.db") as repo:
         for session in (name, "other"):
             agent = repo.wrap(shelf.graph("chair"), session)
@@ -241,8 +241,8 @@ def test_u1_hostile_names_stay_names(shelf, name, shown):
 
 
 @pytest.mark.long
-def test_u1_a_shared_session_counts_and_is_named_with_its_owner(shelf):
-    """U1: a session that somebody shares makes the choice unclear too, and its plan names the owner."""
+def test_a_shared_session_counts_and_is_named_with_its_owner(shelf):
+    """A session that somebody shares makes the choice unclear too, and its plan names the owner."""
     with agentgit.open("agentgit.db") as repo:
         ada, bob = (repo.as_user(repo.users.add(name)) for name in ("ada", "bob"))
         for user in (ada, bob):
@@ -256,8 +256,8 @@ def test_u1_a_shared_session_counts_and_is_named_with_its_owner(shelf):
 
 
 @pytest.mark.long
-def test_u1_json_names_the_session_and_the_branch(two):
-    """U1: plans and reports as JSON name the session, and the branch."""
+def test_json_names_the_session_and_the_branch(two):
+    """Plans and reports as JSON name the session, and the branch."""
     plan = json.loads(run("plan", "mine", "main#1", "--json").out)
     assert (plan["session_name"], plan["branch"]) == ("mine", "main")
     for words in (
@@ -273,8 +273,8 @@ def test_u1_json_names_the_session_and_the_branch(two):
 
 
 @pytest.mark.parametrize("command", ["diff", "compare"])
-def test_u1_a_session_in_the_place_of_a_checkpoint_is_recognised(two, command):
-    """U1: `compare mine main` says that `mine` is a session, and where it belongs."""
+def test_a_session_in_the_place_of_a_checkpoint_is_recognised(two, command):
+    """`compare mine main` says that `mine` is a session, and where it belongs."""
     expected = f"error: mine is a session. Name it first, and then two checkpoints: agentgit {command} mine A B\n"
     for words in (["mine", "main"], ["main", "mine"], ["mine"]):
         out, err, code = run(command, *words)

@@ -1,4 +1,4 @@
-"""What the command line imports before it has anything to do (U5)."""
+"""What the command line imports before it has anything to do."""
 
 import json
 import os
@@ -60,24 +60,24 @@ def packages(modules: set[str]) -> set[str]:
 
 
 @pytest.mark.parametrize("words", [["--help"], ["--version"], ["chat", "--help"], ["checkpoint", "--help"]])
-def test_u5_help_imports_nothing_heavy(words):
-    """U5: help opens no database and loads no graph, so it imports neither SQLAlchemy nor LangGraph."""
+def test_help_imports_nothing_heavy(words):
+    """Help opens no database and loads no graph, so it imports neither SQLAlchemy nor LangGraph."""
     out, modules = imported(*words)
     assert out
     assert HEAVY & packages(modules) == set()
     assert len([module for module in modules if module.startswith("agentgit.")]) < (45 if words[0][0] == "-" else 90)
 
 
-def test_u5_the_help_of_no_command_imports_anything_heavy():
-    """U5: the help of all commands together imports neither SQLAlchemy nor LangGraph nor asyncio."""
+def test_the_help_of_no_command_imports_anything_heavy():
+    """The help of all commands together imports neither SQLAlchemy nor LangGraph nor asyncio."""
     out, modules = imported(code=HELP_OF_EVERY_COMMAND)
     assert {"# chat ", "# explore ", "# serve ", "# verify "} <= set(re.findall(r"^# \S+ ", out, flags=re.MULTILINE))
     assert (HEAVY | {"asyncio"}) & packages(modules) == set()
 
 
 @pytest.mark.parametrize(("line", "offered"), [("agentgit rol", "rollback"), ("agentgit log --lim", "--limit")])
-def test_u5_completion_of_commands_and_options_imports_nothing_heavy(line, offered):
-    """U5: Tab after the beginning of a command or an option opens no database."""
+def test_completion_of_commands_and_options_imports_nothing_heavy(line, offered):
+    """Tab after the beginning of a command or an option opens no database."""
     names, modules = completed(line)
     assert names == [offered]
     assert HEAVY & packages(modules) == set()
@@ -90,8 +90,8 @@ def test_u5_completion_of_commands_and_options_imports_nothing_heavy(line, offer
         ("agentgit rollback --db sqlite:///{db} ", ["support-42", "HEAD", "main", "agreed", "before payment"]),
     ],
 )
-def test_u5_completion_of_names_imports_neither_the_store_nor_a_graph(tmp_path, line, offered):
-    """U5: Tab after a command that takes a session or a checkpoint reads the file without SQLAlchemy and LangGraph,
+def test_completion_of_names_imports_neither_the_store_nor_a_graph(tmp_path, line, offered):
+    """Tab after a command that takes a session or a checkpoint reads the file without SQLAlchemy and LangGraph,
     and leaves no other file behind.
     """
     path = tmp_path / "agentgit.db"

@@ -1,4 +1,4 @@
-"""What a terminal gets and a pipe does not: the pager and relative times; and the options that limit lists (U5)."""
+"""What a terminal gets and a pipe does not: the pager and relative times; and the options that limit lists."""
 
 import json
 import os
@@ -46,8 +46,8 @@ def at_terminal(*words: str, rows: int = 24, **environment: str) -> str:
 
 
 @pytest.mark.long
-def test_u5_a_long_result_goes_to_the_pager_at_a_terminal(big):
-    """U5: at a terminal a result longer than the screen is shown by $AGENTGIT_PAGER, else $PAGER."""
+def test_a_long_result_goes_to_the_pager_at_a_terminal(big):
+    """At a terminal a result longer than the screen is shown by $AGENTGIT_PAGER, else $PAGER."""
     marked = "sed s/^/paged:/"
     assert at_terminal("tree", AGENTGIT_PAGER=marked, PAGER="false").startswith("paged:s: 61 branches")
     assert at_terminal("log", PAGER=marked).startswith("main#4 ")
@@ -59,15 +59,15 @@ def test_u5_a_long_result_goes_to_the_pager_at_a_terminal(big):
 
 
 @pytest.mark.long
-def test_u5_a_pager_that_fails_or_is_left_loses_nothing_else(big):
-    """U5: a pager that does not exist, cannot be parsed, or ends before it has read all causes no error."""
+def test_a_pager_that_fails_or_is_left_loses_nothing_else(big):
+    """A pager that does not exist, cannot be parsed, or ends before it has read all causes no error."""
     for pager in ("no-such-pager --x", "'", "true", "head -2"):
         assert "Traceback" not in at_terminal("tree", AGENTGIT_PAGER=pager)
     assert at_terminal("tree", AGENTGIT_PAGER="no-such-pager").startswith("s: 61 branches")
 
 
-def test_u5_a_pipe_gets_no_pager_and_exact_times(big, monkeypatch):
-    """U5: in a pipe there is no pager, and times are exact unless --date relative asks otherwise."""
+def test_a_pipe_gets_no_pager_and_exact_times(big, monkeypatch):
+    """In a pipe there is no pager, and times are exact unless --date relative asks otherwise."""
     monkeypatch.setenv("AGENTGIT_PAGER", "false")
     monkeypatch.setattr("shutil.get_terminal_size", lambda fallback=None: os.terminal_size((100, 5)))
     assert run("tree").out.startswith("s: 61 branches")
@@ -79,8 +79,8 @@ def test_u5_a_pipe_gets_no_pager_and_exact_times(big, monkeypatch):
 
 
 @pytest.mark.long
-def test_u5_a_terminal_shows_relative_times(big):
-    """U5: at a terminal times are relative, and `--date exact` makes them exact."""
+def test_a_terminal_shows_relative_times(big):
+    """At a terminal times are relative, and `--date exact` makes them exact."""
     assert re.search(r"main#4  (just now|\d+ min ago)  ", at_terminal("log"))
     assert re.search(r"main#4  \d{4}-\d\d-\d\d ", at_terminal("--date", "exact", "log"))
 
@@ -88,8 +88,8 @@ def test_u5_a_terminal_shows_relative_times(big):
 # -- limits and branches
 
 
-def test_u5_a_tree_of_many_branches_is_folded_around_head(big):
-    """U5: `tree` shows the way to HEAD and the newest branches, and counts the others; -n sets how many."""
+def test_a_tree_of_many_branches_is_folded_around_head(big):
+    """`tree` shows the way to HEAD and the newest branches, and counts the others; -n sets how many."""
     lines = run("tree").out.splitlines()
     assert lines[0] == "s: 61 branches, 64 checkpoints"
     assert len(lines) < 60
@@ -105,8 +105,8 @@ def test_u5_a_tree_of_many_branches_is_folded_around_head(big):
     assert len(json.loads(run("tree", "--json").out)["branches"]) == 61
 
 
-def test_u5_one_branch_is_shown_by_its_name(big):
-    """U5: `--branch` shows one branch in tree, log and tool-track; a branch that does not exist is an error."""
+def test_one_branch_is_shown_by_its_name(big):
+    """`--branch` shows one branch in tree, log and tool-track; a branch that does not exist is an error."""
     tree = run("tree", "--branch", "variant-7").out
     assert "variant-7" in tree
     assert "variant-8" not in tree
@@ -122,8 +122,8 @@ def test_u5_one_branch_is_shown_by_its_name(big):
     assert (refused.code, "Name one." in refused.err) == (InvalidInput.exit_code, True)
 
 
-def test_u5_lists_have_a_limit(big):
-    """U5: `-n` limits the lists of sessions, branches and operations to the newest."""
+def test_lists_have_a_limit(big):
+    """`-n` limits the lists of sessions, branches and operations to the newest."""
     with agentgit.open("agentgit.db") as repo:
         repo.session("t", create=True)
     assert [one["session_name"] for one in json.loads(run("sessions", "-n", "1", "--json").out)] == ["t"]

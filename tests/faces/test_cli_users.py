@@ -1,4 +1,4 @@
-"""The commands for users, keys, sharing and tenants, with several users on one database (D5, W9)."""
+"""The commands for users, keys, sharing and tenants, with several users on one database."""
 
 import json
 from datetime import datetime, timedelta
@@ -25,8 +25,8 @@ def agentgit(tmp_path, monkeypatch):
 
 
 @pytest.mark.long
-def test_d5_two_users_share_a_session_on_the_command_line(agentgit, monkeypatch):
-    """D5: an unshared session is not found, a shared one has its owner's name, and verbs beyond the role are
+def test_two_users_share_a_session_on_the_command_line(agentgit, monkeypatch):
+    """An unshared session is not found, a shared one has its owner's name, and verbs beyond the role are
     refused.
     """
     for name in ("ada", "bob"):
@@ -52,8 +52,8 @@ def test_d5_two_users_share_a_session_on_the_command_line(agentgit, monkeypatch)
 
 
 @pytest.mark.long
-def test_d5_keys_and_passwords_are_managed_on_the_command_line(agentgit):
-    """D5: a key is shown once, a password is read from a pipe, and the audit trail lists the changes of keys and
+def test_keys_and_passwords_are_managed_on_the_command_line(agentgit):
+    """A key is shown once, a password is read from a pipe, and the audit trail lists the changes of keys and
     users.
     """
     agentgit("users", "add", "ada", "--password", said="correct horse\n")
@@ -75,8 +75,8 @@ def test_d5_keys_and_passwords_are_managed_on_the_command_line(agentgit):
     ]  # fmt: skip
 
 
-def test_d5_a_disabled_user_cannot_use_the_command_line(agentgit):
-    """D5: a command for a disabled user is refused, and the refusal says how to enable the user again."""
+def test_a_disabled_user_cannot_use_the_command_line(agentgit):
+    """A command for a disabled user is refused, and the refusal says how to enable the user again."""
     agentgit("users", "add", "ada")
     agentgit("users", "disable", "ada")
     code, said = agentgit("--user", "ada", "sessions")
@@ -85,8 +85,8 @@ def test_d5_a_disabled_user_cannot_use_the_command_line(agentgit):
     assert agentgit("--user", "ada", "sessions")[0] == 0
 
 
-def test_q6_a_key_is_read_only_and_expires_by_default(agentgit):
-    """Q6: without options a key only reads and expires after 90 days; `--expires never` and --scope change this."""
+def test_a_key_is_read_only_and_expires_by_default(agentgit):
+    """Without options a key only reads and expires after 90 days; `--expires never` and --scope change this."""
     agentgit("users", "add", "ada")
     made = json.loads(agentgit("keys", "create", "ci", "--for", "ada", "--json")[1])
     assert made["scopes"] == ["read"]
@@ -97,8 +97,8 @@ def test_q6_a_key_is_read_only_and_expires_by_default(agentgit):
     assert (made["scopes"], made["expires_at"]) == (["fork", "read", "write"], None)
 
 
-def test_w12_the_audit_trail_names_the_actor_of_each_event(agentgit):
-    """W12: an admin reads the actor and the subject of each event by name; an erased user is shown by id."""
+def test_the_audit_trail_names_the_actor_of_each_event(agentgit):
+    """An admin reads the actor and the subject of each event by name; an erased user is shown by id."""
     for name in ("ada", "bob"):
         agentgit("users", "add", name)
     agentgit("keys", "create", "ci", "--for", "bob")
@@ -113,8 +113,8 @@ def test_w12_the_audit_trail_names_the_actor_of_each_event(agentgit):
 
 
 @pytest.mark.long
-def test_d5_a_user_is_deleted_on_the_command_line(agentgit):
-    """D5: after confirmation a user is deleted, the output says what was erased, and the audit trail has the event."""
+def test_a_user_is_deleted_on_the_command_line(agentgit):
+    """After confirmation a user is deleted, the output says what was erased, and the audit trail has the event."""
     agentgit("users", "add", "ada")
     assert agentgit("users", "delete", "ada", said="n\n")[0] == 1
     assert agentgit("users", "delete", "ada", "--json", said="y\n")[0] == 2  # --json asks nothing and needs --yes
@@ -125,8 +125,8 @@ def test_d5_a_user_is_deleted_on_the_command_line(agentgit):
     assert "user.erased" in agentgit("audit", "show")[1]
 
 
-def test_w9_tenants_are_separate_on_the_command_line(agentgit):
-    """W9: another tenant of the same database has separate sessions."""
+def test_tenants_are_separate_on_the_command_line(agentgit):
+    """Another tenant of the same database has separate sessions."""
     assert agentgit("--tenant", "acme", "users", "add", "ada")[0] == 0
     assert agentgit("--tenant", "acme", "sessions")[1].startswith("no sessions yet")
     assert "demo" in agentgit("sessions")[1]
@@ -134,8 +134,8 @@ def test_w9_tenants_are_separate_on_the_command_line(agentgit):
 
 
 @pytest.mark.long
-def test_d5_every_command_refuses_an_unknown_user(agentgit, monkeypatch):
-    """D5: an unknown user or tenant is refused and never created, and every command acts for the named user."""
+def test_every_command_refuses_an_unknown_user(agentgit, monkeypatch):
+    """An unknown user or tenant is refused and never created, and every command acts for the named user."""
     agentgit("users", "add", "ada")
     rest = (
         ["sessions"],

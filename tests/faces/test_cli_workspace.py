@@ -1,4 +1,4 @@
-"""`agentgit workspace`: its output, its exit codes and its confirmations (P1-P8, C8)."""
+"""`agentgit workspace`: its output, its exit codes and its confirmations."""
 
 import io
 import json
@@ -63,8 +63,8 @@ def plainly(text: str) -> str:
     return re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d(:\d\d)?", "<time>", text)
 
 
-def test_p5_workspace_commands_match_their_recorded_output(folder):
-    """P5: saving, listing, showing, comparing and restoring write the recorded output, and the files are restored."""
+def test_workspace_commands_match_their_recorded_output(folder):
+    """Saving, listing, showing, comparing and restoring write the recorded output, and the files are restored."""
     told = []
 
     def tell(*words: str, say: str = "") -> None:
@@ -90,8 +90,8 @@ def test_p5_workspace_commands_match_their_recorded_output(folder):
     assert plainly("".join(told)) == (GOLDEN / "cli-workspace.txt").read_text(encoding="utf-8")
 
 
-def test_p4_nothing_is_restored_without_confirmation(folder):
-    """P4: without confirmation nothing is touched, and restoring one path leaves the others."""
+def test_nothing_is_restored_without_confirmation(folder):
+    """Without confirmation nothing is touched, and restoring one path leaves the others."""
     folder.write(a="one", b="one")
     folder.run("save", "--name", "first")
     folder.write(a="two", b="two")
@@ -108,8 +108,8 @@ def test_p4_nothing_is_restored_without_confirmation(folder):
 
 
 @pytest.mark.long
-def test_s6_unsaved_changes_are_not_overwritten(folder):
-    """S6, P4: a file that changed since the last snapshot stops a restore; --force overwrites it and it can be
+def test_unsaved_changes_are_not_overwritten(folder):
+    """A file that changed since the last snapshot stops a restore; --force overwrites it and it can be
     restored.
     """
     folder.write(a="one")
@@ -125,8 +125,8 @@ def test_s6_unsaved_changes_are_not_overwritten(folder):
     assert folder.texts == {"a": "unsaved"}
 
 
-def test_c8_the_undo_stack_works_on_the_command_line(folder):
-    """C8, C4: `undo` reverts what calls did to files, and `undo --last` restores the newest snapshot."""
+def test_the_undo_stack_works_on_the_command_line(folder):
+    """`undo` reverts what calls did to files, and `undo --last` restores the newest snapshot."""
     assert folder.run("undo").out == "There is nothing to undo.\n"
     assert folder.run("undo", "--last").code == NotFound.exit_code
     folder.write(a="one")
@@ -140,8 +140,8 @@ def test_c8_the_undo_stack_works_on_the_command_line(folder):
     assert folder.texts == {"a": "one"}
 
 
-def test_p8_wrong_names_and_paths_have_their_exit_codes(folder, tmp_path):
-    """P8, bad input: an unknown or ambiguous snapshot, an outside path and a missing folder each have their exit
+def test_wrong_names_and_paths_have_their_exit_codes(folder, tmp_path):
+    """Bad input: an unknown or ambiguous snapshot, an outside path and a missing folder each have their exit
     code.
     """
     folder.write(a="one")
@@ -161,7 +161,7 @@ def test_p8_wrong_names_and_paths_have_their_exit_codes(folder, tmp_path):
 
 
 def test_hostile_file_names_write_no_escapes(folder):
-    """P3: names and contents of files, messages and snapshot names cannot control a terminal."""
+    """Names and contents of files, messages and snapshot names cannot control a terminal."""
     wild = "\x1b[31mred\u202e"
     folder.write(**{wild: f"{wild}\r\n"})
     for words in (["save", wild, "--name", wild], ["show", wild], ["list"]):
@@ -173,7 +173,7 @@ def test_hostile_file_names_write_no_escapes(folder):
 
 
 def test_a_terminal_shows_the_progress_of_a_snapshot(folder):
-    """P1: on a terminal a snapshot shows a progress bar, and standard output is the same as elsewhere."""
+    """On a terminal a snapshot shows a progress bar, and standard output is the same as elsewhere."""
     folder.write(**{f"file-{number}": str(number) for number in range(30)})
     ours, theirs = pty.openpty()
     env = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
@@ -188,8 +188,8 @@ def test_a_terminal_shows_the_progress_of_a_snapshot(folder):
     assert plainly(done.stdout) == "<short id>  <time>  manual  30 changed  all\n"
 
 
-def test_s6_a_file_changed_during_the_question_is_not_overwritten(folder):
-    """S6, P4: a file that a person changes before confirming stops the restore."""
+def test_a_file_changed_during_the_question_is_not_overwritten(folder):
+    """A file that a person changes before confirming stops the restore."""
     folder.write(a="one")
     folder.run("save", "--name", "first")
     folder.write(a="two")

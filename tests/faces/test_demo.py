@@ -108,7 +108,7 @@ def test_a_tool_error_is_reported_and_changes_nothing(clerk: Any, shop: str):
 
 
 def test_undo_needs_only_the_record_and_runs_once(shop: str):
-    """W1: the declared function cancels an order from its recorded result, and raises when it is called again."""
+    """The declared function cancels an order from its recorded result, and raises when it is called again."""
     with agentgit.open(":memory:") as repo:
         agent = repo.wrap(demo.build(shop), "s", effects=demo.EFFECTS)
         agent.run("order two chairs and pay")
@@ -126,7 +126,7 @@ def test_undo_needs_only_the_record_and_runs_once(shop: str):
 
 
 def test_a_moved_shop_is_found_through_the_environment(shop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """W1: after the shop file was moved, undo names the variable to set and works once it is set."""
+    """After the shop file was moved, undo names the variable to set and works once it is set."""
     payment = demo.tools(shop)[2].invoke({"amount": 7})
     moved = Path(shop).rename(tmp_path / "elsewhere.db")
     with pytest.raises(NotFound, match="AGENTGIT_DEMO_SHOP"):
@@ -194,8 +194,8 @@ def test_the_story_matches_its_recorded_text(told: Told, tmp_path: Path):
     assert max(map(len, text.splitlines())) <= 120
 
 
-def test_w1_the_story_matches_the_state_of_the_shop(told: Told):
-    """W1: after the story exactly the orders that were rolled back are cancelled, and the mail was sent once."""
+def test_the_story_matches_the_state_of_the_shop(told: Told):
+    """After the story exactly the orders that were rolled back are cancelled, and the mail was sent once."""
     assert read(told.shop, "SELECT id, status FROM orders ORDER BY id") == [
         ("chair-1", "open"),
         ("lamp-1", "cancelled"),
@@ -210,8 +210,8 @@ def test_w1_the_story_matches_the_state_of_the_shop(told: Told):
     assert all(str(order) in tables[-1] for order in demo.orders(told.shop) if order.id != "sofa-1")
 
 
-def test_d2_the_story_leaves_both_branches_readable(told: Told):
-    """D2: a new handle finds the session with both branches, each with its conversation and track."""
+def test_the_story_leaves_both_branches_readable(told: Told):
+    """A new handle finds the session with both branches, each with its conversation and track."""
     with agentgit.open(told.database, create=False) as repo:
         assert [session.session_name for session in repo.sessions()] == ["demo"]
         branches = {branch.name: branch for branch in repo.session("demo").branches()}
@@ -232,8 +232,8 @@ def test_d2_the_story_leaves_both_branches_readable(told: Told):
 
 
 @pytest.mark.long
-def test_w1_a_trusted_module_supplies_undo_functions_after_a_restart(told: Told):
-    """W1: an agent without declared effects rolls the story back with the undo functions of the trusted module."""
+def test_a_trusted_module_supplies_undo_functions_after_a_restart(told: Told):
+    """An agent without declared effects rolls the story back with the undo functions of the trusted module."""
     with agentgit.open(told.database, trust=["agentgit.demo"]) as repo:
         agent = repo.wrap(demo.build(told.shop), session="demo")
         with pytest.raises(agentgit.RollbackBlocked):

@@ -1,4 +1,4 @@
-"""The kit in deploy/: the image, nginx, the systemd units and the compose file (N4)."""
+"""The kit in deploy/: the image, nginx, the systemd units and the compose file."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ def units(folder: Path) -> dict[str, Path]:
     return found
 
 
-def test_n4_systemd_accepts_the_units(tmp_path: Path):
-    """N4: systemd finds no fault in the units, and rates what the server may do as safe."""
+def test_systemd_accepts_the_units(tmp_path: Path):
+    """Systemd finds no fault in the units, and rates what the server may do as safe."""
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed: apt-get install systemd")
     found = units(tmp_path)
@@ -117,8 +117,8 @@ def test_n4_systemd_accepts_the_units(tmp_path: Path):
 
 
 @pytest.mark.long
-def test_n4_the_command_of_the_unit_serves_behind_nginx(postgres_tables: URL, tmp_path: Path):
-    """N4: the unit's command checks the schema, serves, and stops when it is told to; logins work through nginx."""
+def test_the_command_of_the_unit_serves_behind_nginx(postgres_tables: URL, tmp_path: Path):
+    """The unit's command checks the schema, serves, and stops when it is told to; logins work through nginx."""
     with agentgit.open(postgres_tables) as repo:
         repo.users.add("ada", PASSWORD, is_admin=True)
     lines = units(tmp_path)["agentgit.service"].read_text().splitlines()
@@ -177,8 +177,8 @@ def composed(**environment: str) -> dict[str, Any]:
 FILLED = {"SERVER_NAME": NAME, "POSTGRES_PASSWORD": "p", "AGENTGIT_PASSWORD": "a", "SUBNET": "127.0.0.1"}
 
 
-def test_n4_the_compose_file_names_files_and_variables_that_exist():
-    """N4: every file of the compose file is in the kit, and example.env has every variable that it demands."""
+def test_the_compose_file_names_files_and_variables_that_exist():
+    """Every file of the compose file is in the kit, and example.env has every variable that it demands."""
     services = composed(**FILLED)
     mounted = [mount.split(":")[0] for one in services.values() for mount in one.get("volumes", ())]
     files = [DEPLOY / path for path in mounted if path.startswith("./") and path not in ("./tls", "./backups")]
@@ -252,10 +252,10 @@ def hardened(service: dict[str, Any], **environment: str) -> list[str]:
 
 
 @pytest.mark.long
-def test_n4_the_image_serves_backs_up_and_restores_as_the_compose_file_says(
+def test_the_image_serves_backs_up_and_restores_as_the_compose_file_says(
     engine, role, postgres_tables, postgres_spare, tmp_path
 ):
-    """N4: the image, run with the commands of the compose file, upgrades the tables, serves, backs up and restores.
+    """The image, run with the commands of the compose file, upgrades the tables, serves, backs up and restores.
 
     PostgreSQL and nginx are those of this machine: the images of the compose file cannot be had without a registry.
     """

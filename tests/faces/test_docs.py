@@ -45,8 +45,8 @@ def reference() -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("path", "command"), COMMANDS, ids=[path for path, _ in COMMANDS])
-def test_d6_every_command_and_option_is_documented(path, command, reference):
-    """D6: the reference lists each command, option and argument with a sentence that describes it."""
+def test_every_command_and_option_is_documented(path, command, reference):
+    """The reference lists each command, option and argument with a sentence that describes it."""
     section = reference[path]
     assert command.help.endswith("."), f"{path} has no help"
     assert section.strip().startswith(command.help)
@@ -60,8 +60,8 @@ def test_d6_every_command_and_option_is_documented(path, command, reference):
 
 
 @pytest.mark.parametrize("path", [path for path, _ in COMMANDS])
-def test_d6_the_help_names_each_value_without_the_type_in_python(path):
-    """D6: the help of a command says N or SESSION, not the type that Python has for it, such as <int range>."""
+def test_the_help_names_each_value_without_the_type_in_python(path):
+    """The help of a command says N or SESSION, not the type that Python has for it, such as <int range>."""
     words = run(*path.split()[1:], "--help").out
     assert "Usage: " in words
     assert re.findall(r"<[a-z]+(?: range|\[[a-z]+\])?>", words) == []
@@ -75,8 +75,8 @@ def test_commands_have_a_json_option_unless_they_converse_or_write_sql(path, com
     assert path in talk or hasattr(command, "commands") or "--json" in {o for p in command.params for o in p.opts}
 
 
-def test_d6_the_docs_list_the_commands_without_json():
-    """D6: docs/cli.md lists exactly the commands that do not take --json."""
+def test_the_docs_list_the_commands_without_json():
+    """Docs/cli.md lists exactly the commands that do not take --json."""
     named = re.search(r"Every command takes `--json` except ([^.]+)\.", (DOCS / "cli.md").read_text())
     silent = {
         path.removeprefix("agentgit ")
@@ -117,8 +117,8 @@ def test_the_help_truncates_no_sentence():
             assert path != "agentgit" or "  rollback          Roll back to a checkpoint, on a new branch" in lines
 
 
-def test_d6_every_documented_command_and_option_exists():
-    """D6: every command that a page of docs/ names exists, and so does every option that docs/cli.md names."""
+def test_every_documented_command_and_option_exists():
+    """Every command that a page of docs/ names exists, and so does every option that docs/cli.md names."""
     known = dict(COMMANDS)
     for page in DOCS.glob("*.md"):
         for words in re.findall(r"`agentgit ([a-z][a-z-]*(?: [a-z][a-z-]*)?)", page.read_text()):
@@ -131,8 +131,8 @@ def test_d6_every_documented_command_and_option_exists():
 
 
 @pytest.mark.parametrize("name", agentgit.__all__)
-def test_d6_every_public_name_is_in_the_reference(name):
-    """D6: each public name of `agentgit` has an entry in docs/reference that is made from its docstring."""
+def test_every_public_name_is_in_the_reference(name):
+    """Each public name of `agentgit` has an entry in docs/reference that is made from its docstring."""
     pages = "".join(page.read_text() for page in DOCS.glob("reference/*.md"))
     assert re.search(rf"^::: agentgit\.([a-z_.]+\.)?{name}$", pages, flags=re.MULTILINE)
 
@@ -141,28 +141,28 @@ ERRORS = [one for one in vars(errors).values() if isinstance(one, type) and issu
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
-def test_d6_every_error_is_documented_with_its_exit_code(error):
-    """D6: docs/reference/errors.md lists the exit code of each error for scripts."""
+def test_every_error_is_documented_with_its_exit_code(error):
+    """Docs/reference/errors.md lists the exit code of each error for scripts."""
     page = (DOCS / "reference/errors.md").read_text()
     assert f"| [`{error.__name__}`][agentgit.{error.__name__}] | {error.exit_code} |" in page
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["rollback", "rerun"])
-def test_u7_a_picture_shows_what_the_demo_does(name):
-    """U7: docs/images/rollback.svg and rerun.svg show what the demo does; `python docs/images/NAME.py` redraws them."""
+def test_a_picture_shows_what_the_demo_does(name):
+    """Docs/images/rollback.svg and rerun.svg show what the demo does; `python docs/images/NAME.py` redraws them."""
     code = f"import {name}; assert {name}.draw() == {name}.PICTURE.read_text()"
     found = os.environ | {"PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", code], cwd=DOCS / "images", env=found, check=True)  # noqa: S603  # our own
 
 
-def test_u7_the_citation_names_the_version():
-    """U7: CITATION.cff names the version that the package has."""
+def test_the_citation_names_the_version():
+    """CITATION.cff names the version that the package has."""
     assert f"\nversion: {agentgit.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
-def test_u7_the_figures_in_the_readme_are_those_of_the_benchmarks():
-    """U7: every figure that README.md lists under "What it costs" is on docs/benchmarks.md, losses included."""
+def test_the_figures_in_the_readme_are_those_of_the_benchmarks():
+    """Every figure that README.md lists under "What it costs" is on docs/benchmarks.md, losses included."""
     section = (ROOT / "README.md").read_text().partition("\n## What it costs\n")[2].partition("\n## ")[0]
     rows = [line for line in section.splitlines() if line.startswith("|")]
     cells = [re.sub(r"\(docs/\S+\)", "", cell) for row in rows for cell in row.split("|")[2:-1]]
@@ -172,25 +172,25 @@ def test_u7_the_figures_in_the_readme_are_those_of_the_benchmarks():
     assert figures - page == set()
 
 
-def test_d6_the_picture_of_the_rooms_matches_the_contract():
-    """D6: docs/images/rooms.svg matches the rooms of pyproject.toml; `python docs/build.py` redraws it."""
+def test_the_picture_of_the_rooms_matches_the_contract():
+    """Docs/images/rooms.svg matches the rooms of pyproject.toml; `python docs/build.py` redraws it."""
     code = "import build; assert build.rooms() == build.PICTURE.read_text()"
     subprocess.run([sys.executable, "-c", code], cwd=DOCS, check=True)  # noqa: S603  # our own command
 
 
-def test_d6_every_table_is_listed_in_the_architecture_page():
-    """D6: docs/architecture.md lists each table with a description of its rows."""
+def test_every_table_is_listed_in_the_architecture_page():
+    """Docs/architecture.md lists each table with a description of its rows."""
     page = (DOCS / "architecture.md").read_text()
     assert [name for name in backend.tables() if f"| `{name}` |" not in page] == []
 
 
-def test_d6_the_readme_is_short():
-    """U7: the README has at most 150 lines; longer texts belong in docs/."""
+def test_the_readme_is_short():
+    """The README has at most 150 lines; longer texts belong in docs/."""
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
-def test_d6_who_is_told_to_run_commands_is_told_to_install_the_command_line():
-    """D6: a page whose blocks install agentgit and run `agentgit` installs the extra that the command needs."""
+def test_who_is_told_to_run_commands_is_told_to_install_the_command_line():
+    """A page whose blocks install agentgit and run `agentgit` installs the extra that the command needs."""
     checked = 0
     for page in [ROOT / "README.md", *DOCS.glob("*.md"), *ROOT.glob("examples/*/README.md")]:
         blocks = "\n".join(re.findall(r"^ *```(?:sh|text|console)\n(.*?)^ *```", page.read_text("utf-8"), re.M | re.S))
@@ -201,22 +201,22 @@ def test_d6_who_is_told_to_run_commands_is_told_to_install_the_command_line():
     assert checked >= 8
 
 
-def test_d6_links_of_the_readme_resolve():
-    """D6: the files that README.md and CONTRIBUTING.md link to are in the repository."""
+def test_links_of_the_readme_resolve():
+    """The files that README.md and CONTRIBUTING.md link to are in the repository."""
     for page in ("README.md", "CONTRIBUTING.md"):
         links = re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / page).read_text())
         assert [link for link in links if not (ROOT / link).exists()] == []
 
 
-def test_d6_the_reference_index_lists_every_public_name():
-    """D6: docs/reference/index.md lists each public name; the errors have a separate page."""
+def test_the_reference_index_lists_every_public_name():
+    """Docs/reference/index.md lists each public name; the errors have a separate page."""
     page = (DOCS / "reference/index.md").read_text()
     names = [name for name in agentgit.__all__ if not hasattr(errors, name)]
     assert [name for name in names if f"`{name}`]" not in page] == []
 
 
-def test_d6_notebooks_and_magics_are_documented():
-    """D6, D4: docs/notebooks.md lists each notebook and each command of %agentgit."""
+def test_notebooks_and_magics_are_documented():
+    """Docs/notebooks.md lists each notebook and each command of %agentgit."""
     page = (DOCS / "notebooks.md").read_text()
     named = [f"`{path.stem}`" for path in (ROOT / "notebooks").glob("*.ipynb")]
     table = "".join(line for line in page.splitlines() if line.startswith("|"))
@@ -224,8 +224,8 @@ def test_d6_notebooks_and_magics_are_documented():
     assert [name for name in notebook_shells.commands() if f"`{name}" not in table] == []
 
 
-def test_d6_every_subject_of_the_benchmarks_is_documented():
-    """D6: docs/benchmarks.md lists every subject or group of subjects that --only takes."""
+def test_every_subject_of_the_benchmarks_is_documented():
+    """Docs/benchmarks.md lists every subject or group of subjects that --only takes."""
     page = (DOCS / "benchmarks.md").read_text()
     assert {name.split("-")[0] for name in SUBJECTS if f"`{name.split('-')[0]}`" not in page} == set()
 
@@ -247,8 +247,8 @@ def site(tmp_path_factory):
 
 
 @pytest.mark.long
-def test_d6_the_site_builds_and_its_links_resolve(site):
-    """D6: MkDocs finds every linked page, heading and name, and every page is part of the site."""
+def test_the_site_builds_and_its_links_resolve(site):
+    """MkDocs finds every linked page, heading and name, and every page is part of the site."""
     assert {page.stem for page in DOCS.glob("*.md")} <= {page.stem for page in site.glob("*.html")}
     after = 'href="effects.html" class="md-footer__link md-footer__link--next"'
     assert after in (site / "comparison.html").read_text()  # in the guide, not among the pages for operators
@@ -259,8 +259,8 @@ def test_d6_the_site_builds_and_its_links_resolve(site):
 
 
 @pytest.mark.long
-def test_d6_no_table_is_cut_off_on_a_page(site):
-    """D6: tables, also those of the benchmarks, are fully visible, because a number that is cut off is misread."""
+def test_no_table_is_cut_off_on_a_page(site):
+    """Tables, also those of the benchmarks, are fully visible, because a number that is cut off is misread."""
     chromium = shutil.which("chromium")
     if chromium is None:
         pytest.skip("There is no Chromium to look at the pages with.")
@@ -282,15 +282,15 @@ def test_d6_no_table_is_cut_off_on_a_page(site):
     assert found == []
 
 
-def test_d6_no_page_loads_resources_from_elsewhere(site):
-    """D6: the site can be read offline: no page loads a script, style, picture or frame from elsewhere."""
+def test_no_page_loads_resources_from_elsewhere(site):
+    """The site can be read offline: no page loads a script, style, picture or frame from elsewhere."""
     for page in site.rglob("*.html"):
         assert not re.findall(r'<(?:script|link|img|iframe)[^>]*(?:src|href)="https?:[^"]*"', page.read_text()), page
 
 
 @pytest.mark.long
 def test_wrong_blocks_in_the_documents_fail(tmp_path):
-    """D6: a block that raises, prints something else or prints unshown output fails; so does a wrong command."""
+    """A block that raises, prints something else or prints unshown output fails; so does a wrong command."""
     (tmp_path / "docs").mkdir()
     shutil.copy(ROOT / "conftest.py", tmp_path)
     page = [

@@ -1,4 +1,4 @@
-"""Every entry point × every kind of principal: HTTP routes, pages, MCP tools and commands (D5, Q1–Q8).
+"""Every entry point × every kind of principal: HTTP routes, pages, MCP tools and commands.
 
 Each table below lists every entry point with its required role. A test fails if an entry point is missing from its
 table, so nobody can add one without declaring who may use it, or if a listed one does not exist. The verbs of the
@@ -191,8 +191,8 @@ CREDENTIALS = (None, "", "agit_1_2_3", "x" * 9000, "revoked", "ended", "gone", "
 
 @pytest.mark.long
 @pytest.mark.parametrize("who", CREDENTIALS, ids=str)
-def test_d5_every_route_refuses_a_missing_or_invalid_credential(house, who):
-    """D5: without a valid credential every route answers 401 or 429 and changes nothing."""
+def test_every_route_refuses_a_missing_or_invalid_credential(house, who):
+    """Without a valid credential every route answers 401 or 429 and changes nothing."""
     before, wrong = stored(house.path), {}
     for route, (needs, _) in ROUTES.items():
         answer = asked(house, route, house.keys.get(who, who))
@@ -203,8 +203,8 @@ def test_d5_every_route_refuses_a_missing_or_invalid_credential(house, who):
 
 
 @pytest.mark.parametrize("who", [*PEOPLE, *SCOPED, "root"])
-def test_d5_every_route_refuses_a_role_that_is_too_low(house, who):
-    """D5: a user whose role is too low for a route is refused, sees nothing of the session and changes nothing."""
+def test_every_route_refuses_a_role_that_is_too_low(house, who):
+    """A user whose role is too low for a route is refused, sees nothing of the session and changes nothing."""
     role = PEOPLE.get(who) or SCOPED.get(who) or "stranger"
     before, wrong = stored(house.path), {}
     for route, (needs, sent) in ROUTES.items():
@@ -220,8 +220,8 @@ def test_d5_every_route_refuses_a_role_that_is_too_low(house, who):
 
 
 @pytest.mark.parametrize("route", [route for route, (needs, sent) in ROUTES.items() if sent is not None])
-def test_d5_the_required_role_is_enough_for_each_route(house, route):
-    """D5: a user with exactly the role that a route requires is not refused for lack of it."""
+def test_the_required_role_is_enough_for_each_route(house, route):
+    """A user with exactly the role that a route requires is not refused for lack of it."""
     needs = ROUTES[route][0]
     who = {ADMIN: "root", SELF: "eve", OPEN: "eve"}.get(needs) or next(n for n, r in PEOPLE.items() if r == needs)
     answer = asked(house, route, house.keys[who])
@@ -346,8 +346,8 @@ def known():
 
 
 @pytest.mark.parametrize("way", ["an application", "one with a link, a public URL and a token", "agentgit serve"])
-def test_d5_every_route_and_page_declares_its_required_role(prepared, tmp_path, way):
-    """D5: each route and page of the served application is in the tables of required roles."""
+def test_every_route_and_page_declares_its_required_role(prepared, tmp_path, way):
+    """Each route and page of the served application is in the tables of required roles."""
     shutil.copy(prepared.folder / "agentgit.db", tmp_path)
     with agentgit.open(tmp_path / "agentgit.db") as repo:
         if way == "an application":
@@ -414,8 +414,8 @@ ADDED = {
 
 
 @pytest.mark.parametrize("way", ADDED)
-def test_d5_the_scan_finds_every_kind_of_route(way):
-    """D5: the scan finds routes that are undocumented, nested, mounted, bound to one host, not HTTP or not a route."""
+def test_the_scan_finds_every_kind_of_route(way):
+    """The scan finds routes that are undocumented, nested, mounted, bound to one host, not HTTP or not a route."""
     add, named = ADDED[way]
     made, below, inner = FastAPI(openapi_url=None), FastAPI(openapi_url=None), APIRouter()
     made.add_api_route("/known", evil)
@@ -427,8 +427,8 @@ def test_d5_the_scan_finds_every_kind_of_route(way):
 
 
 @pytest.mark.parametrize("who", [*PEOPLE, *SCOPED, "root"])
-def test_d5_every_page_refuses_a_role_that_is_too_low(house, who):
-    """D5: a user with a role too low or a narrow key is refused by each page and form, and changes nothing."""
+def test_every_page_refuses_a_role_that_is_too_low(house, who):
+    """A user with a role too low or a narrow key is refused by each page and form, and changes nothing."""
     role = PEOPLE.get(who) or SCOPED.get(who) or "stranger"
     client, wrong = visitor(house, house.keys[who]), {}
     csrf = re.search(r'name="csrf" value="(\w{64})"', client.get("/sessions").text)[1]
@@ -450,8 +450,8 @@ def test_d5_every_page_refuses_a_role_that_is_too_low(house, who):
 
 
 @pytest.mark.parametrize("who", CREDENTIALS, ids=str)
-def test_d5_every_page_refuses_a_missing_or_invalid_credential(house, who):
-    """D5: without a valid credential every page except the open ones refuses or redirects, and changes nothing."""
+def test_every_page_refuses_a_missing_or_invalid_credential(house, who):
+    """Without a valid credential every page except the open ones refuses or redirects, and changes nothing."""
     before, client, wrong = stored(house.path), visitor(house, house.keys.get(who, who)), {}
     for name, needs in PAGES.items():
         answer = page(house, client, *name.split(" "))
@@ -462,8 +462,8 @@ def test_d5_every_page_refuses_a_missing_or_invalid_credential(house, who):
 
 
 @pytest.mark.parametrize("who", ["eve", "vic"])
-def test_d5_no_form_changes_anything_without_permission(house, who):
-    """D5: a stranger sees nothing of the session on any page; neither they nor a viewer change anything by any form."""
+def test_no_form_changes_anything_without_permission(house, who):
+    """A stranger sees nothing of the session on any page; neither they nor a viewer change anything by any form."""
     client, wrong = visitor(house, house.keys[who]), {}
     before = stored(house.path)
     own = {"/keys", "/keys/revoke", "/account/password", "/logout", "/sessions", "/links/accept", "/join"}
@@ -482,8 +482,8 @@ def test_d5_no_form_changes_anything_without_permission(house, who):
 
 
 @pytest.mark.parametrize("who", ["ada", "root"])
-def test_d5_every_form_needs_its_csrf_token(house, who):
-    """D5: a form that another site makes an owner or an admin send changes nothing."""
+def test_every_form_needs_its_csrf_token(house, who):
+    """A form that another site makes an owner or an admin send changes nothing."""
     before, client, wrong = stored(house.path), visitor(house, house.keys[who]), {}
     for method, path in (name.split(" ") for name in PAGES):
         if method == "POST" and (answer := page(house, client, method, path, csrf="0" * 64)).status_code != 403:
@@ -518,14 +518,14 @@ TOOLS = {
 """Each tool of the MCP server with its required role and its arguments."""
 
 
-async def test_d5_every_mcp_tool_declares_its_required_role(house):
-    """D5: each MCP tool is in the table of required roles."""
+async def test_every_mcp_tool_declares_its_required_role(house):
+    """Each MCP tool is in the table of required roles."""
     assert set(await offered(house.repo)) == set(TOOLS)
 
 
 @pytest.mark.parametrize("who", ["eve", "vic", "fay", "read"])
-async def test_d5_every_mcp_tool_refuses_a_role_that_is_too_low(house, who):
-    """D5: the tools obey the role of the user who started the server, and change nothing if it is too low."""
+async def test_every_mcp_tool_refuses_a_role_that_is_too_low(house, who):
+    """The tools obey the role of the user who started the server, and change nothing if it is too low."""
     role = PEOPLE.get(who) or SCOPED[who]
     repo = house.repo.authenticate(house.keys[who])
     before, wrong = stored(house.path), {}
@@ -652,15 +652,15 @@ def commands(group, above=()):
             yield " ".join((*above, name))
 
 
-def test_d5_every_command_declares_its_required_role():
-    """D5: each command is in the table of required roles."""
+def test_every_command_declares_its_required_role():
+    """Each command is in the table of required roles."""
     assert set(commands(every_command())) == set(COMMANDS)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("who", ["eve", "vic", "fay", "ed"])
-def test_d5_every_command_refuses_a_role_that_is_too_low(house, who, monkeypatch):
-    """D5: with --user a command has that user's rights: it exits with 3 (not found) or 5 (not allowed), changing
+def test_every_command_refuses_a_role_that_is_too_low(house, who, monkeypatch):
+    """With --user a command has that user's rights: it exits with 3 (not found) or 5 (not allowed), changing
     nothing.
     """
     monkeypatch.chdir(house.path.parent)

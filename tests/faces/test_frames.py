@@ -1,4 +1,4 @@
-"""Lists, logs, search results and statistics as pandas DataFrames (U4)."""
+"""Lists, logs, search results and statistics as pandas DataFrames."""
 
 import subprocess
 import sys
@@ -26,8 +26,8 @@ def agent(repo):
     return agent
 
 
-def test_u4_checkpoints_and_logs_are_frames_with_one_row_each(agent):
-    """U4: checkpoints and a log have the same columns, their times are times, and their order is kept."""
+def test_checkpoints_and_logs_are_frames_with_one_row_each(agent):
+    """Checkpoints and a log have the same columns, their times are times, and their order is kept."""
     points, log = agent.checkpoints().to_frame(), agent.session.log(which="all").to_frame()
     assert points["reference"].tolist() == ["main#1", "main#2", "main#3"]
     assert log["reference"].tolist() == [point.metadata["reference"] for point in agent.session.log(which="all")]
@@ -40,8 +40,8 @@ def test_u4_checkpoints_and_logs_are_frames_with_one_row_each(agent):
     assert points["is_auto"].tolist() == [True, True, False]
 
 
-def test_u4_the_track_search_and_other_lists_are_frames(agent):
-    """U4: tool calls, search results, branches, tags, messages and sessions convert with their own fields."""
+def test_the_track_search_and_other_lists_are_frames(agent):
+    """Tool calls, search results, branches, tags, messages and sessions convert with their own fields."""
     track = agent.at("b2").tool_track().to_frame()
     assert track["tool_name"].tolist() == ["add", "note", "send"]
     assert track["args"].tolist()[0] == {"item": "chair"}
@@ -53,8 +53,8 @@ def test_u4_the_track_search_and_other_lists_are_frames(agent):
     assert agent.history().to_frame()["role"].value_counts()["tool"] == 2
 
 
-def test_u4_statistics_are_a_frame_with_one_row_for_each_branch(agent):
-    """U4: the columns of the branches add up to the totals of the statistics."""
+def test_statistics_are_a_frame_with_one_row_for_each_branch(agent):
+    """The columns of the branches add up to the totals of the statistics."""
     stats = agent.session.stats()
     frame = stats.to_frame().set_index("branch")
     assert frame.index.tolist() == ["main", "b2"]
@@ -63,8 +63,8 @@ def test_u4_statistics_are_a_frame_with_one_row_for_each_branch(agent):
     assert frame["cost"].isna().all()
 
 
-def test_u4_an_empty_result_is_a_frame_with_columns_and_types(agent):
-    """U4: an empty result has the columns and types of a full one, so that code after it need not ask."""
+def test_an_empty_result_is_a_frame_with_columns_and_types(agent):
+    """An empty result has the columns and types of a full one, so that code after it need not ask."""
     full = (agent.checkpoints(), agent.tool_track(), agent.search("chair"), agent.log(), agent.history())
     empty = (agent.checkpoints()[:0], agent.tool_track()[:0], agent.search("zzz"), agent.log(name="zzz"), History())
     for one, other in zip(full, empty, strict=True):
@@ -72,20 +72,20 @@ def test_u4_an_empty_result_is_a_frame_with_columns_and_types(agent):
         assert other.to_frame().dtypes.to_dict() == one.to_frame().dtypes.to_dict()
 
 
-async def test_u4_a_log_is_read_for_a_frame_without_blocking_the_event_loop(repo):
-    """U4: `ato_frame` is the twin of the one conversion that reads the database."""
+async def test_a_log_is_read_for_a_frame_without_blocking_the_event_loop(repo):
+    """`ato_frame` is the twin of the one conversion that reads the database."""
     session = repo.session("s", create=True)
     assert (await session.log().ato_frame()).empty
 
 
-def test_u4_a_slice_of_a_list_is_a_frame_too(agent):
-    """U4: a slice displays as a table and converts to a frame; a single item is the item."""
+def test_a_slice_of_a_list_is_a_frame_too(agent):
+    """A slice displays as a table and converts to a frame; a single item is the item."""
     assert agent.tool_track()[-1:].to_frame()["tool_name"].tolist() == ["note"]
     assert type(agent.tool_track()[0]) is ToolInvocation
 
 
-def test_u4_a_frame_holds_any_text_and_number(agent):
-    """U4: unpaired surrogates, markup, ids of 53 bits and times without microseconds come through unchanged."""
+def test_a_frame_holds_any_text_and_number(agent):
+    """Unpaired surrogates, markup, ids of 53 bits and times without microseconds come through unchanged."""
     hostile = "\ud800<script>\x00\u202e"
     call = ToolInvocation(
         id=2**53 - 1, internal_session_id=1, position=0, tool_name=hostile, args={hostile: 2**70}, replay_of=2**53 - 2
@@ -99,8 +99,8 @@ def test_u4_a_frame_holds_any_text_and_number(agent):
     assert points["created_at"].isna().tolist() == [False, True]
 
 
-def test_u4_a_frame_loads_no_states():
-    """U4: a checkpoint whose state is damaged or large is in the frame, because only its facts are read."""
+def test_a_frame_loads_no_states():
+    """A checkpoint whose state is damaged or large is in the frame, because only its facts are read."""
 
     def damaged():
         raise Corrupt("the state is damaged")
@@ -110,8 +110,8 @@ def test_u4_a_frame_loads_no_states():
 
 
 @pytest.mark.long
-def test_u4_without_pandas_the_error_says_what_to_install():
-    """U4: agentgit works without pandas; only `to_frame` needs it, and its error names the extra."""
+def test_without_pandas_the_error_says_what_to_install():
+    """Agentgit works without pandas; only `to_frame` needs it, and its error names the extra."""
     code = """
 import sys
 sys.modules["pandas"] = None

@@ -1,4 +1,4 @@
-"""The clickable tree in a real JupyterLab (U4). Skipped where JupyterLab is not installed: `pip install jupyterlab`."""
+"""The clickable tree in a real JupyterLab. Skipped where JupyterLab is not installed: `pip install jupyterlab`."""
 
 import importlib.util
 import os
@@ -67,8 +67,8 @@ def _wait_for(url: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_u4_clicks_in_jupyterlab_roll_back(lab, tmp_path):
-    """U4: in JupyterLab, a click on a checkpoint opens its panel, and two more clicks roll the session back."""
+def test_clicks_in_jupyterlab_roll_back(lab, tmp_path):
+    """In JupyterLab, a click on a checkpoint opens its panel, and two more clicks roll the session back."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:

@@ -1,4 +1,4 @@
-"""The example behind `langgraph dev`, and a graph with slow tools, driven by LangGraph's SDK (G3).
+"""The example behind `langgraph dev`, and a graph with slow tools, driven by LangGraph's SDK.
 
 The server is LangGraph's own, with its in-memory runtime and its detector of blocking calls. `make .venv-host/.ready`
 installs it in an environment of its own.
@@ -200,8 +200,8 @@ async def worker(slow):
 # -- the example
 
 
-async def test_g3_runs_and_every_stream_mode_work(buyer):
-    """G3: a run ends with its values, and each stream mode yields its events without an error."""
+async def test_runs_and_every_stream_mode_work(buyer):
+    """A run ends with its values, and each stream mode yields its events without an error."""
     answer = await buyer.say("order two chairs")
     assert answer["messages"][-1]["content"].startswith("Ordered 2 chairs")
     for mode in STREAM_MODES:
@@ -212,8 +212,8 @@ async def test_g3_runs_and_every_stream_mode_work(buyer):
     assert buyer.orders == [("chair", "open")]
 
 
-async def test_g3_a_run_from_an_older_checkpoint_undoes_what_came_later(buyer):
-    """G3: a fork from a checkpoint cancels the later orders; the shop's own table proves it, and history keeps both."""
+async def test_a_run_from_an_older_checkpoint_undoes_what_came_later(buyer):
+    """A fork from a checkpoint cancels the later orders; the shop's own table proves it, and history keeps both."""
     await buyer.say("order two chairs")
     before = await buyer.checkpoint()
     await buyer.say("order a table")
@@ -224,8 +224,8 @@ async def test_g3_a_run_from_an_older_checkpoint_undoes_what_came_later(buyer):
     assert [any(word in text for text in last) for word in ("chair", "table", "lamp")] == [True] * 3
 
 
-async def test_g3_consent_is_an_interrupt_of_the_server(buyer):
-    """G3: a fork before a payment asks with the plan; a yes refunds it and goes on."""
+async def test_consent_is_an_interrupt_of_the_server(buyer):
+    """A fork before a payment asks with the plan; a yes refunds it and goes on."""
     await buyer.say("order two chairs")
     before = await buyer.checkpoint()
     await buyer.say("pay")
@@ -237,8 +237,8 @@ async def test_g3_consent_is_an_interrupt_of_the_server(buyer):
     assert buyer.orders[-1] == ("lamp", "open")
 
 
-async def test_g3_update_state_at_an_older_checkpoint_moves_the_thread(buyer):
-    """G3: after an update at an older checkpoint, the next run brings the world to it."""
+async def test_update_state_at_an_older_checkpoint_moves_the_thread(buyer):
+    """After an update at an older checkpoint, the next run brings the world to it."""
     await buyer.say("order two chairs")
     before = await buyer.checkpoint()
     await buyer.say("order a table")
@@ -248,8 +248,8 @@ async def test_g3_update_state_at_an_older_checkpoint_moves_the_thread(buyer):
     assert [order for order in buyer.orders if order[0] != "chair"] == [("table", "cancelled"), ("sofa", "open")]
 
 
-async def test_g3_what_cannot_be_undone_is_refused_readably(buyer):
-    """G3: the error of a run before a mail names the tool, and the thread stays as it is."""
+async def test_what_cannot_be_undone_is_refused_readably(buyer):
+    """The error of a run before a mail names the tool, and the thread stays as it is."""
     await buyer.say("order a chair")
     before = await buyer.checkpoint()
     await buyer.say("mail a note to bob")
@@ -260,8 +260,8 @@ async def test_g3_what_cannot_be_undone_is_refused_readably(buyer):
     assert await buyer.messages() == messages
 
 
-async def test_g3_bad_checkpoints_are_errors_of_the_run(buyer, shop):
-    """G3: an unknown checkpoint and one of another thread are errors that say so; nothing runs."""
+async def test_bad_checkpoints_are_errors_of_the_run(buyer, shop):
+    """An unknown checkpoint and one of another thread are errors that say so; nothing runs."""
     async with Client(shop, "shop") as other:
         await other.say("order a chair")
         foreign = await other.checkpoint()
@@ -273,8 +273,8 @@ async def test_g3_bad_checkpoints_are_errors_of_the_run(buyer, shop):
         await buyer.sdk.threads.get_state("00000000-0000-4000-8000-000000000000")
 
 
-async def test_g3_the_servers_own_verbs_reach_the_session(buyer, shop):
-    """G3: a copied thread continues by itself, a deleted run undoes nothing, and a deleted thread is erased."""
+async def test_the_servers_own_verbs_reach_the_session(buyer, shop):
+    """A copied thread continues by itself, a deleted run undoes nothing, and a deleted thread is erased."""
     await buyer.say("order a chair")
     copied = (await buyer.sdk.threads.copy(buyer.thread))["thread_id"]
     await buyer.sdk.runs.wait(copied, "shop", input=said("order a sofa"))
@@ -290,8 +290,8 @@ async def test_g3_the_servers_own_verbs_reach_the_session(buyer, shop):
     assert buyer.thread not in threads
 
 
-async def test_g3_agentgits_routes_are_part_of_the_server(buyer, shop):
-    """G3: under /agentgit, a link opens the pages, and a key plans, rolls back and switches; others see nothing."""
+async def test_agentgits_routes_are_part_of_the_server(buyer, shop):
+    """Under /agentgit, a link opens the pages, and a key plans, rolls back and switches; others see nothing."""
     await buyer.say("order a chair")
     await buyer.say("order a table")
     with agentgit.open(shop.folder / "agentgit.db") as repo:
@@ -317,8 +317,8 @@ async def test_g3_agentgits_routes_are_part_of_the_server(buyer, shop):
     assert len(await buyer.messages()) == 6
 
 
-async def test_g3_a_restarted_server_reverses_what_it_did_before(buyer, shop):
-    """G3: after kill -9 and a restart, a run from an older checkpoint cancels the orders of before."""
+async def test_a_restarted_server_reverses_what_it_did_before(buyer, shop):
+    """After kill -9 and a restart, a run from an older checkpoint cancels the orders of before."""
     await buyer.say("order a chair")
     before = await buyer.checkpoint()
     await buyer.say("order a table")
@@ -334,8 +334,8 @@ async def test_g3_a_restarted_server_reverses_what_it_did_before(buyer, shop):
 # -- slow tools
 
 
-async def test_g3_cancel_with_rollback_reverses_the_run(worker):
-    """G3: the call in flight ends, then it and the calls before it are reversed; a payment stays and is reported."""
+async def test_cancel_with_rollback_reverses_the_run(worker):
+    """The call in flight ends, then it and the calls before it are reversed; a payment stays and is reported."""
     await worker.say("order chair")
     run = await worker.run("order lamp; pay lamp; slow table")
     await worker.server.wait_for("begin table")
@@ -355,8 +355,8 @@ async def test_g3_cancel_with_rollback_reverses_the_run(worker):
     assert worker.ledger[-1] == "order bed"
 
 
-async def test_g3_the_first_run_of_a_thread_can_be_cancelled(worker):
-    """G3: the thread is empty again, and goes on."""
+async def test_the_first_run_of_a_thread_can_be_cancelled(worker):
+    """The thread is empty again, and goes on."""
     run = await worker.run("slow desk")
     await worker.server.wait_for("begin desk")
     await worker.sdk.runs.cancel(worker.thread, run, wait=True, action="rollback")
@@ -365,8 +365,8 @@ async def test_g3_the_first_run_of_a_thread_can_be_cancelled(worker):
     assert await worker.messages() == ["order bed", "bed", "done"]
 
 
-async def test_t10_the_memory_of_the_server_is_undone(worker):
-    """T10: what a run has put into the server's own store is gone after a run from an older checkpoint."""
+async def test_the_memory_of_the_server_is_undone(worker):
+    """What a run has put into the server's own store is gone after a run from an older checkpoint."""
 
     async def remembered(item):
         found = await worker.sdk.store.search_items(["items"])
@@ -381,8 +381,8 @@ async def test_t10_the_memory_of_the_server_is_undone(worker):
     assert await remembered("name")
 
 
-async def test_g3_a_thread_of_another_user_is_not_found(worker, slow):
-    """G3: with the server's own authorization, nobody reads, runs, forks or deletes a thread of somebody else."""
+async def test_a_thread_of_another_user_is_not_found(worker, slow):
+    """With the server's own authorization, nobody reads, runs, forks or deletes a thread of somebody else."""
     await worker.say("order rug")
     async with Client(slow, "slow", "bob") as bob:
         threads, runs = bob.sdk.threads, bob.sdk.runs
@@ -402,8 +402,8 @@ async def test_g3_a_thread_of_another_user_is_not_found(worker, slow):
 
 
 @pytest.mark.parametrize(("strategy", "kept"), [("rollback", False), ("interrupt", True), ("enqueue", True)])
-async def test_g3_a_second_run_of_a_busy_thread(worker, strategy, kept):
-    """G3: each strategy of the server for two runs at once leaves the world as the conversation tells it."""
+async def test_a_second_run_of_a_busy_thread(worker, strategy, kept):
+    """Each strategy of the server for two runs at once leaves the world as the conversation tells it."""
     item = f"sofa-{strategy}"
     await worker.run(f"slow {item}")
     await worker.server.wait_for(f"begin {item}")
@@ -414,16 +414,16 @@ async def test_g3_a_second_run_of_a_busy_thread(worker, strategy, kept):
     assert worker.ledger.count("order bed") == 1
 
 
-async def test_g3_a_question_of_a_tool_is_resumed(worker):
-    """G3: an interrupt of the user's own tool is answered through the server, and its call happens once."""
+async def test_a_question_of_a_tool_is_resumed(worker):
+    """An interrupt of the user's own tool is answered through the server, and its call happens once."""
     answer = await worker.say("ask shelf")
     assert answer["__interrupt__"][0]["value"] == "shelf"
     await worker.sdk.runs.wait(worker.thread, "slow", command={"resume": "yes"})
     assert worker.ledger == ["order shelf"]
 
 
-async def test_g3_a_run_that_was_killed_is_joined_after_a_restart(worker, slow):
-    """G3: after kill -9 the server continues the run, a client joins it, and no order is made twice."""
+async def test_a_run_that_was_killed_is_joined_after_a_restart(worker, slow):
+    """After kill -9 the server continues the run, a client joins it, and no order is made twice."""
     items = [f"part{number}" for number in range(9)]
     run = await worker.run("; ".join(f"slow {item}" for item in items))
     await asyncio.sleep(FLUSH_INTERVAL + 2)
@@ -434,8 +434,8 @@ async def test_g3_a_run_that_was_killed_is_joined_after_a_restart(worker, slow):
     assert (await worker.messages())[-1] == "done"
 
 
-async def test_g3_nothing_blocks_the_event_loop(shop, slow):
-    """G3: the server's own detector, which these runs had on, has found nothing, and nothing failed unnoticed."""
+async def test_nothing_blocks_the_event_loop(shop, slow):
+    """The server's own detector, which these runs had on, has found nothing, and nothing failed unnoticed."""
     for server in (shop, slow):
         log = re.sub(r"\x1b\[[0-9;]*m", "", server.log.read_text())
         assert "Blocking call" not in log

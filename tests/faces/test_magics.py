@@ -1,4 +1,4 @@
-"""The notebook magics %agentgit and %%branch, their completion and the live tree (D4)."""
+"""The notebook magics %agentgit and %%branch, their completion and the live tree."""
 
 import io
 
@@ -39,8 +39,8 @@ def usage_error(shell, line) -> str:
 
 
 @pytest.mark.long
-def test_d4_read_only_magics_return_the_same_values_as_the_agent(shell, world):
-    """D4: each read-only command returns the value of the matching method, for the agent's session and branch."""
+def test_read_only_magics_return_the_same_values_as_the_agent(shell, world):
+    """Each read-only command returns the value of the matching method, for the agent's session and branch."""
     agent, repo = shell.user_ns["agent"], shell.user_ns["repo"]
     assert magic(shell, "") is agent
     assert str(magic(shell, "tree")) == str(agent.tree())
@@ -58,8 +58,8 @@ def test_d4_read_only_magics_return_the_same_values_as_the_agent(shell, world):
     assert world.items == ["chair", "table"]
 
 
-def test_d4_a_rollback_rebinds_the_variable_to_an_agent_on_the_new_branch(shell, shown, world):
-    """D4: rollback, switch and undo rebind the variable, leave the old agent unchanged and move the world."""
+def test_a_rollback_rebinds_the_variable_to_an_agent_on_the_new_branch(shell, shown, world):
+    """Rollback, switch and undo rebind the variable, leave the old agent unchanged and move the world."""
     first = shell.user_ns["agent"]
     shell.user_ns["also"] = first
     report = magic(shell, "rollback 'before the table' --name retry --yes")
@@ -76,8 +76,8 @@ def test_d4_a_rollback_rebinds_the_variable_to_an_agent_on_the_new_branch(shell,
     assert first.branch.name == "main"
 
 
-def test_d4_the_checkpoint_and_tag_magics_name_tag_and_untag(shell):
-    """D4: `checkpoint` saves a named checkpoint; `tag` adds and deletes tags."""
+def test_the_checkpoint_and_tag_magics_name_tag_and_untag(shell):
+    """`checkpoint` saves a named checkpoint; `tag` adds and deletes tags."""
     assert magic(shell, "checkpoint 'all done' --description 'at last'").checkpoint_name == "all done"
     assert [tag.reference for tag in magic(shell, "tag good")] == ["main#6"]
     assert {tag.name: tag.reference for tag in magic(shell, "tag main#2 old")} == {"good": "main#6", "old": "main#2"}
@@ -97,15 +97,15 @@ WRONG = {
 }
 
 
-def test_d4_a_wrong_command_fails_with_one_line_and_changes_nothing(shell):
-    """D4: a wrong command raises a UsageError of one line that says what to do, and creates no branch."""
+def test_a_wrong_command_fails_with_one_line_and_changes_nothing(shell):
+    """A wrong command raises a UsageError of one line that says what to do, and creates no branch."""
     for line, said in WRONG.items():
         assert said in usage_error(shell, line)
     assert len(shell.user_ns["agent"].session.branches()) == 1
 
 
-def test_d4_a_blocked_rollback_shows_its_plan(shell, shown, world):
-    """D4: a blocked rollback shows its plan, and --force runs it."""
+def test_a_blocked_rollback_shows_its_plan(shell, shown, world):
+    """A blocked rollback shows its plan, and --force runs it."""
     shell.user_ns["agent"].run("send hello")
     assert "RollbackBlocked" in usage_error(shell, "rollback main#3")
     assert "send(text='hello')" in str(shown[-1])
@@ -113,8 +113,8 @@ def test_d4_a_blocked_rollback_shows_its_plan(shell, shown, world):
     assert world.items == ["chair"]
 
 
-def test_d4_magics_use_the_agent_that_ran_last_or_was_chosen(shell, repo, world):
-    """D4: magics use the agent that ran last or was chosen with `use`; without agents, a session or repository."""
+def test_magics_use_the_agent_that_ran_last_or_was_chosen(shell, repo, world):
+    """Magics use the agent that ran last or was chosen with `use`; without agents, a session or repository."""
     other = repo.wrap(tool_node_graph(obedient(), world.tools()), "other")
     other.run("hello")
     shell.user_ns["other"] = other
@@ -141,8 +141,8 @@ def cell_magic(shell, line, cell, name="branch"):
     return shell.run_cell_magic(name, line, cell)
 
 
-def test_d4_a_branch_cell_runs_on_a_new_branch_and_restores_the_agent(shell, shown, repo, world):
-    """D4: the variable is the branch's agent inside the cell and the old agent after it; each run is a new branch."""
+def test_a_branch_cell_runs_on_a_new_branch_and_restores_the_agent(shell, shown, repo, world):
+    """The variable is the branch's agent inside the cell and the old agent after it; each run is a new branch."""
     agent = shell.user_ns["agent"]
     cell = "said = agent.run('note hurry')\nagent.branch.name"
     assert cell_magic(shell, "try --from 'before the table'", cell) == "try"
@@ -156,8 +156,8 @@ def test_d4_a_branch_cell_runs_on_a_new_branch_and_restores_the_agent(shell, sho
     assert world.items == ["chair", "table", "lamp"]
 
 
-def test_d4_a_failing_branch_cell_raises_and_restores_the_agent(shell, shown):
-    """D4: a cell raises its error and restores the agent; await, a syntax error or a missing name creates no branch."""
+def test_a_failing_branch_cell_raises_and_restores_the_agent(shell, shown):
+    """A cell raises its error and restores the agent; await, a syntax error or a missing name creates no branch."""
     from IPython.core.error import UsageError
 
     agent = shell.user_ns["agent"]
@@ -174,16 +174,16 @@ def test_d4_a_failing_branch_cell_raises_and_restores_the_agent(shell, shown):
     assert len(agent.session.branches()) == count
 
 
-def test_d4_a_branch_cell_in_a_diverged_world_names_the_sync_option(shell):
-    """D4, W5: after a first cell changed the world, a second one raises WorldDiverged with a note on `--sync world`."""
+def test_a_branch_cell_in_a_diverged_world_names_the_sync_option(shell):
+    """After a first cell changed the world, a second one raises WorldDiverged with a note on `--sync world`."""
     cell_magic(shell, "try --from 'before the table'", "agent.run('add sofa')")
     with pytest.raises(WorldDiverged) as failed:
         cell_magic(shell, "try --from 'before the table'", "agent.run('add sofa')")
     assert "--sync world" in failed.value.__notes__[0]
 
 
-def test_d4_sync_world_moves_the_world_for_the_cell_and_back(shell, shown, world):
-    """D4, W5: `--sync world` moves the world to the branch for the cell, and back after it."""
+def test_sync_world_moves_the_world_for_the_cell_and_back(shell, shown, world):
+    """`--sync world` moves the world to the branch for the cell, and back after it."""
     code = "agent.run('add sofa')\nworld_then = list(world.items)"
     shell.user_ns["world"] = world
     cell_magic(shell, "try --from 'before the table' --sync world --yes", code)
@@ -193,8 +193,8 @@ def test_d4_sync_world_moves_the_world_for_the_cell_and_back(shell, shown, world
 
 
 @pytest.mark.parametrize("sync", ["world", "note", "ignore"])
-def test_d4_a_failing_cell_with_sync_restores_the_branch_and_the_world(shell, world, sync):
-    """D4, W5: after a cell with --sync that raises, the session and the world are back on the old branch."""
+def test_a_failing_cell_with_sync_restores_the_branch_and_the_world(shell, world, sync):
+    """After a cell with --sync that raises, the session and the world are back on the old branch."""
     session = shell.user_ns["agent"].session
     with pytest.raises(ZeroDivisionError):
         cell_magic(shell, f"try --from 'before the table' --sync {sync} --yes", "agent.run('note hurry')\n1 / 0")
@@ -203,8 +203,8 @@ def test_d4_a_failing_cell_with_sync_restores_the_branch_and_the_world(shell, wo
     shell.user_ns["agent"].run("add lamp")
 
 
-def test_d4_a_cell_error_notes_why_the_world_stays_on_the_branch(shell, world):
-    """D4, W5: when the world cannot return, the error of the cell is raised with a note that says why."""
+def test_a_cell_error_notes_why_the_world_stays_on_the_branch(shell, world):
+    """When the world cannot return, the error of the cell is raised with a note that says why."""
     with pytest.raises(ZeroDivisionError) as failed:
         cell_magic(shell, "try --from 'before the table' --sync world --yes", "agent.run('send hello')\n1 / 0")
     assert "still on branch try" in failed.value.__notes__[0]
@@ -218,8 +218,8 @@ def texts(shown) -> list[str]:
     return [repr(value) for value in shown]
 
 
-def test_u1_every_output_names_the_session_and_the_branch(shell, shown):
-    """U1: each command that reads or changes a session first names it, its branch and the agent's variable."""
+def test_every_output_names_the_session_and_the_branch(shell, shown):
+    """Each command that reads or changes a session first names it, its branch and the agent's variable."""
     for line in ("log", "tree", "branches", "tool-track", "search table", "diff", "compare main#2", "stats", "tag"):
         shown.clear()
         magic(shell, line)
@@ -246,8 +246,8 @@ CHANGES = (
 )
 
 
-def test_u1_with_several_agents_a_change_needs_the_name_of_the_session(shell, shown, repo, world):
-    """U1: with agents of two sessions, no command changes either until it is named; reading says which one it read."""
+def test_with_several_agents_a_change_needs_the_name_of_the_session(shell, shown, repo, world):
+    """With agents of two sessions, no command changes either until it is named; reading says which one it read."""
     other = repo.wrap(tool_node_graph(obedient(), world.tools()), "other", effects=world.effects())
     other.run("add lamp")
     shell.user_ns["other"] = other
@@ -268,8 +268,8 @@ def test_u1_with_several_agents_a_change_needs_the_name_of_the_session(shell, sh
     assert world.items == ["chair"]
 
 
-def test_u1_with_several_sessions_and_no_agent_a_change_needs_the_name(shell, repo):
-    """U1: with only a repository, the session that moved last is read, and changed only if it is named."""
+def test_with_several_sessions_and_no_agent_a_change_needs_the_name(shell, repo):
+    """With only a repository, the session that moved last is read, and changed only if it is named."""
     repo.session("newest", create=True)
     del shell.user_ns["agent"]
     for line in CHANGES:
@@ -278,8 +278,8 @@ def test_u1_with_several_sessions_and_no_agent_a_change_needs_the_name(shell, re
     assert "no checkpoint" in usage_error(shell, "plan nowhere --session 'my session'")
 
 
-def test_u1_a_session_in_the_place_of_a_reference_is_named_as_one(shell, repo):
-    """U1: `plan three` and `undo three` say that three is a session, and how to name it."""
+def test_a_session_in_the_place_of_a_reference_is_named_as_one(shell, repo):
+    """`plan three` and `undo three` say that three is a session, and how to name it."""
     repo.session("three", create=True)
     for line in ("plan three", "undo three", "tree three", "rollback three --yes", "log three"):
         assert f"'three' is a session. Write: %agentgit {line.split()[0]} … --session three" in usage_error(shell, line)
@@ -288,8 +288,8 @@ def test_u1_a_session_in_the_place_of_a_reference_is_named_as_one(shell, repo):
 ASKING = ("rollback 'before the table'", "undo", "switch try --sync world", "undo --session agent")
 
 
-def test_u1_a_change_of_the_world_shows_its_plan_and_asks(shell, shown, world, monkeypatch):
-    """U1: commands that reverse effects show the plan and ask; the question names session and branch; no means no."""
+def test_a_change_of_the_world_shows_its_plan_and_asks(shell, shown, world, monkeypatch):
+    """Commands that reverse effects show the plan and ask; the question names session and branch; no means no."""
     shell.user_ns["agent"].fork("before the table", name="try")
     for line in ASKING:
         for answer in ("n", "", "nope"):
@@ -300,16 +300,16 @@ def test_u1_a_change_of_the_world_shows_its_plan_and_asks(shell, shown, world, m
     assert len(shell.user_ns["agent"].session.branches()) == 2
 
 
-def test_u1_yes_is_an_answer(shell, shown, world, monkeypatch, capsys):
-    """U1: after a yes the plan that was shown is carried out."""
+def test_yes_is_an_answer(shell, shown, world, monkeypatch, capsys):
+    """After a yes the plan that was shown is carried out."""
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
     assert magic(shell, "undo").status == "done"
     assert world.items == ["chair"]
     assert "Undo? (session my session, branch main) [y/N] " in capsys.readouterr().out
 
 
-def test_u1_without_somebody_to_ask_nothing_changes_and_the_flag_is_named(shell, world):
-    """U1: where nobody can answer, as in a notebook that runs unattended, the error says to add --yes."""
+def test_without_somebody_to_ask_nothing_changes_and_the_flag_is_named(shell, world):
+    """Where nobody can answer, as in a notebook that runs unattended, the error says to add --yes."""
     for line in ASKING[:2]:
         assert "nobody can answer here" in usage_error(shell, line)
         assert usage_error(shell, line).endswith("Add --yes.")
@@ -319,8 +319,8 @@ def test_u1_without_somebody_to_ask_nothing_changes_and_the_flag_is_named(shell,
     assert len(shell.user_ns["agent"].session.branches()) == 1
 
 
-def test_u1_a_plan_that_changes_while_the_question_is_open_is_not_carried_out(shell, world, monkeypatch):
-    """U1: if the session moves on between the plan and the answer, nothing is done and the error says so."""
+def test_a_plan_that_changes_while_the_question_is_open_is_not_carried_out(shell, world, monkeypatch):
+    """If the session moves on between the plan and the answer, nothing is done and the error says so."""
     agent = shell.user_ns["agent"]
 
     class SlowPerson(io.StringIO):
@@ -357,14 +357,14 @@ OFFERED = {
 }
 
 
-def test_d4_completion_offers_commands_options_and_names(shell):
-    """D4: completion offers commands, options, branches, tags, checkpoints and sessions, in quotes where needed."""
+def test_completion_offers_commands_options_and_names(shell):
+    """Completion offers commands, options, branches, tags, checkpoints and sessions, in quotes where needed."""
     shell.user_ns["agent"].tag("HEAD", "good")
     assert {text: complete(shell, text) for text in OFFERED} == OFFERED
 
 
-def test_d4_a_live_tree_is_refused_outside_a_notebook(repo, world):
-    """D4: outside IPython a live tree raises InvalidInput before anything runs."""
+def test_a_live_tree_is_refused_outside_a_notebook(repo, world):
+    """Outside IPython a live tree raises InvalidInput before anything runs."""
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s")
     with pytest.raises(InvalidInput, match="notebook"), live(agent):
         agent.run("add chair")
@@ -399,8 +399,8 @@ agent.run("order two chairs")
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("default::pytest.PytestUnraisableExceptionWarning")
-def test_u1_a_kernel_asks_in_the_input_box_of_its_client(kernel):
-    """U1: in Jupyter's kernel the question appears in the input box; a client without one is told to add --yes."""
+def test_a_kernel_asks_in_the_input_box_of_its_client(kernel):
+    """In Jupyter's kernel the question appears in the input box; a client without one is told to add --yes."""
     run(kernel, "%load_ext agentgit")
     run(kernel, START.replace('"s"', '"asked"'))
     reply, shown = run(kernel, ANSWERED)
@@ -430,8 +430,8 @@ agent = agentgit.open("a.db").wrap(build(open_shop("shop.db")), session="s", eff
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("default::pytest.PytestUnraisableExceptionWarning")
-def test_d4_the_extension_works_in_a_real_jupyter_kernel(kernel):
-    """D4: in Jupyter's kernel the extension loads, the tree grows while a cell streams, errors are one line."""
+def test_the_extension_works_in_a_real_jupyter_kernel(kernel):
+    """In Jupyter's kernel the extension loads, the tree grows while a cell streams, errors are one line."""
     assert run(kernel, "%load_ext agentgit")[0]["status"] == "ok"
     assert run(kernel, START)[0]["status"] == "ok"
     reply, shown = run(kernel, "%%agentgit live\nfor _ in agent.stream({'messages': [('user', 'two lamps')]}): pass")
@@ -454,8 +454,8 @@ def test_d4_the_extension_works_in_a_real_jupyter_kernel(kernel):
     assert reply["content"]["matches"] == ["rollback"]
 
 
-def test_u4_the_log_magic_has_the_filters_of_the_command_line(shell, repo):
-    """U4: `%agentgit log` takes a time, a name, a tag and all branches; a wrong time is one line."""
+def test_the_log_magic_has_the_filters_of_the_command_line(shell, repo):
+    """`%agentgit log` takes a time, a name, a tag and all branches; a wrong time is one line."""
     repo.session("my session").tag("main#2", "good")
     repo.session("my session").fork("main#2", name="other")
 
@@ -470,8 +470,8 @@ def test_u4_the_log_magic_has_the_filters_of_the_command_line(shell, repo):
     assert "'soon' is not a time" in usage_error(shell, "log --since soon")
 
 
-def test_u6_an_error_of_a_magic_names_magics(shell, repo):
-    """U6: what a magic can do next is named as a magic, not as a call of Python."""
+def test_an_error_of_a_magic_names_magics(shell, repo):
+    """What a magic can do next is named as a magic, not as a call of Python."""
     agent = shell.user_ns["agent"]
     other = agent.fork("main#2", name="other")
     other.run("add lamp")

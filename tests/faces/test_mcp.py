@@ -1,4 +1,4 @@
-"""`agentgit mcp`: the checkpoint tools of a session for clients of the Model Context Protocol (A7, W1, W2)."""
+"""`agentgit mcp`: the checkpoint tools of a session for clients of the Model Context Protocol."""
 
 import json
 import os
@@ -80,8 +80,8 @@ def parameters(folder: Path, *words: str) -> StdioServerParameters:
 
 
 @pytest.mark.long
-async def test_a7_a_client_saves_a_checkpoint_and_rolls_back_over_stdio(tmp_path):
-    """A7, W2: a client in another process saves a checkpoint, plans and rolls back, although the undo prints text."""
+async def test_a_client_saves_a_checkpoint_and_rolls_back_over_stdio(tmp_path):
+    """A client in another process saves a checkpoint, plans and rolls back, although the undo prints text."""
     with shelf_in(tmp_path, LOUD_SHELF) as shelf, agentgit.open(tmp_path / "agentgit.db") as repo:
         model = scripted(call("put", item="cup"), "ok", call("put", item="jug"), "ok")
         agent = repo.wrap(tool_node_graph(model, [shelf.put]), "s")
@@ -127,7 +127,7 @@ def test_agentgit_mcp_without_the_mcp_package_names_the_pip_command(monkeypatch)
 
 
 async def test_mcp_annotations_mark_read_only_and_destructive_tools(repo):
-    """W3: MCP annotations mark the read-only and the destructive tools, and a read-only server has only the former."""
+    """MCP annotations mark the read-only and the destructive tools, and a read-only server has only the former."""
     tools = await offered(repo)
     known = {name: tool.annotations for name, tool in tools.items()}
     looks = {name for name, said in known.items() if said.readOnlyHint}
@@ -143,7 +143,7 @@ async def test_mcp_annotations_mark_read_only_and_destructive_tools(repo):
 
 
 async def test_the_tool_table_in_the_docs_matches_the_annotations(repo):
-    """D6, W3: the table in docs/mcp.md lists each tool once, and its column on undo functions matches openWorldHint."""
+    """The table in docs/mcp.md lists each tool once, and its column on undo functions matches openWorldHint."""
     rows = re.findall(r"^\| (`.*?) \| .* \| (.*?) \|$", (ROOT / "docs/mcp.md").read_text(), flags=re.M)
     told = [(name, acts != "nothing") for names, acts in rows for name in re.findall("`(.*?)`", names)]
     known = {name: tool.annotations.openWorldHint for name, tool in (await offered(repo)).items()}
@@ -152,7 +152,7 @@ async def test_the_tool_table_in_the_docs_matches_the_annotations(repo):
 
 
 async def test_a_server_shows_only_the_session_or_user_it_is_bound_to(repo, agent):
-    """D5: a server shows only its session or its user's sessions, and a read-only server or role refuses writes."""
+    """A server shows only its session or its user's sessions, and a read-only server or role refuses writes."""
     repo.session("another", create=True)
     async with client(repo, repo.session("s"), read_only=True) as ask:
         assert "another" not in said(await ask("branches"))
@@ -180,13 +180,13 @@ async def test_a_server_shows_only_the_session_or_user_it_is_bound_to(repo, agen
 
 @pytest.mark.parametrize("read_only", [True, False])
 def test_server_instructions_name_only_the_tools_on_offer(repo, read_only):
-    """D5: the instructions of a read-only server do not name the rollback tool."""
+    """The instructions of a read-only server do not name the rollback tool."""
     told = server(repo, read_only=read_only, may_force=False).create_initialization_options().instructions
     assert ("rollback_to_checkpoint" in told) is not read_only
 
 
-async def test_w2_a_rollback_needs_the_confirm_code_of_its_current_plan(repo, agent, world):
-    """W2: a confirm code that is made up, outdated or for other options does nothing; a valid one rolls back once."""
+async def test_a_rollback_needs_the_confirm_code_of_its_current_plan(repo, agent, world):
+    """A confirm code that is made up, outdated or for other options does nothing; a valid one rolls back once."""
     async with client(repo) as ask:
         code = (await ask("plan_rollback", checkpoint="main#2")).structuredContent["confirm"]
         await agent.arun("add lamp")
@@ -205,8 +205,8 @@ async def test_w2_a_rollback_needs_the_confirm_code_of_its_current_plan(repo, ag
         assert (done.isError, world.items) == (False, ["chair", "table", "lamp"])
 
 
-async def test_w2_an_irreversible_call_blocks_unless_the_server_allows_force(repo, agent, world):
-    """W2: an irreversible call blocks the rollback with its plan; only a server with may_force can keep it."""
+async def test_an_irreversible_call_blocks_unless_the_server_allows_force(repo, agent, world):
+    """An irreversible call blocks the rollback with its plan; only a server with may_force can keep it."""
     await agent.arun("send hello")
     async with client(repo) as ask:
         plan = await ask("plan_rollback", checkpoint="main#1")
@@ -222,8 +222,8 @@ async def test_w2_an_irreversible_call_blocks_unless_the_server_allows_force(rep
         assert (len(done.structuredContent["kept"]), world.items) == (1, [])
 
 
-async def test_w1_a_failed_rollback_is_finished_by_resume(repo, agent, world):
-    """W1: an undo that raises is a tool error with the operation; resume then runs the rest once."""
+async def test_a_failed_rollback_is_finished_by_resume(repo, agent, world):
+    """An undo that raises is a tool error with the operation; resume then runs the rest once."""
     world.broken = {"chair"}
     async with client(repo) as ask:
         code = (await ask("plan_rollback", checkpoint="main#1")).structuredContent["confirm"]
@@ -253,8 +253,8 @@ async def test_bad_arguments_are_tool_errors_and_the_server_keeps_running(repo, 
         assert not (await ask("delete_checkpoint", checkpoint="main#1")).isError
 
 
-async def test_u1_a_tool_that_changes_a_session_needs_its_name_if_there_are_several(repo, agent, world):
-    """U1: with two sessions, tools that plan or change need `session`; plans and answers name session and branch."""
+async def test_a_tool_that_changes_a_session_needs_its_name_if_there_are_several(repo, agent, world):
+    """With two sessions, tools that plan or change need `session`; plans and answers name session and branch."""
     repo.wrap(tool_node_graph(obedient(), world.tools()), "moved last", effects=world.effects()).run("add lamp")
     before = [str(repo.session(name).tree()) for name in ("s", "moved last")]
     target = {"checkpoint": "main#1"}

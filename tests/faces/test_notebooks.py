@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom, and are stored with what they show (U4, D6, D4)."""
+"""The notebooks run from top to bottom, and are stored with what they show."""
 
 import importlib.util
 import re
@@ -79,8 +79,8 @@ def shown(notebook: nbformat.NotebookNode) -> list[str]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_u4_a_notebook_shows_what_is_stored_with_it(path):
-    """U4, D6: each cell of each notebook runs and shows what is stored; `python notebooks/run.py` stores it anew."""
+def test_a_notebook_shows_what_is_stored_with_it(path):
+    """Each cell of each notebook runs and shows what is stored; `python notebooks/run.py` stores it anew."""
     again = runner.run(path)
     stored = nbformat.read(path, as_version=4)
     assert shown(again) == shown(stored)
@@ -94,8 +94,8 @@ def kinds(notebook: nbformat.NotebookNode) -> list[list[str]]:
 
 
 @pytest.mark.long
-def test_d6_the_team_store_notebook_runs_again_on_its_databases(kernel, tmp_path):
-    """D6, D4: the notebook with a template runs a second time on the databases of its first run."""
+def test_the_team_store_notebook_runs_again_on_its_databases(kernel, tmp_path):
+    """The notebook with a template runs a second time on the databases of its first run."""
     path = next(one for one in NOTEBOOKS if one.stem == "04-a-team-store")
     for _ in range(2):
         assert shown(run(kernel, path, tmp_path))[-2] == shown(nbformat.read(path, as_version=4))[-2]
@@ -103,13 +103,13 @@ def test_d6_the_team_store_notebook_runs_again_on_its_databases(kernel, tmp_path
 
 @pytest.mark.long
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_d4_each_cell_can_be_run_twice(kernel, path, tmp_path):
-    """D4: running each cell twice in a row breaks neither that cell nor the following ones."""
+def test_each_cell_can_be_run_twice(kernel, path, tmp_path):
+    """Running each cell twice in a row breaks neither that cell nor the following ones."""
     run(kernel, path, tmp_path, times=2)
 
 
 def _is_drawn_in_a_browser(notebook: nbformat.NotebookNode, folder: Path) -> None:
-    """Check that a browser draws the pictures of the notebook and loads nothing from elsewhere (D4)."""
+    """Check that a browser draws the pictures of the notebook and loads nothing from elsewhere."""
     if CHROMIUM is None:
         pytest.skip("The notebook ran; there is no Chromium to look at its page with.")
     from nbconvert import HTMLExporter
@@ -135,8 +135,8 @@ def _is_drawn_in_a_browser(notebook: nbformat.NotebookNode, folder: Path) -> Non
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_u4_notebooks_are_stored_with_outputs_that_need_no_kernel(path):
-    """U4: a stored notebook has run from top to bottom without an error; its outputs are text, HTML and pictures.
+def test_notebooks_are_stored_with_outputs_that_need_no_kernel(path):
+    """A stored notebook has run from top to bottom without an error; its outputs are text, HTML and pictures.
 
     GitHub, VS Code and other readers of files show these; they run no scripts and load nothing.
     """
@@ -152,8 +152,8 @@ def test_u4_notebooks_are_stored_with_outputs_that_need_no_kernel(path):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_u4_stored_outputs_name_no_time_id_or_directory_of_the_run(path):
-    """U4: what differs from run to run is replaced, so that a notebook changes only if what it shows has changed."""
+def test_stored_outputs_name_no_time_id_or_directory_of_the_run(path):
+    """What differs from run to run is replaced, so that a notebook changes only if what it shows has changed."""
     notebook = nbformat.read(path, as_version=4)
     before = nbformat.writes(notebook)
     assert nbformat.writes(runner.with_stable_outputs(notebook, "/nowhere")) == before
@@ -161,14 +161,14 @@ def test_u4_stored_outputs_name_no_time_id_or_directory_of_the_run(path):
 
 
 @pytest.mark.long
-def test_u4_the_first_notebook_is_drawn_where_it_lies(tmp_path):
-    """U4, D4: a browser draws the stored pictures of the first notebook."""
+def test_the_first_notebook_is_drawn_where_it_lies(tmp_path):
+    """A browser draws the stored pictures of the first notebook."""
     _is_drawn_in_a_browser(nbformat.read(NOTEBOOKS[0], as_version=4), tmp_path)
 
 
 @pytest.mark.long
-def test_u4_the_notebook_for_prompts_runs_in_marimo(tmp_path):
-    """U4: marimo converts the notebook without magics, runs it from top to bottom, and shows the same results."""
+def test_the_notebook_for_prompts_runs_in_marimo(tmp_path):
+    """Marimo converts the notebook without magics, runs it from top to bottom, and shows the same results."""
     marimo = [sys.executable, "-m", "marimo"]
     path = FOLDER / "06-ab-prompts.ipynb"
     for command in (["convert", str(path), "-o", "ab.py"], ["export", "html", "ab.py", "-o", "ab.html"]):
@@ -181,8 +181,8 @@ def test_u4_the_notebook_for_prompts_runs_in_marimo(tmp_path):
 
 
 @pytest.mark.long
-def test_d4_marimo_shows_our_html():
-    """D4, U4: marimo shows the HTML of a tree, a session and a list of branches, and the widget of a tree to click."""
+def test_marimo_shows_our_html():
+    """Marimo shows the HTML of a tree, a session and a list of branches, and the widget of a tree to click."""
     from marimo._output.formatting import try_format
 
     with agentgit.open(":memory:") as repo:
@@ -194,8 +194,8 @@ def test_d4_marimo_shows_our_html():
 
 
 @pytest.mark.long
-def test_d4_very_long_words_stay_inside_their_table_cells():
-    """D4: on a narrow page a cell is neither squeezed nor wider than the page, and the picture is not tiny."""
+def test_very_long_words_stay_inside_their_table_cells():
+    """On a narrow page a cell is neither squeezed nor wider than the page, and the picture is not tiny."""
     if CHROMIUM is None:
         pytest.skip("There is no Chromium to look at pages with.")
     from playwright.sync_api import sync_playwright

@@ -1,4 +1,4 @@
-"""The pytest plugin: an exported session is a test (row R5)."""
+"""The pytest plugin: an exported session is a test."""
 
 import asyncio
 import os
@@ -84,8 +84,8 @@ def run_pytest(folder, *words):
 
 
 @pytest.mark.long
-def test_r5_each_file_is_a_test_and_a_failure_shows_the_report(folder):
-    """R5: one test for each file; the model of the record; a failing test shows which calls are missing."""
+def test_each_file_is_a_test_and_a_failure_shows_the_report(folder):
+    """One test for each file; the model of the record; a failing test shows which calls are missing."""
     (folder / "test_yesterday.py").write_text(TESTS)
     placed = len(orders(folder / "shop.db"))
     code, out = run_pytest(folder)
@@ -101,7 +101,7 @@ def test_r5_each_file_is_a_test_and_a_failure_shows_the_report(folder):
 
 
 @pytest.mark.long
-def test_r5_a_test_without_files_or_argument_fails_and_says_so(folder):
+def test_a_test_without_files_or_argument_fails_and_says_so(folder):
     """Bad input: a pattern without files is no silent success; a damaged file fails its own test only."""
     (folder / "test_nothing.py").write_text(
         "import agentgit.testing\n@agentgit.testing.sessions('nowhere/*')\ndef test_it(recorded): pass\n"
@@ -133,16 +133,16 @@ def test_r5_a_test_without_files_or_argument_fails_and_says_so(folder):
 
 
 @pytest.mark.long
-def test_r5_the_plugin_imports_nothing_before_a_test_uses_it(tmp_path):
-    """R5: a project that has agentgit and no such tests does not wait for it."""
+def test_the_plugin_imports_nothing_before_a_test_uses_it(tmp_path):
+    """A project that has agentgit and no such tests does not wait for it."""
     (tmp_path / "test_modules.py").write_text(
         "import sys\ndef test_it():\n    assert not {'langgraph', 'sqlalchemy', 'langchain_core'} & set(sys.modules)\n"
     )
     assert run_pytest(tmp_path)[0] == 0
 
 
-def test_r5_a_recorded_session_without_pytest(folder):
-    """R5: the object stands alone; a rerun that stops keeps its report."""
+def test_a_recorded_session_without_pytest(folder):
+    """The object stands alone; a rerun that stops keeps its report."""
     recorded = RecordedSession(folder / "sessions" / "chairs.agentgit")
     assert recorded.session.name == "chairs"
     assert recorded.rerun(build(folder / "other.db"), effects=EFFECTS).report.is_same
@@ -157,8 +157,8 @@ def test_r5_a_recorded_session_without_pytest(folder):
             sessions(*wrong)
 
 
-def test_r5_a_recorded_session_runs_again_with_a_context(folder):
-    """R5: the context of a run is not recorded, so a test gives it."""
+def test_a_recorded_session_runs_again_with_a_context(folder):
+    """The context of a run is not recorded, so a test gives it."""
 
     def greet(state, runtime):
         return {"messages": [("ai", f"hello {runtime.context['name']}")]}
@@ -176,8 +176,8 @@ def test_r5_a_recorded_session_runs_again_with_a_context(folder):
 
 
 @pytest.mark.long
-def test_r5_the_command_exports_one_branch_without_secrets(folder):
-    """R5: `export --as-test` writes the current branch and redacts; `--redact-with` takes a function."""
+def test_the_command_exports_one_branch_without_secrets(folder):
+    """`export --as-test` writes the current branch and redacts; `--redact-with` takes a function."""
     (folder / "hide.py").write_text("def hide(text):\n    return text.replace('sofa', 'bench')\n")
     words = ("export", "--as-test", "--redact-with", "hide:hide", "sofa", "sofa.agentgit")
     done = processes.agentgit(*words, cwd=folder)

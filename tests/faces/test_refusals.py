@@ -1,4 +1,4 @@
-"""The most usual refusals name the next step in the words of the face that shows them (U6)."""
+"""The most usual refusals name the next step in the words of the face that shows them."""
 
 from __future__ import annotations
 
@@ -62,28 +62,28 @@ def refusal(folder: Path, *words: str, user: str = "ada") -> str:
         ("search chairs --after nowhere", "--after nowhere is not a cursor"),
     ],
 )
-def test_u6_the_command_line_names_commands(repo, tmp_path, command, next_step):
-    """U6: a refusal on the command line names a command or an option."""
+def test_the_command_line_names_commands(repo, tmp_path, command, next_step):
+    """A refusal on the command line names a command or an option."""
     repo.session("support-42").tag("HEAD", "v1")
     assert next_step in refusal(tmp_path, *command.split())
 
 
-def test_u6_the_command_line_names_the_sessions_to_choose_from(repo, tmp_path):
-    """U6: a change without a session, where there are several, says how to name one."""
+def test_the_command_line_names_the_sessions_to_choose_from(repo, tmp_path):
+    """A change without a session, where there are several, says how to name one."""
     repo.session("another", create=True)
     assert "agentgit undo SESSION. Sessions: another, support-42." in refusal(tmp_path, "undo")
 
 
-def test_u6_the_command_line_names_the_command_that_grants_a_role(repo, tmp_path):
-    """U6: a viewer who rolls back learns what the owner has to run."""
+def test_the_command_line_names_the_command_that_grants_a_role(repo, tmp_path):
+    """A viewer who rolls back learns what the owner has to run."""
     repo.session("support-42").sharing.share("bob", "viewer")
     said = refusal(tmp_path, "undo", "support-42", "--yes", user="bob")
     assert "The owner can grant it: agentgit share SESSION bob --role editor." in said
 
 
 @pytest.mark.usefixtures("no_shop")
-def test_u6_the_command_line_names_the_command_that_resumes(repo, tmp_path):
-    """U6: a rollback that stopped half way says which command finishes it, and which resolves the failed call."""
+def test_the_command_line_names_the_command_that_resumes(repo, tmp_path):
+    """A rollback that stopped half way says which command finishes it, and which resolves the failed call."""
     words = ("rollback", "support-42", "main#2", "--yes", "--force", "--trust", "agentgit.demo")
     said = refusal(tmp_path, *words)
     (operation, *_) = repo.session("support-42").operations()
@@ -125,14 +125,14 @@ def answer(chat: Any, line: str) -> str:
         ("/rewind-files HEAD", "Start the chat with --workspace DIR to keep its files from then on."),
     ],
 )
-def test_u6_the_chat_names_slash_commands(chat, line, next_step):
-    """U6: a refusal in the chat names a slash command or an option of it."""
+def test_the_chat_names_slash_commands(chat, line, next_step):
+    """A refusal in the chat names a slash command or an option of it."""
     chat.agent.session.tag("HEAD", "v1")
     assert next_step in answer(chat, line)
 
 
-def test_u6_the_chat_says_how_to_follow_a_branch_that_has_moved(repo, chat, tmp_path):
-    """U6: a message on a branch that another process continued is refused, and the chat says how to go there."""
+def test_the_chat_says_how_to_follow_a_branch_that_has_moved(repo, chat, tmp_path):
+    """A message on a branch that another process continued is refused, and the chat says how to go there."""
     repo.wrap(build(tmp_path / "shop.db"), "support-42", effects=EFFECTS).run("order a lamp")
     assert "/switch main-2 goes there. Or branch off with /fork." in answer(chat, "order a chair")
     chat.handle_line("/switch main-2")
@@ -140,8 +140,8 @@ def test_u6_the_chat_says_how_to_follow_a_branch_that_has_moved(repo, chat, tmp_
     assert len(chat.agent.tool_track()) == 6
 
 
-def test_u6_the_chat_says_how_to_restore_the_world(chat):
-    """U6: a branch whose world was changed by another one is not continued, and the chat says how it can be."""
+def test_the_chat_says_how_to_restore_the_world(chat):
+    """A branch whose world was changed by another one is not continued, and the chat says how it can be."""
     chat.handle_line("/switch main")
     said = answer(chat, "order a chair")
     assert "Restore it with /switch main --sync world, tell the model with --sync note, or" in said
@@ -149,8 +149,8 @@ def test_u6_the_chat_says_how_to_restore_the_world(chat):
 
 
 @pytest.mark.usefixtures("no_shop")
-def test_u6_the_chat_names_the_command_that_resumes(repo, chat):
-    """U6: a rollback that stopped half way says which slash command finishes it."""
+def test_the_chat_names_the_command_that_resumes(repo, chat):
+    """A rollback that stopped half way says which slash command finishes it."""
     said = answer(chat, "/rollback main#2 --force")
     (operation, *_) = repo.session("support-42").operations()
     assert f"then run /resume {operation.id}; or do it by hand, run /resolve" in said
@@ -183,13 +183,13 @@ def spoken(text: str) -> str:
         ("{at}/switch?branch=nowhere", "“Tree” lists them."),
     ],
 )
-def test_u6_a_page_names_pages(repo, ada, path, next_step):
-    """U6: a page that finds nothing names the page that lists what there is."""
+def test_a_page_names_pages(repo, ada, path, next_step):
+    """A page that finds nothing names the page that lists what there is."""
     assert next_step in alert(ada, path.format(at=f"/sessions/{repo.session('support-42').id}"), 404)
 
 
-def test_u6_a_page_says_what_its_button_does(repo, ada):
-    """U6: the page of a blocked rollback, and the answer to its form without the consent, speak of the button."""
+def test_a_page_says_what_its_button_does(repo, ada):
+    """The page of a blocked rollback, and the answer to its form without the consent, speak of the button."""
     at = f"/sessions/{repo.session('support-42').id}"
     page = ada.get(f"{at}/rollback?to=before%20the%20mail")
     (note,) = re.findall(r'<p class="note bad">(.*?)</p>', page.text)
@@ -199,8 +199,8 @@ def test_u6_a_page_says_what_its_button_does(repo, ada):
 
 
 @pytest.mark.usefixtures("no_shop")
-def test_u6_a_page_says_how_to_finish_a_rollback(repo, ada):
-    """U6: the page of a rollback that stopped half way has the button that finishes it, and says so."""
+def test_a_page_says_how_to_finish_a_rollback(repo, ada):
+    """The page of a rollback that stopped half way has the button that finishes it, and says so."""
     with pytest.raises(RollbackIncomplete) as stopped:
         repo.session("support-42").rollback("main#2", force=True)
     page = ada.get(f"/operations/{stopped.value.operation}")
@@ -209,8 +209,8 @@ def test_u6_a_page_says_how_to_finish_a_rollback(repo, ada):
     assert "<button>Resume</button>" in page.text
 
 
-def test_u6_a_page_names_the_page_that_grants_a_role(repo, told, tmp_path):
-    """U6: a viewer who sends the form of a rollback learns where the owner can change the role."""
+def test_a_page_names_the_page_that_grants_a_role(repo, told, tmp_path):
+    """A viewer who sends the form of a rollback learns where the owner can change the role."""
     session = repo.session("support-42")
     session.sharing.share("bob", "editor")
     with agentgit.open(tmp_path / "agentgit.db", user="bob", trust=["agentgit.demo"]) as bobs:
@@ -239,8 +239,8 @@ def test_u6_a_page_names_the_page_that_grants_a_role(repo, told, tmp_path):
         ),
     ],
 )
-async def test_u6_mcp_names_tools(repo, tool, arguments, next_step):
-    """U6: a refusal of an MCP tool names a tool or an argument of one, in its text and in its data."""
+async def test_mcp_names_tools(repo, tool, arguments, next_step):
+    """A refusal of an MCP tool names a tool or an argument of one, in its text and in its data."""
     async with connected(repo, repo.session("support-42")) as client:
         refused = await client.call_tool(tool, arguments)
     assert refused.isError

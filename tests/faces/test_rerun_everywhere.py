@@ -1,4 +1,4 @@
-"""Every verb of every face on the branch of a rerun: it shows that nothing happened, or refuses in its words (R6)."""
+"""Every verb of every face on the branch of a rerun: it shows that nothing happened, or refuses in its words."""
 
 from __future__ import annotations
 
@@ -133,8 +133,8 @@ NOT_ABOUT_BRANCHES = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("line", CLI)
-def test_r6_each_command_on_a_rerun(shelf, line):
-    """R6: no command goes on from a rerun, and none calls what was simulated done; the refusal names a command."""
+def test_each_command_on_a_rerun(shelf, line):
+    """No command goes on from a rerun, and none calls what was simulated done; the refusal names a command."""
     out, err, code = run(*shlex.split(line), stdin="hello\n")
     does = CLI[line]
     if does == REFUSED:
@@ -155,8 +155,8 @@ def test_r6_each_command_on_a_rerun(shelf, line):
         require_untouched(shelf)
 
 
-def test_r6_every_command_has_a_line_above():
-    """R6: whoever adds a command decides what it does with a rerun."""
+def test_every_command_has_a_line_above():
+    """Whoever adds a command decides what it does with a rerun."""
     assert set(every_command().commands) == {line.split()[0] for line in CLI} | NOT_ABOUT_BRANCHES
 
 
@@ -198,8 +198,8 @@ CHAT = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("line", CHAT)
-def test_r6_each_slash_command_on_a_rerun(shelf, line):
-    """R6: a chat on a rerun shows it, and refuses to go on with the slash command that runs its calls."""
+def test_each_slash_command_on_a_rerun(shelf, line):
+    """A chat on a rerun shows it, and refuses to go on with the slash command that runs its calls."""
     out, err, _ = run("chat", "shelf:GRAPH", "s@again", "--yes", stdin=f"/{line}\n")
     does = CHAT[line]
     if does == REFUSED:
@@ -213,16 +213,16 @@ def test_r6_each_slash_command_on_a_rerun(shelf, line):
 
 
 @pytest.mark.long
-def test_u1_a_chat_continues_a_branch_or_creates_a_session_whose_name_has_an_at_sign(shelf):
-    """U1: `SESSION@BRANCH` is that branch if the session has it, else the name of a new session."""
+def test_a_chat_continues_a_branch_or_creates_a_session_whose_name_has_an_at_sign(shelf):
+    """`SESSION@BRANCH` is that branch if the session has it, else the name of a new session."""
     assert run("chat", "shelf:GRAPH", "s@main", stdin="/tree\n").out.startswith("s: 2 branches")
     assert run("chat", "shelf:GRAPH", "s@example.com", stdin="/tree\n").out.startswith("s@example.com: 1 branch")
     both = run("chat", "shelf:GRAPH", "s@main", "--branch", "again")
     assert "@main and --branch again are two branches" in both.err
 
 
-def test_r6_every_slash_command_has_a_line_above():
-    """R6: whoever adds a slash command decides what it does with a rerun."""
+def test_every_slash_command_has_a_line_above():
+    """Whoever adds a slash command decides what it does with a rerun."""
     assert {name for name in COMMANDS if any(f"{line} ".startswith(f"{name} ") for line in CHAT)} == set(COMMANDS)
 
 
@@ -252,8 +252,8 @@ MCP = {
 
 
 @pytest.mark.long
-async def test_r6_each_mcp_tool_on_a_rerun(shelf):
-    """R6: every MCP tool shows a rerun or refuses to go on from it, and names the tool that runs its calls."""
+async def test_each_mcp_tool_on_a_rerun(shelf):
+    """Every MCP tool shows a rerun or refuses to go on from it, and names the tool that runs its calls."""
     with agentgit.open("agentgit.db") as repo:
         assert set(await offered(repo)) == set(MCP)
         async with connected(repo, may_force=True) as client:
@@ -294,8 +294,8 @@ NOTEBOOK = {
 
 
 @pytest.mark.long
-def test_r6_each_magic_on_a_rerun(shelf, ipython):  # noqa: F811  # the fixture
-    """R6: every magic on a rerun shows it, or refuses to go on from it."""
+def test_each_magic_on_a_rerun(shelf, ipython):  # noqa: F811  # the fixture
+    """Every magic on a rerun shows it, or refuses to go on from it."""
     from IPython.core.error import UsageError
 
     assert {line.split()[0] for line in NOTEBOOK} | {"trust", "use", "help"} == set(commands())
@@ -378,8 +378,8 @@ API = {
 
 
 @pytest.mark.long
-def test_r6_each_page_and_route_on_a_rerun(shelf):
-    """R6: every page, form and route shows a rerun or refuses; a page offers nothing that is always refused."""
+def test_each_page_and_route_on_a_rerun(shelf):
+    """Every page, form and route shows a rerun or refuses; a page offers nothing that is always refused."""
     with agentgit.open("agentgit.db") as repo:
         agent = repo.wrap(shelf.graph(), "s")
         session = agent.session

@@ -1,4 +1,4 @@
-"""`agentgit serve` as a process, its failures at start, and the application mounted in another one (D5)."""
+"""`agentgit serve` as a process, its failures at start, and the application mounted in another one."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from agentgit.web import OwnerLink, app
 
 
 @pytest.mark.long
-def test_d5_serve_prints_a_login_link_and_shuts_down_cleanly(tmp_path):
-    """D5: on SQLite, serve binds to localhost and prints a login link; SIGTERM ends live feeds and the server."""
+def test_serve_prints_a_login_link_and_shuts_down_cleanly(tmp_path):
+    """On SQLite, serve binds to localhost and prints a login link; SIGTERM ends live feeds and the server."""
     with agentgit.open(tmp_path / "agentgit.db") as repo:
         repo.session("support-42", create=True)
     command = [sys.executable, "-m", "agentgit", "serve", "--port", "0", "--db", str(tmp_path / "agentgit.db")]
@@ -47,8 +47,8 @@ def test_d5_serve_prints_a_login_link_and_shuts_down_cleanly(tmp_path):
 
 
 @pytest.mark.long
-def test_u3_serve_with_a_graph_edits_a_message_and_runs_it_again(tmp_path):
-    """U3: with --graph the pages of a session that another process has made edit a message, and the turn runs here."""
+def test_serve_with_a_graph_edits_a_message_and_runs_it_again(tmp_path):
+    """With --graph the pages of a session that another process has made edit a message, and the turn runs here."""
     story(tmp_path).close()
     command = [
         sys.executable, "-m", "agentgit", "serve", "--port", "0", "--db", "agentgit.db",
@@ -79,7 +79,7 @@ def test_u3_serve_with_a_graph_edits_a_message_and_runs_it_again(tmp_path):
         assert (lamp.tool_name, lamp.effect) == ("create_order", "reversible")
 
 
-def test_u3_serve_refuses_effects_without_a_graph_and_a_graph_that_does_not_exist(tmp_path, monkeypatch):
+def test_serve_refuses_effects_without_a_graph_and_a_graph_that_does_not_exist(tmp_path, monkeypatch):
     """Bad input: --effects and --workspace need --graph, and a graph, session or folder that is wrong is named."""
     monkeypatch.chdir(tmp_path)
     agentgit.open(tmp_path / "agentgit.db").close()
@@ -95,16 +95,16 @@ def test_u3_serve_refuses_effects_without_a_graph_and_a_graph_that_does_not_exis
 
 
 @pytest.mark.long
-def test_d5_serve_without_an_account_names_the_command_that_adds_one(tmp_path):
-    """D5: with --accounts or a public host, serve refuses to start while no account exists."""
+def test_serve_without_an_account_names_the_command_that_adds_one(tmp_path):
+    """With --accounts or a public host, serve refuses to start while no account exists."""
     agentgit.open(tmp_path / "agentgit.db").close()
     for more in (["--accounts"], ["--host", "0.0.0.0"]):  # noqa: S104  # it is refused
         _, said, code = command_line.run("serve", "--db", str(tmp_path / "agentgit.db"), *more)
         assert (code, "agentgit users add NAME" in said) == (2, True)
 
 
-def test_d5_serve_without_its_extra_names_the_pip_command(tmp_path, monkeypatch):
-    """D5: without the server extra, serve fails with the pip command that installs it."""
+def test_serve_without_its_extra_names_the_pip_command(tmp_path, monkeypatch):
+    """Without the server extra, serve fails with the pip command that installs it."""
     agentgit.open(tmp_path / "agentgit.db").close()
     for name in [name for name in sys.modules if name.startswith(("agentgit.web", "uvicorn"))]:
         monkeypatch.delitem(sys.modules, name)
@@ -113,8 +113,8 @@ def test_d5_serve_without_its_extra_names_the_pip_command(tmp_path, monkeypatch)
     assert (code, 'pip install "agentgit[server]"' in said) == (13, True)
 
 
-def test_d5_serve_on_a_port_in_use_names_the_port_option(tmp_path):
-    """D5: serve on a port in use fails with a message that names `--port`."""
+def test_serve_on_a_port_in_use_names_the_port_option(tmp_path):
+    """Serve on a port in use fails with a message that names `--port`."""
     import socket
 
     agentgit.open(tmp_path / "agentgit.db").close()
@@ -125,8 +125,8 @@ def test_d5_serve_on_a_port_in_use_names_the_port_option(tmp_path):
 
 
 @pytest.mark.long
-def test_d5_the_application_can_be_mounted_in_another_application(tmp_path):
-    """D5: mounted below a path, all links, forms, redirects and the API stay below it."""
+def test_the_application_can_be_mounted_in_another_application(tmp_path):
+    """Mounted below a path, all links, forms, redirects and the API stay below it."""
     with agentgit.open(tmp_path / "agentgit.db") as repo:
         repo.session("support-42", create=True)
         link, host = OwnerLink(repo), FastAPI()
@@ -146,8 +146,8 @@ def test_d5_the_application_can_be_mounted_in_another_application(tmp_path):
         assert described["servers"] == [{"url": "/git/api/v1"}]
 
 
-def test_d6_the_package_folder_contains_templates_and_static_files():
-    """D6: the package folder, which the wheel ships, contains the templates and the static files."""
+def test_the_package_folder_contains_templates_and_static_files():
+    """The package folder, which the wheel ships, contains the templates and the static files."""
     folder = Path(agentgit.__file__).parent / "web"
     assert {"base.html", "parts.html"} <= {file.name for file in (folder / "templates").iterdir()}
     assert {file.suffix for file in (folder / "static").iterdir() if file.is_file()} == {".css", ".js", ".svg"}
@@ -164,8 +164,8 @@ GRAPH = Desk(Path("work")).graph()
 """
 
 
-def test_u3_a_rollback_on_a_page_brings_back_the_files_of_a_session_with_a_workspace(tmp_path):
-    """U3: `serve --workspace SESSION=DIR` restores the files of that session, which another process has written."""
+def test_a_rollback_on_a_page_brings_back_the_files_of_a_session_with_a_workspace(tmp_path):
+    """`serve --workspace SESSION=DIR` restores the files of that session, which another process has written."""
     (tmp_path / "desk.py").write_text(DESK)
     desk = Desk(tmp_path / "work")
     with agentgit.open(tmp_path / "agentgit.db") as repo:

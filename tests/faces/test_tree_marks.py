@@ -1,4 +1,4 @@
-"""The marks of calls at the checkpoints of a tree, from a real database (D4)."""
+"""The marks of calls at the checkpoints of a tree, from a real database."""
 
 import xml.etree.ElementTree as ElementTree
 
@@ -24,8 +24,8 @@ def marks(branch) -> list[tuple[str, dict[str, int]]]:
     return [(f"{branch.name}#{point.number}", dict(point.effects)) for point in branch.points if point.effects]
 
 
-def test_d4_a_tree_counts_the_effects_of_calls_at_each_checkpoint(repo, agent):
-    """D4: each call counts at the next checkpoint with its current status; reads and replayed calls do not count."""
+def test_a_tree_counts_the_effects_of_calls_at_each_checkpoint(repo, agent):
+    """Each call counts at the next checkpoint with its current status; reads and replayed calls do not count."""
     agent.run("add chair; look")
     agent.tag(agent.checkpoint("before"), "good")
     agent.run("add table; charge 5; note hurry")
@@ -38,8 +38,8 @@ def test_d4_a_tree_counts_the_effects_of_calls_at_each_checkpoint(repo, agent):
     assert "(tag: good) before" in str(repo.session("s").tree())
 
 
-def test_d4_a_call_repeated_by_a_switch_back_is_shown_as_done(repo, agent):
-    """D4: after a switch back runs a reversed call again, the tree shows it as done."""
+def test_a_call_repeated_by_a_switch_back_is_shown_as_done(repo, agent):
+    """After a switch back runs a reversed call again, the tree shows it as done."""
     agent.run("add chair")
     agent.run("send hello; add lamp")
     agent.rollback("main#2", force=True)
@@ -48,8 +48,8 @@ def test_d4_a_call_repeated_by_a_switch_back_is_shown_as_done(repo, agent):
     assert marks(repo.session("s").tree().roots[0])[1] == ("main#4", {"irreversible": 1, "done": 1})
 
 
-def test_d4_calls_after_the_newest_checkpoint_belong_to_the_branch(repo, agent):
-    """D4: the calls of a failed turn are shown on the branch, although no checkpoint follows them."""
+def test_calls_after_the_newest_checkpoint_belong_to_the_branch(repo, agent):
+    """The calls of a failed turn are shown on the branch, although no checkpoint follows them."""
     with pytest.raises(RuntimeError, match="paper"):
         agent.run("add chair; fail paper")
     main = repo.session("s").tree().roots[0]

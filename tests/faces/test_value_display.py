@@ -1,4 +1,4 @@
-"""The values as HTML in notebooks and as text in terminals (D4)."""
+"""The values as HTML in notebooks and as text in terminals."""
 
 import subprocess
 import sys
@@ -45,8 +45,8 @@ SHOWN = [
 ]
 
 
-def test_d4_every_value_has_html_that_untrusted_notebooks_keep(agent):
-    """D4: every value from an agent has text and HTML, with only tags and attributes that untrusted notebooks keep."""
+def test_every_value_has_html_that_untrusted_notebooks_keep(agent):
+    """Every value from an agent has text and HTML, with only tags and attributes that untrusted notebooks keep."""
     for get, says in SHOWN:
         value = get(agent)
         bundle = value._repr_mimebundle_()
@@ -59,16 +59,16 @@ def test_d4_every_value_has_html_that_untrusted_notebooks_keep(agent):
         assert [text for text in says if text not in page.text] == []
 
 
-def test_d4_lists_shown_as_tables_equal_plain_lists(agent):
-    """D4: a list that is shown as a table equals the plain list and prints like it."""
+def test_lists_shown_as_tables_equal_plain_lists(agent):
+    """A list that is shown as a table equals the plain list and prints like it."""
     for shown in (agent.tool_track(), agent.session.branches(), agent.checkpoints(), agent.history()):
         assert isinstance(shown, list)
         assert shown == list(shown)
         assert str(shown) == str(list(shown))
 
 
-def test_d4_an_unreadable_value_shows_the_error_in_its_html(agent, repo):
-    """D4: a checkpoint or branch whose state cannot be read shows the error in its HTML."""
+def test_an_unreadable_value_shows_the_error_in_its_html(agent, repo):
+    """A checkpoint or branch whose state cannot be read shows the error in its HTML."""
     point = agent.head
 
     def gone():
@@ -83,7 +83,7 @@ def test_d4_an_unreadable_value_shows_the_error_in_its_html(agent, repo):
 
 
 def test_import_agentgit_does_not_import_ipython():
-    """D4: `import agentgit` imports neither IPython nor LangGraph nor SQLAlchemy."""
+    """`import agentgit` imports neither IPython nor LangGraph nor SQLAlchemy."""
     code = "import sys, agentgit; print(sorted({'IPython', 'ipykernel', 'langgraph', 'sqlalchemy'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # noqa: S603  # ours
     assert done.stdout == "[]\n"

@@ -1,4 +1,4 @@
-"""Every page passes the rules of axe-core in a browser, in the light and the dark theme (rows U3, D5)."""
+"""Every page passes the rules of axe-core in a browser, in the light and the dark theme."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def paths(site: SimpleNamespace) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_u3_every_page_passes_axe(page: Page, site: SimpleNamespace, width: int):
-    """U3: axe finds no violation on any page, at the width of a desk and of a phone, in both themes."""
+def test_every_page_passes_axe(page: Page, site: SimpleNamespace, width: int):
+    """Axe finds no violation on any page, at the width of a desk and of a phone, in both themes."""
     page.set_viewport_size({"width": width, "height": 900})
     wrong = []
     for name, path in paths(site).items():
@@ -101,8 +101,8 @@ def test_u3_every_page_passes_axe(page: Page, site: SimpleNamespace, width: int)
     assert not wrong, "\n".join(wrong)
 
 
-def test_u3_the_menu_of_a_row_and_an_expanded_branch_pass_axe(page: Page, site: SimpleNamespace):
-    """U3: axe finds no violation while the actions of a row or its dialog are shown, or two rows are chosen."""
+def test_the_menu_of_a_row_and_an_expanded_branch_pass_axe(page: Page, site: SimpleNamespace):
+    """Axe finds no violation while the actions of a row or its dialog are shown, or two rows are chosen."""
     page.set_viewport_size({"width": 1280, "height": 900})
     page.goto(f"/sessions/{site.repo.session('support-42').id}")
     page.locator("[role=treeitem][tabindex='0']").focus()
@@ -114,8 +114,8 @@ def test_u3_the_menu_of_a_row_and_an_expanded_branch_pass_axe(page: Page, site: 
     assert [(one["id"], one["nodes"][0]["html"]) for one in Axe().run(page).response["violations"]] == []
 
 
-def test_r4_the_columns_of_a_rerun_are_as_long_as_their_messages(page: Page, site: SimpleNamespace):
-    """R4: the recorded conversation and the rerun scroll with the page, not each in a box of its own."""
+def test_the_columns_of_a_rerun_are_as_long_as_their_messages(page: Page, site: SimpleNamespace):
+    """The recorded conversation and the rerun scroll with the page, not each in a box of its own."""
     page.set_viewport_size({"width": 1280, "height": 300})
     page.goto(f"/sessions/{site.repo.session('support-42').id}/rerun?branch=rerun")
     columns = page.locator(".sides > .side")

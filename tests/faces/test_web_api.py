@@ -46,8 +46,8 @@ def ask(repo: agentgit.Repository) -> Program:
     return Program(repo)
 
 
-def test_d5_the_api_returns_every_part_of_a_session_in_pages(ask, repo):
-    """D5: the API returns sessions, branches, tree, log, messages, calls and state in pages, as the library does."""
+def test_the_api_returns_every_part_of_a_session_in_pages(ask, repo):
+    """The API returns sessions, branches, tree, log, messages, calls and state in pages, as the library does."""
     session = ask("GET", "/sessions")["items"][0]
     at = f"/sessions/{session['id']}"
     assert (session["session_name"], session["role"]) == ("support-42", "owner")
@@ -68,15 +68,15 @@ def test_d5_the_api_returns_every_part_of_a_session_in_pages(ask, repo):
     assert ask("GET", f"{at}/search?text=SOFA")["hits"][0]["snippet"]
 
 
-def test_d5_diff_and_compare_match_the_library(ask, repo):
-    """D5: diff and compare return what the library returns."""
+def test_diff_and_compare_match_the_library(ask, repo):
+    """Diff and compare return what the library returns."""
     at = f"/sessions/{repo.session('support-42').id}"
     assert ask("GET", f"{at}/diff?a=main&b=HEAD") == repo.session("support-42").diff("main", "HEAD").to_dict()
     assert ask("GET", f"{at}/compare?a=main&b=main-2")["fork"] == "main#3"
 
 
-def test_w2_a_rollback_is_planned_run_once_and_reported_over_http(ask, repo):
-    """W2: a plan changes nothing, a blocked rollback is a 409 with the plan, and a repeated request runs once."""
+def test_a_rollback_is_planned_run_once_and_reported_over_http(ask, repo):
+    """A plan changes nothing, a blocked rollback is a 409 with the plan, and a repeated request runs once."""
     at = f"/sessions/{repo.session('support-42').id}"
     plan = ask("GET", f"{at}/plan-rollback?to=main%232")
     assert (plan["is_admissible"], len(repo.session("support-42").branches())) == (False, 2)
@@ -96,8 +96,8 @@ def test_w2_a_rollback_is_planned_run_once_and_reported_over_http(ask, repo):
 
 
 @pytest.mark.long
-def test_t2_replay_without_tools_is_refused_or_answered_from_the_record(ask, repo):
-    """T2: a server without the tools refuses to execute a path, and with force answers it from the record."""
+def test_replay_without_tools_is_refused_or_answered_from_the_record(ask, repo):
+    """A server without the tools refuses to execute a path, and with force answers it from the record."""
     at = f"/sessions/{repo.session('support-42').id}"
     place = repo.session("support-42").checkpoints(branch="main")[-1].metadata["reference"]
     track = repo.session("support-42").tool_track(branch="main")
@@ -112,8 +112,8 @@ def test_t2_replay_without_tools_is_refused_or_answered_from_the_record(ask, rep
     assert [call.replay_of for call in repo.session("support-42").tool_track()] == [call.id for call in track]
 
 
-def test_w1_a_failed_rollback_is_finished_through_the_api(ask, repo, tmp_path, monkeypatch):
-    """W1: a failed reversal is a 409 with the operation and its report; resolve and resume finish it."""
+def test_a_failed_rollback_is_finished_through_the_api(ask, repo, tmp_path, monkeypatch):
+    """A failed reversal is a 409 with the operation and its report; resolve and resume finish it."""
     at = f"/sessions/{repo.session('support-42').id}"
     shop = tmp_path / "elsewhere.db"
     monkeypatch.setenv("AGENTGIT_DEMO_SHOP", str(shop))
@@ -128,8 +128,8 @@ def test_w1_a_failed_rollback_is_finished_through_the_api(ask, repo, tmp_path, m
     assert done["status"] == "done"
 
 
-def test_w9_the_api_creates_lists_and_deletes_tags(ask, repo):
-    """W9: the API creates, lists and deletes tags; a name in use is a 409 and a missing tag a 404."""
+def test_the_api_creates_lists_and_deletes_tags(ask, repo):
+    """The API creates, lists and deletes tags; a name in use is a 409 and a missing tag a 404."""
     at = f"/sessions/{repo.session('support-42').id}"
     assert ask("POST", f"{at}/tags", 201, ref="main#2", name="v1", description="good")["reference"] == "main#2"
     assert ask("POST", f"{at}/tags", 409, ref="main#3", name="v1")["title"] == "Conflict"
@@ -141,8 +141,8 @@ def test_w9_the_api_creates_lists_and_deletes_tags(ask, repo):
 
 
 @pytest.mark.long
-def test_b8_a_downloaded_session_can_be_imported(ask, repo, tmp_path):
-    """B8: `import_` reads the export that the API returns."""
+def test_a_downloaded_session_can_be_imported(ask, repo, tmp_path):
+    """`import_` reads the export that the API returns."""
     answer = ask.client.get(f"https://git.example/api/v1/sessions/{repo.session('support-42').id}/export")
     assert answer.headers["content-disposition"].startswith("attachment")
     (tmp_path / "s.jsonl").write_bytes(answer.content)
@@ -150,16 +150,16 @@ def test_b8_a_downloaded_session_can_be_imported(ask, repo, tmp_path):
     assert [one.name for one in repo.session(again).branches()] == ["main", "main-2"]
 
 
-def test_w11_a_session_starts_from_a_checkpoint_of_another_session(ask):
-    """W11: a session created with a template has the conversation of the template."""
+def test_a_session_starts_from_a_checkpoint_of_another_session(ask):
+    """A session created with a template has the conversation of the template."""
     made = ask("POST", "/sessions", 201, name="mine", template="support-42@main#2")
     log = ask("GET", f"/sessions/{made['id']}/log")
     assert log["items"][0]["message_count"] == 4
 
 
 @pytest.mark.long
-def test_d5_a_session_that_is_not_shared_is_a_404_on_every_path(repo):
-    """D5: without access, every path of a session, its checkpoints, calls and operations is a 404."""
+def test_a_session_that_is_not_shared_is_a_404_on_every_path(repo):
+    """Without access, every path of a session, its checkpoints, calls and operations is a 404."""
     session = repo.session("support-42")
     head, call = repo.session("support-42").get_checkpoint("HEAD"), repo.session("support-42").tool_track()[0]
     operation = repo.session("support-42").operations()[0]
@@ -193,8 +193,8 @@ def test_d5_a_session_that_is_not_shared_is_a_404_on_every_path(repo):
     assert {event["session_id"] for event in bob("GET", "/events")["items"]} == {None}  # of the creation of his key
 
 
-def test_d5_a_viewer_can_read_and_cannot_write(repo):
-    """D5: a viewer lists and reads a shared session with its role, and changes are a 403."""
+def test_a_viewer_can_read_and_cannot_write(repo):
+    """A viewer lists and reads a shared session with its role, and changes are a 403."""
     session = repo.session("support-42")
     bob = Program(repo.as_user("bob"))
     ask = Program(repo)
@@ -208,8 +208,8 @@ def test_d5_a_viewer_can_read_and_cannot_write(repo):
     assert bob("GET", f"/sessions/{session.id}", 404)["status"] == 404
 
 
-def test_d5_a_sharing_link_works_until_it_is_revoked(repo):
-    """D5: a link's token is shown once and joins a session; revoking the link ends the access that it granted."""
+def test_a_sharing_link_works_until_it_is_revoked(repo):
+    """A link's token is shown once and joins a session; revoking the link ends the access that it granted."""
     at = f"/sessions/{repo.session('support-42').id}"
     eve = repo.users.add("eve")
     ask, bob, eve = Program(repo), Program(repo.as_user("bob")), Program(repo.as_user(eve))
@@ -221,8 +221,8 @@ def test_d5_a_sharing_link_works_until_it_is_revoked(repo):
     assert bob("GET", at, 404)["status"] == 404
 
 
-def test_d5_a_key_allows_no_more_than_its_scopes(repo):
-    """D5: a read key can neither write nor create a wider key, and stops working when it is revoked."""
+def test_a_key_allows_no_more_than_its_scopes(repo):
+    """A read key can neither write nor create a wider key, and stops working when it is revoked."""
     reader = Program(repo, "read")
     assert reader("GET", "/me")["scopes"] == ["read"]
     assert reader("POST", "/sessions", 403, name="new")["status"] == 403
@@ -233,8 +233,8 @@ def test_d5_a_key_allows_no_more_than_its_scopes(repo):
     assert reader("GET", "/me", 401)["detail"]
 
 
-def test_d5_only_admins_manage_users(repo):
-    """D5: an admin adds and disables users, others may not, and a disabled user is logged out at once."""
+def test_only_admins_manage_users(repo):
+    """An admin adds and disables users, others may not, and a disabled user is logged out at once."""
     ask, bob = Program(repo), Program(repo.as_user("bob"))
     eve = ask("POST", "/users", 201, name="eve", password=PASSWORD)
     assert {user["name"] for user in ask("GET", "/users")["items"]} >= {"ada", "bob", "eve"}
@@ -252,8 +252,8 @@ def test_d5_only_admins_manage_users(repo):
     assert ask.client.get(f"{at}/me", headers=fresh).status_code == 401
 
 
-def test_q6_a_new_password_ends_all_other_logins_over_http(repo):
-    """Q6: the client that changes the password stays logged in, and other logins of that user end at once."""
+def test_a_new_password_ends_all_other_logins_over_http(repo):
+    """The client that changes the password stays logged in, and other logins of that user end at once."""
     ask, at = Program(repo), "https://git.example/api/v1"
     eve = ask("POST", "/users", 201, name="eve", password=PASSWORD)
     here, elsewhere = (
@@ -266,8 +266,8 @@ def test_q6_a_new_password_ends_all_other_logins_over_http(repo):
     assert ask.client.get(f"{at}/me", headers=here).status_code == 401
 
 
-def test_d5_password_guessing_is_throttled(repo):
-    """D5: after several wrong passwords the answer is a 429 with a Retry-After header."""
+def test_password_guessing_is_throttled(repo):
+    """After several wrong passwords the answer is a 429 with a Retry-After header."""
     ask = Program(repo)
     wrong = {"name": "ada", "password": "wrong wrong wrong"}
     answers = [ask.client.post("https://git.example/api/v1/login", json=wrong)]
@@ -277,8 +277,8 @@ def test_d5_password_guessing_is_throttled(repo):
     assert int(answers[-1].headers["retry-after"]) > 0
 
 
-def test_d5_failures_are_problem_details_with_a_next_step(ask, repo):
-    """D5: each failure is problem details with a type, a title, a status and a next step."""
+def test_failures_are_problem_details_with_a_next_step(ask, repo):
+    """Each failure is problem details with a type, a title, a status and a next step."""
     at = f"/sessions/{repo.session('support-42').id}"
     near = ask("GET", f"{at}/checkpoint?ref=before%20the%20tabel", 404)
     assert "before the table" in near["near"]
@@ -293,8 +293,8 @@ def test_d5_failures_are_problem_details_with_a_next_step(ask, repo):
     assert (anybody.status_code, anybody.headers["www-authenticate"]) == (401, 'Bearer realm="agentgit"')
 
 
-def test_d5_nul_surrogates_and_huge_numbers_survive_the_api(ask, repo, tmp_path):
-    """D5: the API returns NUL, lone surrogates and huge numbers unchanged."""
+def test_nul_surrogates_and_huge_numbers_survive_the_api(ask, repo, tmp_path):
+    """The API returns NUL, lone surrogates and huge numbers unchanged."""
     agent = repo.wrap(build(tmp_path / "shop.db"), "odd", effects=EFFECTS)
     agent.run("note this")
     odd = {"text": "a\x00b\ud800", "huge": -(2**70), "hostile": HOSTILE}
@@ -303,8 +303,8 @@ def test_d5_nul_surrogates_and_huge_numbers_survive_the_api(ask, repo, tmp_path)
     assert found["data"] == odd
 
 
-def test_d5_an_event_feed_resumes_after_the_last_received_event(repo, tmp_path):
-    """D5: a live feed sends each event with its id, and after a cut resumes without gaps or duplicates."""
+def test_an_event_feed_resumes_after_the_last_received_event(repo, tmp_path):
+    """A live feed sends each event with its id, and after a cut resumes without gaps or duplicates."""
     session = repo.session("support-42")
     key = repo.keys.create("feed", scopes=("read",)).secret
     known = repo.events.newest(session="support-42")
@@ -333,8 +333,8 @@ def test_d5_an_event_feed_resumes_after_the_last_received_event(repo, tmp_path):
         assert kinds(client, 1, **{"last-event-id": str(rest[-1][0])})[0][1] == "tag.created"
 
 
-def test_d5_the_api_works_on_sqlite_and_postgresql(database, tmp_path):
-    """D5: sessions, log, search, plan and rollback work the same on SQLite and PostgreSQL."""
+def test_the_api_works_on_sqlite_and_postgresql(database, tmp_path):
+    """Sessions, log, search, plan and rollback work the same on SQLite and PostgreSQL."""
     with agentgit.open(database.url) as operator:
         ada = operator.as_user(operator.users.add("ada", is_admin=True))
         ada.wrap(build(tmp_path / "shop.db"), "both", effects=EFFECTS).run("order two chairs")
@@ -348,8 +348,8 @@ def test_d5_the_api_works_on_sqlite_and_postgresql(database, tmp_path):
         assert ask("DELETE", at)["sessions"] == 1
 
 
-def test_d5_the_openapi_description_speaks_json_and_not_python(repo):
-    """D5: the field descriptions in openapi.json have no Python example, call or value."""
+def test_the_openapi_description_speaks_json_and_not_python(repo):
+    """The field descriptions in openapi.json have no Python example, call or value."""
     described = TestClient(app(repo), base_url="https://git.example").get("/api/v1/openapi.json").json()
     fields = [
         field

@@ -136,8 +136,8 @@ def hit(page: Page, key: str) -> None:
 
 
 @pytest.mark.long
-def test_d5_a_rollback_can_be_done_with_the_keyboard_alone(pages, site, shots):
-    """D5: a keyboard suffices to find a session, open a checkpoint, plan and run a rollback and read its report."""
+def test_a_rollback_can_be_done_with_the_keyboard_alone(pages, site, shots):
+    """A keyboard suffices to find a session, open a checkpoint, plan and run a rollback and read its report."""
     page = pages()
     page.goto("/")
     page.keyboard.press("Tab")
@@ -170,8 +170,8 @@ def test_d5_a_rollback_can_be_done_with_the_keyboard_alone(pages, site, shots):
 
 
 @pytest.mark.long
-def test_d5_a_click_on_a_tree_node_opens_its_checkpoint(pages, site):
-    """D5: a click on a dot of the picture shows the conversation at that checkpoint."""
+def test_a_click_on_a_tree_node_opens_its_checkpoint(pages, site):
+    """A click on a dot of the picture shows the conversation at that checkpoint."""
     page = pages()
     page.goto(paths(site.repo, "support")["session"])
     page.locator("#tree [data-ref='main#3'] a").click()
@@ -179,8 +179,8 @@ def test_d5_a_click_on_a_tree_node_opens_its_checkpoint(pages, site):
 
 
 @pytest.mark.long
-def test_d5_every_page_passes_the_accessibility_checks(pages, site, shots):
-    """D5: each page, light and dark, has one h1, named controls, enough contrast and no overflowing line."""
+def test_every_page_passes_the_accessibility_checks(pages, site, shots):
+    """Each page, light and dark, has one h1, named controls, enough contrast and no overflowing line."""
     page = pages(viewport={"width": 1200, "height": 800})
     found = {
         "sessions": "/sessions", "audit": "/audit", "help": "/help", "login": "/login", "keys": "/keys",
@@ -195,8 +195,8 @@ def test_d5_every_page_passes_the_accessibility_checks(pages, site, shots):
 
 
 @pytest.mark.long
-def test_d5_pages_fit_a_phone(pages, site, shots):
-    """D5: at the width of a phone nothing is cut off."""
+def test_pages_fit_a_phone(pages, site, shots):
+    """At the width of a phone nothing is cut off."""
     page = pages(viewport={"width": 390, "height": 800}, has_touch=True)
     found = paths(site.repo, "support") | {
         "sessions": "/sessions", "audit": "/audit", "help": "/help", "keys": "/keys", "users": "/users", "join": "/join"
@@ -209,8 +209,8 @@ def test_d5_pages_fit_a_phone(pages, site, shots):
 
 
 @pytest.mark.long
-def test_d5_hostile_text_is_shown_as_plain_text(pages, site):
-    """D5: scripts in names, messages, tags, data and files are shown as text, and none of them runs."""
+def test_hostile_text_is_shown_as_plain_text(pages, site):
+    """Scripts in names, messages, tags, data and files are shown as text, and none of them runs."""
     page = pages()
     found = paths(site.repo, "<script>")
     for name in ("session", "files", "diff", "plan", "search", "events", "checkpoint"):
@@ -222,8 +222,8 @@ def test_d5_hostile_text_is_shown_as_plain_text(pages, site):
 
 
 @pytest.mark.long
-def test_d5_an_open_page_shows_a_new_checkpoint_without_a_reload(pages, site):
-    """D5: an open session page shows a new checkpoint by itself and announces it to screen readers."""
+def test_an_open_page_shows_a_new_checkpoint_without_a_reload(pages, site):
+    """An open session page shows a new checkpoint by itself and announces it to screen readers."""
     agent = site.repo.wrap(build(site.folder / "shop.db"), "live", effects=EFFECTS)
     agent.run("order a chair")
     page = pages()
@@ -247,8 +247,8 @@ READ = """() => {
 
 
 @pytest.mark.long
-def test_u3_an_update_that_arrives_late_does_not_bring_back_what_was_left(pages, site):
-    """U3: a live update of a conversation that a person has left in the meantime is not shown."""
+def test_an_update_that_arrives_late_does_not_bring_back_what_was_left(pages, site):
+    """A live update of a conversation that a person has left in the meantime is not shown."""
     agent = site.repo.wrap(build(site.folder / "shop.db"), "late", effects=EFFECTS)
     agent.run("order a chair")
     page, held = pages(), []
@@ -268,8 +268,8 @@ def test_u3_an_update_that_arrives_late_does_not_bring_back_what_was_left(pages,
 
 
 @pytest.mark.long
-def test_d5_pages_work_without_javascript(pages, site):
-    """D5: search, diff and the switch to another branch work without JavaScript."""
+def test_pages_work_without_javascript(pages, site):
+    """Search, diff and the switch to another branch work without JavaScript."""
     page = pages(java_script_enabled=False)
     found = paths(site.repo, "support")
     page.goto(found["session"] + "/search")
@@ -287,8 +287,8 @@ def test_d5_pages_work_without_javascript(pages, site):
 
 
 @pytest.mark.long
-def test_u3_a_rollback_is_planned_and_done_in_the_conversation(pages, site, shots):
-    """U3: a panel opens where the turn is, follows its options, closes with Escape, and its button rolls back."""
+def test_a_rollback_is_planned_and_done_in_the_conversation(pages, site, shots):
+    """A panel opens where the turn is, follows its options, closes with Escape, and its button rolls back."""
     agent = site.repo.wrap(build(site.folder / "shop.db"), "panels", effects=EFFECTS)
     agent.run("order a chair")
     agent.run("pay, and mail the receipt")
@@ -312,8 +312,8 @@ def test_u3_a_rollback_is_planned_and_done_in_the_conversation(pages, site, shot
 
 
 @pytest.mark.long
-def test_u3_a_double_click_sends_a_form_once(pages, site):
-    """U3: the second submission of a form, as by a double click, is not sent."""
+def test_a_double_click_sends_a_form_once(pages, site):
+    """The second submission of a form, as by a double click, is not sent."""
     session = site.repo.wrap(build(site.folder / "shop.db"), "twice", effects=EFFECTS).session
     session.checkpoint("by hand")
     page = pages()
@@ -324,8 +324,8 @@ def test_u3_a_double_click_sends_a_form_once(pages, site):
 
 
 @pytest.mark.long
-def test_u3_turns_are_filtered_and_searched_in_place(pages, site):
-    """U3: typing hides the turns without the words, and Enter shows the results of the whole session in place."""
+def test_turns_are_filtered_and_searched_in_place(pages, site):
+    """Typing hides the turns without the words, and Enter shows the results of the whole session in place."""
     page = pages()
     page.goto(paths(site.repo, "support")["session"] + "?branch=main-2")
     page.keyboard.press("/")
@@ -339,8 +339,8 @@ def test_u3_turns_are_filtered_and_searched_in_place(pages, site):
 
 
 @pytest.mark.long
-def test_u3_an_edited_message_runs_while_the_page_is_watched(pages, site):
-    """U3: a message is edited in place, and the page of the new branch shows the answer by itself."""
+def test_an_edited_message_runs_while_the_page_is_watched(pages, site):
+    """A message is edited in place, and the page of the new branch shows the answer by itself."""
     agent = site.repo.wrap(build(site.folder / "shop.db"), "edits", effects=EFFECTS)
     agent.run("order a chair")
     page = pages()
@@ -354,8 +354,8 @@ def test_u3_an_edited_message_runs_while_the_page_is_watched(pages, site):
 
 
 @pytest.mark.long
-def test_u3_an_open_form_acts_on_the_branch_that_the_page_shows(pages, site):
-    """U3: a form that stands open stays through live updates, and closes when the page shows another branch."""
+def test_an_open_form_acts_on_the_branch_that_the_page_shows(pages, site):
+    """A form that stands open stays through live updates, and closes when the page shows another branch."""
     session = site.repo.wrap(build(site.folder / "shop.db"), "moving", effects=EFFECTS).session
     session.checkpoint("by hand")
     session.fork(name="other")

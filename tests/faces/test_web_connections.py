@@ -1,4 +1,4 @@
-"""The limits of connections and of request sizes, the health checks, the metrics and the access log (Q5)."""
+"""The limits of connections and of request sizes, the health checks, the metrics and the access log."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def counted(address: str, name: str) -> int:
 
 
 @pytest.mark.long
-def test_q5_unfinished_request_heads_do_not_stop_the_server(repo, many_files):
-    """Q5: while 600 sockets send half a head, other requests are answered, and those sockets are closed."""
+def test_unfinished_request_heads_do_not_stop_the_server(repo, many_files):
+    """While 600 sockets send half a head, other requests are answered, and those sockets are closed."""
     with served(app(repo, limits=Limits(seconds=6), metrics_token=TOKEN)) as address:
         begun = time.monotonic()
         with half_requests(address, [f"127.0.0.{n}" for n in range(2, 10)], 75) as sockets:
@@ -99,8 +99,8 @@ def test_q5_unfinished_request_heads_do_not_stop_the_server(repo, many_files):
 
 
 @pytest.mark.long
-def test_q5_the_oldest_unfinished_body_is_dropped_for_new_requests(repo):
-    """Q5: when unfinished bodies fill the server, new requests are answered and the oldest connection is closed."""
+def test_the_oldest_unfinished_body_is_dropped_for_new_requests(repo):
+    """When unfinished bodies fill the server, new requests are answered and the oldest connection is closed."""
     half = b"POST /api/v1/login HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     bodies = (b"content-length: 100\r\n\r\n{", b"transfer-encoding: chunked\r\n\r\n5\r\n{")
     made = app(repo, limits=Limits(seconds=60, connections=20, connections_each=10))
@@ -118,8 +118,8 @@ def test_q5_the_oldest_unfinished_body_is_dropped_for_new_requests(repo):
 
 
 @pytest.mark.parametrize("head", ["content-length: 2000000", "transfer-encoding: chunked"])
-def test_q5_a_get_request_with_a_body_is_answered_in_full(repo, caplog, head):
-    """Q5: a GET is answered in full, whatever body it announces or sends, and no traceback is logged."""
+def test_a_get_request_with_a_body_is_answered_in_full(repo, caplog, head):
+    """A GET is answered in full, whatever body it announces or sends, and no traceback is logged."""
     chunks = 2_000 if "chunked" in head else 0
     with served(app(repo)) as address:
         for path in ("/static/agentgit.css", "/login", "/healthz"):
@@ -138,8 +138,8 @@ def test_q5_a_get_request_with_a_body_is_answered_in_full(repo, caplog, head):
 
 
 @pytest.mark.long
-def test_q5_one_address_is_limited_to_100_connections(repo, many_files):
-    """Q5: of 300 sockets from one address 100 stay open; a trusted proxy keeps all of them."""
+def test_one_address_is_limited_to_100_connections(repo, many_files):
+    """Of 300 sockets from one address 100 stay open; a trusted proxy keeps all of them."""
     for trusted, expected in (((), 100), (("127.0.0.2",), 300)):
         made = app(repo, limits=Limits(seconds=60), trusted_proxies=trusted, metrics_token=TOKEN)
         with served(made) as address, half_requests(address, ["127.0.0.2"], 300) as sockets:
@@ -148,8 +148,8 @@ def test_q5_one_address_is_limited_to_100_connections(repo, many_files):
 
 
 @pytest.mark.long
-def test_q5_a_kept_connection_is_closed_after_a_deadline(repo):
-    """Q5: neither silence nor an unfinished request holds a connection open, also after an answer."""
+def test_a_kept_connection_is_closed_after_a_deadline(repo):
+    """Neither silence nor an unfinished request holds a connection open, also after an answer."""
     whole = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
     endless = b"POST /nothing HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n"
     with served(app(repo, limits=Limits(seconds=1))) as address:
@@ -170,8 +170,8 @@ def test_q5_a_kept_connection_is_closed_after_a_deadline(repo):
 
 
 @pytest.mark.long
-def test_q5_a_body_sent_too_slowly_ends_in_408(repo):
-    """Q5: a body that is sent a byte at a time gets a 408, and the connection is closed."""
+def test_a_body_sent_too_slowly_ends_in_408(repo):
+    """A body that is sent a byte at a time gets a 408, and the connection is closed."""
     head = b"POST /api/v1/login HTTP/1.1\r\nhost: localhost\r\ncontent-length: 900\r\n"
     head += b"content-type: application/json\r\n\r\n"
     with served(app(repo, limits=Limits(seconds=1))) as address, connect(address) as one:
@@ -191,8 +191,8 @@ def test_q5_a_body_sent_too_slowly_ends_in_408(repo):
 
 
 @pytest.mark.long
-def test_q5_a_client_that_does_not_read_is_disconnected(repo):
-    """Q5: a client that sends many requests and reads no answer is disconnected."""
+def test_a_client_that_does_not_read_is_disconnected(repo):
+    """A client that sends many requests and reads no answer is disconnected."""
     asked = b"GET /static/agentgit.css HTTP/1.1\r\nhost: localhost\r\n\r\n" * 3_000
     made = app(repo, limits=Limits(seconds=1), metrics_token=TOKEN)
     with served(made) as address, connect(address, "127.0.0.2") as one:
@@ -206,8 +206,8 @@ def test_q5_a_client_that_does_not_read_is_disconnected(repo):
             time.sleep(0.1)
 
 
-def test_q5_oversized_request_heads_are_refused(repo):
-    """Q5: a head over 16 KB is refused, whole or in pieces, as one header, many headers or a long path."""
+def test_oversized_request_heads_are_refused(repo):
+    """A head over 16 KB is refused, whole or in pieces, as one header, many headers or a long path."""
     big = b"x" * 20_000
     heads = [
         b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nx-big: " + big + b"\r\n\r\n",
@@ -232,8 +232,8 @@ def test_q5_oversized_request_heads_are_refused(repo):
 # -- health checks, metrics and the access log
 
 
-def test_q5_healthz_and_readyz_report_the_process_and_the_schema(repo, caplog):
-    """Q5: /healthz says that the process runs, /readyz that the schema is right; both answer to any host name."""
+def test_healthz_and_readyz_report_the_process_and_the_schema(repo, caplog):
+    """/healthz says that the process runs, /readyz that the schema is right; both answer to any host name."""
     made = app(repo, hosts=["git.example"])
     client = TestClient(made, base_url="http://10.0.0.1")
     found = [(client.get(path).status_code, client.get(path).text) for path in ("/healthz", "/readyz")]
@@ -247,8 +247,8 @@ def test_q5_healthz_and_readyz_report_the_process_and_the_schema(repo, caplog):
     assert client.get("/healthz").status_code == 200
 
 
-def test_q5_readyz_is_503_during_shutdown_and_database_outage(postgres_url):
-    """Q5: /readyz is a 503 during shutdown and while PostgreSQL refuses connections, when /healthz stays a 200."""
+def test_readyz_is_503_during_shutdown_and_database_outage(postgres_url):
+    """/readyz is a 503 during shutdown and while PostgreSQL refuses connections, when /healthz stays a 200."""
     url = make_url(postgres_url)
     other = create_engine(url.set(database="postgres"), isolation_level="AUTOCOMMIT")
     with agentgit.open(postgres_url) as repo, other.connect() as operator:
@@ -269,8 +269,8 @@ def test_q5_readyz_is_503_during_shutdown_and_database_outage(postgres_url):
     other.dispose()
 
 
-def test_q5_metrics_need_the_token_or_an_admin_key(repo):
-    """Q5: /metrics answers only to the metrics token and to an admin's key, also for requests from this machine."""
+def test_metrics_need_the_token_or_an_admin_key(repo):
+    """/metrics answers only to the metrics token and to an admin's key, also for requests from this machine."""
     made = app(repo, metrics_token=TOKEN)
     client = TestClient(made, base_url="http://localhost", client=("127.0.0.1", 1))
 
@@ -286,8 +286,8 @@ def test_q5_metrics_need_the_token_or_an_admin_key(repo):
         assert [status(one, without) for one in (None, "", "None", admin)] == [401, 401, 401, 200]
 
 
-def test_q5_metrics_count_requests_and_contain_no_client_text(repo):
-    """Q5: metrics count requests, durations, feeds and failed logins, and contain no text that a client sent."""
+def test_metrics_count_requests_and_contain_no_client_text(repo):
+    """Metrics count requests, durations, feeds and failed logins, and contain no text that a client sent."""
     client = TestClient(app(repo, metrics_token=TOKEN), base_url="https://git.example", follow_redirects=False)
     client.headers["origin"] = "https://git.example"
     for _ in range(3):
@@ -326,8 +326,8 @@ def test_q5_metrics_count_requests_and_contain_no_client_text(repo):
 
 
 @pytest.mark.long
-def test_q5_the_access_log_has_one_line_per_request_without_secrets(tmp_path):
-    """Q5: a line has time, address, method, route, status, duration and user, no query, token or control character."""
+def test_the_access_log_has_one_line_per_request_without_secrets(tmp_path):
+    """A line has time, address, method, route, status, duration and user, no query, token or control character."""
     with agentgit.open(tmp_path / "agentgit.db") as repo:
         user = repo.users.add("ada", PASSWORD)
         key = repo.keys.create("to look", user="ada").secret

@@ -19,8 +19,8 @@ from agentgit.demo import EFFECTS, ScriptedModel, build
 __all__ = ["ada", "quick_passwords", "repo", "told"]  # the fixtures
 
 
-def test_u3_images_of_messages_are_served_by_this_server(ada, repo, tmp_path):
-    """U3: a page shows the images that a message contains, and only links to others; no other block is served."""
+def test_images_of_messages_are_served_by_this_server(ada, repo, tmp_path):
+    """A page shows the images that a message contains, and only links to others; no other block is served."""
     agent = repo.wrap(tool_node_graph(ScriptedModel(replies=["I see."]), [echo]), "pictures")
     blocks = [
         {"type": "text", "text": "see"},
@@ -46,8 +46,8 @@ def test_u3_images_of_messages_are_served_by_this_server(ada, repo, tmp_path):
         ada.get(re.sub(r"block=\d+", f"block={block}", source.replace("&amp;", "&")), 404)
 
 
-def test_u3_a_page_of_a_session_without_checkpoints_or_messages_is_shown(ada, repo):
-    """U3: the page shows a new session, and checkpoints without messages."""
+def test_a_page_of_a_session_without_checkpoints_or_messages_is_shown(ada, repo):
+    """The page shows a new session, and checkpoints without messages."""
     session = repo.session("empty", create=True)
     page = ada.get(f"/sessions/{session.id}").text
     assert "No messages yet" in page
@@ -56,8 +56,8 @@ def test_u3_a_page_of_a_session_without_checkpoints_or_messages_is_shown(ada, re
     assert "by hand" in ada.get(f"/sessions/{session.id}").text
 
 
-def test_u3_a_call_that_a_rollback_kept_is_shown_as_kept(ada, repo):
-    """U3: the card of a call whose effect a rollback left in the world says so; that of a reversed one says undone."""
+def test_a_call_that_a_rollback_kept_is_shown_as_kept(ada, repo):
+    """The card of a call whose effect a rollback left in the world says so; that of a reversed one says undone."""
     session = repo.session("support-42")
     session.rollback("before the mail", force=True)
     page = ada.get(f"/sessions/{session.id}?branch=main-2").text
@@ -67,8 +67,8 @@ def test_u3_a_call_that_a_rollback_kept_is_shown_as_kept(ada, repo):
     assert cards == {"create_order": "done", "charge_card": "undone", "send_mail": "kept"}
 
 
-def test_u3_a_call_that_ran_again_is_shown_with_its_new_result(ada, repo, tmp_path):
-    """U3, W5: after a redo, the card, the tool track and the API show the new run; the card also has the old result."""
+def test_a_call_that_ran_again_is_shown_with_its_new_result(ada, repo, tmp_path):
+    """After a redo, the card, the tool track and the API show the new run; the card also has the old result."""
     session = repo.wrap(build(tmp_path / "shop.db"), "support-42", effects=EFFECTS).session
     before = session.tool_track(branch="main")[1]
     assert "undone" in ada.get(f"/sessions/{session.id}?branch=main").text
@@ -113,8 +113,8 @@ def shown(page: str) -> list[tuple[str, list[str]]]:
 
 
 @pytest.mark.long
-def test_u3_the_page_of_a_graph_that_removes_messages_shows_those_that_are_left(ada, repo):
-    """U3: each message that a graph left is in its own turn: on the newest page, an earlier one and at a checkpoint."""
+def test_the_page_of_a_graph_that_removes_messages_shows_those_that_are_left(ada, repo):
+    """Each message that a graph left is in its own turn: on the newest page, an earlier one and at a checkpoint."""
     agent = repo.wrap(trimming_graph(4), "trimmed")
     for number in range(40):
         agent.run(f"question {number}")
@@ -132,8 +132,8 @@ def test_u3_the_page_of_a_graph_that_removes_messages_shows_those_that_are_left(
 
 
 @pytest.mark.long
-def test_u3_a_page_of_a_session_shows_at_most_300_messages(ada, repo):
-    """U3: the messages of a long conversation are on several pages, each on one, also if one turn has all of them."""
+def test_a_page_of_a_session_shows_at_most_300_messages(ada, repo):
+    """The messages of a long conversation are on several pages, each on one, also if one turn has all of them."""
     agent = repo.wrap(trimming_graph(10_000), "talkative")
     agent.run("question")
     agent.invoke({"messages": [HumanMessage(f"line {number}") for number in range(700)]})
@@ -150,8 +150,8 @@ def test_u3_a_page_of_a_session_shows_at_most_300_messages(ada, repo):
     assert sizes == [300, 300, 103]
 
 
-def test_u3_a_page_of_a_session_is_small_whatever_arguments_a_call_has(ada, repo):
-    """U3: the page cuts the names, the values and the number of the arguments of a call, and the calls of a message."""
+def test_a_page_of_a_session_is_small_whatever_arguments_a_call_has(ada, repo):
+    """The page cuts the names, the values and the number of the arguments of a call, and the calls of a message."""
     args = {"k" * 10_000: 1, "deep": [[["x" * 100] * 9] * 9] * 9, **{f"a{number}": number for number in range(9_000)}}
     agent = repo.wrap(trimming_graph(9), "wide")
     calls = [

@@ -24,8 +24,8 @@ from agentgit.web import app
 __all__ = ["ada", "quick_passwords", "repo", "told"]  # the fixtures
 
 
-def test_u3_a_fork_form_that_is_sent_twice_makes_one_branch(ada, repo):
-    """U3: a double click or a reload without scripts forks once; a new form, or a changed one, forks again."""
+def test_a_fork_form_that_is_sent_twice_makes_one_branch(ada, repo):
+    """A double click or a reload without scripts forks once; a new form, or a changed one, forks again."""
     session = repo.session("support-42")
     at, before = f"/sessions/{session.id}", len(session.branches())
     page = ada.get(f"{at}?at={session.get_checkpoint('main#2').id}")
@@ -37,8 +37,8 @@ def test_u3_a_fork_form_that_is_sent_twice_makes_one_branch(ada, repo):
     assert len(session.branches()) == before + 3
 
 
-def test_u3_a_fork_with_the_id_of_an_earlier_one_returns_its_branch(repo):
-    """U3: what the pages rely on; the id of a rollback is refused."""
+def test_a_fork_with_the_id_of_an_earlier_one_returns_its_branch(repo):
+    """What the pages rely on; the id of a rollback is refused."""
     session = repo.session("support-42")
     branch = session.fork("main#2", request_id="a").branch
     assert session.fork("main#2", request_id="a").branch == branch != session.fork("main#2", request_id="b").branch
@@ -49,8 +49,8 @@ def test_u3_a_fork_with_the_id_of_an_earlier_one_returns_its_branch(repo):
         session.fork("main#2", request_id="")
 
 
-def test_u3_forms_fork_rename_and_tag_in_place(ada, repo):
-    """U3: the session page forks, renames a branch and a checkpoint, and tags, and shows the result at once."""
+def test_forms_fork_rename_and_tag_in_place(ada, repo):
+    """The session page forks, renames a branch and a checkpoint, and tags, and shows the result at once."""
     session = repo.session("support-42")
     at, point = f"/sessions/{session.id}", session.get_checkpoint("main#2")
     page = ada.post(ada.get(f"{at}?at={point.id}"), f"{at}/fork", name="try-2")
@@ -69,8 +69,8 @@ def test_u3_forms_fork_rename_and_tag_in_place(ada, repo):
 
 
 @pytest.mark.long
-def test_u3_a_message_is_edited_and_run_again_where_the_graph_is_served(ada, repo, tmp_path):
-    """U3: a message can be edited where this process has the graph; the turn runs once, on a new branch."""
+def test_a_message_is_edited_and_run_again_where_the_graph_is_served(ada, repo, tmp_path):
+    """A message can be edited where this process has the graph; the turn runs once, on a new branch."""
     session = repo.session("support-42")
     at, message = f"/sessions/{session.id}", session.branch("main-2").conversation_history[4]
     edit = f"{at}/edit?branch=main-2&message={message['id']}"
@@ -121,8 +121,8 @@ def test_u3_a_message_is_edited_and_run_again_where_the_graph_is_served(ada, rep
 
 
 @pytest.mark.long
-def test_u3_a_graph_for_all_sessions_runs_those_that_no_other_graph_runs(repo, tmp_path):
-    """U3: an application with a graph edits messages of each session that `wrap` made elsewhere, but not of one that
+def test_a_graph_for_all_sessions_runs_those_that_no_other_graph_runs(repo, tmp_path):
+    """An application with a graph edits messages of each session that `wrap` made elsewhere, but not of one that
     another served graph has made. A workspace is refused, because it would be that of all sessions.
     """
     app(repo, graph=repo.graph(build(tmp_path / "shop.db"), effects=EFFECTS))
@@ -136,8 +136,8 @@ def test_u3_a_graph_for_all_sessions_runs_those_that_no_other_graph_runs(repo, t
         app(repo, graph=repo.graph(build(tmp_path / "shop.db"), effects=EFFECTS, workspace=tmp_path / "work"))
 
 
-def test_u3_a_turn_that_another_member_starts_is_recorded_as_theirs(repo, tmp_path):
-    """U3: a message that an editor edits on a page runs the owner's graph, and the trail names the editor."""
+def test_a_turn_that_another_member_starts_is_recorded_as_theirs(repo, tmp_path):
+    """A message that an editor edits on a page runs the owner's graph, and the trail names the editor."""
     ada, bob = repo.as_user("ada"), repo.as_user("bob")
     ada.wrap(build(tmp_path / "shop.db"), "shared", effects=EFFECTS).run("order a chair")
     ada.session("shared").sharing.share("bob", "editor")
@@ -150,8 +150,8 @@ def test_u3_a_turn_that_another_member_starts_is_recorded_as_theirs(repo, tmp_pa
     assert done == ["ada", "bob"]
 
 
-def test_u3_a_form_sends_a_text_back_as_it_is(repo, tmp_path):
-    """U3: control and direction characters of a message and of a name come back from the fields of forms unchanged."""
+def test_a_form_sends_a_text_back_as_it_is(repo, tmp_path):
+    """Control and direction characters of a message and of a name come back from the fields of forms unchanged."""
     strange = "line one\nline\u200b two \u200fhe"
     agent = repo.wrap(build(tmp_path / "shop.db"), "strange", effects=EFFECTS)
     agent.run(strange)
@@ -164,8 +164,8 @@ def test_u3_a_form_sends_a_text_back_as_it_is(repo, tmp_path):
     assert "forked" in [branch.name for branch in session.branches()]
 
 
-def test_u3_a_form_that_two_processes_receive_makes_one_branch_and_runs_one_turn(ada, repo, tmp_path, monkeypatch):
-    """U3: two processes that receive an edit form at once make one branch, and only one of two turns on it runs."""
+def test_a_form_that_two_processes_receive_makes_one_branch_and_runs_one_turn(ada, repo, tmp_path, monkeypatch):
+    """Two processes that receive an edit form at once make one branch, and only one of two turns on it runs."""
     turns: list[tuple[Any, Any]] = []
     run_turn = getattr(*points.PAGES_RUN_TURN.place)
     monkeypatch.setattr(*points.PAGES_RUN_TURN.place, lambda *turn: turns.append(turn))
@@ -205,8 +205,8 @@ def test_u3_a_form_that_two_processes_receive_makes_one_branch_and_runs_one_turn
     assert said == ["order two chairs", "a lamp"]
 
 
-def test_u3_an_edited_message_keeps_its_images(ada, repo):
-    """U3: a message that is edited on a page or in Python keeps what is not text, and its text is replaced."""
+def test_an_edited_message_keeps_its_images(ada, repo):
+    """A message that is edited on a page or in Python keeps what is not text, and its text is replaced."""
     agent = repo.wrap(tool_node_graph(ScriptedModel(replies=["I see."]), [echo]), "pictures")
     image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PIXEL}"}}
     note = {"type": "text-plain", "text": "of a file", "mime_type": "text/plain"}
@@ -225,8 +225,8 @@ def test_u3_an_edited_message_keeps_its_images(ada, repo):
     assert agent.session.branch("main-3").conversation_history[0]["content"] == edited
 
 
-def test_u3_a_checkpoint_before_any_message_has_none_to_edit(ada, repo, tmp_path):
-    """U3: the page that edits the last message before a checkpoint says so if there is none."""
+def test_a_checkpoint_before_any_message_has_none_to_edit(ada, repo, tmp_path):
+    """The page that edits the last message before a checkpoint says so if there is none."""
     repo.wrap(build(tmp_path / "shop.db"), "support-42", effects=EFFECTS)
     session = repo.session("support-42")
     first = ada.get(f"/sessions/{session.id}/edit?at={session.get_checkpoint('main#1').id}", 404)
@@ -248,8 +248,8 @@ def test_u3_a_checkpoint_before_any_message_has_none_to_edit(ada, repo, tmp_path
         ("seen", "old", 409),
     ],
 )
-def test_u3_an_edit_form_with_a_wrong_value_changes_nothing(ada, repo, tmp_path, field, value, status):
-    """U3: an edit form with a value that the page did not send is refused, and no branch is made."""
+def test_an_edit_form_with_a_wrong_value_changes_nothing(ada, repo, tmp_path, field, value, status):
+    """An edit form with a value that the page did not send is refused, and no branch is made."""
     repo.wrap(build(tmp_path / "shop.db"), "support-42", effects=EFFECTS)
     session = repo.session("support-42")
     page = ada.get(f"/sessions/{session.id}/edit?at={session.get_checkpoint('main-2').id}")
@@ -257,8 +257,8 @@ def test_u3_an_edit_form_with_a_wrong_value_changes_nothing(ada, repo, tmp_path,
     assert len(session.branches()) == 2
 
 
-def test_u3_forms_refuse_a_checkpoint_of_another_session(ada, repo):
-    """U3: pages and forms of a session refuse a checkpoint of another one, which a stranger does not find at all."""
+def test_forms_refuse_a_checkpoint_of_another_session(ada, repo):
+    """Pages and forms of a session refuse a checkpoint of another one, which a stranger does not find at all."""
     session, other = repo.session("support-42"), repo.session("other", create=True)
     session.sharing.share("bob", "editor")
     point, at = other.checkpoint("theirs"), f"/sessions/{session.id}"

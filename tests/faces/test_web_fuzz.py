@@ -102,15 +102,15 @@ ASKED = [
 
 
 @pytest.mark.parametrize(("operation", "mode"), ASKED)
-def test_d5_every_answer_conforms_to_the_openapi_description(asked, operation, mode):
-    """D5: no generated request makes the server fail, and each answer has a described status, type and schema."""
+def test_every_answer_conforms_to_the_openapi_description(asked, operation, mode):
+    """No generated request makes the server fail, and each answer has a described status, type and schema."""
     expect_described(asked, operation, mode, EXAMPLES)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("operation", "mode"), ASKED)
-def test_q5_every_answer_conforms_to_the_description_in_a_long_run(asked, operation, mode):
-    """Q5: with 15 times as many generated requests, each answer still conforms to the description."""
+def test_every_answer_conforms_to_the_description_in_a_long_run(asked, operation, mode):
+    """With 15 times as many generated requests, each answer still conforms to the description."""
     expect_described(asked, operation, mode, 15 * EXAMPLES)
 
 
@@ -246,8 +246,8 @@ def knock(made, peer, method, path, headers):
     path=st.sampled_from(PATHS),
     headers=st.lists(st.tuples(st.sampled_from(FORWARDED) | st.sampled_from(HEADERS), VALUES), max_size=6),
 )
-def test_q5_no_header_causes_a_server_error_or_grants_access(asked, way, peer, method, path, headers):
-    """Q5: no header causes a server error, grants access or redirects to another site, and the forwarded headers of an
+def test_no_header_causes_a_server_error_or_grants_access(asked, way, peer, method, path, headers):
+    """No header causes a server error, grants access or redirects to another site, and the forwarded headers of an
     untrusted peer change nothing.
     """
     answer = knock(asked.apps[way], peer, method, path, headers)

@@ -22,8 +22,8 @@ __all__ = ["ada", "quick_passwords", "repo", "told"]  # the fixtures
 
 
 @pytest.mark.long
-def test_w2_a_form_runs_only_the_plan_that_was_shown(ada, repo, tmp_path):
-    """W2: the form of an outdated plan changes nothing; the form of the current plan rolls back once."""
+def test_a_form_runs_only_the_plan_that_was_shown(ada, repo, tmp_path):
+    """The form of an outdated plan changes nothing; the form of the current plan rolls back once."""
     at = f"/sessions/{repo.session('support-42').id}"
     page = ada.get(f"{at}/rollback?to=before%20the%20mail")
     assert "Blocked by 1 call (send_mail)" in page.text
@@ -40,8 +40,8 @@ def test_w2_a_form_runs_only_the_plan_that_was_shown(ada, repo, tmp_path):
     assert [branch.name for branch in repo.session("support-42").branches()] == ["main", "main-2", "again"]
 
 
-def test_w1_a_failed_rollback_is_resolved_and_resumed_on_its_page(ada, repo, tmp_path, monkeypatch):
-    """W1: the pages of a failed rollback let a person resolve the failed call and finish the operation."""
+def test_a_failed_rollback_is_resolved_and_resumed_on_its_page(ada, repo, tmp_path, monkeypatch):
+    """The pages of a failed rollback let a person resolve the failed call and finish the operation."""
     at = f"/sessions/{repo.session('support-42').id}"
     shop = tmp_path / "elsewhere.db"
     monkeypatch.setenv("AGENTGIT_DEMO_SHOP", str(shop))
@@ -55,8 +55,8 @@ def test_w1_a_failed_rollback_is_resolved_and_resumed_on_its_page(ada, repo, tmp
     assert repo.session("support-42").operations()[0].status == "done"
 
 
-def test_w1_a_call_that_may_have_run_again_is_resolved_on_the_page_of_its_redo(ada, repo):
-    """W1: the page of a redo that stopped asks whether its call ran again; after an answer, it can be finished."""
+def test_a_call_that_may_have_run_again_is_resolved_on_the_page_of_its_redo(ada, repo):
+    """The page of a redo that stopped asks whether its call ran again; after an answer, it can be finished."""
     answers = iter([{"charged": 5}, ConnectionError("no answer")])
 
     @tool
@@ -83,8 +83,8 @@ def test_w1_a_call_that_may_have_run_again_is_resolved_on_the_page_of_its_redo(a
 
 
 @pytest.mark.long
-def test_d5_the_page_of_ten_thousand_checkpoints_is_small(ada, repo):
-    """D5: with 10,000 more checkpoints the tree is folded, the conversation is paged and the page stays small."""
+def test_the_page_of_ten_thousand_checkpoints_is_small(ada, repo):
+    """With 10,000 more checkpoints the tree is folded, the conversation is paged and the page stays small."""
     head = repo.session("support-42").get_checkpoint("HEAD")
     before = len(ada.get(f"/sessions/{repo.session('support-42').id}").content)
 
@@ -102,8 +102,8 @@ def test_d5_the_page_of_ten_thousand_checkpoints_is_small(ada, repo):
     assert "main-2#9940" in ada.get(older).text
 
 
-def test_d5_forms_share_a_session_and_withdraw_access(ada, repo):
-    """D5: forms share a session, list its members, withdraw access and create a link whose token is shown once."""
+def test_forms_share_a_session_and_withdraw_access(ada, repo):
+    """Forms share a session, list its members, withdraw access and create a link whose token is shown once."""
     at = f"/sessions/{repo.session('support-42').id}"
     bob = Visitor(repo.as_user("bob"))
     bob.get(at, 404)
@@ -122,8 +122,8 @@ def test_d5_forms_share_a_session_and_withdraw_access(ada, repo):
     assert "mine" in bob.post(begun, "/sessions", name="mine").text
 
 
-def test_d5_forms_create_and_disable_users_and_create_keys(ada, repo):
-    """D5: an admin creates and disables a user by form, and the secret of a new key is shown once."""
+def test_forms_create_and_disable_users_and_create_keys(ada, repo):
+    """An admin creates and disables a user by form, and the secret of a new key is shown once."""
     page = ada.post(ada.get("/users"), "/users", name="eve", password=PASSWORD)
     assert "eve" in page.text
     eve = next(user for user in repo.users.list() if user.name == "eve")
@@ -142,8 +142,8 @@ def test_d5_forms_create_and_disable_users_and_create_keys(ada, repo):
     Visitor(repo.as_user("bob")).get("/users", 403)
 
 
-def test_d5_forms_ignore_spaces_around_names(ada, repo):
-    """D5: each form removes the spaces around a name, so that a form finds what another form created."""
+def test_forms_ignore_spaces_around_names(ada, repo):
+    """Each form removes the spaces around a name, so that a form finds what another form created."""
     session = repo.session("support-42")
     at, point = f"/sessions/{session.id}", session.get_checkpoint("HEAD")
     ada.post(ada.get("/users"), "/users", name=" eve ", password=PASSWORD)
@@ -158,8 +158,8 @@ def test_d5_forms_ignore_spaces_around_names(ada, repo):
     assert browser.post("/login", data=form).url.path == "/sessions"
 
 
-def test_d5_erasing_a_session_requires_its_name(ada, repo):
-    """D5: the form erases a session only when its exact name is entered."""
+def test_erasing_a_session_requires_its_name(ada, repo):
+    """The form erases a session only when its exact name is entered."""
     at = f"/sessions/{repo.session('support-42').id}"
     page = ada.get(at)
     assert "Nothing was deleted" in ada.post(page, f"{at}/delete", 422, name="support").text
@@ -167,8 +167,8 @@ def test_d5_erasing_a_session_requires_its_name(ada, repo):
     assert repo.sessions() == []
 
 
-def test_d5_erasing_a_user_requires_their_name(ada, repo):
-    """D5: the form erases a user only when their exact name is entered."""
+def test_erasing_a_user_requires_their_name(ada, repo):
+    """The form erases a user only when their exact name is entered."""
     eve = repo.users.add("eve")
     repo.as_user(eve).session("hers", create=True)
     mark = re.search(r'name="csrf" value="(\w+)"', ada.get("/users").text).group(1)
@@ -178,8 +178,8 @@ def test_d5_erasing_a_user_requires_their_name(ada, repo):
     assert "eve" not in [user.name for user in repo.users.list()]
 
 
-def test_d5_pages_show_only_the_forms_that_the_role_allows(ada, repo):
-    """D5: a viewer sees their role instead of forms that would be refused; an editor sees the forms."""
+def test_pages_show_only_the_forms_that_the_role_allows(ada, repo):
+    """A viewer sees their role instead of forms that would be refused; an editor sees the forms."""
     session, point = repo.session("support-42"), repo.session("support-42").get_checkpoint("before the table")
     at = f"/sessions/{session.id}"
     bob = Visitor(repo.as_user("bob"))
@@ -194,16 +194,16 @@ def test_d5_pages_show_only_the_forms_that_the_role_allows(ada, repo):
         assert ("Your role here is viewer" in page and "Your role here is viewer" in plan) is not offered
 
 
-def test_u3_a_name_in_the_place_of_an_id_is_a_page_that_does_not_exist(ada):
-    """U3: an address with a name in the place of an id is not found, and the page says why in plain words."""
+def test_a_name_in_the_place_of_an_id_is_a_page_that_does_not_exist(ada):
+    """An address with a name in the place of an id is not found, and the page says why in plain words."""
     for path in ("demo", "demo/tool-track", "1/checkpoints/main", "0"):
         page = ada.get(f"/sessions/{path}", 404)
         assert "is not an id" in page.text
         assert "session_id" not in page.text
 
 
-def test_u3_parameters_that_no_page_has_are_ignored(ada, repo):
-    """U3: a parameter with any name leads to the page without it."""
+def test_parameters_that_no_page_has_are_ignored(ada, repo):
+    """A parameter with any name leads to the page without it."""
     session = repo.session("support-42")
     for name in ("self", "_loop_vars", "_Context__obj", "request"):
         for page in ("", "/tree", "/diff"):

@@ -1,4 +1,4 @@
-"""Servers behind proxies: the trusted headers, the public URL, and the counting of wrong passwords (Q4)."""
+"""Servers behind proxies: the trusted headers, the public URL, and the counting of wrong passwords."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def log_in(client: httpx.Client, headers: dict[str, str] | None = None, password
 
 
 @pytest.mark.long
-def test_q4_guesses_with_rotating_forwarded_headers_are_throttled(repo):
-    """Q4: 101 guesses, each with another X-Forwarded-For, count for the one address that the proxy saw."""
+def test_guesses_with_rotating_forwarded_headers_are_throttled(repo):
+    """101 guesses, each with another X-Forwarded-For, count for the one address that the proxy saw."""
     client = asks(repo)
     found = [
         guess(client, said() | {"x-forwarded-for": f"203.0.113.{n}, 10.0.0.{n}, 192.0.2.1, 10.0.0.9"})
@@ -78,8 +78,8 @@ def test_q4_guesses_with_rotating_forwarded_headers_are_throttled(repo):
     assert guess(client, said("192.0.2.2"), password=PASSWORD) == 201
 
 
-def test_q4_forwarded_headers_of_an_untrusted_peer_are_ignored(repo):
-    """Q4: an untrusted peer is counted by its real address and cannot set the scheme or the host."""
+def test_forwarded_headers_of_an_untrusted_peer_are_ignored(repo):
+    """An untrusted peer is counted by its real address and cannot set the scheme or the host."""
     client = asks(repo, "192.0.2.1", "http://localhost:8700", hosts=["localhost"])
     found = [guess(client, said(f"198.51.100.{n}", "localhost")) for n in range(12)]
     assert found == [401] * 11 + [429]
@@ -92,8 +92,8 @@ def test_q4_forwarded_headers_of_an_untrusted_peer_are_ignored(repo):
 
 
 @pytest.mark.parametrize("addresses", [("2001:db8::", "2001:db8:0:1::"), ("::ffff:192.0.2.", "192.0.3.")])
-def test_q4_ipv6_callers_are_counted_by_their_network(repo, addresses):
-    """Q4: addresses of one /64 count as one caller, and an IPv4-mapped address as its IPv4 address."""
+def test_ipv6_callers_are_counted_by_their_network(repo, addresses):
+    """Addresses of one /64 count as one caller, and an IPv4-mapped address as its IPv4 address."""
     near, far = addresses
     client = asks(repo)
     if near.startswith("::ffff"):
@@ -106,8 +106,8 @@ def test_q4_ipv6_callers_are_counted_by_their_network(repo, addresses):
 
 
 @pytest.mark.long
-def test_q4_guesses_by_others_do_not_lock_out_a_known_browser(repo):
-    """Q4: wrong passwords from many addresses throttle a name, except in a browser that has logged in before."""
+def test_guesses_by_others_do_not_lock_out_a_known_browser(repo):
+    """Wrong passwords from many addresses throttle a name, except in a browser that has logged in before."""
     client = asks(repo)
     mine, new = (asks(repo, base="https://git.example") for _ in range(2))
     assert log_in(mine, said("192.0.2.1")).status_code == 303
@@ -126,8 +126,8 @@ def test_q4_guesses_by_others_do_not_lock_out_a_known_browser(repo):
     assert found == [401] * 11 + [429]  # a known browser has a limit, too
 
 
-def test_q4_a_device_cookie_is_valid_for_one_user_and_one_password(repo):
-    """Q4: a device cookie works for no other user, ends when the password is set, and cannot be forged."""
+def test_a_device_cookie_is_valid_for_one_user_and_one_password(repo):
+    """A device cookie works for no other user, ends when the password is set, and cannot be forged."""
     ada, cookie = repo.login("ada", PASSWORD), repo.login("ada", PASSWORD).keys.device()
     device, ends, signature = cookie.split(".")
     made_up = [f"{device}.{int(ends) + 1}.{signature}", f"x.{ends}.{signature}", "", "..", "x", "\ud800.1.\xe9" * 99]
@@ -146,8 +146,8 @@ def test_q4_a_device_cookie_is_valid_for_one_user_and_one_password(repo):
 
 
 @pytest.mark.long
-def test_q4_only_a_password_login_creates_a_device(repo):
-    """Q4: a key or a token creates no device, since each device has ten free guesses; a password login does."""
+def test_only_a_password_login_creates_a_device(repo):
+    """A key or a token creates no device, since each device has ten free guesses; a password login does."""
     key = repo.keys.create("leaked", "admin", user="ada")
     repo = Repository(
         repo.context, jwt=JWT(algorithms=["HS256"], key="0123456789abcdef" * 4, audience="agentgit"), is_borrowed=True
@@ -162,7 +162,7 @@ def test_q4_only_a_password_login_creates_a_device(repo):
 
 
 @pytest.mark.parametrize("wrong", ["10.0.0.1/8", "proxy.example", "0.0.0.0/0", "::/0", "", "*"])
-def test_q4_a_trusted_proxy_must_be_an_address_or_a_network(repo, wrong):
+def test_a_trusted_proxy_must_be_an_address_or_a_network(repo, wrong):
     """Bad input: a name, a network with host bits and the network of all addresses are refused at start."""
     with pytest.raises(InvalidInput):
         app(repo, trusted_proxies=[wrong])
@@ -173,15 +173,15 @@ def test_q4_a_trusted_proxy_must_be_an_address_or_a_network(repo, wrong):
               "https://git.example/#a", "https://git.example:99999", "https://git.example//evil.example",
               "https://git.example/\r\n"],
 )  # fmt: skip
-def test_q4_an_invalid_public_url_is_refused(repo, wrong):
+def test_an_invalid_public_url_is_refused(repo, wrong):
     """Bad input: a public URL that is not the address of a site is refused at start."""
     with pytest.raises(InvalidInput):
         app(repo, public_url=wrong)
 
 
 @pytest.mark.parametrize("keeps_path", [True, False])
-def test_q4_links_cookies_forms_and_hosts_follow_the_public_url(repo, keeps_path):
-    """Q4: links, cookies, forms and hosts follow the public URL, whether or not the proxy passes its path on."""
+def test_links_cookies_forms_and_hosts_follow_the_public_url(repo, keeps_path):
+    """Links, cookies, forms and hosts follow the public URL, whether or not the proxy passes its path on."""
     public = "https://git.example:8443/below/it"
     client = asks(repo, PROXY, "http://127.0.0.1:8700", public_url=public, hosts=[])
     path = "/below/it" if keeps_path else ""
@@ -208,8 +208,8 @@ def test_q4_links_cookies_forms_and_hosts_follow_the_public_url(repo, keeps_path
     assert client.get(f"{path}/login", headers=headers).status_code == 403  # no header says https
 
 
-def test_q4_the_log_says_why_a_form_was_refused(repo, caplog):
-    """Q4: one log line names both origins and the option to set, and never the CSRF token of the form."""
+def test_the_log_says_why_a_form_was_refused(repo, caplog):
+    """One log line names both origins and the option to set, and never the CSRF token of the form."""
     client = asks(repo, "192.0.2.1", "http://localhost:8700")
     page = client.get("/login")
     mark = re.search(r'name="csrf" value="(\w{64})"', page.text)[1]
@@ -240,8 +240,8 @@ def options(text: str) -> list[str]:
     return found.replace("\\\n", " ").split()
 
 
-def test_q4_the_docs_and_the_proxy_samples_use_the_same_options():
-    """Q4: the command in docs/web.md and those in the nginx and Caddy samples have the same options."""
+def test_the_docs_and_the_proxy_samples_use_the_same_options():
+    """The command in docs/web.md and those in the nginx and Caddy samples have the same options."""
     page = (SAMPLES.parent / "web.md").read_text()
     team = page.partition("## For a team")[2].partition("\n## ")[0]
     assert options(FILES["nginx"].read_text()) == options(FILES["caddy"].read_text()) == options(team)
@@ -292,8 +292,8 @@ def running(program: str, folder: Path, backend: str) -> Iterator[int]:
 @pytest.mark.long
 @pytest.mark.parametrize("program", FILES)
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-def test_q4_logins_work_through_a_proxy_set_up_as_documented(request, tmp_path, kind, program):
-    """Q4: with a sample and its command, form, API and feed work, and callers are counted by their real address."""
+def test_logins_work_through_a_proxy_set_up_as_documented(request, tmp_path, kind, program):
+    """With a sample and its command, form, API and feed work, and callers are counted by their real address."""
     is_file = kind == "sqlite"
     place = tmp_path / "agentgit.db" if is_file else request.getfixturevalue("postgres_url")
     shown = str(place) if is_file else place.render_as_string(hide_password=False)
@@ -324,8 +324,8 @@ def test_q4_logins_work_through_a_proxy_set_up_as_documented(request, tmp_path, 
 
 
 @pytest.mark.parametrize("program", FILES)
-def test_q4_without_a_public_url_the_proxy_decides_the_port_of_an_origin(repo, tmp_path, program):
-    """Q4: with the sample on a port other than 443, a form's origin must have the port that the proxy passes on."""
+def test_without_a_public_url_the_proxy_decides_the_port_of_an_origin(repo, tmp_path, program):
+    """With the sample on a port other than 443, a form's origin must have the port that the proxy passes on."""
     with served(app(repo, trusted_proxies=["127.0.0.1"])) as backend, running(program, tmp_path, backend) as port:
         one = browser(tmp_path, port, "127.0.0.2", f"https://{NAME}:{port}")
         entered = log_in(one)
@@ -347,8 +347,8 @@ def test_q4_without_a_public_url_the_proxy_decides_the_port_of_an_origin(repo, t
         ({"trusted_proxies": ["127.0.0.1"], "host": "0.0.0.0"}, True),  # noqa: S104  # it is not run
     ],
 )
-def test_q4_a_server_behind_a_proxy_without_a_name_warns_at_start(repo, given, answers):
-    """Q4: a server with a trusted proxy but no public name prints one line that names the option to add."""
+def test_a_server_behind_a_proxy_without_a_name_warns_at_start(repo, given, answers):
+    """A server with a trusted proxy but no public name prints one line that names the option to add."""
     made, said = served_by_command(repo, accounts=True, **given)
     told = [line for line in said if "Only localhost names are allowed" in line and "--public-url https://" in line]
     assert len(told) == (not answers)
@@ -360,8 +360,8 @@ def test_q4_a_server_behind_a_proxy_without_a_name_warns_at_start(repo, given, a
 
 
 @pytest.mark.long
-def test_q4_the_login_link_uses_the_public_url(tmp_path):
-    """Q4: serve prints a login link with the public URL."""
+def test_the_login_link_uses_the_public_url(tmp_path):
+    """Serve prints a login link with the public URL."""
     agentgit.open(tmp_path / "agentgit.db").close()
     command = [
         sys.executable, "-m", "agentgit", "serve", "--port", "0", "--db", str(tmp_path / "agentgit.db"),
@@ -380,8 +380,8 @@ def test_q4_the_login_link_uses_the_public_url(tmp_path):
             server.kill()
 
 
-def test_q4_the_login_link_works_in_a_mounted_application(repo):
-    """Q4: the login link of a mounted application redirects to the path of its public URL."""
+def test_the_login_link_works_in_a_mounted_application(repo):
+    """The login link of a mounted application redirects to the path of its public URL."""
     from fastapi import FastAPI
 
     link, host = OwnerLink(repo), FastAPI()

@@ -30,8 +30,8 @@ def read(client, path, status):
     return answer.text
 
 
-def test_r4_the_page_marks_where_they_diverge_and_how_calls_were_answered(visit):
-    """R4: both columns, the place of the divergence, and a row for each call that was made or recorded."""
+def test_the_page_marks_where_they_diverge_and_how_calls_were_answered(visit):
+    """Both columns, the place of the divergence, and a row for each call that was made or recorded."""
     page = visit("/rerun?branch=rerun")
     assert page.count("They diverge here") == 1
     assert 'aria-label="Recorded: main"' in page
@@ -41,8 +41,8 @@ def test_r4_the_page_marks_where_they_diverge_and_how_calls_were_answered(visit)
         assert word in page
 
 
-def test_r4_the_tree_and_the_branch_lead_to_the_report(visit):
-    """R4: a rerun is labelled in the tree; its branch offers the report, and nothing that is always refused."""
+def test_the_tree_and_the_branch_lead_to_the_report(visit):
+    """A rerun is labelled in the tree; its branch offers the report, and nothing that is always refused."""
     assert "/rerun?branch=rerun" in visit("/tree")
     page = visit("?branch=rerun")
     toolbar = page.split('class="toolbar"')[1].split("</div>")[0]
@@ -51,6 +51,6 @@ def test_r4_the_tree_and_the_branch_lead_to_the_report(visit):
     assert "Switch to this branch" in toolbar
 
 
-def test_r4_a_branch_that_is_no_rerun_has_no_such_page(visit):
-    """R4: the page of another branch says that it has no report."""
+def test_a_branch_that_is_no_rerun_has_no_such_page(visit):
+    """The page of another branch says that it has no report."""
     assert "no report of a rerun" in visit("/rerun?branch=main", 404)

@@ -1,4 +1,4 @@
-"""The guard of the web application: logins, forms, security headers, limits and errors (D5, Q6)."""
+"""The guard of the web application: logins, forms, security headers, limits and errors."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def log_in(client: TestClient, name: str = "ada", password: str = PASSWORD, **mo
 # -- logins
 
 
-def test_q6_the_login_link_works_repeatedly_until_it_expires(repo, monkeypatch):
-    """Q6: the link works again, in another browser and after a preview; after 12 hours it admits nobody."""
+def test_the_login_link_works_repeatedly_until_it_expires(repo, monkeypatch):
+    """The link works again, in another browser and after a preview; after 12 hours it admits nobody."""
     link = OwnerLink(repo)
     made = app(repo, link=link)
     preview, one, other, late = (
@@ -84,8 +84,8 @@ def test_q6_the_login_link_works_repeatedly_until_it_expires(repo, monkeypatch):
         assert client.get("/sessions").headers["location"] == "/login?next=/sessions"
 
 
-def test_d5_the_login_cookie_is_protected_and_needs_https(repo):
-    """D5: the cookie is HttpOnly, SameSite, Secure and bound to its host; remote logins over plain http are refused."""
+def test_the_login_cookie_is_protected_and_needs_https(repo):
+    """The cookie is HttpOnly, SameSite, Secure and bound to its host; remote logins over plain http are refused."""
     answer = log_in(visitor(repo))
     cookie = next(one for one in answer.headers.get_list("set-cookie") if one.startswith("__Host-agentgit="))
     assert {"HttpOnly", "Secure", "SameSite=lax", "Path=/", f"Max-Age={12 * 3600}"} <= set(cookie.split("; "))
@@ -100,16 +100,16 @@ def test_d5_the_login_cookie_is_protected_and_needs_https(repo):
     assert log_in(visitor(repo, "http://git.example", insecure=True)).status_code == 303
 
 
-def test_d5_a_failed_login_does_not_reveal_whether_the_user_exists(repo):
-    """D5: the page of a failed login is the same for a wrong password and for an unknown name."""
+def test_a_failed_login_does_not_reveal_whether_the_user_exists(repo):
+    """The page of a failed login is the same for a wrong password and for an unknown name."""
     pages = [log_in(visitor(repo), name, "nonsense nonsense") for name in ("ada", "nobody")]
     assert [page.status_code for page in pages] == [401, 401]
     told = [re.search(r'role="alert">(.*?)<', page.text).group(1) for page in pages]
     assert told[0] == told[1]
 
 
-def test_d5_logging_out_revokes_the_key_of_the_browser(repo):
-    """D5: the database has only the hash of a browser's key, and logging out revokes every copy of the key."""
+def test_logging_out_revokes_the_key_of_the_browser(repo):
+    """The database has only the hash of a browser's key, and logging out revokes every copy of the key."""
     client = visitor(repo)
     log_in(client)
     page = client.get("/sessions")
@@ -123,8 +123,8 @@ def test_d5_logging_out_revokes_the_key_of_the_browser(repo):
     assert stolen.get("/sessions", follow_redirects=False).headers["location"].startswith("/login")
 
 
-def test_d5_a_login_link_refused_over_http_still_works_over_https(repo):
-    """D5: a login link used over plain http from another machine is refused and still works over https."""
+def test_a_login_link_refused_over_http_still_works_over_https(repo):
+    """A login link used over plain http from another machine is refused and still works over https."""
     link = OwnerLink(repo)
     made = app(repo, link=link)
     by = [TestClient(made, base_url=f"{scheme}://git.example", follow_redirects=False) for scheme in ("http", "https")]
@@ -132,8 +132,8 @@ def test_d5_a_login_link_refused_over_http_still_works_over_https(repo):
 
 
 @pytest.mark.parametrize("by_link", [False, True])
-def test_d5_a_read_key_can_log_out_but_not_revoke_another_key(repo, by_link):
-    """D5: a read key can log itself out, with and without a login link, and cannot revoke another key."""
+def test_a_read_key_can_log_out_but_not_revoke_another_key(repo, by_link):
+    """A read key can log itself out, with and without a login link, and cannot revoke another key."""
     ada = repo.as_user("ada")
     key, other = ada.keys.create("to look", "read"), ada.keys.create("other", "read")
     client = visitor(repo, link=OwnerLink(repo) if by_link else None)
@@ -144,15 +144,15 @@ def test_d5_a_read_key_can_log_out_but_not_revoke_another_key(repo, by_link):
     assert repo.authenticate(other.secret).user.name == "ada"
 
 
-def test_d5_a_very_long_url_still_redirects_to_the_login_page(repo):
-    """D5: a page request with a very long query redirects to the login page without a `next`."""
+def test_a_very_long_url_still_redirects_to_the_login_page(repo):
+    """A page request with a very long query redirects to the login page without a `next`."""
     door = visitor(repo).get("/sessions?name=" + "a" * 3_000)
     assert door.headers["location"] == "/login"
 
 
 @pytest.mark.parametrize("next", ["//evil.example", "https://evil.example", "/\\evil.example", "/a\r\nb: c"])
-def test_d5_login_never_redirects_to_another_site(repo, next):
-    """D5: a login whose `next` leads to another site redirects to the start page."""
+def test_login_never_redirects_to_another_site(repo, next):
+    """A login whose `next` leads to another site redirects to the start page."""
     answer = log_in(visitor(repo), next=next)
     assert answer.headers["location"] == "/"
 
@@ -160,8 +160,8 @@ def test_d5_login_never_redirects_to_another_site(repo, next):
 # -- forms
 
 
-def test_d5_a_form_from_another_site_is_refused(repo):
-    """D5: a form without the CSRF token of this browser or from another origin is a 403 and changes nothing."""
+def test_a_form_from_another_site_is_refused(repo):
+    """A form without the CSRF token of this browser or from another origin is a 403 and changes nothing."""
     client = at_home(repo)
     good = {"csrf": mark(client.get("/sessions")), "name": "made by a form"}
     other = mark(at_home(repo).get("/sessions"))
@@ -180,8 +180,8 @@ def test_d5_a_form_from_another_site_is_refused(repo):
     assert "made by a form" in {one.session_name for one in repo.sessions()}
 
 
-def test_d5_every_post_route_requires_the_csrf_token(repo):
-    """D5: every POST route of the pages, also one added later, is a 403 with a wrong CSRF token."""
+def test_every_post_route_requires_the_csrf_token(repo):
+    """Every POST route of the pages, also one added later, is a 403 with a wrong CSRF token."""
     client = at_home(repo)
     made = app(repo)
     paths = [path for path, methods in made.openapi()["paths"].items() if "post" in methods]
@@ -190,8 +190,8 @@ def test_d5_every_post_route_requires_the_csrf_token(repo):
         assert client.post(re.sub(r"\{\w+\}", "1", path), data={"csrf": "0" * 64}).status_code == 403, path
 
 
-def test_d5_a_cookie_alone_cannot_write_through_the_api(repo):
-    """D5: a browser's cookie can only read through the API, so no other site can make it write."""
+def test_a_cookie_alone_cannot_write_through_the_api(repo):
+    """A browser's cookie can only read through the API, so no other site can make it write."""
     client = at_home(repo)
     assert client.get("/api/v1/me").json()["name"] == "local"
     assert client.post("/api/v1/sessions", json={"name": "sneaked in"}).status_code == 401
@@ -201,8 +201,8 @@ def test_d5_a_cookie_alone_cannot_write_through_the_api(repo):
 # -- the headers of every answer
 
 
-def test_d5_every_answer_has_security_headers(repo):
-    """D5: headers of pages, API, files and failures forbid inline code, frames, sniffing and caching."""
+def test_every_answer_has_security_headers(repo):
+    """Headers of pages, API, files and failures forbid inline code, frames, sniffing and caching."""
     client = at_home(repo)
     for path in ("/sessions", "/api/v1/sessions", "/api/v1/nothing", "/nothing", "/static/agentgit.js", "/login"):
         headers = client.get(path).headers
@@ -216,8 +216,8 @@ def test_d5_every_answer_has_security_headers(repo):
     assert "strict-transport-security" in visitor(repo).get("/login").headers
 
 
-def test_d5_a_head_request_matches_get_without_a_body(repo):
-    """D5: HEAD has the status and the type of GET and no body; the login link and the live feed refuse it."""
+def test_a_head_request_matches_get_without_a_body(repo):
+    """HEAD has the status and the type of GET and no body; the login link and the live feed refuse it."""
     link = OwnerLink(repo)
     client = TestClient(app(repo, link=link), base_url="http://localhost", follow_redirects=False)
     assert client.head(f"/enter?token={link.token}").status_code == 405
@@ -231,8 +231,8 @@ def test_d5_a_head_request_matches_get_without_a_body(repo):
     assert client.head("/api/v1/events/live").status_code == 405  # it never ends
 
 
-def test_d5_a_page_has_no_inline_style_or_script(repo):
-    """D5: pages contain no inline style or script, which the content security policy forbids."""
+def test_a_page_has_no_inline_style_or_script(repo):
+    """Pages contain no inline style or script, which the content security policy forbids."""
     client = at_home(repo)
     session = repo.session("support-42")
     head = repo.session("support-42").checkpoints()[-1]
@@ -242,8 +242,8 @@ def test_d5_a_page_has_no_inline_style_or_script(repo):
 
 
 @pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "evil.example:8700", ""])
-def test_d5_a_request_with_an_unknown_host_name_is_refused(repo, host):
-    """D5: a request with an unknown host name, as in DNS rebinding, is a 400 and reads nothing."""
+def test_a_request_with_an_unknown_host_name_is_refused(repo, host):
+    """A request with an unknown host name, as in DNS rebinding, is a 400 and reads nothing."""
     client = at_home(repo)
     answer = client.get("/api/v1/sessions", headers={"host": host})
     assert (answer.status_code, "support-42" in answer.text) == (400, False)
@@ -253,8 +253,8 @@ def test_d5_a_request_with_an_unknown_host_name_is_refused(repo, host):
 # -- limits
 
 
-def test_d5_an_oversized_request_is_refused(repo):
-    """D5: a body over the limit is a 413, announced or not, and a page of 1,001 rows a 422."""
+def test_an_oversized_request_is_refused(repo):
+    """A body over the limit is a 413, announced or not, and a page of 1,001 rows a 422."""
     client = at_home(repo, limits=Limits(body=1_000))
     page = client.get("/sessions")
     for body in (b"x" * 1_001, iter([b"csrf=", b"x" * 1_000])):
@@ -268,8 +268,8 @@ def test_d5_an_oversized_request_is_refused(repo):
     assert (answer.status_code, answer.headers["content-type"]) == (422, "application/problem+json")
 
 
-def test_d5_an_unfinished_request_times_out_and_delays_no_other(repo):
-    """D5: a client that stops inside a body gets a 408, and other requests are answered meanwhile."""
+def test_an_unfinished_request_times_out_and_delays_no_other(repo):
+    """A client that stops inside a body gets a 408, and other requests are answered meanwhile."""
     import socket
 
     with served(app(repo, limits=Limits(seconds=0.2))) as address:
@@ -283,8 +283,8 @@ def test_d5_an_unfinished_request_times_out_and_delays_no_other(repo):
             assert slow.recv(100).startswith(b"HTTP/1.1 408")
 
 
-def test_d5_a_slow_body_ends_in_408(repo):
-    """D5: the time limit is for the whole body, so a slow sender cannot extend it."""
+def test_a_slow_body_ends_in_408(repo):
+    """The time limit is for the whole body, so a slow sender cannot extend it."""
     import socket
 
     with served(app(repo, limits=Limits(seconds=0.1))) as address:
@@ -304,8 +304,8 @@ def test_d5_a_slow_body_ends_in_408(repo):
 
 
 @pytest.mark.long
-def test_d5_logging_out_ends_the_live_feeds_of_a_login_link_browser(repo):
-    """D5: a live feed ends when the browser that opened it logs out."""
+def test_logging_out_ends_the_live_feeds_of_a_login_link_browser(repo):
+    """A live feed ends when the browser that opened it logs out."""
     link = OwnerLink(repo)
     with quick_feeds(), served(app(repo, link=link)) as address:
         name, credential = f"agentgit-{address.rpartition(':')[2]}", link.log_in(link.token)
@@ -320,8 +320,8 @@ def test_d5_logging_out_ends_the_live_feeds_of_a_login_link_browser(repo):
 
 
 @pytest.mark.long
-def test_d5_the_live_feeds_of_a_user_are_limited(repo):
-    """D5: a feed over the limit is a 429, and another feed is accepted after one ends."""
+def test_the_live_feeds_of_a_user_are_limited(repo):
+    """A feed over the limit is a 429, and another feed is accepted after one ends."""
     link = OwnerLink(repo)
     made = app(repo, link=link, limits=Limits(feeds=2))
     with served(made) as address:
@@ -344,8 +344,8 @@ def test_d5_the_live_feeds_of_a_user_are_limited(repo):
 # -- errors
 
 
-def test_d5_an_unexpected_error_reveals_nothing_to_the_client(repo, monkeypatch, caplog):
-    """D5: an exception in our code is a plain 500 for the client and a traceback in the log."""
+def test_an_unexpected_error_reveals_nothing_to_the_client(repo, monkeypatch, caplog):
+    """An exception in our code is a plain 500 for the client and a traceback in the log."""
 
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("the secret of the house")

@@ -46,8 +46,8 @@ def rows(site: SimpleNamespace, session: str, query: str = "") -> list[str]:
     return [" ".join(text.split()) for text in plain]
 
 
-def test_u3_the_path_to_head_is_one_line_with_what_was_left_beside_it(site):
-    """U3: the rows run from the root to HEAD; what a rollback left is a row of its own where it left."""
+def test_the_path_to_head_is_one_line_with_what_was_left_beside_it(site):
+    """The rows run from the root to HEAD; what a rollback left is a row of its own where it left."""
     assert rows(site, "support-42") == [
         "order two chairs main#2 ⋯",
         "before the table main#3 ⋯",
@@ -59,8 +59,8 @@ def test_u3_the_path_to_head_is_one_line_with_what_was_left_beside_it(site):
 
 
 @pytest.mark.long
-def test_u3_a_tree_of_many_branches_shows_the_newest_and_counts_the_others(site):
-    """U3: of many branches a page shows fifteen, counts the others at the branch that they leave, and can show more."""
+def test_a_tree_of_many_branches_shows_the_newest_and_counts_the_others(site):
+    """Of many branches a page shows fifteen, counts the others at the branch that they leave, and can show more."""
     few = rows(site, "wide")
     assert len(few) < 30
     assert any("HEAD → main" in row for row in few)
@@ -71,8 +71,8 @@ def test_u3_a_tree_of_many_branches_shows_the_newest_and_counts_the_others(site)
 
 
 @pytest.mark.long
-def test_u3_a_branch_expands_and_a_filter_finds_one(site):
-    """U3: a branch that hides others expands to them; a filter shows one branch, or lists those with like names."""
+def test_a_branch_expands_and_a_filter_finds_one(site):
+    """A branch that hides others expands to them; a filter shows one branch, or lists those with like names."""
     folded = site.repo.session("wide").folded_tree(limit=15)
     branch = next(one for one in folded.tree.walk() if one.id in folded.collapsed and folded.hidden.get(one.id))
     before, after = rows(site, "wide"), rows(site, "wide", f"?open={branch.id}")
@@ -87,8 +87,8 @@ def test_u3_a_branch_expands_and_a_filter_finds_one(site):
 
 
 @pytest.mark.long
-def test_u3_a_row_of_rollbacks_is_one_line(site):
-    """U3: branches that each leave from the one before stand below each other, and the first ones are counted."""
+def test_a_row_of_rollbacks_is_one_line(site):
+    """Branches that each leave from the one before stand below each other, and the first ones are counted."""
     found = rows(site, "deep")
     assert found[0].startswith("Show more branches above (10)")
     assert found[-1].startswith("HEAD → main-25")
@@ -96,8 +96,8 @@ def test_u3_a_row_of_rollbacks_is_one_line(site):
     assert set(re.findall(r'data-level="(\d+)"', answer)) == {"1"}
 
 
-def test_u3_two_points_are_compared_by_their_rows(site):
-    """U3: the two chosen rows are compared in order of creation; another number of rows is refused with advice."""
+def test_two_points_are_compared_by_their_rows(site):
+    """The two chosen rows are compared in order of creation; another number of rows is refused with advice."""
     handle = site.repo.session("support-42")
     a, b = (handle.get_checkpoint(ref).id for ref in ("main#3", "main-2#3"))
     page = site.client.get(f"/sessions/{handle.id}/diff?point={b}&point={a}").text
@@ -110,8 +110,8 @@ def test_u3_two_points_are_compared_by_their_rows(site):
     assert "tree-compare" in site.client.get(f"/sessions/{handle.id}/diff").text
 
 
-def test_u3_hostile_names_and_queries_are_text(site):
-    """U3: names of branches, tags and checkpoints, and the query of a page, are shown as text or refused."""
+def test_hostile_names_and_queries_are_text(site):
+    """Names of branches, tags and checkpoints, and the query of a page, are shown as text or refused."""
     session = next(one for one in site.repo.sessions() if one.session_name.startswith("<script>"))
     for query in ("", f"?only={HOSTILE[:100]}", "?only=%00%202e", "?open=1&closed=2&open=3"):
         page = site.client.get(f"/sessions/{session.id}/tree{query}".replace("\x00", "%00")).text
@@ -121,8 +121,8 @@ def test_u3_hostile_names_and_queries_are_text(site):
         assert site.client.get(f"/sessions/{session.id}/tree{query}").status_code == 422, query
 
 
-def test_u3_a_branch_opens_and_closes_however_many_others_were_opened(site):
-    """U3: with 200 open branches one more opens, and one closes, without an error; the oldest one is forgotten."""
+def test_a_branch_opens_and_closes_however_many_others_were_opened(site):
+    """With 200 open branches one more opens, and one closes, without an error; the oldest one is forgotten."""
     at = f"/sessions/{site.repo.session('wide').id}/tree"
     full = "&".join(f"{name}={number}" for name in ("open", "closed") for number in range(1, 201))
     page = site.client.get(f"{at}?{full}").text
@@ -146,8 +146,8 @@ FOCUSED = "document.activeElement.dataset.ref ?? document.activeElement.textCont
 
 @needs_browser
 @pytest.mark.long
-def test_u3_the_tree_is_used_with_the_arrow_keys(pages, site):
-    """U3: arrow keys move and expand, Enter opens, Space chooses, m shows the actions, Escape goes back."""
+def test_the_tree_is_used_with_the_arrow_keys(pages, site):
+    """Arrow keys move and expand, Enter opens, Space chooses, m shows the actions, Escape goes back."""
     page = pages()
     page.goto(path_of(site, "support-42"))
     page.locator("[role=treeitem][tabindex='0']").focus()
@@ -181,8 +181,8 @@ def test_u3_the_tree_is_used_with_the_arrow_keys(pages, site):
 
 @needs_browser
 @pytest.mark.long
-def test_u3_a_click_anywhere_on_a_row_opens_it_and_its_menu_acts(pages, site):
-    """U3: a click on the empty part of a row opens its checkpoint; its menu leads to a plan of a rollback."""
+def test_a_click_anywhere_on_a_row_opens_it_and_its_menu_acts(pages, site):
+    """A click on the empty part of a row opens its checkpoint; its menu leads to a plan of a rollback."""
     page = pages()
     page.goto(path_of(site, "support-42"))
     row = page.locator("li.tree-row[data-ref='main#3']")
@@ -197,8 +197,8 @@ def test_u3_a_click_anywhere_on_a_row_opens_it_and_its_menu_acts(pages, site):
 
 @needs_browser
 @pytest.mark.long
-def test_u3_every_action_is_reached_from_a_row_with_the_keyboard(pages, site):
-    """U3: the actions of a row fork, tag and rename in a dialog, and edit its message, with the keyboard alone."""
+def test_every_action_is_reached_from_a_row_with_the_keyboard(pages, site):
+    """The actions of a row fork, tag and rename in a dialog, and edit its message, with the keyboard alone."""
     agent = site.repo.wrap(build(site.folder / "shop.db"), "rows", effects=EFFECTS)
     agent.run("order a chair")
     agent.checkpoint("by hand")
@@ -247,8 +247,8 @@ def test_u3_every_action_is_reached_from_a_row_with_the_keyboard(pages, site):
 
 @needs_browser
 @pytest.mark.long
-def test_u3_more_branches_are_shown_in_place_and_stay_after_a_reload(pages, site):
-    """U3: more branches appear without a new page, HEAD is in view, and the address keeps what was opened."""
+def test_more_branches_are_shown_in_place_and_stay_after_a_reload(pages, site):
+    """More branches appear without a new page, HEAD is in view, and the address keeps what was opened."""
     page = pages()
     page.goto(path_of(site, "wide"))
     expect(page.locator("#head")).to_be_in_viewport()
@@ -270,8 +270,8 @@ def test_u3_more_branches_are_shown_in_place_and_stay_after_a_reload(pages, site
 
 @needs_browser
 @pytest.mark.long
-def test_u3_an_open_tree_shows_a_new_branch_and_keeps_the_focus(pages, site):
-    """U3: while a tree is open, a new branch appears in it, and the row with the focus keeps it."""
+def test_an_open_tree_shows_a_new_branch_and_keeps_the_focus(pages, site):
+    """While a tree is open, a new branch appears in it, and the row with the focus keeps it."""
     agent = site.repo.session("support-42")
     page = pages()
     with page.expect_response("**/events/live*"):
@@ -284,8 +284,8 @@ def test_u3_an_open_tree_shows_a_new_branch_and_keeps_the_focus(pages, site):
 
 @needs_browser
 @pytest.mark.long
-def test_u3_the_tree_works_without_javascript_and_names_stay_whole_on_a_phone(pages, site):
-    """U3: without scripts, links expand and show more; on a phone a name does not break at its hyphen."""
+def test_the_tree_works_without_javascript_and_names_stay_whole_on_a_phone(pages, site):
+    """Without scripts, links expand and show more; on a phone a name does not break at its hyphen."""
     page = pages(java_script_enabled=False, viewport={"width": 390, "height": 800})
     page.goto(path_of(site, "wide") + "/tree")
     before = page.locator(".tree-row").count()

@@ -79,8 +79,8 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return programs
 
 
-def test_d6_the_wheel_contains_only_the_package_and_its_migrations(wheel: Path):
-    """D6: the wheel has every migration, the type marker and the web files, and nothing but the package."""
+def test_the_wheel_contains_only_the_package_and_its_migrations(wheel: Path):
+    """The wheel has every migration, the type marker and the web files, and nothing but the package."""
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     in_checkout = {file.name for file in (ROOT / "alembic" / "versions").glob("*.py")}
@@ -91,8 +91,8 @@ def test_d6_the_wheel_contains_only_the_package_and_its_migrations(wheel: Path):
     assert {name.split("/")[0].split("-")[0] for name in names} == {"agentgit"}
 
 
-def test_u7_the_wheel_has_every_file_of_the_package(wheel: Path):
-    """U7: each module, template, style, script and picture of the package is in the wheel, and nothing else is."""
+def test_the_wheel_has_every_file_of_the_package(wheel: Path):
+    """Each module, template, style, script and picture of the package is in the wheel, and nothing else is."""
     package = ROOT / "agentgit"
     files = {path.relative_to(ROOT).as_posix() for path in package.rglob("*") if path.is_file()}
     with zipfile.ZipFile(wheel) as archive:
@@ -101,8 +101,8 @@ def test_u7_the_wheel_has_every_file_of_the_package(wheel: Path):
     assert shipped == {name for name in files if "__pycache__" not in name and not name.endswith((".db", ".pyc"))}
 
 
-def test_u7_the_wheel_of_the_source_distribution_is_the_wheel_of_the_checkout(dist: Path, wheel: Path, tmp_path: Path):
-    """U7: the source distribution holds all that the wheel needs: both ways lead to the same bytes."""
+def test_the_wheel_of_the_source_distribution_is_the_wheel_of_the_checkout(dist: Path, wheel: Path, tmp_path: Path):
+    """The source distribution holds all that the wheel needs: both ways lead to the same bytes."""
     direct = only(build(tmp_path / "direct", ROOT, "--wheel"), "*.whl")
     assert direct.read_bytes() == wheel.read_bytes()
     with tarfile.open(only(dist, "*.tar.gz")) as archive:
@@ -114,8 +114,8 @@ def test_u7_the_wheel_of_the_source_distribution_is_the_wheel_of_the_checkout(di
     assert again.read_bytes() == wheel.read_bytes()
 
 
-def test_u7_the_index_shows_a_description_without_dead_links(dist: Path, wheel: Path):
-    """U7: where no repository is known, the long description has no relative link or picture, and no addresses."""
+def test_the_index_shows_a_description_without_dead_links(dist: Path, wheel: Path):
+    """Where no repository is known, the long description has no relative link or picture, and no addresses."""
     facts = metadata(wheel)
     text = str(facts.get_payload())
     assert facts["Description-Content-Type"] == "text/markdown"
@@ -128,8 +128,8 @@ def test_u7_the_index_shows_a_description_without_dead_links(dist: Path, wheel: 
     run(sys.executable, "-m", "twine", "check", "--strict", *dist.iterdir(), cwd=dist)
 
 
-def test_u7_a_release_links_to_the_files_of_its_tag(dist: Path, tmp_path: Path):
-    """U7: with one variable, links, pictures and addresses name files that the tag of the repository has."""
+def test_a_release_links_to_the_files_of_its_tag(dist: Path, tmp_path: Path):
+    """With one variable, links, pictures and addresses name files that the tag of the repository has."""
     out = build(tmp_path / "out", AGENTGIT_REPOSITORY_URL=f"{ADDRESS}/")
     facts = metadata(only(out, "*.whl"))
     at = rf"{ADDRESS}/(?:blob|raw)/v{facts['Version']}/"
@@ -147,8 +147,8 @@ def test_u7_a_release_links_to_the_files_of_its_tag(dist: Path, tmp_path: Path):
 
 
 @pytest.mark.long
-def test_d6_the_demo_runs_from_the_wheel_in_an_empty_folder(installed: Path, tmp_path: Path):
-    """D6: the core dependencies and the `cli` extra are enough to run the demo and to show its tree."""
+def test_the_demo_runs_from_the_wheel_in_an_empty_folder(installed: Path, tmp_path: Path):
+    """The core dependencies and the `cli` extra are enough to run the demo and to show its tree."""
     told = run(installed / "agentgit", "demo", cwd=tmp_path)
     assert "> order two chairs" in told
     assert "RollbackBlocked" in told
@@ -160,8 +160,8 @@ def test_d6_the_demo_runs_from_the_wheel_in_an_empty_folder(installed: Path, tmp
     assert run(installed / "python", "-m", "agentgit", "tree", "demo", cwd=tmp_path) == tree
 
 
-def test_d6_the_installed_package_contains_the_migrations_it_uses(installed: Path, tmp_path: Path):
-    """D6: the installed package finds its migrations inside itself, not in a checkout."""
+def test_the_installed_package_contains_the_migrations_it_uses(installed: Path, tmp_path: Path):
+    """The installed package finds its migrations inside itself, not in a checkout."""
     code = (
         "import sys, agentgit\n"
         "def told(event, args):\n"

@@ -1,4 +1,4 @@
-"""Access control (D5): each public verb works with exactly the role that it needs, and is refused without it."""
+"""Access control: each public verb works with exactly the role that it needs, and is refused without it."""
 
 import asyncio
 import inspect
@@ -280,8 +280,8 @@ def world(database):
         )  # fmt: skip
 
 
-def test_d5_every_verb_declares_the_role_it_needs():
-    """D5: every public verb is listed here with the role that it needs."""
+def test_every_verb_declares_the_role_it_needs():
+    """Every public verb is listed here with the role that it needs."""
     known = {f"{kind.__name__}.{name}" for kind in KINDS for name in public(kind)}
     known -= {f"{kind}.a{name}" for kind, name in (one.split(".") for one in known)} - {"Log.apage"}
     fields = {"Sharing.context", "Sharing.session_id", "SessionRetention.context", "SessionRetention.session_id"}
@@ -307,8 +307,8 @@ def outcome(ask):
 
 
 @pytest.mark.long
-def test_d5_a_user_without_a_role_cannot_find_the_session(world):
-    """D5: every verb raises the NotFound of a missing session for a user without a role, and reveals nothing."""
+def test_a_user_without_a_role_cannot_find_the_session(world):
+    """Every verb raises the NotFound of a missing session for a user without a role, and reveals nothing."""
     eve, wrong = world.handles["eve"], {}
     for name, (needs, ask) in VERBS.items():
         if needs in (VIEWER, FORKER, EDITOR, OWNER):
@@ -321,8 +321,8 @@ def test_d5_a_user_without_a_role_cannot_find_the_session(world):
     assert eve.sessions() == []
 
 
-def test_d5_a_user_one_role_short_is_refused_and_recorded(world):
-    """D5: a verb above the user's role is refused, changes nothing, and is recorded in the owner's trail."""
+def test_a_user_one_role_short_is_refused_and_recorded(world):
+    """A verb above the user's role is refused, changes nothing, and is recorded in the owner's trail."""
     before = (
         world.ada.session("s").tree(),
         world.ada.session("s").tags(),
@@ -351,8 +351,8 @@ def count(world, needs):
     return len(who.events.newest(kinds="access.denied", limit=1000))
 
 
-def test_d5_each_verb_works_with_exactly_the_role_it_needs(world):
-    """D5: each verb works for a user who has just the role that it needs."""
+def test_each_verb_works_with_exactly_the_role_it_needs(world):
+    """Each verb works for a user who has just the role that it needs."""
     world.wrap(world.handles["ed"])
     world.wrap(world.handles["vic"])
     wrong = {}
@@ -363,8 +363,8 @@ def test_d5_each_verb_works_with_exactly_the_role_it_needs(world):
 
 
 @pytest.mark.long
-def test_d5_an_agent_checks_the_role_at_each_verb(world):
-    """D5: a viewer's agent can only read; after the share is revoked, it finds nothing."""
+def test_an_agent_checks_the_role_at_each_verb(world):
+    """A viewer's agent can only read; after the share is revoked, it finds nothing."""
     agent, wrong = world.wrap(world.handles["vic"]), {}
     for revoked in (False, True):
         if revoked:

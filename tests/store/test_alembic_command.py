@@ -55,8 +55,8 @@ def _revision(where):
 
 
 @pytest.mark.long
-def test_u8_up_down_and_what_is_current(alembic, empty):
-    """U8: upgrade, current, history, downgrade and upgrade again do what `agentgit db` does."""
+def test_up_down_and_what_is_current(alembic, empty):
+    """Upgrade, current, history, downgrade and upgrade again do what `agentgit db` does."""
     assert "0001 -> " not in alembic("history")
     assert "The first schema" in alembic("history")
     alembic("upgrade", "head")
@@ -72,8 +72,8 @@ def test_u8_up_down_and_what_is_current(alembic, empty):
 
 
 @pytest.mark.long
-def test_u8_autogenerate_finds_nothing_to_change(alembic, checkout):
-    """U8: `check` and `revision --autogenerate` find no difference between the database and the models."""
+def test_autogenerate_finds_nothing_to_change(alembic, checkout):
+    """`check` and `revision --autogenerate` find no difference between the database and the models."""
     alembic("upgrade", "head")
     assert "No new upgrade operations detected" in alembic("check")
     alembic("revision", "--autogenerate", "-m", "x")
@@ -87,8 +87,8 @@ def test_u8_autogenerate_finds_nothing_to_change(alembic, checkout):
 
 
 @pytest.mark.long
-def test_u8_autogenerate_finds_a_column_that_no_model_has(alembic, empty):
-    """U8: `check` fails if the database has a column that the models do not have."""
+def test_autogenerate_finds_a_column_that_no_model_has(alembic, empty):
+    """`check` fails if the database has a column that the models do not have."""
     alembic("upgrade", "head")
     with closing(Database(empty)) as database:
         database.write(lambda connection: connection.exec_driver_sql("ALTER TABLE tag ADD COLUMN color TEXT"))
@@ -96,16 +96,16 @@ def test_u8_autogenerate_finds_a_column_that_no_model_has(alembic, empty):
 
 
 @pytest.mark.long
-def test_u8_a_revision_can_be_named(alembic, checkout):
-    """U8: `--rev-id` names the new revision, which otherwise gets the next number."""
+def test_a_revision_can_be_named(alembic, checkout):
+    """`--rev-id` names the new revision, which otherwise gets the next number."""
     alembic("upgrade", "head")
     alembic("revision", "--autogenerate", "-m", "named", "--rev-id", "0007")
     assert (checkout / "alembic" / "versions" / "0007_named.py").exists()
 
 
 @pytest.mark.long
-def test_u8_the_sql_of_an_upgrade_creates_the_schema(alembic, empty):
-    """U8: `upgrade head --sql` prints a script that creates what the upgrade creates, and changes nothing itself."""
+def test_the_sql_of_an_upgrade_creates_the_schema(alembic, empty):
+    """`upgrade head --sql` prints a script that creates what the upgrade creates, and changes nothing itself."""
     script = alembic("upgrade", "head", "--sql")
     with closing(Database(empty)) as database:
         assert schema.current_revision(database) is None
@@ -123,8 +123,8 @@ def _without_transaction(script):
 
 
 @pytest.mark.long
-def test_u8_a_downgrade_that_loses_data_is_refused(alembic, empty):
-    """U8: a downgrade of a database with data is refused as `agentgit db downgrade` refuses it, and changes nothing."""
+def test_a_downgrade_that_loses_data_is_refused(alembic, empty):
+    """A downgrade of a database with data is refused as `agentgit db downgrade` refuses it, and changes nothing."""
     alembic("upgrade", "head")
     with agentgit.open(empty) as repo:
         repo.session("s", create=True)
@@ -136,8 +136,8 @@ def test_u8_a_downgrade_that_loses_data_is_refused(alembic, empty):
 
 
 @pytest.mark.long
-def test_u8_tables_of_another_application_are_refused(alembic, empty):
-    """U8: an upgrade of a database where another application has a table `tag` is refused, and changes nothing."""
+def test_tables_of_another_application_are_refused(alembic, empty):
+    """An upgrade of a database where another application has a table `tag` is refused, and changes nothing."""
     with closing(Database(empty)) as database:
         database.write(lambda connection: connection.exec_driver_sql("CREATE TABLE tag (id INTEGER)"))
     assert "tables of another application" in alembic("upgrade", "head", fails=True)
@@ -145,8 +145,8 @@ def test_u8_tables_of_another_application_are_refused(alembic, empty):
 
 
 @pytest.mark.long
-def test_u8_a_stamp_is_compared_with_the_tables(alembic, empty):
-    """U8: `stamp` is refused if the tables do not have that revision."""
+def test_a_stamp_is_compared_with_the_tables(alembic, empty):
+    """`stamp` is refused if the tables do not have that revision."""
     alembic("upgrade", "head")
     with closing(Database(empty)) as database:
         database.write(lambda connection: connection.exec_driver_sql("DROP TABLE webhook_delivery"))
@@ -155,8 +155,8 @@ def test_u8_a_stamp_is_compared_with_the_tables(alembic, empty):
 
 
 @pytest.mark.long
-def test_u8_a_database_can_be_named_on_the_command_line_or_in_an_own_ini(alembic, checkout, tmp_path):
-    """U8: `-x db=` comes before the `sqlalchemy.url` of an own ini file, and that before the environment."""
+def test_a_database_can_be_named_on_the_command_line_or_in_an_own_ini(alembic, checkout, tmp_path):
+    """`-x db=` comes before the `sqlalchemy.url` of an own ini file, and that before the environment."""
     first, second = tmp_path / "first.db", tmp_path / "se%cond.db"
     alembic("-x", f"db={first}", "upgrade", "head")
     assert _revision(first) == "0001"
@@ -168,8 +168,8 @@ def test_u8_a_database_can_be_named_on_the_command_line_or_in_an_own_ini(alembic
     assert "mysql" in alembic("-x", "db=mysql://h/x", "current", fails=True)
 
 
-def test_u8_a_missing_file_is_not_created_by_a_command_that_reads(alembic, tmp_path):
-    """U8: `current` and `check` of a file that does not exist name the command that creates it, and create nothing."""
+def test_a_missing_file_is_not_created_by_a_command_that_reads(alembic, tmp_path):
+    """`current` and `check` of a file that does not exist name the command that creates it, and create nothing."""
     path = tmp_path / "none.db"
     for verb in ("current", "check"):
         assert "alembic upgrade head" in alembic("-x", f"db={path}", verb, fails=True)

@@ -1,4 +1,4 @@
-"""Checkpoints are renamed and annotated after they were made, and found by it (row U10)."""
+"""Checkpoints are renamed and annotated after they were made, and found by it."""
 
 from datetime import timedelta
 
@@ -22,8 +22,8 @@ def found(session, words):
     return [hit.reference for hit in session.search(words) if hit.kind == "checkpoint"]
 
 
-def test_u10_a_renamed_checkpoint_is_found_only_by_its_new_name(repo, agent):
-    """U10: references, the log, the search and the tree know a checkpoint by its new name only."""
+def test_a_renamed_checkpoint_is_found_only_by_its_new_name(repo, agent):
+    """References, the log, the search and the tree know a checkpoint by its new name only."""
     session = agent.session
     before = session.get_checkpoint("tset")
     assert found(session, "tset") == ["main#3"]
@@ -44,8 +44,8 @@ def test_u10_a_renamed_checkpoint_is_found_only_by_its_new_name(repo, agent):
     assert repo.events.verify().is_sound
 
 
-def test_u10_each_field_changes_alone_and_none_removes_it(repo, agent):
-    """U10: what is not passed stays, and None removes a name, a description or data."""
+def test_each_field_changes_alone_and_none_removes_it(repo, agent):
+    """What is not passed stays, and None removes a name, a description or data."""
     session = agent.session
     assert session.annotate("main#3", data=[1, {"a": None}]).metadata["data"] == [1, {"a": None}]
     changed = session.annotate("main#3", description="second", data=None)
@@ -64,8 +64,8 @@ def test_u10_each_field_changes_alone_and_none_removes_it(repo, agent):
     )
 
 
-def test_u10_an_automatic_checkpoint_with_a_name_is_kept(repo, agent):
-    """U10: a named automatic checkpoint stays automatic, is found, and outlives cleanup and retention."""
+def test_an_automatic_checkpoint_with_a_name_is_kept(repo, agent):
+    """A named automatic checkpoint stays automatic, is found, and outlives cleanup and retention."""
     session = agent.session
     named = session.annotate("main#1", name="the start of it")
     assert named.is_auto
@@ -77,8 +77,8 @@ def test_u10_an_automatic_checkpoint_with_a_name_is_kept(repo, agent):
     assert session.get_checkpoint("the start of it").id == named.id
 
 
-def test_u10_a_checkpoint_of_a_running_or_later_turn_can_be_annotated(agent):
-    """U10: a change before the search index has reached a checkpoint is indexed once."""
+def test_a_checkpoint_of_a_running_or_later_turn_can_be_annotated(agent):
+    """A change before the search index has reached a checkpoint is indexed once."""
     session = agent.session
     session.annotate("main#3", name="one")
     agent.checkpoint("two")
@@ -89,7 +89,7 @@ def test_u10_a_checkpoint_of_a_running_or_later_turn_can_be_annotated(agent):
 @pytest.mark.parametrize(
     "changes", [{}, {"name": ""}, {"name": " "}, {"name": "x" * 201}, {"name": 7}, {"description": b"x"}]
 )
-def test_u10_bad_names_and_descriptions_change_nothing(agent, changes):
+def test_bad_names_and_descriptions_change_nothing(agent, changes):
     """Bad input: a name or description that no checkpoint can have, or no change at all, is refused."""
     before = agent.session.get_checkpoint("main#3").to_dict()
     with pytest.raises(InvalidInput):
@@ -97,8 +97,8 @@ def test_u10_bad_names_and_descriptions_change_nothing(agent, changes):
     assert agent.session.get_checkpoint("main#3").to_dict() == before
 
 
-def test_u10_a_merge_keeps_its_record(agent):
-    """U10: the data of a merge, which the next merge needs, cannot be replaced; its name can."""
+def test_a_merge_keeps_its_record(agent):
+    """The data of a merge, which the next merge needs, cannot be replaced; its name can."""
     other = agent.fork(name="other")
     other.run("hm")
     merged = agent.merge("other")
@@ -107,8 +107,8 @@ def test_u10_a_merge_keeps_its_record(agent):
     assert agent.session.annotate(merged, name="both").metadata["data"] == merged.metadata["data"]
 
 
-def test_u10_only_editors_annotate(repo, agent):
-    """U10: a viewer cannot annotate, and a stranger does not find the session."""
+def test_only_editors_annotate(repo, agent):
+    """A viewer cannot annotate, and a stranger does not find the session."""
     session = agent.session
     bob = repo.as_user(repo.users.add("bob"))
     with pytest.raises(NotFound):
@@ -120,8 +120,8 @@ def test_u10_only_editors_annotate(repo, agent):
     assert bob.session(session.id).annotate("tset", name="ours").user_id == session.info.user_id
 
 
-def test_u10_a_log_can_be_limited_to_checkpoints_with_tool_calls(repo):
-    """U10: with_calls selects the checkpoints with or without tool calls on the path to them."""
+def test_a_log_can_be_limited_to_checkpoints_with_tool_calls(repo):
+    """With_calls selects the checkpoints with or without tool calls on the path to them."""
     world = World()
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     for text in ("hm", "add chair", "hm"):
@@ -139,8 +139,8 @@ def test_u10_a_log_can_be_limited_to_checkpoints_with_tool_calls(repo):
         session.log(with_calls="yes")
 
 
-def test_u10_since_and_between_include_their_exact_times(agent):
-    """U10: a checkpoint made exactly at `since`, or at either end of `between`, is in the log."""
+def test_since_and_between_include_their_exact_times(agent):
+    """A checkpoint made exactly at `since`, or at either end of `between`, is in the log."""
     session = agent.session
     at, step = session.get_checkpoint("tset").created_at, timedelta(microseconds=1)
     log = session.log()

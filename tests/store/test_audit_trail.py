@@ -1,4 +1,4 @@
-"""The audit trail records each event in the transaction of its change, and detects tampering (rows W12, B7)."""
+"""The audit trail records each event in the transaction of its change, and detects tampering."""
 
 import subprocess
 import sys
@@ -55,8 +55,8 @@ def tamper(repo, *statements):
     backend.write(repo, work)
 
 
-def test_w12_the_trail_records_events_in_order(repo, agent, world):
-    """W12: turns, calls, rollbacks, forks, switches, tags, retention and gc are recorded with user and details."""
+def test_the_trail_records_events_in_order(repo, agent, world):
+    """Turns, calls, rollbacks, forks, switches, tags, retention and gc are recorded with user and details."""
     agent.run("add chair")
     agent.run("look")
     retry = agent.rollback("main#1")
@@ -84,8 +84,8 @@ def test_w12_the_trail_records_events_in_order(repo, agent, world):
     assert set(by_kind) <= set(KINDS)
 
 
-def test_w12_a_failed_transaction_records_no_event(repo, agent):
-    """W12: an event is written in the transaction of its change, so a failed verb leaves no event."""
+def test_a_failed_transaction_records_no_event(repo, agent):
+    """An event is written in the transaction of its change, so a failed verb leaves no event."""
     agent.run("hello")
     before = list(repo.events.list())
 
@@ -101,8 +101,8 @@ def test_w12_a_failed_transaction_records_no_event(repo, agent):
     assert repo.session("s").checkpoints()[-1].checkpoint_name is None
 
 
-def test_w12_a_stopped_and_resumed_rollback_is_recorded(repo, agent, world):
-    """W12: a rollback that stops, a person's resolution and the resumption each have an event."""
+def test_a_stopped_and_resumed_rollback_is_recorded(repo, agent, world):
+    """A rollback that stops, a person's resolution and the resumption each have an event."""
     agent.run("add chair")
     world.broken.add("chair")
     with pytest.raises(RollbackIncomplete) as stopped:
@@ -116,8 +116,8 @@ def test_w12_a_stopped_and_resumed_rollback_is_recorded(repo, agent, world):
     ]  # fmt: skip
 
 
-def test_w12_a_waiting_or_failed_turn_is_recorded(repo, world):
-    """W12: a turn that waits for an answer and a turn that raised each have an event."""
+def test_a_waiting_or_failed_turn_is_recorded(repo, world):
+    """A turn that waits for an answer and a turn that raised each have an event."""
     model = scripted(call("add_if_approved", item="a"), call("fail", why="never"))
     agent = repo.wrap(tool_node_graph(model, world.tools()), "s", effects=world.effects())
     agent.invoke({"messages": [("user", "one")]})
@@ -128,8 +128,8 @@ def test_w12_a_waiting_or_failed_turn_is_recorded(repo, world):
     ]  # fmt: skip
 
 
-def test_w12_a_deletion_event_lists_the_deleted_checkpoints(repo, agent):
-    """W12: a checkpoint deleted by a person is recorded with its id, those deleted by retention with their count."""
+def test_a_deletion_event_lists_the_deleted_checkpoints(repo, agent):
+    """A checkpoint deleted by a person is recorded with its id, those deleted by retention with their count."""
     agent.checkpoint("x")
     agent.checkpoint("y")
     gone = repo.session().delete_checkpoint("x")
@@ -142,8 +142,8 @@ def test_w12_a_deletion_event_lists_the_deleted_checkpoints(repo, agent):
     assert (by_itself.user_id, by_itself.detail["count"]) == (None, 1)
 
 
-def test_w12_the_database_refuses_changes_to_the_trail(repo, agent):
-    """W12: no SQL statement of a database user updates, replaces or deletes an event."""
+def test_the_database_refuses_changes_to_the_trail(repo, agent):
+    """No SQL statement of a database user updates, replaces or deletes an event."""
     agent.checkpoint("x")
     with backend.reading(repo) as connection:
         row = dict(connection.execute(AUDIT_EVENT.select().limit(1)).mappings().one())
@@ -168,8 +168,8 @@ def test_w12_the_database_refuses_changes_to_the_trail(repo, agent):
 
 
 @pytest.mark.parametrize("how", ["edit", "remove", "swap", "cut", "anew"])
-def test_w12_changes_made_past_the_triggers_are_detected(repo, agent, how):
-    """W12: an edit, a removal in the middle, a swap, a cut at the end and a forged end are each detected."""
+def test_changes_made_past_the_triggers_are_detected(repo, agent, how):
+    """An edit, a removal in the middle, a swap, a cut at the end and a forged end are each detected."""
     for n in range(4):
         agent.checkpoint(f"c{n}")
     known = repo.events.tips()
@@ -193,8 +193,8 @@ def test_w12_changes_made_past_the_triggers_are_detected(repo, agent, how):
     assert repo.maintenance.fsck(level=1).is_sound == (how not in ("remove", "swap"))
 
 
-def test_w12_saved_tips_stay_valid_while_the_trail_grows(repo, agent):
-    """W12: saved tips verify as long as the trail only grows; malformed tips are refused."""
+def test_saved_tips_stay_valid_while_the_trail_grows(repo, agent):
+    """Saved tips verify as long as the trail only grows; malformed tips are refused."""
     agent.checkpoint("x")
     known = repo.events.verify().tips
     assert known == repo.events.tips()
@@ -205,8 +205,8 @@ def test_w12_saved_tips_stay_valid_while_the_trail_grows(repo, agent):
         tips_of('{"session_id": 7, "number": 2, "hash": "ab"}\n{"session_id": 7')
 
 
-def test_w12_concurrent_writers_produce_one_gapless_chain(database):
-    """W12: threads that write to one session through two handles produce one chain without a gap."""
+def test_concurrent_writers_produce_one_gapless_chain(database):
+    """Threads that write to one session through two handles produce one chain without a gap."""
     with agentgit.open(database.url) as one, agentgit.open(database.url) as two:
         session = one.session("s", create=True)
         problems = []
@@ -239,8 +239,8 @@ def test_w12_concurrent_writers_produce_one_gapless_chain(database):
         assert one.events.verify().is_sound
 
 
-def test_w12_an_event_feed_continues_after_a_given_event(repo, agent):
-    """W12: `after` selects newer events, by event or id, of one session or all; kinds and times filter."""
+def test_an_event_feed_continues_after_a_given_event(repo, agent):
+    """`after` selects newer events, by event or id, of one session or all; kinds and times filter."""
     agent.checkpoint("x")
     repo.session("other", create=True)
     first, *rest = repo.events.list()
@@ -258,8 +258,8 @@ def test_w12_an_event_feed_continues_after_a_given_event(repo, agent):
         repo.events.list(session="nobody")
 
 
-def test_w12_an_event_whose_id_is_taken_is_stored_under_another(repo, monkeypatch):
-    """W12: an event whose new id already exists is stored under another id, without an error."""
+def test_an_event_whose_id_is_taken_is_stored_under_another(repo, monkeypatch):
+    """An event whose new id already exists is stored under another id, without an error."""
     one, other = (repo.session(name, create=True) for name in ("one", "other"))
     taken = list(repo.events.list(session=one.id))[-1].id
     given = iter([taken])
@@ -272,8 +272,8 @@ def test_w12_an_event_whose_id_is_taken_is_stored_under_another(repo, monkeypatc
     assert repo.events.verify().is_sound
 
 
-def test_w12_a_paged_feed_returns_each_event_once(repo, monkeypatch):
-    """W12: a long feed is read page by page, each event once."""
+def test_a_paged_feed_returns_each_event_once(repo, monkeypatch):
+    """A long feed is read page by page, each event once."""
     monkeypatch.setattr("agentgit.repository.events.PAGE", 7)
     sessions = [repo.session(f"s{n}", create=True) for n in range(3)]
     for n in range(10):
@@ -289,8 +289,8 @@ def test_w12_a_paged_feed_returns_each_event_once(repo, monkeypatch):
     assert len(list(repo.events.list(session="s1"))) == 11
 
 
-def test_w12_a_follower_receives_the_events_of_other_handles(repo, agent):
-    """W12: a follower of the trail receives the events of other handles, each once and in order."""
+def test_a_follower_receives_the_events_of_other_handles(repo, agent):
+    """A follower of the trail receives the events of other handles, each once and in order."""
     got, feed = [], repo.events.list(follow=True, poll=0.01)
 
     def follow():
@@ -309,8 +309,8 @@ def test_w12_a_follower_receives_the_events_of_other_handles(repo, agent):
     assert [event.number for event in got] == [1, 2, 3, 4]
 
 
-def test_w12_a_users_feed_shows_only_that_users_sessions(database):
-    """W12: a user's feed has no events of other users' sessions, even if asked for by id."""
+def test_a_users_feed_shows_only_that_users_sessions(database):
+    """A user's feed has no events of other users' sessions, even if asked for by id."""
     with agentgit.open(database.url, user="ann") as hers, agentgit.open(database.url, user="bob") as his:
         session = hers.session("s", create=True)
         assert list(his.events.list()) == []
@@ -319,8 +319,8 @@ def test_w12_a_users_feed_shows_only_that_users_sessions(database):
         assert [event.session_id for event in hers.events.list()] == [session.id]
 
 
-def test_w12_hostile_names_and_huge_details_are_stored_unchanged(repo):
-    """W12: control characters, NUL, lone surrogates and a very long list are read back unchanged, and verify."""
+def test_hostile_names_and_huge_details_are_stored_unchanged(repo):
+    """Control characters, NUL, lone surrogates and a very long list are read back unchanged, and verify."""
     name = "a\x00b\x1b[31m\udc80</script>\u202e"
     session = repo.session(name, create=True)
     huge = list(range(50_000))
@@ -335,8 +335,8 @@ def test_w12_hostile_names_and_huge_details_are_stored_unchanged(repo):
     assert repo.events.verify().is_sound
 
 
-def test_w12_an_imported_session_starts_a_new_trail(repo, agent, tmp_path):
-    """W12, B8: the trail of an imported session begins with the import event, which counts what was imported."""
+def test_an_imported_session_starts_a_new_trail(repo, agent, tmp_path):
+    """The trail of an imported session begins with the import event, which counts what was imported."""
     agent.run("add chair")
     repo.session("s").export(tmp_path / "s.jsonl")
     made = repo.import_(tmp_path / "s.jsonl", session="copy")
@@ -361,8 +361,8 @@ repo.session("never", create=True)
 
 
 @pytest.mark.long
-def test_w12_a_process_killed_before_its_commit_leaves_no_event(database):
-    """W12: after a kill between the event and the commit, neither the session nor its event exists."""
+def test_a_process_killed_before_its_commit_leaves_no_event(database):
+    """After a kill between the event and the commit, neither the session nor its event exists."""
     url = database.url.render_as_string(hide_password=False)
     done = subprocess.run([sys.executable, "-c", KILLED, url], check=False)  # noqa: S603  # our own program
     with agentgit.open(database.url) as repo:
@@ -370,8 +370,8 @@ def test_w12_a_process_killed_before_its_commit_leaves_no_event(database):
         assert repo.events.verify().is_sound
 
 
-def test_w12_event_ids_increase_along_a_chain_despite_clock_skew(repo, monkeypatch):
-    """W12: a process whose clock is behind still writes an event with a higher id than the one before."""
+def test_event_ids_increase_along_a_chain_despite_clock_skew(repo, monkeypatch):
+    """A process whose clock is behind still writes an event with a higher id than the one before."""
     session = repo.session("s", create=True)
     monkeypatch.setattr(*points.NEW_ID_OF_EVENT.place, lambda: 5)
     backend.write(repo, lambda c: record_event(c, repo.context.store.tenant_id, "tag.created", session_id=session.id))
@@ -380,8 +380,8 @@ def test_w12_event_ids_increase_along_a_chain_despite_clock_skew(repo, monkeypat
     assert [event.number for event in repo.events.list(after=first)] == [2]
 
 
-def test_w12_an_in_memory_database_has_an_audit_trail():
-    """W12: an in-memory database records events too."""
+def test_an_in_memory_database_has_an_audit_trail():
+    """An in-memory database records events too."""
     with agentgit.open(":memory:") as repo, closing(Database(":memory:")):
         repo.session("s", create=True)
         assert kinds(repo) == ["session.created"]

@@ -1,4 +1,4 @@
-"""Q7: the audit trail withstands SQL of agentgit's own role, and saved tips detect changes by the database owner."""
+"""The audit trail withstands SQL of agentgit's own role, and saved tips detect changes by the database owner."""
 
 # ruff: noqa: S608  # what is built here are attacks
 
@@ -134,8 +134,8 @@ def attack(repo):
         yield Attacker(url, repo.context.store.tenant_id)
 
 
-def test_q7_a_forged_erasure_allows_no_deletion(repo, attack):
-    """Q7: without an event in the tenant's chain no row of `erasure` is accepted and no event can be deleted."""
+def test_a_forged_erasure_allows_no_deletion(repo, attack):
+    """Without an event in the tenant's chain no row of `erasure` is accepted and no event can be deleted."""
     session = repo.session("s").id
     seq, _, digest = attack.end_of(session)
     attack.refused(attack.erasure(session, seq, digest), attack.delete(session))
@@ -145,8 +145,8 @@ def test_q7_a_forged_erasure_allows_no_deletion(repo, attack):
     assert len(list(repo.events.list(session="s"))) == 5
 
 
-def test_q7_temporary_tables_cannot_replace_the_trail_tables(repo, attack):
-    """Q7: the triggers ignore temporary tables that have the names of the real ones."""
+def test_temporary_tables_cannot_replace_the_trail_tables(repo, attack):
+    """The triggers ignore temporary tables that have the names of the real ones."""
     session = repo.session("s").id
     seq, _, digest = attack.end_of(session)
     told = attack.told(session, seq, digest)
@@ -168,8 +168,8 @@ def test_q7_temporary_tables_cannot_replace_the_trail_tables(repo, attack):
     assert repo.events.verify().is_sound
 
 
-def test_q7_an_erasure_event_must_be_true(repo, attack):
-    """Q7: the event must be of no session, the newest, and accurate; an existing session cannot be erased."""
+def test_an_erasure_event_must_be_true(repo, attack):
+    """The event must be of no session, the newest, and accurate; an existing session cannot be erased."""
     session = repo.session("s").id
     seq, _, digest = attack.end_of(session)
     gone, erasure = attack.rows_of(session), attack.erasure(session, seq, digest)
@@ -188,8 +188,8 @@ def test_q7_an_erasure_event_must_be_true(repo, attack):
     assert len(list(repo.events.list(session="s"))) == 5
 
 
-def test_q7_an_erasure_by_plain_sql_is_recorded_like_any_other(repo, attack):
-    """Q7: a role may erase a session with SQL statements, and the trail keeps the erasure event for good."""
+def test_an_erasure_by_plain_sql_is_recorded_like_any_other(repo, attack):
+    """A role may erase a session with SQL statements, and the trail keeps the erasure event for good."""
     session, known = repo.session("s").id, repo.events.tips()
     seq, _, digest = attack.end_of(session)
     attack.run(
@@ -203,8 +203,8 @@ def test_q7_an_erasure_by_plain_sql_is_recorded_like_any_other(repo, attack):
     assert [event.kind for event in repo.events.audit()] == ["session.erased"]
 
 
-def test_q7_an_erasure_made_past_the_triggers_is_reported(repo, attack):
-    """Q7: a row of `erasure` without an event in the tenant's chain, or of an existing session, is reported."""
+def test_an_erasure_made_past_the_triggers_is_reported(repo, attack):
+    """A row of `erasure` without an event in the tenant's chain, or of an existing session, is reported."""
     session, other = repo.session("s").id, repo.session("other", create=True).id
     seq, _, digest = attack.end_of(session)
     attack.run(attack.told(session, seq, digest, chain=other))  # the wrong chain
@@ -219,8 +219,8 @@ def test_q7_an_erasure_made_past_the_triggers_is_reported(repo, attack):
 
 
 @pytest.mark.long
-def test_q7_saved_tips_detect_events_cut_by_the_database_owner(repo, attack, tmp_path, monkeypatch):
-    """Q7: tips saved outside detect a chain that was cut, replaced or removed."""
+def test_saved_tips_detect_events_cut_by_the_database_owner(repo, attack, tmp_path, monkeypatch):
+    """Tips saved outside detect a chain that was cut, replaced or removed."""
     monkeypatch.setenv("AGENTGIT_DATABASE_URL", backend.address(repo))
     session, kept = repo.session("s").id, tmp_path / "tips.jsonl"
 
@@ -253,16 +253,16 @@ def test_q7_saved_tips_detect_events_cut_by_the_database_owner(repo, attack, tmp
     assert (type(done.exception), "Line" in str(done.exception)) == (InvalidInput, True)
 
 
-def test_q7_an_event_is_accepted_as_a_tip(repo, attack):
-    """Q7: an event in the JSON form of feeds and webhooks is read as a tip."""
+def test_an_event_is_accepted_as_a_tip(repo, attack):
+    """An event in the JSON form of feeds and webhooks is read as a tip."""
     event = repo.events.newest(session="s", limit=1)[0]
     (tip,) = tips_of(json.dumps(event.to_dict(), default=str))
     assert tip == Tip(session_id=event.session_id, number=5, hash=event.hash)
     assert repo.events.verify([tip]).is_sound
 
 
-def test_q7_an_event_out_of_place_is_reported(repo, attack):
-    """Q7: an event out of its place in the chain is reported; one that agentgit might have added is not."""
+def test_an_event_out_of_place_is_reported(repo, attack):
+    """An event out of its place in the chain is reported; one that agentgit might have added is not."""
     session = repo.session("s").id
     attack.run(attack.told(7, 1, b"", chain=session))
     assert repo.events.verify().is_sound
@@ -275,8 +275,8 @@ def test_q7_an_event_out_of_place_is_reported(repo, attack):
 
 
 @pytest.mark.long
-def test_q7_a_changed_trigger_function_is_a_schema_mismatch(empty_server):
-    """Q7: the deep schema check names a trail function that no longer has its search_path."""
+def test_a_changed_trigger_function_is_a_schema_mismatch(empty_server):
+    """The deep schema check names a trail function that no longer has its search_path."""
     with closing(Database(empty_server)) as database:
         schema.upgrade(database)
         schema.check(database, deep=True)

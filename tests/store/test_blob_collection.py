@@ -1,4 +1,4 @@
-"""Garbage collection of stored values deletes unused values and keeps used ones, also beside writers (W13)."""
+"""Garbage collection of stored values deletes unused values and keeps used ones, also beside writers."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -28,8 +28,8 @@ def talk(saver, thread, turns, *, start=()):
     return config, messages
 
 
-def test_w13_gc_frees_the_space_of_a_deleted_thread(saver):
-    """W13: after a thread is deleted, gc leaves exactly what the other threads need."""
+def test_gc_frees_the_space_of_a_deleted_thread(saver):
+    """After a thread is deleted, gc leaves exactly what the other threads need."""
     _, kept = talk(saver, "kept", 10)
     before = blob_bytes(saver.database)
     talk(saver, "gone", 10)
@@ -42,8 +42,8 @@ def test_w13_gc_frees_the_space_of_a_deleted_thread(saver):
     assert saver.gc() == Collected(0, 0, 0, 0)
 
 
-def test_w13_gc_keeps_values_shared_with_a_copied_thread(saver):
-    """W13: deleting and pruning threads and running gc never breaks a copy that shares their values."""
+def test_gc_keeps_values_shared_with_a_copied_thread(saver):
+    """Deleting and pruning threads and running gc never breaks a copy that shares their values."""
     config, messages = talk(saver, "t", 30)
     with_writes = on("t", checkpoint_ns="", checkpoint_id=config["configurable"]["checkpoint_id"])
     saver.put_writes(with_writes, [("messages", [HumanMessage("pending", id="p")]), ("n", 7)], "task")

@@ -1,4 +1,4 @@
-"""Large values are stored in chunks, share equal ones, and are read back whole or named as damaged (W13)."""
+"""Large values are stored in chunks, share equal ones, and are read back whole or named as damaged."""
 
 import os
 import shutil
@@ -43,8 +43,8 @@ def chunks(database):
 
 @pytest.mark.parametrize("kind", ["zlib", "zstd", "none"])
 @pytest.mark.parametrize("text", ["random", "repeated"])
-def test_w13_a_huge_value_is_stored_in_chunks(database, kind, text):
-    """W13: a value of 20 MB is read back whole with any compression, and no row is larger than a chunk."""
+def test_a_huge_value_is_stored_in_chunks(database, kind, text):
+    """A value of 20 MB is read back whole with any compression, and no row is larger than a chunk."""
     value = os.urandom(HUGE) if text == "random" else b"again and again " * (HUGE // 16)
     put(SQLModelSaver(database, compression=kind), "t", {"a": value, "b": "small"})
     assert values(SQLModelSaver(database), on("t")) == {"a": value, "b": "small"}
@@ -100,8 +100,8 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_w13_a_damaged_chunk_raises_corrupt_and_names_its_row(saver, damage):
-    """W13: a missing or changed chunk raises Corrupt, and the error names its row."""
+def test_a_damaged_chunk_raises_corrupt_and_names_its_row(saver, damage):
+    """A missing or changed chunk raises Corrupt, and the error names its row."""
     put(saver, "t", {"a": os.urandom(SIZE)})
     (key, *_) = chunks(saver.database)
     saver.database.write(lambda connection: connection.execute(DAMAGE[damage].where(BLOB.c.hash == key)))
@@ -132,8 +132,8 @@ def test_a_list_of_chunks_that_contains_itself_raises_corrupt(saver):
         values(SQLModelSaver(saver.database), on("t"))
 
 
-def test_w13_gc_keeps_chunks_shared_with_another_value(saver):
-    """W13: gc after the deletion of a thread removes its chunks, except those that a copy of the thread shares."""
+def test_gc_keeps_chunks_shared_with_another_value(saver):
+    """Gc after the deletion of a thread removes its chunks, except those that a copy of the thread shares."""
     text = os.urandom(4 * CHUNK_BYTES)
     put(saver, "gone", {"a": text + os.urandom(2 * CHUNK_BYTES)})
     saver.copy_thread("gone", "kept")
@@ -164,8 +164,8 @@ def test_a_collected_large_value_can_be_stored_again(saver):
 
 
 @pytest.mark.long
-def test_w13_gc_beside_concurrent_writers_keeps_shared_chunks(saver):
-    """W13: a value is read back whole although other workers delete and collect the same chunks."""
+def test_gc_beside_concurrent_writers_keeps_shared_chunks(saver):
+    """A value is read back whole although other workers delete and collect the same chunks."""
     text = os.urandom(2 * CHUNK_BYTES)
 
     def work(n):

@@ -28,13 +28,13 @@ def url(found):
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
-def test_d5_sqlite_and_postgresql_keep_every_rule(rule, database):
-    """D5: each rule of the contract is kept on SQLite and PostgreSQL."""
+def test_sqlite_and_postgresql_keep_every_rule(rule, database):
+    """Each rule of the contract is kept on SQLite and PostgreSQL."""
     rule.check(lambda: agentgit.open(url(database)))
 
 
-def test_d5_an_in_memory_database_keeps_the_schema_rules():
-    """D5: an in-memory database keeps the schema rules, which need no second handle."""
+def test_an_in_memory_database_keeps_the_schema_rules():
+    """An in-memory database keeps the schema rules, which need no second handle."""
     with agentgit.open(":memory:") as repo:
         rules = [BY_NAME["schema-is_newest"], BY_NAME["schema-has_tables"]]
         assert check(lambda: agentgit.open(":memory:"), rules).has_passed
@@ -49,15 +49,15 @@ ONE_HANDLE = (
 
 
 @pytest.mark.parametrize("name", ONE_HANDLE)
-def test_d5_an_in_memory_database_keeps_the_rules_of_one_handle(name):
-    """D5: an in-memory database keeps each rule whose check opens the database once."""
+def test_an_in_memory_database_keeps_the_rules_of_one_handle(name):
+    """An in-memory database keeps each rule whose check opens the database once."""
     with agentgit.open(":memory:") as repo:
         handles = iter([repo])
         BY_NAME[name].check(lambda: next(handles))
 
 
-def test_d5_every_rule_is_a_distinct_sentence():
-    """D5: each rule has a distinct name and a readable sentence, and the docs state their number."""
+def test_every_rule_is_a_distinct_sentence():
+    """Each rule has a distinct name and a readable sentence, and the docs state their number."""
     assert all(rule.text.endswith(".") and len(rule.text) > 20 for rule in RULES)
     assert len(BY_NAME) == len(RULES)
     page = (Path(__file__).parents[2] / "docs/postgresql.md").read_text()
@@ -218,8 +218,8 @@ BREAKS = {
 
 
 @pytest.mark.parametrize("broken", BREAKS, ids=lambda broken: broken.__name__)
-def test_d5_a_broken_backend_fails_the_rule_it_breaks(broken, sqlite_template, tmp_path, monkeypatch):
-    """D5: a rule that was kept fails with a reason once the backend is broken."""
+def test_a_broken_backend_fails_the_rule_it_breaks(broken, sqlite_template, tmp_path, monkeypatch):
+    """A rule that was kept fails with a reason once the backend is broken."""
     path = tmp_path / "broken.db"
     path.write_bytes(sqlite_template.read_bytes())
     rule = BY_NAME[BREAKS[broken]]
@@ -232,8 +232,8 @@ def test_d5_a_broken_backend_fails_the_rule_it_breaks(broken, sqlite_template, t
     assert report.results[0].why
 
 
-def test_d5_a_rule_that_cannot_be_checked_is_skipped(tmp_path, monkeypatch):
-    """D5: without LangGraph's suite its rule is left out, and the report says what to install."""
+def test_a_rule_that_cannot_be_checked_is_skipped(tmp_path, monkeypatch):
+    """Without LangGraph's suite its rule is left out, and the report says what to install."""
     monkeypatch.setattr("agentgit.conformance.checkpoints.find_spec", lambda name: None)
     report = check(lambda: agentgit.open(tmp_path / "a.db"), [BY_NAME["saver-is_a_whole_saver"]])
     assert report.has_passed
@@ -242,8 +242,8 @@ def test_d5_a_rule_that_cannot_be_checked_is_skipped(tmp_path, monkeypatch):
         BY_NAME["saver-is_a_whole_saver"].check(lambda: agentgit.open(tmp_path / "a.db"))
 
 
-def test_d5_the_conformance_kit_runs_as_a_command(tmp_path, monkeypatch, capsys):
-    """D5: `python -m agentgit.conformance URL` prints each rule, and its exit code says whether all are kept."""
+def test_the_conformance_kit_runs_as_a_command(tmp_path, monkeypatch, capsys):
+    """`python -m agentgit.conformance URL` prints each rule, and its exit code says whether all are kept."""
     path = tmp_path / "new.db"
     monkeypatch.setattr(sys, "argv", ["conformance", str(path)])
     monkeypatch.setattr(__main__, "RULES", [BY_NAME["schema-is_newest"], BY_NAME["schema-keeps_the_trail"]])

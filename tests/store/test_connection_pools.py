@@ -65,8 +65,8 @@ def count(connection):
     connection.exec_driver_sql("INSERT INTO counted VALUES (1)")
 
 
-def test_d5_work_is_retried_if_its_connection_breaks_before_the_commit(server):
-    """D5: work whose connection breaks before the commit runs again on another one and is stored once."""
+def test_work_is_retried_if_its_connection_breaks_before_the_commit(server):
+    """Work whose connection breaks before the commit runs again on another one and is stored once."""
     runs = []
 
     def work(connection):
@@ -80,8 +80,8 @@ def test_d5_work_is_retried_if_its_connection_breaks_before_the_commit(server):
     assert (len(set(runs)), counted(server)) == (2, 1)
 
 
-def test_d5_a_second_broken_connection_raises_unavailable(server):
-    """D5: if the connection of the retry breaks too, Unavailable is raised and nothing is stored."""
+def test_a_second_broken_connection_raises_unavailable(server):
+    """If the connection of the retry breaks too, Unavailable is raised and nothing is stored."""
     runs = []
 
     def work(connection):
@@ -152,8 +152,8 @@ class Between:
             pass
 
 
-def test_d5_a_commit_with_a_lost_answer_is_not_retried(server):
-    """D5: if a commit's answer is lost, Unavailable says that the work may be stored, and it runs only once."""
+def test_a_commit_with_a_lost_answer_is_not_retried(server):
+    """If a commit's answer is lost, Unavailable says that the work may be stored, and it runs only once."""
     way = Between((server.url.host or "127.0.0.1", server.url.port or 5432), lambda: counted(server) == 1)
     runs = []
 
@@ -169,8 +169,8 @@ def test_d5_a_commit_with_a_lost_answer_is_not_retried(server):
 
 
 @pytest.mark.parametrize("state", ["serializable", "deadlock", "lock timeout"])
-def test_d5_a_conflicting_transaction_is_retried(server, state):
-    """D5: a serialization failure, a deadlock and a lock timeout are retried."""
+def test_a_conflicting_transaction_is_retried(server, state):
+    """A serialization failure, a deadlock and a lock timeout are retried."""
     raised = {"serializable": "40001", "deadlock": "40P01", "lock timeout": "55P03"}[state]
     runs = []
 
@@ -184,8 +184,8 @@ def test_d5_a_conflicting_transaction_is_retried(server, state):
     assert (len(runs), counted(server)) == (3, 1)
 
 
-def test_d5_a_conflicting_transaction_fails_after_24_attempts(server, monkeypatch):
-    """D5: a transaction that never serializes is tried 24 times in all, and then raises Unavailable."""
+def test_a_conflicting_transaction_fails_after_24_attempts(server, monkeypatch):
+    """A transaction that never serializes is tried 24 times in all, and then raises Unavailable."""
     monkeypatch.setattr(server, "_sleep", lambda seconds: None)
     runs = []
 
@@ -198,8 +198,8 @@ def test_d5_a_conflicting_transaction_fails_after_24_attempts(server, monkeypatc
     assert (len(runs), counted(server)) == (24, 0)
 
 
-def test_d5_a_statement_timeout_is_named_in_the_error(server):
-    """D5: the error of a statement that exceeds statement_timeout names that setting."""
+def test_a_statement_timeout_is_named_in_the_error(server):
+    """The error of a statement that exceeds statement_timeout names that setting."""
 
     def work(connection):
         connection.exec_driver_sql("SET LOCAL statement_timeout = 1")
@@ -209,8 +209,8 @@ def test_d5_a_statement_timeout_is_named_in_the_error(server):
         server.write(work)
 
 
-def test_d5_an_exhausted_pool_mentions_pool_size(postgres_url, monkeypatch):
-    """D5: a thread that waits too long for a connection receives an error that mentions pool_size."""
+def test_an_exhausted_pool_mentions_pool_size(postgres_url, monkeypatch):
+    """A thread that waits too long for a connection receives an error that mentions pool_size."""
     monkeypatch.setattr(*points.POOL_SECONDS.place, 0.05)
     with closing(Database(postgres_url, pool_size=1)) as database:
         with database.reading(), ThreadPoolExecutor(1) as pool:
@@ -220,8 +220,8 @@ def test_d5_an_exhausted_pool_mentions_pool_size(postgres_url, monkeypatch):
         assert database.write(process)
 
 
-def test_d5_no_connection_is_held_during_a_model_or_tool_call(postgres_url):
-    """D5: with a pool of one connection, each model reply, call and undo can use the repository."""
+def test_no_connection_is_held_during_a_model_or_tool_call(postgres_url):
+    """With a pool of one connection, each model reply, call and undo can use the repository."""
     used = []
     with agentgit.open(postgres_url, pool_size=1) as repo:
 
@@ -248,8 +248,8 @@ def test_d5_no_connection_is_held_during_a_model_or_tool_call(postgres_url):
     assert used == ["s"] * 7  # three replies, two calls, two undos
 
 
-async def test_d5_an_exhausted_pool_on_an_event_loop_raises_unavailable(postgres_url, monkeypatch):
-    """D5: tasks take turns with one connection, and a task that waits too long raises Unavailable."""
+async def test_an_exhausted_pool_on_an_event_loop_raises_unavailable(postgres_url, monkeypatch):
+    """Tasks take turns with one connection, and a task that waits too long raises Unavailable."""
     with closing(Database(postgres_url, pool_size=1)) as database:
         assert len(await asyncio.gather(*(database.run(database.write, process) for _ in range(8)))) == 8
     monkeypatch.setattr(*points.POOL_SECONDS.place, 0.05)
@@ -267,15 +267,15 @@ async def test_d5_an_exhausted_pool_on_an_event_loop_raises_unavailable(postgres
 
 
 @pytest.mark.parametrize("size", [0, -1])
-def test_d5_a_pool_size_below_one_is_refused(postgres_url, size):
-    """D5: a pool size below one is refused, since such a pool could only time out."""
+def test_a_pool_size_below_one_is_refused(postgres_url, size):
+    """A pool size below one is refused, since such a pool could only time out."""
     with pytest.raises(InvalidInput, match="pool_size"):
         Database(postgres_url, pool_size=size)
 
 
 @pytest.mark.parametrize("said", ["", "0", "-1", "many"])
-def test_d5_an_invalid_prepare_threshold_is_refused(postgres_url, said):
-    """D5: the URL's prepare_threshold must be `none` or a positive number."""
+def test_an_invalid_prepare_threshold_is_refused(postgres_url, said):
+    """The URL's prepare_threshold must be `none` or a positive number."""
     with pytest.raises(InvalidInput, match="prepare_threshold"):
         Database(postgres_url.update_query_dict({"prepare_threshold": said}))
 
@@ -300,8 +300,8 @@ repo.close()
 """
 
 
-def test_d5_a_process_may_fork_after_it_opened_the_database(database):
-    """D5: after a fork, parent and child each continue with separate connections."""
+def test_a_process_may_fork_after_it_opened_the_database(database):
+    """After a fork, parent and child each continue with separate connections."""
     done = processes.run(FORK, full(database.url))
     assert (done.returncode, done.stderr) == (0, "")
     with agentgit.open(database.url) as repo:
@@ -368,8 +368,8 @@ def started(url):
 
 
 @pytest.mark.long
-def test_d5_concurrent_turns_work_through_pgbouncer(pooled):
-    """D5: eight threads run turns behind a pooler that has three connections, and no turn is lost."""
+def test_concurrent_turns_work_through_pgbouncer(pooled):
+    """Eight threads run turns behind a pooler that has three connections, and no turn is lost."""
     names = [f"t{n}" for n in range(8)]
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda name: talk(full(pooled), "wrap", name, 2), names))
@@ -382,8 +382,8 @@ def test_d5_concurrent_turns_work_through_pgbouncer(pooled):
 
 
 @pytest.mark.long
-async def test_d5_concurrent_async_turns_work_through_pgbouncer(pooled):
-    """D5: eight tasks of an event loop run turns behind a pooler, and no turn is lost."""
+async def test_concurrent_async_turns_work_through_pgbouncer(pooled):
+    """Eight tasks of an event loop run turns behind a pooler, and no turn is lost."""
     with agentgit.open(pooled) as repo:
         agents = [repo.wrap(echoing(), session=f"a{n}") for n in range(8)]
         for turn in range(2):
@@ -398,8 +398,8 @@ def prepares(url):
         return connection.connection.driver_connection.prepare_threshold
 
 
-def test_d5_statements_are_prepared_except_behind_a_pooler(postgres_url, pooled):
-    """D5: a pooler is detected automatically, and the URL can override the threshold."""
+def test_statements_are_prepared_except_behind_a_pooler(postgres_url, pooled):
+    """A pooler is detected automatically, and the URL can override the threshold."""
     assert prepares(postgres_url) == 5
     assert prepares(pooled) is None
     assert prepares(pooled.update_query_dict({"prepare_threshold": "7"})) == 7

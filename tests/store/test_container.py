@@ -1,4 +1,4 @@
-"""Container snapshots: snapshots and restores with a real engine, and errors of failing or missing engines (C5)."""
+"""Container snapshots: snapshots and restores with a real engine, and errors of failing or missing engines."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ LOOK = r"cd /work; for f in *; do stat -c '%F %a %s' \"$f\"; readlink \"$f\"; do
 
 
 def test_a_restored_container_has_the_files_of_its_snapshot(engine, box):
-    """C5: after a restore every file is as in the snapshot, later files are gone, and the container runs."""
+    """After a restore every file is as in the snapshot, later files are gone, and the container runs."""
     engine.sh("box", AWKWARD)
     look = LOOK.replace('\\"', '"')
     before = engine("exec", "box", "sh", "-c", look + "; true")
@@ -59,7 +59,7 @@ def test_a_restored_container_has_the_files_of_its_snapshot(engine, box):
 
 @pytest.mark.long
 def test_a_restore_takes_a_safety_snapshot(engine, box):
-    """C5: the state before a restore is a safety snapshot, listed like any other, and can be restored."""
+    """The state before a restore is a safety snapshot, listed like any other, and can be restored."""
     snapshot = box.checkpoint("clean")
     engine.sh("box", "echo unsaved > /note")
     done = box.restore(snapshot)
@@ -73,7 +73,7 @@ def test_a_restore_takes_a_safety_snapshot(engine, box):
 
 @pytest.mark.long
 def test_a_workspace_restore_takes_one_safety_image(engine, box, tmp_path):
-    """C5: a restore through a workspace makes one safety image, which is listed once and can be restored."""
+    """A restore through a workspace makes one safety image, which is listed once and can be restored."""
     (tmp_path / "work").mkdir()
     workspace = Workspace(tmp_path / "work", tmp_path / "store", environment=box)
     saved = workspace.save("clean")
@@ -87,7 +87,7 @@ def test_a_workspace_restore_takes_one_safety_image(engine, box, tmp_path):
 
 @pytest.mark.long
 def test_a_restored_container_keeps_its_settings(engine, tmp_path):
-    """C5: a restored container keeps its environment, network, limits, security, command, folder, user and labels."""
+    """A restored container keeps its environment, network, limits, security, command, folder, user and labels."""
     (tmp_path / "shared").mkdir()
     engine.run(
         "box",
@@ -113,7 +113,7 @@ def test_a_restored_container_keeps_its_settings(engine, tmp_path):
 
 @pytest.mark.long
 def test_mounts_are_reported_as_not_included(engine, tmp_path):
-    """C5: a volume or mount is in no image; it stays unchanged, and the result says so."""
+    """A volume or mount is in no image; it stays unchanged, and the result says so."""
     (tmp_path / "shared").mkdir()
     engine.run("box", f"--volume={tmp_path / 'shared'}:/shared", "--volume=/unnamed", "--tmpfs=/memory")
     environment = ContainerEnvironment("box", engine=engine.words)
@@ -128,7 +128,7 @@ def test_mounts_are_reported_as_not_included(engine, tmp_path):
 
 @pytest.mark.long
 def test_a_stopped_container_stays_stopped(engine, box):
-    """C5: a restore of a stopped container works and does not start it."""
+    """A restore of a stopped container works and does not start it."""
     snapshot = box.checkpoint()
     engine("stop", "box")
     box.restore(snapshot)
@@ -137,7 +137,7 @@ def test_a_stopped_container_stays_stopped(engine, box):
 
 @pytest.mark.long
 def test_a_removed_container_is_created_again(engine, box):
-    """C5: a snapshot stores the settings, so a removed container can be restored."""
+    """A snapshot stores the settings, so a removed container can be restored."""
     engine.sh("box", "echo saved > /note")
     old, snapshot = engine.inspect("box"), box.checkpoint()
     engine("rm", "--force", "box")
@@ -149,7 +149,7 @@ def test_a_removed_container_is_created_again(engine, box):
 
 @pytest.mark.long
 def test_concurrent_snapshots_and_restores_wait_for_each_other(engine, box):
-    """C5: concurrent snapshots and restores of one container all succeed and leave one container."""
+    """Concurrent snapshots and restores of one container all succeed and leave one container."""
     first = box.checkpoint()
     works = [box.checkpoint, lambda: box.restore(first), ContainerEnvironment("box", engine=engine.words).checkpoint]
     with ThreadPoolExecutor(3) as pool:
@@ -161,7 +161,7 @@ def test_concurrent_snapshots_and_restores_wait_for_each_other(engine, box):
 
 @pytest.mark.long
 def test_a_container_started_with_rm_is_restored_too(engine):
-    """C5: a container started with --rm is gone as soon as it stops; it is replaced like any other."""
+    """A container started with --rm is gone as soon as it stops; it is replaced like any other."""
     engine.run("box", "--rm", "--volume=/data")
     environment = ContainerEnvironment("box", engine=engine.words)
     snapshot = environment.checkpoint()
@@ -176,7 +176,7 @@ def test_a_container_started_with_rm_is_restored_too(engine):
 
 @pytest.mark.long
 def test_deleted_snapshots_free_their_images(engine, box):
-    """C5: delete and gc remove the images themselves, except the one that the container is made of."""
+    """Delete and gc remove the images themselves, except the one that the container is made of."""
     at_first = engine.images()
     made = []
     for number in range(5):
@@ -195,7 +195,7 @@ def test_deleted_snapshots_free_their_images(engine, box):
 
 @pytest.mark.long
 def test_an_image_committed_from_a_restored_container_is_no_snapshot(engine, box):
-    """C5: an image that a person commits from our container has our labels, and is neither listed nor removed."""
+    """An image that a person commits from our container has our labels, and is neither listed nor removed."""
     box.restore(box.checkpoint())
     engine("commit", "box", "mine:1")
     assert len(box.list()) == 2
@@ -224,7 +224,7 @@ def fail_at(environment, verb):
     [((), verb) for verb in ("create", "commit", "rename", "start")] + [(("--rm",), "rename"), (("--rm",), "start")],
 )
 def test_a_failed_restore_leaves_the_old_container(engine, settings, verb):
-    """C5: if the new container cannot be made or started, the old one stays with its files."""
+    """If the new container cannot be made or started, the old one stays with its files."""
     engine.run("box", *settings)
     environment = ContainerEnvironment("box", engine=engine.words)
     snapshot = environment.checkpoint()
@@ -247,7 +247,7 @@ class Killed(BaseException):
     + [(("--rm",), "rm"), (("--rm",), "start")],
 )
 def test_a_killed_restore_is_repaired_at_the_next_use(engine, settings, point):
-    """C5: after a kill before any engine command, the next use finds one container, and nothing is lost."""
+    """After a kill before any engine command, the next use finds one container, and nothing is lost."""
     engine.run("box", *settings)
     killed = ContainerEnvironment("box", engine=engine.words)
     engine.sh("box", "echo saved > /note")
@@ -279,7 +279,7 @@ def die_before(environment, verb, again=""):
 
 @pytest.mark.long
 def test_a_missing_container_or_snapshot_is_named(engine):
-    """C5: an unknown container and an unknown snapshot raise NotFound with their names."""
+    """An unknown container and an unknown snapshot raise NotFound with their names."""
     environment = ContainerEnvironment("nobody", engine=engine.words)
     with pytest.raises(NotFound, match="no container nobody"):
         environment.checkpoint()
@@ -291,7 +291,7 @@ def test_a_missing_container_or_snapshot_is_named(engine):
 
 
 def test_a_missing_engine_raises_unavailable(monkeypatch, tmp_path):
-    """C5: if no engine is on PATH, or none answers, Unavailable says so."""
+    """If no engine is on PATH, or none answers, Unavailable says so."""
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(Unavailable, match="Neither docker nor podman is on PATH"):
         ContainerEnvironment("box")
@@ -320,7 +320,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("failure", BROKEN)
 def test_every_failure_of_an_engine_raises_unavailable(tmp_path, failure):
-    """C5: an engine that reports an error, gives no answer or gives a strange one raises Unavailable."""
+    """An engine that reports an error, gives no answer or gives a strange one raises Unavailable."""
     script, says = BROKEN[failure]
     fake = tmp_path / "engine"
     fake.write_text(f"#!/bin/sh\n{script}\n")
@@ -331,7 +331,7 @@ def test_every_failure_of_an_engine_raises_unavailable(tmp_path, failure):
 
 
 def test_an_engine_that_cannot_be_run_raises_unavailable(tmp_path):
-    """C5: a path that is no program raises Unavailable."""
+    """A path that is no program raises Unavailable."""
     fake = tmp_path / "engine"
     fake.write_text("not a program")
     for mode in (0o644, 0o755):
@@ -341,7 +341,7 @@ def test_an_engine_that_cannot_be_run_raises_unavailable(tmp_path):
 
 
 def test_the_engine_that_has_the_container_is_used(monkeypatch, tmp_path):
-    """C5: if docker and podman both answer, the one that knows the container is used."""
+    """If docker and podman both answer, the one that knows the container is used."""
     monkeypatch.setenv("PATH", str(tmp_path))
     for name, knows in (("docker", 1), ("podman", 0)):
         (tmp_path / name).write_text(f'#!/bin/sh\n[ "$1" = container ] && exit {knows}; exit 0\n')
@@ -353,14 +353,14 @@ def test_the_engine_that_has_the_container_is_used(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("name", ["", "-rf", "a b", "a/b", "a:b"])
 def test_an_invalid_container_name_is_refused(name):
-    """C5: a name that could be read as an option or an image is refused before the engine sees it."""
+    """A name that could be read as an option or an image is refused before the engine sees it."""
     with pytest.raises(InvalidInput, match="not the name of a container"):
         ContainerEnvironment(name, engine="podman")
 
 
 @pytest.mark.long
 def test_a_container_name_may_have_capitals(engine):
-    """C5: a container may have a name that is not valid for an image."""
+    """A container may have a name that is not valid for an image."""
     engine.run("My_Box")
     environment = ContainerEnvironment("My_Box", engine=engine.words)
     environment.restore(environment.checkpoint())
@@ -369,7 +369,7 @@ def test_a_container_name_may_have_capitals(engine):
 
 @pytest.mark.long
 def test_an_engine_failure_raises_an_agentgit_error(engine, box):
-    """C5: a failure of the engine raises an AgentGitError."""
+    """A failure of the engine raises an AgentGitError."""
     engine("rename", "box", "elsewhere")
     with pytest.raises(AgentGitError):
         box.checkpoint()
@@ -406,7 +406,7 @@ DOCKER = {
 
 
 def test_container_settings_are_read_in_the_form_of_docker():
-    """C5: settings are read from the output of docker inspect too, with ports, devices and mounts."""
+    """Settings are read from the output of docker inspect too, with ports, devices and mounts."""
     assert options(DOCKER) == [
         "--network=bridge",
         "--cgroupns=private",
@@ -435,7 +435,7 @@ def test_container_settings_are_read_in_the_form_of_docker():
 
 
 def test_a_setting_that_was_not_kept_is_reported():
-    """C5: a setting that the engine did not give the new container is reported by name."""
+    """A setting that the engine did not give the new container is reported by name."""
     other = DOCKER | {"HostConfig": DOCKER["HostConfig"] | {"Memory": 0, "Annotations": {"a": "b"}}}
     assert differences(DOCKER, DOCKER) == ()
     assert differences(DOCKER, other) == ("Memory",)

@@ -60,7 +60,7 @@ def is_sound(repo):
 
 
 def test_equal_values_of_two_sessions_are_separate_rows(repo):
-    """Q2: two sessions with equal values have rows of their own, and the deletion of one leaves the other complete."""
+    """Two sessions with equal values have rows of their own, and the deletion of one leaves the other complete."""
     first, second = (chat(repo, name) for name in "ab")
     for agent in (first, second):
         agent.update_state(None, {"messages": [{"role": "user", "content": "the same text", "id": "1"}]})
@@ -75,7 +75,7 @@ def test_equal_values_of_two_sessions_are_separate_rows(repo):
 
 
 def test_an_erasure_reports_the_same_numbers_whatever_others_store(repo):
-    """Q2: the report of an erasure does not tell whether another session has the same values."""
+    """The report of an erasure does not tell whether another session has the same values."""
     message = {"messages": [{"role": "user", "content": "a secret guess", "id": "1"}]}
     reports = []
     for has_twin in (False, True):
@@ -235,7 +235,7 @@ def impatient(server):
 
 
 def test_a_session_is_deleted_while_another_one_is_written(server):
-    """Q2: the deletion of a session does not wait for an open transaction that writes values of another session."""
+    """The deletion of a session does not wait for an open transaction that writes values of another session."""
     thread = chat(server, "busy", "note hello").branch.langgraph_session_id
     server.session("empty", create=True)
     store, busy = server.context.store, server.session("busy").id
@@ -321,7 +321,7 @@ def restricted(server):
 
 @pytest.mark.parametrize("table", OWNED, ids=lambda table: table.name)
 def test_a_user_reads_values_and_steps_of_own_sessions_only(server, restricted, table):
-    """D5, Q2: in the view of a user, a query without conditions finds no value, step or write of another user."""
+    """In the view of a user, a query without conditions finds no value, step or write of another user."""
     database, _ = restricted
     everybody = owners(server, table)
     with agentgit.open(backend.url(server), user="eve") as eve:
@@ -333,7 +333,7 @@ def test_a_user_reads_values_and_steps_of_own_sessions_only(server, restricted, 
 
 @pytest.mark.parametrize("table", OWNED, ids=lambda table: table.name)
 def test_a_user_changes_no_values_and_steps_of_others(server, restricted, table):
-    """D5, Q2: in the view of a user, no value, step or write of another user can be moved, deleted or added."""
+    """In the view of a user, no value, step or write of another user can be moved, deleted or added."""
     database, _ = restricted
     before = owners(server, table)
     with agentgit.open(backend.url(server), user="eve") as eve:
@@ -346,7 +346,7 @@ def test_a_user_changes_no_values_and_steps_of_others(server, restricted, table)
 
 
 def test_a_user_grants_no_roles_and_no_admin_rights(server, restricted):
-    """D5, Q2: in the view of a user, a statement can neither make an admin nor add, change or delete a membership."""
+    """In the view of a user, a statement can neither make an admin nor add, change or delete a membership."""
     database, ids = restricted
     with agentgit.open(backend.url(server), user="ada") as ada:
         ada.session("own").sharing.share("eve", "viewer")
@@ -370,7 +370,7 @@ def test_a_user_grants_no_roles_and_no_admin_rights(server, restricted):
 
 
 def test_a_user_cannot_become_the_owner_of_a_session(server, restricted):
-    """D5, Q2: in the view of a user, a statement cannot give a shared session to that user."""
+    """In the view of a user, a statement cannot give a shared session to that user."""
     database, ids = restricted
     with agentgit.open(backend.url(server), user="ada") as ada:
         ada.session("own").sharing.share("eve", "editor")
@@ -382,7 +382,7 @@ def test_a_user_cannot_become_the_owner_of_a_session(server, restricted):
 
 @pytest.mark.parametrize("owner", ["a family", "an own session"])
 def test_a_user_adds_no_steps_to_threads_of_others(server, restricted, owner):
-    """D5, Q2: in the view of a user, a step is not added to the thread of another user under another owner."""
+    """In the view of a user, a step is not added to the thread of another user under another owner."""
     database, _ = restricted
     rows = {name: dict(row) for name in ("ada", "eve") for row in [_first_step(server, name)]}
     forged = {**rows["ada"], "checkpoint_id": "forged", "seq": 9999, "external_session_id": -1}
@@ -404,7 +404,7 @@ def _first_step(server, name):
 
 
 def test_temporary_tables_show_a_user_no_values_of_others(server, restricted):
-    """D5, Q2: a temporary table with the name of a table of agentgit does not change what a user sees."""
+    """A temporary table with the name of a table of agentgit does not change what a user sees."""
     database, _ = restricted
 
     def read(connection):
@@ -422,7 +422,7 @@ def test_temporary_tables_show_a_user_no_values_of_others(server, restricted):
 
 
 def test_a_disabled_user_stays_disabled_and_logins_stay_revoked(server, restricted):
-    """D5: in the view of a user, neither the end of an own account nor that of all logins can be changed."""
+    """In the view of a user, neither the end of an own account nor that of all logins can be changed."""
     database, ids = restricted
     server.users.disable("eve")
     for statement in (
@@ -434,7 +434,7 @@ def test_a_disabled_user_stays_disabled_and_logins_stay_revoked(server, restrict
 
 
 def test_a_user_sends_no_events_of_sessions_of_others(server, restricted):
-    """D5: in the view of a user, a webhook for another user's session cannot be added."""
+    """In the view of a user, a webhook for another user's session cannot be added."""
     database, ids = restricted
     private = _first_step(server, "ada")["external_session_id"]
     row = {
@@ -457,7 +457,7 @@ def test_a_collection_names_a_damaged_step_and_deletes_nothing(repo):
 
 
 def test_a_user_deletes_a_webhook_of_a_session_that_is_no_longer_shared(server, restricted):
-    """D5: in the view of a user, an own webhook for a session that the user no longer sees can be deleted."""
+    """In the view of a user, an own webhook for a session that the user no longer sees can be deleted."""
     database, ids = restricted
     private = _first_step(server, "ada")["external_session_id"]
     row = {

@@ -1,4 +1,4 @@
-"""Credentials (D5): the limits of passwords, API keys and tokens, and their immediate revocation."""
+"""Credentials: the limits of passwords, API keys and tokens, and their immediate revocation."""
 
 import json
 import logging
@@ -59,8 +59,8 @@ def column(repo, what):
         return connection.execute(what).scalars().all()
 
 
-def test_d5_a_password_logs_in_and_is_stored_only_as_argon2(repo, ada):
-    """D5: a login returns a handle with the user's rights; the database stores only the argon2id hash."""
+def test_a_password_logs_in_and_is_stored_only_as_argon2(repo, ada):
+    """A login returns a handle with the user's rights; the database stores only the argon2id hash."""
     assert [one.session_name for one in repo.login("ada", PASSWORD).sessions()] == ["s"]
     (stored,) = [one for one in column(repo, select(USER.c.password)) if one]
     assert stored.startswith("$argon2id$")
@@ -81,8 +81,8 @@ def test_d5_a_password_logs_in_and_is_stored_only_as_argon2(repo, ada):
         (None, PASSWORD),
     ],
 )
-def test_d5_every_failed_login_has_the_same_message(repo, ada, name, password):
-    """D5: a wrong password, an unknown user and the local owner fail alike, and the trail records the failure."""
+def test_every_failed_login_has_the_same_message(repo, ada, name, password):
+    """A wrong password, an unknown user and the local owner fail alike, and the trail records the failure."""
     with pytest.raises(NotAllowed) as caught:
         repo.login(name, password)
     assert str(caught.value) == REFUSED
@@ -91,8 +91,8 @@ def test_d5_every_failed_login_has_the_same_message(repo, ada, name, password):
     assert (event.kind, event.user_id) == ("login.failed", known.get(name))
 
 
-def test_d5_a_login_of_an_unknown_user_costs_one_hash_too(repo, ada, monkeypatch):
-    """D5: each failed login verifies one hash, so its duration does not reveal whether the user exists."""
+def test_a_login_of_an_unknown_user_costs_one_hash_too(repo, ada, monkeypatch):
+    """Each failed login verifies one hash, so its duration does not reveal whether the user exists."""
     asked = []
     hasher = credentials._hasher()
     verify = hasher.verify
@@ -112,8 +112,8 @@ def test_bad_passwords_are_refused_and_not_quoted(repo, ada, password):
     assert not password or str(password) not in str(caught.value)
 
 
-def test_d5_a_new_password_or_disabling_ends_open_handles_at_once(repo, ada):
-    """D5: open handles are refused after a new password, and while their user is disabled."""
+def test_a_new_password_or_disabling_ends_open_handles_at_once(repo, ada):
+    """Open handles are refused after a new password, and while their user is disabled."""
     old = repo.login("ada", PASSWORD)
     events = old.events.list(session="s")
     repo.users.set_password(ada, "another horse")
@@ -132,8 +132,8 @@ def test_d5_a_new_password_or_disabling_ends_open_handles_at_once(repo, ada):
     assert repo.login("ada", "another horse").session("s").info.is_own
 
 
-def test_d5_a_login_that_ends_during_a_password_change_is_revoked(repo, ada):
-    """D5: a login that checked the old password and ends while the password is changed is refused from then on."""
+def test_a_login_that_ends_during_a_password_change_is_revoked(repo, ada):
+    """A login that checked the old password and ends while the password is changed is refused from then on."""
     has_locked, may_go_on = threading.Event(), threading.Event()
 
     def lock(plain, *args, **how):
@@ -164,8 +164,8 @@ def test_d5_a_login_that_ends_during_a_password_change_is_revoked(repo, ada):
     assert repo.login("ada", "another horse").user == ada
 
 
-def test_q6_changing_a_password_requires_the_current_one(repo, ada):
-    """Q6: a login or a key needs the current password; the operator, and an admin for other users, need none."""
+def test_changing_a_password_requires_the_current_one(repo, ada):
+    """A login or a key needs the current password; the operator, and an admin for other users, need none."""
     key = repo.keys.create("all", "admin", user="ada")
     for handle in (repo.login("ada", PASSWORD), repo.authenticate(key.secret)):
         for user in (ada, "ada", ada.id, str(ada.id)):
@@ -184,8 +184,8 @@ def test_q6_changing_a_password_requires_the_current_one(repo, ada):
     assert repo.login("ada", "another horse").user == ada
 
 
-def test_q6_a_new_password_or_revocation_ends_browser_logins(repo, ada):
-    """Q6: a new password ends the user's other browser logins, a revocation all of them; keys stay."""
+def test_a_new_password_or_revocation_ends_browser_logins(repo, ada):
+    """A new password ends the user's other browser logins, a revocation all of them; keys stay."""
     bob, door = repo.users.add("bob", PASSWORD), Accounts(repo)
     ci = repo.keys.create("ci", user="ada").secret
 
@@ -218,8 +218,8 @@ def test_q6_a_new_password_or_revocation_ends_browser_logins(repo, ada):
     assert {one.name for one in repo.keys.list(bob)} == {"browser"}
 
 
-def test_q6_guesses_of_the_current_password_are_limited(repo, ada):
-    """Q6: after too many wrong current passwords the user must wait, but can still log in."""
+def test_guesses_of_the_current_password_are_limited(repo, ada):
+    """After too many wrong current passwords the user must wait, but can still log in."""
     inside = repo.login("ada", PASSWORD, source="192.0.2.1")
     for _ in range(11):
         with pytest.raises(NotAllowed):
@@ -229,8 +229,8 @@ def test_q6_guesses_of_the_current_password_are_limited(repo, ada):
     assert repo.login("ada", PASSWORD, source="192.0.2.1").user == ada
 
 
-def test_q6_a_key_is_read_only_and_expires_by_default(repo, ada):
-    """Q6: a key reads for 90 days by default; one without an expiry must be requested."""
+def test_a_key_is_read_only_and_expires_by_default(repo, ada):
+    """A key reads for 90 days by default; one without an expiry must be requested."""
     made = repo.keys.create("ci", user="ada").key
     assert made.scopes == {"read"}
     assert abs(made.expires_at - made.created_at - timedelta(days=90)) < timedelta(minutes=1)
@@ -238,8 +238,8 @@ def test_q6_a_key_is_read_only_and_expires_by_default(repo, ada):
 
 
 @pytest.mark.parametrize("makes_users", [False, True])
-def test_q6_a_token_of_an_erased_user_is_refused_for_a_namesake(repo, ada, makes_users):
-    """Q6: a token from before the erasure is refused for a new user of that name; a later one is accepted."""
+def test_a_token_of_an_erased_user_is_refused_for_a_namesake(repo, ada, makes_users):
+    """A token from before the erasure is refused for a new user of that name; a later one is accepted."""
     repo = Repository(repo.context, jwt=replace(RULES, create_users=makes_users), is_borrowed=True)
     early = token(), token(iat=None)
     handles = [repo.authenticate(one) for one in early]
@@ -259,8 +259,8 @@ def test_q6_a_token_of_an_erased_user_is_refused_for_a_namesake(repo, ada, makes
 
 
 @pytest.mark.parametrize("said", [None, 7, "7", "", "x", [], {}, 1.5, "9" * 5000, True])
-def test_q6_id_claim_requires_the_user_id_in_a_token(repo, ada, said):
-    """Q6: with id_claim a token is accepted only with the id of the user whom it names."""
+def test_id_claim_requires_the_user_id_in_a_token(repo, ada, said):
+    """With id_claim a token is accepted only with the id of the user whom it names."""
     repo = Repository(repo.context, jwt=replace(RULES, id_claim="uid"), is_borrowed=True)
     with pytest.raises(NotAllowed):
         repo.authenticate(token(uid=said))
@@ -269,8 +269,8 @@ def test_q6_id_claim_requires_the_user_id_in_a_token(repo, ada, said):
         replace(RULES, id_claim="uid", create_users=True)
 
 
-def test_d5_a_key_is_limited_to_its_scope(repo, ada):
-    """D5: a handle made from a key has the key's scope, and cannot create keys with a wider scope."""
+def test_a_key_is_limited_to_its_scope(repo, ada):
+    """A handle made from a key has the key's scope, and cannot create keys with a wider scope."""
     read, write, admin = (
         repo.authenticate(repo.keys.create(scope, scope, user="ada").secret) for scope in ("read", "write", "admin")
     )
@@ -291,8 +291,8 @@ def test_d5_a_key_is_limited_to_its_scope(repo, ada):
     assert admin.keys.create("another", "write").key.scopes == {"read", "fork", "write"}
 
 
-def test_d5_a_revoked_key_ends_open_handles_and_hides_its_secret(repo, ada):
-    """D5: a revoked key ends open handles at once; the repr of key and handle and the trail lack its secret."""
+def test_a_revoked_key_ends_open_handles_and_hides_its_secret(repo, ada):
+    """A revoked key ends open handles at once; the repr of key and handle and the trail lack its secret."""
     made = repo.keys.create("ci", user="ada", expires_in=timedelta(days=1))
     handle = repo.authenticate(made.secret)
     assert key_parts(made.secret)[:2] == (repo.context.store.tenant_id, made.key.id)
@@ -322,8 +322,8 @@ def everything(repo):
         return repr([sorted(map(repr, connection.execute(select(table)))) for table in METADATA.sorted_tables])
 
 
-def test_d5_the_database_stores_only_hashes_of_secrets(repo, ada):
-    """D5: no row has a password, key or link; of keys and links the SHA-256 is stored."""
+def test_the_database_stores_only_hashes_of_secrets(repo, ada):
+    """No row has a password, key or link; of keys and links the SHA-256 is stored."""
     key, link = repo.keys.create("ci", user="ada"), repo.as_user(ada).session("s").sharing.create_link()
     repo.login("ada", PASSWORD)
     repo.authenticate(key.secret)
@@ -353,8 +353,8 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("verb", CHANGES)
-def test_w12_a_change_of_rights_fails_if_it_cannot_be_recorded(repo, ada, monkeypatch, verb):
-    """W12: a change and its event share one transaction: if the event cannot be written, nothing changes."""
+def test_a_change_of_rights_fails_if_it_cannot_be_recorded(repo, ada, monkeypatch, verb):
+    """A change and its event share one transaction: if the event cannot be written, nothing changes."""
     repo.users.add("bob")
     repo.keys.create("old", user="ada")
     repo.as_user(ada).session("s").sharing.share("bob")
@@ -373,8 +373,8 @@ def test_w12_a_change_of_rights_fails_if_it_cannot_be_recorded(repo, ada, monkey
     assert everything(repo) != before
 
 
-def test_d5_every_invalid_key_is_refused_with_the_same_message(repo, ada):
-    """D5: a wrong secret, another tenant's key, an expired one and hostile text are refused alike."""
+def test_every_invalid_key_is_refused_with_the_same_message(repo, ada):
+    """A wrong secret, another tenant's key, an expired one and hostile text are refused alike."""
     made = repo.keys.create("ci", user="ada", expires_in=timedelta(days=1))
     tenant, key, secret = key_parts(made.secret)
     backend.write(
@@ -388,8 +388,8 @@ def test_d5_every_invalid_key_is_refused_with_the_same_message(repo, ada):
         assert str(caught.value) == REFUSED
 
 
-def test_d5_the_last_use_of_a_key_is_not_updated_within_a_minute(repo, ada):
-    """D5: the last use of a key is recorded, and a second use at once does not update it."""
+def test_the_last_use_of_a_key_is_not_updated_within_a_minute(repo, ada):
+    """The last use of a key is recorded, and a second use at once does not update it."""
     made = repo.keys.create("ci", user="ada")
     repo.authenticate(made.secret)
     first = repo.keys.list("ada")[0].last_used_at
@@ -398,8 +398,8 @@ def test_d5_the_last_use_of_a_key_is_not_updated_within_a_minute(repo, ada):
     assert first is not None
 
 
-def test_d5_a_user_cannot_revoke_another_users_key(repo, ada):
-    """D5: another user's key is not found, and the local owner can have neither key nor password."""
+def test_a_user_cannot_revoke_another_users_key(repo, ada):
+    """Another user's key is not found, and the local owner can have neither key nor password."""
     made = repo.keys.create("ci", user="ada")
     bob = repo.as_user(repo.users.add("bob"))
     with pytest.raises(NotFound):
@@ -416,8 +416,8 @@ def test_d5_a_user_cannot_revoke_another_users_key(repo, ada):
 
 
 @pytest.mark.usefixtures("long_login_pauses")
-def test_d5_repeated_failures_delay_only_that_user_at_that_address(repo, ada):
-    """D5: after some failures a login must wait; another address and another user are not affected."""
+def test_repeated_failures_delay_only_that_user_at_that_address(repo, ada):
+    """After some failures a login must wait; another address and another user are not affected."""
     for _ in range(11):
         with pytest.raises(NotAllowed):
             repo.login("ada", "wrong horse", source="10.0.0.1")
@@ -436,8 +436,8 @@ def test_d5_repeated_failures_delay_only_that_user_at_that_address(repo, ada):
 
 
 @pytest.mark.usefixtures("long_login_pauses")
-def test_d5_failures_are_counted_across_processes_without_names(repo, ada):
-    """D5: failures are counted in the database under a hash of their subject, and deleted after their time."""
+def test_failures_are_counted_across_processes_without_names(repo, ada):
+    """Failures are counted in the database under a hash of their subject, and deleted after their time."""
     with agentgit.open(backend.url(repo)) as other:
         for _ in range(31):
             with pytest.raises(NotAllowed):
@@ -484,8 +484,8 @@ def confused():
     return f"{head}.{body}.{signed.decode()}"
 
 
-def test_d5_a_valid_token_logs_its_user_in(repo, ada):
-    """D5: a token is accepted if its signature matches the key, or the key of the set that it names."""
+def test_a_valid_token_logs_its_user_in(repo, ada):
+    """A token is accepted if its signature matches the key, or the key of the set that it names."""
     repo = Repository(repo.context, jwt=RULES, is_borrowed=True)
     assert repo.authenticate(token()).session("s").info.is_own
     public = {**RSAAlgorithm.to_jwk(KEYS.public_key(), as_dict=True), "kid": "k1"}
@@ -497,8 +497,8 @@ def test_d5_a_valid_token_logs_its_user_in(repo, ada):
     assert repo.authenticate(token(SECRET, "HS256")).user.name == "ada"
 
 
-def test_d5_every_invalid_token_is_refused_with_the_same_message(repo, ada):
-    """D5: unsigned, confused, expired, foreign and endless tokens are refused alike, and create no user."""
+def test_every_invalid_token_is_refused_with_the_same_message(repo, ada):
+    """Unsigned, confused, expired, foreign and endless tokens are refused alike, and create no user."""
     repo = Repository(repo.context, jwt=RULES, is_borrowed=True)
     past = datetime.now(UTC) - timedelta(hours=2)
     stranger = rsa.generate_private_key(public_exponent=65537, key_size=2048)
@@ -528,8 +528,8 @@ def test_d5_every_invalid_token_is_refused_with_the_same_message(repo, ada):
     assert [one.name for one in repo.users.list()] == ["ada", "local"]
 
 
-def test_d5_revocation_and_the_off_switch_end_tokens(repo, ada, monkeypatch):
-    """D5: a revocation ends earlier tokens of one user or of all, and a switch refuses all tokens."""
+def test_revocation_and_the_off_switch_end_tokens(repo, ada, monkeypatch):
+    """A revocation ends earlier tokens of one user or of all, and a switch refuses all tokens."""
     repo = Repository(repo.context, jwt=RULES, is_borrowed=True)
     old = token(iat=datetime.now(UTC) - timedelta(seconds=5))
     handle = repo.authenticate(old)
@@ -556,8 +556,8 @@ def test_d5_revocation_and_the_off_switch_end_tokens(repo, ada, monkeypatch):
     assert [one.kind for one in repo.events.audit(kinds="tokens.*")] == ["tokens.revoked"] * 2
 
 
-def test_d5_create_users_lets_a_token_create_its_user(repo):
-    """D5: with create_users a token creates its user, if the name is valid for a user."""
+def test_create_users_lets_a_token_create_its_user(repo):
+    """With create_users a token creates its user, if the name is valid for a user."""
     repo = Repository(
         repo.context, jwt=JWT(algorithms=["RS256"], key=PEM, audience="agentgit", create_users=True), is_borrowed=True
     )
@@ -601,7 +601,7 @@ def test_a_missing_auth_extra_names_the_install_command(repo, ada, monkeypatch):
 
 
 def test_secrets_are_never_logged(repo, ada, caplog):
-    """D5: neither passwords nor secrets of keys are logged, even if they are refused."""
+    """Neither passwords nor secrets of keys are logged, even if they are refused."""
     with caplog.at_level(logging.DEBUG):
         made = repo.keys.create("ci", user="ada")
         repo.authenticate(made.secret)

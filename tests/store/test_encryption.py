@@ -1,4 +1,4 @@
-"""D5: encryption at rest: contents are readable only with the right keys, and keys can be rotated."""
+"""Encryption at rest: contents are readable only with the right keys, and keys can be rotated."""
 
 import base64
 import json
@@ -46,8 +46,8 @@ def shown(repo):
     ).to_dict()
 
 
-def test_d5_an_encrypted_database_stores_names_but_no_contents(url, tmp_path):
-    """D5: with keys, no table has messages, calls, data or descriptions in plain text; users still read them."""
+def test_an_encrypted_database_stores_names_but_no_contents(url, tmp_path):
+    """With keys, no table has messages, calls, data or descriptions in plain text; users still read them."""
     with agentgit.open(url, keyring=Keyring({"a": ONE}), compression="none") as repo:
         story(repo, tmp_path)
         assert MARK in str(shown(repo))
@@ -63,8 +63,8 @@ def test_d5_an_encrypted_database_stores_names_but_no_contents(url, tmp_path):
         assert "everything else is encrypted" in str(content)
 
 
-def test_d5_a_database_opens_only_with_the_right_keys(url, monkeypatch):
-    """D5: a database does not open without its key or with a different one, and the error names the key."""
+def test_a_database_opens_only_with_the_right_keys(url, monkeypatch):
+    """A database does not open without its key or with a different one, and the error names the key."""
     with agentgit.open(url, keyring=Keyring({"a": ONE})) as repo:
         repo.session("s", create=True)
     with pytest.raises(KeyMissing, match="with the key a, which is missing") as failure:
@@ -80,8 +80,8 @@ def test_d5_a_database_opens_only_with_the_right_keys(url, monkeypatch):
 
 
 @pytest.mark.long
-def test_d5_a_database_is_encrypted_rotated_and_decrypted(url, tmp_path):
-    """D5: a plain database is encrypted, its key replaced, and decrypted; an interrupted encryption is completed."""
+def test_a_database_is_encrypted_rotated_and_decrypted(url, tmp_path):
+    """A plain database is encrypted, its key replaced, and decrypted; an interrupted encryption is completed."""
     with agentgit.open(url) as repo:
         story(repo, tmp_path)
         before, plain = shown(repo), repo.maintenance.encryption_keys()
@@ -116,8 +116,8 @@ def test_d5_a_database_is_encrypted_rotated_and_decrypted(url, tmp_path):
 
 
 @pytest.mark.parametrize("name", [name for name in sealed_columns() if name != "webhook_delivery"])
-def test_d5_a_changed_sealed_value_is_named_by_fsck_and_never_returned(sqlite_template, tmp_path, name):
-    """D5: after one changed bit in a sealed value of any column, fsck names the row, and reading it raises Corrupt."""
+def test_a_changed_sealed_value_is_named_by_fsck_and_never_returned(sqlite_template, tmp_path, name):
+    """After one changed bit in a sealed value of any column, fsck names the row, and reading it raises Corrupt."""
     path = tmp_path / "x.db"
     path.write_bytes(sqlite_template.read_bytes())
     with agentgit.open(path, keyring=Keyring({"a": ONE})) as repo:
@@ -169,8 +169,8 @@ def flipped(value):
     return value[:-1] + bytes([value[-1] ^ 1])
 
 
-def test_d5_a_sealed_value_opens_only_in_its_column_and_tenant(url):
-    """D5: a sealed value is Corrupt in another column or tenant, and a changed value is Corrupt with its row."""
+def test_a_sealed_value_opens_only_in_its_column_and_tenant(url):
+    """A sealed value is Corrupt in another column or tenant, and a changed value is Corrupt with its row."""
     with agentgit.open(url, keyring=Keyring({"a": ONE})) as repo:
         seal = backend.database(repo).seal
         closed = seal.seal("tool_invocation.args", b"{}")
@@ -199,8 +199,8 @@ def message(n):
 
 
 @pytest.mark.parametrize("keys", [None, Keyring({"a": ONE})])
-def test_d5_values_of_every_shape_are_read_back(url, keys):
-    """D5: values that begin like sealed ones and large values are read back, encrypted or in plain text."""
+def test_values_of_every_shape_are_read_back(url, keys):
+    """Values that begin like sealed ones and large values are read back, encrypted or in plain text."""
     with agentgit.open(url, keyring=keys) as repo:
         blobs, write = repo.context.store.graphs.blobs.of(1), backend.database(repo).write
         odd = [leaf("bytes", MAGIC + tail) for tail in (b"", b"\0x", b"\1\1a" + bytes(40), b"\2")]
@@ -216,8 +216,8 @@ def test_d5_values_of_every_shape_are_read_back(url, keys):
             assert set(Rotation(backend.database(repo), repo.context.store.tenant_id).count_by_key()) == {"a"}
 
 
-async def test_d5_the_saver_and_async_methods_encrypt_values(url):
-    """D5: `SQLModelSaver.from_conn_string(keyring=...)` and async methods write and read encrypted values."""
+async def test_the_saver_and_async_methods_encrypt_values(url):
+    """`SQLModelSaver.from_conn_string(keyring=...)` and async methods write and read encrypted values."""
     config = {"configurable": {"thread_id": "t"}}
     async with SQLModelSaver.from_conn_string(url, keyring=Keyring({"a": ONE})) as saver:
         graph = build("shop.db").copy({"checkpointer": saver})
@@ -234,8 +234,8 @@ async def test_d5_the_saver_and_async_methods_encrypt_values(url):
     [({}, None), ({"a": b"short"}, None), ({"a": "no base64"}, None), ({"ä": ONE}, None), ({"": ONE}, None),
      ({"a": ONE}, "b"), ({"a": 7}, None), ({"a": 32}, None), ("a", None)],
 )  # fmt: skip
-def test_d5_an_invalid_keyring_is_refused(keys, current):
-    """D5: bad input: a keyring without keys, or with invalid keys or names, is refused, and no key is shown."""
+def test_an_invalid_keyring_is_refused(keys, current):
+    """Bad input: a keyring without keys, or with invalid keys or names, is refused, and no key is shown."""
     with pytest.raises(InvalidInput) as failure:
         Keyring(keys, current=current)
     assert ONE not in str(failure.value)
@@ -245,8 +245,8 @@ def test_d5_an_invalid_keyring_is_refused(keys, current):
         Keyring.from_text(f"a:{ONE},a:{TWO}")
 
 
-def test_d5_a_missing_encryption_library_is_reported_with_a_pip_command(monkeypatch):
-    """D5: without the cryptography package, keys are refused with the command that installs it."""
+def test_a_missing_encryption_library_is_reported_with_a_pip_command(monkeypatch):
+    """Without the cryptography package, keys are refused with the command that installs it."""
 
     def gone(name):
         raise ModuleNotFoundError(name)
@@ -257,8 +257,8 @@ def test_d5_a_missing_encryption_library_is_reported_with_a_pip_command(monkeypa
 
 
 @pytest.mark.long
-def test_d5_the_command_line_manages_keys_and_erases_sessions(tmp_path, monkeypatch):
-    """D5: the command line creates a key, encrypts, counts values and erases a session, as text and as JSON."""
+def test_the_command_line_manages_keys_and_erases_sessions(tmp_path, monkeypatch):
+    """The command line creates a key, encrypts, counts values and erases a session, as text and as JSON."""
     monkeypatch.chdir(tmp_path)
     with agentgit.open("agentgit.db") as repo:
         repo.session("s", create=True)

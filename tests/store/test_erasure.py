@@ -1,4 +1,4 @@
-"""D5: erasure removes all data of a session or a user, and leaves shared data of others intact."""
+"""Erasure removes all data of a session or a user, and leaves shared data of others intact."""
 
 from datetime import UTC, datetime
 
@@ -51,8 +51,8 @@ def two(repo, tmp_path):
     repo.close()
 
 
-def test_d5_erasing_a_session_leaves_no_data_and_spares_others(two):
-    """D5: erasing a session removes it from all tables and files; a session that shares messages is unchanged."""
+def test_erasing_a_session_leaves_no_data_and_spares_others(two):
+    """Erasing a session removes it from all tables and files; a session that shares messages is unchanged."""
     session = two.session(MARK)
     other = two.session("other").branch().conversation_history
     head = two.session("other").get_checkpoint("HEAD").to_dict()
@@ -80,8 +80,8 @@ def test_d5_erasing_a_session_leaves_no_data_and_spares_others(two):
 
 @pytest.mark.long
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-def test_d5_erasing_a_session_clears_the_planner_statistics(repo, tmp_path):
-    """D5: after erasing a session, the planner statistics of PostgreSQL contain no name or word of it."""
+def test_erasing_a_session_clears_the_planner_statistics(repo, tmp_path):
+    """After erasing a session, the planner statistics of PostgreSQL contain no name or word of it."""
     known = text(
         "SELECT tablename || '.' || attname || ' ' || "
         "concat_ws(' ', most_common_vals::text, histogram_bounds::text, most_common_elems::text) "
@@ -108,8 +108,8 @@ def test_d5_erasing_a_session_clears_the_planner_statistics(repo, tmp_path):
     repo.close()
 
 
-def test_d5_the_audit_trail_refuses_deletions_and_forged_erasures(two):
-    """D5: the database refuses to delete other events and to change, delete or forge an erasure record."""
+def test_the_audit_trail_refuses_deletions_and_forged_erasures(two):
+    """The database refuses to delete other events and to change, delete or forge an erasure record."""
     two.session(MARK).delete()
     write = backend.database(two).write
     for statement in (delete(AUDIT_EVENT), update(ERASURE).values(last_seq=1), delete(ERASURE)):
@@ -128,8 +128,8 @@ def test_d5_the_audit_trail_refuses_deletions_and_forged_erasures(two):
     assert two.events.verify().is_sound
 
 
-def test_d5_a_running_session_is_not_erased(two):
-    """D5: erasing a session during a turn raises Conflict and deletes nothing; after the process died, it works."""
+def test_a_running_session_is_not_erased(two):
+    """Erasing a session during a turn raises Conflict and deletes nothing; after the process died, it works."""
     sessions, branch = two.context.store.sessions, two.session("other").branch()
     with process.register_owner() as alive:
         backend.write(two, lambda c: sessions.acquire(c, branch.id, alive))
@@ -140,8 +140,8 @@ def test_d5_a_running_session_is_not_erased(two):
 
 
 @pytest.mark.long
-def test_d5_erasing_a_user_removes_everything_of_the_user(two, tmp_path):
-    """D5: erasing a user removes all their sessions, files, keys and names, ends their handles, and spares others."""
+def test_erasing_a_user_removes_everything_of_the_user(two, tmp_path):
+    """Erasing a user removes all their sessions, files, keys and names, ends their handles, and spares others."""
     bob, ann = (two.as_user(two.users.add(name)) for name in ("bob", MARK))
     (tmp_path / "hers").mkdir()
     (tmp_path / "hers" / "a.txt").write_text("hers")
@@ -182,8 +182,8 @@ def test_d5_erasing_a_user_removes_everything_of_the_user(two, tmp_path):
     assert two.events.verify().is_sound
 
 
-def test_d5_only_admins_and_the_user_may_erase_a_user(two):
-    """D5: admins erase others, users themselves; a narrow key may not; last admin and local owner are protected."""
+def test_only_admins_and_the_user_may_erase_a_user(two):
+    """Admins erase others, users themselves; a narrow key may not; last admin and local owner are protected."""
     bob, ann = (two.as_user(two.users.add(name, is_admin=name == "ann")) for name in ("bob", "ann"))
     narrow = two.authenticate(two.keys.create("a key", "write", user="bob").secret)
     for who, refused in ((bob, "ann"), (narrow, "bob")):
@@ -201,8 +201,8 @@ def test_d5_only_admins_and_the_user_may_erase_a_user(two):
     assert [user.name for user in ann.users.list()] == ["ann", "local"]
 
 
-def test_d5_only_the_owner_erases_a_session(two):
-    """D5: an editor of a shared session may not erase it; for other users the session is not found."""
+def test_only_the_owner_erases_a_session(two):
+    """An editor of a shared session may not erase it; for other users the session is not found."""
     store = two.context.store
     bob = two.as_user(store.database.write(lambda c: store.users.add(c, "bob")))
     with pytest.raises(NotFound):

@@ -1,4 +1,4 @@
-"""Event callbacks run after the commit and in order, and never block the agent (rows B7, W12)."""
+"""Event callbacks run after the commit and in order, and never block the agent."""
 
 import asyncio
 import logging
@@ -29,8 +29,8 @@ def told(events):
     return [(event.kind, event.branch_name, event.detail.get("number")) for event in events]
 
 
-def test_b7_a_callback_receives_each_checkpoint_after_its_commit(repo, agent):
-    """B7: a callback receives each checkpoint, automatic or named, once other readers can see it."""
+def test_a_callback_receives_each_checkpoint_after_its_commit(repo, agent):
+    """A callback receives each checkpoint, automatic or named, once other readers can see it."""
     got, seen = [], []
 
     def callback(event):
@@ -49,8 +49,8 @@ def test_b7_a_callback_receives_each_checkpoint_after_its_commit(repo, agent):
     assert (subscription.handled, subscription.failed, len(got)) == (4, 0, 4)
 
 
-def test_b7_a_callback_that_raises_is_logged_and_counted(repo, agent, caplog):
-    """B7: an exception in a callback is logged and counted, and affects neither the agent nor the next event."""
+def test_a_callback_that_raises_is_logged_and_counted(repo, agent, caplog):
+    """An exception in a callback is logged and counted, and affects neither the agent nor the next event."""
 
     def callback(event):
         if event.detail["number"] == 1:
@@ -64,8 +64,8 @@ def test_b7_a_callback_that_raises_is_logged_and_counted(repo, agent, caplog):
     assert "failed=1" in repr(subscription)
 
 
-def test_b7_a_blocking_callback_delays_nothing_else(repo, agent, monkeypatch):
-    """B7: while one callback blocks, turns continue, other callbacks run, and closing stops waiting in time."""
+def test_a_blocking_callback_delays_nothing_else(repo, agent, monkeypatch):
+    """While one callback blocks, turns continue, other callbacks run, and closing stops waiting in time."""
     monkeypatch.setattr(*points.LAST_SECONDS_OF_CALLBACKS.place, 0.05)
     monkeypatch.setattr(*points.EVENTS_THAT_WAIT.place, 2)
     blocks, free, got = threading.Event(), threading.Event(), []
@@ -88,8 +88,8 @@ def test_b7_a_blocking_callback_delays_nothing_else(repo, agent, monkeypatch):
     free.set()
 
 
-def test_b7_callbacks_receive_events_in_trail_order(repo):
-    """B7: a callback receives each session's events in the order of its trail, whichever thread commits."""
+def test_callbacks_receive_events_in_trail_order(repo):
+    """A callback receives each session's events in the order of its trail, whichever thread commits."""
     sessions, got = [repo.session(f"s{n}", create=True) for n in range(2)], []
 
     def write(session):
@@ -112,8 +112,8 @@ def test_b7_callbacks_receive_events_in_trail_order(repo):
         assert [event.number for event in got if event.session_id == session.id] == list(range(2, 32))
 
 
-def test_b7_events_of_a_failed_transaction_are_not_delivered(repo):
-    """B7: a transaction that fails after writing events delivers none of them and delays no later event."""
+def test_events_of_a_failed_transaction_are_not_delivered(repo):
+    """A transaction that fails after writing events delivers none of them and delays no later event."""
     session, got = repo.session("s", create=True), []
     with repo.events.on("*", got.append) as subscription:
         line = backend.database(repo).bus
@@ -126,8 +126,8 @@ def test_b7_events_of_a_failed_transaction_are_not_delivered(repo):
     assert not line._queues
 
 
-def test_b7_subscriptions_filter_by_kind_session_and_user(database):
-    """B7, W12: a subscription filters by kind and session, and never receives another user's events."""
+def test_subscriptions_filter_by_kind_session_and_user(database):
+    """A subscription filters by kind and session, and never receives another user's events."""
     with agentgit.open(database.url, user="ann") as ann, agentgit.open(database.url, user="bob") as bob:
         backend.database(bob).bus = backend.database(ann).bus  # as if both shared one handle
         got, his = [], []
@@ -153,8 +153,8 @@ def test_b7_subscriptions_filter_by_kind_session_and_user(database):
             ann.events.on("*", "print")
 
 
-async def test_b7_async_callbacks_run_on_the_agents_loop(repo, agent):
-    """B7: for an async verb, a coroutine callback runs on the loop of that verb, in order."""
+async def test_async_callbacks_run_on_the_agents_loop(repo, agent):
+    """For an async verb, a coroutine callback runs on the loop of that verb, in order."""
     got, here = [], asyncio.get_running_loop()
 
     async def callback(event):
@@ -169,8 +169,8 @@ async def test_b7_async_callbacks_run_on_the_agents_loop(repo, agent):
     subscription.close()
 
 
-async def test_b7_closing_a_repository_on_the_loop_does_not_deadlock(repo, agent, monkeypatch):
-    """B7: a repository closed inside a coroutine still delivers committed events to async callbacks."""
+async def test_closing_a_repository_on_the_loop_does_not_deadlock(repo, agent, monkeypatch):
+    """A repository closed inside a coroutine still delivers committed events to async callbacks."""
     got = []
 
     async def callback(event):
@@ -188,8 +188,8 @@ async def test_b7_closing_a_repository_on_the_loop_does_not_deadlock(repo, agent
     assert got == ["turn.done"]
 
 
-def test_b7_async_callbacks_of_sync_verbs_share_one_loop(repo, agent):
-    """B7: without a running loop, all calls of a coroutine callback run on the same separate loop."""
+def test_async_callbacks_of_sync_verbs_share_one_loop(repo, agent):
+    """Without a running loop, all calls of a coroutine callback run on the same separate loop."""
     got = []
 
     async def callback(event):
@@ -203,8 +203,8 @@ def test_b7_async_callbacks_of_sync_verbs_share_one_loop(repo, agent):
     assert got[0] is got[1]
 
 
-def test_b7_an_event_of_a_closed_loop_is_delivered_or_counted(repo, agent):
-    """B7: an event that a closing loop did not deliver is delivered elsewhere, or counted as failed."""
+def test_an_event_of_a_closed_loop_is_delivered_or_counted(repo, agent):
+    """An event that a closing loop did not deliver is delivered elsewhere, or counted as failed."""
     got = []
 
     async def callback(event):
@@ -216,8 +216,8 @@ def test_b7_an_event_of_a_closed_loop_is_delivered_or_counted(repo, agent):
     assert got == ["turn.done"] or subscription.failed == 1  # or the loop cancelled it, which is counted
 
 
-def test_b7_events_can_be_limited_to_one_session(repo, agent):
-    """B7: `events.on` and `events.list` can be limited to one session, on whatever branch."""
+def test_events_can_be_limited_to_one_session(repo, agent):
+    """`events.on` and `events.list` can be limited to one session, on whatever branch."""
     got = []
     other = repo.wrap(tool_node_graph(scripted("x"), []), "other")
     with repo.events.on("checkpoint.*", got.append, session=agent.session) as subscription:
@@ -240,14 +240,14 @@ repo.session("s", create=True)
 
 
 @pytest.mark.long
-def test_b7_pending_events_are_delivered_at_program_exit(tmp_path):
-    """B7: events that are pending when the program ends are still delivered."""
+def test_pending_events_are_delivered_at_program_exit(tmp_path):
+    """Events that are pending when the program ends are still delivered."""
     done = subprocess.run([sys.executable, "-c", AT_EXIT], cwd=tmp_path, capture_output=True, text=True, check=True)  # noqa: S603  # our own program
     assert (done.stdout, done.stderr) == ("session.created\n", "")
 
 
-def test_b7_a_callback_may_use_the_repository(repo, agent):
-    """B7: a callback can read and write through the repository that calls it, and close its subscription."""
+def test_a_callback_may_use_the_repository(repo, agent):
+    """A callback can read and write through the repository that calls it, and close its subscription."""
     got = []
 
     def callback(event):
@@ -263,8 +263,8 @@ def test_b7_a_callback_may_use_the_repository(repo, agent):
     assert [event.detail["name"] for event in repo.events.list(kinds="tag.*")] == got
 
 
-def test_b7_a_log_handler_may_write_to_the_repository(repo, agent, monkeypatch):
-    """B7: a handler of the log of missed events can write to the repository without a deadlock."""
+def test_a_log_handler_may_write_to_the_repository(repo, agent, monkeypatch):
+    """A handler of the log of missed events can write to the repository without a deadlock."""
     monkeypatch.setattr(*points.EVENTS_THAT_WAIT.place, 1)
     free, said = threading.Event(), []
 
@@ -286,8 +286,8 @@ def test_b7_a_log_handler_may_write_to_the_repository(repo, agent, monkeypatch):
     assert len(said) == 1
 
 
-def test_b7_wait_inside_a_callback_returns_at_once(repo, agent):
-    """B7: `wait` called in the callback itself returns False at once."""
+def test_wait_inside_a_callback_returns_at_once(repo, agent):
+    """`wait` called in the callback itself returns False at once."""
     waited = []
     with repo.events.on("checkpoint.*", lambda event: waited.append(told.wait(None))) as told:
         agent.checkpoint("x")
@@ -295,8 +295,8 @@ def test_b7_wait_inside_a_callback_returns_at_once(repo, agent):
     assert waited == [False]
 
 
-def test_u10_a_callback_can_run_before_the_verb_returns(repo, agent, caplog):
-    """U10: with wait=True, whatever causes an event returns only when the callback has handled it, even if it fails."""
+def test_a_callback_can_run_before_the_verb_returns(repo, agent, caplog):
+    """With wait=True, whatever causes an event returns only when the callback has handled it, even if it fails."""
     got = []
 
     def slow(event):
@@ -318,8 +318,8 @@ def test_u10_a_callback_can_run_before_the_verb_returns(repo, agent, caplog):
     assert "my own mistake" in caplog.text
 
 
-def test_u10_what_a_waiting_callback_does_waits_for_no_callback(repo, agent):
-    """U10: two callbacks that hold verbs back, and whose own verbs concern each other, do not wait for each other."""
+def test_what_a_waiting_callback_does_waits_for_no_callback(repo, agent):
+    """Two callbacks that hold verbs back, and whose own verbs concern each other, do not wait for each other."""
     session = agent.session
     agent.run("add chair")
 
@@ -342,8 +342,8 @@ def test_u10_what_a_waiting_callback_does_waits_for_no_callback(repo, agent):
     assert (first.failed, second.failed) == (0, 0)
 
 
-async def test_u10_an_async_callback_runs_before_the_awaited_verb_returns(repo, agent):
-    """U10: with wait=True, a coroutine function has ended on the agent's loop when an awaited verb returns."""
+async def test_an_async_callback_runs_before_the_awaited_verb_returns(repo, agent):
+    """With wait=True, a coroutine function has ended on the agent's loop when an awaited verb returns."""
     loops = []
 
     async def callback(event):
@@ -359,8 +359,8 @@ async def test_u10_an_async_callback_runs_before_the_awaited_verb_returns(repo, 
         assert len(loops) == 4
 
 
-def test_u10_many_threads_wait_for_one_callback(repo):
-    """U10: each of many threads returns from its verb after its own event was handled."""
+def test_many_threads_wait_for_one_callback(repo):
+    """Each of many threads returns from its verb after its own event was handled."""
     sessions, handled, early = [repo.session(f"s{n}", create=True) for n in range(3)], set(), []
 
     def callback(event):

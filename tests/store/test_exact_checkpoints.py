@@ -1,4 +1,4 @@
-"""A checkpoint comes back exactly as it was put, and equal to the one that LangGraph's InMemorySaver returns (G6)."""
+"""A checkpoint comes back exactly as it was put, and equal to the one that LangGraph's InMemorySaver returns."""
 
 import math
 from copy import deepcopy
@@ -109,8 +109,8 @@ METADATA = {
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
-def test_g6_each_field_of_a_checkpoint_comes_back_as_it_was_put(database, name):
-    """G6: no field is added, left out or changed, whatever the version of LangGraph that made the checkpoint."""
+def test_each_field_of_a_checkpoint_comes_back_as_it_was_put(database, name):
+    """No field is added, left out or changed, whatever the version of LangGraph that made the checkpoint."""
     put = CHECKPOINTS[name]
     ours = stored(SQLModelSaver(database), put, {"source": "loop"})
     assert_equal(ours, stored(InMemorySaver(), put, {"source": "loop"}))
@@ -120,14 +120,14 @@ def test_g6_each_field_of_a_checkpoint_comes_back_as_it_was_put(database, name):
 
 
 @pytest.mark.parametrize("name", METADATA)
-def test_g6_metadata_comes_back_as_it_was_put(database, name):
-    """G6: metadata keeps its values and their types, as LangGraph's serializer returns them."""
+def test_metadata_comes_back_as_it_was_put(database, name):
+    """Metadata keeps its values and their types, as LangGraph's serializer returns them."""
     ours = stored(SQLModelSaver(database), checkpoint(), METADATA[name])
     assert_equal(ours, stored(InMemorySaver(), checkpoint(), METADATA[name]))
     assert next(SQLModelSaver(database).list(on("t"))).metadata.keys() == ours.metadata.keys()
 
 
-def test_g6_metadata_that_cannot_be_stored_is_refused(database):
+def test_metadata_that_cannot_be_stored_is_refused(database):
     """Bad input: a metadata value that LangGraph's serializer cannot store is refused, and nothing is stored."""
     saver = SQLModelSaver(database)
     with pytest.raises(InvalidInput, match="cannot be stored"):
@@ -135,16 +135,16 @@ def test_g6_metadata_that_cannot_be_stored_is_refused(database):
     assert saver.get_tuple(on("t")) is None
 
 
-def test_g6_a_list_is_filtered_by_metadata_of_any_type(database):
-    """G6: `list` finds a checkpoint by metadata that is a time or an id, too."""
+def test_a_list_is_filtered_by_metadata_of_any_type(database):
+    """`list` finds a checkpoint by metadata that is a time or an id, too."""
     saver = SQLModelSaver(database)
     stored(saver, checkpoint(), {"source": "loop", "at": NOON, "id": ID})
     assert [found.metadata["at"] for found in saver.list(None, filter={"at": NOON, "id": ID})] == [NOON]
     assert list(saver.list(None, filter={"at": NOON.replace(hour=13)})) == []
 
 
-def test_g6_metadata_of_any_type_survives_a_copy_and_an_encrypted_database(tmp_path):
-    """G6: a copy of a thread keeps the metadata, and with keys it is in no file in clear."""
+def test_metadata_of_any_type_survives_a_copy_and_an_encrypted_database(tmp_path):
+    """A copy of a thread keeps the metadata, and with keys it is in no file in clear."""
     ring = agentgit.Keyring({"k": agentgit.Keyring.new_key()})
     with SQLModelSaver.from_conn_string(tmp_path / "a.db", keyring=ring) as saver:
         stored(saver, checkpoint(pending_sends=[Send("hush-hush", 1)]), {"said": {"hush-hush"}})
@@ -155,7 +155,7 @@ def test_g6_metadata_of_any_type_survives_a_copy_and_an_encrypted_database(tmp_p
     assert b"hush-hush" not in b"".join(file.read_bytes() for file in tmp_path.iterdir())
 
 
-def test_g6_damaged_metadata_is_named(database):
+def test_damaged_metadata_is_named(database):
     """Bad input: typed metadata that has another form, for example from a forged export, raises Corrupt."""
     saver = SQLModelSaver(database)
     saver.put(on("t", checkpoint_ns=""), checkpoint({"__typed_fields__": [1]}), {"source": "loop"}, {})
@@ -163,8 +163,8 @@ def test_g6_damaged_metadata_is_named(database):
         saver.get_tuple(on("t"))
 
 
-def test_g6_pending_writes_come_back_in_the_order_of_langgraph(database):
-    """G6: pending writes are ordered by path, task and index; repeated and special ones replace or are ignored."""
+def test_pending_writes_come_back_in_the_order_of_langgraph(database):
+    """Pending writes are ordered by path, task and index; repeated and special ones replace or are ignored."""
     writes = [
         ("task-b", "~__pregel_pull, b", [("a", 1), ("b", (2, NOON))]),
         ("task-a", "~__pregel_pull, c", [("a", None), ("c", [])]),
@@ -213,8 +213,8 @@ VERSIONS = st.integers(1, 9) | st.floats(1, 9) | st.from_regex(r"0000\d\.\d{3}",
     ),
     configurable=st.dictionaries(NAMES, st.text("xyz\0") | st.integers() | st.booleans() | st.lists(st.none())),
 )
-def test_g6_any_checkpoint_equals_that_of_inmemorysaver(values, versions, metadata, fields, configurable):
-    """G6: any checkpoint with any metadata and settings comes back as InMemorySaver returns it."""
+def test_any_checkpoint_equals_that_of_inmemorysaver(values, versions, metadata, fields, configurable):
+    """Any checkpoint with any metadata and settings comes back as InMemorySaver returns it."""
     numbers = versions.draw(st.fixed_dictionaries(dict.fromkeys(values, VERSIONS)))
     put = {**checkpoint(values, channel_versions=numbers, updated_channels=REMOVED), **fields}
     config = {"configurable": configurable, "metadata": {"mine": "yes", "n": 1}}
@@ -223,8 +223,8 @@ def test_g6_any_checkpoint_equals_that_of_inmemorysaver(values, versions, metada
     assert_equal(ours, stored(InMemorySaver(), put, metadata, config=config))
 
 
-def test_g6_the_checkpoints_of_a_graph_equal_those_of_langgraphs_savers(database):
-    """G6: a graph with settings, a subgraph and a question has the same metadata and fields with each saver."""
+def test_the_checkpoints_of_a_graph_equal_those_of_langgraphs_savers(database):
+    """A graph with settings, a subgraph and a question has the same metadata and fields with each saver."""
     ours = history_of(SQLModelSaver(database))
     assert ours == history_of(InMemorySaver())
     with SqliteSaver.from_conn_string(":memory:") as sqlite_saver:
@@ -254,8 +254,8 @@ def history_of(saver):
 # -- settings that are not stored
 
 
-def test_g6_settings_are_metadata_except_secrets_and_excluded_names(database):
-    """G6: scalars of `configurable` go into the metadata; secrets, excluded names and nested values do not."""
+def test_settings_are_metadata_except_secrets_and_excluded_names(database):
+    """Scalars of `configurable` go into the metadata; secrets, excluded names and nested values do not."""
     saver = SQLModelSaver(database, exclude_metadata=["customer_email"])
     settings_ = {
         "model": "small",
@@ -270,8 +270,8 @@ def test_g6_settings_are_metadata_except_secrets_and_excluded_names(database):
     assert found == {"source": "loop", "model": "small", "n": 1, "on": True, "mine": "yes"}
 
 
-def test_g6_a_name_excluded_at_open_is_stored_for_no_session(tmp_path):
-    """G6: `open(exclude_metadata=…)` applies to the turns of every session and to imported threads."""
+def test_a_name_excluded_at_open_is_stored_for_no_session(tmp_path):
+    """`open(exclude_metadata=…)` applies to the turns of every session and to imported threads."""
     builder = StateGraph(MessagesState).add_node("n", lambda _: {"messages": [("ai", "hi")]}).add_edge(START, "n")
     config = {"configurable": {"plan": "gold", "customer_email": "hush@x"}}
     said = {"messages": [("user", "hi")]}
@@ -290,7 +290,7 @@ def test_g6_a_name_excluded_at_open_is_stored_for_no_session(tmp_path):
 
 
 @pytest.mark.parametrize("names", ["email", [1], [None, "a"]])
-def test_g6_names_to_exclude_are_a_list_of_names(tmp_path, names):
+def test_names_to_exclude_are_a_list_of_names(tmp_path, names):
     """Bad input: a single string, which would be its letters, and other values are refused before anything is made."""
     for opened in (agentgit.open, SQLModelSaver.from_conn_string):
         with pytest.raises(InvalidInput, match="exclude_metadata"):

@@ -1,4 +1,4 @@
-"""Paths that a snapshot excludes are recorded, named in every plan and report, and lost in no restore (F1)."""
+"""Paths that a snapshot excludes are recorded, named in every plan and report, and lost in no restore."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def remove(path: Path) -> None:
 
 
 @pytest.mark.parametrize("why", MAKE)
-def test_f1_a_deleted_excluded_path_is_reported_everywhere(workspace, work, why):
-    """F1: plan, report, `changed()` and diff name a deleted path that the snapshot left out, with the reason."""
+def test_a_deleted_excluded_path_is_reported_everywhere(workspace, work, why):
+    """Plan, report, `changed()` and diff name a deleted path that the snapshot left out, with the reason."""
     name = put(work, why)
     (work / "a").write_text("1")
     first = workspace.save()
@@ -91,8 +91,8 @@ def test_f1_a_deleted_excluded_path_is_reported_everywhere(workspace, work, why)
 
 
 @pytest.mark.parametrize("name", [".git", "sub/.git"])
-def test_f1_a_deleted_git_repository_is_reported_everywhere(opened, work, name):
-    """F1: `.git` is never captured but recorded: plan, report, `changed()` and diff name a deleted one."""
+def test_a_deleted_git_repository_is_reported_everywhere(opened, work, name):
+    """`.git` is never captured but recorded: plan, report, `changed()` and diff name a deleted one."""
     (work / name).mkdir(parents=True)
     (work / name / "HEAD").write_text("ref: refs/heads/main")
     workspace = opened()
@@ -112,8 +112,8 @@ def test_f1_a_deleted_git_repository_is_reported_everywhere(opened, work, name):
 
 
 @pytest.mark.parametrize("why", ["larger than 1,000 bytes", "excluded"])
-def test_f1_a_changed_excluded_file_is_reported_and_kept(workspace, work, why):
-    """F1: a restore keeps the new contents of a file that the snapshot left out, and reports it as changed."""
+def test_a_changed_excluded_file_is_reported_and_kept(workspace, work, why):
+    """A restore keeps the new contents of a file that the snapshot left out, and reports it as changed."""
     if why == "excluded":
         (work / ".gitignore").write_text("left\n")
     large(work / "left")
@@ -128,8 +128,8 @@ def test_f1_a_changed_excluded_file_is_reported_and_kept(workspace, work, why):
     assert (work / "left").read_bytes() == b"2" * (LIMIT + 7)
 
 
-def test_f1_a_new_excluded_file_is_reported_and_kept(workspace, work):
-    """F1: a restore keeps and reports a large file that was created after the snapshot."""
+def test_a_new_excluded_file_is_reported_and_kept(workspace, work):
+    """A restore keeps and reports a large file that was created after the snapshot."""
     (work / "a").write_text("1")
     first = workspace.save()
     large(work / "new")
@@ -141,8 +141,8 @@ def test_f1_a_new_excluded_file_is_reported_and_kept(workspace, work):
     assert (work / "new").exists()
 
 
-def test_f1_an_excluded_file_that_fits_now_is_not_deleted(workspace, work):
-    """F1: plan and restore keep a file that was too large for the snapshot and is small now."""
+def test_an_excluded_file_that_fits_now_is_not_deleted(workspace, work):
+    """Plan and restore keep a file that was too large for the snapshot and is small now."""
     large(work / "data.csv")
     (work / "a").write_text("1")
     first = workspace.save()
@@ -164,8 +164,8 @@ def test_f1_an_excluded_file_that_fits_now_is_not_deleted(workspace, work):
     assert (work / "data.csv").read_text() == "small"
 
 
-def test_f1_a_changed_size_limit_loses_no_file(opened, work):
-    """F1: with different size limits between snapshots, no restore deletes or loses a file, in either direction."""
+def test_a_changed_size_limit_loses_no_file(opened, work):
+    """With different size limits between snapshots, no restore deletes or loses a file, in either direction."""
     large(work / "data")
     first = opened().save()
     raised = opened(max_file_size=10 * LIMIT)
@@ -182,8 +182,8 @@ def test_f1_a_changed_size_limit_loses_no_file(opened, work):
     assert (work / "data").read_bytes() == b"1" * (LIMIT + 1)
 
 
-def test_f1_changed_exclude_patterns_lose_no_file(opened, work):
-    """F1: a restore keeps files that the snapshot excluded, and the record names an excluded directory as one path."""
+def test_changed_exclude_patterns_lose_no_file(opened, work):
+    """A restore keeps files that the snapshot excluded, and the record names an excluded directory as one path."""
     for name in ("node_modules/a/b", "node_modules/c", "x.log", "kept"):
         (work / name).parent.mkdir(parents=True, exist_ok=True)
         (work / name).write_text("1")
@@ -204,8 +204,8 @@ def test_f1_changed_exclude_patterns_lose_no_file(opened, work):
     assert (work / "node_modules/c").read_text() == "1"
 
 
-def test_f1_an_empty_excluded_directory_is_kept(opened, work):
-    """F1: a restore does not remove a directory that the snapshot left out, even if it is empty now."""
+def test_an_empty_excluded_directory_is_kept(opened, work):
+    """A restore does not remove a directory that the snapshot left out, even if it is empty now."""
     (work / "build").mkdir()
     (work / "build/out").write_text("1")
     first = opened(exclude_patterns=["build"]).save()
@@ -216,8 +216,8 @@ def test_f1_an_empty_excluded_directory_is_kept(opened, work):
     assert (work / "build").is_dir()
 
 
-def test_f1_an_excluded_file_in_the_way_is_moved_aside(workspace, work):
-    """F1: an excluded file at the path of a captured one is planned and moved aside, and not overwritten."""
+def test_an_excluded_file_in_the_way_is_moved_aside(workspace, work):
+    """An excluded file at the path of a captured one is planned and moved aside, and not overwritten."""
     (work / "data").write_text("small")
     (work / "d").write_text("a file")
     first = workspace.save()
@@ -236,8 +236,8 @@ def test_f1_an_excluded_file_in_the_way_is_moved_aside(workspace, work):
     assert ((work / "data").read_text(), (work / "d").read_text()) == ("small", "a file")
 
 
-def test_f1_keep_takes_a_snapshot_when_only_excluded_files_changed(workspace, work):
-    """F1: `ensure_snapshot` takes a snapshot when only excluded files changed, and none when nothing changed."""
+def test_keep_takes_a_snapshot_when_only_excluded_files_changed(workspace, work):
+    """`ensure_snapshot` takes a snapshot when only excluded files changed, and none when nothing changed."""
     (work / "a").write_text("1")
     large(work / "left")
     first = workspace.ensure_snapshot()
@@ -250,8 +250,8 @@ def test_f1_keep_takes_a_snapshot_when_only_excluded_files_changed(workspace, wo
     assert workspace.plan_restore(first.id).left != ()
 
 
-def test_f1_a_copied_snapshot_keeps_its_record_of_excluded_paths(opened, work, tmp_path, kind):
-    """F1: a snapshot copied to another workspace brings the record of what it left out."""
+def test_a_copied_snapshot_keeps_its_record_of_excluded_paths(opened, work, tmp_path, kind):
+    """A snapshot copied to another workspace brings the record of what it left out."""
     large(work / "left")
     (work / "a").write_text("1")
     first = opened().save()
@@ -267,8 +267,8 @@ def test_f1_a_copied_snapshot_keeps_its_record_of_excluded_paths(opened, work, t
     assert other.plan_restore(adopted.id).missing == (("left", "left out of the snapshot (larger than 1,000 bytes)"),)
 
 
-def test_f1_the_record_is_deleted_with_the_last_snapshot_using_it(workspace, work, tmp_path):
-    """F1: a record of excluded paths is deleted with the last snapshot that uses it."""
+def test_the_record_is_deleted_with_the_last_snapshot_using_it(workspace, work, tmp_path):
+    """A record of excluded paths is deleted with the last snapshot that uses it."""
     large(work / "left")
     first = workspace.save()
     (work / "left").unlink()
@@ -280,8 +280,8 @@ def test_f1_the_record_is_deleted_with_the_last_snapshot_using_it(workspace, wor
     db.close()
 
 
-def test_f1_a_partial_restore_reports_only_its_paths(workspace, work):
-    """F1: a restore of some paths reports what was left out below them, and nothing else."""
+def test_a_partial_restore_reports_only_its_paths(workspace, work):
+    """A restore of some paths reports what was left out below them, and nothing else."""
     for name in ("d/left", "left"):
         large(work / name)
     (work / "d/a").write_text("1")
@@ -438,7 +438,7 @@ def test_file_names_are_escaped_in_every_text(workspace, work):
 
 
 def test_a_socket_is_left_out_with_its_kind_as_the_reason(workspace, work):
-    """F1: a socket is left out with the kind as the reason."""
+    """A socket is left out with the kind as the reason."""
     with socket.socket(socket.AF_UNIX) as made:
         before = os.getcwd()
         os.chdir(work)
@@ -451,7 +451,7 @@ def test_a_socket_is_left_out_with_its_kind_as_the_reason(workspace, work):
 
 
 def test_a_device_is_left_out_with_its_kind_as_the_reason(workspace, work):
-    """F1: character and block devices are left out with the kind as the reason, and a restore leaves them."""
+    """Character and block devices are left out with the kind as the reason, and a restore leaves them."""
     try:
         os.mknod(work / "null", stat.S_IFCHR | 0o600, os.makedev(1, 3))
         os.mknod(work / "loop", stat.S_IFBLK | 0o600, os.makedev(7, 200))

@@ -1,4 +1,4 @@
-"""Exports carry sessions, branches and checkpoints completely from one database to another (B8, W4)."""
+"""Exports carry sessions, branches and checkpoints completely from one database to another."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def lived(repo, shop=None, name="s"):
     return retry
 
 
-def test_b8_a_session_survives_a_round_trip_through_another_database(repo, other):
-    """B8: a session that goes from SQLite or PostgreSQL to another database and back loses nothing visible."""
+def test_a_session_survives_a_round_trip_through_another_database(repo, other):
+    """A session that goes from SQLite or PostgreSQL to another database and back loses nothing visible."""
     lived(repo)
     there = carried(repo, "s", other)
     back = carried(other, "s", repo)
@@ -62,8 +62,8 @@ def test_b8_a_session_survives_a_round_trip_through_another_database(repo, other
 
 
 @pytest.mark.long
-def test_b8_an_export_of_an_import_has_the_same_records(repo, other):
-    """B8: the export of an import has the records of the original export, in the same order, apart from new ids."""
+def test_an_export_of_an_import_has_the_same_records(repo, other):
+    """The export of an import has the records of the original export, in the same order, apart from new ids."""
     lived(repo)
     carried(repo, "s", other)
     one, two = (without_ids(written(of, "s")) for of in (repo, other))
@@ -86,8 +86,8 @@ def without_ids(data):
     return plain(records)
 
 
-def test_b8_two_imports_of_one_file_create_two_sessions(repo, tmp_path):
-    """B8: two imports of one file have separate names and threads, and continue independently."""
+def test_two_imports_of_one_file_create_two_sessions(repo, tmp_path):
+    """Two imports of one file have separate names and threads, and continue independently."""
     lived(repo)
     file = tmp_path / "s.jsonl"
     repo.session("s").export(file)
@@ -101,8 +101,8 @@ def test_b8_two_imports_of_one_file_create_two_sessions(repo, tmp_path):
 
 
 @pytest.mark.parametrize("piped", [False, True])
-def test_b8_export_and_import_report_their_progress(repo, tmp_path, monkeypatch, piped):
-    """B8: export and import report the bytes done and the total, and end when all are done."""
+def test_export_and_import_report_their_progress(repo, tmp_path, monkeypatch, piped):
+    """Export and import report the bytes done and the total, and end when all are done."""
     monkeypatch.setattr("agentgit.store.transfer.lines.STEP", 100)
     repo.wrap(tool_node_graph(obedient(), World().tools()), "s").run("add chair")
     file = tmp_path / "s.jsonl"
@@ -116,8 +116,8 @@ def test_b8_export_and_import_report_their_progress(repo, tmp_path, monkeypatch,
     assert into == sorted(into)
 
 
-def test_b8_importing_under_a_taken_name_is_refused(repo):
-    """B8: an import uses exactly the requested name, or is refused if the name is taken or empty."""
+def test_importing_under_a_taken_name_is_refused(repo):
+    """An import uses exactly the requested name, or is refused if the name is taken or empty."""
     lived(repo)
     with pytest.raises(Conflict, match="another name"):
         carried(repo, "s", repo, "s")
@@ -126,8 +126,8 @@ def test_b8_importing_under_a_taken_name_is_refused(repo):
     assert carried(repo, "s", repo, "copy").session.session_name == "copy"
 
 
-def test_b8_an_exported_branch_becomes_a_session_with_its_path(repo, other):
-    """B8: an imported branch has the conversation, state, checkpoints and track along its path."""
+def test_an_exported_branch_becomes_a_session_with_its_path(repo, other):
+    """An imported branch has the conversation, state, checkpoints and track along its path."""
     lived(repo)
     made = carried(repo, "s", other, branch="main-2")
     assert (made.of, made.place) == ("branch", "main-2")
@@ -145,8 +145,8 @@ def test_b8_an_exported_branch_becomes_a_session_with_its_path(repo, other):
     assert [c.args for c in other.session("s").tool_track(branch="elsewhere")] == [{"text": "hello"}, {"text": "it"}]
 
 
-def test_b8_an_exported_checkpoint_becomes_a_session_up_to_it(repo, other):
-    """B8: an imported checkpoint has nothing that was said later, and can be continued."""
+def test_an_exported_checkpoint_becomes_a_session_up_to_it(repo, other):
+    """An imported checkpoint has nothing that was said later, and can be continued."""
     lived(repo)
     place = repo.session("s").get_checkpoint("main#2")
     made = carried(repo, place, other)
@@ -162,16 +162,16 @@ def test_b8_an_exported_checkpoint_becomes_a_session_up_to_it(repo, other):
     assert len(list(agent.get_state_history())) > 5
 
 
-def test_b8_an_empty_session_is_exported_and_imported(repo, other):
-    """B8: a session without any message is exported and imported."""
+def test_an_empty_session_is_exported_and_imported(repo, other):
+    """A session without any message is exported and imported."""
     repo.session("s", create=True)
     made = carried(repo, "s", other)
     assert (made.branches, made.checkpoints, made.values) == (1, 0, 0)
     assert everything(repo, "s") == everything(other, "s")
 
 
-def test_b8_unusual_values_are_exported_and_imported(repo, other):
-    """B8: large values in parts, U+0000, lone surrogates, huge integers, bytes and sets are imported unchanged."""
+def test_unusual_values_are_exported_and_imported(repo, other):
+    """Large values in parts, U+0000, lone surrogates, huge integers, bytes and sets are imported unchanged."""
     plain = {"large": "x" * 700_000, "odd": f"\0 {chr(0xD800)} 🪑", "huge": 2**80}
     state = {"large": "x" * 700_000, "odd": "\0 🪑", "set": {1, 2}, "bytes": b"\xff\0" * 300_000}
     graph = GRAPHS["functional"](scripted("fine"), [])
@@ -188,8 +188,8 @@ def test_b8_unusual_values_are_exported_and_imported(repo, other):
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
-def test_b8_every_kind_of_graph_continues_after_an_import(repo, other, kind):
-    """B8: every kind of graph continues in the import of a session, of a branch and of a checkpoint."""
+def test_every_kind_of_graph_continues_after_an_import(repo, other, kind):
+    """Every kind of graph continues in the import of a session, of a branch and of a checkpoint."""
     shop = World()
 
     def wrapped(repository, name, branch=None):
@@ -215,8 +215,8 @@ def test_b8_every_kind_of_graph_continues_after_an_import(repo, other, kind):
 # -- calls made elsewhere
 
 
-def test_w4_a_rollback_does_not_reverse_imported_calls(repo, other):
-    """W4: a rollback reverses calls made after the import, and keeps imported ones, made in another world."""
+def test_a_rollback_does_not_reverse_imported_calls(repo, other):
+    """A rollback reverses calls made after the import, and keeps imported ones, made in another world."""
     shop = World()
     lived(repo, shop)
     carried(repo, "s", other)
@@ -233,8 +233,8 @@ def test_w4_a_rollback_does_not_reverse_imported_calls(repo, other):
     assert len(back.report.kept) == len(plan.steps) - 1
 
 
-def test_w4_an_import_does_not_make_the_world_diverge(repo, other):
-    """W4: every imported branch can run, and a switch with sync="world" repeats no imported call."""
+def test_an_import_does_not_make_the_world_diverge(repo, other):
+    """Every imported branch can run, and a switch with sync="world" repeats no imported call."""
     lived(repo)
     carried(repo, "s", other)
     here = World()
@@ -246,8 +246,8 @@ def test_w4_an_import_does_not_make_the_world_diverge(repo, other):
     assert [name for name, _ in here.log] == ["look", "look"]
 
 
-def test_w4_an_imported_unknown_call_is_not_verified(repo, other):
-    """W4: an imported unknown call stays unknown: `verify` would check another world, and is not called."""
+def test_an_imported_unknown_call_is_not_verified(repo, other):
+    """An imported unknown call stays unknown: `verify` would check another world, and is not called."""
 
     def boom(item: str) -> str:
         raise KeyboardInterrupt
@@ -272,8 +272,8 @@ def test_w4_an_imported_unknown_call_is_not_verified(repo, other):
 
 
 @pytest.mark.long
-def test_w4_a_consumed_ticket_is_not_used_again_after_an_import(repo, other):
-    """W4: a consumed ticket is not used again in the import of a session, a branch or an earlier checkpoint."""
+def test_a_consumed_ticket_is_not_used_again_after_an_import(repo, other):
+    """A consumed ticket is not used again in the import of a session, a branch or an earlier checkpoint."""
     bank = Bank()
     graph = tool_node_graph(says(ask("use", ticket="A"), "used"), bank.tools())
     repo.wrap(graph, "s", effects=bank.effects()).run("use it")
@@ -300,8 +300,8 @@ def test_w4_a_consumed_ticket_is_not_used_again_after_an_import(repo, other):
     assert here.used == []
 
 
-def test_w4_a_payment_is_not_made_twice_after_an_import(repo, other):
-    """W4: the fence of a branch made by a rollback holds in imports of the session, a branch and a checkpoint."""
+def test_a_payment_is_not_made_twice_after_an_import(repo, other):
+    """The fence of a branch made by a rollback holds in imports of the session, a branch and a checkpoint."""
     bank = Bank()
     pay = {"to": "Ann", "amount": 5}
     repo.wrap(
@@ -333,8 +333,8 @@ def asking(shop):
 
 
 @pytest.mark.parametrize("cut", ["whole", "branch", "point"])
-def test_b8_a_pending_interrupt_is_answered_after_the_import(repo, other, cut):
-    """B8: an interrupt can be answered after the import, and finished calls of its message do not run again."""
+def test_a_pending_interrupt_is_answered_after_the_import(repo, other, cut):
+    """An interrupt can be answered after the import, and finished calls of its message do not run again."""
     shop = World()
     agent = repo.wrap(asking(shop), "s", effects=shop.effects())
     agent.invoke({"messages": [("user", "chair and lamp")]})
@@ -349,8 +349,8 @@ def test_b8_a_pending_interrupt_is_answered_after_the_import(repo, other, cut):
     assert [(c.tool_name, c.status) for c in there.tool_track()] == [("add", "done"), ("add_if_approved", "done")]
 
 
-def test_b8_an_exploration_is_exported_and_imported(repo, other):
-    """B8: an imported exploration has the same branches, outcomes and scores."""
+def test_an_exploration_is_exported_and_imported(repo, other):
+    """An imported exploration has the same branches, outcomes and scores."""
     shop = World()
     agent = repo.wrap(agent_graph(obedient(), shop.tools()), "s", effects={"look": "read_only", **shop.effects()})
     agent.explore(["look", "hi"], choices=2, score=lambda leaf: 0.5)
@@ -363,8 +363,8 @@ def test_b8_an_exploration_is_exported_and_imported(repo, other):
 
 
 @pytest.mark.parametrize("cut", ["branch", "point"])
-def test_b8_one_explored_branch_is_imported_without_the_exploration(repo, other, cut):
-    """B8: an explored branch exported alone is no exploration, since the branch it was explored from is missing."""
+def test_one_explored_branch_is_imported_without_the_exploration(repo, other, cut):
+    """An explored branch exported alone is no exploration, since the branch it was explored from is missing."""
     shop = World()
     agent = repo.wrap(agent_graph(obedient(), shop.tools()), "s", effects={"look": "read_only", **shop.effects()})
     leaf = agent.explore(["look", "hi"], choices=2, score=lambda leaf: 0.5).branches[-1]
@@ -375,8 +375,8 @@ def test_b8_one_explored_branch_is_imported_without_the_exploration(repo, other,
 
 
 @pytest.mark.parametrize("cut", ["whole", "branch", "point"])
-def test_b8_delta_channel_values_are_exported_and_imported(repo, other, cut):
-    """B8: with LangGraph's DeltaChannel, conversation and state survive an import, also on forks of forks."""
+def test_delta_channel_values_are_exported_and_imported(repo, other, cut):
+    """With LangGraph's DeltaChannel, conversation and state survive an import, also on forks of forks."""
     agent = repo.wrap(chat(delta(3), full=4), "s")
     for n in range(4):
         agent.invoke(said(f"hi {n}", f"m{n}"))
@@ -396,8 +396,8 @@ def test_b8_delta_channel_values_are_exported_and_imported(repo, other, cut):
 
 
 @pytest.mark.parametrize("own_thread", [False, True])
-def test_b8_a_subgraph_interrupt_is_answered_after_the_import(repo, other, own_thread):
-    """B8: an interrupt in a subgraph is answered in an imported fork of a fork, with and without memory."""
+def test_a_subgraph_interrupt_is_answered_after_the_import(repo, other, own_thread):
+    """An interrupt in a subgraph is answered in an imported fork of a fork, with and without memory."""
     shop = World()
 
     def graph():
@@ -420,8 +420,8 @@ def test_b8_a_subgraph_interrupt_is_answered_after_the_import(repo, other, own_t
         assert there.history()[-1]["content"] == "so"
 
 
-def test_b8_a_call_running_during_an_export_is_imported_as_unknown(repo, other):
-    """B8: an export during a turn captures that moment, and the running call is unknown in the import."""
+def test_a_call_running_during_an_export_is_imported_as_unknown(repo, other):
+    """An export during a turn captures that moment, and the running call is unknown in the import."""
     files = []
 
     @tool
@@ -441,8 +441,8 @@ def test_b8_a_call_running_during_an_export_is_imported_as_unknown(repo, other):
 # -- what cannot be exported
 
 
-def test_b8_a_session_with_an_incomplete_rollback_is_not_exported(repo):
-    """B8: exporting a session with an incomplete rollback raises Conflict and says that it can be resumed."""
+def test_a_session_with_an_incomplete_rollback_is_not_exported(repo):
+    """Exporting a session with an incomplete rollback raises Conflict and says that it can be resumed."""
     shop = World()
     agent = repo.wrap(tool_node_graph(obedient(), shop.tools()), "s", effects=shop.effects())
     agent.run("add chair")
@@ -454,8 +454,8 @@ def test_b8_a_session_with_an_incomplete_rollback_is_not_exported(repo):
     assert written(repo, "s", branch="main")
 
 
-def test_b8_exporting_or_importing_something_missing_raises_an_error(repo, tmp_path):
-    """B8: a missing session, branch, folder or file raises a typed error, and no file is left behind."""
+def test_exporting_or_importing_something_missing_raises_an_error(repo, tmp_path):
+    """A missing session, branch, folder or file raises a typed error, and no file is left behind."""
     with pytest.raises(NotFound):
         repo.session("nobody").export(tmp_path / "x")
     lived(repo)
@@ -470,8 +470,8 @@ def test_b8_exporting_or_importing_something_missing_raises_an_error(repo, tmp_p
     assert list(tmp_path.glob("x*")) == []
 
 
-def test_b8_an_export_does_not_replace_a_database(repo, tmp_path):
-    """B8: a file that is a database, open or closed, is not replaced; other files are."""
+def test_an_export_does_not_replace_a_database(repo, tmp_path):
+    """A file that is a database, open or closed, is not replaced; other files are."""
     lived(repo)
     with agentgit.open(tmp_path / "other.db") as other:
         other.session("kept", create=True)
@@ -485,8 +485,8 @@ def test_b8_an_export_does_not_replace_a_database(repo, tmp_path):
         repo.session("s").export(tmp_path / "x")
 
 
-def test_b8_an_import_reads_a_named_pipe(repo, other, tmp_path):
-    """B8: `agentgit import <(gunzip -c s.jsonl.gz)` works: an import can read a named pipe."""
+def test_an_import_reads_a_named_pipe(repo, other, tmp_path):
+    """`agentgit import <(gunzip -c s.jsonl.gz)` works: an import can read a named pipe."""
     lived(repo)
     data = written(repo, "s")
     os.mkfifo(tmp_path / "pipe")
@@ -498,8 +498,8 @@ def test_b8_an_import_reads_a_named_pipe(repo, other, tmp_path):
 
 
 @pytest.mark.long
-def test_b8_an_export_grows_linearly_with_the_conversation(repo):
-    """B8: a list stores only what it adds: twice as many turns write about twice as many items, also with forks."""
+def test_an_export_grows_linearly_with_the_conversation(repo):
+    """A list stores only what it adds: twice as many turns write about twice as many items, also with forks."""
     agent = repo.wrap(tool_node_graph(obedient(), World().tools()), "s")
     listed = []
     for _ in range(2):
@@ -511,8 +511,8 @@ def test_b8_an_export_grows_linearly_with_the_conversation(repo):
     assert listed[1] < 2.5 * listed[0]
 
 
-def test_b8_an_import_belongs_to_the_importing_user(repo, database):
-    """B8: a user cannot export another user's session, and owns what is imported from that user's file."""
+def test_an_import_belongs_to_the_importing_user(repo, database):
+    """A user cannot export another user's session, and owns what is imported from that user's file."""
     lived(repo)
     place = repo.session("s").get_checkpoint("main#1")
     with agentgit.open(database.url, user="ann") as ann:
@@ -526,8 +526,8 @@ def test_b8_an_import_belongs_to_the_importing_user(repo, database):
 
 
 @pytest.mark.long
-def test_b8_concurrent_imports_create_separate_sessions(repo):
-    """B8: concurrent imports of one file create sessions with separate names and equal contents."""
+def test_concurrent_imports_create_separate_sessions(repo):
+    """Concurrent imports of one file create sessions with separate names and equal contents."""
     lived(repo)
     file = written(repo, "s")
     with ThreadPoolExecutor(4) as pool:
@@ -555,8 +555,8 @@ steps = st.lists(
 @pytest.mark.long
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(life=steps)
-def test_b8_random_sessions_survive_export_and_import(life, sqlite_template, tmp_path_factory):
-    """B8: random trees of turns, rollbacks, forks and switches are imported unchanged, whole and in parts."""
+def test_random_sessions_survive_export_and_import(life, sqlite_template, tmp_path_factory):
+    """Random trees of turns, rollbacks, forks and switches are imported unchanged, whole and in parts."""
     folder: Path = tmp_path_factory.mktemp("life")
     shutil.copy(sqlite_template, folder / "a.db")
     with agentgit.open(folder / "a.db") as repo, agentgit.open(":memory:") as other:
@@ -595,8 +595,8 @@ def test_b8_random_sessions_survive_export_and_import(life, sqlite_template, tmp
 
 
 @pytest.mark.parametrize("branch", [None, "main"])
-def test_b8_w9_tags_are_exported_and_imported(repo, other, branch):
-    """B8, W9: an import has the tags of its checkpoints, also one named like a generated branch."""
+def test_tags_are_exported_and_imported(repo, other, branch):
+    """An import has the tags of its checkpoints, also one named like a generated branch."""
     lived(repo)
     repo.session("s").tag("main#2", "elsewhere", description="the first")
     repo.session("s").tag("main#2", "v1")

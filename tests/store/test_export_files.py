@@ -1,4 +1,4 @@
-"""Exported files are complete after an import, and no hostile export writes outside the workspace (B8, P3, P4)."""
+"""Exported files are complete after an import, and no hostile export writes outside the workspace."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def moved(repo, other, place, ref="s", **how):
     return other.import_(BytesIO(written(repo, ref, files=True)), workspace=place, **how)
 
 
-def test_b8_files_are_exported_and_restored_after_an_import(repo, agent, other, desk, tmp_path):
-    """B8, P4: in another directory, a rewind and a rollback restore the files with their modes and links."""
+def test_files_are_exported_and_restored_after_an_import(repo, agent, other, desk, tmp_path):
+    """In another directory, a rewind and a rollback restore the files with their modes and links."""
     now = looks(desk.root)
     there = tmp_path / "there"
     made = moved(repo, other, there)
@@ -98,8 +98,8 @@ def test_b8_files_are_exported_and_restored_after_an_import(repo, agent, other, 
 
 
 @pytest.mark.long
-def test_b8_an_export_of_an_import_has_the_same_files(repo, agent, other, tmp_path):
-    """B8: an export from the importing workspace has the same contents and paths."""
+def test_an_export_of_an_import_has_the_same_files(repo, agent, other, tmp_path):
+    """An export from the importing workspace has the same contents and paths."""
 
     def files(data):
         found = [json.loads(line) for line in data.splitlines()]
@@ -111,8 +111,8 @@ def test_b8_an_export_of_an_import_has_the_same_files(repo, agent, other, tmp_pa
 
 
 @pytest.mark.parametrize("cut", ["branch", "point"])
-def test_b8_a_branch_or_checkpoint_export_has_the_files_of_its_path(repo, agent, other, desk, tmp_path, cut):
-    """B8: the export of a branch has the files of its path, that of a checkpoint those up to it."""
+def test_a_branch_or_checkpoint_export_has_the_files_of_its_path(repo, agent, other, desk, tmp_path, cut):
+    """The export of a branch has the files of its path, that of a checkpoint those up to it."""
     fork = agent.rollback("before")
     fork.run("write d.txt other")
     data = BytesIO()
@@ -130,8 +130,8 @@ def test_b8_a_branch_or_checkpoint_export_has_the_files_of_its_path(repo, agent,
     assert b"two" not in b"".join(line for line in data.getvalue().splitlines() if b'"file"' in line[:20])
 
 
-def test_w6_a_diff_of_imported_checkpoints_compares_their_files(repo, agent, other, tmp_path):
-    """W6: a diff of two imported checkpoints shows the same file changes as in the original session."""
+def test_a_diff_of_imported_checkpoints_compares_their_files(repo, agent, other, tmp_path):
+    """A diff of two imported checkpoints shows the same file changes as in the original session."""
     moved(repo, other, tmp_path / "there")
     ours, theirs = (r.session("s").diff("main#1", "HEAD") for r in (repo, other))
     assert (theirs.added_files, theirs.modified_files, theirs.deleted_files, theirs.diff_content) == (
@@ -140,8 +140,8 @@ def test_w6_a_diff_of_imported_checkpoints_compares_their_files(repo, agent, oth
     assert theirs.added_files == ["a.txt", "new/b.txt"]
 
 
-def test_b8_an_import_without_a_workspace_counts_omitted_snapshots(repo, agent, other, tmp_path):
-    """B8: an import without a workspace creates the session and reports how many snapshots were left out."""
+def test_an_import_without_a_workspace_counts_omitted_snapshots(repo, agent, other, tmp_path):
+    """An import without a workspace creates the session and reports how many snapshots were left out."""
     data = written(repo, "s", files=True)
     made = other.import_(BytesIO(data))
     assert (made.snapshots, made.left_out) == (0, {file_trees.NO_WORKSPACE: 3})
@@ -151,8 +151,8 @@ def test_b8_an_import_without_a_workspace_counts_omitted_snapshots(repo, agent, 
 
 
 @pytest.mark.long
-def test_s6_existing_files_are_not_overwritten_after_an_import(repo, agent, other, desk, tmp_path):
-    """S6: a rewind names existing files of the directory, and overwrites them only if it is forced."""
+def test_existing_files_are_not_overwritten_after_an_import(repo, agent, other, desk, tmp_path):
+    """A rewind names existing files of the directory, and overwrites them only if it is forced."""
     there = tmp_path / "there"
     there.mkdir()
     (there / "a.txt").write_text("mine")
@@ -168,8 +168,8 @@ def test_s6_existing_files_are_not_overwritten_after_an_import(repo, agent, othe
     assert new.files == {"a.txt": "mine"}
 
 
-def test_s6_files_of_another_session_are_not_overwritten(repo, agent, other, tmp_path):
-    """S6: a rollback refuses to overwrite another session's files; after a turn of this session, it does."""
+def test_files_of_another_session_are_not_overwritten(repo, agent, other, tmp_path):
+    """A rollback refuses to overwrite another session's files; after a turn of this session, it does."""
     new = Desk(tmp_path / "there")
     wrapped(other, new, "another").run("write a.txt theirs")
     moved(repo, other, new.root)
@@ -183,8 +183,8 @@ def test_s6_files_of_another_session_are_not_overwritten(repo, agent, other, tmp
 
 
 @pytest.mark.long
-def test_w5_imported_files_do_not_make_branches_diverge(repo, agent, other, tmp_path):
-    """W5: any imported branch can run in the directory; once one has run, the others report what it changed."""
+def test_imported_files_do_not_make_branches_diverge(repo, agent, other, tmp_path):
+    """Any imported branch can run in the directory; once one has run, the others report what it changed."""
     agent.rollback("before").run("write d.txt other")
     moved(repo, other, tmp_path / "there")
     new = Desk(tmp_path / "there")
@@ -199,8 +199,8 @@ def test_w5_imported_files_do_not_make_branches_diverge(repo, agent, other, tmp_
 
 
 @pytest.mark.parametrize("environment", ["git", "directory"])
-def test_b8_git_and_directory_workspaces_read_each_others_snapshots(repo, other, tmp_path, environment):
-    """B8, C5: git snapshots are imported into directories, and directory snapshots into git."""
+def test_git_and_directory_workspaces_read_each_others_snapshots(repo, other, tmp_path, environment):
+    """Git snapshots are imported into directories, and directory snapshots into git."""
     desk, new = Desk(tmp_path / "work"), Desk(tmp_path / "there")
     agent = repo.wrap(
         desk.graph(), "s", check_effects=False,
@@ -219,8 +219,8 @@ def test_b8_git_and_directory_workspaces_read_each_others_snapshots(repo, other,
     assert looks(new.root) == looks(desk.root)
 
 
-def test_c5_snapshots_of_a_custom_environment_are_only_counted(repo, other, tmp_path):
-    """C5: snapshots of a custom environment, such as images, are left out, and both reports count them."""
+def test_snapshots_of_a_custom_environment_are_only_counted(repo, other, tmp_path):
+    """Snapshots of a custom environment, such as images, are left out, and both reports count them."""
 
     class Counter:
         kept = 0
@@ -244,8 +244,8 @@ def test_c5_snapshots_of_a_custom_environment_are_only_counted(repo, other, tmp_
         other.import_(BytesIO(data.getvalue()), workspace=own)
 
 
-def test_b8_a_missing_snapshot_is_counted_and_does_not_stop_an_export(repo, agent, other, desk, tmp_path):
-    """B8: a missing snapshot is counted and does not stop an export, and a missing storage is not recreated."""
+def test_a_missing_snapshot_is_counted_and_does_not_stop_an_export(repo, agent, other, desk, tmp_path):
+    """A missing snapshot is counted and does not stop an export, and a missing storage is not recreated."""
     store = Workspace(desk.root)
     gone = repo.session("s").get_checkpoint("main#1")
     store.delete(store.list()[-1].id)
@@ -274,8 +274,8 @@ ODD = {
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_f5_a_nonportable_path_is_omitted_and_reported(repo, desk, other, tmp_path, name):
-    """F5: export and import omit only the nonportable path, and name it in the report and in the file."""
+def test_a_nonportable_path_is_omitted_and_reported(repo, desk, other, tmp_path, name):
+    """Export and import omit only the nonportable path, and name it in the report and in the file."""
     agent = wrapped(repo, desk)
     agent.run("write a.txt one")
     odd = desk.root / name
@@ -303,8 +303,8 @@ def test_f5_a_nonportable_path_is_omitted_and_reported(repo, desk, other, tmp_pa
         assert missing == ([(name, f"left out of the snapshot ({ODD[name]})")] if place == "main#4" else [])
 
 
-def test_f5_of_names_that_differ_in_case_only_one_is_exported(repo, desk, other, tmp_path):
-    """F5: of `Makefile` and `makefile` only the first is exported; after its deletion, the second is."""
+def test_of_names_that_differ_in_case_only_one_is_exported(repo, desk, other, tmp_path):
+    """Of `Makefile` and `makefile` only the first is exported; after its deletion, the second is."""
     agent = wrapped(repo, desk)
     agent.run("write Makefile big; write makefile small; write a.txt one")
     agent.run("delete Makefile")
@@ -318,8 +318,8 @@ def test_f5_of_names_that_differ_in_case_only_one_is_exported(repo, desk, other,
     assert new.files == {"makefile": "small", "a.txt": "one"}
 
 
-def test_f5_a_nonportable_link_is_omitted_only_from_its_snapshot(repo, desk, other, tmp_path):
-    """F5: a nonportable link is omitted only from its snapshot, whose restore keeps the file at that path."""
+def test_a_nonportable_link_is_omitted_only_from_its_snapshot(repo, desk, other, tmp_path):
+    """A nonportable link is omitted only from its snapshot, whose restore keeps the file at that path."""
     agent = wrapped(repo, desk)
     agent.run("write a.txt one; write b.txt two")
     agent.run("shell rm a.txt && ln -s /etc/passwd a.txt")
@@ -336,8 +336,8 @@ def test_f5_a_nonportable_link_is_omitted_only_from_its_snapshot(repo, desk, oth
         assert new.files == files
 
 
-def test_f5_an_export_of_an_import_names_the_same_omitted_paths(repo, desk, other, tmp_path):
-    """F5: the export of an import names the paths that the import omitted."""
+def test_an_export_of_an_import_names_the_same_omitted_paths(repo, desk, other, tmp_path):
+    """The export of an import names the paths that the import omitted."""
     agent = wrapped(repo, desk)
     agent.run("write a.txt one")
     (desk.root / "aux.py").write_text("x")
@@ -353,8 +353,8 @@ def run(*words):
     return done.out
 
 
-def test_f5_names_of_omitted_paths_are_escaped_on_the_command_line(desk, tmp_path, monkeypatch):
-    """F5: the command line names omitted paths without control characters, and JSON has the true names."""
+def test_names_of_omitted_paths_are_escaped_on_the_command_line(desk, tmp_path, monkeypatch):
+    """The command line names omitted paths without control characters, and JSON has the true names."""
     monkeypatch.chdir(tmp_path)
     with agentgit.open("a.db") as there:
         agent = wrapped(there, desk)
@@ -522,8 +522,8 @@ def refused(target, data, *said, error=Corrupt):
     return found.value
 
 
-def test_b8_the_unmodified_export_with_files_is_imported(export, target):
-    """B8: the export that the other tests forge can be imported."""
+def test_the_unmodified_export_with_files_is_imported(export, target):
+    """The export that the other tests forge can be imported."""
     repo, workspace = target
     repo.import_(BytesIO(export), workspace=workspace)
     kinds = {json.loads(line)["record"] for line in export.splitlines()}
@@ -532,15 +532,15 @@ def test_b8_the_unmodified_export_with_files_is_imported(export, target):
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_b8_hostile_file_records_are_refused_with_their_line(export, target, lie):
-    """B8: forged paths, links, devices, clashes, sizes and hashes are refused with their line and change nothing."""
+def test_hostile_file_records_are_refused_with_their_line(export, target, lie):
+    """Forged paths, links, devices, clashes, sizes and hashes are refused with their line and change nothing."""
     how, said = LIES[lie]
     found = refused(target, forged(export, how), said)
     assert found.row.startswith("line ")
 
 
-def test_b8_a_tree_that_unpacks_to_too_much_is_refused(export, target, monkeypatch):
-    """B8: a tree with too many paths, or with contents repeated far beyond the file's size, is refused."""
+def test_a_tree_that_unpacks_to_too_much_is_refused(export, target, monkeypatch):
+    """A tree with too many paths, or with contents repeated far beyond the file's size, is refused."""
     monkeypatch.setattr(file_trees, "UNPACKED_BYTES_ALLOWED", 1_000_000)
     monkeypatch.setattr(file_trees, "MAX_UNPACK_RATIO", 3)
 
@@ -554,8 +554,8 @@ def test_b8_a_tree_that_unpacks_to_too_much_is_refused(export, target, monkeypat
     refused(target, forged(export, put("one-more")), "more than 3 paths of one tree")
 
 
-def test_b8_a_truncated_export_with_files_is_refused(export):
-    """B8: an export cut off after any line, or in the middle of one, is refused with the line."""
+def test_a_truncated_export_with_files_is_refused(export):
+    """An export cut off after any line, or in the middle of one, is refused with the line."""
     whole = export.splitlines(keepends=True)
     for n in range(1, len(whole)):
         for cut in (b"".join(whole[:n]), b"".join(whole[:n]) + whole[n][: len(whole[n]) // 2]):
@@ -563,8 +563,8 @@ def test_b8_a_truncated_export_with_files_is_refused(export):
                 check_export(BytesIO(cut))
 
 
-def test_b8_a_failed_import_removes_its_snapshots(export, target, monkeypatch):
-    """B8: an import that fails because of a taken name or of the workspace's catalog leaves no snapshot behind."""
+def test_a_failed_import_removes_its_snapshots(export, target, monkeypatch):
+    """An import that fails because of a taken name or of the workspace's catalog leaves no snapshot behind."""
     repo, workspace = target
     repo.session("taken", create=True)
     before = workspace.list()
@@ -578,8 +578,8 @@ def test_b8_a_failed_import_removes_its_snapshots(export, target, monkeypatch):
     assert workspace.list() == before
 
 
-def test_b8_an_import_without_temporary_space_is_refused(export, target, monkeypatch):
-    """B8: an import without space for temporary files names TMPDIR in its error and stores nothing."""
+def test_an_import_without_temporary_space_is_refused(export, target, monkeypatch):
+    """An import without space for temporary files names TMPDIR in its error and stores nothing."""
 
     class Full(BytesIO):
         def write(self, data, /):
@@ -593,8 +593,8 @@ def test_b8_an_import_without_temporary_space_is_refused(export, target, monkeyp
     assert len(workspace.list()) == 1
 
 
-def test_p7_imported_snapshots_are_kept_while_a_checkpoint_uses_them(export, tmp_path):
-    """P7: imported snapshots are kept above the limit while checkpoints use them, and are deleted after that."""
+def test_imported_snapshots_are_kept_while_a_checkpoint_uses_them(export, tmp_path):
+    """Imported snapshots are kept above the limit while checkpoints use them, and are deleted after that."""
     with agentgit.open(":memory:") as repo:
         (tmp_path / "there").mkdir()
         small = Workspace(tmp_path / "there", max_checkpoints=1)
@@ -609,8 +609,8 @@ def test_p7_imported_snapshots_are_kept_while_a_checkpoint_uses_them(export, tmp
         assert len(small.list()) < 3 + 1
 
 
-def test_b8_a_large_file_is_checked_in_parts():
-    """B8: the check of a large file reads its contents in parts and keeps only hashes in memory."""
+def test_a_large_file_is_checked_in_parts():
+    """The check of a large file reads its contents in parts and keeps only hashes in memory."""
     import tracemalloc
 
     from agentgit.store.transfer.file_trees import FileChecker
@@ -638,8 +638,8 @@ NAMES = st.sampled_from(["a", "b", "..", ".", "", "A", "c/d", "/", "\0", "\udcff
 
 
 @given(st.lists(NAMES, min_size=1, max_size=5).map("/".join))
-def test_b8_an_accepted_path_stays_inside_the_workspace(value):
-    """B8: every accepted path is below the directory, and is written back as the same text."""
+def test_an_accepted_path_stays_inside_the_workspace(value):
+    """Every accepted path is below the directory, and is written back as the same text."""
     try:
         found = paths.path(value)
     except ValueError:
@@ -657,8 +657,8 @@ ITEMS = st.dictionaries(
 
 
 @given(ITEMS)
-def test_b8_accepted_links_stay_inside_the_workspace(tmp_path_factory, items):
-    """B8: accepted links, even through one another, resolve on the real file system inside the workspace."""
+def test_accepted_links_stay_inside_the_workspace(tmp_path_factory, items):
+    """Accepted links, even through one another, resolve on the real file system inside the workspace."""
     tree, made = FileTree(), {}
     for path, target in items.items():
         item = TreeItem(0o777, link=target.encode())
@@ -680,8 +680,8 @@ def test_b8_accepted_links_stay_inside_the_workspace(tmp_path_factory, items):
 
 
 @pytest.mark.long
-def test_b8_the_command_line_exports_and_imports_files(tmp_path, monkeypatch):
-    """B8: `--files` and `--workspace` work, and the output reports what is left out, also in JSON."""
+def test_the_command_line_exports_and_imports_files(tmp_path, monkeypatch):
+    """`--files` and `--workspace` work, and the output reports what is left out, also in JSON."""
     monkeypatch.chdir(tmp_path)
     desk = Desk(tmp_path / "work")
     with agentgit.open("a.db") as repo:
@@ -727,8 +727,8 @@ agentgit.open(url).import_(data, workspace=sys.argv[4])
 
 @pytest.mark.long
 @pytest.mark.parametrize("where", ["checked", "a tree", "rows", "the database"])
-def test_b8_a_killed_import_changes_nothing_visible(export, database, tmp_path, where):
-    """B8: after kill -9 at any stage there is no session, the folder is unchanged, and a new import works."""
+def test_a_killed_import_changes_nothing_visible(export, database, tmp_path, where):
+    """After kill -9 at any stage there is no session, the folder is unchanged, and a new import works."""
     (tmp_path / "x").write_bytes(export)
     there = tmp_path / "there"
     there.mkdir()
@@ -743,8 +743,8 @@ def test_b8_a_killed_import_changes_nothing_visible(export, database, tmp_path, 
         assert wrapped(repo, Desk(there)).rewind_files("HEAD", force=True).changes
 
 
-def test_b8_two_concurrent_imports_into_one_workspace_both_work(export, database, tmp_path):
-    """B8: the snapshots of two concurrent imports into one workspace can both be restored."""
+def test_two_concurrent_imports_into_one_workspace_both_work(export, database, tmp_path):
+    """The snapshots of two concurrent imports into one workspace can both be restored."""
     with agentgit.open(database.url) as repo, ThreadPoolExecutor(2) as pool:
         made = list(pool.map(lambda _: repo.import_(BytesIO(export), workspace=tmp_path / "there"), range(2)))
         assert sorted(one.session.session_name for one in made) == ["s", "s-2"]
@@ -755,8 +755,8 @@ def test_b8_two_concurrent_imports_into_one_workspace_both_work(export, database
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_b8_an_export_with_files_changed_at_any_byte_is_refused(export, data):
-    """B8: an export with bytes cut off, removed, inserted, flipped or doubled anywhere is refused."""
+def test_an_export_with_files_changed_at_any_byte_is_refused(export, data):
+    """An export with bytes cut off, removed, inserted, flipped or doubled anywhere is refused."""
     at = data.draw(st.integers(0, len(export) - 1))
     how = data.draw(st.sampled_from(["cut", "drop", "put", "flip", "double"]))
     some = data.draw(st.binary(min_size=1, max_size=9))

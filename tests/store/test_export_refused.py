@@ -1,4 +1,4 @@
-"""The import of a damaged, truncated, forged or hostile export stores nothing and names the wrong line (B8)."""
+"""The import of a damaged, truncated, forged or hostile export stores nothing and names the wrong line."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def refused(target, data, *said, error=(Corrupt, InvalidInput)):
     return found.value
 
 
-def test_b8_the_unmodified_export_is_imported(source, export, target):
-    """B8: the export that the other tests damage can be imported."""
+def test_the_unmodified_export_is_imported(source, export, target):
+    """The export that the other tests damage can be imported."""
     target.import_(BytesIO(export))
     assert everything(target, "s") == everything(source, "s")
     kinds = {json.loads(line)["record"] for line in export.splitlines()}
@@ -85,8 +85,8 @@ def test_b8_the_unmodified_export_is_imported(source, export, target):
 
 
 @pytest.mark.long
-def test_b8_every_changed_missing_doubled_or_moved_line_is_refused(export, target):
-    """B8: an export in which any line is changed, missing, doubled or moved is refused."""
+def test_every_changed_missing_doubled_or_moved_line_is_refused(export, target):
+    """An export in which any line is changed, missing, doubled or moved is refused."""
     whole = export.splitlines(keepends=True)
     for n, line in enumerate(whole):
         middle = len(line) // 2
@@ -99,8 +99,8 @@ def test_b8_every_changed_missing_doubled_or_moved_line_is_refused(export, targe
 
 
 @pytest.mark.long
-def test_b8_an_export_truncated_at_any_byte_is_refused(target):
-    """B8: a small export cut off at any byte is refused, and so is one with anything after its end."""
+def test_an_export_truncated_at_any_byte_is_refused(target):
+    """A small export cut off at any byte is refused, and so is one with anything after its end."""
     with agentgit.open(":memory:") as repo:
         repo.session("s", create=True)
         whole = written(repo, "s")
@@ -110,22 +110,22 @@ def test_b8_an_export_truncated_at_any_byte_is_refused(target):
     refused(target, whole + whole, "Line 5 ")
 
 
-def test_b8_an_export_truncated_between_lines_is_reported_as_truncated(export, target):
-    """B8: an export of valid lines without its end is refused as truncated, with its last line."""
+def test_an_export_truncated_between_lines_is_reported_as_truncated(export, target):
+    """An export of valid lines without its end is refused as truncated, with its last line."""
     whole = export.splitlines(keepends=True)
     for n in (1, 2, len(whole) // 2, len(whole) - 1):
         refused(target, b"".join(whole[:n]), f"ends with line {n}", "truncated", error=Corrupt)
 
 
 @pytest.mark.parametrize("data", [b"", b"\n", b"{}\n", b"notes\n", b"\x89PNG\r\n\x1a\n", b"PK\3\4", b"\x80\4K\1."])
-def test_b8_a_file_that_is_not_an_export_is_refused(target, data):
-    """B8: an empty file, notes, a picture, an archive and a pickle are refused as not an export."""
+def test_a_file_that_is_not_an_export_is_refused(target, data):
+    """An empty file, notes, a picture, an archive and a pickle are refused as not an export."""
     refused(target, data, "not an agentgit export", error=InvalidInput)
 
 
 @pytest.mark.parametrize("other", [0, FORMAT + 1, str(FORMAT), None])
-def test_b8_an_export_in_another_format_is_refused_with_advice(export, target, other):
-    """B8: a file in another format is refused with advice to export it again or to upgrade the library."""
+def test_an_export_in_another_format_is_refused_with_advice(export, target, other):
+    """A file in another format is refused with advice to export it again or to upgrade the library."""
     refused(
         target,
         forged(export, lambda found: found[0].update(format=other)),
@@ -170,8 +170,8 @@ def put(found, line, way, odd):
 
 
 @pytest.mark.long
-def test_b8_a_forged_field_is_refused_or_harmless(export):
-    """B8: an export with a forged field is refused, or the imported session can be read."""
+def test_a_forged_field_is_refused_or_harmless(export):
+    """An export with a forged field is refused, or the imported session can be read."""
     with agentgit.open(":memory:") as target:
         for n, (line, way) in enumerate(records_of_each_kind(export)):
             for odd in ODD[n % 6 :: 6]:
@@ -189,8 +189,8 @@ NOISE = shake_256(b"long").hexdigest(5000)
 
 @pytest.mark.long
 @pytest.mark.parametrize("odd", ["\0", "\ud800", NOISE], ids=["nul", "surrogate", "long"])
-def test_b8_unusual_text_causes_no_database_error_in_an_import(repo, export, odd):
-    """B8: an export with unusual text is refused, or the imported session can be read, on PostgreSQL too."""
+def test_unusual_text_causes_no_database_error_in_an_import(repo, export, odd):
+    """An export with unusual text is refused, or the imported session can be read, on PostgreSQL too."""
     for line, way in records_of_each_kind(export):
         if len(way) > 1:
             continue
@@ -346,8 +346,8 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_b8_an_inconsistent_export_with_valid_line_hashes_is_refused(export, target, lie):
-    """B8: duplicate ids, broken references, unknown statuses and wrong contents are refused with their line."""
+def test_an_inconsistent_export_with_valid_line_hashes_is_refused(export, target, lie):
+    """Duplicate ids, broken references, unknown statuses and wrong contents are refused with their line."""
     how, said = LIES[lie]
     found = refused(target, forged(export, how), r"^Line \d+ of the export", said, error=Corrupt)
     assert found.row.startswith("line ")
@@ -369,14 +369,14 @@ def value(kind, data):
         ("json+py", b"[" * 100_000 + b"]" * 100_000), ("json", b"[" * 100_000 + b"]" * 100_000),
     ],
 )  # fmt: skip
-def test_b8_an_unreadable_value_is_refused(export, target, kind, data):
-    """B8: pickles, broken JSON, invalid messages and deep nesting are refused with their line."""
+def test_an_unreadable_value_is_refused(export, target, kind, data):
+    """Pickles, broken JSON, invalid messages and deep nesting are refused with their line."""
     hostile = forged(export, lambda found: found.insert(found.index(of(found, "value")[0]), value(kind, data)))
     refused(target, hostile, r"^Line \d+ of the export", error=Corrupt)
 
 
-def test_b8_deep_json_is_refused(export, target):
-    """B8: deeply nested JSON is refused without a RecursionError."""
+def test_deep_json_is_refused(export, target):
+    """Deeply nested JSON is refused without a RecursionError."""
     for depth in (300, 900, 5_000, 100_000):
         deep = export.splitlines(keepends=True)
         body = deep[1].partition(b',"hash"')[0] + b',"x":' + b"[" * depth + b"]" * depth
@@ -386,8 +386,8 @@ def test_b8_deep_json_is_refused(export, target):
         refused(target, first + body + lines._tail(chain), "Line 2 ", error=Corrupt)
 
 
-def test_b8_an_endless_line_is_not_read_completely(export, target, monkeypatch):
-    """B8: a line longer than the limit is refused after its first part is read."""
+def test_an_endless_line_is_not_read_completely(export, target, monkeypatch):
+    """A line longer than the limit is refused after its first part is read."""
 
     class Endless(BytesIO):
         longest = 0
@@ -407,8 +407,8 @@ def test_b8_an_endless_line_is_not_read_completely(export, target, monkeypatch):
 
 
 @pytest.mark.long
-def test_b8_an_incomplete_value_in_parts_is_refused(target):
-    """B8: parts that are missing, doubled, too many, or without their value are refused."""
+def test_an_incomplete_value_in_parts_is_refused(target):
+    """Parts that are missing, doubled, too many, or without their value are refused."""
     with agentgit.open(":memory:") as repo:
         graph = agent_graph(scripted("x" * 600_000), [])
         repo.wrap(graph, "s").run("hi")
@@ -419,8 +419,8 @@ def test_b8_an_incomplete_value_in_parts_is_refused(target):
     refused(target, huge, "cannot have", error=Corrupt)
 
 
-def test_b8_an_interrupted_import_leaves_no_rows(export, tmp_path, monkeypatch):
-    """B8: an import stores everything in one transaction, so an interrupted one leaves no rows."""
+def test_an_interrupted_import_leaves_no_rows(export, tmp_path, monkeypatch):
+    """An import stores everything in one transaction, so an interrupted one leaves no rows."""
     with agentgit.open(tmp_path / "a.db") as target:
         before = rows(target)
         plain = import_._Tables.flush
@@ -450,8 +450,8 @@ with getattr(faults, sys.argv[2])(Point("store.transfer.import_", sys.argv[3]), 
     ("when", "where"),
     [("after", "_ValueImport.add"), ("before", "_Tables.flush"), ("after", "_Tables.flush"), ("after", "record_event")],
 )
-def test_b8_an_import_killed_at_any_step_leaves_no_rows(repo, export, tmp_path, when, where):
-    """B8: an import whose process is killed with SIGKILL leaves no rows, and the file can be imported afterwards."""
+def test_an_import_killed_at_any_step_leaves_no_rows(repo, export, tmp_path, when, where):
+    """An import whose process is killed with SIGKILL leaves no rows, and the file can be imported afterwards."""
     before = rows(repo)
     done = processes.run(KILLED, backend.address(repo), when, where, file_of(tmp_path, export))
     assert done.returncode == -signal.SIGKILL, done.stderr
@@ -460,8 +460,8 @@ def test_b8_an_import_killed_at_any_step_leaves_no_rows(repo, export, tmp_path, 
     assert repo.maintenance.fsck(level=2).is_sound
 
 
-def test_b8_a_file_changed_during_its_import_is_refused(export, target):
-    """B8: an import of a file that changes after its check is refused and stores nothing."""
+def test_a_file_changed_during_its_import_is_refused(export, target):
+    """An import of a file that changes after its check is refused and stores nothing."""
     with agentgit.open(":memory:") as repo:
         repo.session("s", create=True)
         other = written(repo, "s")
@@ -485,8 +485,8 @@ def test_b8_a_file_changed_during_its_import_is_refused(export, target):
     assert rows(target) == before
 
 
-def test_b8_a_session_with_the_largest_numbers_can_continue(repo, export):
-    """B8: an imported session with the largest accepted numbers can run another turn, on PostgreSQL too."""
+def test_a_session_with_the_largest_numbers_can_continue(repo, export):
+    """An imported session with the largest accepted numbers can run another turn, on PostgreSQL too."""
 
     def great(found):
         change("checkpoint", at=-1, number=MAX_COUNT)(found)
@@ -503,8 +503,8 @@ def test_b8_a_session_with_the_largest_numbers_can_continue(repo, export):
 
 
 @pytest.mark.parametrize("where", ["a list", "a record", "a state"])
-def test_b8_a_value_referenced_too_often_is_refused(export, target, monkeypatch, where):
-    """B8: a list, record or state that would unpack to far more than the file contains is refused."""
+def test_a_value_referenced_too_often_is_refused(export, target, monkeypatch, where):
+    """A list, record or state that would unpack to far more than the file contains is refused."""
     monkeypatch.setattr(import_check, "UNPACKED_BYTES_ALLOWED", 200_000)
     large = value("json", json.dumps("x" * 100_000).encode())
     key = bytes.fromhex(large["id"])
@@ -547,8 +547,8 @@ def called(text):
     return text
 
 
-def test_b8_an_imported_unsealed_value_never_reaches_the_inner_serializer(export, target):
-    """B8: an imported value that an encrypting serializer did not seal is Corrupt, and its code is not called."""
+def test_an_imported_unsealed_value_never_reaches_the_inner_serializer(export, target):
+    """An imported value that an encrypting serializer did not seal is Corrupt, and its code is not called."""
     hostile = value("serde", b"msgpack\0" + ormsgpack.packb(ormsgpack.Ext(0, ormsgpack.packb((__name__, "called", 1)))))
 
     def add(found):
@@ -574,8 +574,8 @@ def test_b8_an_imported_unsealed_value_never_reaches_the_inner_serializer(export
     assert CALLED == []
 
 
-def test_b8_an_unsealed_value_never_reaches_the_inner_serializer(tmp_path):
-    """B8: with an encrypting serializer, a forged unsealed value is Corrupt, and its code is not called."""
+def test_an_unsealed_value_never_reaches_the_inner_serializer(tmp_path):
+    """With an encrypting serializer, a forged unsealed value is Corrupt, and its code is not called."""
     hostile = b"msgpack\0" + ormsgpack.packb(ormsgpack.Ext(0, ormsgpack.packb((__name__, "called", "forged"))))
 
     def graph(saver):
@@ -593,8 +593,8 @@ def test_b8_an_unsealed_value_never_reaches_the_inner_serializer(tmp_path):
     assert CALLED == []
 
 
-def test_b8_a_pickle_of_a_custom_serializer_is_refused(export, target):
-    """B8: a pickle is refused, even as the value of a custom serializer."""
+def test_a_pickle_of_a_custom_serializer_is_refused(export, target):
+    """A pickle is refused, even as the value of a custom serializer."""
     hostile = value("serde", b"pickle\0" + pickle.dumps(print))
     refused(
         target, forged(export, lambda found: found.insert(found.index(of(found, "value")[0]), hostile)), "pickle",
@@ -603,8 +603,8 @@ def test_b8_a_pickle_of_a_custom_serializer_is_refused(export, target):
 
 
 @pytest.mark.parametrize("missing", ["namespace", "key", "before"])
-def test_t10_a_write_to_memory_without_its_item_is_refused(target, missing):
-    """B8, T10: a plan needs the item and the value before it, so an import and fsck check them."""
+def test_a_write_to_memory_without_its_item_is_refused(target, missing):
+    """A plan needs the item and the value before it, so an import and fsck check them."""
     with agentgit.open(":memory:") as repo:
         repo.wrap(noting(InMemoryStore()), "s").invoke(said("+food=pizza"))
         whole = written(repo, "s")

@@ -1,4 +1,4 @@
-"""A folded tree is read from the rows of the branches, and from the checkpoints that it shows (row U3)."""
+"""A folded tree is read from the rows of the branches, and from the checkpoints that it shows."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def session(repo):
     return repo.session("wide")
 
 
-def test_u3_a_folded_tree_without_a_limit_is_the_tree(session):
-    """U3: without a limit, a folded tree has the branches, points and marks of the whole tree."""
+def test_a_folded_tree_without_a_limit_is_the_tree(session):
+    """Without a limit, a folded tree has the branches, points and marks of the whole tree."""
     assert shape(session.folded_tree()) == shape(fold(session.tree()))
     assert str(session.folded_tree()) == str(session.tree())
 
 
-def test_u3_a_folded_tree_reads_the_checkpoints_that_it_shows(session):
-    """U3: with a limit, what is hidden is counted and not read; shown points are those of the whole tree."""
+def test_a_folded_tree_reads_the_checkpoints_that_it_shows(session):
+    """With a limit, what is hidden is counted and not read; shown points are those of the whole tree."""
     whole = {point.id: point for branch in session.tree().walk() for point in branch.points}
     folded = session.folded_tree(limit=4)
     assert len(list(folded.tree.walk())) == 4
@@ -40,8 +40,8 @@ def test_u3_a_folded_tree_reads_the_checkpoints_that_it_shows(session):
         assert all(whole[point.id] == point for point in branch.points)
 
 
-def test_u3_a_long_branch_is_read_from_its_end(session):
-    """U3: of a long branch the newest checkpoints are read, and those from which a shown branch leaves."""
+def test_a_long_branch_is_read_from_its_end(session):
+    """Of a long branch the newest checkpoints are read, and those from which a shown branch leaves."""
     folded = session.folded_tree(points=2)
     main = folded.tree.roots[0]
     leaving = {child.branch_point_id for child in main.children}
@@ -50,15 +50,15 @@ def test_u3_a_long_branch_is_read_from_its_end(session):
     assert "earlier checkpoint" in str(folded)
 
 
-def test_u3_a_folded_tree_can_be_filtered_by_the_name_of_a_branch(session):
-    """U3: the path of a branch is chosen by its name; a name that nobody gave is not found."""
+def test_a_folded_tree_can_be_filtered_by_the_name_of_a_branch(session):
+    """The path of a branch is chosen by its name; a name that nobody gave is not found."""
     assert next(branch.name for branch in session.folded_tree(branch="variant-2").tree.walk()) == "main"
     with pytest.raises(NotFound, match="nobody"):
         session.folded_tree(branch="nobody")
 
 
-def test_u3_a_long_row_of_rollbacks_shows_its_end(repo):
-    """U3: of a row of rollbacks, each from the one before, the last branches are shown and the others counted."""
+def test_a_long_row_of_rollbacks_shows_its_end(repo):
+    """Of a row of rollbacks, each from the one before, the last branches are shown and the others counted."""
     deep(repo, 8)
     folded = repo.session("deep").folded_tree(limit=3)
     assert [branch.name for branch in folded.tree.walk()] == ["main-6", "main-7", "main-8"]

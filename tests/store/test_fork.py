@@ -71,8 +71,8 @@ def asking(saver, *, first="A?", second=None):
     return builder.compile(checkpointer=saver), calls
 
 
-def test_d1_a_fork_copies_one_checkpoint_and_no_value(saver):
-    """D1: a fork adds one row for the checkpoint, none for its values, and has the same state hash and messages."""
+def test_a_fork_copies_one_checkpoint_and_no_value(saver):
+    """A fork adds one row for the checkpoint, none for its values, and has the same state hash and messages."""
     builder = StateGraph(MessagesState).add_node("answer", lambda state: {"messages": [AIMessage("yes", id="a")]})
     graph = builder.add_edge(START, "answer").compile(checkpointer=saver)
     graph.invoke({"messages": [HumanMessage("ok?", id="q")]}, on("main"))

@@ -1,4 +1,4 @@
-"""`maintenance.fsck` finds each kind of damage to the database at its level, and names the row (W13)."""
+"""`maintenance.fsck` finds each kind of damage to the database at its level, and names the row."""
 
 import os
 import threading
@@ -78,8 +78,8 @@ def of(repo, level):
     return repo.maintenance.fsck(level=level).findings
 
 
-def test_w13_an_undamaged_database_has_no_findings(lived):
-    """W13: the database that the other tests damage has no findings."""
+def test_an_undamaged_database_has_no_findings(lived):
+    """The database that the other tests damage has no findings."""
     assert of(lived, 3) == ()
 
 
@@ -177,8 +177,8 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_w13_every_kind_of_damage_is_found_and_named(lived, name):
-    """W13: each damage is found at its level and above, with its row and with what to do."""
+def test_every_kind_of_damage_is_found_and_named(lived, name):
+    """Each damage is found at its level and above, with its row and with what to do."""
     level, statement, table, said = DAMAGES[name]
     damage(lived, statement)
     for deep in range(level, 4):
@@ -189,8 +189,8 @@ def test_w13_every_kind_of_damage_is_found_and_named(lived, name):
         assert not [one for one in of(lived, level - 1) if one.row.startswith(table) and said in one.what]
 
 
-def test_w13_circular_lists_are_found(lived):
-    """W13: lists that continue each other in a circle are found, and the check ends."""
+def test_circular_lists_are_found(lived):
+    """Lists that continue each other in a circle are found, and the check ends."""
     rows = lived.context.read(
         lambda c: (
             c.execute(text("SELECT hash FROM blob WHERE type = 'list' AND size > 2 ORDER BY size")).scalars().all()
@@ -204,8 +204,8 @@ def test_w13_circular_lists_are_found(lived):
     assert any("have no first one" in found.what for found in of(lived, 2))
 
 
-def test_w13_an_unreadable_sqlite_file_is_a_finding(tmp_path):
-    """W13: fsck reports a file that SQLite cannot read as a finding instead of failing with a driver's error."""
+def test_an_unreadable_sqlite_file_is_a_finding(tmp_path):
+    """Fsck reports a file that SQLite cannot read as a finding instead of failing with a driver's error."""
     path = tmp_path / "torn.db"
     world = World()
     with agentgit.open(path) as repo:
@@ -224,8 +224,8 @@ def test_w13_an_unreadable_sqlite_file_is_a_finding(tmp_path):
     assert not found.is_sound
 
 
-def test_w13_findings_above_the_limit_are_only_counted(lived, monkeypatch):
-    """W13: fsck lists a limited number of findings and counts the others."""
+def test_findings_above_the_limit_are_only_counted(lived, monkeypatch):
+    """Fsck lists a limited number of findings and counts the others."""
     monkeypatch.setattr(check, "MOST", 20)
     damage(lived, "UPDATE blob SET data = :junk", "UPDATE graph_checkpoint SET channels = :junk",
            "UPDATE graph_write SET value = :junk")  # fmt: skip
@@ -236,8 +236,8 @@ def test_w13_findings_above_the_limit_are_only_counted(lived, monkeypatch):
 
 
 @pytest.mark.long
-def test_w13_a_check_during_running_turns_finds_nothing(repo):
-    """W13: a check sees one moment, so concurrent turns cause no findings, and it reports its progress."""
+def test_a_check_during_running_turns_finds_nothing(repo):
+    """A check sees one moment, so concurrent turns cause no findings, and it reports its progress."""
     world, over, seen = World(), threading.Event(), []
 
     def live():
@@ -258,8 +258,8 @@ def test_w13_a_check_during_running_turns_finds_nothing(repo):
     assert seen[-1] == (done.objects, done.objects)
 
 
-def test_w13_a_check_changes_nothing_and_does_not_read_from_the_cache(lived):
-    """W13: fsck finds damage to values that this process has read before, repeats its findings, and changes no row."""
+def test_a_check_changes_nothing_and_does_not_read_from_the_cache(lived):
+    """Fsck finds damage to values that this process has read before, repeats its findings, and changes no row."""
     lived.session("s").branch().conversation_history  # noqa: B018  # it is read
     damage(lived, "UPDATE blob SET data = :junk WHERE {message}")
     before = all_rows(lived)
@@ -272,8 +272,8 @@ def test_w13_a_check_changes_nothing_and_does_not_read_from_the_cache(lived):
     assert first[0].row in str(first[0])
 
 
-def test_w13_only_a_branch_that_starts_before_its_branch_point_inherits_fewer_calls(repo):
-    """W13: a branch that a run began in the middle of a turn is sound; with a changed count, any other one is not."""
+def test_only_a_branch_that_starts_before_its_branch_point_inherits_fewer_calls(repo):
+    """A branch that a run began in the middle of a turn is sound; with a changed count, any other one is not."""
     world = World()
     app = repo.graph(tool_node_graph(obedient(), world.tools()), effects=world.effects())
     served.run(app, "add a", "add b", "add c")
@@ -326,15 +326,15 @@ def test_w13_only_a_branch_that_starts_before_its_branch_point_inherits_fewer_ca
     ],
     ids=str,
 )  # fmt: skip
-def test_w1_w13_contradicting_rows_are_found_at_the_first_level(lived, statement, row, said):
-    """W1, W13: rows that contradict each other, such as a call and the world log, are found at the first level."""
+def test_contradicting_rows_are_found_at_the_first_level(lived, statement, row, said):
+    """Rows that contradict each other, such as a call and the world log, are found at the first level."""
     lived.session("s").search("add")
     damage(lived, statement)
     assert [one for one in of(lived, 1) if one.row.startswith(row) and said in one.what], of(lived, 1)
 
 
-def test_w13_operation_steps_that_refer_to_a_missing_call_are_found(lived):
-    """W13: fsck finds a missing call in the planned steps of an operation."""
+def test_operation_steps_that_refer_to_a_missing_call_are_found(lived):
+    """Fsck finds a missing call in the planned steps of an operation."""
     rows = lived.context.read(lambda c: c.execute(text("SELECT id, request FROM operation")).all())
     change = text("UPDATE operation SET request = :data WHERE id = :id")
     for id, request in rows:
@@ -354,8 +354,8 @@ def test_w13_operation_steps_that_refer_to_a_missing_call_are_found(lived):
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)  # PostgreSQL refuses text that is no time
-def test_w13_an_invalid_time_is_found(lived, statement):
-    """W13: fsck finds a text that is not a time in the time columns of SQLite tables."""
+def test_an_invalid_time_is_found(lived, statement):
+    """Fsck finds a text that is not a time in the time columns of SQLite tables."""
     damage(lived, statement)
     assert any("is not a time" in one.what for one in of(lived, 2))
 
@@ -386,8 +386,8 @@ CHECKED = {
 
 @pytest.mark.parametrize("name", CHECKED)
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)  # PostgreSQL has the same rows
-def test_w13_a_flipped_bit_in_a_redundant_column_is_found(lived, name):
-    """W13: one flipped bit in a hash, a word, a count or a reference is found, in the newest row of each table."""
+def test_a_flipped_bit_in_a_redundant_column_is_found(lived, name):
+    """One flipped bit in a hash, a word, a count or a reference is found, in the newest row of each table."""
     table = METADATA.tables[name]
     rows = lived.context.read(
         lambda c: c.execute(select(literal_column("rowid"), *table.c).order_by(text("1 DESC"))).all()

@@ -1,4 +1,4 @@
-"""After any operations on a session, a collection keeps exactly what can be reached (W13)."""
+"""After any operations on a session, a collection keeps exactly what can be reached."""
 
 import shutil
 from contextlib import suppress
@@ -95,8 +95,8 @@ def stored(repo):
 @pytest.mark.long
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(deeds=DEEDS)
-def test_w13_a_collection_keeps_exactly_the_reachable_values(sqlite_template, tmp_path_factory, deeds):
-    """W13: after random operations, a collection keeps checkpoints and branches unchanged and no other values."""
+def test_a_collection_keeps_exactly_the_reachable_values(sqlite_template, tmp_path_factory, deeds):
+    """After random operations, a collection keeps checkpoints and branches unchanged and no other values."""
     with agentgit.open(shutil.copy(sqlite_template, tmp_path_factory.mktemp("story"))) as repo:
         agent = repo.wrap(chat(), "s")
         agent.run("begin")

@@ -1,4 +1,4 @@
-"""Hard links: a restore or an undo of a file leaves other links to it unchanged (F2)."""
+"""Hard links: a restore or an undo of a file leaves other links to it unchanged."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def look(path):
     return path.read_text(), found.st_mode & 0o7777, found.st_ino
 
 
-def test_f2_a_restored_mode_does_not_change_an_outside_link(workspace, work, tmp_path):
-    """F2: restoring the mode of a file does not change that of a hard link outside the workspace."""
+def test_a_restored_mode_does_not_change_an_outside_link(workspace, work, tmp_path):
+    """Restoring the mode of a file does not change that of a hard link outside the workspace."""
     (work / "secret").write_text("key")
     (work / "secret").chmod(0o644)
     shared = workspace.save()
@@ -35,8 +35,8 @@ def test_f2_a_restored_mode_does_not_change_an_outside_link(workspace, work, tmp
 
 
 @pytest.mark.parametrize("edit", ["write", "mode", "delete"])
-def test_f2_a_restore_never_changes_an_outside_link(workspace, work, tmp_path, edit):
-    """F2: a restore leaves contents, mode and existence of a hard link outside the workspace unchanged."""
+def test_a_restore_never_changes_an_outside_link(workspace, work, tmp_path, edit):
+    """A restore leaves contents, mode and existence of a hard link outside the workspace unchanged."""
     (work / "a").write_text("one")
     first = workspace.save()
     if edit == "delete":
@@ -52,8 +52,8 @@ def test_f2_a_restore_never_changes_an_outside_link(workspace, work, tmp_path, e
         assert look(tmp_path / "outside") == was
 
 
-def test_f2_hard_linked_files_are_restored_with_separate_modes(workspace, work):
-    """F2: two files that a tool hard-linked are restored with separate modes, and a second restore does nothing."""
+def test_hard_linked_files_are_restored_with_separate_modes(workspace, work):
+    """Two files that a tool hard-linked are restored with separate modes, and a second restore does nothing."""
     (work / "a").write_text("same")
     (work / "a").chmod(0o600)
     (work / "b").write_text("same")
@@ -68,8 +68,8 @@ def test_f2_hard_linked_files_are_restored_with_separate_modes(workspace, work):
     assert str(workspace.plan_restore(first.id)) == str(workspace.restore(first.id)) == "nothing to restore"
 
 
-def test_f2_contents_written_through_hard_links_are_restored(workspace, work):
-    """F2: contents that a tool wrote through hard links are restored at all of their names, in both directions."""
+def test_contents_written_through_hard_links_are_restored(workspace, work):
+    """Contents that a tool wrote through hard links are restored at all of their names, in both directions."""
     (work / "a").write_text("one")
     os.link(work / "a", work / "b")
     (work / "c").write_text("other")
@@ -84,8 +84,8 @@ def test_f2_contents_written_through_hard_links_are_restored(workspace, work):
         assert workspace.changed() == ()
 
 
-def test_f2_a_partial_restore_leaves_other_links_unchanged(workspace, work):
-    """F2: a restore of one of two hard-linked files changes only that one."""
+def test_a_partial_restore_leaves_other_links_unchanged(workspace, work):
+    """A restore of one of two hard-linked files changes only that one."""
     (work / "a").write_text("one")
     os.link(work / "a", work / "b")
     first = workspace.save()
@@ -95,8 +95,8 @@ def test_f2_a_partial_restore_leaves_other_links_unchanged(workspace, work):
     assert workspace.changed() == ()
 
 
-def test_f2_a_hard_link_made_by_a_tool_is_no_conflict_in_a_rollback(repo, tmp_path, monkeypatch):
-    """F2: after a rollback of a tool's hard link, no file counts as changed by somebody else."""
+def test_a_hard_link_made_by_a_tool_is_no_conflict_in_a_rollback(repo, tmp_path, monkeypatch):
+    """After a rollback of a tool's hard link, no file counts as changed by somebody else."""
     monkeypatch.setenv("AGENTGIT_HOME", str(tmp_path / "home"))
     desk = Desk(tmp_path / "work")
     agent = repo.wrap(desk.graph(), "s", effects=desk.world.effects(), check_effects=False, workspace=desk.root)
@@ -115,8 +115,8 @@ def test_f2_a_hard_link_made_by_a_tool_is_no_conflict_in_a_rollback(repo, tmp_pa
     assert agentgit.Workspace(desk.root).changed() == ()
 
 
-def test_f2_the_undo_stack_leaves_other_links_unchanged(work, tmp_path):
-    """F2: undo and redo of one file leave other links to it unchanged, inside and outside the workspace."""
+def test_the_undo_stack_leaves_other_links_unchanged(work, tmp_path):
+    """Undo and redo of one file leave other links to it unchanged, inside and outside the workspace."""
     (work / "a").write_text("one")
     (work / "a").chmod(0o644)
     stack = UndoStack(work, tmp_path / "store")
@@ -131,8 +131,8 @@ def test_f2_the_undo_stack_leaves_other_links_unchanged(work, tmp_path):
     assert look(work / "a")[:2] == ("one", 0o644)
 
 
-def test_f2_directory_snapshots_share_no_inode_with_the_workspace(work, tmp_path):
-    """F2: no stored copy of the directory engine is a hard link to a file of the workspace."""
+def test_directory_snapshots_share_no_inode_with_the_workspace(work, tmp_path):
+    """No stored copy of the directory engine is a hard link to a file of the workspace."""
     workspace = Workspace(work, tmp_path / "store", environment="directory")
     (work / "a").write_text("one")
     os.link(work / "a", work / "b")

@@ -1,4 +1,4 @@
-"""Hostile users (D5): misleading names, out-of-range numbers and overreaching credentials gain nothing."""
+"""Hostile users: misleading names, out-of-range numbers and overreaching credentials gain nothing."""
 
 from datetime import UTC, datetime, timedelta
 from itertools import product
@@ -29,8 +29,8 @@ def people(repo):
     return made
 
 
-def test_d5_a_qualified_name_finds_only_that_users_session(repo, people):
-    """D5: `eve/plan` is eve's session plan, never a session that another user named so, even if it is shared."""
+def test_a_qualified_name_finds_only_that_users_session(repo, people):
+    """`eve/plan` is eve's session plan, never a session that another user named so, even if it is shared."""
     _, bob, cy = people.values()
     cy.session("eve/plan", create=True)  # before the user eve exists
     eve = repo.as_user(repo.users.add("eve"))
@@ -44,8 +44,8 @@ def test_d5_a_qualified_name_finds_only_that_users_session(repo, people):
     assert bob.session("eve/plan").info.owner_name == "eve"
 
 
-def test_d5_leaving_a_session_changes_no_rights_of_others(people):
-    """D5: leaving a session revokes no link and none of the rights of others."""
+def test_leaving_a_session_changes_no_rights_of_others(people):
+    """Leaving a session revokes no link and none of the rights of others."""
     ada, bob, cy = people.values()
     link = ada.session("s").sharing.create_link()
     for one in (bob, cy):
@@ -55,8 +55,8 @@ def test_d5_leaving_a_session_changes_no_rights_of_others(people):
     assert ada.session("s").sharing.links()[0].revoked_at is None
 
 
-def test_d5_a_read_or_fork_key_cannot_join_or_leave_sessions(repo, people):
-    """D5: a handle with the scope `read` or `fork` can neither accept a link nor leave a session."""
+def test_a_read_or_fork_key_cannot_join_or_leave_sessions(repo, people):
+    """A handle with the scope `read` or `fork` can neither accept a link nor leave a session."""
     ada, bob, _ = people.values()
     ada.session("s").sharing.share("bob")
     link = ada.session("s").sharing.create_link("editor")
@@ -133,8 +133,8 @@ def statements(repo):
     events.remove(backend.database(repo).engine, "before_cursor_execute", tell)
 
 
-def test_d5_authenticating_with_a_valid_key_only_reads(repo, people, statements):
-    """D5: after the first use, authenticating with a valid key and a source address writes nothing."""
+def test_authenticating_with_a_valid_key_only_reads(repo, people, statements):
+    """After the first use, authenticating with a valid key and a source address writes nothing."""
     made = repo.keys.create("k", user="bob")
     repo.authenticate(made.secret, source="10.0.0.1")  # the first use is recorded
     del statements[:]
@@ -143,8 +143,8 @@ def test_d5_authenticating_with_a_valid_key_only_reads(repo, people, statements)
     assert len(statements) < 8
 
 
-def test_d5_a_clock_set_back_does_not_extend_a_login_pause(repo, people, monkeypatch):
-    """D5: a login pause longer than the maximum, as after the clock was set back, is ignored."""
+def test_a_clock_set_back_does_not_extend_a_login_pause(repo, people, monkeypatch):
+    """A login pause longer than the maximum, as after the clock was set back, is ignored."""
     monkeypatch.setattr(
         login_attempts, "FIRST_PAUSE", timedelta(minutes=2)
     )  # the test may take longer than the real pause
@@ -160,8 +160,8 @@ def test_d5_a_clock_set_back_does_not_extend_a_login_pause(repo, people, monkeyp
     assert not isinstance(refused.value, TooManyAttempts)
 
 
-def test_d5_a_password_change_during_a_login_refuses_the_login(repo, people, monkeypatch):
-    """D5: a login with the old password is refused if the password changes during the check."""
+def test_a_password_change_during_a_login_refuses_the_login(repo, people, monkeypatch):
+    """A login with the old password is refused if the password changes during the check."""
     repo.users.set_password("bob", "correct horse")
 
     def slow(password, stored):
@@ -173,8 +173,8 @@ def test_d5_a_password_change_during_a_login_refuses_the_login(repo, people, mon
         repo.login("bob", "correct horse")
 
 
-def test_d5_a_login_upgrades_a_weak_password_hash_once(repo, people, monkeypatch):
-    """D5: a login replaces a password hash with weaker parameters by a current one, once."""
+def test_a_login_upgrades_a_weak_password_hash_once(repo, people, monkeypatch):
+    """A login replaces a password hash with weaker parameters by a current one, once."""
     weak, strong = (PasswordHash((Argon2Hasher(time_cost=n, memory_cost=8, parallelism=1),)) for n in (1, 2))
     monkeypatch.setattr(*points.PASSWORD_HASHER.place, lambda: weak)
     repo.users.set_password("bob", "correct horse")
@@ -194,8 +194,8 @@ def test_d5_a_login_upgrades_a_weak_password_hash_once(repo, people, monkeypatch
     credentials._dummy_hash.cache_clear()
 
 
-def test_d5_as_user_handles_end_with_the_key_of_the_admin(repo, people):
-    """D5: handles opened by `as_user`, also through another handle, end when the admin's key is revoked."""
+def test_as_user_handles_end_with_the_key_of_the_admin(repo, people):
+    """Handles opened by `as_user`, also through another handle, end when the admin's key is revoked."""
     repo.users.add("olga", is_admin=True)
     made = repo.keys.create("k", "admin", user="olga")
     acting = repo.authenticate(made.secret).as_user("olga").as_user("ada")
@@ -205,8 +205,8 @@ def test_d5_as_user_handles_end_with_the_key_of_the_admin(repo, people):
         acting.sessions()
 
 
-def test_w13_dangling_keys_links_and_members_are_found(repo, people):
-    """W13: level 1 names keys, links, members and webhooks with missing references or unknown words."""
+def test_dangling_keys_links_and_members_are_found(repo, people):
+    """Level 1 names keys, links, members and webhooks with missing references or unknown words."""
     ada = people["ada"]
     key, link = repo.keys.create("k", user="cy").key, ada.session("s").sharing.create_link()
     people["bob"].accept(link.token)
@@ -232,8 +232,8 @@ def test_w13_dangling_keys_links_and_members_are_found(repo, people):
     }
 
 
-def test_d5_open_handles_of_an_erased_session_raise_not_found(repo):
-    """D5: after erasing a session, its open agents and values raise NotFound and write nothing."""
+def test_open_handles_of_an_erased_session_raise_not_found(repo):
+    """After erasing a session, its open agents and values raise NotFound and write nothing."""
     world = World()
 
     def wrap():
@@ -273,8 +273,8 @@ def test_d5_open_handles_of_an_erased_session_raise_not_found(repo):
     assert repo.session("s", create=True).id != session.id
 
 
-def test_d5_a_refusal_in_an_erased_session_is_not_written_to_the_trail(repo, people, monkeypatch, caplog):
-    """D5: a refusal is not written to the trail if its session was erased first, and the trail stays sound."""
+def test_a_refusal_in_an_erased_session_is_not_written_to_the_trail(repo, people, monkeypatch, caplog):
+    """A refusal is not written to the trail if its session was erased first, and the trail stays sound."""
     ada, bob, _ = people.values()
     ada.session("s").sharing.share("bob")
     tell = Database._record_refusal

@@ -1,4 +1,4 @@
-"""Imported messages and values of odd shape are refused with their line, or readable everywhere (B8)."""
+"""Imported messages and values of odd shape are refused with their line, or readable everywhere."""
 
 from __future__ import annotations
 
@@ -274,14 +274,14 @@ def target():
 
 
 @pytest.mark.long
-def test_b8_an_unmodified_export_is_imported_and_readable(export, target):
-    """B8: the export that the other tests change is accepted unchanged and after its records are rebuilt."""
+def test_an_unmodified_export_is_imported_and_readable(export, target):
+    """The export that the other tests change is accepted unchanged and after its records are rebuilt."""
     assert taken(target, BytesIO(export), "as it is")
     assert taken(target, reforged(export, {}), "to create it")
 
 
-def test_b8_messages_written_by_agentgit_are_accepted(export):
-    """B8: all four kinds of message are accepted, and so is one with additional fields."""
+def test_messages_written_by_agentgit_are_accepted(export):
+    """All four kinds of message are accepted, and so is one with additional fields."""
     for message in (*TALK[:4], HumanMessage("x", name="ann", mine=[1])):
         leaf_ = message_leaf(stored_form(message))
         assert rebuild_message(stored_message(json.loads(leaf_.data))) == message
@@ -302,8 +302,8 @@ def test_b8_messages_written_by_agentgit_are_accepted(export):
         ({"type": "human", "data": {"content": "", "tool_calls": "x"}}, "cannot be read"),
     ],
 )
-def test_b8_the_error_for_an_invalid_message_names_line_and_field(export, target, message, said):
-    """B8: the error for an invalid message names the line and the field, and nothing is stored."""
+def test_the_error_for_an_invalid_message_names_line_and_field(export, target, message, said):
+    """The error for an invalid message names the line and the field, and nothing is stored."""
     place = next(n for n, (kind, _) in values_of(export) if kind == "message")
     before = rows(target)
     with pytest.raises(Corrupt, match=rf"^Line \d+ of the export .*{said}"):
@@ -327,14 +327,14 @@ def odd_values(export):
 
 
 @pytest.mark.long
-def test_b8_forged_messages_are_refused_or_readable(export):
-    """B8: a message with an odd value in any field is refused or readable; one of 14 changes is tried, for time."""
+def test_forged_messages_are_refused_or_readable(export):
+    """A message with an odd value in any field is refused or readable; one of 14 changes is tried, for time."""
     count, n = all_taken(export, itertools.islice(mutants(export), 0, None, 14))
     assert 0 < count < n
 
 
 @pytest.mark.long
-def test_b8_forged_values_are_refused_or_readable(export):
-    """B8: a value replaced by one of another type is refused or readable; one of three replacements is tried."""
+def test_forged_values_are_refused_or_readable(export):
+    """A value replaced by one of another type is refused or readable; one of three replacements is tried."""
     count, n = all_taken(export, itertools.islice(odd_values(export), 0, None, 3))
     assert 0 < count < n

@@ -77,8 +77,8 @@ def ends(repo, table=BRANCH):
 
 
 @on_postgresql
-def test_d5_a_run_on_another_machine_is_taken_over_when_its_lease_ends(repo, world):
-    """D5: a branch that another machine runs is a Conflict; once its lease has ended, the next turn takes over."""
+def test_a_run_on_another_machine_is_taken_over_when_its_lease_ends(repo, world):
+    """A branch that another machine runs is a Conflict; once its lease has ended, the next turn takes over."""
     agent = wrapped(repo, world)
     agent.run("add chair")
     with faults.on_another_machine(), backend.at_work(repo) as owner:
@@ -96,8 +96,8 @@ def test_d5_a_run_on_another_machine_is_taken_over_when_its_lease_ends(repo, wor
 
 
 @on_postgresql
-def test_d5_a_turn_with_an_expired_lease_saves_no_more_steps(repo, world):
-    """D5: a turn whose branch was taken over raises Conflict, and records only how its call ended."""
+def test_a_turn_with_an_expired_lease_saves_no_more_steps(repo, world):
+    """A turn whose branch was taken over raises Conflict, and records only how its call ended."""
     agent = wrapped(repo, world)
     agent.run("add chair")
 
@@ -121,8 +121,8 @@ def test_d5_a_turn_with_an_expired_lease_saves_no_more_steps(repo, world):
 
 
 @on_postgresql
-def test_d5_a_recovered_turn_saves_no_step_in_its_unchanged_thread(repo):
-    """D5: a turn whose branch was recovered saves no further step, although its thread is unchanged."""
+def test_a_recovered_turn_saves_no_step_in_its_unchanged_thread(repo):
+    """A turn whose branch was recovered saves no further step, although its thread is unchanged."""
 
     def says(state):
         if len(state["messages"]) > 2:
@@ -142,8 +142,8 @@ def test_d5_a_recovered_turn_saves_no_step_in_its_unchanged_thread(repo):
 
 
 @on_postgresql
-def test_d5_a_rollback_with_an_expired_lease_publishes_nothing(repo, world):
-    """D5: a rollback taken over during an undo moves no branch and claims no reversal."""
+def test_a_rollback_with_an_expired_lease_publishes_nothing(repo, world):
+    """A rollback taken over during an undo moves no branch and claims no reversal."""
     agent = wrapped(repo, world)
     agent.run("add chair")
     agent.checkpoint("before")
@@ -167,8 +167,8 @@ def test_d5_a_rollback_with_an_expired_lease_publishes_nothing(repo, world):
 
 
 @on_postgresql
-def test_d5_only_leases_held_by_this_process_are_renewed(repo, world):
-    """D5: a renewal extends the leases of this process, and not that of a branch that was taken over."""
+def test_only_leases_held_by_this_process_are_renewed(repo, world):
+    """A renewal extends the leases of this process, and not that of a branch that was taken over."""
     agent = wrapped(repo, world)
     seen = []
 
@@ -189,8 +189,8 @@ def test_d5_only_leases_held_by_this_process_are_renewed(repo, world):
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-def test_d5_sqlite_has_no_leases(repo, world):
-    """D5: on SQLite no lease is set, and none is renewed."""
+def test_sqlite_has_no_leases(repo, world):
+    """On SQLite no lease is set, and none is renewed."""
     agent = wrapped(repo, world)
     seen = []
     world.then = lambda: seen.extend(ends(repo))
@@ -198,8 +198,8 @@ def test_d5_sqlite_has_no_leases(repo, world):
     assert (seen, backend.database(repo).leases) == ([None], None)
 
 
-def test_d5_a_lease_is_renewed_until_its_work_ends_despite_failures(monkeypatch):
-    """D5: the thread renews repeatedly, continues after database failures, and ends when nothing is held."""
+def test_a_lease_is_renewed_until_its_work_ends_despite_failures(monkeypatch):
+    """The thread renews repeatedly, continues after database failures, and ends when nothing is held."""
     monkeypatch.setattr(*points.SECONDS_PER_LEASE.place, 3000)
     renewed, failures = threading.Semaphore(0), [Unavailable("away"), RuntimeError("nobody expected this")]
 
@@ -224,7 +224,7 @@ def test_d5_a_lease_is_renewed_until_its_work_ends_despite_failures(monkeypatch)
 
 
 @pytest.mark.parametrize("seconds", [0, 2.9, -1, float("nan")])
-def test_d5_a_lease_too_short_to_be_renewed_is_refused(seconds):
-    """D5: a lease shorter than an ordinary pause is refused, because live runs would be taken over."""
+def test_a_lease_too_short_to_be_renewed_is_refused(seconds):
+    """A lease shorter than an ordinary pause is refused, because live runs would be taken over."""
     with pytest.raises(InvalidInput, match="lease_seconds"):
         process.Leases(lambda tenant_id, work: None, seconds)

@@ -1,4 +1,4 @@
-"""Model calls are stored like messages, once and encrypted; forks, exports and collections keep them (R3)."""
+"""Model calls are stored like messages, once and encrypted; forks, exports and collections keep them."""
 
 import backend
 import pytest
@@ -73,7 +73,7 @@ def blob_bytes(repo):
 
 
 def test_a_prompt_and_its_tools_are_stored_once(repo):
-    """R3: each turn adds the same few bytes, whatever the length of the prompt, the tools and the conversation."""
+    """Each turn adds the same few bytes, whatever the length of the prompt, the tools and the conversation."""
     agent = talked(repo, 1)
     grown = []
     for part in range(3):
@@ -89,7 +89,7 @@ def test_a_prompt_and_its_tools_are_stored_once(repo):
 
 
 def test_a_checkpoint_comes_back_as_it_was_put(repo):
-    """R3: LangGraph never sees the model calls, neither among the values nor among the writes of a checkpoint."""
+    """LangGraph never sees the model calls, neither among the values nor among the writes of a checkpoint."""
 
     def ask(state):
         answer = interrupt(model.invoke(state["messages"]).content)
@@ -109,7 +109,7 @@ def test_a_checkpoint_comes_back_as_it_was_put(repo):
 
 
 def test_secrets_of_a_request_are_not_stored(repo):
-    """R3: of the parameters only tools and the output format are stored, without headers, keys and their defaults."""
+    """Of the parameters only tools and the output format are stored, without headers, keys and their defaults."""
     model = answering().bind(
         tools=[TOOL, REMOTE],
         tool_choice="auto",
@@ -130,7 +130,7 @@ def test_secrets_of_a_request_are_not_stored(repo):
 
 
 def test_a_reply_is_stored_as_a_middleware_left_it(repo):
-    """R3: what a middleware redacts from a reply before it reaches the state is not stored either."""
+    """What a middleware redacts from a reply before it reaches the state is not stored either."""
 
     def chat(state):
         reply = model.invoke(state["messages"])
@@ -144,7 +144,7 @@ def test_a_reply_is_stored_as_a_middleware_left_it(repo):
 
 
 def test_an_encrypted_database_stores_no_prompt_in_plain_text(database, tmp_path):
-    """R3: prompts, tools and replies are encrypted like messages, and read with the keys."""
+    """Prompts, tools and replies are encrypted like messages, and read with the keys."""
     with agentgit.open(database.url, keyring=Keyring({"one": Keyring.new_key()})) as repo:
         agent = talked(repo)
         text = backend.as_stored(repo)
@@ -154,7 +154,7 @@ def test_an_encrypted_database_stores_no_prompt_in_plain_text(database, tmp_path
 
 
 def test_model_calls_survive_a_collection_and_an_export(repo, tmp_path):
-    """R3: calls between the steps that checkpoints name survive `gc`, a fork, a template and another database."""
+    """Calls between the steps that checkpoints name survive `gc`, a fork, a template and another database."""
     world = World()
     graph = tool_node_graph(obedient(), world.tools())
     agent = repo.wrap(graph, session="s", effects=world.effects())
@@ -187,7 +187,7 @@ def test_model_calls_survive_a_collection_and_an_export(repo, tmp_path):
 
 
 def test_calls_of_an_unfinished_step_survive_an_export(repo, tmp_path):
-    """R3: the calls before a question that waits are exported, and go on after the answer."""
+    """The calls before a question that waits are exported, and go on after the answer."""
 
     def ask(state):
         plan = model.invoke([SystemMessage("Plan."), *state["messages"]])
@@ -207,7 +207,7 @@ def test_calls_of_an_unfinished_step_survive_an_export(repo, tmp_path):
 
 
 def test_an_erased_session_leaves_no_prompt(repo):
-    """R3: the requests of a session are erased with it."""
+    """The requests of a session are erased with it."""
     talked(repo)
     talked(repo, name="kept", model=answering())
     assert "open_door" in backend.as_stored(repo)
@@ -217,7 +217,7 @@ def test_an_erased_session_leaves_no_prompt(repo):
 
 
 def test_a_lost_prompt_is_found(lived_through):
-    """R3: `fsck` names a graph checkpoint whose model calls lack a value, and `RecordedModel` refuses to guess."""
+    """`fsck` names a graph checkpoint whose model calls lack a value, and `RecordedModel` refuses to guess."""
     repo = lived_through(talked)
     with backend.reading(repo) as connection:
         key = connection.exec_driver_sql("SELECT hash FROM blob WHERE size > 4000").scalar_one()
@@ -228,7 +228,7 @@ def test_a_lost_prompt_is_found(lived_through):
 
 
 def test_tools_that_run_again_keep_the_calls(repo):
-    """R3: `replay="execute"` rewrites the results in messages, and keeps the model calls up to there."""
+    """`replay="execute"` rewrites the results in messages, and keeps the model calls up to there."""
     world = World()
     graph = tool_node_graph(scripted(call("look"), "seen"), world.tools())
     agent = repo.wrap(graph, session="s", effects=world.effects())
@@ -251,7 +251,7 @@ words = st.integers(0, 6)
 
 @given(st.lists(st.tuples(st.lists(words, max_size=8), st.none() | words, words, st.booleans()), max_size=6), st.data())
 def test_calls_are_read_as_they_were_stored(memory, plan, data):
-    """R3: whatever is repeated, reordered or left out, and however the calls are cut into steps."""
+    """Whatever is repeated, reordered or left out, and however the calls are cut into steps."""
     database = memory.context.store.database
     content = Content(BlobStore(memory.context.store.tenant_id).of(1))
     texts = [leaf("message", b'{"type":"human","data":{"content":"%d"}}' % number) for number in range(7)]

@@ -71,8 +71,8 @@ def in_the_way(work):
     return change
 
 
-def test_f3_a_named_pipe_is_moved_aside_to_another_file_system(workspace, work, other_file_system):
-    """F3: a directory with a named pipe is moved aside, and the pipe is recreated without being read."""
+def test_a_named_pipe_is_moved_aside_to_another_file_system(workspace, work, other_file_system):
+    """A directory with a named pipe is moved aside, and the pipe is recreated without being read."""
     change = in_the_way(work)
     first, was = workspace.save(), picture(work)
     change()
@@ -86,8 +86,8 @@ def test_f3_a_named_pipe_is_moved_aside_to_another_file_system(workspace, work, 
     assert stat.S_ISFIFO(os.lstat(places["a/inner/pipe"]).st_mode)
 
 
-def test_f3_an_unmovable_path_is_named_and_the_rest_is_restored(workspace, work, other_file_system):
-    """F3: a socket in the way is named, its directory stays unchanged, and other files are restored."""
+def test_an_unmovable_path_is_named_and_the_rest_is_restored(workspace, work, other_file_system):
+    """A socket in the way is named, its directory stays unchanged, and other files are restored."""
     change = in_the_way(work)
     first = workspace.save()
     change()
@@ -103,8 +103,8 @@ def test_f3_an_unmovable_path_is_named_and_the_rest_is_restored(workspace, work,
     assert (work / "a").read_text() == "file"
 
 
-def test_f3_a_file_written_during_a_move_aside_is_not_lost(workspace, work, other_file_system, monkeypatch):
-    """F3: a file written while its predecessor is copied to another file system is kept as a conflict."""
+def test_a_file_written_during_a_move_aside_is_not_lost(workspace, work, other_file_system, monkeypatch):
+    """A file written while its predecessor is copied to another file system is kept as a conflict."""
     change = in_the_way(work)
     first = workspace.save()
     change()
@@ -124,8 +124,8 @@ def test_f3_a_file_written_during_a_move_aside_is_not_lost(workspace, work, othe
 
 
 @pytest.mark.parametrize("refused", ["put", "delete", "folder", "mode"])
-def test_f3_a_failing_path_does_not_stop_other_paths(workspace, work, monkeypatch, refused):
-    """F3: all other paths are restored, the error names the failing one, and a second restore completes it."""
+def test_a_failing_path_does_not_stop_other_paths(workspace, work, monkeypatch, refused):
+    """All other paths are restored, the error names the failing one, and a second restore completes it."""
     for name in "abc":
         (work / name).write_text("one")
     (work / "folder").mkdir(0o700)
@@ -152,8 +152,8 @@ def test_f3_a_failing_path_does_not_stop_other_paths(workspace, work, monkeypatc
     assert picture(work) == was
 
 
-def test_f3_several_failures_are_reported_in_one_error(workspace, work):
-    """F3: if many paths fail, one error counts them and names the first ones with their reasons."""
+def test_several_failures_are_reported_in_one_error(workspace, work):
+    """If many paths fail, one error counts them and names the first ones with their reasons."""
     for number in range(9):
         (work / str(number)).write_text("one")
     first = workspace.save()
@@ -165,8 +165,8 @@ def test_f3_several_failures_are_reported_in_one_error(workspace, work):
     assert sorted(path.read_text() for path in work.iterdir()) == ["one"] + ["two"] * 8
 
 
-def test_f3_a_file_with_damaged_contents_does_not_stop_other_files(work, tmp_path):
-    """F3: a file whose stored contents are damaged is named, and all others are restored."""
+def test_a_file_with_damaged_contents_does_not_stop_other_files(work, tmp_path):
+    """A file whose stored contents are damaged is named, and all others are restored."""
     workspace = Workspace(work, tmp_path / "store", environment="directory")
     for name in "abc":
         (work / name).write_text(f"one {name}")
@@ -182,8 +182,8 @@ def test_f3_a_file_with_damaged_contents_does_not_stop_other_files(work, tmp_pat
 
 
 @pytest.mark.parametrize("call", ["open", "lstat"])
-def test_f3_a_save_leaves_out_and_names_an_unreadable_file(workspace, work, monkeypatch, call):
-    """F3: a save captures all other files and names the unreadable one with the system's reason."""
+def test_a_save_leaves_out_and_names_an_unreadable_file(workspace, work, monkeypatch, call):
+    """A save captures all other files and names the unreadable one with the system's reason."""
     for name in ("a", "odd", "z"):
         (work / name).write_text("one")
     with monkeypatch.context() as patch:
@@ -194,8 +194,8 @@ def test_f3_a_save_leaves_out_and_names_an_unreadable_file(workspace, work, monk
     assert saved.change_count == 2
 
 
-def test_f3_a_save_leaves_out_and_names_an_unlistable_directory(workspace, work, monkeypatch):
-    """F3: a save captures all other files and names a directory that cannot be listed, with the reason."""
+def test_a_save_leaves_out_and_names_an_unlistable_directory(workspace, work, monkeypatch):
+    """A save captures all other files and names a directory that cannot be listed, with the reason."""
     (work / "a").write_text("one")
     (work / "odd").mkdir()
     with monkeypatch.context() as patch:
@@ -204,8 +204,8 @@ def test_f3_a_save_leaves_out_and_names_an_unlistable_directory(workspace, work,
         assert dict(workspace.skipped())["odd"] == os.strerror(errno.EIO)
 
 
-def test_f3_a_failing_file_does_not_stop_an_undo_of_other_files(work, tmp_path):
-    """F3: an undo of several files reverts what it can and names the failure; the next undo completes it."""
+def test_a_failing_file_does_not_stop_an_undo_of_other_files(work, tmp_path):
+    """An undo of several files reverts what it can and names the failure; the next undo completes it."""
     for name in "abc":
         (work / name).write_text("one")
     with closing(UndoStack(work, tmp_path / "store")) as stack:
@@ -219,8 +219,8 @@ def test_f3_a_failing_file_does_not_stop_an_undo_of_other_files(work, tmp_path):
         assert [(work / name).read_text() for name in "abc"] == ["one"] * 3
 
 
-def test_f3_a_mount_point_does_not_stop_a_restore(workspace, work, monkeypatch):
-    """F3: a restore keeps a directory that is a mount point, and completes."""
+def test_a_mount_point_does_not_stop_a_restore(workspace, work, monkeypatch):
+    """A restore keeps a directory that is a mount point, and completes."""
     first = workspace.save()
     (work / "m").mkdir(0o700)
     (work / "m" / "a").write_text("a")
@@ -231,8 +231,8 @@ def test_f3_a_mount_point_does_not_stop_a_restore(workspace, work, monkeypatch):
     assert (work / "m").is_dir()
 
 
-def test_f3_a_save_that_git_cannot_write_reports_the_reason(work, tmp_path, monkeypatch):
-    """F3: a save that git cannot write raises Unavailable with git's error."""
+def test_a_save_that_git_cannot_write_reports_the_reason(work, tmp_path, monkeypatch):
+    """A save that git cannot write raises Unavailable with git's error."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "git").write_text(
         f"""#!/bin/sh

@@ -1,4 +1,4 @@
-"""PostgreSQL tables partitioned by tenant keep their rows, keys, policies and triggers, and work as before (D5)."""
+"""PostgreSQL tables partitioned by tenant keep their rows, keys, policies and triggers, and work as before."""
 
 from contextlib import closing
 
@@ -30,8 +30,8 @@ def divided(empty_server):
 
 
 @pytest.mark.long
-def test_d5_a_partitioned_database_keeps_its_data_and_works(divided):
-    """D5: a partitioned database has every row and the schema of the migrations, and sessions continue in it."""
+def test_a_partitioned_database_keeps_its_data_and_works(divided):
+    """A partitioned database has every row and the schema of the migrations, and sessions continue in it."""
     database, before = divided
     after = rows_of(database, {table.name: set(table.c.keys()) for table in METADATA.sorted_tables})
     assert {name: sorted(map(repr, rows)) for name, rows in after.items()} == {
@@ -51,8 +51,8 @@ def test_d5_a_partitioned_database_keeps_its_data_and_works(divided):
 
 
 @pytest.mark.long
-def test_d5_a_partitioned_database_keeps_row_level_security(divided):
-    """D5: grants and tenant isolation survive partitioning; no partition is read or edited past its table."""
+def test_a_partitioned_database_keeps_row_level_security(divided):
+    """Grants and tenant isolation survive partitioning; no partition is read or edited past its table."""
     database, _ = divided
     with agentgit.open(database.url) as repo:
         role = f"agentgit_parts_{repo.context.store.tenant_id}"
@@ -71,8 +71,8 @@ def test_d5_a_partitioned_database_keeps_row_level_security(divided):
 
 
 @pytest.mark.long
-def test_d5_a_partitioned_database_can_be_migrated(divided, second):
-    """D5: migrations go down and up on partitioned tables, and recreated tables can be partitioned again."""
+def test_a_partitioned_database_can_be_migrated(divided, second):
+    """Migrations go down and up on partitioned tables, and recreated tables can be partitioned again."""
     database, _ = divided
     for revision in ("0001", "base"):
         schema.upgrade(database)

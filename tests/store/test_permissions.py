@@ -248,8 +248,8 @@ def test_an_unreadable_hard_linked_file_keeps_its_mode(place, kind):
     )  # fmt: skip
 
 
-def test_f3_inaccessible_files_are_moved_aside_to_another_file_system(place, kind):
-    """F3: excluded read-only directories and 0000 files that are in the way are moved with their modes."""
+def test_inaccessible_files_are_moved_aside_to_another_file_system(place, kind):
+    """Excluded read-only directories and 0000 files that are in the way are moved with their modes."""
     as_nobody(
         """
         from agentgit.workspace.disk import move_aside

@@ -1,4 +1,4 @@
-"""Checkpoints built by hand, and their plain JSON, become sessions without a graph (row U10)."""
+"""Checkpoints built by hand, and their plain JSON, become sessions without a graph."""
 
 import io
 import json
@@ -39,8 +39,8 @@ def built(**fields):
     return Checkpoint(**{"checkpoint_name": "before payment", "created_at": AT, **fields})
 
 
-def test_u10_a_checkpoint_built_by_hand_is_stored_and_read_back_without_a_graph(repo):
-    """U10: state, conversation, tool calls, name, time and metadata of a hand-built checkpoint are read back."""
+def test_a_checkpoint_built_by_hand_is_stored_and_read_back_without_a_graph(repo):
+    """State, conversation, tool calls, name, time and metadata of a hand-built checkpoint are read back."""
     call = {"tool_name": "order", "args": {"n": 2}, "result": {"id": "o1"}, "tool_call_id": "c1"}
     made = built(
         session_state={"cart": ["chair", {"n": 2}], "total": 80.5, "done": None},
@@ -68,8 +68,8 @@ def test_u10_a_checkpoint_built_by_hand_is_stored_and_read_back_without_a_graph(
     assert repo.maintenance.fsck(3).is_sound
 
 
-def test_u10_a_graph_continues_from_an_imported_checkpoint(repo):
-    """U10: a graph that is wrapped later continues the imported conversation, and can be rolled back to it."""
+def test_a_graph_continues_from_an_imported_checkpoint(repo):
+    """A graph that is wrapped later continues the imported conversation, and can be rolled back to it."""
     made = built(conversation_history=[message("user", "hm", id="m1"), message("assistant", "done", id="m2")])
     repo.import_([built(checkpoint_name="empty", created_at=AT - timedelta(1)), made], session="s")
     agent = wrap(repo)
@@ -83,8 +83,8 @@ def test_u10_a_graph_continues_from_an_imported_checkpoint(repo):
     assert repo.maintenance.fsck(3).is_sound
 
 
-def test_u10_stored_messages_have_the_bytes_that_a_graph_writes(repo):
-    """U10: an imported message is stored as LangChain would store it, so that a later turn does not change it."""
+def test_stored_messages_have_the_bytes_that_a_graph_writes(repo):
+    """An imported message is stored as LangChain would store it, so that a later turn does not change it."""
     agent = wrap(repo)
     agent.run("add chair")
     repo.import_([built(conversation_history=agent.history())], session="copy")
@@ -104,8 +104,8 @@ def test_u10_stored_messages_have_the_bytes_that_a_graph_writes(repo):
         ToolMessage("done", tool_call_id="c"),
     ],
 )
-def test_u10_the_stored_form_of_a_message_is_that_of_langchain(original):
-    """U10: the fields of a stored message are those of LangChain, in its order; this fails if LangChain adds one."""
+def test_the_stored_form_of_a_message_is_that_of_langchain(original):
+    """The fields of a stored message are those of LangChain, in its order; this fails if LangChain adds one."""
     from agentgit.saver.leaf_codec import message_leaf, stored_form
     from agentgit.sessions.messages import from_stored
     from agentgit.store.transfer.plain_states import message_leaf as plain_leaf
@@ -114,8 +114,8 @@ def test_u10_the_stored_form_of_a_message_is_that_of_langchain(original):
     assert plain_leaf(1, from_stored(stored)) == message_leaf(stored)
 
 
-def test_u10_plain_json_keeps_ids_times_names_and_calls(repo, tmp_path):
-    """U10: the JSON of a session's checkpoints, imported into another database, has the same ids, times, contents."""
+def test_plain_json_keeps_ids_times_names_and_calls(repo, tmp_path):
+    """The JSON of a session's checkpoints, imported into another database, has the same ids, times, contents."""
     agent = wrap(repo)
     agent.run("add chair")
     agent.session.tag(agent.checkpoint("chair", description="one chair", data={"reward": 1.0}), "v1")
@@ -149,8 +149,8 @@ def test_u10_plain_json_keeps_ids_times_names_and_calls(repo, tmp_path):
             there.session("imported").export(file)
 
 
-def test_u10_an_id_that_is_taken_is_refused_and_none_makes_a_copy(repo):
-    """U10: a checkpoint id exists once in a database; without ids the same JSON makes a copy."""
+def test_an_id_that_is_taken_is_refused_and_none_makes_a_copy(repo):
+    """A checkpoint id exists once in a database; without ids the same JSON makes a copy."""
     agent = wrap(repo)
     agent.run("add chair")
     file = plain(repo.session("s"))
@@ -164,8 +164,8 @@ def test_u10_an_id_that_is_taken_is_refused_and_none_makes_a_copy(repo):
     assert [session.session_name for session in repo.sessions()] == ["copy", "s"]
 
 
-def test_u10_an_id_of_another_users_session_is_refused(repo):
-    """U10: an id that a checkpoint of a session has which the user cannot see is refused as any other."""
+def test_an_id_of_another_users_session_is_refused(repo):
+    """An id that a checkpoint of a session has which the user cannot see is refused as any other."""
     wrap(repo).run("add chair")
     ids = [one.id for one in repo.session("s").checkpoints()]
     bob = repo.as_user(repo.users.add("bob"))
@@ -174,8 +174,8 @@ def test_u10_an_id_of_another_users_session_is_refused(repo):
     assert bob.sessions() == []
 
 
-def test_u10_checkpoints_are_sorted_by_time(repo):
-    """U10: checkpoints in any order become one branch in the order of their times, in any time zone."""
+def test_checkpoints_are_sorted_by_time(repo):
+    """Checkpoints in any order become one branch in the order of their times, in any time zone."""
     zone = timezone(timedelta(hours=5))
     made = [
         built(checkpoint_name=str(n), created_at=(AT + timedelta(hours=n)).astimezone(zone), session_state={"n": n})
@@ -189,8 +189,8 @@ def test_u10_checkpoints_are_sorted_by_time(repo):
     assert [one.checkpoint_name for one in repo.session("s").log().since(AT + timedelta(hours=2))] == ["3", "2"]
 
 
-def test_u10_small_ids_of_another_system_are_kept(repo):
-    """U10: the small ids of another system's table are kept if they are free and increase."""
+def test_small_ids_of_another_system_are_kept(repo):
+    """The small ids of another system's table are kept if they are free and increase."""
     repo.import_([built(id=n, created_at=AT + timedelta(seconds=n)) for n in (1, 2, 5)], session="s")
     session = repo.session("s")
     assert [one.id for one in session.checkpoints()] == [1, 2, 5]
@@ -270,8 +270,8 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("calls", [[1], 5, "order", {"id": "c"}])
-def test_u10_tool_calls_of_a_users_message_are_ignored(repo, calls):
-    """U10: only an assistant's message requests calls; what another one has under that name is not read."""
+def test_tool_calls_of_a_users_message_are_ignored(repo, calls):
+    """Only an assistant's message requests calls; what another one has under that name is not read."""
     history = [{"role": "user", "content": "a", "tool_calls": calls}]
     file = json.dumps([{"conversation_history": history}]).encode()
     summary = repo.import_(io.BytesIO(file), session="odd")
@@ -279,8 +279,8 @@ def test_u10_tool_calls_of_a_users_message_are_ignored(repo, calls):
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_u10_a_bad_file_is_refused_and_changes_nothing(repo, case):
-    """U10: hostile JSON is a typed error that says what is wrong in a short text, and nothing is stored."""
+def test_a_bad_file_is_refused_and_changes_nothing(repo, case):
+    """Hostile JSON is a typed error that says what is wrong in a short text, and nothing is stored."""
     made = HOSTILE[case]
     data = made if isinstance(made, bytes) else made.encode() if isinstance(made, str) else json.dumps(made).encode()
     good = json.dumps([built().to_dict()]).encode()
@@ -295,8 +295,8 @@ def test_u10_a_bad_file_is_refused_and_changes_nothing(repo, case):
     repo.import_(io.BytesIO(good), session="s")
 
 
-def test_u10_odd_but_valid_values_are_read_back(repo):
-    """U10: lone surrogates, NUL, huge numbers, many calls of one message and unknown keys of messages survive."""
+def test_odd_but_valid_values_are_read_back(repo):
+    """Lone surrogates, NUL, huge numbers, many calls of one message and unknown keys of messages survive."""
     calls = [{"id": f"c{n}", "name": "a", "args": {"n": n}} for n in range(3)]
     odd = "\ud800\0\u202e"
     made = [
@@ -326,8 +326,8 @@ def test_u10_odd_but_valid_values_are_read_back(repo):
     wrap(repo).run("hm")
 
 
-def test_u10_an_existing_session_and_foreign_rights_are_respected(repo):
-    """U10: an import never adds to a session that exists, whoever it belongs to, and needs the right to write."""
+def test_an_existing_session_and_foreign_rights_are_respected(repo):
+    """An import never adds to a session that exists, whoever it belongs to, and needs the right to write."""
     wrap(repo)
     with pytest.raises(Conflict, match="already exists"):
         repo.import_([built()], session="s")
@@ -342,8 +342,8 @@ def test_u10_an_existing_session_and_foreign_rights_are_respected(repo):
         repo.import_(["not a checkpoint"])
 
 
-def test_u10_a_file_is_limited_in_size(repo, monkeypatch):
-    """U10: a JSON file above the limit is refused before it is parsed."""
+def test_a_file_is_limited_in_size(repo, monkeypatch):
+    """A JSON file above the limit is refused before it is parsed."""
     from agentgit.store.transfer import plain_checkpoints
 
     monkeypatch.setattr(plain_checkpoints, "MAX_BYTES", 2**20)
@@ -351,14 +351,14 @@ def test_u10_a_file_is_limited_in_size(repo, monkeypatch):
         repo.import_(io.BytesIO(b"[" + b" " * 2**20 + b"]"))
 
 
-def test_u10_a_damaged_export_is_still_corrupt(repo):
-    """B8: a file that is neither an export nor an array is refused as before."""
+def test_a_damaged_export_is_still_corrupt(repo):
+    """A file that is neither an export nor an array is refused as before."""
     with pytest.raises((InvalidInput, Corrupt)):
         repo.import_(io.BytesIO(b'{"checkpoints": []}'))
 
 
-def test_u10_many_checkpoints_of_a_long_conversation_are_stored_once(repo):
-    """U10: an import of many checkpoints of one growing conversation stores each message once."""
+def test_many_checkpoints_of_a_long_conversation_are_stored_once(repo):
+    """An import of many checkpoints of one growing conversation stores each message once."""
     history = [message("user" if n % 2 else "assistant", f"text {n}", id=str(n)) for n in range(300)]
     made = [
         built(checkpoint_name=None, created_at=AT + timedelta(seconds=n), conversation_history=history[:n])

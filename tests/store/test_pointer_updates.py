@@ -69,8 +69,8 @@ def meet(repo):
     return meet
 
 
-def test_d5_concurrent_updates_of_branch_metadata_are_all_kept(repo, meet):
-    """D5: two concurrent transactions that change the metadata of a branch lose no key, and count both turns."""
+def test_concurrent_updates_of_branch_metadata_are_all_kept(repo, meet):
+    """Two concurrent transactions that change the metadata of a branch lose no key, and count both turns."""
     repo.session("s", create=True)
     branch, sessions = repo.session("s").branch().id, repo.context.store.sessions
     meet(lambda c: sessions.merge_metadata(c, branch, {"a": 1}), lambda c: sessions.merge_metadata(c, branch, {"b": 2}))
@@ -79,8 +79,8 @@ def test_d5_concurrent_updates_of_branch_metadata_are_all_kept(repo, meet):
         assert as_object(sessions.branch(connection, branch).meta) == {"a": 1, "b": 2, "turns": 2}
 
 
-def test_d5_the_head_is_the_last_of_two_concurrent_checkpoints(repo, world, meet):
-    """D5: of two concurrent checkpoints none is lost, and the head is the later one."""
+def test_the_head_is_the_last_of_two_concurrent_checkpoints(repo, world, meet):
+    """Of two concurrent checkpoints none is lost, and the head is the later one."""
     agent = wrapped(repo, world)
     agent.run("add chair")
     store, branch = repo.context.store, agent.branch.id
@@ -101,8 +101,8 @@ def test_d5_the_head_is_the_last_of_two_concurrent_checkpoints(repo, world, meet
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-def test_w5_an_effect_during_the_world_check_is_not_missed(repo, world, monkeypatch):
-    """W5: a call of another branch that ends during the check of the world stops this branch's next effect."""
+def test_an_effect_during_the_world_check_is_not_missed(repo, world, monkeypatch):
+    """A call of another branch that ends during the check of the world stops this branch's next effect."""
     agent = wrapped(repo, world)
     agent.run("look")
     other = agent.fork(name="other")
@@ -144,8 +144,8 @@ def test_w5_an_effect_during_the_world_check_is_not_missed(repo, world, monkeypa
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-def test_d2_a_switch_during_the_publication_of_a_rollback_is_kept(repo, world):
-    """D2: a switch during the publication of a rollback waits for it and then takes effect."""
+def test_a_switch_during_the_publication_of_a_rollback_is_kept(repo, world):
+    """A switch during the publication of a rollback waits for it and then takes effect."""
     agent = wrapped(repo, world)
     agent.run("add chair")
     agent.checkpoint("before")
@@ -165,8 +165,8 @@ def test_d2_a_switch_during_the_publication_of_a_rollback_is_kept(repo, world):
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-def test_w1_a_forced_recover_waits_for_the_publication_of_a_rollback(repo, world):
-    """W1: a forced recover during the publication of a rollback waits, and finds the rollback done."""
+def test_a_forced_recover_waits_for_the_publication_of_a_rollback(repo, world):
+    """A forced recover during the publication of a rollback waits, and finds the rollback done."""
     agent = wrapped(repo, world)
     agent.run("add chair")
     agent.checkpoint("before")

@@ -1,4 +1,4 @@
-"""An export without secrets, which can still be run again (row R5)."""
+"""An export without secrets, which can still be run again."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def secrets_in(data):
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
-def test_r5_no_secret_is_left_in_the_file_and_its_rerun_matches(repo, kind):
-    """R5: names that look like secrets and a function; values are replaced alike everywhere, also in other texts."""
+def test_no_secret_is_left_in_the_file_and_its_rerun_matches(repo, kind):
+    """Names that look like secrets and a function; values are replaced alike everywhere, also in other texts."""
     agent = repo.wrap(graph(kind), "s", effects=EFFECTS)
     agent.invoke({"messages": [HumanMessage(f"log in with {KEY} and tell {EMAIL}")]})
     agent.checkpoint(f"with {EMAIL}", description=KEY, data={"auth": KEY})
@@ -93,8 +93,8 @@ def test_r5_no_secret_is_left_in_the_file_and_its_rerun_matches(repo, kind):
         assert row.report.is_same_state
 
 
-def test_r5_names_alone_are_enough_and_nothing_else_changes(repo):
-    """R5: with True, only the values of secret names change; a session without any is exported as it is."""
+def test_names_alone_are_enough_and_nothing_else_changes(repo):
+    """With True, only the values of secret names change; a session without any is exported as it is."""
     world = World()
     agent = repo.wrap(
         tool_node_graph(scripted(calls(call("add", item="chair")), "done"), world.tools()),
@@ -129,8 +129,8 @@ class State(MessagesState):
     settings: dict
 
 
-def test_r5_objects_bytes_long_texts_and_token_counts(repo):
-    """R5: msgpack objects and values in several parts are redacted; usage stays."""
+def test_objects_bytes_long_texts_and_token_counts(repo):
+    """Msgpack objects and values in several parts are redacted; usage stays."""
     long = f"{'word ' * 300_000}{KEY}"
     usage = {"input_tokens": 5, "output_tokens": 2, "total_tokens": 7}
 
@@ -159,8 +159,8 @@ def test_r5_objects_bytes_long_texts_and_token_counts(repo):
         assert other.session("s").stats().to_dict()["tokens"] == repo.session("s").stats().to_dict()["tokens"]
 
 
-def test_r5_a_branch_is_exported_without_its_reruns(repo):
-    """R5: nothing of a rerun happened, so the export of a branch has none, and that of a rerun alone is refused."""
+def test_a_branch_is_exported_without_its_reruns(repo):
+    """Nothing of a rerun happened, so the export of a branch has none, and that of a rerun alone is refused."""
     agent = repo.wrap(graph(), "s", effects=EFFECTS)
     agent.run(f"log in with {KEY} and tell {EMAIL}")
     before = exported(agent.session, branch="main")

@@ -1,4 +1,4 @@
-"""References, sessions, users and databases of a repository, and the errors for invalid ones (rows D1 and D5)."""
+"""References, sessions, users and databases of a repository, and the errors for invalid ones."""
 
 import os
 import sqlite3
@@ -39,7 +39,7 @@ def agent(repo):
 
 
 def test_every_form_of_reference_finds_its_checkpoint(repo, agent):
-    """D1: a Checkpoint, its id, its name, branch, branch#n, branch~n, HEAD and HEAD~n all find a checkpoint."""
+    """A Checkpoint, its id, its name, branch, branch#n, branch~n, HEAD and HEAD~n all find a checkpoint."""
     points = agent.checkpoints()
     assert [p.metadata["reference"] for p in points] == [f"main#{n}" for n in range(1, 6)]
     for ref, place in [
@@ -60,7 +60,7 @@ def test_every_form_of_reference_finds_its_checkpoint(repo, agent):
 
 
 def test_head_references_count_across_the_branch_point(repo, agent):
-    """D1: HEAD~n walks over the branch point into the parent branch."""
+    """HEAD~n walks over the branch point into the parent branch."""
     retry = agent.rollback("before payment")
     retry.run("other")
     path = [p.metadata["reference"] for p in retry.checkpoints()]
@@ -72,7 +72,7 @@ def test_head_references_count_across_the_branch_point(repo, agent):
 
 
 def test_a_repeated_name_means_the_newest_on_the_path(repo, agent):
-    """D1: a repeated name means the newest checkpoint on the path, and is ambiguous if none is on the path."""
+    """A repeated name means the newest checkpoint on the path, and is ambiguous if none is on the path."""
     newer = agent.checkpoint("before payment")
     assert repo.session("s").get_checkpoint("before payment").id == newer.id
     first = agent.fork("main#1", name="first")
@@ -84,7 +84,7 @@ def test_a_repeated_name_means_the_newest_on_the_path(repo, agent):
 
 
 def test_a_repeated_name_finds_the_branch_point_after_a_rollback(repo, agent):
-    """D1, C3: after a rollback to the newer of two checkpoints of one name, the name still means that one."""
+    """After a rollback to the newer of two checkpoints of one name, the name still means that one."""
     newer = agent.checkpoint("before payment")
     agent.run("three")
     retry = agent.rollback("before payment")
@@ -93,7 +93,7 @@ def test_a_repeated_name_finds_the_branch_point_after_a_rollback(repo, agent):
 
 
 def test_names_that_look_like_references_are_found_as_names(repo, agent):
-    """D1: a checkpoint named `v1#2` or `7` is found by that name first."""
+    """A checkpoint named `v1#2` or `7` is found by that name first."""
     for name in ("v1#2", "a~b", "7", "ünï çode 😀"):
         made = agent.checkpoint(name)
         assert repo.session("s").get_checkpoint(name).id == made.id
@@ -125,7 +125,7 @@ def test_unknown_and_foreign_references_raise_different_errors(repo, agent):
 
 @given(st.text(max_size=30))
 def test_any_text_parses_as_a_reference_or_raises_invalid_input(text):
-    """D1: parsing a reference fails only for an empty text, and keeps the text."""
+    """Parsing a reference fails only for an empty text, and keeps the text."""
     try:
         reference = references.parse(text)
     except InvalidInput:
@@ -138,7 +138,7 @@ def test_any_text_parses_as_a_reference_or_raises_invalid_input(text):
 
 @given(st.text(max_size=30))
 def test_every_allowed_branch_name_can_be_referenced(text):
-    """D1: `name#1` and `name~2` are parsed as places on the branch, for every allowed branch name."""
+    """`name#1` and `name~2` are parsed as places on the branch, for every allowed branch name."""
     try:
         name = references.require_branch_name(text)
     except InvalidInput:
@@ -151,7 +151,7 @@ def test_every_allowed_branch_name_can_be_referenced(text):
 
 
 def test_sessions_are_listed_by_last_activity(repo):
-    """D1: the session that was used last is listed first and is the default session."""
+    """The session that was used last is listed first and is the default session."""
     one, two = chat(repo, "one"), chat(repo, "two")
     one.run("a")
     two.run("a")
@@ -171,7 +171,7 @@ def test_an_empty_database_says_how_to_begin(repo):
 
 
 def test_session_and_branch_values_have_the_documented_fields(repo, agent):
-    """D1: ExternalSession and InternalSession have the fields that DESIGN names."""
+    """ExternalSession and InternalSession have the fields that DESIGN names."""
     retry = agent.rollback("before payment", name="retry")
     session, branch = repo.session("s"), repo.session("s").branch()
     assert (session.name, session.info.is_active, session.info.branch_count) == ("s", True, 2)
@@ -185,7 +185,7 @@ def test_session_and_branch_values_have_the_documented_fields(repo, agent):
 
 
 def test_users_do_not_see_each_others_sessions(database):
-    """D5: another user's sessions, checkpoints and operations are not found."""
+    """Another user's sessions, checkpoints and operations are not found."""
     with agentgit.open(database.url, user="ada") as ada, agentgit.open(database.url, user="bob") as bob:
         agent = chat(ada, "secret")
         agent.run("hi")
@@ -206,7 +206,7 @@ def test_users_do_not_see_each_others_sessions(database):
 
 
 def test_checkpoint_data_may_be_any_json(repo):
-    """D1: data stored with a checkpoint is read back unchanged."""
+    """Data stored with a checkpoint is read back unchanged."""
     agent = chat(repo)
     data = {"list": [1, None, "x\0\ud800"], "nested": {"a": 1.5}}
     agent.checkpoint("x", data=data)
@@ -214,7 +214,7 @@ def test_checkpoint_data_may_be_any_json(repo):
 
 
 def test_a_checkpoint_is_deleted_unless_it_is_needed(repo, agent):
-    """A7: heads, branch points and targets of rollbacks cannot be deleted; others can, and the conversation stays."""
+    """Heads, branch points and targets of rollbacks cannot be deleted; others can, and the conversation stays."""
     agent.fork("main#2")
     for needed in ("main#2", "HEAD"):
         with pytest.raises(agentgit.Conflict, match=r"cannot be deleted: (branch|it is the head)"):
@@ -241,7 +241,7 @@ def test_a_checkpoint_is_deleted_unless_it_is_needed(repo, agent):
 
 
 def test_open_uses_the_environment_variable_or_the_default_path(tmp_path, monkeypatch):
-    """D1: without an argument, `open` uses $AGENTGIT_DATABASE_URL, or else ./agentgit.db."""
+    """Without an argument, `open` uses $AGENTGIT_DATABASE_URL, or else ./agentgit.db."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("AGENTGIT_DATABASE_URL", raising=False)
     agentgit.open().close()
@@ -361,7 +361,7 @@ def test_a_corrupt_value_is_named_when_it_is_read(tmp_path):
 
 
 def test_an_in_memory_database_supports_turns_and_rollbacks(tmp_path):
-    """D1: turns with tool calls and a rollback work in a `:memory:` database."""
+    """Turns with tool calls and a rollback work in a `:memory:` database."""
     world = World()
     with agentgit.open(":memory:") as repo:
         replies = (call("add", item="a"), "ok", call("add", item="b"), "ok")
@@ -373,7 +373,7 @@ def test_an_in_memory_database_supports_turns_and_rollbacks(tmp_path):
 
 
 def test_threads_share_an_in_memory_database():
-    """D1: threads that work on sessions of one in-memory database raise no error and lose no turn."""
+    """Threads that work on sessions of one in-memory database raise no error and lose no turn."""
 
     def work(name):
         agent = chat(repo, name)
@@ -388,7 +388,7 @@ def test_threads_share_an_in_memory_database():
 
 @pytest.mark.long
 def test_concurrent_threads_on_many_sessions_lose_no_turns(repo):
-    """D1: eight concurrent sessions on one database raise no error and lose no turn."""
+    """Eight concurrent sessions on one database raise no error and lose no turn."""
     failures: list[BaseException] = []
 
     def work(name: str) -> None:
@@ -410,7 +410,7 @@ def test_concurrent_threads_on_many_sessions_lose_no_turns(repo):
 
 
 def test_concurrent_agents_on_one_branch_never_mix_their_turns(repo):
-    """D1: of several agents that race for one branch, one runs completely and the others raise Conflict."""
+    """Of several agents that race for one branch, one runs completely and the others raise Conflict."""
     agents = [chat(repo) for _ in range(6)]
     outcomes: list[str] = []
 
@@ -445,8 +445,8 @@ def test_a_refused_foreign_database_stays_unchanged(tmp_path):
     assert Database(path).is_sqlite
 
 
-def test_w10_the_path_of_a_branch_is_read_without_its_siblings(repo):
-    """W10: the path of a branch is read from its ancestors alone, however many siblings there are."""
+def test_the_path_of_a_branch_is_read_without_its_siblings(repo):
+    """The path of a branch is read from its ancestors alone, however many siblings there are."""
     world, line = World(), ["main"]
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     agent.run("add chair")

@@ -36,8 +36,8 @@ def wrapped(repo, world, branch="rerun"):
     return repo.wrap(tool_node_graph(obedient(), world.tools()), "s", branch=branch, effects=world.effects())
 
 
-def test_r4_a_report_survives_an_export(repo, other, world):
-    """R4: the report names the calls of the new database, and everything else in it is the same."""
+def test_a_report_survives_an_export(repo, other, world):
+    """The report names the calls of the new database, and everything else in it is the same."""
     before = rerun(repo, world).report
     carried(repo, "s", other)
     after = wrapped(other, world).report
@@ -49,8 +49,8 @@ def test_r4_a_report_survives_an_export(repo, other, world):
     assert not other.maintenance.fsck(level=3).findings
 
 
-def test_r6_what_was_simulated_is_not_done_after_an_import(repo, other, world):
-    """R6: in another database, too, a rerun goes on only after its calls have run there."""
+def test_what_was_simulated_is_not_done_after_an_import(repo, other, world):
+    """In another database, too, a rerun goes on only after its calls have run there."""
     rerun(repo, world)
     carried(repo, "s", other)
     agent = wrapped(other, world, "main")
@@ -63,8 +63,8 @@ def test_r6_what_was_simulated_is_not_done_after_an_import(repo, other, world):
 
 
 @pytest.mark.parametrize("change", [lambda meta: meta.pop("rerun"), lambda meta: meta["rerun"].update(is_real=True)])
-def test_r6_an_export_that_counts_simulated_calls_as_done_is_refused(repo, other, world, change):
-    """R6: a file in which the branch of a rerun is called real, without its calls having run, is not imported."""
+def test_an_export_that_counts_simulated_calls_as_done_is_refused(repo, other, world, change):
+    """A file in which the branch of a rerun is called real, without its calls having run, is not imported."""
     rerun(repo, world)
 
     def damage(records):
@@ -75,8 +75,8 @@ def test_r6_an_export_that_counts_simulated_calls_as_done_is_refused(repo, other
     assert not other.sessions()
 
 
-def test_r6_a_rerun_that_became_real_is_exported(repo, other, world):
-    """R6: a rerun whose calls have run, and what was merged from it, can be imported elsewhere."""
+def test_a_rerun_that_became_real_is_exported(repo, other, world):
+    """A rerun whose calls have run, and what was merged from it, can be imported elsewhere."""
     rerun(repo, world)
     real = wrapped(repo, world, "main").switch("rerun", sync="world")
     real.run("add lamp")
@@ -86,8 +86,8 @@ def test_r6_a_rerun_that_became_real_is_exported(repo, other, world):
     assert not other.maintenance.fsck(level=3).findings
 
 
-def test_r4_an_export_without_secrets_has_none_in_the_report_of_a_rerun(repo, other, world):
-    """R4: the arguments in a report are redacted like those of the calls."""
+def test_an_export_without_secrets_has_none_in_the_report_of_a_rerun(repo, other, world):
+    """The arguments in a report are redacted like those of the calls."""
     rerun(repo, world)
     file = BytesIO()
     repo.session("s").export(file, redact=lambda text: text.replace("sofa", "[hidden]"))
@@ -108,8 +108,8 @@ def test_r4_an_export_without_secrets_has_none_in_the_report_of_a_rerun(repo, ot
         lambda record: record["report"].update(seconds="long"),
     ],
 )
-def test_r4_a_damaged_report_is_refused(repo, other, world, change):
-    """R4: an export whose report of a rerun is damaged is refused, and nothing is imported."""
+def test_a_damaged_report_is_refused(repo, other, world, change):
+    """An export whose report of a rerun is damaged is refused, and nothing is imported."""
     rerun(repo, world)
 
     def damage(records):

@@ -1,4 +1,4 @@
-"""Erasure, retention, gc, sharing, audit and fsck of sessions with reruns (rows R5, D3)."""
+"""Erasure, retention, gc, sharing, audit and fsck of sessions with reruns."""
 
 import pytest
 from scripted import World, obedient, tool_node_graph

@@ -1,4 +1,4 @@
-"""Retention: which checkpoints of a session are deleted, and that needed ones always stay (B4, B5, P7)."""
+"""Retention: which checkpoints of a session are deleted, and that needed ones always stay."""
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -65,15 +65,15 @@ def kept(points, retention):
 # -- the rule
 
 
-def test_b4_the_default_retention_thins_out_above_fifty_checkpoints():
-    """B4: by default 50 checkpoints stay; of 51, the first, the last 20 and the newest of each name do."""
+def test_the_default_retention_thins_out_above_fifty_checkpoints():
+    """By default 50 checkpoints stay; of 51, the first, the last 20 and the newest of each name do."""
     points = [KeptPoint(id=n, name="n" if n in (5, 9) else None, created_at=NOW) for n in range(51)]
     assert kept(points[:50], Retention()) == points[:50]
     assert [point.id for point in kept(points, Retention())] == [0, 9, *range(31, 51)]
 
 
-def test_p7_the_oldest_checkpoints_go_above_the_limit():
-    """P7: above the limit the oldest checkpoint goes: automatic ones before named ones, and the first one last."""
+def test_the_oldest_checkpoints_go_above_the_limit():
+    """Above the limit the oldest checkpoint goes: automatic ones before named ones, and the first one last."""
     points = [KeptPoint(id=n, is_auto=n not in (1, 2), name="x" * n or None, created_at=NOW) for n in range(101)]
     [gone] = [one for one in judge(points, Retention(compress_after=None), NOW) if one.is_removed]
     assert (gone.point.id, gone.why) == (3, "there are more than 100")
@@ -82,7 +82,7 @@ def test_p7_the_oldest_checkpoints_go_above_the_limit():
 
 
 def test_an_age_limit_keeps_the_first_and_the_newest_checkpoints():
-    """B4: an age limit removes older checkpoints, and keeps the first and the newest ones."""
+    """An age limit removes older checkpoints, and keeps the first and the newest ones."""
     points = [KeptPoint(id=n, name="x", created_at=NOW - timedelta(days=100 - n)) for n in range(10)]
     aged = Retention(compress_after=None, max_checkpoints=None, keep_last=3, max_age=timedelta(days=95))
     assert [point.id for point in kept(points, aged)] == [0, 5, 6, 7, 8, 9]
@@ -91,16 +91,16 @@ def test_an_age_limit_keeps_the_first_and_the_newest_checkpoints():
 
 
 @given(POINTS, RETENTIONS)
-def test_b4_needed_and_newest_checkpoints_always_stay(points, retention):
-    """B4: whatever the limits are, needed checkpoints stay, and so do the newest ones."""
+def test_needed_and_newest_checkpoints_always_stay(points, retention):
+    """Whatever the limits are, needed checkpoints stay, and so do the newest ones."""
     last = min(retention.keep_last, retention.max_checkpoints or retention.keep_last)
     spared = {point.id for point in points if point.needed} | {point.id for point in points[-last:]}
     assert spared <= {point.id for point in kept(points, retention)}
 
 
 @given(POINTS, RETENTIONS)
-def test_p7_only_needed_or_newest_checkpoints_exceed_the_limit(points, retention):
-    """P7: more checkpoints than the limit stay only if all of them are needed or among the newest."""
+def test_only_needed_or_newest_checkpoints_exceed_the_limit(points, retention):
+    """More checkpoints than the limit stay only if all of them are needed or among the newest."""
     stay = kept(points, retention)
     most = retention.max_checkpoints
     if most is not None and len(stay) > most:
@@ -108,8 +108,8 @@ def test_p7_only_needed_or_newest_checkpoints_exceed_the_limit(points, retention
         assert all(point.needed or point.id in newest for point in stay)
 
 
-def test_b4_the_oldest_checkpoints_go_until_the_size_limit_is_met():
-    """B4: just enough checkpoints go to meet the size limit: automatic, then named, and the first one last."""
+def test_the_oldest_checkpoints_go_until_the_size_limit_is_met():
+    """Just enough checkpoints go to meet the size limit: automatic, then named, and the first one last."""
     points = [KeptPoint(id=n, is_auto=n not in (1, 2), name="x" * n or None, created_at=NOW) for n in range(9)]
 
     def small(most):
@@ -123,8 +123,8 @@ def test_b4_the_oldest_checkpoints_go_until_the_size_limit_is_met():
 
 
 @given(POINTS, RETENTIONS)
-def test_b4_only_needed_or_newest_checkpoints_exceed_the_size_limit(points, retention):
-    """B4: a session stays above its size limit only if all remaining checkpoints are needed or the newest."""
+def test_only_needed_or_newest_checkpoints_exceed_the_size_limit(points, retention):
+    """A session stays above its size limit only if all remaining checkpoints are needed or the newest."""
     stay = kept(points, retention)
     if retention.max_bytes is not None and ten_each(stay)(()) > retention.max_bytes:
         last = min(retention.keep_last, retention.max_checkpoints or retention.keep_last)
@@ -133,8 +133,8 @@ def test_b4_only_needed_or_newest_checkpoints_exceed_the_size_limit(points, rete
 
 
 @given(POINTS, RETENTIONS, st.randoms())
-def test_b4_thinning_is_idempotent(points, retention, chance):
-    """B4: each checkpoint has a verdict with a reason, order does not matter, and a second pass removes nothing."""
+def test_thinning_is_idempotent(points, retention, chance):
+    """Each checkpoint has a verdict with a reason, order does not matter, and a second pass removes nothing."""
     judged = judge(points, retention, NOW, ten_each(points))
     assert [one.point for one in judged] == points
     assert all(one.why for one in judged)
@@ -147,7 +147,7 @@ def test_b4_thinning_is_idempotent(points, retention, chance):
 
 @given(RETENTIONS)
 def test_a_retention_survives_serialization(retention):
-    """B4: `from_dict` restores what `to_dict` wrote."""
+    """`from_dict` restores what `to_dict` wrote."""
     assert Retention.from_dict(retention.to_dict()) == retention
     assert str(retention)
 
@@ -206,8 +206,8 @@ def references(repo):
 
 
 @pytest.mark.long
-def test_b4_a_session_is_thinned_out_automatically_as_turns_end(repo):
-    """B4: a session keeps everything until a retention is set; then it is thinned out as turns end."""
+def test_a_session_is_thinned_out_automatically_as_turns_end(repo):
+    """A session keeps everything until a retention is set; then it is thinned out as turns end."""
     agent = wrap(repo)
     for _ in range(6):
         agent.run("hm")
@@ -227,8 +227,8 @@ def test_b4_a_session_is_thinned_out_automatically_as_turns_end(repo):
     assert len(agent.history()) == 64
 
 
-def test_b4_the_retention_is_stored_with_the_session(repo):
-    """B4: another handle on the database thins out the session, too."""
+def test_the_retention_is_stored_with_the_session(repo):
+    """Another handle on the database thins out the session, too."""
     wrap(repo).run("hm")
     repo.session("s").retention.set(Retention(compress_after=2, keep_last=1))
     with agentgit.open(backend.url(repo)) as other:
@@ -238,8 +238,8 @@ def test_b4_the_retention_is_stored_with_the_session(repo):
 
 
 @pytest.mark.long
-def test_b4_branch_points_heads_and_first_checkpoints_stay(repo):
-    """B4: thinning keeps each branch's first checkpoint, branch point and head, as targets of a rollback."""
+def test_branch_points_heads_and_first_checkpoints_stay(repo):
+    """Thinning keeps each branch's first checkpoint, branch point and head, as targets of a rollback."""
     world = World()
     agent = wrap(repo, world)
     for n in range(4):
@@ -264,8 +264,8 @@ def test_b4_branch_points_heads_and_first_checkpoints_stay(repo):
     assert repo.maintenance.fsck(level=3).is_sound
 
 
-def test_b4_w9_a_tagged_checkpoint_stays(repo):
-    """B4, W9: thinning keeps a tagged checkpoint and names the tag; without the tag it removes the checkpoint."""
+def test_a_tagged_checkpoint_stays(repo):
+    """Thinning keeps a tagged checkpoint and names the tag; without the tag it removes the checkpoint."""
     agent = wrap(repo)
     for _ in range(4):
         agent.run("hm")
@@ -278,8 +278,8 @@ def test_b4_w9_a_tagged_checkpoint_stays(repo):
     assert "main#3" not in references(repo)
 
 
-def test_b4_the_checkpoint_before_an_unresolved_effect_stays(repo):
-    """B4: thinning keeps the last checkpoint before a call whose outcome is not resolved."""
+def test_the_checkpoint_before_an_unresolved_effect_stays(repo):
+    """Thinning keeps the last checkpoint before a call whose outcome is not resolved."""
     agent = wrap(repo)
     for n in range(5):
         agent.run(f"add i{n}")
@@ -295,8 +295,8 @@ def test_b4_the_checkpoint_before_an_unresolved_effect_stays(repo):
         assert "main#4" not in few
 
 
-def test_b4_a_checkpoint_with_a_pending_interrupt_stays(repo):
-    """B4: thinning keeps a checkpoint that waits for a person's answer."""
+def test_a_checkpoint_with_a_pending_interrupt_stays(repo):
+    """Thinning keeps a checkpoint that waits for a person's answer."""
     world = World()
     graph = tool_node_graph(scripted(call("add_if_approved", item="x"), "ok"), world.tools())
     agent = repo.wrap(graph, "s", effects=world.effects())
@@ -312,8 +312,8 @@ def test_b4_a_checkpoint_with_a_pending_interrupt_stays(repo):
     assert why[asked] == "it waits for a person's answer"
 
 
-def test_b5_clear_returns_the_number_of_deleted_checkpoints(repo):
-    """B5: clear deletes all unneeded checkpoints, also named ones, returns their number, and keeps the history."""
+def test_clear_returns_the_number_of_deleted_checkpoints(repo):
+    """Clear deletes all unneeded checkpoints, also named ones, returns their number, and keeps the history."""
     agent = wrap(repo)
     for n in range(5):
         agent.run(f"add i{n}")
@@ -334,8 +334,8 @@ def test_b5_clear_returns_the_number_of_deleted_checkpoints(repo):
     assert len(agent.tool_track()) == 5
 
 
-def test_p7_automatic_checkpoints_go_before_named_ones(repo):
-    """P7, A6: under one limit, automatic checkpoints go before named ones."""
+def test_automatic_checkpoints_go_before_named_ones(repo):
+    """Under one limit, automatic checkpoints go before named ones."""
     agent = wrap(repo)
     for n in range(4):
         agent.run("hm")
@@ -345,8 +345,8 @@ def test_p7_automatic_checkpoints_go_before_named_ones(repo):
     assert references(repo) == ["main#1", "main#3", "main#6", "main#9", "main#12"]
 
 
-def test_b4_a_session_above_its_size_limit_is_thinned_out(repo):
-    """B4: the dry run predicts the deleted checkpoints and the size of the session after a collection."""
+def test_a_session_above_its_size_limit_is_thinned_out(repo):
+    """The dry run predicts the deleted checkpoints and the size of the session after a collection."""
     agent = repo.wrap(forgetful(), "s")
     repo.wrap(forgetful(), "t").invoke({"text": "x" * 5000})
     for n in range(12):
@@ -368,8 +368,8 @@ def test_b4_a_session_above_its_size_limit_is_thinned_out(repo):
     assert repo.maintenance.fsck(level=3).is_sound
 
 
-def test_b4_the_predicted_size_counts_calls_and_checkpoint_data(repo):
-    """B4, W13: calls stay and count; data of a deleted checkpoint goes with it, and the predicted size is exact."""
+def test_the_predicted_size_counts_calls_and_checkpoint_data(repo):
+    """Calls stay and count; data of a deleted checkpoint goes with it, and the predicted size is exact."""
     world = World()
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     for n in range(6):
@@ -386,8 +386,8 @@ def test_b4_the_predicted_size_counts_calls_and_checkpoint_data(repo):
     assert repo.session("s").stats(storage=True).storage.own == tried.bytes_after
 
 
-def test_b4_an_unreachable_size_limit_is_reported(repo):
-    """B4: needed and newest checkpoints stay at any size, and the dry run reports that the limit is exceeded."""
+def test_an_unreachable_size_limit_is_reported(repo):
+    """Needed and newest checkpoints stay at any size, and the dry run reports that the limit is exceeded."""
     agent = repo.wrap(forgetful(), "s")
     for n in range(4):
         agent.invoke({"text": noise(n, 4000)})
@@ -403,8 +403,8 @@ def test_b4_an_unreachable_size_limit_is_reported(repo):
     assert repo.session("s").stats(storage=True).storage.own == tried.bytes_after
 
 
-def test_b4_gc_enforces_the_size_limit_and_turns_do_not(repo):
-    """B4: `gc`, not a turn, enforces the size limit, and its dry run returns how many checkpoints would go."""
+def test_gc_enforces_the_size_limit_and_turns_do_not(repo):
+    """`gc`, not a turn, enforces the size limit, and its dry run returns how many checkpoints would go."""
     agent = repo.wrap(forgetful(), "s")
     repo.session("s").retention.set(Retention(keep_last=1, max_bytes=1000))
     for n in range(4):
@@ -446,8 +446,8 @@ def test_a_rollback_to_a_deleted_checkpoint_is_refused(repo, monkeypatch):
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)  # SQLite has one writer at a time
-def test_w13_a_fork_during_thinning_never_uses_a_deleted_checkpoint(repo):
-    """W13: a fork that waits for thinning raises NotFound if its checkpoint is deleted, and no branch points at it."""
+def test_a_fork_during_thinning_never_uses_a_deleted_checkpoint(repo):
+    """A fork that waits for thinning raises NotFound if its checkpoint is deleted, and no branch points at it."""
     agent = wrap(repo)
     for _ in range(4):
         agent.run("hm")

@@ -1,4 +1,4 @@
-"""Thinning, deleting and collecting keep all that merges, explorations, templates and exports need (B4)."""
+"""Thinning, deleting and collecting keep all that merges, explorations, templates and exports need."""
 
 import io
 import operator
@@ -58,8 +58,8 @@ def merged(repo):
     return ours
 
 
-def test_b4_w7_a_merge_after_thinning_repeats_nothing(repo, merged):
-    """B4, W7: thinning keeps the last merge and its source, so the next merge continues from there."""
+def test_a_merge_after_thinning_repeats_nothing(repo, merged):
+    """Thinning keeps the last merge and its source, so the next merge continues from there."""
     thinned = repo.session("s").retention.apply(FEW)
     why = {one.point.name or one.point.reference: one.why for one in thinned.kept}
     assert why["merge"] == "it is a merge, and the next merge continues from it"
@@ -69,8 +69,8 @@ def test_b4_w7_a_merge_after_thinning_repeats_nothing(repo, merged):
 
 
 @pytest.mark.long
-def test_b5_w7_clearing_and_deleting_keep_the_last_merge(repo, merged):
-    """B5, W7: clearing and deleting keep the checkpoints of the last merge, so the next merge repeats nothing."""
+def test_clearing_and_deleting_keep_the_last_merge(repo, merged):
+    """Clearing and deleting keep the checkpoints of the last merge, so the next merge repeats nothing."""
     for needed, why in (("merge", "it is a merge"), ("theirs#3", "was merged from it")):
         with pytest.raises(agentgit.Conflict, match=why):
             repo.session("s").delete_checkpoint(needed)
@@ -80,8 +80,8 @@ def test_b5_w7_clearing_and_deleting_keep_the_last_merge(repo, merged):
     assert merged.state["cart"] == ["chair", "sofa", "lamp 0", "lamp 1", "lamp 2"]
 
 
-def test_w7_b8_an_imported_session_merges_from_its_last_merge(repo, merged):
-    """W7, B8: after export and import, the next merge continues from the last one and repeats nothing."""
+def test_an_imported_session_merges_from_its_last_merge(repo, merged):
+    """After export and import, the next merge continues from the last one and repeats nothing."""
     file = io.BytesIO()
     repo.session("s").export(file)
     file.seek(0)
@@ -91,8 +91,8 @@ def test_w7_b8_an_imported_session_merges_from_its_last_merge(repo, merged):
     assert copy.state["cart"] == ["chair", "sofa", "lamp 0", "lamp 1", "lamp 2"]
 
 
-def test_b4_the_checkpoint_before_an_unresolved_effect_is_not_deletable(repo):
-    """B4: deleting and cleaning up keep the last checkpoint before an unresolved effect."""
+def test_the_checkpoint_before_an_unresolved_effect_is_not_deletable(repo):
+    """Deleting and cleaning up keep the last checkpoint before an unresolved effect."""
     agent = working(repo)
     for n in range(3):
         agent.run(f"add i{n}")
@@ -105,15 +105,15 @@ def test_b4_the_checkpoint_before_an_unresolved_effect_is_not_deletable(repo):
     assert [point.metadata["reference"] for point in repo.session("s").checkpoints()] == ["main#3", "main#6"]
 
 
-def test_a7_a_cleanup_below_the_limit_deletes_nothing(repo):
-    """A7: a cleanup deletes nothing while there are fewer checkpoints than it keeps."""
+def test_a_cleanup_below_the_limit_deletes_nothing(repo):
+    """A cleanup deletes nothing while there are fewer checkpoints than it keeps."""
     working(repo).run("hm")
     assert repo.session("s").cleanup_auto_checkpoints(keep=3) == 0
     assert len(repo.session("s").checkpoints()) == 2
 
 
-def test_b4_an_age_limit_reads_no_checkpoints_until_one_is_too_old(repo, monkeypatch):
-    """B4: a turn of a session with an age limit reads its checkpoints only when one of them is too old."""
+def test_an_age_limit_reads_no_checkpoints_until_one_is_too_old(repo, monkeypatch):
+    """A turn of a session with an age limit reads its checkpoints only when one of them is too old."""
     agent = working(repo)
     for _ in range(3):
         agent.run("hm")
@@ -136,8 +136,8 @@ def test_b4_an_age_limit_reads_no_checkpoints_until_one_is_too_old(repo, monkeyp
     assert len(looked) == 1
 
 
-def test_b4_w10_an_exploration_is_unchanged_after_thinning(repo):
-    """B4, W10: thinning keeps the end of an explored branch, so the exploration reads the same."""
+def test_an_exploration_is_unchanged_after_thinning(repo):
+    """Thinning keeps the end of an explored branch, so the exploration reads the same."""
     agent = working(repo)
     agent.run("hm")
     explored = agent.explore(["hm"], 2)
@@ -153,8 +153,8 @@ def test_b4_w10_an_exploration_is_unchanged_after_thinning(repo):
 
 
 @pytest.mark.long
-def test_b4_w11_a_session_continues_after_its_template_is_cleared(repo):
-    """B4, W11: a session created from a template continues after the checkpoints of the template are cleared."""
+def test_a_session_continues_after_its_template_is_cleared(repo):
+    """A session created from a template continues after the checkpoints of the template are cleared."""
     agent = working(repo)
     agent.run("add i0")
     agent.checkpoint("ready")
@@ -171,8 +171,8 @@ def test_b4_w11_a_session_continues_after_its_template_is_cleared(repo):
     assert repo.maintenance.fsck(level=3).is_sound
 
 
-def test_b4_b8_a_thinned_out_session_can_be_exported(repo):
-    """B4, B8: a session and each of its branches can be exported and imported after clearing and collecting."""
+def test_a_thinned_out_session_can_be_exported(repo):
+    """A session and each of its branches can be exported and imported after clearing and collecting."""
     agent = working(repo)
     for n in range(4):
         agent.run(f"add i{n}")
@@ -195,8 +195,8 @@ def test_b4_b8_a_thinned_out_session_can_be_exported(repo):
 
 
 @pytest.mark.parametrize("branches", [1, 3])
-def test_w1_p4_an_incomplete_rollback_is_resumed_after_a_collection(repo, tmp_path, branches):
-    """W1, P4: an incomplete rollback of effects and files can be resumed after thinning and a collection."""
+def test_an_incomplete_rollback_is_resumed_after_a_collection(repo, tmp_path, branches):
+    """An incomplete rollback of effects and files can be resumed after thinning and a collection."""
     (folder := tmp_path / "work").mkdir()
     world = World()
     with Workspace(folder, tmp_path / "store") as workspace:

@@ -1,4 +1,4 @@
-"""Row-level security protects rows from queries that do not filter by tenant or user (D5)."""
+"""Row-level security protects rows from queries that do not filter by tenant or user."""
 
 import json
 import re
@@ -11,7 +11,7 @@ import backend
 import pytest
 from scripted import World, call, scripted, tool_node_graph
 from sqlalchemy import delete, func, insert, select, text, update
-from test_access import test_d5_each_verb_works_with_exactly_the_role_it_needs as d5_the_role_is_enough
+from test_access import test_each_verb_works_with_exactly_the_role_it_needs as d5_the_role_is_enough
 from test_access import world
 from test_tenant_isolation import filled
 from typer.testing import CliRunner
@@ -86,8 +86,8 @@ def works(repo, session):
     assert len(repo.session(session).branches()) == 2
 
 
-def test_d5_every_table_has_forced_row_level_security(owner):
-    """D5: every table has a policy and row-level security, which is forced for the owners of tables, too."""
+def test_every_table_has_forced_row_level_security(owner):
+    """Every table has a policy and row-level security, which is forced for the owners of tables, too."""
     walled = text(
         "SELECT relname FROM pg_class JOIN pg_policy ON polrelid = pg_class.oid "
         "WHERE relrowsecurity AND relforcerowsecurity AND relnamespace = to_regnamespace(current_schema())"
@@ -96,8 +96,8 @@ def test_d5_every_table_has_forced_row_level_security(owner):
         assert set(connection.execute(walled).scalars()) == set(METADATA.tables)
 
 
-def test_d5_the_policies_match_the_security_page(owner):
-    """D5, D6: each table is restricted by user or only by tenant, as docs/security.md says."""
+def test_the_policies_match_the_security_page(owner):
+    """Each table is restricted by user or only by tenant, as docs/security.md says."""
     policies = text(
         "SELECT tablename, qual FROM pg_policies WHERE schemaname = current_schema() AND policyname = 'agentgit_wall'"
     )
@@ -143,8 +143,8 @@ def others(world, owner):
 
 
 @pytest.mark.long
-def test_d5_an_unfiltered_query_finds_only_rows_of_its_tenant(others, owner):
-    """D5: an unfiltered query finds the rows of its tenant, and none without a tenant."""
+def test_an_unfiltered_query_finds_only_rows_of_its_tenant(others, owner):
+    """An unfiltered query finds the rows of its tenant, and none without a tenant."""
     before, there = others
     mine = seen(backend.database(there))
     assert mine == {name: count - before[name] for name, count in seen(owner).items()}
@@ -155,8 +155,8 @@ def test_d5_an_unfiltered_query_finds_only_rows_of_its_tenant(others, owner):
 
 
 @pytest.mark.long
-def test_d5_an_unfiltered_statement_never_changes_another_tenant(others, owner, world):
-    """D5: an unfiltered delete spares another tenant, and no row can be inserted or moved into it."""
+def test_an_unfiltered_statement_never_changes_another_tenant(others, owner, world):
+    """An unfiltered delete spares another tenant, and no row can be inserted or moved into it."""
     before, there = others
     database, theirs = backend.database(there), world.repo.context.store.tenant_id
     mine, trail = seen(database), {"audit_event", "erasure"}  # tables whose rows nobody can change
@@ -182,8 +182,8 @@ def test_d5_an_unfiltered_statement_never_changes_another_tenant(others, owner, 
 
 
 @pytest.mark.long
-def test_d5_an_unfiltered_query_finds_only_own_and_shared_sessions(world):
-    """D5: an unfiltered query finds session rows for the owner and current members, and none for a stranger."""
+def test_an_unfiltered_query_finds_only_own_and_shared_sessions(world):
+    """An unfiltered query finds session rows for the owner and current members, and none for a stranger."""
     everything = seen(backend.database(world.repo))
     of_sessions = {name for name in OF_SESSIONS if everything[name]}
     assert of_sessions >= OF_SESSIONS - {"workspace_snapshot"}
@@ -209,8 +209,8 @@ def test_d5_an_unfiltered_query_finds_only_own_and_shared_sessions(world):
 
 
 @pytest.mark.long
-def test_d5_only_members_see_the_trail_of_a_session(world):
-    """D5: a stranger sees only events of no session, and a member also those of the shared session."""
+def test_only_members_see_the_trail_of_a_session(world):
+    """A stranger sees only events of no session, and a member also those of the shared session."""
     query = select(METADATA.tables["audit_event"])
     with world.handles["eve"].context.store.database.reading() as connection:
         rows = connection.execute(query).all()
@@ -220,8 +220,8 @@ def test_d5_only_members_see_the_trail_of_a_session(world):
 
 
 @pytest.mark.parametrize("ends", ["taken", "over"])
-def test_d5_a_running_turn_finishes_after_its_user_loses_access(database, ends):
-    """D5: calls of a turn whose user loses access are recorded; then the user sees and starts nothing more."""
+def test_a_running_turn_finishes_after_its_user_loses_access(database, ends):
+    """Calls of a turn whose user loses access are recorded; then the user sees and starts nothing more."""
     with agentgit.open(database.url) as repo:
         ada, bob = (repo.as_user(repo.users.add(name)) for name in ("ada", "bob"))
         ada.session("s", create=True)
@@ -257,8 +257,8 @@ def test_d5_a_running_turn_finishes_after_its_user_loses_access(database, ends):
         ada.wrap(graph, "s", effects=effects).run("go on")
 
 
-def test_d5_a_running_rollback_finishes_after_its_user_loses_access(database):
-    """D5: reversals of a rollback whose user loses access are recorded, and the rollback is done."""
+def test_a_running_rollback_finishes_after_its_user_loses_access(database):
+    """Reversals of a rollback whose user loses access are recorded, and the rollback is done."""
     with agentgit.open(database.url) as repo:
         ada, bob = (repo.as_user(repo.users.add(name)) for name in ("ada", "bob"))
         ada.session("s", create=True)
@@ -285,8 +285,8 @@ def test_d5_a_running_rollback_finishes_after_its_user_loses_access(database):
         assert {seen(backend.database(bob))[name] for name in OF_SESSIONS} == {0}
 
 
-def test_d5_connection_settings_end_with_their_transaction(world):
-    """D5: a connection from the pool shows no rows of its previous user."""
+def test_connection_settings_end_with_their_transaction(world):
+    """A connection from the pool shows no rows of its previous user."""
     database = backend.database(world.ada)
     with database.reading() as connection:
         process = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
@@ -300,14 +300,14 @@ def test_d5_connection_settings_end_with_their_transaction(world):
 
 
 @pytest.mark.long
-def test_d5_every_verb_works_for_an_unprivileged_role(world):
-    """D5: a granted database role that owns nothing is enough for each verb, with the session role it requires."""
+def test_every_verb_works_for_an_unprivileged_role(world):
+    """A granted database role that owns nothing is enough for each verb, with the session role it requires."""
     d5_the_role_is_enough(world)
 
 
 @pytest.mark.long
-def test_d5_an_unprivileged_role_erases_and_reports_the_missing_vacuum(database, tmp_path):
-    """D5: an unprivileged role erases sessions and users, spares shared data, and reports the missing VACUUM."""
+def test_an_unprivileged_role_erases_and_reports_the_missing_vacuum(database, tmp_path):
+    """An unprivileged role erases sessions and users, spares shared data, and reports the missing VACUUM."""
     with agentgit.open(database.url) as repo:
         ada, bob = (repo.as_user(repo.users.add(name)) for name in ("ada", "bob"))
         for handle in (ada, bob):
@@ -329,8 +329,8 @@ def test_d5_an_unprivileged_role_erases_and_reports_the_missing_vacuum(database,
 
 
 @pytest.mark.long
-def test_d5_an_unprivileged_role_creates_and_rotates_keys(database):
-    """D5: a role that owns nothing can encrypt contents and rotate keys."""
+def test_an_unprivileged_role_creates_and_rotates_keys(database):
+    """A role that owns nothing can encrypt contents and rotate keys."""
     old, new = Keyring.new_key(), Keyring.new_key()
     with agentgit.open(database.url, keyring=Keyring({"a": old})) as repo:
         works(repo, "s")
@@ -344,14 +344,14 @@ def test_d5_an_unprivileged_role_creates_and_rotates_keys(database):
 
 
 @pytest.mark.parametrize("rule", [one for one in RULES if one.group in ("schema", "transactions")], ids=str)
-def test_d5_the_conformance_rules_hold_for_an_unprivileged_role(database, rule):
-    """D5: the conformance rules hold for a role that owns nothing, also on a second run."""
+def test_the_conformance_rules_hold_for_an_unprivileged_role(database, rule):
+    """The conformance rules hold for a role that owns nothing, also on a second run."""
     for _ in range(2):
         rule.check(lambda: agentgit.open(database.url))
 
 
-def test_d5_an_unprivileged_role_cannot_change_tables_or_the_trail(world, database):
-    """D5: an unprivileged role cannot disable row-level security, change or empty the trail, or move the schema."""
+def test_an_unprivileged_role_cannot_change_tables_or_the_trail(world, database):
+    """An unprivileged role cannot disable row-level security, change or empty the trail, or move the schema."""
     for statement in (
         "ALTER TABLE external_session DISABLE ROW LEVEL SECURITY", "DROP POLICY agentgit_wall ON blob",
         "UPDATE audit_event SET kind = ''", "TRUNCATE audit_event", "DROP TABLE audit_event",
@@ -367,8 +367,8 @@ def test_d5_an_unprivileged_role_cannot_change_tables_or_the_trail(world, databa
     assert world.repo.events.verify().is_sound
 
 
-def test_d5_erasing_keeps_snapshots_that_another_user_has(database, tmp_path):
-    """D5: erasing a session releases no snapshot that another user's session has, although that one is invisible."""
+def test_erasing_keeps_snapshots_that_another_user_has(database, tmp_path):
+    """Erasing a session releases no snapshot that another user's session has, although that one is invisible."""
     (tmp_path / "files").mkdir()
     with Workspace(tmp_path / "files", tmp_path / "store") as workspace, agentgit.open(database.url) as repo:
         for name in ("ada", "bob"):
@@ -390,8 +390,8 @@ def apart(empty_server):
 
 
 @pytest.mark.long
-def test_d5_errors_of_an_unprivileged_role_name_the_owners_command(second, apart):
-    """D5: errors for an old schema or a command that changes tables name the command that the owner must run."""
+def test_errors_of_an_unprivileged_role_name_the_owners_command(second, apart):
+    """Errors for an old schema or a command that changes tables name the command that the owner must run."""
     owner, database = apart
     theirs = f"--db {redacted_url(owner.url)}"
     for verb, change in (
@@ -419,8 +419,8 @@ def test_d5_errors_of_an_unprivileged_role_name_the_owners_command(second, apart
 
 
 @pytest.mark.long
-def test_d5_a_migration_sees_the_rows_of_all_tenants(empty_server, second):
-    """D5: a migration by a table owner without superuser rights changes the rows of all tenants."""
+def test_a_migration_sees_the_rows_of_all_tenants(empty_server, second):
+    """A migration by a table owner without superuser rights changes the rows of all tenants."""
     role = f"agentgit_{uuid.uuid4().hex}"
     with closing(Database(empty_server)) as all_seeing:
         rights = f"GRANT CREATE ON DATABASE {empty_server.database} TO {role}; ALTER SCHEMA public OWNER TO {role}"
@@ -443,8 +443,8 @@ def test_d5_a_migration_sees_the_rows_of_all_tenants(empty_server, second):
 
 
 @pytest.mark.long
-def test_d5_the_command_line_grants_and_partitions(apart):
-    """D5: `db grant` and `db partition` report in JSON, and the role works on partitioned tables."""
+def test_the_command_line_grants_and_partitions(apart):
+    """`db grant` and `db partition` report in JSON, and the role works on partitioned tables."""
     owner, database = apart
     where = ["--db", owner.url.render_as_string(hide_password=False), "--json"]
     granted = CliRunner().invoke(app, ["db", "grant", database.url.username, *where])

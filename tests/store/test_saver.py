@@ -1,4 +1,4 @@
-"""The saver under real graphs keeps the promises of a LangGraph checkpointer and those of agentgit (W14)."""
+"""The saver under real graphs keeps the promises of a LangGraph checkpointer and those of agentgit."""
 
 import asyncio
 import operator
@@ -66,8 +66,8 @@ def texts(result):
 # -- the conformance suite
 
 
-async def test_w14_the_saver_passes_the_conformance_suite(database):
-    """W14: the saver has every capability of the conformance suite and passes it, on both databases."""
+async def test_the_saver_passes_the_conformance_suite(database):
+    """The saver has every capability of the conformance suite and passes it, on both databases."""
 
     @checkpointer_test(name="SQLModelSaver")
     async def make():
@@ -83,15 +83,15 @@ async def test_w14_the_saver_passes_the_conformance_suite(database):
 # -- graphs
 
 
-def test_w14_a_tool_agent_continues_through_a_second_saver(saver):
-    """W14: a StateGraph with a ToolNode remembers its turns through a second saver on the same database."""
+def test_a_tool_agent_continues_through_a_second_saver(saver):
+    """A StateGraph with a ToolNode remembers its turns through a second saver on the same database."""
     tool_agent(saver).invoke({"messages": [("user", "hi")]}, on("t"))
     found = tool_agent(SQLModelSaver(saver.database)).invoke({"messages": [("user", "again")]}, on("t"))
     assert texts(found) == ["hi", "", "2", "it is 2", "again", "", "6", "it is 6"]
 
 
-async def test_w14_one_saver_serves_sync_and_async_methods(saver):
-    """W14: one saver serves a graph's sync and async methods in turn, with the same state."""
+async def test_one_saver_serves_sync_and_async_methods(saver):
+    """One saver serves a graph's sync and async methods in turn, with the same state."""
     graph = tool_agent(saver)
     await graph.ainvoke({"messages": [("user", "one")]}, on("t"))
     await asyncio.to_thread(graph.invoke, {"messages": [("user", "two")]}, on("t"))
@@ -101,8 +101,8 @@ async def test_w14_one_saver_serves_sync_and_async_methods(saver):
     assert history == [snapshot.config for snapshot in graph.get_state_history(on("t"))]
 
 
-def test_w14_an_interrupt_is_answered_through_a_second_saver(saver):
-    """W14: an interrupt is answered through a second saver on the same database."""
+def test_an_interrupt_is_answered_through_a_second_saver(saver):
+    """An interrupt is answered through a second saver on the same database."""
     builder = StateGraph(MessagesState).add_node("ask", lambda state: {"messages": [("ai", interrupt("ok?"))]})
     builder.add_edge(START, "ask")
     builder.compile(checkpointer=saver).invoke({"messages": [("user", "do it")]}, on("t"))
@@ -111,8 +111,8 @@ def test_w14_an_interrupt_is_answered_through_a_second_saver(saver):
     assert texts(graph.invoke(Command(resume="yes"), on("t"))) == ["do it", "yes"]
 
 
-def test_w14_a_run_from_an_earlier_checkpoint_becomes_the_newest(saver):
-    """W14: a run from an earlier checkpoint becomes the newest of its thread, and the later one is unchanged."""
+def test_a_run_from_an_earlier_checkpoint_becomes_the_newest(saver):
+    """A run from an earlier checkpoint becomes the newest of its thread, and the later one is unchanged."""
     graph = tool_agent(saver)
     graph.invoke({"messages": [("user", "one")]}, on("t"))
     early = graph.get_state(on("t")).config
@@ -124,8 +124,8 @@ def test_w14_a_run_from_an_earlier_checkpoint_becomes_the_newest(saver):
     assert graph.get_state(late.config).values == late.values
 
 
-def test_w14_update_state_stores_a_checkpoint(saver):
-    """W14: `update_state` stores a checkpoint that is the newest state, and the next turn continues from it."""
+def test_update_state_stores_a_checkpoint(saver):
+    """`update_state` stores a checkpoint that is the newest state, and the next turn continues from it."""
     graph = tool_agent(saver)
     graph.invoke({"messages": [("user", "one")]}, on("t"))
     graph.update_state(on("t"), {"messages": [("ai", "edited")]})
@@ -135,8 +135,8 @@ def test_w14_update_state_stores_a_checkpoint(saver):
 
 
 @pytest.mark.parametrize("durability", ["sync", "async", "exit"])
-def test_w14_every_durability_mode_saves_the_same_state(saver, durability):
-    """W14: the next turn sees the same state in each of LangGraph's durability modes."""
+def test_every_durability_mode_saves_the_same_state(saver, durability):
+    """The next turn sees the same state in each of LangGraph's durability modes."""
     graph = tool_agent(saver)
     for text in ("one", "two"):
         found = graph.invoke({"messages": [("user", text)]}, on("t"), durability=durability)
@@ -144,8 +144,8 @@ def test_w14_every_durability_mode_saves_the_same_state(saver, durability):
     assert graph.get_state(on("t")).values == found
 
 
-def test_w14_the_functional_api_remembers_the_previous_turn(saver):
-    """W14: an entrypoint receives what it saved in the previous turn, and its messages are counted."""
+def test_the_functional_api_remembers_the_previous_turn(saver):
+    """An entrypoint receives what it saved in the previous turn, and its messages are counted."""
 
     @entrypoint(checkpointer=saver)
     def talk(text, *, previous=None):
@@ -197,8 +197,8 @@ def test_strict_mode_restores_only_the_types_of_the_compiled_graph(tmp_path):
     assert found.stdout.splitlines() == ["Cart(items=['chair'])", "{'items': ['chair']}"]
 
 
-def test_w14_a_second_saver_restores_the_types_of_the_graph(saver):
-    """W14: a second saver restores a dataclass in the state as that dataclass."""
+def test_a_second_saver_restores_the_types_of_the_graph(saver):
+    """A second saver restores a dataclass in the state as that dataclass."""
     builder = StateGraph(Shop).add_node("buy", lambda state: {"cart": Cart(["chair"]), "log": ["bought"]})
     builder.add_edge(START, "buy").compile(checkpointer=saver).invoke({"log": []}, on("t"))
     graph = builder.compile(checkpointer=SQLModelSaver(saver.database))
@@ -221,8 +221,8 @@ with SQLModelSaver.from_conn_string(sys.argv[1]) as saver:
 
 
 @pytest.mark.long
-def test_w14_types_of_the_graph_survive_a_restart(saver):
-    """W14: another process restores a dataclass in the state as that dataclass, and continues the thread."""
+def test_types_of_the_graph_survive_a_restart(saver):
+    """Another process restores a dataclass in the state as that dataclass, and continues the thread."""
     builder = StateGraph(Shop).add_node("buy", lambda state: {"cart": Cart(["chair"]), "log": ["bought"]})
     graph = builder.add_edge(START, "buy").compile(checkpointer=saver)
     graph.invoke({"log": []}, on("t"))
@@ -240,8 +240,8 @@ def total(state, writes):
 
 
 @pytest.mark.parametrize("durability", ["sync", "exit"])
-def test_w14_delta_channels_are_rebuilt(saver, durability):
-    """W14: a DeltaChannel's value is rebuilt from its steps, also in a copy, in a fork and after pruning."""
+def test_delta_channels_are_rebuilt(saver, durability):
+    """A DeltaChannel's value is rebuilt from its steps, also in a copy, in a fork and after pruning."""
 
     class Log(TypedDict):
         log: Annotated[list, DeltaChannel(total, snapshot_frequency=4)]
@@ -267,8 +267,8 @@ def test_w14_delta_channels_are_rebuilt(saver, durability):
 
 
 @pytest.mark.long
-async def test_w14_the_delta_history_equals_that_of_langgraph(saver):
-    """W14: the native history of a DeltaChannel equals the one that LangGraph itself builds."""
+async def test_the_delta_history_equals_that_of_langgraph(saver):
+    """The native history of a DeltaChannel equals the one that LangGraph itself builds."""
 
     class Log(TypedDict):
         log: Annotated[list, DeltaChannel(total, snapshot_frequency=100)]
@@ -371,7 +371,7 @@ def test_copies_of_a_saver_share_its_turn(saver):
 
 
 async def test_from_conn_string_works_with_and_without_a_context_manager(tmp_path):
-    """W14: `from_conn_string` returns a saver for direct use, for `with` and for `async with`."""
+    """`from_conn_string` returns a saver for direct use, for `with` and for `async with`."""
     path = tmp_path / "agentgit.db"
     bare = SQLModelSaver.from_conn_string(f"sqlite:///{path}")
     put(bare, "t", {"a": 1})

@@ -1,4 +1,4 @@
-"""A plain saver on a database with sessions neither lists nor touches the threads of sessions (Q3)."""
+"""A plain saver on a database with sessions neither lists nor touches the threads of sessions."""
 
 import asyncio
 
@@ -58,8 +58,8 @@ def threads(repo):
     return [branch.langgraph_session_id for branch in repo.session("secret").branches()]
 
 
-def test_q3_an_unfiltered_list_omits_threads_of_sessions(repo, saver):
-    """Q3: an unfiltered list, sync or async, contains only threads of the saver, unless `sessions=True` is set."""
+def test_an_unfiltered_list_omits_threads_of_sessions(repo, saver):
+    """An unfiltered list, sync or async, contains only threads of the saver, unless `sessions=True` is set."""
 
     async def listed():
         return [one async for one in saver.alist(None)]
@@ -93,8 +93,8 @@ def test_q3_an_unfiltered_list_omits_threads_of_sessions(repo, saver):
         lambda saver, thread: asyncio.run(saver.acopy_thread(thread, "copy")),
     ],
 )
-def test_q3_a_plain_saver_refuses_every_verb_on_a_session_thread(repo, saver, touch):
-    """Q3: a plain saver refuses each verb on a session thread, even a missing one, and changes nothing."""
+def test_a_plain_saver_refuses_every_verb_on_a_session_thread(repo, saver, touch):
+    """A plain saver refuses each verb on a session thread, even a missing one, and changes nothing."""
     before = stored(repo)
     for thread in (*threads(repo), "agentgit-1"):
         with pytest.raises(InvalidInput, match=r"belongs to a session.*sessions=True"):
@@ -103,8 +103,8 @@ def test_q3_a_plain_saver_refuses_every_verb_on_a_session_thread(repo, saver, to
     assert repo.maintenance.fsck(level=3).findings == ()
 
 
-def test_q3_delete_for_runs_keeps_runs_of_sessions(repo, saver):
-    """Q3: deleting runs by id deletes those of the saver's threads and keeps those of sessions."""
+def test_delete_for_runs_keeps_runs_of_sessions(repo, saver):
+    """Deleting runs by id deletes those of the saver's threads and keeps those of sessions."""
     runs = {row.run_id for row in stored(repo)[0]} - {None}
     assert "own-run" in runs
     session_rows = [row for row in stored(repo)[0] if row.thread_id != "own"]
@@ -114,8 +114,8 @@ def test_q3_delete_for_runs_keeps_runs_of_sessions(repo, saver):
     assert all(row.run_id not in runs for row in own)
 
 
-def test_q3_a_saver_with_sessions_enabled_reads_session_threads(repo):
-    """Q3: a saver with `sessions=True` reads the threads of sessions like any other."""
+def test_a_saver_with_sessions_enabled_reads_session_threads(repo):
+    """A saver with `sessions=True` reads the threads of sessions like any other."""
     saver = SQLModelSaver(backend.database(repo), tenant_id=repo.context.store.tenant_id, sessions=True)
     for branch in repo.session("secret").branches():
         assert saver.get_tuple(on(branch.langgraph_session_id)).checkpoint["channel_values"]["messages"]

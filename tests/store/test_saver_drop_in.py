@@ -62,8 +62,8 @@ def keywords(url):
         "subclass",
     ],
 )
-def test_g6_everything_that_names_a_postgres_database_is_taken(postgres_url, open_object):
-    """G6: a connection, a pool, an engine, a URL and libpq's parameters open the same database and stay open."""
+def test_everything_that_names_a_postgres_database_is_taken(postgres_url, open_object):
+    """A connection, a pool, an engine, a URL and libpq's parameters open the same database and stay open."""
     given = open_object(postgres_url)
     with SQLModelSaver(given) as saver:
         saver.setup()
@@ -80,8 +80,8 @@ def test_g6_everything_that_names_a_postgres_database_is_taken(postgres_url, ope
         given.close()
 
 
-async def test_g6_async_connections_and_pools_are_taken(postgres_url):
-    """G6: what AsyncPostgresSaver takes opens the same database, and `setup` can be awaited."""
+async def test_async_connections_and_pools_are_taken(postgres_url):
+    """What AsyncPostgresSaver takes opens the same database, and `setup` can be awaited."""
     async with (
         await psycopg.AsyncConnection.connect(address(postgres_url), **LANGGRAPH) as connection,
         SQLModelSaver(connection) as saver,
@@ -97,8 +97,8 @@ async def test_g6_async_connections_and_pools_are_taken(postgres_url):
         assert saver.database.engine.pool.size() == 2
 
 
-def test_g6_an_engine_connects_with_its_own_arguments_and_listeners(postgres_url):
-    """G6: a database that only the engine can reach is opened through the engine."""
+def test_an_engine_connects_with_its_own_arguments_and_listeners(postgres_url):
+    """A database that only the engine can reach is opened through the engine."""
     engine, connections = create_engine("postgresql+psycopg://"), []
 
     @event.listens_for(engine, "do_connect")
@@ -113,8 +113,8 @@ def test_g6_an_engine_connects_with_its_own_arguments_and_listeners(postgres_url
     assert engine.pool.checkedout() == 0
 
 
-def test_g6_a_sqlite_connection_and_engine_are_taken(tmp_path):
-    """G6: what SqliteSaver takes opens the same file; a new database in memory becomes one of the saver's own."""
+def test_a_sqlite_connection_and_engine_are_taken(tmp_path):
+    """What SqliteSaver takes opens the same file; a new database in memory becomes one of the saver's own."""
     path = tmp_path / "threads.db"
     with SQLModelSaver(sqlite3.connect(path, check_same_thread=False)) as saver:
         put(saver, "t", {"a": 1})
@@ -126,8 +126,8 @@ def test_g6_a_sqlite_connection_and_engine_are_taken(tmp_path):
 
 
 @pytest.mark.parametrize("attributes", [{"row_factory": sqlite3.Row}, {"text_factory": bytes}])
-def test_g6_settings_of_a_sqlite_connection_do_not_matter(tmp_path, attributes):
-    """G6: rows and texts in another form do not hide the file of a connection."""
+def test_settings_of_a_sqlite_connection_do_not_matter(tmp_path, attributes):
+    """Rows and texts in another form do not hide the file of a connection."""
     for path in (tmp_path / "threads.db", ":memory:"):
         connection = sqlite3.connect(path)
         for name, value in attributes.items():
@@ -137,8 +137,8 @@ def test_g6_settings_of_a_sqlite_connection_do_not_matter(tmp_path, attributes):
     assert (tmp_path / "threads.db").exists()
 
 
-def test_g6_no_error_shows_a_secret_of_a_connection_string(postgres_url):
-    """G6: passwords and client secrets are masked in errors and in the name of a database."""
+def test_no_error_shows_a_secret_of_a_connection_string(postgres_url):
+    """Passwords and client secrets are masked in errors and in the name of a database."""
     hidden = f"host={postgres_url.host} port=1 dbname=x password=hidden-1 sslpassword=hidden-2"
     with SQLModelSaver(hidden) as saver:
         with pytest.raises(Unavailable) as raised:
@@ -193,8 +193,8 @@ def closed(url):
         (lambda url: PostgresSaver, "is not a database"),
     ],
 )
-def test_g6_what_does_not_name_a_database_is_refused(postgres_url, tmp_path, monkeypatch, build, words):
-    """G6: anything else raises an error that says what to give, shows no secret, and makes no file."""
+def test_what_does_not_name_a_database_is_refused(postgres_url, tmp_path, monkeypatch, build, words):
+    """Anything else raises an error that says what to give, shows no secret, and makes no file."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InvalidInput, match=words) as raised:
         SQLModelSaver(build(postgres_url))
@@ -202,8 +202,8 @@ def test_g6_what_does_not_name_a_database_is_refused(postgres_url, tmp_path, mon
     assert list(tmp_path.iterdir()) == []
 
 
-def test_g6_a_libpq_string_never_names_a_file(postgres_url, tmp_path, monkeypatch):
-    """G6: `open` reads libpq's parameters as a server, and a path with an equals sign as a file."""
+def test_a_libpq_string_never_names_a_file(postgres_url, tmp_path, monkeypatch):
+    """`open` reads libpq's parameters as a server, and a path with an equals sign as a file."""
     monkeypatch.chdir(tmp_path)
     with agentgit.open(keywords(postgres_url)) as repo:
         assert repo.sessions() == []
@@ -250,16 +250,16 @@ METADATA = [
         ({"' OR 1=1 --": "x"}, []),
     ],
 )
-def test_g6_a_filter_finds_the_same_as_a_comparison_of_the_metadata(database, wanted, steps):
-    """G6: a filter returns exactly the checkpoints whose metadata has its entries, whatever they contain."""
+def test_a_filter_finds_the_same_as_a_comparison_of_the_metadata(database, wanted, steps):
+    """A filter returns exactly the checkpoints whose metadata has its entries, whatever they contain."""
     saver = SQLModelSaver(database)
     for metadata in METADATA:
         put(saver, "t", {"a": metadata["step"]}, meta=metadata)
     assert [one.metadata["step"] for one in saver.list(on("t"), filter=wanted)] == steps
 
 
-def test_g6_a_filter_reads_only_the_matching_rows(database):
-    """G6: the database compares texts and numbers, so that the other checkpoints are not sent to the program."""
+def test_a_filter_reads_only_the_matching_rows(database):
+    """The database compares texts and numbers, so that the other checkpoints are not sent to the program."""
     saver = SQLModelSaver(database)
     for step in range(40):
         put(saver, "t", {"a": step}, meta={"source": "input" if step == 7 else "loop", "step": step})

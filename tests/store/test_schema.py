@@ -40,7 +40,7 @@ def path(tmp_path):
 
 
 def test_migrations_create_exactly_the_tables_of_the_models(path):
-    """D1: the tables that Alembic creates equal those of the SQLModel classes."""
+    """The tables that Alembic creates equal those of the SQLModel classes."""
     database = Database(path)
     assert schema.upgrade(database) == schema.REVISION
     with database.engine.connect() as connection:
@@ -76,8 +76,8 @@ CATALOG = {
 }
 
 
-def test_d5_the_schema_can_be_distributed_by_tenant(postgres_url):
-    """D5: keys, indexes and references lead with the tenant, with named exceptions, and nothing uses a sequence."""
+def test_the_schema_can_be_distributed_by_tenant(postgres_url):
+    """Keys, indexes and references lead with the tenant, with named exceptions, and nothing uses a sequence."""
     with closing(Database(postgres_url)) as database, database.reading() as connection:
         found = {name: connection.exec_driver_sql(query).all() for name, query in CATALOG.items()}
     ours = {*METADATA.tables} - {"user"} | {'"user"'}
@@ -182,8 +182,8 @@ def test_bad_input_an_upgrade_to_base_is_refused(tmp_path):
     "where",
     ["postgresql://me:top@se:cret@host/db", "postgresql://me:top@secret@host/db", "postgresql://me:secret@h:1x/d"],
 )
-def test_d5_a_password_in_a_malformed_url_is_not_shown(where):
-    """D5: errors for a malformed URL, such as one with an unescaped @ in the password, do not show the password."""
+def test_a_password_in_a_malformed_url_is_not_shown(where):
+    """Errors for a malformed URL, such as one with an unescaped @ in the password, do not show the password."""
     for read in (parse_url, open_database):
         with pytest.raises(InvalidInput, match="%") as refused:
             read(where)
@@ -232,8 +232,8 @@ def host(tmp_path):
 
 
 @pytest.mark.long
-def test_d5_an_application_with_alembic_can_share_the_database(host, empty):
-    """D5: migrations of agentgit and of an application in one database do not drop each other's tables."""
+def test_an_application_with_alembic_can_share_the_database(host, empty):
+    """Migrations of agentgit and of an application in one database do not drop each other's tables."""
     url = parse_url(empty)
     config = host(url)
     command.revision(config, "first", autogenerate=True)
@@ -252,8 +252,8 @@ def test_d5_an_application_with_alembic_can_share_the_database(host, empty):
 
 
 @pytest.mark.long
-def test_d5_a_table_name_clash_is_refused_with_a_workaround(empty_server):
-    """D5: a clash with an application's table is refused with the advice to use another schema, which works."""
+def test_a_table_name_clash_is_refused_with_a_workaround(empty_server):
+    """A clash with an application's table is refused with the advice to use another schema, which works."""
     with closing(Database(empty_server)) as database:
         database.write(lambda c: c.exec_driver_sql('CREATE TABLE "user" (email TEXT)'))
         with pytest.raises(SchemaMismatch, match=r"names of agentgit: user\..*search_path%3Dagentgit"):
@@ -271,8 +271,8 @@ def test_d5_a_table_name_clash_is_refused_with_a_workaround(empty_server):
 
 
 @pytest.mark.long
-def test_d5_passwords_may_have_any_character(empty_server):
-    """D5: a role whose password has % and @ can open and upgrade a database, and no text shows the password."""
+def test_passwords_may_have_any_character(empty_server):
+    """A role whose password has % and @ can open and upgrade a database, and no text shows the password."""
     password, name = "p@ss%40w:rd/%s", f"agentgit_{uuid.uuid4().hex}"
     url = empty_server.set(username=name, password=password)
     with closing(Database(empty_server)) as owner:

@@ -1,4 +1,4 @@
-"""Q1: in an encrypted database, no verb reads values or rows that somebody without the key has written."""
+"""In an encrypted database, no verb reads values or rows that somebody without the key has written."""
 
 import ast
 import json
@@ -64,8 +64,8 @@ def forged(repo):
 
 
 @pytest.mark.parametrize("name", [name for name in sealed_columns() if name != "webhook_delivery"])
-def test_q1_fsck_names_the_row_of_an_unencrypted_value(sqlite_template, tmp_path, name):
-    """Q1: in a fully encrypted database, fsck reports an unencrypted value in each sealed column that has values."""
+def test_fsck_names_the_row_of_an_unencrypted_value(sqlite_template, tmp_path, name):
+    """In a fully encrypted database, fsck reports an unencrypted value in each sealed column that has values."""
     path = tmp_path / "x.db"
     path.write_bytes(sqlite_template.read_bytes())
     with agentgit.open(path, keyring=RINGS[0]) as repo:
@@ -92,8 +92,8 @@ def test_q1_fsck_names_the_row_of_an_unencrypted_value(sqlite_template, tmp_path
         assert repo.maintenance.fsck(2).findings == ()
 
 
-def test_q1_no_verb_reads_an_unencrypted_call(url, tmp_path):
-    """Q1: a call with unencrypted arguments is Corrupt for the track, a plan, a rollback and an export."""
+def test_no_verb_reads_an_unencrypted_call(url, tmp_path):
+    """A call with unencrypted arguments is Corrupt for the track, a plan, a rollback and an export."""
     with agentgit.open(url, keyring=RINGS[0]) as repo:
         story(repo, tmp_path)
         forged(repo)
@@ -107,8 +107,8 @@ def test_q1_no_verb_reads_an_unencrypted_call(url, tmp_path):
                 verb()
 
 
-def test_q1_an_unencrypted_message_with_a_valid_hash_is_refused(url, tmp_path):
-    """Q1: an unencrypted message with a valid hash is Corrupt; unencrypted lists of hashes stay readable."""
+def test_an_unencrypted_message_with_a_valid_hash_is_refused(url, tmp_path):
+    """An unencrypted message with a valid hash is Corrupt; unencrypted lists of hashes stay readable."""
     with agentgit.open(url, keyring=RINGS[0]) as repo:
         story(repo, tmp_path)
         value, table = leaf("json", json.dumps({"content": "send it all"}).encode()), raw_table("blob")
@@ -132,8 +132,8 @@ def test_q1_an_unencrypted_message_with_a_valid_hash_is_refused(url, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize("begins", ["sealed", "plain"])
-def test_q1_full_encryption_cannot_be_revoked_without_the_key(url, tmp_path, begins):
-    """Q1: without the key, no change of the key rows makes a fully encrypted database accept unencrypted values."""
+def test_full_encryption_cannot_be_revoked_without_the_key(url, tmp_path, begins):
+    """Without the key, no change of the key rows makes a fully encrypted database accept unencrypted values."""
     with agentgit.open(url, keyring=RINGS[0] if begins == "sealed" else None) as repo:
         story(repo, tmp_path)
     if begins == "plain":
@@ -180,16 +180,16 @@ def test_q1_full_encryption_cannot_be_revoked_without_the_key(url, tmp_path, beg
                 put_back(repo, now)
 
 
-def test_q1_a_text_is_not_a_valid_proof_of_a_key(tmp_path):
-    """Q1: a text in place of the bytes that prove a key is refused like the proof of another key, on SQLite."""
+def test_a_text_is_not_a_valid_proof_of_a_key(tmp_path):
+    """A text in place of the bytes that prove a key is refused like the proof of another key, on SQLite."""
     with agentgit.open(tmp_path / "x.db", keyring=RINGS[0]) as repo:
         write(repo, text("UPDATE encryption_key SET proof = 'x'"))
     with pytest.raises(InvalidInput, match="The key a differs"):
         agentgit.open(tmp_path / "x.db", keyring=RINGS[0])
 
 
-def test_q1_a_rotation_does_not_encrypt_forged_plain_values(url, tmp_path):
-    """Q1: a rotation of a fully encrypted database raises Corrupt for a plain value and does not encrypt it."""
+def test_a_rotation_does_not_encrypt_forged_plain_values(url, tmp_path):
+    """A rotation of a fully encrypted database raises Corrupt for a plain value and does not encrypt it."""
     with agentgit.open(url, keyring=RINGS[0]) as repo:
         story(repo, tmp_path)
         forged(repo)
@@ -207,8 +207,8 @@ def test_q1_a_rotation_does_not_encrypt_forged_plain_values(url, tmp_path):
 
 
 @pytest.mark.long
-def test_q1_an_interrupted_rotation_can_be_completed(url, tmp_path):
-    """Q1: after interrupted encryption, rotation or decryption all is readable, and a new run completes it."""
+def test_an_interrupted_rotation_can_be_completed(url, tmp_path):
+    """After interrupted encryption, rotation or decryption all is readable, and a new run completes it."""
     with agentgit.open(url) as repo:
         story(repo, tmp_path)
         before = shown(repo)
@@ -268,8 +268,8 @@ def eventful(tmp_path_factory):
 
 @pytest.mark.long
 @pytest.mark.parametrize("table", [table.name for table in row_codes.signed_tables()])
-def test_q1_a_row_changed_without_the_key_is_refused_and_named(eventful, tmp_path, table):
-    """Q1: a row with a changed, emptied or swapped value in a covered column is Corrupt, and fsck names such a row."""
+def test_a_row_changed_without_the_key_is_refused_and_named(eventful, tmp_path, table):
+    """A row with a changed, emptied or swapped value in a covered column is Corrupt, and fsck names such a row."""
     path, this = tmp_path / "x.db", METADATA.tables[table]
     path.write_bytes(eventful)
     engine = create_engine(f"sqlite:///{path}")
@@ -307,8 +307,8 @@ def test_q1_a_row_changed_without_the_key_is_refused_and_named(eventful, tmp_pat
 
 
 @pytest.mark.long
-def test_q1_verbs_refuse_rows_changed_without_the_key(url, tmp_path):
-    """Q1: verbs that read a call, branch, user or key that was changed without the key raise Corrupt."""
+def test_verbs_refuse_rows_changed_without_the_key(url, tmp_path):
+    """Verbs that read a call, branch, user or key that was changed without the key raise Corrupt."""
     with agentgit.open(url, keyring=RINGS[0]) as repo:
         story(repo, tmp_path)
         repo.users.add("eve")
@@ -341,8 +341,8 @@ def test_q1_verbs_refuse_rows_changed_without_the_key(url, tmp_path):
 
 
 @pytest.mark.parametrize("mac", [b"", b"\xffagit\1", b"\xffagit\1\1z" + b"x" * 32, b"\xffagit\1\1a", "text", 10**11])
-def test_q1_an_invalid_row_code_is_refused(eventful, tmp_path, mac):
-    """Q1: a row code of any bytes, a text, a number, or of an unknown key is Corrupt, and fsck finds it."""
+def test_an_invalid_row_code_is_refused(eventful, tmp_path, mac):
+    """A row code of any bytes, a text, a number, or of an unknown key is Corrupt, and fsck finds it."""
     (tmp_path / "x.db").write_bytes(eventful)
     with agentgit.open(tmp_path / "x.db", keyring=RINGS[0]) as repo:
         engine = create_engine(f"sqlite:///{tmp_path / 'x.db'}")
@@ -364,8 +364,8 @@ def forge(repo, name, like, **values):
     write(repo, insert(table).values(row | values))
 
 
-def test_q1_a_forged_share_grants_no_access(url, tmp_path):
-    """Q1: a forged membership row without a valid code lets its user read, share and delete nothing."""
+def test_a_forged_share_grants_no_access(url, tmp_path):
+    """A forged membership row without a valid code lets its user read, share and delete nothing."""
     with agentgit.open(url, keyring=RINGS[0]) as repo:
         story(repo, tmp_path)
         eve, session = repo.as_user(repo.users.add("eve")), repo.session("s")
@@ -386,8 +386,8 @@ def test_q1_a_forged_share_grants_no_access(url, tmp_path):
         assert repo.session("s").branch().conversation_history
 
 
-def test_q1_forged_search_index_rows_are_not_found(eventful, tmp_path):
-    """Q1: search rows forged to refer to a call in an encrypted database are not found."""
+def test_forged_search_index_rows_are_not_found(eventful, tmp_path):
+    """Search rows forged to refer to a call in an encrypted database are not found."""
     (tmp_path / "x.db").write_bytes(eventful)
     with agentgit.open(tmp_path / "x.db", keyring=RINGS[0]) as repo:
         assert len(list(repo.session("files").search("zebra"))) == 1
@@ -417,8 +417,8 @@ def heads(repo, *users):
 
 
 @pytest.mark.parametrize("columns", [["channels"], ["channels", "state_hash"], ["channels", "header", "state_hash"]])
-def test_q1_the_state_of_another_user_in_a_forged_row_is_not_readable(url, columns):
-    """Q1: another user's state copied into a forged row is refused for its user and for a saver."""
+def test_the_state_of_another_user_in_a_forged_row_is_not_readable(url, columns):
+    """Another user's state copied into a forged row is refused for its user and for a saver."""
     with agentgit.open(url, keyring=RINGS[0]) as repo:
         bob, mallory = secret_of(repo)
         theirs, mine = heads(repo, bob, mallory)
@@ -449,8 +449,8 @@ def test_q1_the_state_of_another_user_in_a_forged_row_is_not_readable(url, colum
                 verb()
 
 
-def test_q1_a_forged_pending_write_is_refused(url):
-    """Q1: a pending write forged with the hash of another user's value is refused."""
+def test_a_forged_pending_write_is_refused(url):
+    """A pending write forged with the hash of another user's value is refused."""
     with agentgit.open(url, keyring=RINGS[0]) as repo:
         bob, mallory = secret_of(repo)
         theirs, mine = heads(repo, bob, mallory)
@@ -468,8 +468,8 @@ def test_q1_a_forged_pending_write_is_refused(url):
         assert [one.row for one in repo.maintenance.fsck(2).findings if one.row.startswith("graph_write ")]
 
 
-def test_q1_a_thread_without_pending_writes_is_copied(url):
-    """Q1: an encrypted database can copy a thread without pending writes and one without any rows."""
+def test_a_thread_without_pending_writes_is_copied(url):
+    """An encrypted database can copy a thread without pending writes and one without any rows."""
     config = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
     with SQLModelSaver.from_conn_string(url, keyring=RINGS[0]) as saver:
         saver.copy_thread("empty", "nothing")
@@ -479,8 +479,8 @@ def test_q1_a_thread_without_pending_writes_is_copied(url):
         assert saver.get_tuple({"configurable": {"thread_id": "nothing"}}) is None
 
 
-def test_q1_the_branch_point_of_a_branch_is_verified(eventful, tmp_path):
-    """Q1: listing checkpoints verifies a branch point, although the path of the branch ends before it."""
+def test_the_branch_point_of_a_branch_is_verified(eventful, tmp_path):
+    """Listing checkpoints verifies a branch point, although the path of the branch ends before it."""
     (tmp_path / "x.db").write_bytes(eventful)
     with agentgit.open(tmp_path / "x.db", keyring=RINGS[0]) as repo:
         point = next(
@@ -503,8 +503,8 @@ def test_q1_the_branch_point_of_a_branch_is_verified(eventful, tmp_path):
         ("internal_session", {"thread_id": "another"}, lambda repo: repo.session("s").checkpoints()),
     ],
 )
-def test_q1_rows_read_through_other_rows_are_verified(eventful, tmp_path, change):
-    """Q1: rows that are joined or read in parts are verified like rows that are read directly."""
+def test_rows_read_through_other_rows_are_verified(eventful, tmp_path, change):
+    """Rows that are joined or read in parts are verified like rows that are read directly."""
     table, values, verb = change
     (tmp_path / "x.db").write_bytes(eventful)
     engine = create_engine(f"sqlite:///{tmp_path / 'x.db'}")
@@ -519,8 +519,8 @@ def test_q1_rows_read_through_other_rows_are_verified(eventful, tmp_path, change
         verb(repo)
 
 
-def test_q1_a_plan_detects_a_deleted_call(eventful, tmp_path):
-    """Q1: a plan raises Corrupt if the world log refers to a deleted call."""
+def test_a_plan_detects_a_deleted_call(eventful, tmp_path):
+    """A plan raises Corrupt if the world log refers to a deleted call."""
     (tmp_path / "x.db").write_bytes(eventful)
     engine = create_engine(f"sqlite:///{tmp_path / 'x.db'}")
     with engine.begin() as connection:
@@ -533,8 +533,8 @@ def test_q1_a_plan_detects_a_deleted_call(eventful, tmp_path):
         repo.session("files").plan_rollback("main#1")
 
 
-def test_q1_a_changed_row_of_the_local_owner_does_not_prevent_fsck(eventful, tmp_path):
-    """Q1: a database in which the local owner's row was changed opens, and fsck names the row."""
+def test_a_changed_row_of_the_local_owner_does_not_prevent_fsck(eventful, tmp_path):
+    """A database in which the local owner's row was changed opens, and fsck names the row."""
     (tmp_path / "x.db").write_bytes(eventful)
     with agentgit.open(tmp_path / "x.db", keyring=RINGS[0]) as repo:
         write(repo, update(raw_table("user")).values(mac=None))
@@ -542,8 +542,8 @@ def test_q1_a_changed_row_of_the_local_owner_does_not_prevent_fsck(eventful, tmp
         assert [one for one in repo.maintenance.fsck(2).findings if one.row.startswith("user ")]
 
 
-def test_q1_a_changed_row_is_never_signed_again(url, tmp_path):
-    """Q1: a row changed without the key is signed neither by a rotation nor by a verb that changes it."""
+def test_a_changed_row_is_never_signed_again(url, tmp_path):
+    """A row changed without the key is signed neither by a rotation nor by a verb that changes it."""
     with agentgit.open(url, keyring=RINGS[0]) as repo:
         story(repo, tmp_path)
         eve = repo.users.add("eve")
@@ -557,8 +557,8 @@ def test_q1_a_changed_row_is_never_signed_again(url, tmp_path):
 
 
 @pytest.mark.long
-def test_q1_a_rotation_adds_codes_to_old_rows(url, tmp_path):
-    """Q1: an encrypted database whose rows have no codes yet is readable, and a rotation adds the codes."""
+def test_a_rotation_adds_codes_to_old_rows(url, tmp_path):
+    """An encrypted database whose rows have no codes yet is readable, and a rotation adds the codes."""
     with agentgit.open(url, keyring=RINGS[0]) as repo:
         story(repo, tmp_path)
         for table in row_codes.signed_tables():
@@ -584,8 +584,8 @@ def test_q1_a_rotation_adds_codes_to_old_rows(url, tmp_path):
 
 
 @pytest.mark.long
-def test_q1_no_statement_writes_a_signed_table_without_a_code():
-    """Q1: only listed statements write tables with codes outside of SignedWrite, in columns no code covers."""
+def test_no_statement_writes_a_signed_table_without_a_code():
+    """Only listed statements write tables with codes outside of SignedWrite, in columns no code covers."""
     package, found, signed = Path(agentgit.__file__).parent, set(), set()
     tables = {of.name for of in row_codes.signed_tables()}
     for path in sorted(package.rglob("[!_]*.py")):

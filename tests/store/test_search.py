@@ -1,4 +1,4 @@
-"""Search finds messages, calls and named checkpoints by their words, on both databases (row W9)."""
+"""Search finds messages, calls and named checkpoints by their words, on both databases."""
 
 import shutil
 import signal
@@ -80,8 +80,8 @@ def agent(repo):
     return live(repo)
 
 
-def test_w9_search_finds_messages_calls_and_names_with_their_checkpoint(repo, agent):
-    """W9: messages of each role, calls, names and descriptions are found at the first checkpoint that has them."""
+def test_search_finds_messages_calls_and_names_with_their_checkpoint(repo, agent):
+    """Messages of each role, calls, names and descriptions are found at the first checkpoint that has them."""
     assert places(repo.session().search("sofa")) == [("message", "main-2#3")]
     found = {(hit.kind, hit.role): hit for hit in repo.session().search("chair")}
     assert set(found) == {("message", r) for r in ("user", "assistant", "tool")} | {("call", None)}
@@ -97,8 +97,8 @@ def test_w9_search_finds_messages_calls_and_names_with_their_checkpoint(repo, ag
     assert "The chair is ordered."[slice(*mark)] == "ordered"
 
 
-def test_w9_search_covers_the_active_path_or_all_branches(repo, agent):
-    """W9: a text of another branch is found only with `all_branches` or when searching from that branch."""
+def test_search_covers_the_active_path_or_all_branches(repo, agent):
+    """A text of another branch is found only with `all_branches` or when searching from that branch."""
     assert not repo.session().search("table").items
     assert {hit.reference for hit in repo.session().search("table", all_branches=True)} == {"main#5"}
     assert {hit.reference for hit in repo.session().search("table", branch="main")} == {"main#5"}
@@ -108,8 +108,8 @@ def test_w9_search_covers_the_active_path_or_all_branches(repo, agent):
     assert agent.search("table", all_branches=True).items
 
 
-def test_w9_a_message_at_the_branch_point_is_found_from_the_branch(repo):
-    """W9: a message that only the checkpoint at the branch point has is found from the branch."""
+def test_a_message_at_the_branch_point_is_found_from_the_branch(repo):
+    """A message that only the checkpoint at the branch point has is found from the branch."""
     agent = repo.wrap(tool_node_graph(scripted("a needle", "b"), []), "s", auto_checkpoint="off")
     agent.run("one")
     point = agent.checkpoint("here")
@@ -118,8 +118,8 @@ def test_w9_a_message_at_the_branch_point_is_found_from_the_branch(repo):
     assert places(retry.search("here")) == [("checkpoint", "main#1")]
 
 
-def test_w9_a_text_matches_only_if_it_has_every_query_word(repo, agent):
-    """W9: a text matches if it has all query words whole, in any order and case; joined words must be adjacent."""
+def test_a_text_matches_only_if_it_has_every_query_word(repo, agent):
+    """A text matches if it has all query words whole, in any order and case; joined words must be adjacent."""
     for wanted, count in [
         ("CHAIR Ordered", 1),
         ("ordered chair", 1),
@@ -173,8 +173,8 @@ def test_w9_a_text_matches_only_if_it_has_every_query_word(repo, agent):
         "' ' " * 250,
     ],
 )
-def test_w9_hostile_queries_are_searched_literally(lived_through, hostile):
-    """W9: quotes, operators, NUL and surrogates raise no error, and a query with words finds a text that has it."""
+def test_hostile_queries_are_searched_literally(lived_through, hostile):
+    """Quotes, operators, NUL and surrogates raise no error, and a query with words finds a text that has it."""
     repo = lived_through(live)
     agent = chat(repo)
     before = len(repo.session().search(hostile, all_branches=True))
@@ -187,8 +187,8 @@ def test_w9_hostile_queries_are_searched_literally(lived_through, hostile):
         assert after.items[0].kind == "checkpoint"
 
 
-def test_w9_scripts_without_spaces_and_emoji_are_found_by_any_part(repo):
-    """W9: CJK text and emoji are found by any part; other scripts are found by their words, ignoring accents."""
+def test_scripts_without_spaces_and_emoji_are_found_by_any_part(repo):
+    """CJK text and emoji are found by any part; other scripts are found by their words, ignoring accents."""
     agent = chat(repo, "請求書を送りました 👍🎉", "Żółć Ελλάδα हिन्दी")
     agent.run("こんにちは")
     agent.run("weiter")
@@ -198,8 +198,8 @@ def test_w9_scripts_without_spaces_and_emoji_are_found_by_any_part(repo):
         assert not repo.session().search(wanted).items, wanted
 
 
-def test_w9_checkpoint_names_rank_before_messages_on_all_pages(repo):
-    """W9: hits in checkpoint names and descriptions rank before hits in messages, newest first, across all pages."""
+def test_checkpoint_names_rank_before_messages_on_all_pages(repo):
+    """Hits in checkpoint names and descriptions rank before hits in messages, newest first, across all pages."""
     agent = chat(repo)
     agent.run("a needle")
     agent.checkpoint("needle 1")
@@ -221,8 +221,8 @@ def test_w9_checkpoint_names_rank_before_messages_on_all_pages(repo):
 
 
 @pytest.mark.parametrize("far", [0, 1000])
-def test_w9_search_covers_a_parent_branch_only_up_to_the_branch_point(repo, monkeypatch, far):
-    """W9: search finds what a long parent branch had before the branch point, and nothing after it."""
+def test_search_covers_a_parent_branch_only_up_to_the_branch_point(repo, monkeypatch, far):
+    """Search finds what a long parent branch had before the branch point, and nothing after it."""
     monkeypatch.setattr("agentgit.store.search.query.MAX_CHECKPOINTS_BEYOND", far)
     monkeypatch.setattr("agentgit.store.search.query.MOST_SCOPES", 1)
     agent = chat(repo)
@@ -245,8 +245,8 @@ def test_w9_search_covers_a_parent_branch_only_up_to_the_branch_point(repo, monk
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)  # SQLite has no generic plans
-def test_w9_postgresql_never_uses_a_generic_plan_for_a_search(repo, agent):
-    """W9: PostgreSQL plans each search for its words and never uses a generic plan, which would read every text."""
+def test_postgresql_never_uses_a_generic_plan_for_a_search(repo, agent):
+    """PostgreSQL plans each search for its words and never uses a generic plan, which would read every text."""
     counts = text("SELECT statement, generic_plans FROM pg_prepared_statements WHERE statement LIKE '%search_text%@@%'")
     parts = [LogPart(branch_id=agent.branch_id)]
     with backend.reading(repo) as connection:
@@ -266,8 +266,8 @@ def test_w9_postgresql_never_uses_a_generic_plan_for_a_search(repo, agent):
         assert connection.execute(text("SHOW plan_cache_mode")).scalar() == "auto"
 
 
-def test_w9_pages_list_each_hit_once_while_new_hits_are_added(repo):
-    """W9: pages list each hit once, newest first, even while new hits are added."""
+def test_pages_list_each_hit_once_while_new_hits_are_added(repo):
+    """Pages list each hit once, newest first, even while new hits are added."""
     agent = chat(repo)
     for n in range(9):
         agent.run(f"needle {n}")
@@ -284,8 +284,8 @@ def test_w9_pages_list_each_hit_once_while_new_hits_are_added(repo):
     assert seen == whole
 
 
-def test_w9_forks_add_only_new_texts_to_the_search_index(repo):
-    """W9, W13: a fork adds nothing to the search index, and a turn on it adds only its new texts."""
+def test_forks_add_only_new_texts_to_the_search_index(repo):
+    """A fork adds nothing to the search index, and a turn on it adds only its new texts."""
     agent = chat(repo)
     for n in range(5):
         agent.run(f"say {n}")
@@ -298,8 +298,8 @@ def test_w9_forks_add_only_new_texts_to_the_search_index(repo):
     assert len(repo.session().search("say", branch=forks[-1].branch)) == 3
 
 
-def test_w9_the_first_search_indexes_texts_of_an_earlier_release(repo, agent):
-    """W9: the first search indexes the texts that are not indexed yet, each once."""
+def test_the_first_search_indexes_texts_of_an_earlier_release(repo, agent):
+    """The first search indexes the texts that are not indexed yet, each once."""
     expected = {
         wanted: [h.to_dict() for h in repo.session().search(wanted, all_branches=True)] for wanted in ("a", "chair")
     }
@@ -312,8 +312,8 @@ def test_w9_the_first_search_indexes_texts_of_an_earlier_release(repo, agent):
 
 
 @pytest.mark.long
-def test_w9_a_long_history_is_indexed_completely_in_batches(repo):
-    """W9: a long history is indexed completely, in several transactions."""
+def test_a_long_history_is_indexed_completely_in_batches(repo):
+    """A long history is indexed completely, in several transactions."""
     agent = chat(repo)
     agent.run("a needle")
     for n in range(CHECKPOINTS_PER_TRANSACTION + 20):
@@ -326,8 +326,8 @@ def test_w9_a_long_history_is_indexed_completely_in_batches(repo):
     assert len(repo.session().search("needle")) == 1
 
 
-def test_w9_turns_and_named_checkpoints_index_their_texts(repo, agent):
-    """W9: after a turn and a named checkpoint a search has nothing left to index."""
+def test_turns_and_named_checkpoints_index_their_texts(repo, agent):
+    """After a turn and a named checkpoint a search has nothing left to index."""
     agent.run("a lamp")
     agent.checkpoint("x")
     with backend.reading(repo) as connection:
@@ -335,8 +335,8 @@ def test_w9_turns_and_named_checkpoints_index_their_texts(repo, agent):
     assert agent.branch_id not in behind
 
 
-def test_w9_deleted_texts_are_not_found(repo):
-    """W9: a deleted checkpoint's name is not found, and a message is found until its last checkpoint is deleted."""
+def test_deleted_texts_are_not_found(repo):
+    """A deleted checkpoint's name is not found, and a message is found until its last checkpoint is deleted."""
     agent = chat(repo, "one", "two", "three")
     agent.run("a needle")
     agent.checkpoint("alpha")
@@ -359,8 +359,8 @@ def test_w9_deleted_texts_are_not_found(repo):
     assert len(repo.session().search("again")) == 1
 
 
-def test_w9_no_text_is_indexed_twice_after_its_checkpoint_is_deleted(repo):
-    """W9: after the last indexed checkpoint is deleted, later ones are indexed without texts that already are."""
+def test_no_text_is_indexed_twice_after_its_checkpoint_is_deleted(repo):
+    """After the last indexed checkpoint is deleted, later ones are indexed without texts that already are."""
     agent = chat(repo)
     agent.run("a needle")
     agent.checkpoint("x")
@@ -387,8 +387,8 @@ def _label(repo):
     return Label(kind="after", user_id=repo.user.id)
 
 
-def test_w9_search_finds_only_texts_of_the_same_user_and_tenant(database):
-    """W9: no query finds texts of another user or another tenant."""
+def test_search_finds_only_texts_of_the_same_user_and_tenant(database):
+    """No query finds texts of another user or another tenant."""
     with agentgit.open(database.url, user="ann") as hers, agentgit.open(database.url, user="bob") as his:
         chat(hers).run("her needle")
         chat(his).run("his needle")
@@ -409,8 +409,8 @@ def test_w9_search_finds_only_texts_of_the_same_user_and_tenant(database):
             assert list(hits) == []
 
 
-def test_w9_messages_of_all_shapes_are_found(repo):
-    """W9: content blocks, a name, empty text, NUL and surrogates do not break a turn, and the messages are found."""
+def test_messages_of_all_shapes_are_found(repo):
+    """Content blocks, a name, empty text, NUL and surrogates do not break a turn, and the messages are found."""
     graph = tool_node_graph(scripted("ok", "ok"), [])
     agent = repo.wrap(graph, "s")
     odd = HumanMessage(
@@ -420,8 +420,8 @@ def test_w9_messages_of_all_shapes_are_found(repo):
     assert {h.snippet for h in repo.session().search("needle")} == {"needle in blocks", "bad \ud800\0 needle"}
 
 
-def test_w9_a_second_list_of_messages_hides_no_message_of_the_conversation(repo):
-    """W9: a second list of messages in the state is kept, and hides no message of the conversation from search."""
+def test_a_second_list_of_messages_hides_no_message_of_the_conversation(repo):
+    """A second list of messages in the state is kept, and hides no message of the conversation from search."""
 
     class Two(MessagesState):
         notes: Annotated[list[AnyMessage], add_messages]
@@ -434,8 +434,8 @@ def test_w9_a_second_list_of_messages_hides_no_message_of_the_conversation(repo)
     assert [message.content for message in agent.get_state().values["notes"]] == ["a needle in notes"]
 
 
-def test_w9_a_failed_call_is_found(repo):
-    """W9: a call that raised is found by its arguments and by its error."""
+def test_a_failed_call_is_found(repo):
+    """A call that raised is found by its arguments and by its error."""
 
     @tool
     def order(item: str) -> str:
@@ -448,8 +448,8 @@ def test_w9_a_failed_call_is_found(repo):
         assert [hit.kind for hit in repo.session().search(words) if hit.kind == "call"] == ["call"]
 
 
-def test_w9_parallel_calls_are_found(repo):
-    """W9: each call of a parallel batch is found."""
+def test_parallel_calls_are_found(repo):
+    """Each call of a parallel batch is found."""
     world = World()
     both = calls(call("add", "c1", item="oak"), call("add", "c2", item="elm"))
     agent = repo.wrap(tool_node_graph(scripted(both, "done"), world.tools()), "s", effects=world.effects())
@@ -458,24 +458,24 @@ def test_w9_parallel_calls_are_found(repo):
     assert len([h for h in repo.session().search("add") if h.kind == "call"]) == 2
 
 
-def test_w9_a_huge_message_is_found_by_its_first_words(repo):
-    """W9: a message of several megabytes is found by its first words and breaks neither the database nor the turn."""
+def test_a_huge_message_is_found_by_its_first_words(repo):
+    """A message of several megabytes is found by its first words and breaks neither the database nor the turn."""
     chat(repo).run("needle " + " ".join(f"word{n}" for n in range(400_000)) + " haystack")
     (hit,) = repo.session().search("needle word7")
     assert len(hit.snippet) < 200
     assert not repo.session().search("haystack").items
 
 
-def test_w9_a_damaged_hit_raises_corrupt(repo, agent):
-    """W9: a hit whose text is damaged raises Corrupt and is not left out silently."""
+def test_a_damaged_hit_raises_corrupt(repo, agent):
+    """A hit whose text is damaged raises Corrupt and is not left out silently."""
     repo.session().search("sofa")
     damage(repo)
     with agentgit.open(backend.url(repo)) as fresh, pytest.raises(Corrupt):
         fresh.session().search("sofa")
 
 
-def test_w9_a_search_over_unreadable_texts_reports_incomplete_results(repo, agent):
-    """W9: a search over texts that cannot be read reports incomplete results, and other sessions are searched whole."""
+def test_a_search_over_unreadable_texts_reports_incomplete_results(repo, agent):
+    """A search over texts that cannot be read reports incomplete results, and other sessions are searched whole."""
     damage(repo)
     chat(repo, session="other").run("a needle")
     forget(repo)
@@ -493,7 +493,7 @@ def damage(repo):
     backend.write(repo, lambda c: c.execute(spoil, {"junk": b"\0"}))
 
 
-def test_w9_invalid_searches_are_refused(repo, agent):
+def test_invalid_searches_are_refused(repo, agent):
     """Bad input: an invalid query, limit, cursor, session or branch raises a typed error."""
     for wrong in ("", " ", None, 7, "x" * 1001):
         with pytest.raises(InvalidInput):
@@ -510,8 +510,8 @@ def test_w9_invalid_searches_are_refused(repo, agent):
         repo.session("s").search("x", branch="nowhere")
 
 
-def test_w9_a_search_without_write_access_finds_only_indexed_texts(tmp_path, monkeypatch):
-    """W9: in a database that cannot be written, search finds the indexed texts and reports incomplete results."""
+def test_a_search_without_write_access_finds_only_indexed_texts(tmp_path, monkeypatch):
+    """In a database that cannot be written, search finds the indexed texts and reports incomplete results."""
     from agentgit.errors import Corrupt, Unavailable
 
     def fail(*_args):
@@ -538,8 +538,8 @@ def test_w9_a_search_without_write_access_finds_only_indexed_texts(tmp_path, mon
         assert repo.session().search("needle").complete
 
 
-def test_w9_concurrent_searches_index_each_text_once(tmp_path):
-    """W9: processes that search the same new texts at once, during a turn, index each text once."""
+def test_concurrent_searches_index_each_text_once(tmp_path):
+    """Processes that search the same new texts at once, during a turn, index each text once."""
     path = tmp_path / "x.db"
     with agentgit.open(path) as repo:
         agent = chat(repo)
@@ -570,8 +570,8 @@ with agentgit.open(sys.argv[1]) as repo, faults.after(Point("store.search.index"
 
 
 @pytest.mark.long
-def test_w9_indexing_that_is_killed_leaves_nothing_and_is_repeated(repo):
-    """W9: indexing whose process is killed with SIGKILL leaves nothing, and the next search does all of it."""
+def test_indexing_that_is_killed_leaves_nothing_and_is_repeated(repo):
+    """Indexing whose process is killed with SIGKILL leaves nothing, and the next search does all of it."""
     chat(repo).run("a needle")
     forget(repo)
     done = processes.run(KILLED, backend.address(repo))
@@ -580,8 +580,8 @@ def test_w9_indexing_that_is_killed_leaves_nothing_and_is_repeated(repo):
     assert len(repo.session().search("needle")) == 1
 
 
-def test_w9_interrupted_indexing_is_rolled_back_and_repeated(tmp_path):
-    """W9: indexing that is interrupted half way leaves nothing, and the next search does all of it."""
+def test_interrupted_indexing_is_rolled_back_and_repeated(tmp_path):
+    """Indexing that is interrupted half way leaves nothing, and the next search does all of it."""
     with agentgit.open(tmp_path / "x.db") as repo:
         chat(repo).run("a needle")
         forget(repo)
@@ -600,8 +600,8 @@ def test_w9_interrupted_indexing_is_rolled_back_and_repeated(tmp_path):
         assert len(repo.session().search("needle")) == 1
 
 
-def test_w9_text_from_an_encrypting_serializer_is_not_indexed(tmp_path):
-    """W9: text that only the user's serializer can read is not indexed."""
+def test_text_from_an_encrypting_serializer_is_not_indexed(tmp_path):
+    """Text that only the user's serializer can read is not indexed."""
     from agentgit.store.objects.blobs import Blobs, leaf
 
     with agentgit.open(tmp_path / "x.db") as repo:
@@ -623,8 +623,8 @@ class _All(dict):
         return self.value
 
 
-def test_w9_a_copied_database_file_can_be_searched(tmp_path):
-    """W9: the search index is part of the database file, so a copy of the file can be searched."""
+def test_a_copied_database_file_can_be_searched(tmp_path):
+    """The search index is part of the database file, so a copy of the file can be searched."""
     with agentgit.open(tmp_path / "x.db") as repo:
         chat(repo).run("a needle")
     shutil.copy(tmp_path / "x.db", tmp_path / "y.db")
@@ -634,13 +634,13 @@ def test_w9_a_copied_database_file_can_be_searched(tmp_path):
         connection.execute("INSERT INTO search_words(search_words) VALUES ('integrity-check')")
 
 
-async def test_w9_asearch_returns_the_same_hits_as_search(repo, agent):
-    """D3: asearch finds what search finds."""
+async def test_asearch_returns_the_same_hits_as_search(repo, agent):
+    """Asearch finds what search finds."""
     assert (await agent.asearch("sofa", limit=1)).items == agent.search("sofa", limit=1).items
 
 
-def test_w9_hits_are_escaped_in_text_and_html(repo, agent):
-    """W9: hits are rendered as text and HTML, with control characters and markup escaped."""
+def test_hits_are_escaped_in_text_and_html(repo, agent):
+    """Hits are rendered as text and HTML, with control characters and markup escaped."""
     agent.checkpoint("needle", description="<script>\x1b[31m")
     found = repo.session().search("needle")
     assert str(found).endswith("needle - <script>\\x1b[31m")
@@ -648,15 +648,15 @@ def test_w9_hits_are_escaped_in_text_and_html(repo, agent):
     assert "<script>" not in found._repr_html_()
 
 
-def test_w9_a_search_without_any_session_raises_not_found(database):
+def test_a_search_without_any_session_raises_not_found(database):
     """Bad input: a search in a database without sessions raises NotFound and says so."""
     with agentgit.open(database.url) as repo, pytest.raises(NotFound, match="no session"):
         repo.session().search("x")
     assert isinstance(database, Database)
 
 
-def test_w9_merged_messages_rank_by_the_time_of_the_merge(repo):
-    """W9: merged messages rank by the merge: above the branch's earlier messages and below its later ones."""
+def test_merged_messages_rank_by_the_time_of_the_merge(repo):
+    """Merged messages rank by the merge: above the branch's earlier messages and below its later ones."""
     agent = chat(repo)
     agent.run("needle one")
     theirs = agent.fork(name="theirs")

@@ -30,8 +30,8 @@ from agentgit.store.sql.tables import AUDIT_EVENT, METADATA
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
-def test_d5_the_script_for_each_server_creates_every_table(kind, empty_server):
-    """D5: run on PostgreSQL in place of the server, each script creates our tables, keys and indexes."""
+def test_the_script_for_each_server_creates_every_table(kind, empty_server):
+    """Run on PostgreSQL in place of the server, each script creates our tables, keys and indexes."""
     if kind == "citus":
         by_hand(empty_server, citus_stand_in.SQL)
     by_hand(empty_server, distributed_script(kind).replace("USING ybgin", "USING gin"))
@@ -52,8 +52,8 @@ def like_citus(empty_server):
 
 
 @pytest.mark.long
-def test_n1_a_database_without_triggers_and_row_level_security_keeps_every_other_rule(like_citus):
-    """N1: on the schema for Citus all conformance rules hold, and only the one about triggers cannot be checked."""
+def test_a_database_without_triggers_and_row_level_security_keeps_every_other_rule(like_citus):
+    """On the schema for Citus all conformance rules hold, and only the one about triggers cannot be checked."""
     report = check(lambda: agentgit.open(like_citus.url), RULES)
     assert [str(result) for result in report.results if result.status != "ok"] == [
         "left out  schema: Rows of the audit trail can be neither changed nor deleted.\n"
@@ -61,8 +61,8 @@ def test_n1_a_database_without_triggers_and_row_level_security_keeps_every_other
     ]
 
 
-async def test_n1_turns_rollbacks_and_everything_else_run_on_the_schema_for_citus(like_citus, tmp_path):
-    """N1: turns, rollbacks, forks, search, export, fsck, gc and erasing need no trigger and no row-level security.
+async def test_turns_rollbacks_and_everything_else_run_on_the_schema_for_citus(like_citus, tmp_path):
+    """Turns, rollbacks, forks, search, export, fsck, gc and erasing need no trigger and no row-level security.
 
     All of their statements can be distributed, and a change of the trail, which no trigger refuses, is detected.
     """
@@ -115,16 +115,16 @@ TABLE_OF_CITUS = "UPDATE pg_dist_partition SET {} WHERE logicalrelid = '{}'::reg
         ("ALTER TABLE tag DROP COLUMN name", "tag: column name is missing"),
     ],
 )
-def test_n1_a_deep_check_knows_how_citus_distributes_the_tables(damage, said, like_citus):
-    """N1: `db check --deep` accepts the tables as the script distributes them, and reports each difference."""
+def test_a_deep_check_knows_how_citus_distributes_the_tables(damage, said, like_citus):
+    """`db check --deep` accepts the tables as the script distributes them, and reports each difference."""
     schema.check(like_citus, deep=True)
     like_citus.write(lambda c: c.exec_driver_sql(damage))
     with pytest.raises(SchemaMismatch, match=said):
         schema.check(like_citus, deep=True)
 
 
-def test_n1_tables_that_citus_does_not_distribute_are_checked_as_on_postgresql(empty_server):
-    """N1: a server that has Citus, but does not distribute our tables, must have the triggers and the policies."""
+def test_tables_that_citus_does_not_distribute_are_checked_as_on_postgresql(empty_server):
+    """A server that has Citus, but does not distribute our tables, must have the triggers and the policies."""
     by_hand(empty_server, citus_stand_in.SQL)
     with closing(Database(empty_server)) as database:
         schema.upgrade(database)
@@ -134,8 +134,8 @@ def test_n1_tables_that_citus_does_not_distribute_are_checked_as_on_postgresql(e
             schema.check(database, deep=True)
 
 
-def test_n1_a_grant_on_citus_says_what_does_not_limit_the_role(like_citus):
-    """N1: `db grant` grants the rights on distributed tables, and says that nothing limits the role to a tenant."""
+def test_a_grant_on_citus_says_what_does_not_limit_the_role(like_citus):
+    """`db grant` grants the rights on distributed tables, and says that nothing limits the role to a tenant."""
     role = like_citus.url.database.replace("test", "role")
     like_citus.write(lambda c: c.exec_driver_sql(f'CREATE ROLE "{role}"'))
     try:
@@ -148,8 +148,8 @@ def test_n1_a_grant_on_citus_says_what_does_not_limit_the_role(like_citus):
         like_citus.write(lambda c: c.exec_driver_sql(f'DROP OWNED BY "{role}"; DROP ROLE "{role}"'))
 
 
-def test_n1_tables_that_citus_distributes_are_not_partitioned(like_citus):
-    """N1: `db partition` refuses tables that Citus distributes, instead of replacing them by local ones."""
+def test_tables_that_citus_distributes_are_not_partitioned(like_citus):
+    """`db partition` refuses tables that Citus distributes, instead of replacing them by local ones."""
     with pytest.raises(InvalidInput, match="already divides these tables"):
         partitioning.partition(like_citus, 2)
     schema.check(like_citus, deep=True)
@@ -161,8 +161,8 @@ def test_a_server_without_a_script_is_refused():
         distributed_script("oracle")
 
 
-def test_d5_a_partial_schema_script_for_another_server_is_refused():
-    """D5: a start schema together with a server that takes the whole schema is refused with the command to run."""
+def test_a_partial_schema_script_for_another_server_is_refused():
+    """A start schema together with a server that takes the whole schema is refused with the command to run."""
     done = CliRunner().invoke(app, ["db", "sql", "0001", "--for", "citus"])
     assert isinstance(done.exception, InvalidInput)
     assert "agentgit db sql --for citus" in str(done.exception)

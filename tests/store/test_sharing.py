@@ -1,4 +1,4 @@
-"""Sessions are shared by name and by link (D5): roles, expiry, names, forks, pages, events and the owner's cost."""
+"""Sessions are shared by name and by link: roles, expiry, names, forks, pages, events and the owner's cost."""
 
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -32,8 +32,8 @@ def past():
     return datetime.now(UTC) - timedelta(seconds=1)
 
 
-def test_d5_a_session_name_means_an_own_session_before_a_shared_one(people):
-    """D5: a plain name means an own session first, then a shared one, and is ambiguous among several shared ones."""
+def test_a_session_name_means_an_own_session_before_a_shared_one(people):
+    """A plain name means an own session first, then a shared one, and is ambiguous among several shared ones."""
     ada, bob, cy = people.values()
     ada.session("s").sharing.share("cy", "editor")
     assert (cy.session("s").reference, cy.session().info.role, cy.session("ada/s").info.owner_name) == (
@@ -53,8 +53,8 @@ def test_d5_a_session_name_means_an_own_session_before_a_shared_one(people):
     assert cy.session("nobody/other", create=True).info.is_own
 
 
-def test_d5_an_expired_role_is_refused_even_for_an_open_agent(repo, people):
-    """D5: an expired role no longer counts, even for an open agent, and what was done before stays."""
+def test_an_expired_role_is_refused_even_for_an_open_agent(repo, people):
+    """An expired role no longer counts, even for an open agent, and what was done before stays."""
     ada, bob, _ = people.values()
     member = ada.session("s").sharing.share("bob", "editor", expires_in=timedelta(hours=1))
     assert member.expires_at > datetime.now(UTC)
@@ -67,8 +67,8 @@ def test_d5_an_expired_role_is_refused_even_for_an_open_agent(repo, people):
     assert (bob.sessions(), ada.session("s").sharing.members(), len(ada.session("s").tool_track())) == ([], [], 2)
 
 
-def test_d5_a_fork_of_a_shared_session_belongs_to_the_forker(people):
-    """D5: a forker starts an own session from a checkpoint of a shared one, with a separate world."""
+def test_a_fork_of_a_shared_session_belongs_to_the_forker(people):
+    """A forker starts an own session from a checkpoint of a shared one, with a separate world."""
     ada, bob, _ = people.values()
     ada.session("s").sharing.share("bob", "viewer")
     with pytest.raises(NotAllowed):
@@ -83,8 +83,8 @@ def test_d5_a_fork_of_a_shared_session_belongs_to_the_forker(people):
     assert agent.rollback("main#1").report is not None
 
 
-def test_d5_a_share_link_admits_users_until_it_is_revoked(repo, people):
-    """D5: a link admits users until it is revoked, which removes them, and its token is stored nowhere."""
+def test_a_share_link_admits_users_until_it_is_revoked(repo, people):
+    """A link admits users until it is revoked, which removes them, and its token is stored nowhere."""
     ada, bob, cy = people.values()
     link = ada.session("s").sharing.create_link("forker")
     assert link.token not in repr(link)
@@ -111,8 +111,8 @@ def test_d5_a_share_link_admits_users_until_it_is_revoked(repo, people):
     assert secret not in repr(stored)
 
 
-def test_d5_a_link_and_the_roles_it_granted_expire_after_a_week(repo, people):
-    """D5: by default a link and the roles that were granted by it expire after seven days."""
+def test_a_link_and_the_roles_it_granted_expire_after_a_week(repo, people):
+    """By default a link and the roles that were granted by it expire after seven days."""
     ada, bob, _ = people.values()
     link = ada.session("s").sharing.create_link("editor")
     assert abs(link.expires_at - datetime.now(UTC) - timedelta(days=7)) < timedelta(minutes=5)
@@ -125,8 +125,8 @@ def test_d5_a_link_and_the_roles_it_granted_expire_after_a_week(repo, people):
     assert bob.sessions() == []
 
 
-def test_d5_a_removed_member_cannot_rejoin_by_the_same_link(repo, people):
-    """D5: removing a member ends the link they joined by, an expired link admits nobody, and other members stay."""
+def test_a_removed_member_cannot_rejoin_by_the_same_link(repo, people):
+    """Removing a member ends the link they joined by, an expired link admits nobody, and other members stay."""
     ada, bob, cy = people.values()
     first, second = ada.session("s").sharing.create_link(), ada.session("s").sharing.create_link()
     bob.accept(first.token)
@@ -167,8 +167,8 @@ def test_bad_sharing_arguments_are_refused(people):
         agentgit.open(":memory:", user="a/b")
 
 
-def test_d5_pages_list_every_own_and_shared_session_once(people):
-    """D5: pages list each own and shared session once, the last changed first, and can be limited to a name."""
+def test_pages_list_every_own_and_shared_session_once(people):
+    """Pages list each own and shared session once, the last changed first, and can be limited to a name."""
     ada, bob, _ = people.values()
     for n in range(5):
         bob.session(f"Own-{n}_%", create=True)
@@ -185,8 +185,8 @@ def test_d5_pages_list_every_own_and_shared_session_once(people):
     assert len(bob.sessions(shared=False)) == 5
 
 
-def test_d5_a_page_of_own_sessions_is_read_from_an_index(repo, people):
-    """D5: a page of own sessions is read from an index, without sorting and without reading all sessions."""
+def test_a_page_of_own_sessions_is_read_from_an_index(repo, people):
+    """A page of own sessions is read from an index, without sorting and without reading all sessions."""
     ada = people["ada"]
     said = []
 
@@ -210,8 +210,8 @@ def test_d5_a_page_of_own_sessions_is_read_from_an_index(repo, people):
     assert "Sort" not in plan
 
 
-def test_d5_a_turn_of_the_owner_checks_no_rights(repo, monkeypatch):
-    """D5: a turn of the owner, who opened the database, checks no rights."""
+def test_a_turn_of_the_owner_checks_no_rights(repo, monkeypatch):
+    """A turn of the owner, who opened the database, checks no rights."""
     agent = wrap(repo, "s")
     agent.run("hm")
 
@@ -224,8 +224,8 @@ def test_d5_a_turn_of_the_owner_checks_no_rights(repo, monkeypatch):
     assert len(agent.history()) == 6
 
 
-def test_d5_members_receive_events_only_while_a_session_is_shared(people):
-    """D5: callbacks, events and webhooks of a member cover a shared session until it is unshared."""
+def test_members_receive_events_only_while_a_session_is_shared(people):
+    """Callbacks, events and webhooks of a member cover a shared session until it is unshared."""
     ada, bob, cy = people.values()
     ada.session("s").sharing.share("bob")
     hook, other = (one.webhooks.add("https://example.com/", "tag.*") for one in (bob, cy))
@@ -245,8 +245,8 @@ def test_d5_members_receive_events_only_while_a_session_is_shared(people):
     assert (hook.session_id, other.session_id) == (None, None)
 
 
-def test_d5_tenants_cannot_see_the_sessions_of_each_other(database):
-    """D5: a user of the same name in another tenant is another user and cannot open a session by handle, id or name."""
+def test_tenants_cannot_see_the_sessions_of_each_other(database):
+    """A user of the same name in another tenant is another user and cannot open a session by handle, id or name."""
     acme = {"user": "ada", "tenant": "acme"}
     with agentgit.open(database.url, user="ada") as here, agentgit.open(database.url, **acme) as there:
         session = here.session("s", create=True)

@@ -100,16 +100,16 @@ def check(connection, form, *words, nul=""):
 
 
 @pytest.mark.parametrize("words", [("and more",), (LONG, "and more")])
-def test_u9_the_page_reads_a_file_with_long_messages_and_forks(words, tmp_path):
-    """U9: on SQLite the statements of the page return every message of up to 4 KiB, and skip longer ones."""
+def test_the_page_reads_a_file_with_long_messages_and_forks(words, tmp_path):
+    """On SQLite the statements of the page return every message of up to 4 KiB, and skip longer ones."""
     with agentgit.open(tmp_path / "agentgit.db") as repo:
         converse(repo, *words)
     with create_engine(f"sqlite:///{tmp_path}/agentgit.db").connect() as connection:
         check(connection, str, "a chair", "and more")
 
 
-def test_u9_messages_that_are_not_compressed_are_readable_up_to_the_size_of_a_chunk(tmp_path):
-    """U9: with compression="none" SQL reads messages of up to 256 KiB, and skips longer ones."""
+def test_messages_that_are_not_compressed_are_readable_up_to_the_size_of_a_chunk(tmp_path):
+    """With compression="none" SQL reads messages of up to 256 KiB, and skips longer ones."""
     with agentgit.open(tmp_path / "agentgit.db", compression="none") as repo:
         converse(repo, "x" * READABLE, "x" * TOO_LONG)
     with create_engine(f"sqlite:///{tmp_path}/agentgit.db").connect() as connection:
@@ -134,8 +134,8 @@ def roles(postgres_url):
 
 
 @pytest.mark.parametrize("words", [("and more",), (LONG, "and more")])
-def test_u9_the_page_reads_postgresql_with_its_settings(words, roles):
-    """U9: on PostgreSQL the changed statements return the same, as the owner and as a role that owns nothing."""
+def test_the_page_reads_postgresql_with_its_settings(words, roles):
+    """On PostgreSQL the changed statements return the same, as the owner and as a role that owns nothing."""
     with agentgit.open(roles[0]) as repo:
         converse(repo, *words)
     for url in roles:
@@ -144,8 +144,8 @@ def test_u9_the_page_reads_postgresql_with_its_settings(words, roles):
             check(connection, on_postgresql, "a chair", "and more")
 
 
-def test_u9_postgresql_shows_rows_only_in_a_transaction_with_the_settings(roles):
-    """U9: the page's block for PostgreSQL reads rows, which the role does not see without the settings."""
+def test_postgresql_shows_rows_only_in_a_transaction_with_the_settings(roles):
+    """The page's block for PostgreSQL reads rows, which the role does not see without the settings."""
     with agentgit.open(roles[0]) as repo:
         converse(repo)
     server = create_engine(roles[1], poolclass=NullPool)
@@ -157,8 +157,8 @@ def test_u9_postgresql_shows_rows_only_in_a_transaction_with_the_settings(roles)
         assert [connection.execute(text(statement)).all() for statement in sql.values()] == [[], [], []]
 
 
-def test_u9_a_message_with_a_nul_character_can_be_left_out_on_postgresql(postgres_url):
-    """U9: the condition of the page leaves out the message with a NUL character, which `->>` refuses."""
+def test_a_message_with_a_nul_character_can_be_left_out_on_postgresql(postgres_url):
+    """The condition of the page leaves out the message with a NUL character, which `->>` refuses."""
     with agentgit.open(postgres_url) as repo:
         converse(repo, "a \0 b", "and more")
     with create_engine(postgres_url, poolclass=NullPool).begin() as connection:

@@ -27,7 +27,7 @@ def count(database) -> int:
 
 @pytest.mark.parametrize("way", ["SQLAlchemy", "driver"])
 def test_a_failed_transaction_is_rolled_back(database, way):
-    """D1: a failed transaction is rolled back, and the next one on the same connection starts clean."""
+    """A failed transaction is rolled back, and the next one on the same connection starts clean."""
 
     def add(connection, fails):
         if way == "SQLAlchemy":
@@ -46,7 +46,7 @@ def test_a_failed_transaction_is_rolled_back(database, way):
 
 
 def test_only_durable_transactions_wait_for_the_disk(database):
-    """W1: `synchronous` is FULL in a durable transaction and NORMAL in the next one on the same connection."""
+    """`synchronous` is FULL in a durable transaction and NORMAL in the next one on the same connection."""
 
     def asked(connection):
         return connection.execute(text("PRAGMA synchronous")).scalar_one()
@@ -55,7 +55,7 @@ def test_only_durable_transactions_wait_for_the_disk(database):
 
 
 def test_concurrent_readers_do_not_wait_for_each_other(tmp_path):
-    """W14: each of many reader threads has a separate connection, and the surplus ones are closed afterwards."""
+    """Each of many reader threads has a separate connection, and the surplus ones are closed afterwards."""
     readers = 3 * MAX_IDLE
     together = threading.Barrier(readers, timeout=60)
 

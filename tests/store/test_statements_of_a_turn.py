@@ -126,8 +126,8 @@ def test_a_served_turn_reads_its_session_branch_and_head_at_once(repo):
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-def test_n2_a_turn_finds_running_branches_without_reading_the_others(repo):
-    """N2: an index has only the running branches, so a turn reads few rows however many there are."""
+def test_a_turn_finds_running_branches_without_reading_the_others(repo):
+    """An index has only the running branches, so a turn reads few rows however many there are."""
     run = runs_turns(repo, "wrapped", World())
     run("add chair")
     with traced_on_sqlite(repo) as statements:
@@ -158,7 +158,7 @@ def test_a_long_conversation_is_read_at_once(repo, reader):
 
 
 def test_calls_that_ran_again_are_read_at_once(repo):
-    """W5: a track needs one statement more than its calls, however many of them ran again and on whatever branch."""
+    """A track needs one statement more than its calls, however many of them ran again and on whatever branch."""
     world, read = World(), {}
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     agent.run("add chair; add table; add lamp; add sofa")
@@ -175,8 +175,8 @@ def test_calls_that_ran_again_are_read_at_once(repo):
 
 
 @pytest.mark.long
-def test_n2_the_process_that_explores_leaves_the_work_to_the_others(repo, tmp_path):
-    """N2: for each turn in another process, the process that explores forks a branch, marks its end and reads it."""
+def test_the_process_that_explores_leaves_the_work_to_the_others(repo, tmp_path):
+    """For each turn in another process, the process that explores forks a branch, marks its end and reads it."""
     agent = repo.wrap(chat("", 0, "main"), "s", auto_checkpoint="off")
 
     def count(choices):

@@ -1,4 +1,4 @@
-"""Tags are names for checkpoints, which are accepted as places and prevent deletion (row W9)."""
+"""Tags are names for checkpoints, which are accepted as places and prevent deletion."""
 
 import subprocess
 import sys
@@ -21,8 +21,8 @@ def agent(repo):
     return agent
 
 
-def test_w9_a_tag_names_its_checkpoint_wherever_a_place_is_accepted(repo, agent):
-    """W9: a tag names its checkpoint wherever a place is accepted, from any branch, and its checkpoint lists it."""
+def test_a_tag_names_its_checkpoint_wherever_a_place_is_accepted(repo, agent):
+    """A tag names its checkpoint wherever a place is accepted, from any branch, and its checkpoint lists it."""
     made = agent.tag("main#2", "v1", description="the first one")
     assert (made.name, made.reference, made.description) == ("v1", "main#2", "the first one")
     assert repo.session("s").get_checkpoint("v1").metadata["tags"] == ["v1"]
@@ -36,8 +36,8 @@ def test_w9_a_tag_names_its_checkpoint_wherever_a_place_is_accepted(repo, agent)
     assert [p.metadata.get("tags") for p in agent.log(until=made.created_at)][2] == ["v1"]
 
 
-def test_w9_tags_are_listed_newest_first_and_can_be_deleted(repo, agent):
-    """W9: the tags are listed newest first, and a deleted tag names nothing while its checkpoint stays."""
+def test_tags_are_listed_newest_first_and_can_be_deleted(repo, agent):
+    """The tags are listed newest first, and a deleted tag names nothing while its checkpoint stays."""
     repo.session().tag("main#2", "b")
     repo.session().tag("main#2", "a")
     repo.session().tag("HEAD", "c")
@@ -52,8 +52,8 @@ def test_w9_tags_are_listed_newest_first_and_can_be_deleted(repo, agent):
     assert repo.session("s").tags()[0].to_dict()["reference"] == "main#4"
 
 
-def test_w9_a_tag_protects_its_checkpoint_from_deletion(repo, agent):
-    """W9, B4: neither cleanup nor deletion removes a tagged checkpoint until the tag is deleted."""
+def test_a_tag_protects_its_checkpoint_from_deletion(repo, agent):
+    """Neither cleanup nor deletion removes a tagged checkpoint until the tag is deleted."""
     repo.session().tag("main#2", "keep")
     with pytest.raises(Conflict, match="tag"):
         repo.session().delete_checkpoint("keep")
@@ -63,8 +63,8 @@ def test_w9_a_tag_protects_its_checkpoint_from_deletion(repo, agent):
     assert repo.session("s").cleanup_auto_checkpoints(keep=0) == 1
 
 
-def test_w9_a_tag_precedes_a_name_and_cannot_equal_a_branch(repo, agent):
-    """W9: a tag takes precedence over checkpoints of that name, and a tag and a branch cannot have one name."""
+def test_a_tag_precedes_a_name_and_cannot_equal_a_branch(repo, agent):
+    """A tag takes precedence over checkpoints of that name, and a tag and a branch cannot have one name."""
     agent.checkpoint("x")
     repo.session().tag("main#1", "x")
     assert repo.session().get_checkpoint("x").metadata["reference"] == "main#1"
@@ -76,8 +76,8 @@ def test_w9_a_tag_precedes_a_name_and_cannot_equal_a_branch(repo, agent):
     assert agent.fork().branch.name == "main-3"
 
 
-def test_w9_a_tag_is_unique_in_its_session(repo, agent):
-    """W9: a tag can be set again only on its own checkpoint, and each session has its own tags."""
+def test_a_tag_is_unique_in_its_session(repo, agent):
+    """A tag can be set again only on its own checkpoint, and each session has its own tags."""
     first = repo.session().tag("main#1", "v1")
     assert repo.session().tag("main#1", "v1") == first
     with pytest.raises(Conflict, match="main#1 already has the tag"):
@@ -91,7 +91,7 @@ def test_w9_a_tag_is_unique_in_its_session(repo, agent):
 
 
 @pytest.mark.parametrize("name", ["", " ", "7", "HEAD", "a#1", "a~1", "a@b", "a\nb", "\0", "x" * 201, None, 7])
-def test_w9_invalid_tag_names_are_refused(repo, agent, name):
+def test_invalid_tag_names_are_refused(repo, agent, name):
     """Bad input: a tag name that is invalid or could be read as another place is refused by `tag` and `untag`."""
     with pytest.raises(InvalidInput):
         repo.session().tag("HEAD", name)
@@ -103,15 +103,15 @@ def test_w9_invalid_tag_names_are_refused(repo, agent, name):
 @pytest.mark.parametrize(
     "name", ["'; DROP TABLE tag; --", "\ud800", "日本 👍", "\\u0000", "x" * 200, "%", "\x1b[31m"[1:]]
 )
-def test_w9_any_other_text_is_a_valid_tag(repo, agent, name):
-    """W9: any other text is stored as a tag unchanged."""
+def test_any_other_text_is_a_valid_tag(repo, agent, name):
+    """Any other text is stored as a tag unchanged."""
     repo.session().tag("main#1", name, description=name)
     assert repo.session().get_checkpoint(name).metadata["tags"] == [name]
     assert repo.session("s").tags()[0].description == name
     assert repo.session().untag(name).name == name
 
 
-def test_w9_a_refused_tag_changes_nothing(repo, agent):
+def test_a_refused_tag_changes_nothing(repo, agent):
     """Bad input: an unknown place, a description that is not text and another user's session are refused."""
     with pytest.raises(NotFound):
         repo.session().tag("nowhere", "v1")
@@ -128,8 +128,8 @@ def test_w9_a_refused_tag_changes_nothing(repo, agent):
     assert "version one" in caught.value.near
 
 
-def test_w9_one_checkpoint_wins_a_contested_tag(repo, agent):
-    """W9: if threads give one tag to two checkpoints, one wins and the threads of the other raise Conflict."""
+def test_one_checkpoint_wins_a_contested_tag(repo, agent):
+    """If threads give one tag to two checkpoints, one wins and the threads of the other raise Conflict."""
     outcomes = []
 
     def give(place):
@@ -150,8 +150,8 @@ def test_w9_one_checkpoint_wins_a_contested_tag(repo, agent):
 
 
 @pytest.mark.long
-def test_w9_a_tag_is_resolved_and_kept_by_another_process(tmp_path):
-    """W9: a tag set by one process names a place in another one and protects the checkpoint from its cleanup."""
+def test_a_tag_is_resolved_and_kept_by_another_process(tmp_path):
+    """A tag set by one process names a place in another one and protects the checkpoint from its cleanup."""
     path = tmp_path / "x.db"
     with agentgit.open(path) as repo:
         agent = repo.wrap(tool_node_graph(scripted("a", "b"), []), "s")
@@ -168,6 +168,6 @@ def test_w9_a_tag_is_resolved_and_kept_by_another_process(tmp_path):
     assert done.stdout == "main#2\n"
 
 
-async def test_w9_atag_does_what_tag_does(repo, agent):
-    """D3: atag does what tag does."""
+async def test_atag_does_what_tag_does(repo, agent):
+    """Atag does what tag does."""
     assert (await agent.atag("HEAD", "v1")).reference == repo.session("s").tags()[0].reference

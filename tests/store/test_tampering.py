@@ -1,5 +1,5 @@
 # ruff: noqa: S608  # the names in the statements are our own
-"""`audit verify` and `fsck` after edits of any column with any value, past triggers and constraints (Q7)."""
+"""`audit verify` and `fsck` after edits of any column with any value, past triggers and constraints."""
 
 import io
 import json
@@ -169,8 +169,8 @@ EVENT = METADATA.tables["audit_event"]
 @pytest.mark.long
 @OPTIONS
 @given(data=st.data())
-def test_q7_any_edit_of_the_audit_trail_is_reported_by_row(lived, data):
-    """Q7: an edit of any column of any event is reported by its row, and so is a later edit."""
+def test_any_edit_of_the_audit_trail_is_reported_by_row(lived, data):
+    """An edit of any column of any event is reported by its row, and so is a later edit."""
     column = data.draw(st.sampled_from([c for c in EVENT.c if c.name != "tenant_id"]))
     value = data.draw(st.sampled_from(values_for(column, backend.database(lived))))
     with Hand(lived) as hand:
@@ -198,8 +198,8 @@ def test_q7_any_edit_of_the_audit_trail_is_reported_by_row(lived, data):
 
 
 @pytest.mark.long
-def test_q7_verify_and_fsck_name_an_edited_event_and_exit_with_12(lived):
-    """Q7: the command line names the edited row and exits with the code of findings, whatever the row holds."""
+def test_verify_and_fsck_name_an_edited_event_and_exit_with_12(lived):
+    """The command line names the edited row and exits with the code of findings, whatever the row holds."""
     is_sqlite = backend.is_sqlite(lived)
     column, wrong = ("kind", "CAST(x'ff1b41' AS TEXT)") if is_sqlite else ("created_at", "'infinity'")
     with Hand(lived) as hand:
@@ -216,8 +216,8 @@ def test_q7_verify_and_fsck_name_an_edited_event_and_exit_with_12(lived):
 
 
 @pytest.mark.parametrize("value", ["'[1]'", "'{'", "x'ff'"])
-def test_q7_listing_an_unreadable_event_raises_corrupt_with_its_row(lived, value):
-    """Q7: listing the events of an edited trail raises Corrupt and names the row that cannot be read."""
+def test_listing_an_unreadable_event_raises_corrupt_with_its_row(lived, value):
+    """Listing the events of an edited trail raises Corrupt and names the row that cannot be read."""
     is_sqlite = backend.is_sqlite(lived)
     literal = value if not is_sqlite or value.startswith("x") else f"CAST({value} AS BLOB)"
     with Hand(lived) as hand:
@@ -253,8 +253,8 @@ def is_misfit(database, hand, table, column, at):
 @pytest.mark.long
 @OPTIONS
 @given(data=st.data())
-def test_q7_fsck_completes_after_any_edit_of_any_table(lived, data):
-    """Q7: after any edit of any table each level of fsck completes, and the last reports a value that does not fit."""
+def test_fsck_completes_after_any_edit_of_any_table(lived, data):
+    """After any edit of any table each level of fsck completes, and the last reports a value that does not fit."""
     with Hand(lived) as hand:
         table = data.draw(st.sampled_from([table for table in TABLES if hand.rows(table)]))
         column = data.draw(st.sampled_from(list(table.c)))
@@ -262,8 +262,8 @@ def test_q7_fsck_completes_after_any_edit_of_any_table(lived, data):
         expect_named(lived, hand, table, column, value, data.draw(st.sampled_from(hand.rows(table))))
 
 
-def test_q7_fsck_reports_an_unreadable_time_at_every_checkpoint(lived):
-    """Q7: fsck reports an unreadable time at each checkpoint, also at those that heads are compared with."""
+def test_fsck_reports_an_unreadable_time_at_every_checkpoint(lived):
+    """Fsck reports an unreadable time at each checkpoint, also at those that heads are compared with."""
     table = METADATA.tables["checkpoint"]
     value = "'2026-13-45'" if backend.is_sqlite(lived) else "'-infinity'"
     with Hand(lived) as hand:
@@ -274,8 +274,8 @@ def test_q7_fsck_reports_an_unreadable_time_at_every_checkpoint(lived):
 
 @pytest.mark.long
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
-def test_q7_fsck_completes_after_sampled_edits_of_each_table(lived, table):
-    """Q7: fsck completes for every tenth pair of a column and a value, in the first or the last row."""
+def test_fsck_completes_after_sampled_edits_of_each_table(lived, table):
+    """Fsck completes for every tenth pair of a column and a value, in the first or the last row."""
     pairs = [(column, value) for column in table.c for value in values_for(column, backend.database(lived))]
     for number, (column, value) in enumerate(pairs[::10]):
         with Hand(lived) as hand:
@@ -327,8 +327,8 @@ READERS = {
 
 @pytest.mark.parametrize("value", ["ff", "5b315d", "7b"], ids=["no text", "a list", "incomplete"])
 @pytest.mark.parametrize("name", JSON_COLUMNS)
-def test_q7_reading_unreadable_json_raises_corrupt(lived, name, value):
-    """Q7: fsck names a row with unreadable JSON, and each verb works without it or raises Corrupt."""
+def test_reading_unreadable_json_raises_corrupt(lived, name, value):
+    """Fsck names a row with unreadable JSON, and each verb works without it or raises Corrupt."""
     table, _, column = name.partition(".")
     literal = f"x'{value}'" if backend.is_sqlite(lived) else f"'\\x{value}'"
     hand = Hand(lived)  # restores nothing, because the verbs change and delete rows

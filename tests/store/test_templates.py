@@ -1,4 +1,4 @@
-"""Templates: a checkpoint of one session starts another session (W11)."""
+"""Templates: a checkpoint of one session starts another session."""
 
 import backend
 import pytest
@@ -32,8 +32,8 @@ def wrapped(repo, world, session="new", **more):
 
 
 @pytest.mark.parametrize("how", ["checkpoint", "id", "text", "session"])
-def test_w11_a_session_starts_from_a_template_checkpoint(repo, agent, world, how):
-    """W11: a session starts with the conversation and state of its template, which stays unchanged."""
+def test_a_session_starts_from_a_template_checkpoint(repo, agent, world, how):
+    """A session starts with the conversation and state of its template, which stays unchanged."""
     before = repo.session("old").get_checkpoint("before")
     template = {"checkpoint": before, "id": before.id, "text": "old@before", "session": "old"}[how]
     point = agent.head if how == "session" else before
@@ -48,8 +48,8 @@ def test_w11_a_session_starts_from_a_template_checkpoint(repo, agent, world, how
     assert agent.run("note bye") == "done"
 
 
-def test_w11_effects_of_the_template_are_never_reversed(repo, agent, world):
-    """W11: no plan lists the effects of the template, and a rollback to the beginning leaves them in place."""
+def test_effects_of_the_template_are_never_reversed(repo, agent, world):
+    """No plan lists the effects of the template, and a rollback to the beginning leaves them in place."""
     made = wrapped(repo, world, template="old@before")
     made.run("add sofa")
     assert [step.invocation.args for step in made.plan_rollback("main#1").steps] == [{"item": "sofa"}]
@@ -60,8 +60,8 @@ def test_w11_effects_of_the_template_are_never_reversed(repo, agent, world):
     assert world.items == []
 
 
-def test_w11_wrapping_again_continues_the_session(repo, agent, world):
-    """W11: wrapping again with the same template or none continues the session, and any other template is refused."""
+def test_wrapping_again_continues_the_session(repo, agent, world):
+    """Wrapping again with the same template or none continues the session, and any other template is refused."""
     wrapped(repo, world, template="old@before").run("note hello")
     assert len(wrapped(repo, world, template="old@before").history()) == 9
     assert len(wrapped(repo, world).history()) == 9
@@ -71,8 +71,8 @@ def test_w11_wrapping_again_continues_the_session(repo, agent, world):
         wrapped(repo, world, "old", template="new")
 
 
-def test_w11_an_invalid_template_creates_no_session(repo, agent, world):
-    """W11: an unknown session or place, or a thread beside a template, is refused and creates no session."""
+def test_an_invalid_template_creates_no_session(repo, agent, world):
+    """An unknown session or place, or a thread beside a template, is refused and creates no session."""
     for wrong in ("nowhere", "old@nowhere", "nowhere@main#1", 7, "@", "old@"):
         with pytest.raises(NotFound):
             wrapped(repo, world, template=wrong)
@@ -81,21 +81,21 @@ def test_w11_an_invalid_template_creates_no_session(repo, agent, world):
     assert [session.session_name for session in repo.sessions()] == ["old"]
 
 
-def test_w11_a_template_name_may_contain_an_at_sign(repo, world):
-    """W11: a session whose name contains an @ can be a template, with a place or without."""
+def test_a_template_name_may_contain_an_at_sign(repo, world):
+    """A session whose name contains an @ can be a template, with a place or without."""
     wrapped(repo, world, "me@example.com").run("note x")
     assert len(wrapped(repo, world, "a", template="me@example.com").history()) == 4
     assert wrapped(repo, world, "b", template="me@example.com@main#1").history() == []
 
 
-def test_w11_a_session_of_another_user_cannot_be_a_template(repo, agent, world):
-    """W11: a checkpoint of another user cannot be a template."""
+def test_a_session_of_another_user_cannot_be_a_template(repo, agent, world):
+    """A checkpoint of another user cannot be a template."""
     with agentgit.open(backend.url(repo), user="eve") as eve, pytest.raises(NotFound):
         wrapped(eve, world, template=agent.head.id)
 
 
-def test_w11_a_pending_question_can_be_answered_in_the_new_session(repo, world):
-    """W11: a checkpoint that waits for a person also waits in the new session, and each is answered separately."""
+def test_a_pending_question_can_be_answered_in_the_new_session(repo, world):
+    """A checkpoint that waits for a person also waits in the new session, and each is answered separately."""
     model = scripted(call("add_if_approved", item="safe"), "fine", "fine")
     agent = repo.wrap(tool_node_graph(model, world.tools()), "old", effects=world.effects())
     agent.run("buy a safe")
@@ -109,8 +109,8 @@ def test_w11_a_pending_question_can_be_answered_in_the_new_session(repo, world):
     assert world.items == []
 
 
-def test_w11_a_graph_with_subgraphs_continues_in_the_new_session(repo, world):
-    """W11: a graph with subgraphs continues in the new session as it would in the old one."""
+def test_a_graph_with_subgraphs_continues_in_the_new_session(repo, world):
+    """A graph with subgraphs continues in the new session as it would in the old one."""
     graph = nested_graph(obedient(), world.tools())
     agent = repo.wrap(graph, "old", effects=world.effects())
     agent.run("note one")
@@ -121,8 +121,8 @@ def test_w11_a_graph_with_subgraphs_continues_in_the_new_session(repo, world):
     assert made.state["visits"] == agent.state["visits"]
 
 
-def test_w11_an_imported_session_remembers_its_template(repo, agent, world, tmp_path):
-    """W11, B8: an imported session continues with the same template by name, and refuses another one."""
+def test_an_imported_session_remembers_its_template(repo, agent, world, tmp_path):
+    """An imported session continues with the same template by name, and refuses another one."""
     wrapped(repo, world, template="old@before").run("note hello")
     repo.session("new").export(tmp_path / "new.jsonl")
     repo.import_(tmp_path / "new.jsonl", session="again")
@@ -145,8 +145,8 @@ def desked(repo, desk, session, **more):
     )
 
 
-def test_w11_a_new_workspace_receives_the_files_of_the_template(repo, tmp_path):
-    """W11, S5: the new session's directory receives the files of the template, and the old directory is unchanged."""
+def test_a_new_workspace_receives_the_files_of_the_template(repo, tmp_path):
+    """The new session's directory receives the files of the template, and the old directory is unchanged."""
     desk, other = Desk(tmp_path / "work"), Desk(tmp_path / "other")
     agent = desked(repo, desk, "old")
     agent.run("write a.txt one")
@@ -168,8 +168,8 @@ def test_w11_a_new_workspace_receives_the_files_of_the_template(repo, tmp_path):
     assert late.files == {}  # the session had already continued without files
 
 
-def test_w11_existing_files_in_the_workspace_are_not_overwritten(repo, tmp_path):
-    """W11: a directory with other contents is refused and not overwritten, and an empty one can be used afterwards."""
+def test_existing_files_in_the_workspace_are_not_overwritten(repo, tmp_path):
+    """A directory with other contents is refused and not overwritten, and an empty one can be used afterwards."""
     desk, other = Desk(tmp_path / "work"), Desk(tmp_path / "other")
     desked(repo, desk, "old").run("write a.txt one")
     (other.root / "a.txt").write_text("precious")

@@ -1,4 +1,4 @@
-"""Tenant isolation and key scopes (D5): no verb changes a row of another tenant or beyond the scope of its key."""
+"""Tenant isolation and key scopes: no verb changes a row of another tenant or beyond the scope of its key."""
 
 import io
 
@@ -46,8 +46,8 @@ def filled(world):
 
 
 @pytest.mark.long
-def test_d5_no_verb_sees_or_changes_rows_of_another_tenant(world, tmp_path):
-    """D5: even with users and sessions of the same names, no verb of one tenant sees or changes a row of another."""
+def test_no_verb_sees_or_changes_rows_of_another_tenant(world, tmp_path):
+    """Even with users and sessions of the same names, no verb of one tenant sees or changes a row of another."""
     key, hook, link = filled(world)
     session, point = world.ada.session("s"), world.ada.session("s").get_checkpoint("main#2")
     branch = world.ada.session("s").branch()
@@ -95,8 +95,8 @@ NEEDS = {VIEWER: "read", FORKER: "fork", EDITOR: "write", OWNER: "admin", ADMIN:
 
 
 @pytest.mark.parametrize("scope", SCOPES[:-1])
-def test_d5_an_api_key_cannot_exceed_its_scope(world, scope):
-    """D5: with a key of an admin and owner, each verb beyond the scope of the key is refused and changes no row."""
+def test_an_api_key_cannot_exceed_its_scope(world, scope):
+    """With a key of an admin and owner, each verb beyond the scope of the key is refused and changes no row."""
     assert NEEDS == {**SCOPE_OF_ROLE, ADMIN: "admin"}
     repo = world.repo
     repo.users.add("root", is_admin=True)

@@ -1,4 +1,4 @@
-"""Trajectories (W15), and the commands that export and import sessions (B8)."""
+"""Trajectories, and the commands that export and import sessions."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def agent(repo):
     return retry
 
 
-def test_w15_a_step_has_an_observation_an_action_and_results(agent, repo):
-    """W15: each AI message is one step, with the messages since the last one, the calls and their results."""
+def test_a_step_has_an_observation_an_action_and_results(agent, repo):
+    """Each AI message is one step, with the messages since the last one, the calls and their results."""
     first, second, *_ = repo.session("s").trajectories(branch="main")
     assert (first["session"], first["branch"], first["step"]) == ("s", "main", 0)
     assert [m["content"] for m in first["observation"]] == ["add chair; charge 5"]
@@ -44,22 +44,22 @@ def test_w15_a_step_has_an_observation_an_action_and_results(agent, repo):
     assert (second["action"]["content"], second["results"]) == ("done", [])
 
 
-def test_w15_a_step_has_the_state_hash_of_the_checkpoint_before_it(agent, repo):
-    """W15: a step has the state hash of the newest checkpoint before it and its place in the conversation."""
+def test_a_step_has_the_state_hash_of_the_checkpoint_before_it(agent, repo):
+    """A step has the state hash of the newest checkpoint before it and its place in the conversation."""
     for step in repo.session("s").trajectories(branch="main"):
         place = repo.session("s").get_checkpoint(step["state"]["checkpoint"])
         assert step["state"]["state_hash"] == (place.metadata["state_hash"] or None)
         assert place.metadata["message_count"] <= step["state"]["messages"]
 
 
-def test_w15_rewards_and_labels_are_read_from_checkpoints(agent, repo):
-    """W15: rewards and labels are read from the data and names of checkpoints; other steps have none."""
+def test_rewards_and_labels_are_read_from_checkpoints(agent, repo):
+    """Rewards and labels are read from the data and names of checkpoints; other steps have none."""
     judged = [(step["reward"], step["label"], step["done"]) for step in repo.session("s").trajectories(branch="main")]
     assert judged == [(None, None, False), (1.0, "good", False), (None, None, False), (-1, "bad", True)]
 
 
-def test_w15_checkpoints_before_a_summary_reward_no_later_step(repo):
-    """W15: after a conversation is summarized, checkpoints from before reward none of the remaining steps."""
+def test_checkpoints_before_a_summary_reward_no_later_step(repo):
+    """After a conversation is summarized, checkpoints from before reward none of the remaining steps."""
     shop = World()
     agent = repo.wrap(tool_node_graph(obedient(), shop.tools()), "s", effects=shop.effects())
     agent.run("one")
@@ -77,8 +77,8 @@ def test_w15_checkpoints_before_a_summary_reward_no_later_step(repo):
             assert at == agent.history()[: len(at)]
 
 
-def test_w15_each_branch_is_a_trajectory_from_the_root(agent, repo):
-    """W15: the steps of each branch, with the beginning that branches share, contain its whole conversation."""
+def test_each_branch_is_a_trajectory_from_the_root(agent, repo):
+    """The steps of each branch, with the beginning that branches share, contain its whole conversation."""
     steps = list(repo.session("s").trajectories())
     assert [step["branch"] for step in steps] == ["main"] * 4 + ["main-2"] * 4
     for name in ("main", "main-2"):
@@ -90,16 +90,16 @@ def test_w15_each_branch_is_a_trajectory_from_the_root(agent, repo):
         list(repo.session("s").trajectories(branch="nobody"))
 
 
-def test_w15_an_exploration_score_is_the_reward_of_the_last_step(repo):
-    """W15: the score of an explored branch is the reward of its last step."""
+def test_an_exploration_score_is_the_reward_of_the_last_step(repo):
+    """The score of an explored branch is the reward of its last step."""
     agent = repo.wrap(agent_graph(obedient(), World().tools()), "s", effects={"look": "read_only"})
     agent.explore(["hi"], choices=2, score=lambda leaf: 0.25)
     last = [step["reward"] for step in repo.session("s").trajectories() if step["done"]]
     assert last == [0.25, 0.25]
 
 
-def test_w15_a_trajectory_is_the_same_after_an_import(agent, repo):
-    """W15: a session that is imported into another database has the same trajectories."""
+def test_a_trajectory_is_the_same_after_an_import(agent, repo):
+    """A session that is imported into another database has the same trajectories."""
     file = BytesIO()
     repo.session("s").export(file)
     with agentgit.open(":memory:") as other:
@@ -115,8 +115,8 @@ def run(monkeypatch, *words):
     return ended.value.code or 0
 
 
-def test_w15_the_command_line_writes_trajectories_as_json(tmp_path, monkeypatch, capsys):
-    """W15: `trajectories` prints a line of JSON per step, or a list with --json, escaping text that UTF-8 refuses."""
+def test_the_command_line_writes_trajectories_as_json(tmp_path, monkeypatch, capsys):
+    """`trajectories` prints a line of JSON per step, or a list with --json, escaping text that UTF-8 refuses."""
     place = tmp_path / "a.db"
     with agentgit.open(place) as repo:
         agent = repo.wrap(tool_node_graph(obedient(), World().tools()), "s")
@@ -128,8 +128,8 @@ def test_w15_the_command_line_writes_trajectories_as_json(tmp_path, monkeypatch,
     assert json.loads(capsys.readouterr().out) == steps
 
 
-def test_b8_the_command_line_exports_and_imports(tmp_path, monkeypatch, capsys):
-    """B8: `export` and `import` report counts as text or JSON, and have an exit code for each failure."""
+def test_the_command_line_exports_and_imports(tmp_path, monkeypatch, capsys):
+    """`export` and `import` report counts as text or JSON, and have an exit code for each failure."""
     monkeypatch.chdir(tmp_path)
     with agentgit.open("a.db") as repo:
         agent = repo.wrap(tool_node_graph(obedient(), World().tools()), "s")
@@ -151,8 +151,8 @@ def test_b8_the_command_line_exports_and_imports(tmp_path, monkeypatch, capsys):
     assert run(monkeypatch, "export", "nobody", "x", "--db", "a.db") == 3
 
 
-def test_b8_an_export_can_be_piped_into_an_import(tmp_path, monkeypatch, capsysbinary):
-    """B8: `export -` writes only the export to standard output, and `import -` reads standard input like a file."""
+def test_an_export_can_be_piped_into_an_import(tmp_path, monkeypatch, capsysbinary):
+    """`export -` writes only the export to standard output, and `import -` reads standard input like a file."""
     with agentgit.open(tmp_path / "a.db") as repo:
         repo.wrap(tool_node_graph(obedient(), World().tools()), "s").run("add chair")
     assert run(monkeypatch, "export", "s", "-", "--db", tmp_path / "a.db") == 0

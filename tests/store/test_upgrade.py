@@ -41,8 +41,8 @@ def rows_of(database, columns=None):
         }
 
 
-def test_d6_a_sqlite_file_of_an_earlier_schema_is_upgraded_on_open(tmp_path, second):
-    """D6: opening a SQLite file of an earlier schema upgrades it and keeps every row."""
+def test_a_sqlite_file_of_an_earlier_schema_is_upgraded_on_open(tmp_path, second):
+    """Opening a SQLite file of an earlier schema upgrades it and keeps every row."""
     path = tmp_path / "agentgit.db"
     with closing(Database(path)) as database:
         before = filled(database, "0001")
@@ -57,8 +57,8 @@ def test_d6_a_sqlite_file_of_an_earlier_schema_is_upgraded_on_open(tmp_path, sec
 
 
 @pytest.mark.long
-def test_d6_a_postgresql_database_is_upgraded_only_on_command(empty_server, second):
-    """D6: a PostgreSQL database of an earlier schema is refused with the command to run, which keeps every row."""
+def test_a_postgresql_database_is_upgraded_only_on_command(empty_server, second):
+    """A PostgreSQL database of an earlier schema is refused with the command to run, which keeps every row."""
     with closing(Database(empty_server)) as database:
         before = filled(database, "0001")
         with pytest.raises(SchemaMismatch, match="agentgit db upgrade"):
@@ -94,8 +94,8 @@ def assert_kept(database, before):
 
 
 @pytest.mark.long
-def test_d5_each_migration_can_be_downgraded_and_upgraded_again(empty, second):
-    """D5: each downgrade restores the schema before it, and the database can be upgraded again."""
+def test_each_migration_can_be_downgraded_and_upgraded_again(empty, second):
+    """Each downgrade restores the schema before it, and the database can be upgraded again."""
     with closing(Database(empty)) as database:
         filled(database, second)
         with pytest.raises(NotAllowed, match=r"1 row of external_session.*--yes"):
@@ -111,8 +111,8 @@ def test_d5_each_migration_can_be_downgraded_and_upgraded_again(empty, second):
         schema.check(database, deep=True)
 
 
-def test_d5_a_downgrade_to_base_leaves_only_the_version_table(empty_server):
-    """D5: a downgrade to `base` leaves no table, function or trigger of ours except the version table."""
+def test_a_downgrade_to_base_leaves_only_the_version_table(empty_server):
+    """A downgrade to `base` leaves no table, function or trigger of ours except the version table."""
     left = text(
         "SELECT relname FROM pg_class WHERE relnamespace = to_regnamespace('public') AND relkind <> 'i' "
         "UNION ALL SELECT proname FROM pg_proc WHERE pronamespace = to_regnamespace('public')"
@@ -132,8 +132,8 @@ def tables_of(connection):
 
 
 @pytest.mark.long
-def test_d5_a_downgrade_needs_consent_only_if_data_is_lost(empty, second):
-    """D5: a downgrade needs consent only if data is lost, which it names, and an impossible target is refused."""
+def test_a_downgrade_needs_consent_only_if_data_is_lost(empty, second):
+    """A downgrade needs consent only if data is lost, which it names, and an impossible target is refused."""
     with closing(Database(empty)) as database:
         filled(database, "0001")
         schema.upgrade(database)
@@ -151,8 +151,8 @@ def test_d5_a_downgrade_needs_consent_only_if_data_is_lost(empty, second):
             schema.upgrade(database, "0001")
 
 
-def test_d5_a_deep_check_finds_manual_schema_changes(empty):
-    """D5: a deep check names a column, trigger or table that differs from the migrations and accepts an extra index."""
+def test_a_deep_check_finds_manual_schema_changes(empty):
+    """A deep check names a column, trigger or table that differs from the migrations and accepts an extra index."""
     with closing(Database(empty)) as database:
         schema.upgrade(database)
         database.write(lambda c: c.exec_driver_sql("CREATE INDEX ix_mine ON checkpoint (tenant_id, kind)"))
@@ -201,8 +201,8 @@ def test_d5_a_deep_check_finds_manual_schema_changes(empty):
         ),
     ],
 )
-def test_d5_a_deep_check_finds_an_ineffective_policy_or_trigger(empty_server, change, told):
-    """D5: a deep check names a policy, a trigger or its function that still exists but no longer protects anything."""
+def test_a_deep_check_finds_an_ineffective_policy_or_trigger(empty_server, change, told):
+    """A deep check names a policy, a trigger or its function that still exists but no longer protects anything."""
     with closing(Database(empty_server)) as database:
         schema.upgrade(database)
         schema.check(database, deep=True)
@@ -211,8 +211,8 @@ def test_d5_a_deep_check_finds_an_ineffective_policy_or_trigger(empty_server, ch
             schema.check(database, deep=True)
 
 
-def test_d5_a_deep_check_finds_an_ineffective_trigger_in_sqlite(tmp_path):
-    """D5: on SQLite, too, a deep check names a trigger that still exists but no longer protects anything."""
+def test_a_deep_check_finds_an_ineffective_trigger_in_sqlite(tmp_path):
+    """On SQLite, too, a deep check names a trigger that still exists but no longer protects anything."""
     with closing(Database(tmp_path / "agentgit.db")) as database:
         schema.upgrade(database)
         schema.check(database, deep=True)
@@ -226,8 +226,8 @@ def test_d5_a_deep_check_finds_an_ineffective_trigger_in_sqlite(tmp_path):
 
 
 @pytest.mark.long
-def test_d5_the_upgrade_sql_can_be_run_by_an_administrator(empty, second):
-    """D5: the SQL of an upgrade has the same result as the upgrade, and `stamp` accepts only tables of that schema."""
+def test_the_upgrade_sql_can_be_run_by_an_administrator(empty, second):
+    """The SQL of an upgrade has the same result as the upgrade, and `stamp` accepts only tables of that schema."""
     with closing(Database(empty)) as database:
         kind = database.engine.dialect.name
         for start, end in ((None, "0001"), ("0001", None)):
@@ -262,8 +262,8 @@ def test_a_script_without_an_upgrade_path_is_refused(wanted, second):
 
 
 @pytest.mark.long
-def test_d5_threads_and_processes_can_upgrade_one_database_at_once(empty):
-    """D5: twelve threads and three processes upgrade one empty database at once, and all of them succeed."""
+def test_threads_and_processes_can_upgrade_one_database_at_once(empty):
+    """Twelve threads and three processes upgrade one empty database at once, and all of them succeed."""
     where = str(empty) if isinstance(empty, Path) else empty.render_as_string(hide_password=False)
     code = (
         "import sys; from agentgit.store.schema import schema; from agentgit.store.database import Database; "

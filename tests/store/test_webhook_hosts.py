@@ -1,4 +1,4 @@
-"""The hosts that webhooks may be sent to, and the secrets that they may use (Q8)."""
+"""The hosts that webhooks may be sent to, and the secrets that they may use."""
 
 import socket
 import ssl
@@ -46,15 +46,15 @@ PUBLIC = ["8.8.8.8", "93.184.216.34", "2606:4700::1111", "::ffff:8.8.8.8", "64:f
 
 
 @pytest.mark.parametrize(("kind", "address"), [(kind, one) for kind, all_ in BLOCKED.items() for one in all_])
-def test_q8_non_public_addresses_are_recognized(kind, address):
-    """Q8: each kind of address that is not public is recognized in each notation."""
+def test_non_public_addresses_are_recognized(kind, address):
+    """Each kind of address that is not public is recognized in each notation."""
     found = non_public_kind(ip_address(address))
     assert found == kind or (kind == "a reserved address" and found is not None)
 
 
 @pytest.mark.parametrize("address", PUBLIC)
-def test_q8_public_addresses_are_accepted(address):
-    """Q8: public addresses and IPv6 addresses that stand for them are not refused."""
+def test_public_addresses_are_accepted(address):
+    """Public addresses and IPv6 addresses that stand for them are not refused."""
     assert non_public_kind(ip_address(address)) is None
 
 
@@ -133,8 +133,8 @@ ELSEWHERE = [
 
 
 @pytest.mark.parametrize("host", [*WRITTEN, *ELSEWHERE])
-def test_q8_a_non_public_address_is_refused_when_it_is_added(host):
-    """Q8: an address that is not public is refused when it is added, however it is written, and nothing is stored."""
+def test_a_non_public_address_is_refused_when_it_is_added(host):
+    """An address that is not public is refused when it is added, however it is written, and nothing is stored."""
     with agentgit.open(":memory:", webhook_hosts=[]) as repo:
         with pytest.raises(InvalidInput, match="AGENTGIT_WEBHOOK_ALLOW"):
             repo.webhooks.add(f"http://{host}:8080/hook", "*", SECRET)
@@ -142,8 +142,8 @@ def test_q8_a_non_public_address_is_refused_when_it_is_added(host):
 
 
 @pytest.mark.parametrize("host", WRITTEN)
-def test_q8_a_stored_non_public_address_is_refused_at_each_delivery(opened, host):
-    """Q8: a stored address that is not public is refused at each delivery, and nothing is sent to it."""
+def test_a_stored_non_public_address_is_refused_at_each_delivery(opened, host):
+    """A stored address that is not public is refused at each delivery, and nothing is sent to it."""
     with listening() as server:
         repo = opened(f"http://{host}:{server.server_port}/hook")
         first = refusal(repo)
@@ -154,24 +154,24 @@ def test_q8_a_stored_non_public_address_is_refused_at_each_delivery(opened, host
 
 
 @pytest.mark.parametrize(("kind", "address"), [(kind, all_[0]) for kind, all_ in BLOCKED.items()])
-def test_q8_a_name_with_a_non_public_address_is_refused(opened, names, kind, address):
-    """Q8: a host name with an address that is not public is refused, and the error does not contain the address."""
+def test_a_name_with_a_non_public_address_is_refused(opened, names, kind, address):
+    """A host name with an address that is not public is refused, and the error does not contain the address."""
     names.answers["evil.test"] = [[address]]
     said = refusal(opened("http://evil.test/hook"))
     assert said.startswith(f"NotAllowed: Webhooks are not sent to {kind}, and this host has one.")
     assert address not in said
 
 
-def test_q8_a_name_with_one_non_public_address_is_refused(opened, names):
-    """Q8: a name with a public and a private address is refused, so that no fallback reaches the private one."""
+def test_a_name_with_one_non_public_address_is_refused(opened, names):
+    """A name with a public and a private address is refused, so that no fallback reaches the private one."""
     with listening() as server:
         names.answers["both.test"] = [["8.8.8.8", "127.0.0.1"]]
         assert "a loopback address" in refusal(opened(f"http://both.test:{server.server_port}/"))
         assert server.got == []
 
 
-def test_q8_delivery_connects_to_the_address_that_was_checked(opened, names):
-    """Q8: a name server that changes its answer moves no checked connection, and the next delivery checks again."""
+def test_delivery_connects_to_the_address_that_was_checked(opened, names):
+    """A name server that changes its answer moves no checked connection, and the next delivery checks again."""
     with listening(host="127.0.0.2") as good, listening(port=good.server_port) as inside:
         names.answers["rebind.test"] = [["127.0.0.2"], ["127.0.0.1"]]
         repo = opened(f"http://rebind.test:{good.server_port}/hook", "127.0.0.2")
@@ -183,15 +183,15 @@ def test_q8_delivery_connects_to_the_address_that_was_checked(opened, names):
         assert (len(good.got), inside.got) == (1, [])
 
 
-def test_q8_delivery_tries_the_next_address_after_a_dead_one(opened, names):
-    """Q8: of several allowed addresses the first that answers is used."""
+def test_delivery_tries_the_next_address_after_a_dead_one(opened, names):
+    """Of several allowed addresses the first that answers is used."""
     with listening() as server:
         names.answers["two.test"] = [["127.0.0.3", "127.0.0.1"]]
         assert opened(f"http://two.test:{server.server_port}/", "127.0.0.0/8").webhooks.deliver().sent == 1
 
 
-def test_q8_proxies_and_netrc_of_the_environment_are_not_used(opened, monkeypatch, tmp_path):
-    """Q8: delivery uses no proxy from the environment and sends no password from netrc."""
+def test_proxies_and_netrc_of_the_environment_are_not_used(opened, monkeypatch, tmp_path):
+    """Delivery uses no proxy from the environment and sends no password from netrc."""
     with listening() as server, listening() as proxy:
         for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "HTTPS_PROXY"):
             monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.server_port}")
@@ -203,16 +203,16 @@ def test_q8_proxies_and_netrc_of_the_environment_are_not_used(opened, monkeypatc
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_q8_redirects_are_not_followed(opened, status):
-    """Q8: an allowed receiver cannot redirect the worker to another one."""
+def test_redirects_are_not_followed(opened, status):
+    """An allowed receiver cannot redirect the worker to another one."""
     with listening(status, host="127.0.0.2") as outside, listening() as inside:
         outside.headers["location"] = f"http://127.0.0.1:{inside.server_port}/latest/meta-data"
         said = refusal(opened(f"http://127.0.0.2:{outside.server_port}/", "127.0.0.0/8"))
         assert (said, len(outside.got), inside.got) == (f"the receiver answered {status}", 1, [])
 
 
-def test_q8_the_operator_allows_names_addresses_and_networks(names, tmp_path, monkeypatch):
-    """Q8: private hosts that `open` or the environment allows are delivered to, and a user can add no other."""
+def test_the_operator_allows_names_addresses_and_networks(names, tmp_path, monkeypatch):
+    """Private hosts that `open` or the environment allows are delivered to, and a user can add no other."""
     with listening() as server:
         names.answers["hooks.internal"] = [["127.0.0.1"]]
         for host, allowed in (
@@ -232,8 +232,8 @@ def test_q8_the_operator_allows_names_addresses_and_networks(names, tmp_path, mo
 
 
 @pytest.mark.parametrize("hosts", [["http://x/"], ["10.0.0.1/8"], ["*"], ["a b"], [""], ["x:80"], "10.0.0.0/8", [7]])
-def test_q8_an_invalid_allow_list_is_refused(tmp_path, hosts):
-    """Q8: a host that allows nothing, or more than it seems to, is refused before the database is opened."""
+def test_an_invalid_allow_list_is_refused(tmp_path, hosts):
+    """A host that allows nothing, or more than it seems to, is refused before the database is opened."""
     with pytest.raises(InvalidInput):
         agentgit.open(tmp_path / "a.db", webhook_hosts=hosts)
     assert not (tmp_path / "a.db").exists()
@@ -260,8 +260,8 @@ def certificate(folder, name):
 
 
 @pytest.mark.parametrize("name", ["hooks.test", "other.test"])
-def test_q8_tls_verifies_the_host_name_of_the_url(opened, names, tmp_path, monkeypatch, name):
-    """Q8: SNI and certificate are those of the URL's host name, although the connection is to an address."""
+def test_tls_verifies_the_host_name_of_the_url(opened, names, tmp_path, monkeypatch, name):
+    """SNI and certificate are those of the URL's host name, although the connection is to an address."""
     context, asked = certificate(tmp_path, name), []
     context.sni_callback = lambda _socket, sni, _context: asked.append(sni)
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))
@@ -277,8 +277,8 @@ def test_q8_tls_verifies_the_host_name_of_the_url(opened, names, tmp_path, monke
     assert asked == ["hooks.test"]
 
 
-def test_q8_the_answer_of_a_non_http_service_is_not_shown(opened):
-    """Q8: the greeting of a service that is not an HTTP server is not shown to the user."""
+def test_the_answer_of_a_non_http_service_is_not_shown(opened):
+    """The greeting of a service that is not an HTTP server is not shown to the user."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def greet():
@@ -296,8 +296,8 @@ def test_q8_the_answer_of_a_non_http_service_is_not_shown(opened):
     assert said == "RemoteProtocolError: the receiver did not answer in HTTP"
 
 
-def test_q8_variables_of_the_server_cannot_be_webhook_secrets(opened, monkeypatch):
-    """Q8: the secret `env:NAME` is refused, and a webhook stored with it is given up with the reason."""
+def test_variables_of_the_server_cannot_be_webhook_secrets(opened, monkeypatch):
+    """The secret `env:NAME` is refused, and a webhook stored with it is given up with the reason."""
     monkeypatch.setenv("HUSH", SECRET)
     with listening() as server:
         repo = opened(f"http://127.0.0.1:{server.server_port}/", "127.0.0.1")
@@ -311,8 +311,8 @@ def test_q8_variables_of_the_server_cannot_be_webhook_secrets(opened, monkeypatc
         assert server.got == []
 
 
-def test_q8_secret_env_reads_the_variable_when_a_webhook_is_added(tmp_path):
-    """Q8: `--secret-env` reads a variable of the user who adds the webhook, at that moment."""
+def test_secret_env_reads_the_variable_when_a_webhook_is_added(tmp_path):
+    """`--secret-env` reads a variable of the user who adds the webhook, at that moment."""
     said, environment = "", {"AGENTGIT_WEBHOOK_ALLOW": "127.0.0.1", "AGENTGIT_DATABASE_URL": str(tmp_path / "a.db")}
 
     def run(*words, **more):

@@ -1,4 +1,4 @@
-"""Webhooks are stored with the event, signed, sent at least once by one worker at a time, and private (W12)."""
+"""Webhooks are stored with the event, signed, sent at least once by one worker at a time, and private."""
 
 import base64
 import hashlib
@@ -32,8 +32,8 @@ def ids(receiver):
     return [headers["webhook-id"] for headers, _ in receiver.got]
 
 
-def test_w12_an_event_is_sent_once_with_a_signature(repo, receiver):
-    """W12: an event is sent once, as Standard Webhooks specifies, with a signature that the receiver can check."""
+def test_an_event_is_sent_once_with_a_signature(repo, receiver):
+    """An event is sent once, as Standard Webhooks specifies, with a signature that the receiver can check."""
     hook = repo.webhooks.add(receiver.url, "session.*", SECRET)
     repo.session("support-42", create=True)
     assert [one.pending for one in repo.webhooks.list()] == [1]
@@ -50,8 +50,8 @@ def test_w12_an_event_is_sent_once_with_a_signature(repo, receiver):
     assert (hook.pending, repo.webhooks.list()[0].pending) == (0, 0)
 
 
-def test_w12_a_wrong_or_old_signature_is_refused():
-    """W12: another secret or body, an old or missing time and a missing signature are refused; key rotation works."""
+def test_a_wrong_or_old_signature_is_refused():
+    """Another secret or body, an old or missing time and a missing signature are refused; key rotation works."""
     headers = sign(SECRET, "evt_1", b"{}", 1000)
     verify(SECRET, headers, b"{}", now=1100)
     both = {**headers, "Webhook-Signature": "v1,AAAA " + headers.pop("webhook-signature")}
@@ -65,8 +65,8 @@ def test_w12_a_wrong_or_old_signature_is_refused():
             verify(secret, given, body, now=now)
 
 
-def test_w12_a_failed_delivery_is_retried_with_the_same_id(repo, receiver, monkeypatch):
-    """W12: a failed delivery is retried after growing pauses, with the same id and body, until it is accepted."""
+def test_a_failed_delivery_is_retried_with_the_same_id(repo, receiver, monkeypatch):
+    """A failed delivery is retried after growing pauses, with the same id and body, until it is accepted."""
     repo.webhooks.add(receiver.url, "session.*", SECRET)
     repo.session("s", create=True)
     receiver.answers.extend([500, 302, 429])
@@ -87,8 +87,8 @@ def test_w12_a_failed_delivery_is_retried_with_the_same_id(repo, receiver, monke
     assert (len(receiver.got), len(set(ids(receiver))), len({body for _, body in receiver.got})) == (4, 1, 1)
 
 
-def test_w12_an_undeliverable_event_is_given_up_and_can_be_retried(repo, receiver):
-    """W12: after its last try, or at once after a 410, an event is dead and counted, and `retry` sends it again."""
+def test_an_undeliverable_event_is_given_up_and_can_be_retried(repo, receiver):
+    """After its last try, or at once after a 410, an event is dead and counted, and `retry` sends it again."""
     hook = repo.webhooks.add(receiver.url, "session.*", SECRET)
     repo.session("s", create=True)
     backend.write(repo, lambda c: c.execute(update(WEBHOOK_DELIVERY).values(attempts=MAX_ATTEMPTS - 1)))
@@ -104,8 +104,8 @@ def test_w12_an_undeliverable_event_is_given_up_and_can_be_retried(repo, receive
     assert repo.webhooks.deliver().sent == 2
 
 
-def test_w12_an_unreachable_receiver_is_a_failure(repo, monkeypatch):
-    """W12: a host that refuses the connection and one that never answers are failures with their reasons."""
+def test_an_unreachable_receiver_is_a_failure(repo, monkeypatch):
+    """A host that refuses the connection and one that never answers are failures with their reasons."""
     repo.webhooks.add("http://127.0.0.1:9/", "session.*", SECRET)
     repo.session("s", create=True)
     assert repo.webhooks.deliver().failed == 1
@@ -118,8 +118,8 @@ def test_w12_an_unreachable_receiver_is_a_failure(repo, monkeypatch):
     assert "Timeout" in repo.webhooks.list()[1].last_error
 
 
-def test_w12_concurrent_workers_send_each_event_once(repo, receiver, monkeypatch):
-    """W12: several live workers at once send each event exactly once."""
+def test_concurrent_workers_send_each_event_once(repo, receiver, monkeypatch):
+    """Several live workers at once send each event exactly once."""
     monkeypatch.setattr(*points.SECONDS_OF_WEBHOOKS.place, 30)
     repo.webhooks.add(receiver.url, "session.*", SECRET)
     for n in range(20):
@@ -136,8 +136,8 @@ def test_w12_concurrent_workers_send_each_event_once(repo, receiver, monkeypatch
     assert (sum(sent), len(ids(receiver)), len(set(ids(receiver)))) == (20, 20, 20)
 
 
-def test_w12_events_taken_by_a_dead_worker_are_tried_by_another(repo, receiver):
-    """W12: an event that a dead worker took is later tried by another one, and a late result is ignored."""
+def test_events_taken_by_a_dead_worker_are_tried_by_another(repo, receiver):
+    """An event that a dead worker took is later tried by another one, and a late result is ignored."""
     repo.webhooks.add(receiver.url, "session.*", SECRET)
     repo.session("s", create=True)
     (taken,) = backend.write(repo, lambda c: repo.context.store.outbox.claim(c, 5))
@@ -158,8 +158,8 @@ os._exit(9)
 
 
 @pytest.mark.long
-def test_w12_a_kill_between_commit_and_delivery_loses_no_event(repo, receiver):
-    """W12: an event of a process that was killed right after its commit is sent by the next worker."""
+def test_a_kill_between_commit_and_delivery_loses_no_event(repo, receiver):
+    """An event of a process that was killed right after its commit is sent by the next worker."""
     repo.webhooks.add(receiver.url, "session.*", SECRET)
     url = backend.address(repo)
     assert subprocess.run([sys.executable, "-c", DYING, url], check=False).returncode == 9  # noqa: S603  # our own program
@@ -167,8 +167,8 @@ def test_w12_a_kill_between_commit_and_delivery_loses_no_event(repo, receiver):
     assert json.loads(receiver.got[0][1])["data"]["session_name"] == "s"
 
 
-def test_w12_a_rolled_back_transaction_leaves_no_event_to_send(repo, receiver):
-    """W12: the outbox is written in the transaction of the event."""
+def test_a_rolled_back_transaction_leaves_no_event_to_send(repo, receiver):
+    """The outbox is written in the transaction of the event."""
     repo.webhooks.add(receiver.url, "*", SECRET)
     before = repo.webhooks.list()[0].pending
 
@@ -181,8 +181,8 @@ def test_w12_a_rolled_back_transaction_leaves_no_event_to_send(repo, receiver):
     assert repo.webhooks.list()[0].pending == before == 1  # the event `webhook.added`
 
 
-def test_w12_users_see_only_the_webhooks_they_added(database, receiver):
-    """W12: nobody sees, removes or receives events by another user's webhook, and one worker delivers for all."""
+def test_users_see_only_the_webhooks_they_added(database, receiver):
+    """Nobody sees, removes or receives events by another user's webhook, and one worker delivers for all."""
     with agentgit.open(database.url, user="ann") as ann, agentgit.open(database.url, user="bob") as bob:
         hook = ann.webhooks.add(receiver.url, "session.*", SECRET)
         bob.session("his", create=True)
@@ -206,8 +206,8 @@ def test_w12_users_see_only_the_webhooks_they_added(database, receiver):
         assert [event.kind for event in ann.events.list()][-1] == "webhook.removed"
 
 
-def test_w12_webhook_secrets_are_shown_only_once(repo, receiver):
-    """W12: only `add` returns a secret; no repr, list or event contains it or a token in the URL."""
+def test_webhook_secrets_are_shown_only_once(repo, receiver):
+    """Only `add` returns a secret; no repr, list or event contains it or a token in the URL."""
     hook = repo.webhooks.add(receiver.url + "?token=hidden", "session.*")
     assert len(signing_key(hook.secret)) == 32
     assert repo.webhooks.list()[0].secret is None
@@ -221,23 +221,23 @@ def test_w12_webhook_secrets_are_shown_only_once(repo, receiver):
     ["file:///etc/passwd", "ftp://x/y", "gopher://x", "http://", "/hook", "https://ann:pw@x/", "http://x y/", "http://x:99999/",
      "http://x/\r\nhost: y", "http://ex\u00e4mple/", "javascript:alert(1)", "", None],
 )  # fmt: skip
-def test_w12_invalid_webhook_urls_are_refused(repo, url):
-    """W12: only http and https URLs are accepted, without a user, password or text that could become a header."""
+def test_invalid_webhook_urls_are_refused(repo, url):
+    """Only http and https URLs are accepted, without a user, password or text that could become a header."""
     with pytest.raises(InvalidInput):
         repo.webhooks.add(url, "*", SECRET)
     assert repo.webhooks.list() == []
 
 
 @pytest.mark.parametrize("secret", ["", "short", "whsec_!!!", "whsec_" + base64.b64encode(b"short").decode()])
-def test_w12_weak_secrets_are_refused(repo, secret):
-    """W12: a secret that is guessable or ambiguous is refused, and the error does not repeat it."""
+def test_weak_secrets_are_refused(repo, secret):
+    """A secret that is guessable or ambiguous is refused, and the error does not repeat it."""
     with pytest.raises(InvalidInput) as refused:
         repo.webhooks.add("https://example.com/", "*", secret)
     assert not secret or secret not in str(refused.value)
 
 
-def test_w12_hostile_session_names_break_no_message(repo, receiver):
-    """W12: the name of a session can break neither the body nor a header."""
+def test_hostile_session_names_break_no_message(repo, receiver):
+    """The name of a session can break neither the body nor a header."""
     name = 'a"\r\nx: y\x00\udc80</script>'
     repo.webhooks.add(receiver.url, "session.*", SECRET)
     repo.session(name, create=True)
@@ -248,22 +248,22 @@ def test_w12_hostile_session_names_break_no_message(repo, receiver):
     verify(SECRET, headers, body)
 
 
-async def test_w12_deliver_works_inside_a_running_event_loop(repo, receiver):
-    """W12: delivery runs a separate event loop, so it works where one is already running."""
+async def test_deliver_works_inside_a_running_event_loop(repo, receiver):
+    """Delivery runs a separate event loop, so it works where one is already running."""
     repo.webhooks.add(receiver.url, "session.*", SECRET)
     repo.session("s", create=True)
     assert repo.webhooks.deliver().sent == 1
 
 
-def test_w12_fsck_accepts_webhooks_with_pending_events(repo):
-    """W12: fsck finds no fault in webhooks and their pending events."""
+def test_fsck_accepts_webhooks_with_pending_events(repo):
+    """Fsck finds no fault in webhooks and their pending events."""
     repo.webhooks.add("https://example.com/", "*", SECRET)
     repo.session("s", create=True)
     assert repo.maintenance.fsck(level=3).is_sound
 
 
-def test_w12_logs_and_errors_contain_no_webhook_secret(repo, receiver, caplog):
-    """W12: logs and errors do not show the query of a URL, and errors do not show a secret."""
+def test_logs_and_errors_contain_no_webhook_secret(repo, receiver, caplog):
+    """Logs and errors do not show the query of a URL, and errors do not show a secret."""
     caplog.set_level("DEBUG")
     repo.webhooks.add(f"{receiver.url}?token=hush", "session.*", SECRET)
     repo.session("s", create=True)
@@ -277,8 +277,8 @@ def test_w12_logs_and_errors_contain_no_webhook_secret(repo, receiver, caplog):
     assert SECRET not in shown
 
 
-def test_w12_a_receiver_that_is_down_delays_no_other_webhook(repo, receiver, tmp_path):
-    """W12: after a failed delivery the other events of that webhook wait, and other webhooks are served."""
+def test_a_receiver_that_is_down_delays_no_other_webhook(repo, receiver, tmp_path):
+    """After a failed delivery the other events of that webhook wait, and other webhooks are served."""
     repo.webhooks.add("http://127.0.0.1:1/down", "tag.*", SECRET)
     agent = repo.wrap(agentgit.demo.build(str(tmp_path / "shop.db")), "s")
     agent.run("hello")
@@ -292,8 +292,8 @@ def test_w12_a_receiver_that_is_down_delays_no_other_webhook(repo, receiver, tmp
     assert repo.webhooks.list()[0].pending == 31
 
 
-def test_w12_webhooks_share_no_cookies(repo, receiver):
-    """W12: a cookie that a receiver sets is sent to nobody."""
+def test_webhooks_share_no_cookies(repo, receiver):
+    """A cookie that a receiver sets is sent to nobody."""
     receiver.headers["set-cookie"] = "who=me"
     for path in ("/a", "/b"):
         repo.webhooks.add(receiver.url + path, "session.*", SECRET)
@@ -305,8 +305,8 @@ def test_w12_webhooks_share_no_cookies(repo, receiver):
     assert all("cookie" not in {name.lower() for name in headers} for headers, _ in receiver.got)
 
 
-def test_w12_unknown_event_kinds_of_a_newer_version_are_ignored(repo):
-    """W12: a webhook stored with an unknown event kind still receives the known kinds, and writers are not stopped."""
+def test_unknown_event_kinds_of_a_newer_version_are_ignored(repo):
+    """A webhook stored with an unknown event kind still receives the known kinds, and writers are not stopped."""
     repo.webhooks.add("http://127.0.0.1:1/x", ["session.*"], SECRET)
     stored = b'["session.*","dream.ended"]'
     backend.write(repo, lambda c: c.execute(update(WEBHOOK).values(kinds=stored)))

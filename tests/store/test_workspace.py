@@ -24,7 +24,7 @@ __all__ = ["kind", "work", "workspace"]  # the fixtures
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_restore_returns_every_path_to_its_saved_state(workspace, work, case):
-    """P2: a restore returns every path byte for byte, and its safety snapshot returns the later state."""
+    """A restore returns every path byte for byte, and its safety snapshot returns the later state."""
     before, change = CASES[case]
     before(work)
     first = workspace.save("before")
@@ -44,7 +44,7 @@ def test_a_restore_returns_every_path_to_its_saved_state(workspace, work, case):
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_second_workspace_object_restores_the_saved_files(workspace, work, case, tmp_path, kind):
-    """S3: a workspace object that opens the storage later restores the same files."""
+    """A workspace object that opens the storage later restores the same files."""
     before, change = CASES[case]
     before(work)
     first = workspace.save("before")
@@ -55,7 +55,7 @@ def test_a_second_workspace_object_restores_the_saved_files(workspace, work, cas
 
 
 def test_snapshots_can_be_saved_compared_restored_listed_read_and_deleted(workspace, work):
-    """P5, P6: a snapshot has a message, metadata and time, and can be compared, restored, listed, read and deleted."""
+    """A snapshot has a message, metadata and time, and can be compared, restored, listed, read and deleted."""
     assert workspace.initialize()
     (work / "a").write_text("1")
     first = workspace.save("one", metadata={"turn": 1})
@@ -80,7 +80,7 @@ def test_snapshots_can_be_saved_compared_restored_listed_read_and_deleted(worksp
 
 
 def test_snapshots_have_default_names_and_are_found_by_name(workspace, work):
-    """C1, C2, C3: an unnamed snapshot is called checkpoint-1, checkpoint-2, and a name means the newest that has it."""
+    """An unnamed snapshot is called checkpoint-1, checkpoint-2, and a name means the newest that has it."""
     assert [workspace.create().name for _ in range(2)] == ["checkpoint-1", "checkpoint-2"]
     (work / "a").write_text("1")
     workspace.create("draft", "the first")
@@ -94,7 +94,7 @@ def test_snapshots_have_default_names_and_are_found_by_name(workspace, work):
 
 
 def test_undo_restores_the_newest_snapshot_and_rewind_earlier_ones(workspace, work):
-    """C4: undo restores the most recent snapshot each time, or returns None without one; rewind goes further back."""
+    """Undo restores the most recent snapshot each time, or returns None without one; rewind goes further back."""
     assert workspace.undo() is None
     for number in range(4):
         (work / "a").write_text(str(number))
@@ -115,7 +115,7 @@ def test_undo_restores_the_newest_snapshot_and_rewind_earlier_ones(workspace, wo
 
 
 def test_a_restore_keeps_the_later_snapshots(workspace, work):
-    """P2: a restore removes no snapshot from the list and keeps unsaved work in the safety snapshot."""
+    """A restore removes no snapshot from the list and keeps unsaved work in the safety snapshot."""
     (work / "a").write_text("1")
     first = workspace.save()
     (work / "a").write_text("2")
@@ -130,7 +130,7 @@ def test_a_restore_keeps_the_later_snapshots(workspace, work):
 
 
 def test_a_diff_lists_added_modified_and_deleted_files(workspace, work):
-    """P3: a diff between snapshots or to the current files has the changed files by kind and a unified diff."""
+    """A diff between snapshots or to the current files has the changed files by kind and a unified diff."""
     (work / "é").write_text("1\n2\n")
     (work / "gone").write_text("x")
     first = workspace.save()
@@ -151,7 +151,7 @@ def test_a_diff_lists_added_modified_and_deleted_files(workspace, work):
 
 
 def test_a_restore_plan_changes_nothing(workspace, work):
-    """P2: a plan shows what a restore would do and changes nothing."""
+    """A plan shows what a restore would do and changes nothing."""
     (work / "a").write_text("1")
     first = workspace.save()
     (work / "a").write_text("2")
@@ -164,7 +164,7 @@ def test_a_restore_plan_changes_nothing(workspace, work):
 
 
 def test_a_restore_of_some_paths_leaves_the_others(workspace, work):
-    """W8: a restore of some paths leaves the others, and a path outside the workspace is refused."""
+    """A restore of some paths leaves the others, and a path outside the workspace is refused."""
     for name in ("a", "b", "d/c"):
         (work / name).parent.mkdir(exist_ok=True)
         (work / name).write_text("1")
@@ -180,7 +180,7 @@ def test_a_restore_of_some_paths_leaves_the_others(workspace, work):
 
 
 def test_a_snapshot_of_known_paths_has_their_changes(workspace, work):
-    """P1: a snapshot of known paths has what changed there."""
+    """A snapshot of known paths has what changed there."""
     (work / "a").write_text("1")
     workspace.save()
     (work / "a").write_text("2")
@@ -198,7 +198,7 @@ def test_a_snapshot_of_known_paths_has_their_changes(workspace, work):
 
 
 def test_an_ignored_file_in_the_way_of_a_restore_is_moved_aside(workspace, work):
-    """P2: an ignored file in the way of a restore is moved and not lost, and everything left out is listed."""
+    """An ignored file in the way of a restore is moved and not lost, and everything left out is listed."""
     (work / ".gitignore").write_text("*.log\nout/\n")
     (work / "d").write_text("a file")
     (work / "e").mkdir()
@@ -219,7 +219,7 @@ def test_an_ignored_file_in_the_way_of_a_restore_is_moved_aside(workspace, work)
 
 
 def test_a_directory_with_an_untracked_file_is_not_deleted(workspace, work):
-    """P2: a directory that was created later is deleted only if nothing is left in it."""
+    """A directory that was created later is deleted only if nothing is left in it."""
     (work / ".gitignore").write_text("*.log\n")
     first = workspace.save()
     (work / "new").mkdir()
@@ -231,7 +231,7 @@ def test_a_directory_with_an_untracked_file_is_not_deleted(workspace, work):
 
 
 def test_a_restore_does_not_follow_a_link_out_of_the_workspace(workspace, work, tmp_path):
-    """P2: a restore replaces a link in place of a directory and does not write through it."""
+    """A restore replaces a link in place of a directory and does not write through it."""
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "a").write_text("theirs")
@@ -248,7 +248,7 @@ def test_a_restore_does_not_follow_a_link_out_of_the_workspace(workspace, work, 
 
 
 def test_an_unexpected_change_stops_a_restore_unless_forced(workspace, work):
-    """S6: an unexpected change of a file stops a restore before anything is touched, unless it is forced."""
+    """An unexpected change of a file stops a restore before anything is touched, unless it is forced."""
     (work / "a").write_text("1")
     first = workspace.save()
     (work / "a").write_text("2")
@@ -265,7 +265,7 @@ def test_an_unexpected_change_stops_a_restore_unless_forced(workspace, work):
 
 
 def test_ignored_files_are_left_out_unless_captured_before(work, tmp_path, kind):
-    """P7: nested `.gitignore` files and exclude_patterns leave files out, but a captured file stays captured."""
+    """Nested `.gitignore` files and exclude_patterns leave files out, but a captured file stays captured."""
     (work / "sub").mkdir()
     (work / "sub" / ".gitignore").write_text("!keep.log\n/only\n")
     (work / ".gitignore").write_text("*.log\nnode_modules/\n")
@@ -284,7 +284,7 @@ def test_ignored_files_are_left_out_unless_captured_before(work, tmp_path, kind)
 
 
 def test_large_files_are_left_out_and_listed(work, tmp_path, kind):
-    """P7: a file over the limit is left out and listed, but a file that was captured before stays captured."""
+    """A file over the limit is left out and listed, but a file that was captured before stays captured."""
     workspace = Workspace(work, tmp_path / "store", environment=kind, max_file_size=1000)
     (work / "grows").write_bytes(b"1" * 1000)
     (work / "large").write_bytes(b"1" * 1001)
@@ -301,7 +301,7 @@ def test_large_files_are_left_out_and_listed(work, tmp_path, kind):
 
 
 def test_named_pipes_and_sockets_are_listed_and_left_as_they_are(workspace, work):
-    """P2: a named pipe and a socket are listed as left out and are still the same after a restore."""
+    """A named pipe and a socket are listed as left out and are still the same after a restore."""
     os.mkfifo(work / "pipe")
     listening("socket")(work)
     (work / "a").write_text("1")
@@ -316,7 +316,7 @@ def test_named_pipes_and_sockets_are_listed_and_left_as_they_are(workspace, work
 
 
 def test_invalid_workspaces_and_storages_are_refused(tmp_path, monkeypatch):
-    """P5: protected directories, files, an unknown environment and a storage around the workspace are refused."""
+    """Protected directories, files, an unknown environment and a storage around the workspace are refused."""
     home = tmp_path / "home"
     (home / "Documents").mkdir(parents=True)
     monkeypatch.setenv("HOME", str(home))
@@ -342,7 +342,7 @@ def test_invalid_workspaces_and_storages_are_refused(tmp_path, monkeypatch):
 
 
 def test_the_storage_is_private_and_may_be_in_the_workspace(work, kind, monkeypatch, tmp_path):
-    """P5: only its user may read the storage, and a storage inside the workspace is left out of snapshots."""
+    """Only its user may read the storage, and a storage inside the workspace is left out of snapshots."""
     inside = Workspace(work, work / ".store", environment=kind)
     assert stat.S_IMODE((work / ".store").stat().st_mode) == 0o700
     (work / "a").write_text("1")
@@ -356,7 +356,7 @@ def test_the_storage_is_private_and_may_be_in_the_workspace(work, kind, monkeypa
 
 
 def test_the_oldest_snapshots_are_deleted_and_their_space_is_freed(work, tmp_path, kind):
-    """P7: at most max_checkpoints snapshots are kept besides pinned ones, and the disk space of the others is freed."""
+    """At most max_checkpoints snapshots are kept besides pinned ones, and the disk space of the others is freed."""
     workspace = Workspace(work, tmp_path / "store", environment=kind, max_checkpoints=3)
     saved = []
     for number in range(8):
@@ -381,7 +381,7 @@ def used(folder):
 
 
 def test_callbacks_receive_events_and_may_fail(workspace, work):
-    """P8: callbacks receive the events, and one that fails stops nothing."""
+    """Callbacks receive the events, and one that fails stops nothing."""
     told = []
     for event in ("created", "restored", "deleted", "failed", "pruned"):
         workspace.on(event, lambda value, event=event: told.append((event, value)))
@@ -397,7 +397,7 @@ def test_callbacks_receive_events_and_may_fail(workspace, work):
 
 
 async def test_the_async_methods_match_the_sync_methods(workspace, work):
-    """P5: each method that has an `a` twin gives the same result through it."""
+    """Each method that has an `a` twin gives the same result through it."""
     assert await workspace.ainitialize() == workspace.initialize()
     (work / "a").write_text("1")
     first = await workspace.asave("one")
@@ -433,8 +433,8 @@ async def test_the_async_methods_match_the_sync_methods(workspace, work):
     )
 
 
-def test_u10_a_snapshot_lists_the_paths_that_it_changed(workspace, work):
-    """U10: `files_changed` has the added, modified and deleted paths since the snapshot before, sorted."""
+def test_a_snapshot_lists_the_paths_that_it_changed(workspace, work):
+    """`files_changed` has the added, modified and deleted paths since the snapshot before, sorted."""
     (work / "b").write_text("1")
     (work / "dir").mkdir()
     (work / "dir" / "\udcff\n").write_text("1")
@@ -451,8 +451,8 @@ def test_u10_a_snapshot_lists_the_paths_that_it_changed(workspace, work):
     assert safety.id == workspace.list()[0].id
 
 
-def test_u10_a_snapshot_of_many_files_lists_the_first_thousand(workspace, work):
-    """U10: a snapshot lists at most 1,000 paths, and counts all."""
+def test_a_snapshot_of_many_files_lists_the_first_thousand(workspace, work):
+    """A snapshot lists at most 1,000 paths, and counts all."""
     for n in range(1002):
         (work / f"{n:04}").write_text("")
     saved = workspace.save()
@@ -460,8 +460,8 @@ def test_u10_a_snapshot_of_many_files_lists_the_first_thousand(workspace, work):
     assert workspace.get(saved.id) == saved
 
 
-def test_u10_a_diff_can_begin_at_nothing(workspace, work):
-    """U10: with an empty text as its first snapshot, a diff lists every file as added."""
+def test_a_diff_can_begin_at_nothing(workspace, work):
+    """With an empty text as its first snapshot, a diff lists every file as added."""
     (work / "a").write_text("1\n")
     first = workspace.save()
     (work / "b").write_text("2\n")
@@ -473,8 +473,8 @@ def test_u10_a_diff_can_begin_at_nothing(workspace, work):
     assert workspace.diff().added_files == ("b",)
 
 
-def test_u10_clear_deletes_what_nothing_needs(workspace, work):
-    """U10: `clear` deletes all snapshots but those that are pinned or that the undo stack needs, and reports them."""
+def test_clear_deletes_what_nothing_needs(workspace, work):
+    """`clear` deletes all snapshots but those that are pinned or that the undo stack needs, and reports them."""
     pruned = []
     workspace.on("pruned", pruned.extend)
     (work / "a").write_text("1")
@@ -498,8 +498,8 @@ def test_u10_clear_deletes_what_nothing_needs(workspace, work):
     assert workspace.clear() == ()
 
 
-def test_u10_snapshots_can_be_renamed_and_annotated(workspace, work):
-    """U10: the name, message and metadata of a snapshot can be changed and removed; its files and time stay."""
+def test_snapshots_can_be_renamed_and_annotated(workspace, work):
+    """The name, message and metadata of a snapshot can be changed and removed; its files and time stay."""
     (work / "a").write_text("1")
     saved = workspace.save("one", name="tset", metadata={"turn": 1})
     changed = workspace.annotate("tset", name="test", metadata={"reward": 1.0})
@@ -517,8 +517,8 @@ def test_u10_snapshots_can_be_renamed_and_annotated(workspace, work):
     assert workspace.list() == [bare]
 
 
-def test_u10_a_directory_that_does_not_exist_is_created(tmp_path, kind):
-    """U10: a workspace creates its directory; settings of another process and commands do not."""
+def test_a_directory_that_does_not_exist_is_created(tmp_path, kind):
+    """A workspace creates its directory; settings of another process and commands do not."""
     made = Workspace(tmp_path / "new" / "work", tmp_path / "store", environment=kind)
     assert (tmp_path / "new" / "work").is_dir()
     with pytest.raises(InvalidInput, match="not a directory"):
@@ -544,7 +544,7 @@ class Counter:
 
 
 def test_a_custom_environment_can_save_and_restore(work, tmp_path):
-    """C5: a custom environment can be saved and restored, and what it cannot do raises a typed error."""
+    """A custom environment can be saved and restored, and what it cannot do raises a typed error."""
     counter = Counter()
     workspace = Workspace(work, tmp_path / "store", environment=counter)
     first = workspace.create("zero")
@@ -563,7 +563,7 @@ def test_a_custom_environment_can_save_and_restore(work, tmp_path):
 
 
 def test_the_undo_stack_undoes_files_and_the_whole_workspace(workspace, work):
-    """C8: the undo stack of a workspace undoes changes of single files and of the whole workspace."""
+    """The undo stack of a workspace undoes changes of single files and of the whole workspace."""
     (work / "a").write_text("1")
     workspace.undo_stack.snapshot("edit", ["a"])
     (work / "a").write_text("2")
@@ -578,7 +578,7 @@ def test_the_undo_stack_undoes_files_and_the_whole_workspace(workspace, work):
 
 
 def test_a_snapshot_that_the_undo_stack_needs_is_not_pruned(work, tmp_path, kind):
-    """C8, P7: a snapshot of the whole workspace is kept as long as an entry needs it, and deleted with the entry."""
+    """A snapshot of the whole workspace is kept as long as an entry needs it, and deleted with the entry."""
     workspace = Workspace(work, tmp_path / "store", environment=kind, max_checkpoints=2)
     (work / "a").write_text("before")
     workspace.undo_stack.snapshot("bash: make")
@@ -593,7 +593,7 @@ def test_a_snapshot_that_the_undo_stack_needs_is_not_pruned(work, tmp_path, kind
 
 
 def test_a_snapshot_kept_by_a_checkpoint_outlives_the_undo_stack(workspace, work):
-    """C8, P2: after a shell call without changes, a checkpoint's snapshot outlives the entry of the undo stack."""
+    """After a shell call without changes, a checkpoint's snapshot outlives the entry of the undo stack."""
     (work / "a").write_text("1")
     workspace.undo_stack.snapshot("bash: ls")
     kept = workspace.ensure_snapshot("a checkpoint", holder="a session")
@@ -604,7 +604,7 @@ def test_a_snapshot_kept_by_a_checkpoint_outlives_the_undo_stack(workspace, work
 
 
 def test_a_storage_belongs_to_one_workspace(work, tmp_path, kind):
-    """P5: a storage refuses another workspace or environment, and accepts the same directory after a move."""
+    """A storage refuses another workspace or environment, and accepts the same directory after a move."""
     (work / "a").write_text("1")
     saved = Workspace(work, tmp_path / "store", environment=kind).save()
     other = tmp_path / "other"
@@ -621,7 +621,7 @@ def test_a_storage_belongs_to_one_workspace(work, tmp_path, kind):
 
 
 def test_safety_snapshots_count_toward_the_limit(work, tmp_path, kind):
-    """P7, P8: safety snapshots are reported and counted like others; the restored snapshot and the newest one stay."""
+    """Safety snapshots are reported and counted like others; the restored snapshot and the newest one stay."""
     workspace = Workspace(work, tmp_path / "store", environment=kind, max_checkpoints=2)
     told = []
     workspace.on("created", told.append)
@@ -638,7 +638,7 @@ def test_safety_snapshots_count_toward_the_limit(work, tmp_path, kind):
 
 
 def test_a_snapshot_that_cannot_be_deleted_stops_nothing(work, tmp_path):
-    """P7, C5: a snapshot that cannot be deleted is reported and tried again later, and the others are deleted."""
+    """A snapshot that cannot be deleted is reported and tried again later, and the others are deleted."""
     counter = Counter()
     in_use = {"0"}
 
@@ -663,7 +663,7 @@ def test_a_snapshot_that_cannot_be_deleted_stops_nothing(work, tmp_path):
 
 
 def test_an_environment_may_take_the_safety_snapshot_itself(work, tmp_path):
-    """C5: if the environment takes the safety snapshot of a restore, it is listed and no other one is taken."""
+    """If the environment takes the safety snapshot of a restore, it is listed and no other one is taken."""
 
     class Careful(Counter):
         takes_safety = True
@@ -685,7 +685,7 @@ def test_an_environment_may_take_the_safety_snapshot_itself(work, tmp_path):
 
 
 def test_unsaved_changes_stop_a_restore_that_expects_none(workspace, work):
-    """S6: with `expect="last"` unsaved changes stop a restore; what a restore of some paths changed does not count."""
+    """With `expect="last"` unsaved changes stop a restore; what a restore of some paths changed does not count."""
     (work / "a").write_text("1")
     (work / "b").write_text("1")
     first = workspace.save()
@@ -703,7 +703,7 @@ def test_unsaved_changes_stop_a_restore_that_expects_none(workspace, work):
 
 
 def test_names_that_are_not_utf8_can_be_saved_and_printed(workspace, work):
-    """P3, P5: names of files and snapshots that are not UTF-8 can be saved, restored and printed, also in results."""
+    """Names of files and snapshots that are not UTF-8 can be saved, restored and printed, also in results."""
     (work / "a").write_text("1")
     first = workspace.save("about \udcff", name="\udcfe")
     assert workspace.get("\udcfe") == first
@@ -723,21 +723,21 @@ def test_names_that_are_not_utf8_can_be_saved_and_printed(workspace, work):
 
 
 def test_metadata_that_is_not_json_is_refused(workspace, work):
-    """P6, P8: metadata that is not JSON raises a typed error before anything is written."""
+    """Metadata that is not JSON raises a typed error before anything is written."""
     with pytest.raises(InvalidInput, match="JSON"):
         workspace.save(metadata={"x": object()})
     assert workspace.list() == []
 
 
 def test_an_unusable_storage_raises_unavailable(work, tmp_path):
-    """P8: the error names the catalog if the catalog cannot be opened."""
+    """The error names the catalog if the catalog cannot be opened."""
     (tmp_path / "store/catalog.db").mkdir(parents=True)
     with pytest.raises(Unavailable, match="catalog"):
         Workspace(work, tmp_path / "store")
 
 
 def test_a_file_deleted_during_a_snapshot_hides_no_other(workspace, work, monkeypatch):
-    """P2: while other files are deleted, a snapshot contains each file that exists all the time."""
+    """While other files are deleted, a snapshot contains each file that exists all the time."""
     workspace.save()
     (work / "stays").write_text("1")
     (work / "goes").write_text("1")
@@ -759,7 +759,7 @@ def test_a_file_deleted_during_a_snapshot_hides_no_other(workspace, work, monkey
 
 
 def test_a_path_that_is_too_long_is_left_out_and_listed(workspace, work):
-    """P2: a directory that is too deep to be named is left out and listed, and everything else is kept."""
+    """A directory that is too deep to be named is left out and listed, and everything else is kept."""
     (work / "a").write_text("1")
     here = os.open(work, os.O_RDONLY)
     for _ in range(30):
@@ -776,7 +776,7 @@ def test_a_path_that_is_too_long_is_left_out_and_listed(workspace, work):
 
 
 def test_a_restore_does_not_delete_files_that_the_snapshot_ignored(workspace, work):
-    """P2, P7: a file that a snapshot left out as ignored is not deleted when that snapshot is restored."""
+    """A file that a snapshot left out as ignored is not deleted when that snapshot is restored."""
     (work / ".gitignore").write_text("secret\nbuild/\n")
     (work / "secret").write_text("key")
     (work / "build").mkdir()
@@ -798,7 +798,7 @@ def test_a_restore_does_not_delete_files_that_the_snapshot_ignored(workspace, wo
 
 
 def test_a_callback_can_read_the_undo_stack(workspace, work):
-    """P8, C8: a callback for a snapshot of the undo stack can use the stack without waiting."""
+    """A callback for a snapshot of the undo stack can use the stack without waiting."""
     seen = []
     workspace.on("created", lambda _: seen.append(workspace.undo_stack.depth))
     (work / "a").write_text("1")
@@ -807,8 +807,8 @@ def test_a_callback_can_read_the_undo_stack(workspace, work):
     assert workspace.undo_stack.depth == 1
 
 
-def test_p5_a_snapshot_is_flushed_before_it_is_listed(workspace, work, tmp_path, kind, monkeypatch):
-    """P5: the contents and names of a snapshot are on the disk before it is listed, so it survives a loss of power."""
+def test_a_snapshot_is_flushed_before_it_is_listed(workspace, work, tmp_path, kind, monkeypatch):
+    """The contents and names of a snapshot are on the disk before it is listed, so it survives a loss of power."""
     (work / "a.txt").write_text("one")
     flushed, plain = [], os.fsync
 
@@ -843,8 +843,8 @@ def test_a_callback_that_saves_the_workspace_again_fails_at_once(workspace, work
     assert [one.id for one in other.list()] == [first.id]
 
 
-def test_w5_six_threads_open_a_new_file_catalog_without_a_lock_error(tmp_path):
-    """W5: threads that open a new catalog at once get no lock error while SQLite starts its write-ahead log."""
+def test_six_threads_open_a_new_file_catalog_without_a_lock_error(tmp_path):
+    """Threads that open a new catalog at once get no lock error while SQLite starts its write-ahead log."""
     for n in range(60):
         beside = threading.Barrier(6)
 

@@ -1,4 +1,4 @@
-"""The Checkpoint class (rows A1 to A5)."""
+"""The Checkpoint class."""
 
 import copy
 import functools
@@ -28,8 +28,8 @@ class Session:
     conversation_history: list[dict[str, Any]] = field(default_factory=list)
 
 
-def test_a1_fields_have_the_documented_defaults():
-    """A1: every field has the default that the table names."""
+def test_fields_have_the_documented_defaults():
+    """Every field has the default that the table names."""
     assert Checkpoint().to_dict() == {
         "id": None, "internal_session_id": 0, "checkpoint_name": None, "session_state": {},
         "conversation_history": [], "is_auto": False, "created_at": None, "metadata": {},
@@ -37,8 +37,8 @@ def test_a1_fields_have_the_documented_defaults():
     }  # fmt: skip
 
 
-def test_a1_instances_do_not_share_containers():
-    """A1: filling one checkpoint leaves the next one empty."""
+def test_instances_do_not_share_containers():
+    """Filling one checkpoint leaves the next one empty."""
     first = Checkpoint()
     first.session_state["a"] = 1
     first.conversation_history.append({})
@@ -47,30 +47,30 @@ def test_a1_instances_do_not_share_containers():
     assert Checkpoint() == Checkpoint(session_state={}, conversation_history=[], metadata={}, tool_invocations=[])
 
 
-def test_a1_three_import_paths_return_the_same_class():
-    """A1: the three import paths name the same class."""
+def test_three_import_paths_return_the_same_class():
+    """The three import paths name the same class."""
     assert agentgit.Checkpoint is agentgit.checkpoints.Checkpoint is ByModule
 
 
-def test_a1_a_checkpoint_takes_only_keyword_arguments():
-    """A1: a positional argument is refused, so that fields may be added without breaking callers."""
+def test_a_checkpoint_takes_only_keyword_arguments():
+    """A positional argument is refused, so that fields may be added without breaking callers."""
     with pytest.raises(TypeError):
         Checkpoint(1)  # type: ignore[misc]  # the refusal is what is tested
 
 
-def test_a2_to_dict_has_exactly_ten_keys():
-    """A2: to_dict returns the ten keys in the order of the table."""
+def test_to_dict_has_exactly_ten_keys():
+    """To_dict returns the ten keys in the order of the table."""
     assert list(Checkpoint().to_dict()) == KEYS
 
 
-def test_a2_created_at_is_iso_text():
-    """A2: a time is written in ISO form, with its zone."""
+def test_created_at_is_iso_text():
+    """A time is written in ISO form, with its zone."""
     checkpoint = Checkpoint(created_at=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC))
     assert checkpoint.to_dict()["created_at"] == "2026-01-02T03:04:05+00:00"
 
 
-def test_a2_to_dict_is_a_deep_copy():
-    """A2: changes to the dict do not change the checkpoint."""
+def test_to_dict_is_a_deep_copy():
+    """Changes to the dict do not change the checkpoint."""
     checkpoint = Checkpoint(session_state={"cart": ["chair"]})
     checkpoint.to_dict()["session_state"]["cart"].append("table")
     assert checkpoint.session_state == {"cart": ["chair"]}
@@ -100,22 +100,22 @@ whole = st.fixed_dictionaries(
 
 
 @given(whole)
-def test_a2_any_subset_of_the_fields_round_trips(data):
-    """A2: from_dict takes any subset, and a round trip through to_dict loses nothing."""
+def test_any_subset_of_the_fields_round_trips(data):
+    """From_dict takes any subset, and a round trip through to_dict loses nothing."""
     checkpoint = Checkpoint.from_dict(data)
     assert Checkpoint.from_dict(checkpoint.to_dict()) == checkpoint
     assert {**Checkpoint().to_dict(), **data} == checkpoint.to_dict()
 
 
 @pytest.mark.parametrize("data", [{"name": "x"}, {"created_at": "yesterday"}])
-def test_a2_from_dict_refuses_unknown_fields_and_broken_times(data):
-    """A2: an unknown field or a broken time is a typed error, not a silent loss."""
+def test_from_dict_refuses_unknown_fields_and_broken_times(data):
+    """An unknown field or a broken time is a typed error, not a silent loss."""
     with pytest.raises(InvalidInput):
         Checkpoint.from_dict(data)
 
 
-def test_u10_from_dict_reads_what_a_newer_version_wrote():
-    """U10: None stands for a default, and fields beside all ten are ignored; beside fewer they are a mistake."""
+def test_from_dict_reads_what_a_newer_version_wrote():
+    """None stands for a default, and fields beside all ten are ignored; beside fewer they are a mistake."""
     written = Checkpoint(checkpoint_name="start", session_state={"n": 1}).to_dict()
     assert Checkpoint.from_dict({**written, "colour": "red"}) == Checkpoint.from_dict(written)
     nothing = dict.fromkeys(written)
@@ -143,15 +143,15 @@ def test_u10_from_dict_reads_what_a_newer_version_wrote():
         {"session_state": functools.reduce(lambda inner, _: {"a": inner}, range(5_000), {})},
     ],
 )
-def test_u10_from_dict_refuses_values_of_the_wrong_type(data):
-    """U10: a value of the wrong type, or nested without end, is a typed error with a short message."""
+def test_from_dict_refuses_values_of_the_wrong_type(data):
+    """A value of the wrong type, or nested without end, is a typed error with a short message."""
     with pytest.raises(InvalidInput) as refused:
         Checkpoint.from_dict(data)
     assert len(str(refused.value)) < 300
 
 
-def test_a3_a_checkpoint_is_a_deep_copy_of_the_session():
-    """A3: later changes of the session do not change the checkpoint."""
+def test_a_checkpoint_is_a_deep_copy_of_the_session():
+    """Later changes of the session do not change the checkpoint."""
     session = Session(session_state={"cart": ["chair"]}, conversation_history=[{"role": "user", "content": "hi"}])
     calls = [{"tool_name": "order", "args": {"n": 1}}]
     checkpoint = Checkpoint.from_internal_session(session, "start", True, 5, calls)
@@ -168,23 +168,23 @@ def test_a3_a_checkpoint_is_a_deep_copy_of_the_session():
     assert checkpoint.created_at.tzinfo is not None
 
 
-def test_a4_the_summary_has_name_kind_time_and_counts():
-    """A4: the summary has name or Unnamed, Auto or Manual, time, and the numbers of messages and tool calls."""
+def test_the_summary_has_name_kind_time_and_counts():
+    """The summary has name or Unnamed, Auto or Manual, time, and the numbers of messages and tool calls."""
     made = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     named = Checkpoint(checkpoint_name="pay", created_at=made, conversation_history=[{}, {}], tool_invocations=[{}])
     assert named.get_summary() == "pay (Manual) - 2026-01-02 03:04:05 - 2 messages, 1 tool call"
     assert Checkpoint(is_auto=True).get_summary() == "Unnamed (Auto) - no time - 0 messages, 0 tool calls"
 
 
-def test_u6_the_representation_of_a_checkpoint_has_the_word_of_the_log():
-    """U6: the kind in the representation is the word that a log shows: `named`, `before`, `after`."""
+def test_the_representation_of_a_checkpoint_has_the_word_of_the_log():
+    """The kind in the representation is the word that a log shows: `named`, `before`, `after`."""
     assert "pay (named)" in repr(Checkpoint(checkpoint_name="pay"))
     assert "Unnamed (before)" in repr(Checkpoint(is_auto=True, metadata={"kind": "before"}))
     assert "Unnamed (auto)" in repr(Checkpoint(is_auto=True))
 
 
-def test_a5_the_tool_track_position_is_read_from_metadata():
-    """A5: the position is read from metadata, else it is 0; `has_tool_invocations` reads the list."""
+def test_the_tool_track_position_is_read_from_metadata():
+    """The position is read from metadata, else it is 0; `has_tool_invocations` reads the list."""
     assert Checkpoint().get_tool_track_position() == 0
     assert Checkpoint(metadata={"tool_track_position": 4}).get_tool_track_position() == 4
     assert not Checkpoint().has_tool_invocations()

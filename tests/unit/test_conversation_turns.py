@@ -1,4 +1,4 @@
-"""Conversations in turns, and the Markdown of messages (U3)."""
+"""Conversations in turns, and the Markdown of messages."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ ASK = {
 RESULT = {"role": "tool", "content": "ok", "tool_call_id": "c1", "tool_calls": []}
 
 
-def test_u3_a_turn_folds_its_checkpoints_and_its_tool_results():
-    """U3: a turn has its messages, tool results in the cards of the calls, tokens, a duration and named checkpoints."""
+def test_a_turn_folds_its_checkpoints_and_its_tool_results():
+    """A turn has its messages, tool results in the cards of the calls, tokens, a duration and named checkpoints."""
     points = [point(1, "before", 0), point(2, "tools", 3, 1), point(4, "after", 4, 1), point(5, "named", 4, 1)]
     [turn] = turns_of(points, [USER, ASK, RESULT, ANSWER], [call(0)])
     assert [entry.text if isinstance(entry, Said) else entry.id for entry in turn.entries] == ["pay", "", "paid", 5]
@@ -58,23 +58,23 @@ def test_u3_a_turn_folds_its_checkpoints_and_its_tool_results():
         ("reverse_unknown", "undo unknown"),
     ],
 )
-def test_u3_a_card_says_what_became_of_its_call(status, word):
-    """U3: the card of a call says what became of it, also if a rollback kept the effect."""
+def test_a_card_says_what_became_of_its_call(status, word):
+    """The card of a call says what became of it, also if a rollback kept the effect."""
     [turn] = turns_of([point(1, "before", 0)], [USER, ASK], [call(7, status)], kept={7})
     [card] = turn.entries[1].cards
     assert card.outcome[0] == ("kept" if status == "done" else word)
 
 
-def test_u3_each_turn_gets_its_own_call_of_a_repeated_id():
-    """U3: if a model uses a call id twice, each turn shows its own recorded call."""
+def test_each_turn_gets_its_own_call_of_a_repeated_id():
+    """If a model uses a call id twice, each turn shows its own recorded call."""
     points = [point(1, "before", 0), point(2, "after", 4, 1), point(3, "before", 4, 1), point(4, "after", 8, 2)]
     turns = turns_of(points, [USER, ASK, RESULT, ANSWER] * 2, [call(0, "reversed"), call(1)])
     assert [turn.entries[1].cards[0].outcome[0] for turn in turns] == ["undone", "done"]
 
 
 @pytest.mark.parametrize("messages", [[], [USER]])
-def test_u3_checkpoints_without_messages_make_turns(messages):
-    """U3: a branch with checkpoints but no messages, or none at all, is shown without an error."""
+def test_checkpoints_without_messages_make_turns(messages):
+    """A branch with checkpoints but no messages, or none at all, is shown without an error."""
     points = [point(1, "branch", 0), point(2, "before", 0), point(3, "after", 0), point(4, "named", 0)]
     assert [[one.id for one in turn.points] for turn in turns_of(points, [], [call(0, call_id=None)])] == [
         [1],
@@ -83,15 +83,15 @@ def test_u3_checkpoints_without_messages_make_turns(messages):
     assert len(turns_of([], messages, [])) == len(messages)
 
 
-def test_u3_removed_messages_leave_the_later_turns_whole():
-    """U3: if the graph removed messages, each message that is left is in exactly one turn."""
+def test_removed_messages_leave_the_later_turns_whole():
+    """If the graph removed messages, each message that is left is in exactly one turn."""
     points = [point(1, "before", 0), point(2, "after", 8), point(3, "before", 8), point(4, "after", 2)]
     turns = turns_of(points, [USER, ANSWER], [])
     assert sorted(entry.number for turn in turns for entry in turn.entries) == [0, 1]
 
 
-def test_u3_a_call_that_no_message_asked_for_has_a_card():
-    """U3: the calls of nodes without messages are shown at the end of their turn."""
+def test_a_call_that_no_message_asked_for_has_a_card():
+    """The calls of nodes without messages are shown at the end of their turn."""
     [turn] = turns_of([point(1, "before", 0)], [USER], [call(0, call_id=None)])
     assert [card.name for card in turn.loose] == ["pay"]
 
@@ -110,8 +110,8 @@ def test_u3_a_call_that_no_message_asked_for_has_a_card():
         (None, []),
     ],
 )
-def test_u3_images_of_each_provider_are_found(block, shown):
-    """U3: the images of each provider's blocks are shown; SVG, which can contain scripts, and broken blocks are not."""
+def test_images_of_each_provider_are_found(block, shown):
+    """The images of each provider's blocks are shown; SVG, which can contain scripts, and broken blocks are not."""
     assert [image.url for image in images_of({"content": [block]})] == shown
 
 
@@ -132,15 +132,15 @@ def test_u3_images_of_each_provider_are_found(block, shown):
         "\ud800",
     ],
 )
-def test_u3_markdown_runs_and_loads_nothing(text):
-    """U3: no Markdown makes a script, an image, a heading, a local link or a character that reverses text."""
+def test_markdown_runs_and_loads_nothing(text):
+    """No Markdown makes a script, an image, a heading, a local link or a character that reverses text."""
     html = str(markdown(text))
     assert not any(part in html for part in ("<script", "<img", "<h1", 'href="/', 'href="j', 'href="d', "\u202e"))
     html.encode()
 
 
-def test_u3_markdown_is_rendered():
-    """U3: lists, code, tables and links of an answer are shown as such."""
+def test_markdown_is_rendered():
+    """Lists, code, tables and links of an answer are shown as such."""
     html = markdown("- **a**\n\n```\nx < 1\n```\n\n|a|\n|-|\n|1|\n\n[b](https://b.example)")
     for part in (
         "<li><strong>a</strong></li>",

@@ -1,4 +1,4 @@
-"""The difference of two checkpoints, computed from their values alone (rows W6 and P3)."""
+"""The difference of two checkpoints, computed from their values alone."""
 
 import json
 import time
@@ -23,22 +23,22 @@ def talk(*messages: dict) -> Checkpoint:
     return Checkpoint(conversation_history=list(messages))
 
 
-def test_p3_a_diff_has_the_fields_of_a_file_diff():
-    """P3: a diff has both ids and the four file fields, which are empty while no files are tracked."""
+def test_a_diff_has_the_fields_of_a_file_diff():
+    """A diff has both ids and the four file fields, which are empty while no files are tracked."""
     found = diff(Checkpoint(id=1), Checkpoint(id=2))
     assert (found.from_id, found.to_id) == (1, 2)
     assert (found.added_files, found.modified_files, found.deleted_files, found.diff_content) == ([], [], [], "")
 
 
-def test_p3_a_diff_of_files_alone_is_not_empty_and_lists_them():
-    """P3: a diff of files alone is not empty and lists each file with its sign."""
+def test_a_diff_of_files_alone_is_not_empty_and_lists_them():
+    """A diff of files alone is not empty and lists each file with its sign."""
     found = Diff(from_id=1, to_id=2, added_files=["new"], modified_files=["changed"], deleted_files=["gone"])
     assert not found.is_empty
     assert str(found) == "files\n- gone\n+ new\n~ changed"
 
 
-def test_w6_state_changes_have_a_path_and_a_kind():
-    """W6: each addition, removal and change in the state has a path and a kind, however deep it is."""
+def test_state_changes_have_a_path_and_a_kind():
+    """Each addition, removal and change in the state has a path and a kind, however deep it is."""
     a = Checkpoint(session_state={"cart": ["chair", "table"], "who": {"name": "Ann", "a/b~c": 1}, "old": None})
     b = Checkpoint(session_state={"cart": ["sofa"], "who": {"name": "Ann", "a/b~c": 2}, "new": None})
     assert diff(a, b).state == [
@@ -51,14 +51,14 @@ def test_w6_state_changes_have_a_path_and_a_kind():
 
 
 @pytest.mark.parametrize(("a", "b", "differ"), [(1, True, True), (1, 1.0, False), (float("nan"),) * 2 + (False,)])
-def test_w6_values_are_compared_by_their_json_meaning(a, b, differ):
-    """W6: true differs from 1, 1 equals 1.0, and NaN equals NaN."""
+def test_values_are_compared_by_their_json_meaning(a, b, differ):
+    """True differs from 1, 1 equals 1.0, and NaN equals NaN."""
     assert bool(diff(Checkpoint(session_state={"v": a}), Checkpoint(session_state={"v": b})).state) is differ
 
 
 @pytest.mark.long
-def test_w6_states_nested_deeper_than_the_stack_are_compared():
-    """W6: a hundred thousand levels are compared without a RecursionError."""
+def test_states_nested_deeper_than_the_stack_are_compared():
+    """A hundred thousand levels are compared without a RecursionError."""
     deep: dict = {"end": 1}
     other: dict = {"end": 2}
     for _ in range(100_000):
@@ -67,8 +67,8 @@ def test_w6_states_nested_deeper_than_the_stack_are_compared():
     assert change.path.endswith("/d/end")
 
 
-def test_w6_messages_before_the_branch_point_are_common():
-    """W6: messages up to the branch point are counted as common, later ones are removed and added."""
+def test_messages_before_the_branch_point_are_common():
+    """Messages up to the branch point are counted as common, later ones are removed and added."""
     start = [said("user", "order two chairs", "1"), said("assistant", "done", "2")]
     a = talk(*start, said("user", "and a table", "3"))
     b = talk(*start, said("user", "rather a sofa", "4"), said("assistant", "done", "5"))
@@ -78,21 +78,21 @@ def test_w6_messages_before_the_branch_point_are_common():
     assert [m["content"] for m in found.added_messages] == ["rather a sofa", "done"]
 
 
-def test_w6_an_edited_message_is_removed_and_added():
-    """W6: a message edited in the middle is removed and added, and the messages around it stay common."""
+def test_an_edited_message_is_removed_and_added():
+    """A message edited in the middle is removed and added, and the messages around it stay common."""
     first, last = said("user", "hi", "1"), said("user", "bye", "3")
     found = diff(talk(first, said("assistant", "helo", "2"), last), talk(first, said("assistant", "hello", "2"), last))
     assert found.common_messages == 2
     assert [m["content"] for m in found.removed_messages + found.added_messages] == ["helo", "hello"]
 
 
-def test_w6_messages_with_equal_text_and_different_ids_differ():
-    """W6: messages with equal text and different ids are not common."""
+def test_messages_with_equal_text_and_different_ids_differ():
+    """Messages with equal text and different ids are not common."""
     assert diff(talk(said("user", "hi", "1")), talk(said("user", "hi", "2"))).common_messages == 0
 
 
-def test_w6_a_replayed_call_equals_the_call_it_replays():
-    """W6: a replayed call with the same result is common with the recorded one, also through another branch."""
+def test_a_replayed_call_equals_the_call_it_replays():
+    """A replayed call with the same result is common with the recorded one, also through another branch."""
     a = Checkpoint(tool_invocations=[called(1), called(2)])
     seen_from_elsewhere = Checkpoint(tool_invocations=[called(1, replay_of=1), called(3)])
     ran_again = Checkpoint(tool_invocations=[called(5, replay_of=1), called(6, replay_of=2, result="sold out")])
@@ -103,21 +103,21 @@ def test_w6_a_replayed_call_equals_the_call_it_replays():
         assert [c["id"] for c in found.added_calls] == added
 
 
-def test_w6_calls_that_replay_each_other_are_still_compared():
-    """W6: two calls that claim to replay each other cause no endless loop."""
+def test_calls_that_replay_each_other_are_still_compared():
+    """Two calls that claim to replay each other cause no endless loop."""
     circle = Checkpoint(tool_invocations=[called(1, replay_of=2), called(2, replay_of=1)])
     assert diff(circle, circle).is_empty
 
 
-def test_w6_calls_without_ids_are_compared_by_content():
-    """W6: hand-made checkpoints (row A1) have calls without ids, which are compared by content."""
+def test_calls_without_ids_are_compared_by_content():
+    """Hand-made checkpoints have calls without ids, which are compared by content."""
     a, b = Checkpoint(tool_invocations=[{"name": "x"}]), Checkpoint(tool_invocations=[{"name": "x"}, {"name": "y"}])
     found = diff(a, b)
     assert (found.common_calls, found.added_calls) == (1, [{"name": "y"}])
 
 
-def test_w6_a_diff_reads_as_text():
-    """W6: the text of a diff has both references, then each part with its signs."""
+def test_a_diff_reads_as_text():
+    """The text of a diff has both references, then each part with its signs."""
     start = said("user", "order two chairs", "1")
     asks = said("assistant", "", "3", tool_calls=[{"id": "c", "name": "order", "args": {"item": "table"}}])
     a = Checkpoint(
@@ -147,16 +147,16 @@ def test_w6_a_diff_reads_as_text():
     )
 
 
-def test_w6_equal_checkpoints_have_an_empty_diff():
-    """W6: the diff of two equal checkpoints is empty and reads `no difference`."""
+def test_equal_checkpoints_have_an_empty_diff():
+    """The diff of two equal checkpoints is empty and reads `no difference`."""
     same = Checkpoint(session_state={"a": [1, {"b": 2}]}, conversation_history=[said("user", "hi")])
     found = diff(same, Checkpoint.from_dict(same.to_dict()))
     assert found.is_empty
     assert str(found) == "no difference"
 
 
-def test_w6_the_text_of_a_diff_escapes_control_characters():
-    """W6: escapes, line ends and direction marks in the data are written out, and long values are cut."""
+def test_the_text_of_a_diff_escapes_control_characters():
+    """Escapes, line ends and direction marks in the data are written out, and long values are cut."""
     hostile = "\x1b[31mred\nnext\u202eback" + "x" * 500
     a = Checkpoint(session_state={hostile: hostile}, tool_invocations=[called(1, name=hostile)])
     found = diff(a, talk(said(hostile, hostile)))
@@ -167,8 +167,8 @@ def test_w6_the_text_of_a_diff_escapes_control_characters():
     assert "\\x1b[31mred\\nnext\\u202eback" in text
 
 
-def test_w6_a_diff_can_be_written_as_json():
-    """W6: `to_dict` of a diff has every field, and JSON can carry it."""
+def test_a_diff_can_be_written_as_json():
+    """`to_dict` of a diff has every field, and JSON can carry it."""
     found = diff(Checkpoint(id=1, session_state={"a": 1}), talk(said("user", "hi")))
     data = json.loads(json.dumps(found.to_dict()))
     assert data["state"] == [{"path": "/a", "before": 1, "after": None, "kind": "removed"}]
@@ -180,8 +180,8 @@ def test_w6_a_diff_can_be_written_as_json():
     }  # fmt: skip
 
 
-def test_w6_long_conversations_are_compared_exactly():
-    """W6: of two conversations with ten thousand shared messages, only the last message differs."""
+def test_long_conversations_are_compared_exactly():
+    """Of two conversations with ten thousand shared messages, only the last message differs."""
     shared = [said("user", f"message {n}", str(n)) for n in range(10_000)]
     found = diff(talk(*shared, said("user", "a", "x")), talk(*shared, said("user", "b", "y")))
     assert found.common_messages == 10_000
@@ -197,8 +197,8 @@ STATES = st.dictionaries(st.text(max_size=2), JSON, max_size=3)
 
 
 @given(STATES, STATES)
-def test_w6_a_reversed_diff_swaps_added_and_removed(a, b):
-    """W6: a reversed diff swaps added and removed at the same paths; equal states have no differences."""
+def test_a_reversed_diff_swaps_added_and_removed(a, b):
+    """A reversed diff swaps added and removed at the same paths; equal states have no differences."""
     there = diff(Checkpoint(session_state=a), Checkpoint(session_state=b)).state
     back = diff(Checkpoint(session_state=b), Checkpoint(session_state=a)).state
     mirror = {"added": "removed", "removed": "added", "changed": "changed"}
@@ -207,16 +207,16 @@ def test_w6_a_reversed_diff_swaps_added_and_removed(a, b):
 
 
 @given(st.lists(st.integers(0, 4), max_size=8), st.lists(st.integers(0, 4), max_size=8))
-def test_w6_every_message_is_counted_once(a, b):
-    """W6: common and one-sided messages add up to each conversation, also with repeated messages."""
+def test_every_message_is_counted_once(a, b):
+    """Common and one-sided messages add up to each conversation, also with repeated messages."""
     found = diff(talk(*(said("user", n) for n in a)), talk(*(said("user", n) for n in b)))
     assert found.common_messages + len(found.removed_messages) == len(a)
     assert found.common_messages + len(found.added_messages) == len(b)
 
 
 @given(st.lists(st.integers(0, 4), max_size=8), st.lists(st.integers(0, 4), max_size=8))
-def test_w6_removed_and_added_messages_keep_their_order(a, b):
-    """W6: without the removed and added messages both conversations are equal; a shared beginning is common."""
+def test_removed_and_added_messages_keep_their_order(a, b):
+    """Without the removed and added messages both conversations are equal; a shared beginning is common."""
     left, right = ([said("user", n, f"{n}.{at}") for at, n in enumerate(side)] for side in (a, b))
     for side in (left, right):
         for one in side:
@@ -238,8 +238,8 @@ def test_w6_removed_and_added_messages_keep_their_order(a, b):
     assert found.common_messages >= shared
 
 
-def test_w6_repetitive_conversations_are_compared_quickly():
-    """W6: thousands of equal messages without ids are aligned in less than a second."""
+def test_repetitive_conversations_are_compared_quickly():
+    """Thousands of equal messages without ids are aligned in less than a second."""
     same = [said("user", "ok", None) for _ in range(3_000)]
     other = [one for n in range(1_500) for one in (said("user", "ok", None), said("user", str(n), None))]
     began = time.thread_time()  # CPU time of this thread, which other load on the machine does not change

@@ -1,4 +1,4 @@
-"""HTML of differences and comparisons: no data becomes markup, and file lines keep their spaces (W6)."""
+"""HTML of differences and comparisons: no data becomes markup, and file lines keep their spaces."""
 
 import pytest
 
@@ -11,8 +11,8 @@ HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e\r\n</td>" + "日本" * 40
 
 
 @pytest.mark.long
-def test_w6_html_of_a_diff_escapes_hostile_data():
-    """W6: a diff and a comparison render as HTML in which no data becomes markup."""
+def test_html_of_a_diff_escapes_hostile_data():
+    """A diff and a comparison render as HTML in which no data becomes markup."""
     a = Checkpoint(metadata={"reference": HOSTILE}, session_state={HOSTILE: HOSTILE})
     b = Checkpoint(conversation_history=[{"role": HOSTILE, "content": "+" + HOSTILE}])
     found = diff(a, b)
@@ -28,8 +28,8 @@ def test_w6_html_of_a_diff_escapes_hostile_data():
     assert plain(drawn.lines(both, width=60)).splitlines()[0].endswith("…")
 
 
-def test_w6_html_of_a_diff_keeps_spaces_and_line_ends():
-    """W6: HTML keeps the spaces of file lines and breaks only where a line of the diff ends."""
+def test_html_of_a_diff_keeps_spaces_and_line_ends():
+    """HTML keeps the spaces of file lines and breaks only where a line of the diff ends."""
     content = "--- a.py\n+++ a.py\n-    return  1\n+\treturn\x0c2\u2028\r\n"
     page = drawn.page(Diff(from_id=1, to_id=2, modified_files=["a.py"], diff_content=content))
     assert '\n<span style="color:#d9484b">-    return  1</span>\n' in page

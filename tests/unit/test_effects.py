@@ -1,4 +1,4 @@
-"""Declared effects of tools and their precedence, without a database (rows W3, W4)."""
+"""Declared effects of tools and their precedence, without a database."""
 
 import itertools
 
@@ -43,18 +43,18 @@ def invoked(name: str = "pay", **more) -> ToolInvocation:
 # -- declarations
 
 
-def test_w3_equal_declarations_have_equal_hashes():
-    """W3: two declarations with the same content are equal and have one hash, with lists or tuples of names."""
+def test_equal_declarations_have_equal_hashes():
+    """Two declarations with the same content are equal and have one hash, with lists or tuples of names."""
     one = compensable(undo, identity_args=["to", "amount"], verify=look, precheck=look, once=True)
     assert one == compensable(undo=undo, identity_args=("to", "amount"), verify=look, precheck=look, once=True)
     assert len({one, Effect("compensable", undo, ["to", "amount"], look, look, True)}) == 1
     assert reversible(undo, once=True) != reversible(undo)
 
 
-def test_w3_functions_are_recorded_by_their_names():
-    """W3: verify and precheck, also a lambda, are recorded by their qualified names like an undo function."""
+def test_functions_are_recorded_by_their_names():
+    """Verify and precheck, also a lambda, are recorded by their qualified names like an undo function."""
     declared = reversible(HERE, verify=look, precheck=lambda invocation: None)
-    local = f"{__name__}:test_w3_functions_are_recorded_by_their_names.<locals>.<lambda>"
+    local = f"{__name__}:test_functions_are_recorded_by_their_names.<locals>.<lambda>"
     assert (declared.undo_path, declared.verify_path, declared.precheck_path) == (HERE, f"{__name__}:look", local)
 
 
@@ -85,14 +85,14 @@ def test_w3_functions_are_recorded_by_their_names():
         (lambda: effect("read_only")("search"), "cannot carry"),
     ],
 )
-def test_w3_a_meaningless_declaration_is_refused_at_once(make, says):
-    """W3: an invalid or redundant declaration fails where it is written, and not in a rollback."""
+def test_a_meaningless_declaration_is_refused_at_once(make, says):
+    """An invalid or redundant declaration fails where it is written, and not in a rollback."""
     with pytest.raises(InvalidInput, match=says):
         make()
 
 
-def test_w3_the_reversible_decorator_without_an_undo_is_refused():
-    """W3: `@reversible` without parentheses is refused with a message about the parameters of an undo function."""
+def test_the_reversible_decorator_without_an_undo_is_refused():
+    """`@reversible` without parentheses is refused with a message about the parameters of an undo function."""
     with pytest.raises(InvalidInput, match="args, result"):
 
         @reversible
@@ -101,8 +101,8 @@ def test_w3_the_reversible_decorator_without_an_undo_is_refused():
             return item
 
 
-def test_w3_effect_decorators_work_above_and_below_tool():
-    """W3: the order of the two decorators does not matter."""
+def test_effect_decorators_work_above_and_below_tool():
+    """The order of the two decorators does not matter."""
     from langchain_core.tools import tool
 
     from agentgit.effects.effects import declared_on
@@ -122,8 +122,8 @@ def test_w3_effect_decorators_work_above_and_below_tool():
     assert declared_on(above) == declared_on(below) == reversible(undo, identity_args=["item"])
 
 
-def test_w3_two_tools_of_one_function_have_separate_effects():
-    """W3: an effect declared for one tool does not apply to another tool made of the same function."""
+def test_two_tools_of_one_function_have_separate_effects():
+    """An effect declared for one tool does not apply to another tool made of the same function."""
     from langchain_core.tools import StructuredTool
 
     from agentgit.effects.effects import declared_on
@@ -139,8 +139,8 @@ def test_w3_two_tools_of_one_function_have_separate_effects():
     assert declared_on(sends.model_copy()) == effect("irreversible")
 
 
-def test_w3_a_tool_made_of_a_method_carries_its_effect():
-    """W3: a tool made of a method carries the effect; a bare method, which takes no attributes, is refused."""
+def test_a_tool_made_of_a_method_carries_its_effect():
+    """A tool made of a method carries the effect; a bare method, which takes no attributes, is refused."""
     from langchain_core.tools import StructuredTool
 
     from agentgit.effects.effects import declared_on
@@ -156,8 +156,8 @@ def test_w3_a_tool_made_of_a_method_carries_its_effect():
         reversible(undo)(Shop().order)
 
 
-def test_w4_an_identity_is_recorded_only_for_calls_that_need_one():
-    """W4: the identity is recorded only for compensable and irreversible calls and for those declared `once`."""
+def test_an_identity_is_recorded_only_for_calls_that_need_one():
+    """The identity is recorded only for compensable and irreversible calls and for those declared `once`."""
     args = {"to": "Ann"}
     has = [reversible(undo, once=True), compensable(undo), effect("irreversible"), effect("idempotent", once=True)]
     has_not = [reversible(undo), effect("idempotent"), effect("read_only")]
@@ -166,8 +166,8 @@ def test_w4_an_identity_is_recorded_only_for_calls_that_need_one():
     assert record_fields(None, "pay", args) == {"effect": "undeclared", "undo": None}
 
 
-def test_w4_equivalent_arguments_have_the_same_identity():
-    """W4: argument order, 5 or 5.0, and arguments outside identity_args do not change the identity of a call."""
+def test_equivalent_arguments_have_the_same_identity():
+    """Argument order, 5 or 5.0, and arguments outside identity_args do not change the identity of a call."""
     one = identity("pay", {"to": {"name": "Ann", "at": 1}, "euros": 5, "reference": "a"}, ("to", "euros"))
     assert one == identity("pay", {"reference": "b", "euros": 5.0, "to": {"at": 1.0, "name": "Ann"}}, ("to", "euros"))
     assert one != identity("pay", {"to": {"name": "Ann", "at": 1}, "euros": 5.5}, ("to", "euros"))
@@ -208,8 +208,8 @@ DECLARED = {kind: Effect(kind, undo) if kind in UNDOABLE else Effect(kind) for k
         ("irreversible", True, False, "irreversible"),
     ],
 )
-def test_w3_mcp_annotations_change_effects_as_documented(kind, read_only, destructive, then):
-    """W3: MCP annotations change a declared effect as documented in the table of docs/effects.md."""
+def test_mcp_annotations_change_effects_as_documented(kind, read_only, destructive, then):
+    """MCP annotations change a declared effect as documented in the table of docs/effects.md."""
     found = stricter(DECLARED[kind], Hints(read_only, destructive))
     assert (found.kind if found else "undeclared") == then
 
@@ -223,8 +223,8 @@ def strictness(declared: Effect | None) -> int:
 
 
 @pytest.mark.parametrize("kind", DECLARED)
-def test_w3_annotations_never_make_an_effect_less_strict(kind):
-    """W3: no annotations make an effect less strict than declared, and applying them twice changes nothing."""
+def test_annotations_never_make_an_effect_less_strict(kind):
+    """No annotations make an effect less strict than declared, and applying them twice changes nothing."""
     for said in itertools.product(SAYS, SAYS):
         once = stricter(DECLARED[kind], Hints(*said))
         assert strictness(once) >= strictness(DECLARED[kind])
@@ -240,13 +240,13 @@ METADATA = st.recursive(
 
 
 @given(metadata=METADATA, kind=st.sampled_from(list(DECLARED)))
-def test_w3_no_metadata_makes_an_effect_less_strict(metadata, kind):
-    """W3: metadata of any shape from a server makes no effect less strict and raises nothing."""
+def test_no_metadata_makes_an_effect_less_strict(metadata, kind):
+    """Metadata of any shape from a server makes no effect less strict and raises nothing."""
     assert strictness(stricter(DECLARED[kind], hints_in(metadata))) >= strictness(DECLARED[kind])
 
 
-def test_w3_annotations_are_found_in_every_known_place():
-    """W3: annotations are found where langchain-mcp-adapters, langchain.mcp and others put them; the strictest wins."""
+def test_annotations_are_found_in_every_known_place():
+    """Annotations are found where langchain-mcp-adapters, langchain.mcp and others put them; the strictest wins."""
 
     class Said:
         readOnlyHint = False  # noqa: N815  # so MCP calls it
@@ -259,8 +259,8 @@ def test_w3_annotations_are_found_in_every_known_place():
     assert hints_in(both) == Hints(read_only=False, destructive=True)
 
 
-def test_w3_a_stricter_effect_keeps_verify_and_identity_args():
-    """W3: an idempotent tool that its server calls destructive keeps its verify and identity_args."""
+def test_a_stricter_effect_keeps_verify_and_identity_args():
+    """An idempotent tool that its server calls destructive keeps its verify and identity_args."""
     found = stricter(Effect("idempotent", identity_args=["id"], verify=look), Hints(destructive=True))
     assert found == Effect("irreversible", identity_args=["id"], verify=look)
 
@@ -268,8 +268,8 @@ def test_w3_a_stricter_effect_keeps_verify_and_identity_args():
 # -- precedence
 
 
-def test_w3_the_effect_of_a_hidden_tool_is_its_decorator_or_the_default():
-    """W3: for a tool not exposed by the graph, its decorator overrides the repository's entry, which overrides `*`."""
+def test_the_effect_of_a_hidden_tool_is_its_decorator_or_the_default():
+    """For a tool not exposed by the graph, its decorator overrides the repository's entry, which overrides `*`."""
     defaults = {"decorated": effect("irreversible"), "named": effect("read_only"), "*": reversible(undo)}
     found = ToolEffects({"seen": None}, defaults)
     said = {"decorated": effect("idempotent")}
@@ -280,8 +280,8 @@ def test_w3_the_effect_of_a_hidden_tool_is_its_decorator_or_the_default():
 
 
 @pytest.mark.parametrize("wrong", [["add"], "add", {"add": 3}, {3: "read_only"}, {"": "read_only"}, {"add": None}])
-def test_w3_a_wrong_effects_mapping_is_refused(wrong):
-    """W3: anything but a mapping of tool names to effects raises InvalidInput."""
+def test_a_wrong_effects_mapping_is_refused(wrong):
+    """Anything but a mapping of tool names to effects raises InvalidInput."""
     with pytest.raises(InvalidInput):
         as_effects(wrong)
 
@@ -289,8 +289,8 @@ def test_w3_a_wrong_effects_mapping_is_refused(wrong):
 # -- the registry
 
 
-def test_t3_a_recorded_name_finds_only_declared_functions():
-    """T3: a recorded name finds its function only among those declared for that tool of the session."""
+def test_a_recorded_name_finds_only_declared_functions():
+    """A recorded name finds its function only among those declared for that tool of the session."""
     registry = Registry()
     call = invoked(undo=HERE, verify=f"{__name__}:look")
     assert "is not declared here" in registry.undo_obstacle(1, call)
@@ -304,8 +304,8 @@ def test_t3_a_recorded_name_finds_only_declared_functions():
     assert "is not declared here" in registry.undo_obstacle(2, call)
 
 
-def test_t3_a_function_other_than_the_recorded_one_is_refused():
-    """T3: where the recorded and the declared name differ, no function is used, and the reason has both names."""
+def test_a_function_other_than_the_recorded_one_is_refused():
+    """Where the recorded and the declared name differ, no function is used, and the reason has both names."""
     registry = Registry({"pay_by_name": reversible(other), "*": reversible(undo, verify=look)})
     assert registry.undo(1, invoked("pay_by_name")) is other  # the record names no other function
     why = registry.undo_obstacle(1, invoked("pay_by_name", undo="shop:cancel"))
@@ -315,16 +315,16 @@ def test_t3_a_function_other_than_the_recorded_one_is_refused():
     assert (registry.undo(1, invoked("unheard_of")), registry.verify(1, invoked("unheard_of"))) == (undo, look)
 
 
-def test_w1_the_undo_of_another_tool_with_the_same_name_is_not_used():
-    """W1: a decorator elsewhere in the process provides no undo for a call that was made without it."""
+def test_the_undo_of_another_tool_with_the_same_name_is_not_used():
+    """A decorator elsewhere in the process provides no undo for a call that was made without it."""
     reversible(other)(named("pay_elsewhere"))
     registry = Registry()
     assert "wrap the graph" in registry.undo_obstacle(1, invoked("pay_elsewhere"))
     assert registry.verify(1, invoked("pay_elsewhere")) is None
 
 
-def test_w3_disagreeing_decorators_leave_a_tool_name_undeclared():
-    """W3: a tool known by its name alone is undeclared when decorators of two tools with that name disagree."""
+def test_disagreeing_decorators_leave_a_tool_name_undeclared():
+    """A tool known by its name alone is undeclared when decorators of two tools with that name disagree."""
 
     def one():
         def twice_decorated(x): ...
@@ -345,8 +345,8 @@ def test_w3_disagreeing_decorators_leave_a_tool_name_undeclared():
     assert declared_by_name("twice_decorated").kind == "irreversible"
 
 
-def test_w1_the_reason_for_a_missing_function_names_the_next_step():
-    """W1: without an undo function, an importable path or a tool, the reason says what to do next."""
+def test_the_reason_for_a_missing_function_names_the_next_step():
+    """Without an undo function, an importable path or a tool, the reason says what to do next."""
     registry = Registry()
     assert "wrap the graph" in registry.undo_obstacle(1, invoked("nobody"))
     assert "no.such:thing is not declared here" in registry.undo_obstacle(1, invoked("nobody", undo="no.such:thing"))
@@ -361,8 +361,8 @@ def test_w1_the_reason_for_a_missing_function_names_the_next_step():
     assert registry.runner(1, invoked())({"amount": 5}, "thread") == 5
 
 
-def test_w1_an_undo_module_that_raises_on_import_is_reported(tmp_path, monkeypatch):
-    """W1: an exception in the import of a declared module is the reason why its undo is missing."""
+def test_an_undo_module_that_raises_on_import_is_reported(tmp_path, monkeypatch):
+    """An exception in the import of a declared module is the reason why its undo is missing."""
     (tmp_path / "broken_shop.py").write_text("raise RuntimeError('no key')")
     monkeypatch.syspath_prepend(tmp_path)
     registry = Registry({"pay": reversible("broken_shop:cancel")})

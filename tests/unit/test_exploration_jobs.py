@@ -1,4 +1,4 @@
-"""What is sent to another process to run one turn of an exploration (row N2)."""
+"""What is sent to another process to run one turn of an exploration."""
 
 import pickle
 from datetime import UTC, datetime
@@ -11,8 +11,8 @@ from agentgit.auth import Principal, User
 from agentgit.sessions.webhooks import WebhookHosts
 
 
-def test_n2_a_job_shows_neither_the_password_nor_the_conversation():
-    """N2: a job can be pickled, and its text, which executors log, has no password, input, config or effect."""
+def test_a_job_shows_neither_the_password_nor_the_conversation():
+    """A job can be pickled, and its text, which executors log, has no password, input, config or effect."""
     user = User(id=1, name="ada", created_at=datetime.now(UTC))
     address = StoreAddress(
         url=make_url("postgresql+psycopg://ada:hunter2@db/agentgit"),

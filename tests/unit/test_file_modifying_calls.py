@@ -1,4 +1,4 @@
-"""Detection of the tool calls that modify files, and of the files that they modify (C8)."""
+"""Detection of the tool calls that modify files, and of the files that they modify."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ UNIFIED = "--- a/one.txt\t2026-01-01\n+++ b/two.txt\n@@ -1 +1 @@\n-x\n+y\n--- /d
     ],
 )
 def test_the_arguments_of_a_file_tool_name_the_modified_files(name, args, paths):
-    """C8: file tools are known by name and their arguments name the files; reading tools modify none."""
+    """File tools are known by name and their arguments name the files; reading tools modify none."""
     assert paths_of(name, None, args) == (Modifies(tuple(paths)) if paths is not None else None)
 
 
@@ -76,12 +76,12 @@ def test_the_arguments_of_a_file_tool_name_the_modified_files(name, args, paths)
     ],
 )
 def test_a_call_with_unknown_files_may_modify_everything(name, args):
-    """C8: shell tools, and file tools that name no file, may modify the whole workspace."""
+    """Shell tools, and file tools that name no file, may modify the whole workspace."""
     assert paths_of(name, None, args) == EVERYTHING
 
 
 def test_a_decorator_declares_which_arguments_hold_paths():
-    """C8: a decorator names the path arguments of a function or tool, also when only its name is known later."""
+    """A decorator names the path arguments of a function or tool, also when only its name is known later."""
 
     @tool
     @modifies_files("report", "assets")
@@ -102,7 +102,7 @@ def test_a_decorator_declares_which_arguments_hold_paths():
 
 
 def test_a_decorator_without_arguments_declares_any_file_modified():
-    """C8: a decorator without names declares that any file may be modified."""
+    """A decorator without names declares that any file may be modified."""
 
     @modifies_files()
     def build() -> str: ...
@@ -111,7 +111,7 @@ def test_a_decorator_without_arguments_declares_any_file_modified():
 
 
 def test_a_tool_declared_read_only_modifies_nothing():
-    """C8: the declared effect of a tool overrides its name."""
+    """The declared effect of a tool overrides its name."""
 
     @effect("read_only")
     def execute(query: str) -> str: ...
@@ -120,7 +120,7 @@ def test_a_tool_declared_read_only_modifies_nothing():
 
 
 def test_a_wrong_modifies_files_declaration_is_refused():
-    """C8: an argument that the tool does not have, or an object that is no tool, raises InvalidInput at once."""
+    """An argument that the tool does not have, or an object that is no tool, raises InvalidInput at once."""
     with pytest.raises(InvalidInput, match="publish has no argument pth"):
 
         @modifies_files("pth")

@@ -1,4 +1,4 @@
-"""Import rules: modules and tests import only what they may, and `import agentgit` is fast (D6)."""
+"""Import rules: modules and tests import only what they may, and `import agentgit` is fast."""
 
 import ast
 import importlib
@@ -16,8 +16,8 @@ from agentgit import errors
 ROOT = Path(__file__).parents[2]
 
 
-def test_d6_modules_import_only_from_the_packages_below_them():
-    """D6: the import contracts in pyproject.toml hold."""
+def test_modules_import_only_from_the_packages_below_them():
+    """The import contracts in pyproject.toml hold."""
     done = subprocess.run(  # noqa: S603  # our own command
         [Path(sys.executable).with_name("lint-imports"), "--no-cache"],
         cwd=ROOT,
@@ -36,8 +36,8 @@ LATE = {
 """The rooms that import a room by its name as text although it is not below them, with the reason."""
 
 
-def test_d6_imports_by_name_follow_the_contracts():
-    """D6: a module whose name is given to `import_module` as text is in a room below, too, with three exceptions."""
+def test_imports_by_name_follow_the_contracts():
+    """A module whose name is given to `import_module` as text is in a room below, too, with three exceptions."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     layers = next(contract["layers"] for contract in contracts if contract["name"] == "rooms")
     floors = {room.strip(): floor for floor, rooms in enumerate(layers) for room in rooms.split("|")}
@@ -50,8 +50,8 @@ def test_d6_imports_by_name_follow_the_contracts():
     assert found == LATE.keys()
 
 
-def test_d6_importing_agentgit_imports_no_heavy_package():
-    """D6: `import agentgit` is fast because heavy packages are imported only when they are first used."""
+def test_importing_agentgit_imports_no_heavy_package():
+    """`import agentgit` is fast because heavy packages are imported only when they are first used."""
     heavy = ("langgraph", "langchain_core", "sqlmodel", "sqlalchemy", "pydantic", "agentgit.render")
     code = f"import sys, agentgit; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # noqa: S603  # as above
@@ -59,8 +59,8 @@ def test_d6_importing_agentgit_imports_no_heavy_package():
 
 
 @pytest.mark.long
-def test_d6_reading_a_session_does_not_import_langgraph(tmp_path):
-    """D6: reading the tree and the state of a session does not import LangGraph, which takes a second."""
+def test_reading_a_session_does_not_import_langgraph(tmp_path):
+    """Reading the tree and the state of a session does not import LangGraph, which takes a second."""
     code = (
         "import sys, agentgit; repo = agentgit.open('x.db'); session = repo.session('s', create=True); "
         "str(session.tree()); "
@@ -89,7 +89,7 @@ def imported(path: Path) -> Iterator[str]:
 
 
 def test_tests_of_agents_faces_and_crashes_import_public_names():
-    """D6: tests of agents, faces and crashes import only public names, so a refactoring does not break them."""
+    """Tests of agents, faces and crashes import only public names, so a refactoring does not break them."""
     pages = "\n".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs/reference").glob("*.md"))
     public = {"agentgit", *ENTRANCES, *re.findall(r"^::: (\S+)", pages, flags=re.MULTILINE)}
     public |= {f"agentgit.errors.{name}" for name in vars(errors)}

@@ -21,7 +21,7 @@ class Nasty:
 
 
 def test_portable_never_raises_and_consumes_nothing():
-    """D1: recording a value never fails, and reads nothing from its iterators and files."""
+    """Recording a value never fails, and reads nothing from its iterators and files."""
     circle: list = []
     circle.append(circle)
     loop = Circle()
@@ -52,5 +52,5 @@ json_values = st.recursive(
 
 @given(json_values)
 def test_json_values_are_recorded_unchanged(value):
-    """D1: JSON values are equal after a round trip, with any text."""
+    """JSON values are equal after a round trip, with any text."""
     assert from_json(to_json(value)) == value

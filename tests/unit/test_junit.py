@@ -1,4 +1,4 @@
-"""The JUnit XML of reruns, as CI servers read it (row R5)."""
+"""The JUnit XML of reruns, as CI servers read it."""
 
 import re
 import subprocess
@@ -58,8 +58,8 @@ def rerun_of(name, **fields):
 
 
 @pytest.mark.parametrize("text", ["plain", HOSTILE, "x" * 1_000_000, ""])
-def test_r5_junit_has_the_form_that_ci_servers_read_whatever_the_text(text):
-    """R5: hostile and huge names, verdicts, errors and reports give valid XML, and nothing that controls a terminal."""
+def test_junit_has_the_form_that_ci_servers_read_whatever_the_text(text):
+    """Hostile and huge names, verdicts, errors and reports give valid XML, and nothing that controls a terminal."""
     rows = [
         rerun_of(text, verdict=True),
         rerun_of(text, verdict=False),
@@ -77,8 +77,8 @@ def test_r5_junit_has_the_form_that_ci_servers_read_whatever_the_text(text):
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("5", "1", "2")
 
 
-def test_r5_cases_of_branches_of_one_session_have_names_of_their_own():
-    """R5: a CI server joins cases of the same name, so two branches of a session have their names in them."""
+def test_cases_of_branches_of_one_session_have_names_of_their_own():
+    """A CI server joins cases of the same name, so two branches of a session have their names in them."""
     rows = [
         SessionRerun(session="s", status="done", report=RerunReport(branch="again", source=source, status="done"))
         for source in ("main", "retry")
@@ -88,8 +88,8 @@ def test_r5_cases_of_branches_of_one_session_have_names_of_their_own():
 
 
 @pytest.mark.long
-def test_r5_the_check_takes_what_pytest_writes(tmp_path):
-    """R5: pytest's own JUnit XML passes the same check, so that it asks no more than CI servers do."""
+def test_the_check_takes_what_pytest_writes(tmp_path):
+    """Pytest's own JUnit XML passes the same check, so that it asks no more than CI servers do."""
     (tmp_path / "test_peer.py").write_text("def test_one(): pass\ndef test_two(): assert 0\n")
     words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--junit-xml=junit.xml", "--rootdir=."]
     subprocess.run([sys.executable, *words], cwd=tmp_path, check=False, capture_output=True)  # noqa: S603  # our own

@@ -1,4 +1,4 @@
-"""The table of known tools: its code exists, the docs list it, and a tool is known by its code only (T11)."""
+"""The table of known tools: its code exists, the docs list it, and a tool is known by its code only."""
 
 import functools
 import sys
@@ -53,14 +53,14 @@ def impostors() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", list(impostors()))
-def test_t11_a_tool_is_known_by_its_code_only(kind):
-    """T11: a tool with the name, or the copied name of the function, of a known tool is not known."""
+def test_a_tool_is_known_by_its_code_only(kind):
+    """A tool with the name, or the copied name of the function, of a known tool is not known."""
     assert profile_of(create_handoff_tool(agent_name="Bob")) is not None
     assert profile_of(impostors()[kind]) is None
 
 
-def test_t11_every_profile_names_code_that_exists():
-    """T11: each function of the table is in its package, so that a renamed one is noticed."""
+def test_every_profile_names_code_that_exists():
+    """Each function of the table is in its package, so that a renamed one is noticed."""
     modules = {known.module for known in KNOWN_TOOLS if known.package != "deepagents"}
     for name in modules:
         __import__(name)
@@ -86,8 +86,8 @@ EFFECTS = {
 }
 
 
-def test_t11_the_table_of_known_tools_is_in_the_docs():
-    """T11: the page on effects lists the known tools as the code has them."""
+def test_the_table_of_known_tools_is_in_the_docs():
+    """The page on effects lists the known tools as the code has them."""
     page = (Path(__file__).parents[2] / "docs" / "effects.md").read_text("utf-8")
     rows: dict[tuple[str, str], list[str]] = {}
     for known in KNOWN_TOOLS:

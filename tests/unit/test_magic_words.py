@@ -1,4 +1,4 @@
-"""Commands, help and completion of the magic %agentgit, without a notebook (D4)."""
+"""Commands, help and completion of the magic %agentgit, without a notebook."""
 
 import pytest
 
@@ -7,8 +7,8 @@ from agentgit.notebook import arguments, commands, completion
 from agentgit.notebook.target import NotebookNamespace
 
 
-def test_d4_completion_offers_nothing_elsewhere_and_without_an_agent():
-    """D4: completion offers nothing outside the line of a magic or without an agent, and does not raise."""
+def test_completion_offers_nothing_elsewhere_and_without_an_agent():
+    """Completion offers nothing outside the line of a magic or without an agent, and does not raise."""
     names = NotebookNamespace({})
     assert completion.complete(names, "agent.") is None
     assert completion.complete(names, "%%branch x\nag") is None
@@ -23,8 +23,8 @@ def option_words():
         yield [name, *(words[0] for words, _ in options if words[0].startswith("-"))]
 
 
-def test_d4_every_command_has_an_implementation_and_a_help_line():
-    """D4: every command has an implementation and its whole usage in the help, and a typo gets a suggestion."""
+def test_every_command_has_an_implementation_and_a_help_line():
+    """Every command has an implementation and its whole usage in the help, and a typo gets a suggestion."""
     assert list(arguments.COMMANDS) == list(commands._HANDLERS)
     shown = "\n".join("".join(span.text for span in line) for line in arguments.help_lines())
     assert all(word in shown for words in option_words() for word in words)
@@ -34,6 +34,6 @@ def test_d4_every_command_has_an_implementation_and_a_help_line():
 
 
 @pytest.mark.parametrize("line", ["help", "-h", "--help", "undo --help", "rollback -h"])
-def test_d4_every_form_of_the_help_option_parses_as_help(line):
-    """D4: `help`, `-h` and `--help`, alone or after a command, parse as the help command."""
+def test_every_form_of_the_help_option_parses_as_help(line):
+    """`help`, `-h` and `--help`, alone or after a command, parse as the help command."""
     assert arguments.parse(line)[0] == "help"

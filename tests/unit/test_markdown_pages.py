@@ -16,21 +16,21 @@ from agentgit.web.pages.markdown import is_link, markdown
     ],
     ids=["references", "table", "quotes", "images"],
 )
-def test_u3_a_message_cannot_swell_a_page(text):
-    """U3: the HTML of a message is at most some twenty times as long as the message."""
+def test_a_message_cannot_swell_a_page(text):
+    """The HTML of a message is at most some twenty times as long as the message."""
     assert len(markdown(text)) <= 30 * len(text)
 
 
 @pytest.mark.parametrize(
     "address", ["javascript:alert(1)", "JavaScript:alert(1)", "/users", "data:text/html,x", "//a.b"]
 )
-def test_u3_a_message_links_only_to_web_and_mail_addresses(address):
-    """U3: no other address becomes a link, in Markdown or as the address of an image."""
+def test_a_message_links_only_to_web_and_mail_addresses(address):
+    """No other address becomes a link, in Markdown or as the address of an image."""
     assert "href" not in markdown(f"[x]({address}) ![y]({address})")
     assert not is_link(address)
 
 
-def test_u3_an_address_with_data_is_no_link_however_it_is_written():
-    """U3: an image in the message itself is served by this server, also if its scheme is in capitals."""
+def test_an_address_with_data_is_no_link_however_it_is_written():
+    """An image in the message itself is served by this server, also if its scheme is in capitals."""
     [image] = images_of({"content": [{"type": "image_url", "image_url": {"url": "DATA:image/png;base64,aGk="}}]})
     assert image.url is None

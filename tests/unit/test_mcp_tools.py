@@ -1,4 +1,4 @@
-"""The tools of the MCP server cover every public method (W3)."""
+"""The tools of the MCP server cover every public method."""
 
 import inspect
 
@@ -8,7 +8,7 @@ from agentgit.mcp.write_tools import WriteTools
 
 
 def test_each_method_is_a_tool_that_reads_or_writes():
-    """W3: each public method is a tool, and is either a tool that reads or a tool that writes."""
+    """Each public method is a tool, and is either a tool that reads or a tool that writes."""
     public = {name for name in dir(WriteTools) if not name.startswith("_")} - {"find_session", "find_changed_session"}
     known = {name: form.tool.annotations for name, form in tool_schemas(bound=False, read_only=False).items()}
     assert public == {one.__name__ for one in (*READ_TOOLS, *WRITE_TOOLS)} == set(known)
@@ -23,11 +23,11 @@ CHECKPOINT_TOOLS = {
     "delete_checkpoint": Session.delete_checkpoint,
     "cleanup_auto_checkpoints": Session.cleanup_auto_checkpoints,
 }
-"""The tools whose names A7 fixes, with the methods that they call."""
+"""The tools whose names people rely on, with the methods that they call."""
 
 
 def test_tools_have_the_names_and_argument_order_of_the_methods_that_they_call():
-    """W3: each other tool is named after a method, and the arguments that a tool has in common with its method have the
+    """Each other tool is named after a method, and the arguments that a tool has in common with its method have the
     same order.
     """
     for name, form in tool_schemas(bound=False, read_only=False).items():

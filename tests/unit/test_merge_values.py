@@ -1,4 +1,4 @@
-"""The values and messages that a merge takes from another branch, decided from values alone (W7)."""
+"""The values and messages that a merge takes from another branch, decided from values alone."""
 
 import pytest
 from hypothesis import given
@@ -33,8 +33,8 @@ def says(role="user"):
 
 
 @given(VALUES, VALUES, VALUES)
-def test_w7_a_merge_loses_no_value(base, ours, theirs):
-    """W7: a change of theirs is taken if ours is unchanged, a removal is ignored, and different changes conflict."""
+def test_a_merge_loses_no_value(base, ours, theirs):
+    """A change of theirs is taken if ours is unchanged, a removal is ignored, and different changes conflict."""
     verdict = decide(base, ours, theirs)
     if verdict == "clash":
         assert len({base, ours, theirs}) == 3
@@ -48,8 +48,8 @@ DICTS = st.dictionaries(st.sampled_from("abc"), st.integers(0, 2) | st.none(), m
 
 
 @given(DICTS | st.none(), DICTS, DICTS)
-def test_w7_a_merge_of_dicts_keeps_the_changes_of_both_sides(base, ours, theirs):
-    """W7: ours with the additions of theirs has every change of both; contradictory changes have no additions."""
+def test_a_merge_of_dicts_keeps_the_changes_of_both_sides(base, ours, theirs):
+    """Ours with the additions of theirs has every change of both; contradictory changes have no additions."""
     more, before = find_additions(base, ours, theirs), base or {}
     gone = before.keys() - theirs.keys()
     mine = {key for key in ours if key not in before or ours[key] != before[key]} | (before.keys() - ours.keys())
@@ -62,15 +62,15 @@ def test_w7_a_merge_of_dicts_keeps_the_changes_of_both_sides(base, ours, theirs)
         assert all(joined.get(key) == ours.get(key) for key in mine)
 
 
-def test_w7_values_that_were_not_only_extended_have_no_additions():
-    """W7: texts, values of two types and a list with a changed beginning have no additions."""
+def test_values_that_were_not_only_extended_have_no_additions():
+    """Texts, values of two types and a list with a changed beginning have no additions."""
     for base, ours, theirs in ((None, [1], {"a": 1}), ([1], [1, 2], [2, 1]), ({}, [1], [2]), ("a", "ab", "ac")):
         assert find_additions(base, ours, theirs) is None
 
 
 @given(st.lists(st.integers(0, 3), max_size=6), st.lists(st.integers(0, 3), max_size=8))
-def test_w7_added_items_are_exactly_the_rest_of_the_later_list(base, later):
-    """W7: without its added items the later list has the items of the earlier one, else the result is None."""
+def test_added_items_are_exactly_the_rest_of_the_later_list(base, later):
+    """Without its added items the later list has the items of the earlier one, else the result is None."""
     new = added_positions(base, later)
     rest = [item for place, item in enumerate(later) if place not in (new or ())]
     assert (sorted(rest) == sorted(base)) is (new is not None)
@@ -85,8 +85,8 @@ MESSAGES = st.lists(
 
 
 @given(MESSAGES)
-def test_w7_merged_messages_keep_calls_and_results_together(messages):
-    """W7: the kept part of any messages has each result after its call, and a result for each call."""
+def test_merged_messages_keep_calls_and_results_together(messages):
+    """The kept part of any messages has each result after its call, and a result for each call."""
     kept, left = drop_incomplete_batches(messages)
     assert sorted([*kept, *left]) == list(range(len(messages)))
     waiting: set = set()
@@ -101,16 +101,16 @@ def test_w7_merged_messages_keep_calls_and_results_together(messages):
     assert drop_incomplete_batches([messages[place] for place in kept])[0] == list(range(len(kept)))
 
 
-def test_w7_a_choice_of_messages_is_extended_to_whole_batches():
-    """W7: a chosen call or result adds the other calls and results of its batch, and nothing else."""
+def test_a_choice_of_messages_is_extended_to_whole_batches():
+    """A chosen call or result adds the other calls and results of its batch, and nothing else."""
     talk = [says(), asks("a", "b"), answers("b"), answers("a"), says("assistant")]
     assert expand_to_batches(talk, [2]) == expand_to_batches(talk, [1]) == [1, 2, 3]
     assert expand_to_batches(talk, [0, 4]) == [0, 4]
     assert expand_to_batches(talk, []) == []
 
 
-def test_w7_an_invalid_conflict_choice_is_refused():
-    """W7: a conflict choice is a word, a function or a mapping with `*`; anything else raises InvalidInput."""
+def test_an_invalid_conflict_choice_is_refused():
+    """A conflict choice is a word, a function or a mapping with `*`; anything else raises InvalidInput."""
     assert find_choice(None, "k") is None
     assert find_choice({"*": "ours", "k": "theirs"}, "k") == "theirs"
     assert find_choice({"*": "ours"}, "k") == "ours"
@@ -121,8 +121,8 @@ def test_w7_an_invalid_conflict_choice_is_refused():
 
 
 @pytest.mark.long
-def test_w7_a_merge_plan_escapes_hostile_text_and_cuts_huge_values():
-    """W7: hostile names are written out, huge values are cut, and neither is markup on a page."""
+def test_a_merge_plan_escapes_hostile_text_and_cuts_huge_values():
+    """Hostile names are written out, huge values are cut, and neither is markup on a page."""
     hostile = "<script>x</script>\x1b[31m\n" * 100
     values = [MergedValue(key=hostile, how="take", value=hostile * 100) for _ in range(200)]
     plan = MergePlan(kind="merge", source=hostile, into="main", values=values, messages=[says() | {"content": hostile}])

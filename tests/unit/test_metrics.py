@@ -1,12 +1,12 @@
-"""The metrics of the server (Q5)."""
+"""The metrics of the server."""
 
 import re
 
 from agentgit.web.metrics import Metrics
 
 
-def test_q5_duration_buckets_are_cumulative():
-    """Q5: each bucket counts all requests up to and including its bound."""
+def test_duration_buckets_are_cumulative():
+    """Each bucket counts all requests up to and including its bound."""
     metrics = Metrics()
     for seconds in (0.001, 0.005, 0.006, 7, 4_000):
         metrics.observe("/x", "GET", 200, seconds)

@@ -1,4 +1,4 @@
-"""Plans and reports as text, as HTML and as JSON (W2, W3)."""
+"""Plans and reports as text, as HTML and as JSON."""
 
 import json
 import re
@@ -61,13 +61,13 @@ PARTIAL = RollbackReport(
 
 
 @pytest.mark.parametrize(("name", "value"), [("plan", FULL), ("report", PARTIAL)])
-def test_w2_plans_and_reports_match_the_expected_text(name, value):
-    """W2, W3: each effect has its kind and full reason, in aligned columns, with long arguments cut and a count."""
+def test_plans_and_reports_match_the_expected_text(name, value):
+    """Each effect has its kind and full reason, in aligned columns, with long arguments cut and a count."""
     assert str(value) == golden(f"{name}.txt")
 
 
-def test_w2_reasons_are_never_cut():
-    """W2: at each tested terminal width every reason is complete, and no line is too wide."""
+def test_reasons_are_never_cut():
+    """At each tested terminal width every reason is complete, and no line is too wide."""
     for width in (70, 100, 200):
         shown = rollback.lines(FULL, width=width)[1:-1]
         assert max(sum(cells(span.text) for span in line) for line in shown) <= width
@@ -99,14 +99,14 @@ def test_w2_reasons_are_never_cut():
         (PARTIAL, "1 reversed, 1 kept, 1 failed, 1 not tried. To finish, call repo.resume(240000000000001)."),
     ],
 )
-def test_w2_the_last_line_counts_the_planned_actions(value, said):
-    """W2: one sentence counts each action and says what force would do with the blockers."""
+def test_the_last_line_counts_the_planned_actions(value, said):
+    """One sentence counts each action and says what force would do with the blockers."""
     assert value.summary == said
     assert str(value).endswith(said)
 
 
-def test_w5_plans_and_reports_name_their_kind_of_operation():
-    """W5, W8: the headings of a switch, a fork and a world-only rollback differ from that of a rollback."""
+def test_plans_and_reports_name_their_kind_of_operation():
+    """The headings of a switch, a fork and a world-only rollback differ from that of a rollback."""
     assert (
         plan(kind=SWITCH, target="branch main").heading
         == "Switch to branch main: the world is brought to the state after its 1 tool call."
@@ -119,7 +119,7 @@ def test_w5_plans_and_reports_name_their_kind_of_operation():
 
 
 def test_a_hint_that_blocked_calls_share_is_shown_once():
-    """U6: two calls whose undo functions are missing name the module to trust once, in the plan and in its error."""
+    """Two calls whose undo functions are missing name the module to trust once, in the plan and in its error."""
     hint = "wrap the graph again, or name the module that declares it with trust=[...]"
     blocked = plan((BLOCK, TABLE, f"a is not declared here; {hint}"), (BLOCK, MAIL, f"b is not declared here; {hint}"))
     pages = (plain(rollback.lines(blocked, width=400)), rollback.page(blocked), blocked.blocking_reasons)
@@ -158,8 +158,8 @@ def test_wrapping_breaks_between_words_and_counts_cells():
 # -- HTML
 
 
-def test_w2_a_plan_in_a_notebook_is_a_table():
-    """W2: the table has every step with its reason and only tags that an untrusted notebook keeps."""
+def test_a_plan_in_a_notebook_is_a_table():
+    """The table has every step with its reason and only tags that an untrusted notebook keeps."""
     assert FULL._repr_html_() == golden("plan.html")
     page = Page(FULL._repr_html_())
     assert page.open == []
@@ -205,7 +205,7 @@ def tree():
 
 
 def test_rollback_errors_show_their_plan_or_report_as_html():
-    """W2: the HTML of a rollback error has the table of its plan or report."""
+    """The HTML of a rollback error has the table of its plan or report."""
     for error in (
         RollbackBlocked("<no>", FULL),
         WorldDiverged("<no>", FULL),
@@ -229,15 +229,15 @@ def test_colours_are_readable_on_light_and_dark_backgrounds(background):
 
 
 @pytest.mark.parametrize("value", [FULL, PARTIAL, plan(), plan(kind=SWITCH)], ids=["plan", "report", "empty", "switch"])
-def test_w2_plans_and_reports_round_trip_through_json(value):
-    """W2: a plan or report that is read back from JSON equals the original."""
+def test_plans_and_reports_round_trip_through_json(value):
+    """A plan or report that is read back from JSON equals the original."""
     again = type(value).from_dict(json.loads(json.dumps(value.to_dict())))
     assert again == value
     assert str(again) == str(value)
 
 
 def test_the_data_of_a_plan_says_whether_it_is_admissible():
-    """W2: `to_dict` of a plan has `is_admissible`, so a program need not know which steps block."""
+    """`to_dict` of a plan has `is_admissible`, so a program need not know which steps block."""
     assert FULL.to_dict()["is_admissible"] is False
     assert plan().to_dict()["is_admissible"] is True
     assert [group for group in PARTIAL.to_dict() if group in GROUPS] == list(GROUPS)

@@ -1,4 +1,4 @@
-"""Prompts are compared by content, whatever ids they have and however a provider writes them (R3)."""
+"""Prompts are compared by content, whatever ids they have and however a provider writes them."""
 
 import pytest
 from hypothesis import given
@@ -43,7 +43,7 @@ def renamed(messages):
 
 @given(conversations())
 def test_ids_and_times_make_no_difference(messages):
-    """R3: the same conversation with other ids is the same prompt, and each message has the same content."""
+    """The same conversation with other ids is the same prompt, and each message has the same content."""
     assert Prompt.of(messages, None).difference(Prompt.of(renamed(messages), None)) is None
     for old, new in zip(messages, renamed(messages), strict=True):
         assert MessageContent.of(old).digest == MessageContent.of(new).digest
@@ -51,7 +51,7 @@ def test_ids_and_times_make_no_difference(messages):
 
 @given(conversations(), conversations())
 def test_a_difference_is_found_in_both_directions(old, new):
-    """R3: two prompts differ in both directions or in none, in the same part, and the diff shows lines of both."""
+    """Two prompts differ in both directions or in none, in the same part, and the diff shows lines of both."""
     there, back = (Prompt.of(one, None).difference(Prompt.of(other, None)) for one, other in ((old, new), (new, old)))
     assert (there is None) == (back is None)
     if there is not None and back is not None:
@@ -60,7 +60,7 @@ def test_a_difference_is_found_in_both_directions(old, new):
 
 
 def test_an_answer_to_another_call_is_a_difference():
-    """R3: ids of calls may change, but not which call an answer belongs to."""
+    """Ids of calls may change, but not which call an answer belongs to."""
     asked = AIMessage("", tool_calls=[{"name": "look", "args": {}, "id": one} for one in ("1", "2")])
     answers = [ToolMessage("a", tool_call_id="1"), ToolMessage("a", tool_call_id="2")]
     crossed = [ToolMessage("a", tool_call_id="2"), ToolMessage("a", tool_call_id="1")]
@@ -76,7 +76,7 @@ def test_an_answer_to_another_call_is_a_difference():
     ],
 )
 def test_images_are_compared_by_their_data(block):
-    """R3: LangChain reports an image in another form than the model receives; its data decide."""
+    """LangChain reports an image in another form than the model receives; its data decide."""
     reported = {"type": "image_url", "image_url": {"url": "data:image/png;base64,QUJD"}}
     other = {"type": "image_url", "image_url": {"url": "data:image/png;base64,QUJE"}}
     prompt = Prompt.of([HumanMessage([block])], None)
@@ -86,7 +86,7 @@ def test_images_are_compared_by_their_data(block):
 
 
 def test_the_choice_of_a_tool_is_compared_by_its_meaning():
-    """R3: providers name the same choice differently."""
+    """Providers name the same choice differently."""
 
     @tool
     def look(at: str) -> str:
@@ -106,7 +106,7 @@ def test_the_choice_of_a_tool_is_compared_by_its_meaning():
 
 
 def test_a_long_text_is_compared_in_full_and_shown_in_part():
-    """R3: data without spaces is shown by its length and hash."""
+    """Data without spaces is shown by its length and hash."""
     found = Prompt.of([HumanMessage("x" * 9_000)], None).difference(Prompt.of([HumanMessage("x" * 9_001)], None))
     assert found is not None
     assert len(found.diff) < 200

@@ -17,7 +17,7 @@ from agentgit.repository.webhooks import Webhooks
 
 
 def test_all_is_sorted_and_complete():
-    """D6: every public name is listed once, in order, and exists."""
+    """Every public name is listed once, in order, and exists."""
     assert agentgit.__all__ == sorted(agentgit.__all__)
     for name in agentgit.__all__:
         assert getattr(agentgit, name) is not None
@@ -49,8 +49,8 @@ NO_TWIN = {
 
 
 @pytest.mark.parametrize("owner", OWNERS)
-def test_d3_every_public_method_has_an_async_twin_with_the_same_parameters(owner):
-    """D3: each public method has an async twin with the same parameters, except the methods in NO_TWIN."""
+def test_every_public_method_has_an_async_twin_with_the_same_parameters(owner):
+    """Each public method has an async twin with the same parameters, except the methods in NO_TWIN."""
     methods = {
         name: method
         for name, method in inspect.getmembers(owner, callable)

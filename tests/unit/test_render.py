@@ -29,12 +29,12 @@ def golden(name: str) -> str:
 
 
 def test_a_tree_matches_the_expected_drawing():
-    """D4: the tree shows turns, names, joints, heads and the current branch, and folds a long run."""
+    """The tree shows turns, names, joints, heads and the current branch, and folds a long run."""
     assert tree.draw(support(), width=80) == golden("tree.txt")
 
 
 def test_a_tree_can_show_every_checkpoint_and_its_time():
-    """D4: with every=True nothing is folded, and times have a separate column."""
+    """With every=True nothing is folded, and times have a separate column."""
     assert plain(tree.lines(support(), width=90, every=True, times=True)) == golden("tree-all-times.txt")
 
 
@@ -117,7 +117,7 @@ def checkpoint(number: int, kind: str, description: str | None, name: str | None
 
 
 def test_a_log_has_one_line_per_checkpoint_newest_first():
-    """A6: automatic and named checkpoints are in one list, each with its reference, time, kind and title."""
+    """Automatic and named checkpoints are in one list, each with its reference, time, kind and title."""
     path = [
         checkpoint(1, "before", "order two chairs"),
         checkpoint(2, "after", "Two chairs are ordered."),
@@ -138,12 +138,12 @@ def test_a_log_does_not_load_states():
 
 
 def test_a_log_lists_checkpoints_that_were_never_stored():
-    """A1: a checkpoint that was never stored is listed without a reference."""
+    """A checkpoint that was never stored is listed without a reference."""
     assert log.draw_log([Checkpoint(), Checkpoint(id=5, is_auto=True)]) == "5  auto   0 calls\n-  named  0 calls"
 
 
 def test_one_checkpoint_is_shown_in_full():
-    """D1: a checkpoint is shown with its facts, state, conversation and tool calls."""
+    """A checkpoint is shown with its facts, state, conversation and tool calls."""
     one = checkpoint(3, "named", "all is in the cart", "before payment", data={"ticket": 9}, restore_point="m-1")
     one.session_state = {"cart": ["chair", "chair"], "total": 120}
     wants = [{"id": "c1", "name": "order", "args": {"item": "chair", "n": 2}}]
@@ -188,7 +188,7 @@ def branch(id: int, name: str, **more) -> InternalSession:
 
 
 def test_branches_are_listed_with_their_branch_points():
-    """D2: each branch has its branch point, the current one is marked, and an unfinished rollback is named."""
+    """Each branch has its branch point, the current one is marked, and an unfinished rollback is named."""
     branches = [
         branch(1, "main", created_at=NOON, checkpoint_count=43, tool_invocation_count=14),
         branch(2, "retry", created_at=NOON, checkpoint_count=7, is_current=True, branch_point_checkpoint_id=4),
@@ -198,15 +198,15 @@ def test_branches_are_listed_with_their_branch_points():
     assert records.of_branch(branches[1])["name"] == "retry"
 
 
-def test_d4_a_long_branch_name_does_not_hide_a_branch_point():
-    """D4: the list shows a branch point in full, also beside a long branch name."""
+def test_a_long_branch_name_does_not_hide_a_branch_point():
+    """The list shows a branch point in full, also beside a long branch name."""
     branches = [branch(1, "main", created_at=NOON), branch(2, "n" * 60, created_at=NOON, branch_point_checkpoint_id=4)]
     shown = plain(branch_lines(branches, support(), width=80))
     assert shown.endswith(plain(branch_lines(branches, support(), width=200)).rpartition("  ")[2])
 
 
 def test_sessions_are_listed_with_time_and_branch_count():
-    """D5: a person's sessions are listed with the time of their last change and their number of branches."""
+    """A person's sessions are listed with the time of their last change and their number of branches."""
     some = [
         ExternalSession(id=1, user_id=1, session_name="support-42", created_at=NOON, updated_at=NOON, branch_count=5),
         ExternalSession(id=2, user_id=1, session_name="日本", created_at=NOON, updated_at=NOON, is_active=False),
@@ -222,8 +222,8 @@ def test_a_tree_becomes_a_flat_list_in_json():
     assert data["branches"][1]["points"][0]["kind"] == "branch"
 
 
-def test_w6_a_drawn_diff_has_a_style_for_each_sign():
-    """W6: added and removed lines differ in style as well as in sign."""
+def test_a_drawn_diff_has_a_style_for_each_sign():
+    """Added and removed lines differ in style as well as in sign."""
     a, b = Checkpoint(session_state={"a": 1}), Checkpoint(session_state={"a": 2})
     assert [span.style for (span,) in diffs.lines(diff(a, b))] == ["heading", "removed", "added"]
 

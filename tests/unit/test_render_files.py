@@ -1,4 +1,4 @@
-"""Rendering of file snapshots, differences, restore plans and restores as text (P3, S6)."""
+"""Rendering of file snapshots, differences, restore plans and restores as text."""
 
 from datetime import UTC, datetime
 
@@ -16,7 +16,7 @@ def styles(lines):
 
 
 def test_each_snapshot_is_listed_on_one_line():
-    """P1: a line has the id, the time, the kind, the number of changed files, the name and the message."""
+    """A line has the id, the time, the kind, the number of changed files, the name and the message."""
     named = FileCheckpoint("a" * 32, "before", "all is well", NOON, change_count=3)
     safety = FileCheckpoint("b" * 32, None, "before a restore", NOON, kind="safety")
     assert plain(files.snapshot_lines([named, safety])).splitlines() == [
@@ -26,7 +26,7 @@ def test_each_snapshot_is_listed_on_one_line():
 
 
 def test_a_diff_has_a_style_for_each_sign():
-    """P3: added, changed and removed lines have different styles, and headings are not taken for them."""
+    """Added, changed and removed lines have different styles, and headings are not taken for them."""
     text = "--- a/x\n+++ b/x\n@@ -1 +1 @@\n-old\n+new\n same\n"
     diff = WorkspaceDiff("a", None, added_files=("n",), modified_files=("x",), deleted_files=("o",), diff_content=text)
     lines = files.diff_lines(diff)
@@ -36,7 +36,7 @@ def test_a_diff_has_a_style_for_each_sign():
 
 
 def test_a_restore_report_lists_moved_skipped_and_conflicting_files():
-    """P4: files moved aside, skipped or in conflict are listed with a reason or place, with the safety snapshot."""
+    """Files moved aside, skipped or in conflict are listed with a reason or place, with the safety snapshot."""
     done = Restored(
         "a", "b" * 32, restored=("x",), deleted=("y",), created_directories=("d",), deleted_directories=("e",),
         moved_aside=(("z", "/aside/z"),), skipped=(("big", "too big"),),
@@ -60,7 +60,7 @@ def test_a_restore_report_lists_moved_skipped_and_conflicting_files():
 
 
 def test_hostile_file_names_and_contents_are_escaped():
-    """P3, C7: names, messages and contents of files cannot send control characters to a terminal."""
+    """Names, messages and contents of files cannot send control characters to a terminal."""
     drawn = [
         files.snapshot_lines([FileCheckpoint(WILD, WILD, WILD, NOON, kind=WILD)]),
         files.diff_lines(WorkspaceDiff("a", "b", (WILD,), (WILD,), (WILD,), f"+\x1b[31mred\r\n+{WILD}\n")),

@@ -12,16 +12,16 @@ def tree(status):
     return Tree(session_name="s", roots=[Branch(id=1, name="main", is_current=True, points=[point], children=[child])])
 
 
-def test_r4_a_rerun_has_its_own_sign_in_the_text():
-    """R4: a rerun has its own sign and a line of legend, also in the folded tree; other branches have neither."""
+def test_a_rerun_has_its_own_sign_in_the_text():
+    """A rerun has its own sign and a line of legend, also in the folded tree; other branches have neither."""
     for drawn in (str(tree("simulated")), str(fold(tree("simulated")))):
         assert "◌ again#2" in drawn
         assert drawn.splitlines()[-1] == "◌ rerun: its calls were simulated"
     assert "◌" not in str(tree("open"))
 
 
-def test_r4_a_rerun_is_dashed_in_the_picture():
-    """R4: the lane of a rerun is dashed, its dots are hollow, and the legend says so; other lanes are not dashed."""
+def test_a_rerun_is_dashed_in_the_picture():
+    """The lane of a rerun is dashed, its dots are hollow, and the legend says so; other lanes are not dashed."""
     drawn, other = tree_svg(tree("simulated")), tree_svg(tree("open"))
     assert "stroke-dasharray" in drawn
     assert "rerun: its calls were simulated" in drawn

@@ -1,4 +1,4 @@
-"""The plan of a rollback, computed from records alone (rows W2, W3)."""
+"""The plan of a rollback, computed from records alone."""
 
 from datetime import UTC, datetime
 
@@ -25,13 +25,13 @@ def decide(*later: ToolInvocation, tools: str = "reverse", missing: str | None =
 
 
 @pytest.mark.parametrize("status", ["intended", "done", "failed", "unknown"])
-def test_t11_a_state_call_is_no_step(status):
-    """T11: whatever happened to a call that changes only the state, a plan does not list it."""
+def test_a_state_call_is_no_step(status):
+    """Whatever happened to a call that changes only the state, a plan does not list it."""
     assert decide(call(1, "state", status)).steps == []
 
 
-def test_t11_a_workspace_call_is_a_step_only_if_its_files_stay():
-    """T11: a call that changes only files is kept with its files, for that reason, and not listed if they go."""
+def test_a_workspace_call_is_a_step_only_if_its_files_stay():
+    """A call that changes only files is kept with its files, for that reason, and not listed if they go."""
     calls = [call(1, "workspace", "done"), call(2, "workspace", "unknown"), call(3, "workspace", "failed")]
     assert decide(*calls).steps == []
     options = {"checkpoint_id": 1, "target": "main#1", "position": 0, "undo_obstacle": lambda _: None}
@@ -65,8 +65,8 @@ def test_t11_a_workspace_call_is_a_step_only_if_its_files_stay():
         ("undeclared", "failed", "keep"),
     ],
 )
-def test_w3_effect_and_status_decide_the_action_of_a_step(kind, status, action):
-    """W3: the action for a call follows from its effect and its status, and always has a reason."""
+def test_effect_and_status_decide_the_action_of_a_step(kind, status, action):
+    """The action for a call follows from its effect and its status, and always has a reason."""
     (step,) = decide(call(1, kind, status)).steps
     assert step.action == action
     assert step.why
@@ -75,44 +75,44 @@ def test_w3_effect_and_status_decide_the_action_of_a_step(kind, status, action):
 @pytest.mark.parametrize(
     ("kind", "status"), [("read_only", "done"), ("reversible", "reversed"), ("reversible", "paused")]
 )
-def test_w3_a_call_that_left_nothing_in_the_world_is_no_step(kind, status):
-    """W3: a read, a reversed call and a paused call are no steps of a plan."""
+def test_a_call_that_left_nothing_in_the_world_is_no_step(kind, status):
+    """A read, a reversed call and a paused call are no steps of a plan."""
     assert decide(call(1, kind, status)).steps == []
 
 
-def test_w2_steps_keep_the_order_of_the_world_log():
-    """W2: effects are reversed newest first, in the order of the calls."""
+def test_steps_keep_the_order_of_the_world_log():
+    """Effects are reversed newest first, in the order of the calls."""
     plan = decide(call(3, "reversible"), call(2, "undeclared"), call(1, "compensable"))
     assert [step.invocation.id for step in plan.steps] == [3, 2, 1]
     assert [step.invocation.id for step in plan.reversals] == [3, 1]
     assert plan.is_admissible
 
 
-def test_w2_a_missing_undo_function_blocks_the_plan_with_a_reason():
-    """W2: a reversible call without its undo function blocks the plan and is not silently kept."""
+def test_a_missing_undo_function_blocks_the_plan_with_a_reason():
+    """A reversible call without its undo function blocks the plan and is not silently kept."""
     plan = decide(call(1, "reversible"), missing="wrap the graph with effects=")
     assert not plan.is_admissible
     assert plan.blockers[0].why == "wrap the graph with effects="
 
 
-def test_w2_force_keeps_the_blockers_and_reverses_the_rest():
-    """W2: a forced plan reverses the same calls, keeps the blockers and says so."""
+def test_force_keeps_the_blockers_and_reverses_the_rest():
+    """A forced plan reverses the same calls, keeps the blockers and says so."""
     plan = decide(call(2, "irreversible"), call(1, "reversible")).forced()
     assert plan.is_admissible
     assert plan.kept[0].why.startswith("forced: ")
     assert len(plan.reversals) == 1
 
 
-def test_w2_the_modes_keep_and_require_clean_reverse_nothing():
-    """W2: `keep` keeps every call, and `require_clean` refuses the rollback."""
+def test_the_modes_keep_and_require_clean_reverse_nothing():
+    """`keep` keeps every call, and `require_clean` refuses the rollback."""
     kept = decide(call(2, "irreversible"), call(1, "reversible"), tools="keep")
     assert [s.action for s in kept.steps] == ["keep", "keep"]
     clean = decide(call(1, "reversible"), tools="require_clean")
     assert not clean.is_admissible
 
 
-def test_w2_the_mode_reversible_keeps_what_needs_consent():
-    """W2: `reversible` reverses only reversible effects, keeps the others, and never waits for a person."""
+def test_the_mode_reversible_keeps_what_needs_consent():
+    """`reversible` reverses only reversible effects, keeps the others, and never waits for a person."""
     plan = decide(
         call(4, "irreversible"),
         call(3, "compensable"),
@@ -124,8 +124,8 @@ def test_w2_the_mode_reversible_keeps_what_needs_consent():
     assert plan.is_admissible
 
 
-def test_w2_a_plan_reads_as_text_and_as_data():
-    """W2: a person and a program can both read a plan."""
+def test_a_plan_reads_as_text_and_as_data():
+    """A person and a program can both read a plan."""
     plan = decide(call(1, "reversible", args={"n": 2}))
     assert str(plan) == (
         "Rollback to main#1: a new branch that begins with 0 tool calls.\n"
@@ -139,8 +139,8 @@ def test_w2_a_plan_reads_as_text_and_as_data():
 def undo_in_module(args, result): ...
 
 
-def test_t3_an_effect_records_the_qualified_name_of_its_undo():
-    """T3: an effect has the qualified name of its undo, also of a local function."""
+def test_an_effect_records_the_qualified_name_of_its_undo():
+    """An effect has the qualified name of its undo, also of a local function."""
 
     def local(args, result): ...
 
@@ -174,7 +174,7 @@ def test_a_missing_undo_module_raises_not_found():
 
 
 def test_effects_can_be_declared_with_decorators():
-    """W3: a decorator declares the effect of a function or of a LangChain tool."""
+    """A decorator declares the effect of a function or of a LangChain tool."""
     from langchain_core.tools import tool
 
     @effect("irreversible")
@@ -195,7 +195,7 @@ def test_effects_can_be_declared_with_decorators():
 
 
 def test_an_undo_function_may_take_the_invocation():
-    """W1: an undo function with a third parameter for the invocation is recognized."""
+    """An undo function with a third parameter for the invocation is recognized."""
     assert takes_invocation(lambda args, result, invocation: None)
     assert takes_invocation(lambda args, result, invocation=None: None)
     assert not takes_invocation(lambda args, result, dry_run=False: None)

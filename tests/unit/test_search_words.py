@@ -1,4 +1,4 @@
-"""Words, queries and snippets of the search, without a database (row W9)."""
+"""Words, queries and snippets of the search, without a database."""
 
 import unicodedata
 
@@ -37,20 +37,20 @@ def found(text):
         ("x" * 500, ["x" * search_words.MAX_WORD_LENGTH]),
     ],
 )
-def test_w9_words_are_folded_and_punctuation_is_dropped(text, expected):
-    """W9: case, accents and width do not count, CJK and emoji are split, and punctuation is dropped."""
+def test_words_are_folded_and_punctuation_is_dropped(text, expected):
+    """Case, accents and width do not count, CJK and emoji are split, and punctuation is dropped."""
     assert found(text) == expected
 
 
 @given(TEXTS | st.text(alphabet=st.characters(codec="ascii"), max_size=200))
-def test_w9_a_text_is_indexed_by_the_words_that_a_search_splits(text):
-    """W9: the index gets the same words of a text as a search, also by the shorter way for ASCII texts."""
+def test_a_text_is_indexed_by_the_words_that_a_search_splits(text):
+    """The index gets the same words of a text as a search, also by the shorter way for ASCII texts."""
     assert search_words.folded_words(search_words.normalize_nfc(text)) == found(text)
 
 
 @given(TEXTS)
-def test_w9_words_contain_no_database_syntax(text):
-    """W9: the words of any text have no ASCII punctuation, NUL or surrogate, and can be written as UTF-8."""
+def test_words_contain_no_database_syntax(text):
+    """The words of any text have no ASCII punctuation, NUL or surrogate, and can be written as UTF-8."""
     for word in found(text):
         word.encode()
         assert word
@@ -61,8 +61,8 @@ def test_w9_words_contain_no_database_syntax(text):
 
 
 @given(TEXTS, TEXTS, TEXTS)
-def test_w9_a_text_is_found_by_any_part_between_spaces(before, text, after):
-    """W9: any part of a text between spaces finds that text, and the snippet marks it."""
+def test_a_text_is_found_by_any_part_between_spaces(before, text, after):
+    """Any part of a text between spaces finds that text, and the snippet marks it."""
     whole = f"{before} {text} {after}"
     if not text.strip():
         return
@@ -76,8 +76,8 @@ def test_w9_a_text_is_found_by_any_part_between_spaces(before, text, after):
 
 
 @given(TEXTS)
-def test_w9_a_query_contains_only_quoted_words(text):
-    """W9: no part of a query becomes an operator; outside the quotes there are only agentgit's operators."""
+def test_a_query_contains_only_quoted_words(text):
+    """No part of a query becomes an operator; outside the quotes there are only agentgit's operators."""
     if not text.strip():
         return
     wanted = parse_query(text)
@@ -88,14 +88,14 @@ def test_w9_a_query_contains_only_quoted_words(text):
 
 
 @pytest.mark.parametrize("bad", ["", "  ", "\n\t", None, 7, "x" * 1001])
-def test_w9_an_invalid_query_is_refused(bad):
+def test_an_invalid_query_is_refused(bad):
     """Bad input: a query that is empty, too long or no text raises InvalidInput."""
     with pytest.raises(InvalidInput):
         parse_query(bad)
 
 
-def test_w9_a_snippet_is_short_and_marks_each_match():
-    """W9: the snippet of a long text is one line around the first match, with each match marked."""
+def test_a_snippet_is_short_and_marks_each_match():
+    """The snippet of a long text is one line around the first match, with each match marked."""
     text = "lorem ipsum\n" * 100 + "we order TWO\tchairs, two chairs\n" + "dolor sit " * 100
     shown = make_snippet(text, parse_query("two_chairs we"))
     assert len(shown.text) < search_words.BEFORE + search_words.AFTER + 25
@@ -105,13 +105,13 @@ def test_w9_a_snippet_is_short_and_marks_each_match():
     assert make_snippet("nothing here", Query((("x",),))).marks == ()
 
 
-def test_w9_a_text_has_a_limited_number_of_words():
-    """W9: only the first words of a huge text count, so that one message cannot fill the index."""
+def test_a_text_has_a_limited_number_of_words():
+    """Only the first words of a huge text count, so that one message cannot fill the index."""
     assert len(found("word " * 50_000)) == search_words.MAX_WORDS
     assert sum(map(len, found(" ".join(f"{n:060}" for n in range(9_000))))) <= search_words.MAX_CHARACTERS + 64
 
 
 @given(st.text(max_size=40))
-def test_w9_composed_and_decomposed_letters_are_the_same_word(text):
-    """W9: a text with composed accents and one with decomposed accents have the same words."""
+def test_composed_and_decomposed_letters_are_the_same_word(text):
+    """A text with composed accents and one with decomposed accents have the same words."""
     assert found(unicodedata.normalize("NFD", text)) == found(unicodedata.normalize("NFC", text))

@@ -1,4 +1,4 @@
-"""Parsing of the chat's slash commands, and the errors for wrong ones (C7)."""
+"""Parsing of the chat's slash commands, and the errors for wrong ones."""
 
 import re
 
@@ -27,14 +27,14 @@ from agentgit.cli.chat import slash_commands
         ("/switch main --sync", InvalidInput, "needs a value"),
     ],
 )
-def test_c7_a_wrong_command_fails_with_a_suggestion_or_its_usage(line, error, said):
-    """C7, bad input: an unknown command suggests similar ones, and a wrong use shows its usage."""
+def test_a_wrong_command_fails_with_a_suggestion_or_its_usage(line, error, said):
+    """Bad input: an unknown command suggests similar ones, and a wrong use shows its usage."""
     with pytest.raises(error, match=re.escape(said)):
         slash_commands.parse(line).number()
 
 
-def test_c7_the_case_of_a_command_and_the_position_of_options_do_not_matter():
-    """C7: a command can be written in any case, and its options stand anywhere after it."""
+def test_the_case_of_a_command_and_the_position_of_options_do_not_matter():
+    """A command can be written in any case, and its options stand anywhere after it."""
     assert slash_commands.parse("/Checkpoint CREATE Name").form.name == "checkpoint create"
     assert slash_commands.parse("/checkpoint create Name 'two words'").words == ["Name", "two words"]
     order = slash_commands.parse("/switch --sync=world -y main")

@@ -1,4 +1,4 @@
-"""The SVG picture of a tree (D4)."""
+"""The SVG picture of a tree."""
 
 import base64
 import re
@@ -44,13 +44,13 @@ def texts(drawn: str) -> list[str]:
     return [one.text or "" for one in parsed(drawn).iter(f"{SVG}text")]
 
 
-def test_d4_a_tree_is_drawn_as_the_svg_in_the_docs():
-    """D4: the SVG of a tree, with lanes, dots, rings, names, tags, marks and a legend, equals the one in the docs."""
+def test_a_tree_is_drawn_as_the_svg_in_the_docs():
+    """The SVG of a tree, with lanes, dots, rings, names, tags, marks and a legend, equals the one in the docs."""
     assert svg.tree_svg(marked()) + "\n" == (IMAGES / "tree.svg").read_text(encoding="utf-8")
 
 
-def test_d4_the_picture_and_its_dots_have_text_for_screen_readers():
-    """D4: the picture has a summary for screen readers, and each dot a title with its checkpoint, calls and time."""
+def test_the_picture_and_its_dots_have_text_for_screen_readers():
+    """The picture has a summary for screen readers, and each dot a title with its checkpoint, calls and time."""
     root = parsed(svg.tree_svg(marked()))
     assert root.get("role") == "img"
     assert root.get("aria-label") == "support-42: 5 branches, 55 checkpoints, on retry at #7"
@@ -59,16 +59,16 @@ def test_d4_the_picture_and_its_dots_have_text_for_screen_readers():
     assert said in told
 
 
-def test_d4_the_legend_explains_only_the_marks_in_the_picture():
-    """D4: a picture without calls has no legend; a picture with failed calls explains only those."""
+def test_the_legend_explains_only_the_marks_in_the_picture():
+    """A picture without calls has no legend; a picture with failed calls explains only those."""
     assert not set(MARKS) & set(texts(svg.tree_svg(support())))
     tree = support()
     tree.roots[0].points[2] = replace(tree.roots[0].points[2], effects={"failed": 1})
     assert set(MARKS) & set(texts(svg.tree_svg(tree))) == {"failed"}
 
 
-def test_d4_each_dot_links_to_its_checkpoint():
-    """D4: with a link function each dot links to its checkpoint, and screen readers can follow the links."""
+def test_each_dot_links_to_its_checkpoint():
+    """With a link function each dot links to its checkpoint, and screen readers can follow the links."""
     root = parsed(svg.tree_svg(marked(), link=lambda point: f'/checkpoints/{point.id}?a="1"&b=<2>'))
     assert root.get("role") == "group"
     dots = [a.get("href") for a in root.iter(f"{SVG}a")]
@@ -93,8 +93,8 @@ def test_hostile_names_are_only_text_in_a_picture():
 
 
 @pytest.mark.parametrize("shape", ["long", "named", "wide", "deep", "at once"])
-def test_d4_a_picture_of_ten_thousand_checkpoints_is_small(shape):
-    """D4: the picture of a very large tree stays small, shows the head and says how much it omits."""
+def test_a_picture_of_ten_thousand_checkpoints_is_small(shape):
+    """The picture of a very large tree stays small, shows the head and says how much it omits."""
     count = 10_000
     if shape in ("long", "named"):
         named = shape == "named"
@@ -123,14 +123,14 @@ def test_d4_a_picture_of_ten_thousand_checkpoints_is_small(shape):
         assert any(re.fullmatch(r"\d+ more", text) for text in said)
 
 
-def test_d4_an_empty_tree_is_drawn():
+def test_an_empty_tree_is_drawn():
     """A new session and a tree without branches are drawn too."""
     for tree in (Tree.grow("new", [Branch(id=1, name="main", is_current=True)]), Tree(session_name="none", roots=[])):
         assert parsed(svg.tree_svg(tree)).get("aria-label").startswith(tree.session_name)
 
 
-def test_d4_an_untrusted_notebook_shows_the_tree_as_an_image():
-    """D4: in a notebook the picture is an image with inline data and alternative text."""
+def test_an_untrusted_notebook_shows_the_tree_as_an_image():
+    """In a notebook the picture is an image with inline data and alternative text."""
     shown = marked()._repr_html_()
     data = re.search(r'<img src="data:image/svg\+xml;base64,([^"]+)" alt="support-42: 5 branches', shown)
     assert base64.b64decode(data[1]).decode() == svg.tree_svg(marked())
@@ -138,8 +138,8 @@ def test_d4_an_untrusted_notebook_shows_the_tree_as_an_image():
     assert "<style" not in shown
 
 
-def test_d5_marks_and_lanes_on_a_page_are_seen_in_light_and_dark():
-    """D5: the marks of calls and the lanes of branches have a contrast of at least 3:1 on a page, light and dark."""
+def test_marks_and_lanes_on_a_page_are_seen_in_light_and_dark():
+    """The marks of calls and the lanes of branches have a contrast of at least 3:1 on a page, light and dark."""
     sheets = re.findall(r"--sheet: (#\w{6})", (STATIC / "agentgit.css").read_text())
     lanes = re.findall(r"--lane-\d: (#\w{6})", (STATIC / "tree.css").read_text())
     marks = [re.search(r"#\w{6}", svg.mark_svg(mark, 1))[0] for mark in MARKS]
@@ -152,14 +152,14 @@ def test_d5_marks_and_lanes_on_a_page_are_seen_in_light_and_dark():
 
 @pytest.mark.parametrize("background", ["#ffffff", "#111111"])
 def test_picture_colours_are_readable_on_light_and_dark_backgrounds(background):
-    """D4: each colour has a contrast of at least 4:1 on white and on the dark of JupyterLab."""
+    """Each colour has a contrast of at least 4:1 on white and on the dark of JupyterLab."""
     for colour in (*svg.LANES, *svg.COLOURS.values(), svg.TEXT, svg.TAG):
         light, dark = sorted((luminance(colour), luminance(background)), reverse=True)
         assert (light + 0.05) / (dark + 0.05) >= 4, colour
 
 
-def test_d4_the_picture_follows_the_readers_colour_scheme_on_request():
-    """D4: only with follow_reader=True does the picture have a style for dark mode."""
+def test_the_picture_follows_the_readers_colour_scheme_on_request():
+    """Only with follow_reader=True does the picture have a style for dark mode."""
     assert "prefers-color-scheme:dark" in svg.tree_svg(marked(), follow_reader=True)
     assert "<style" not in svg.tree_svg(marked())
 

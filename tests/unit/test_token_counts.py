@@ -1,4 +1,4 @@
-"""Token usage of models: sums, differences and counts read from headers (W12)."""
+"""Token usage of models: sums, differences and counts read from headers."""
 
 import pytest
 from hypothesis import given
@@ -14,8 +14,8 @@ COUNTS = st.dictionaries(st.text(max_size=3), TOKENS, max_size=4)
 
 
 @given(COUNTS, COUNTS)
-def test_w12_token_usage_can_be_added_and_subtracted(before, after):
-    """W12: usage adds up, and subtracting the earlier part leaves the later one."""
+def test_token_usage_can_be_added_and_subtracted(before, after):
+    """Usage adds up, and subtracting the earlier part leaves the later one."""
     together = sum_usages([before, after])
     assert subtract_usage(together, before) == {model: tokens for model, tokens in after.items() if any(tokens)}
     assert cost_of(together, {"*": (2, 3, 1)}) == pytest.approx(

@@ -47,8 +47,8 @@ def random_trees(draw: st.DrawFn) -> Tree:
 
 
 @given(random_trees(), st.integers(1, 12), st.booleans(), st.data())
-def test_u3_each_branch_is_shown_or_counted_once(tree: Tree, limit: int, filtered: bool, data: st.DataObject):
-    """U3: each branch of a folded tree is shown, or counted once, whatever is expanded or filtered."""
+def test_each_branch_is_shown_or_counted_once(tree: Tree, limit: int, filtered: bool, data: st.DataObject):
+    """Each branch of a folded tree is shown, or counted once, whatever is expanded or filtered."""
     branch = data.draw(st.sampled_from(ids(tree))) if filtered else None
     expand, collapse = (data.draw(st.sets(st.sampled_from(ids(tree)))) for _ in range(2))
     folded = fold(tree, limit=limit, branch=branch, expand=expand, collapse=collapse)
@@ -61,8 +61,8 @@ def test_u3_each_branch_is_shown_or_counted_once(tree: Tree, limit: int, filtere
 
 
 @given(random_trees(), st.integers(1, 12))
-def test_u3_a_folded_tree_keeps_to_its_limit_and_shows_the_current_branch_in_full(tree: Tree, limit: int):
-    """U3: at most `limit` branches are shown; the current one is among them and not collapsed."""
+def test_a_folded_tree_keeps_to_its_limit_and_shows_the_current_branch_in_full(tree: Tree, limit: int):
+    """At most `limit` branches are shown; the current one is among them and not collapsed."""
     folded = fold(tree, limit=limit)
     assert len(ids(folded.tree)) <= limit
     for branch in tree.walk():
@@ -72,22 +72,22 @@ def test_u3_a_folded_tree_keeps_to_its_limit_and_shows_the_current_branch_in_ful
 
 
 @given(random_trees())
-def test_u3_a_small_tree_is_not_folded(tree: Tree):
-    """U3: a tree within the limit, or without one, is shown as it is."""
+def test_a_small_tree_is_not_folded(tree: Tree):
+    """A tree within the limit, or without one, is shown as it is."""
     for limit in (None, 40):
         assert fold(tree, limit=limit) == FoldedTree(whole=tree, tree=tree, counts=dict.fromkeys(ids(tree), 3))
 
 
-def test_u3_the_newest_branches_of_the_path_are_shown_on_one_line_each():
-    """U3: the path to the current branch is shown in full, then the newest branches that leave from it."""
+def test_the_newest_branches_of_the_path_are_shown_on_one_line_each():
+    """The path to the current branch is shown in full, then the newest branches that leave from it."""
     folded = fold(grown([None, 1, 1, 1, 2, 2, 3], current=5), limit=5)
     assert ids(folded.tree) == [1, 2, 5, 6, 4]
     assert folded.collapsed == {6, 4}
     assert folded.hidden == {1: 2}  # 3, and 7 below it
 
 
-def test_u3_a_branch_that_is_expanded_shows_its_branches_and_hides_no_other():
-    """U3: to expand a branch adds the branches that leave from it, and takes none away."""
+def test_a_branch_that_is_expanded_shows_its_branches_and_hides_no_other():
+    """To expand a branch adds the branches that leave from it, and takes none away."""
     tree = grown([None, 1, 1, 2, 2, 2], current=1)
     before, after = fold(tree, limit=3), fold(tree, limit=3, expand=[2])
     assert ids(before.tree) == [1, 2, 3]
@@ -97,32 +97,32 @@ def test_u3_a_branch_that_is_expanded_shows_its_branches_and_hides_no_other():
     assert after.hidden == {}
 
 
-def test_u3_a_filter_shows_the_path_to_a_branch_and_what_leaves_from_it():
-    """U3: with a branch, its path and the branches below it are shown; the others are counted."""
+def test_a_filter_shows_the_path_to_a_branch_and_what_leaves_from_it():
+    """With a branch, its path and the branches below it are shown; the others are counted."""
     folded = fold(grown([None, 1, 1, 2, 4], current=3), branch=2)
     assert ids(folded.tree) == [1, 2, 4, 5]
     assert folded.hidden == {1: 1}
     assert folded.collapsed == frozenset()
 
 
-def test_u3_a_path_longer_than_the_limit_begins_further_down():
-    """U3: a chain of a thousand branches shows the end of it, and counts the branches above."""
+def test_a_path_longer_than_the_limit_begins_further_down():
+    """A chain of a thousand branches shows the end of it, and counts the branches above."""
     folded = fold(grown([None, *range(1, 1_000)], current=1_000), limit=10)
     assert ids(folded.tree) == list(range(991, 1_001))
     assert folded.above == 990
     assert folded.collapsed == frozenset()
 
 
-def test_u3_a_branch_that_is_collapsed_takes_one_line_and_hides_what_is_below_it():
-    """U3: a branch can be collapsed in a small tree, too; the path to the current branch cannot."""
+def test_a_branch_that_is_collapsed_takes_one_line_and_hides_what_is_below_it():
+    """A branch can be collapsed in a small tree, too; the path to the current branch cannot."""
     folded = fold(grown([None, 1, 2, 2, 1], current=5), collapse=[2, 1])
     assert ids(folded.tree) == [1, 2, 5]
     assert folded.collapsed == {2}
     assert folded.hidden == {2: 2}
 
 
-def test_u3_a_limit_below_one_and_an_unknown_branch_are_refused():
-    """U3: a limit below 1, and a branch that the tree does not have, are errors that name the value."""
+def test_a_limit_below_one_and_an_unknown_branch_are_refused():
+    """A limit below 1, and a branch that the tree does not have, are errors that name the value."""
     with pytest.raises(InvalidInput, match="limit must be at least 1, not 0"):
         fold(grown([None]), limit=0)
     with pytest.raises(NotFound, match="no branch with the id 7"):
@@ -130,8 +130,8 @@ def test_u3_a_limit_below_one_and_an_unknown_branch_are_refused():
     assert fold(Tree(session_name="none", roots=[]), limit=1).above == 0
 
 
-def test_u3_a_folded_tree_is_drawn_with_what_it_hides():
-    """U3: the text of a folded tree counts the hidden branches where they leave, and collapses others to a line."""
+def test_a_folded_tree_is_drawn_with_what_it_hides():
+    """The text of a folded tree counts the hidden branches where they leave, and collapses others to a line."""
     folded = fold(grown([None, 1, 1, 1, 2, 2, 3, 4], current=5), limit=5)
     assert trees.draw(folded, width=80).splitlines() == [
         "s: 8 branches, 24 checkpoints",

@@ -1,4 +1,4 @@
-"""HTML of conversations, calls and checkpoints: no data becomes markup, and large values stay small (D4)."""
+"""HTML of conversations, calls and checkpoints: no data becomes markup, and large values stay small."""
 
 from markup import HOSTILE, TABLE_TAGS, Page, call
 
@@ -41,8 +41,8 @@ def test_hostile_content_is_only_text_on_a_page():
     assert "\x1b" not in conversation.draw_messages(said)
 
 
-def test_d4_a_long_message_is_folded_and_a_long_list_is_cut():
-    """D4: the HTML of a large conversation or track stays small and says how much is missing."""
+def test_a_long_message_is_folded_and_a_long_list_is_cut():
+    """The HTML of a large conversation or track stays small and says how much is missing."""
     many = History([{"role": "user", "content": "word " * 10_000}] * 1_000)
     assert many._repr_html_().count("<details>") == conversation.LATEST
     assert "980 earlier messages not shown" in many._repr_html_()

@@ -1,4 +1,4 @@
-"""Each face names the next step in its own words: a command, a slash command, an MCP tool or a button (U6)."""
+"""Each face names the next step in its own words: a command, a slash command, an MCP tool or a button."""
 
 from __future__ import annotations
 

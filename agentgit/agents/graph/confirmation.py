@@ -131,7 +131,7 @@ class _Question:
         self._task: str | None = None
 
     def before(self, bound: Any) -> RunnableCallable:
-        """Return a runnable that asks, then runs another one. LangGraph gives its context only to the first of a node."""
+        """Return a runnable that asks, then runs another one. LangGraph gives its context only to a node's first."""
 
         def run(input: Any, config: RunnableConfig) -> Any:
             self._ask(config)

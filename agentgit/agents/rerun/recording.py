@@ -303,7 +303,7 @@ def named_messages(value: Any) -> Iterator[BaseMessage]:
 
 
 def with_ids_of(value: Any, recorded: Mapping[str, Any], now: Mapping[str, Any]) -> Any:
-    """Return an input whose messages name those of a rerun in place of the recorded ones: the ones in the same place."""
+    """Return an input whose messages name those of a rerun in place of the recorded ones at the same place."""
     ids: dict[str | None, str | None] = {}
     call_ids: dict[str | None, str | None] = {}
     for name, messages in recorded.items():

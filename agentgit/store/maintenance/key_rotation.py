@@ -50,7 +50,7 @@ class Rotation:
         self.database, self.tenant_id = database, tenant_id
 
     def run(self, seal: Seal, *, decrypt: bool, user_id: int, progress: RotationProgress | None = None) -> Rotated:
-        """Encrypt all values with the current key, sign all rows with it, and forget the keys that no value uses then."""
+        """Encrypt all values with the current key, sign all rows with it, and forget keys that no value uses then."""
         if decrypt:
             self.database.write(lambda c: write_proofs(c, self.tenant_id, seal, is_fully_encrypted=False), durable=True)
         total, done, changed = self._count_rows(), 0, 0

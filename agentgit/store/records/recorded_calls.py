@@ -124,7 +124,7 @@ class RecordedCalls:
         tool_call_id: str | None,
         task: str | None,
     ) -> list[ToolInvocation]:
-        """Read the earlier attempts at a call on a path: calls of the tool with this id or by this task, newest first."""
+        """Read the earlier attempts at a call on a path: those with this id or by this task, newest first."""
         parts = {part.branch_id: part for part in path}
         condition = TOOL_INVOCATION.c.tool_call_id == tool_call_id if task is None else TOOL_INVOCATION.c.task == task
         rows = self._load_rows(
@@ -227,7 +227,7 @@ class RecordedCalls:
         )
 
     def later_writers(self, connection: Connection, session_id: int, identity: str, invocation_id: int) -> list[int]:
-        """Return the ids of other sessions whose newest writes to one item of memory stand and are newer than a call."""
+        """Return the ids of other sessions whose newest writes to an item of memory stand and are newer than a call."""
         parameters = {"tenant": self.tenant_id, "session": session_id, "identity": identity, "call": invocation_id}
         rows = self.journal.authentic(connection, connection.execute(_LATER_WRITES, parameters).all())
         return list(dict.fromkeys(row.external_session_id for row in rows))

@@ -69,7 +69,7 @@ def delete_for_runs(connection: Connection, tenant_id: int, run_ids: Sequence[st
 
 
 def prune(connection: Connection, tenant_id: int, thread: str) -> None:
-    """Delete all graph checkpoints but the newest of each namespace and the ancestors that its values are spread over."""
+    """Delete all graph checkpoints but the newest of each namespace and the ancestors that hold parts of it."""
     other = GRAPH_CHECKPOINT.alias("other")
     newest = (
         select(func.max(other.c.seq))

@@ -41,7 +41,7 @@ BranchName = Annotated[str | None, Query(max_length=300, description="The branch
 
 
 def bearer_of(request: Request, bearer: Bearer) -> str:
-    """Return the credential of a request: from the `Authorization` header or, for safe methods only, from the cookie."""
+    """Return the credential of a request: the `Authorization` header or, for safe methods, the cookie."""
     if bearer is not None:
         return bearer.credentials
     cookie = request.cookies.get(cookie_name(request)) if request.method in SAFE_METHODS else None

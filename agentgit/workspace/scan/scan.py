@@ -364,7 +364,7 @@ def _skip_reason(error: OSError) -> str:
 
 
 def read_path(path: bytes, spool: bytes, known_oid: str = "") -> Contents:
-    """Read a regular file or a link, and return its stamp before the read, the hash of its contents, and the contents."""
+    """Read a regular file or a link, and return its stamp before the read, the contents and their hash."""
     status = os.lstat(path)
     if stat.S_ISLNK(status.st_mode):
         target = os.readlink(path)
