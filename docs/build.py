@@ -70,7 +70,7 @@ class Examples(griffe.Extension):
 REFERENCE = "reference/cli.md"
 """The page of the commands; two comments in its file mark the places of the generated parts."""
 
-SEARCH_BOOSTS = {"reference/": 1e-3, "decisions/": 1e-5, "changelog": 1e-5}
+SEARCH_BOOSTS = {"reference/": 1e-3, "why/": 1e-5, "changelog": 1e-5}
 """What a hit in these pages counts in the search. A word of a title counts 1,000 times, and guides come first."""
 
 

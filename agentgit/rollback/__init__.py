@@ -1,4 +1,4 @@
-"""Rollback and switch: plan, execute the plan step by step, publish. See record 11 in docs/decisions."""
+"""Rollback and switch: plan, execute the plan step by step, publish."""
 
 from agentgit.rollback.engine import RollbackEngine
 from agentgit.rollback.planner import Planner

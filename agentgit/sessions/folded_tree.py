@@ -1,8 +1,8 @@
 """Folding of a big tree: which branches are shown, which of them on one line, and how many are hidden. Pure values.
 
 If a tree has more branches than the limit, the path from the root to the current branch is shown in full. Of the
-branches that leave this path, the newest are shown on one line each; the others are counted. See record 77 in
-`docs/decisions/`.
+branches that leave this path, the newest are shown on one line each; the others are counted. A list that is cut
+after a number of commits would lose the branch points of what it shows.
 """
 
 from __future__ import annotations

@@ -179,8 +179,8 @@ def test_the_picture_of_the_rooms_matches_the_contract():
 
 
 def test_every_table_is_listed_in_the_architecture_page():
-    """Docs/architecture.md lists each table with a description of its rows."""
-    page = (DOCS / "architecture.md").read_text()
+    """Docs/why/architecture.md lists each table with a description of its rows."""
+    page = (DOCS / "why/architecture.md").read_text()
     assert [name for name in backend.tables() if f"| `{name}` |" not in page] == []
 
 

@@ -1,4 +1,4 @@
-"""Values belong to one session: no other session refers to them, and they go with it (record 62)."""
+"""Values belong to one session: no other session refers to them, and they go with it."""
 
 import threading
 from contextlib import closing

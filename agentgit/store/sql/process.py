@@ -6,8 +6,7 @@ two processes on one socket of a server would read each other's answers.
 A lease is the time for which a run on a server counts as alive. On the same machine a dead process can be detected, but
 not on another machine. A run therefore stores the time until which it is surely alive, by the clock of the database,
 and one thread in each process renews the leases of all its runs. A run whose lease has ended is treated as dead. If it
-is still alive, epochs and owners keep it from doing harm. SQLite needs no leases, because a file is on one machine. See
-`docs/decisions/0028-a-run-on-a-server-holds-a-lease.md`.
+is still alive, epochs and owners keep it from doing harm. SQLite needs no leases, because a file is on one machine.
 """
 
 from __future__ import annotations

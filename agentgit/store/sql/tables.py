@@ -1,6 +1,6 @@
 """Every table of agentgit, as SQLModel classes on their own MetaData.
 
-Rules (docs/architecture.md): every primary and unique key leads with `tenant_id`; no sequences; no foreign key leaves a
+Rules: every primary and unique key leads with `tenant_id`; no sequences; no foreign key leaves a
 tenant; no `relationship()`. Users never get rows: the repository returns the values of `sessions`, `checkpoints` and
 `effects`.
 """

@@ -1,8 +1,9 @@
 """Writes of graph checkpoints: guards against late writers, and appends in one statement if the head is known.
 
 A late or second writer must not bring back a deleted thread or continue it beside another writer. A run that continues
-the newest checkpoint expects that nobody else moved its thread meanwhile. See
-`docs/decisions/0010-a-run-whose-thread-moved-on-fails.md` for what counts as such a run.
+the newest checkpoint expects that nobody else moved its thread meanwhile.
+A checkpoint whose parent is not the newest is stored all the same if the run was called with that parent, if LangGraph
+copies it (`source` is `fork`), if it is stored already, or if it does not come from a run.
 
 If this process knows the parent of a graph checkpoint, it stores the checkpoint in one round trip to a server, without
 reading first. The statement itself checks that the parent is still the newest one of its namespace. If not, it

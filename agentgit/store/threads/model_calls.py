@@ -7,8 +7,7 @@ the messages of each call by their positions in the first list, as ranges. Both 
 conversation, so they cost only what is new, and a fork, an export or a collection keeps them with the graph checkpoint.
 
 The calls of a step that ended without a graph checkpoint, because a person is asked or a task failed, are kept as a
-write on top of the graph checkpoint before. It refers to lists that continue those of the checkpoint. See record 83 in
-docs/decisions.
+write on top of the graph checkpoint before. It refers to lists that continue those of the checkpoint.
 """
 
 from __future__ import annotations
