@@ -20,7 +20,6 @@ from agentgit.agents.checkpoint_tools import checkpoint_tools
 from agentgit.agents.explore.explorer import Explorer, Score
 from agentgit.agents.explore.scheduler import Factory, Workers, arun_exploration, parse_parallel, run_exploration
 from agentgit.agents.explore.variants import Choices, Steps, plan_variants
-from agentgit.agents.merge.cherry_pick import CherryPickSelection
 from agentgit.agents.rerun.answers import OnMiss
 from agentgit.agents.rerun.rerun import Rerun
 from agentgit.async_api import async_twin
@@ -345,15 +344,15 @@ class RollbackAgent(BranchReader):
     def merge(self, source: CheckpointRef, *, resolve: Resolve = None, name: str | None = None) -> Checkpoint:
         """Merge the messages and the changed values of another branch, since the two diverged, into this one.
 
-        If only one of the branches changed a value, its value is taken. The new messages of the other branch are
-        appended to those of this branch; tool calls only together with their results. No tool runs and no file
-        changes, so the world stays the same. Merging again adds only what is new.
+        If only one of the branches changed a value, its value is taken; if both only added to a list or a dict that has
+        a reducer, both additions are kept. The new messages of the other branch are appended to those of this branch,
+        tool calls only together with their results. No tool runs and no file changes, so the world stays the same.
+        Merging again adds only what is new.
 
         Args:
             source: The branch, or any reference that `rollback` accepts; a branch means its newest checkpoint.
-            resolve: How to resolve values that both branches changed: `ours`, `theirs`, or a function that receives a
-                `Clash` with `key`, `base`, `ours` and `theirs` and returns the value; or a mapping from keys to one of
-                these, where `*` stands for every other key.
+            resolve: Which side to keep where both branches changed a value: `ours` or `theirs`, or a mapping from keys
+                to these, where `*` stands for every other key.
             name: The name of the new checkpoint.
 
         Returns:
@@ -364,33 +363,31 @@ class RollbackAgent(BranchReader):
                 conflicts.
             Conflict: This branch is running, is in the middle of a turn, or was moved.
             NotFound, Ambiguous: As `rollback`.
-            InvalidInput: `resolve` is not valid, or its function returns an invalid value.
+            InvalidInput: `resolve` is not valid, or the two have no common history.
         """
         self._require_idle()
         return self.session.get_checkpoint(self._merger.merge(source, resolve, name))
 
-    def cherry_pick(self, what: CherryPickSelection, *, name: str | None = None) -> Checkpoint:
-        """Append chosen messages of other branches to this one; tool calls only together with their results.
+    def cherry_pick(self, source: CheckpointRef, *, resolve: Resolve = None, name: str | None = None) -> Checkpoint:
+        """Add what one checkpoint of another branch changed to this branch: its messages and values.
 
-        No tool runs: a picked tool call keeps its recorded result.
+        It is a merge with the checkpoint before the picked one as the base. No tool runs: a picked tool call keeps its
+        recorded result.
 
         Args:
-            what: The messages to pick. A reference to a checkpoint: the messages that it added to the checkpoint
-                before it. A list of message ids, as `history()` lists them; a tool call includes its results, and a
-                result its call. A ToolInvocation: that call with its result, without other calls of the same message.
+            source: The checkpoint, or any reference that `rollback` accepts; a branch means its newest checkpoint.
+            resolve: Which side to keep where both branches changed a value, as `merge` takes it.
             name: The name of the new checkpoint.
 
         Returns:
             The new checkpoint; the head if there is nothing to add.
 
         Raises:
-            NotFound: There is no such message, checkpoint or call.
-            InvalidInput: `what` is none of these, or the graph's state has no messages.
-            Conflict: This branch is running, is in the middle of a turn, or was moved; or none of the messages can be
-                added.
+            MergeConflict, NotFound, Ambiguous, InvalidInput: As `merge`.
+            Conflict: This branch is running, is in the middle of a turn, or was moved; or nothing of it can be added.
         """
         self._require_idle()
-        return self.session.get_checkpoint(self._merger.cherry_pick(what, name))
+        return self.session.get_checkpoint(self._merger.merge(source, resolve, name, picks=True))
 
     def explore(
         self,

@@ -9,8 +9,7 @@ from langchain_core.messages import BaseMessage
 
 from agentgit.agents.branch_context import Graph, TurnSettings
 from agentgit.agents.branch_runner import BranchRunner
-from agentgit.agents.merge.cherry_pick import CherryPickSelection
-from agentgit.agents.merge.merger import Merger
+from agentgit.agents.merge.merge import Merger
 from agentgit.async_api import async_twin
 from agentgit.checkpoints import Checkpoint
 from agentgit.checkpoints.checkpoint import Checkpoints
@@ -298,25 +297,26 @@ class BranchReader(BranchRunner):
 
         Args:
             source: The branch, or any reference that `rollback` accepts; a branch means its newest checkpoint.
-            resolve: How to resolve values that both branches changed, as `merge` takes it; functions are not called.
+            resolve: Which side to keep where both branches changed a value, as `merge` takes it.
 
         Raises:
             NotFound, Ambiguous, InvalidInput, Conflict: As `merge`.
         """
         self._require_idle()
-        return self._merger.plan_merge(source, resolve)
+        return self._merger.compute(source, resolve)[0].plan
 
-    def plan_cherry_pick(self, what: CherryPickSelection) -> MergePlan:
-        """Return what `cherry_pick` would add, without doing anything.
+    def plan_cherry_pick(self, source: CheckpointRef, *, resolve: Resolve = None) -> MergePlan:
+        """Return what `cherry_pick` would add, and the conflicts, without doing anything.
 
         Args:
-            what: The messages to pick: a reference to a checkpoint, a list of message ids, or a ToolInvocation.
+            source: The checkpoint, or any reference that `rollback` accepts.
+            resolve: Which side to keep where both branches changed a value, as `merge` takes it.
 
         Raises:
             NotFound, Ambiguous, InvalidInput, Conflict: As `cherry_pick`.
         """
         self._require_idle()
-        return self._merger.plan_cherry_pick(what)
+        return self._merger.compute(source, resolve, picks=True)[0].plan
 
     def _require_idle(self) -> None:
         if self._turn is not None:

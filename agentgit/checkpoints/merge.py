@@ -1,12 +1,9 @@
-"""Merging: which values and messages of one branch are added to another, and which conflict. Pure, no IO.
-
-Most functions compare values by identifiers, such as their hashes; the caller has the values themselves.
-"""
+"""Merging: which values and messages of one branch are added to another, and which conflict. Pure, no IO."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
@@ -16,11 +13,17 @@ from agentgit.values import PrintableDrawing, count, portable, quote_name, to_js
 OURS, THEIRS = "ours", "theirs"
 """The sides of a conflict that can win: `ours` is this branch, `theirs` the other branch."""
 
-TAKE, APPEND, RESOLVED = "take", "append", "resolved"
+TAKE, APPEND = "take", "append"
 """How a value is merged: `take` if only the other branch changed it, `append` if the other branch's additions to a list
-or dict are added, `resolved` if a function returned it."""
+or dict are added."""
 
 KEEP, CLASH = "keep", "clash"
+
+Resolve = str | Mapping[str, str] | None
+"""The side to keep where both branches changed a value: `ours` or `theirs`, or a mapping from keys to these.
+
+In a mapping, `*` applies to all other keys.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +49,8 @@ class MergedValue:
 
     Args:
         key: The name of the value in the state.
-        how: `take`, `append`, `ours`, `theirs` or `resolved`.
-        value: The value to add; None for `ours` and `resolved`.
+        how: `take`, `append`, `ours` or `theirs`.
+        value: The value to add; None for `ours`.
     """
 
     key: str
@@ -76,7 +79,7 @@ class MergePlan(PrintableDrawing):
         kind: `merge` or `cherry_pick`.
         source: The checkpoint or branch that the changes come from, like `retry#4`.
         into: The checkpoint or branch that they are added to, like `main#5`.
-        base: The checkpoint that both are compared with, like `main#3`; empty for a cherry-pick.
+        base: The checkpoint that both are compared with, like `main#3`; empty if there is none before the picked one.
         session_name: The name by which the user refers to the session, like `support-42` or `alice/support-42`.
         values: The values to merge.
         messages: The messages to add, as shown, in order.
@@ -133,11 +136,8 @@ class MergePlan(PrintableDrawing):
         return plain
 
 
-# -- what is added
-
-
 def decide(base: Hashable, ours: Hashable, theirs: Hashable) -> str:
-    """Decide about one value: `keep` ours, `take` theirs, or `clash`.
+    """Decide about one value, given its hashes: `keep` ours, `take` theirs, or `clash`.
 
     Example:
         >>> decide(1, 1, 2), decide(1, 2, 1), decide(1, 2, 2), decide(1, 2, 3)
@@ -164,36 +164,19 @@ def added_positions(base: Iterable[Hashable], later: Sequence[Hashable]) -> list
     return None if remaining.total() else positions
 
 
-@dataclass(frozen=True)
-class Additions:
-    """The items that one side has added to a list or a dict."""
-
-    begin: int = 0
-    keys: tuple[str, ...] | None = None
-
-    def of(self, value: Any) -> Any:
-        """Return the added part of that side's value.
-
-        Example:
-            >>> Additions(begin=1).of(["chair", "sofa"]), Additions(keys=("b",)).of({"a": 1, "b": 2})
-            (['sofa'], {'b': 2})
-        """
-        return value[self.begin :] if self.keys is None else {key: value[key] for key in self.keys}
-
-
-def find_additions(base: Any, ours: Any, theirs: Any) -> Additions | None:
-    """Return what `theirs` adds to a list or a dict; None if that cannot be combined with the changes of `ours`.
+def find_additions(base: Any, ours: Any, theirs: Any) -> tuple[int | str, ...] | None:
+    """Return the indexes or keys that `theirs` adds to a list or a dict; None if `ours` cannot be combined with them.
 
     Example:
         >>> find_additions([1], [1, 2], [1, 3])
-        Additions(begin=1, keys=None)
+        (1,)
         >>> find_additions({"a": 1}, {"a": 2}, {"a": 1, "b": 1}), find_additions({"a": 1}, {"a": 2}, {"a": 3})
-        (Additions(begin=0, keys=('b',)), None)
+        (('b',), None)
     """
     if isinstance(ours, list) and isinstance(theirs, list) and isinstance(base, list | None):
         begin = len(base or ())
         is_prefix = all(to_json(side[:begin]) == to_json(base or []) for side in (ours, theirs))
-        return Additions(begin=begin) if is_prefix else None
+        return tuple(range(begin, len(theirs))) if is_prefix else None
     if not (isinstance(ours, dict) and isinstance(theirs, dict) and isinstance(base, dict | None)):
         return None
     base_items, our_items, their_items = (
@@ -201,7 +184,12 @@ def find_additions(base: Any, ours: Any, theirs: Any) -> Additions | None:
     )
     new_keys = [key for key, item in their_items.items() if item not in (base_items.get(key), our_items.get(key))]
     has_clash = any(our_items.get(key) != base_items.get(key) for key in new_keys)
-    return None if has_clash or not their_items.keys() >= base_items.keys() else Additions(keys=tuple(new_keys))
+    return None if has_clash or not their_items.keys() >= base_items.keys() else tuple(new_keys)
+
+
+def select(value: Any, keys: Sequence[int | str]) -> Any:
+    """Return a list or a dict with only some of its items."""
+    return {key: value[key] for key in keys} if isinstance(value, dict) else [value[key] for key in keys]
 
 
 def drop_incomplete_batches(messages: Sequence[Mapping[str, Any]]) -> tuple[list[int], dict[int, str]]:
@@ -245,36 +233,14 @@ def _find_batch(messages: Sequence[Mapping[str, Any]], position: int) -> tuple[l
     return batch, not open_call_ids
 
 
-def expand_to_batches(messages: Sequence[Mapping[str, Any]], positions: Sequence[int]) -> list[int]:
-    """Extend a selection of messages to whole batches: an AI message and the results of all its tool calls."""
-    selected, expanded, position = set(positions), list[int](), 0
-    while position < len(messages):
-        batch, _ = _find_batch(messages, position)
-        expanded += batch if selected.intersection(batch) else ()
-        position = batch[-1] + 1
-    return expanded
-
-
-# -- resolution of conflicts
-
-Choice = str | Callable[[Clash], Any]
-Resolve = Choice | Mapping[str, Choice] | None
-"""The resolution of conflicts: `ours`, `theirs`, a function that returns the value, or a mapping from keys to these.
-
-In a mapping, `*` applies to all other keys.
-"""
-
-
-def find_choice(resolve: Resolve, key: str) -> Choice | None:
-    """Return the resolution that was given for a key; None if there is none.
+def find_choice(resolve: Resolve, key: str) -> str | None:
+    """Return the side that was chosen for a key; None if none was.
 
     Example:
         >>> find_choice({"note": "ours"}, "note"), find_choice({"note": "ours"}, "cart"), find_choice("theirs", "cart")
         ('ours', None, 'theirs')
     """
-    resolution = resolve.get(key, resolve.get("*")) if isinstance(resolve, Mapping) else resolve
-    if resolution is None or resolution in (OURS, THEIRS) or callable(resolution):
-        return resolution
-    raise InvalidInput(
-        f"resolve must be 'ours', 'theirs', a function, or a mapping from keys to any of these, not {resolution!r}."
-    )
+    side = resolve.get(key, resolve.get("*")) if isinstance(resolve, Mapping) else resolve
+    if side in (OURS, THEIRS, None):
+        return side
+    raise InvalidInput(f"resolve must be 'ours', 'theirs', or a mapping from keys to these, not {resolve!r}.")

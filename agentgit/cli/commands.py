@@ -73,10 +73,7 @@ HEADINGS: Mapping[str, Mapping[str, Entry]] = {
         "annotate": Entry("branches", "Rename a checkpoint, or change its description or data."),
         "tag": Entry("history", "Tag a checkpoint, so that it is kept; or list the tags."),
         "merge": Entry("merge", "Merge the messages and values of another branch; no tool runs."),
-        "cherry-pick": Entry(
-            "merge",
-            "Copy messages to a branch: those of a checkpoint, of a tool call, or with given ids; no tool runs.",
-        ),
+        "cherry-pick": Entry("merge", "Copy what one checkpoint of another branch changed; no tool runs."),
         "explore": Entry("branches", "Try alternatives, each on a branch of its own, and compare the results."),
         "rerun": Entry(
             "rerun.command", "Run recorded sessions again in a graph; tools do not run. Fail below a bar, for CI."

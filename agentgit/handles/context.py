@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from sqlalchemy import Connection
 
@@ -43,11 +43,11 @@ class WrappedGraph(Protocol):
     def merge(self, source: CheckpointRef, *, resolve: Resolve = None, name: str | None = None) -> Checkpoint:
         """Merge the changes of another branch."""
 
-    def plan_cherry_pick(self, what: Any) -> MergePlan:
+    def plan_cherry_pick(self, source: CheckpointRef, *, resolve: Resolve = None) -> MergePlan:
         """Return what `cherry_pick` would change."""
 
-    def cherry_pick(self, what: Any, *, name: str | None = None) -> Checkpoint:
-        """Apply the chosen messages."""
+    def cherry_pick(self, source: CheckpointRef, *, resolve: Resolve = None, name: str | None = None) -> Checkpoint:
+        """Apply the changes of one checkpoint."""
 
 
 class Context:

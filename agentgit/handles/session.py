@@ -11,7 +11,6 @@ from sqlalchemy import Connection
 from agentgit.async_api import async_twin
 from agentgit.auth.principal import EDITOR, OWNER
 from agentgit.checkpoints import Checkpoint
-from agentgit.checkpoints.merge import MergePlan, Resolve
 from agentgit.checkpoints.queries import Tag
 from agentgit.effects import RollbackReport
 from agentgit.effects.files import FileChanges
@@ -538,31 +537,6 @@ class Session(SessionReader):
         agent: WrappedGraph = create_agent(self._context, branch_row.id)
         return agent
 
-    def plan_merge(self, source: CheckpointRef, *, into: BranchRef = None, resolve: Resolve = None) -> MergePlan:
-        """Return what merging a branch into another one would change, and the conflicts.
-
-        Args:
-            source: A branch, which means its newest checkpoint, or any checkpoint.
-            into: The branch to merge into; None is the current one.
-            resolve: The resolution of values that both branches changed; see `RollbackAgent.merge`.
-
-        Raises:
-            NotFound, Ambiguous, InvalidInput, Conflict: As for `agent` and `RollbackAgent.plan_merge`.
-        """
-        return self.agent(into).plan_merge(source, resolve=resolve)
-
-    def plan_cherry_pick(self, what: Any, *, onto: BranchRef = None) -> MergePlan:
-        """Return what cherry-picking onto a branch would change.
-
-        Args:
-            what: The messages to pick; see `RollbackAgent.cherry_pick`.
-            onto: The branch to apply them to; None is the current one.
-
-        Raises:
-            NotFound, Ambiguous, InvalidInput, Conflict: As for `agent` and `RollbackAgent.plan_cherry_pick`.
-        """
-        return self.agent(onto).plan_cherry_pick(what)
-
     aagent = async_twin(agent)
     acheckpoint = async_twin(checkpoint)
     aannotate = async_twin(annotate)
@@ -581,5 +555,3 @@ class Session(SessionReader):
     arename_branch = async_twin(rename_branch)
     arecover = async_twin(recover)
     adelete = async_twin(delete)
-    aplan_merge = async_twin(plan_merge)
-    aplan_cherry_pick = async_twin(plan_cherry_pick)

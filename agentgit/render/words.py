@@ -63,7 +63,7 @@ _RESOLVE = r"call repo\.resolve\((\w+), 'happened'\) or repo\.resolve\(\w+, 'did
 _SWITCH_WORLD = rf"agent = agent\.switch\({_NAME}, sync='world'\)"
 _AT_HEAD = rf"agent\.(?:at|switch)\({_NAME}\) returns an agent at its head\."
 _TRUST = r"wrap (?:the|a) graph[^,]*, or name ([^,]+?) with trust=\[\.\.\.\]"
-_SIDES = r"resolve='ours', 'theirs', a function, or a mapping from keys to these"
+_SIDES = r"resolve='ours', 'theirs', or a mapping from keys to these"
 _WORKSPACE = r"Wrap the graph with workspace=\.\.\. to"
 
 

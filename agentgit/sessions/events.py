@@ -44,7 +44,7 @@ KINDS: Mapping[str, str] = {
     "fork.done": "a branch was created without changing the world",
     "rerun.done": "a rerun of a recorded branch ended; its calls were simulated",
     "merge.done": "a branch was merged into another one",
-    "cherry_pick.done": "chosen messages were copied to a branch",
+    "cherry_pick.done": "the changes of a checkpoint were copied to a branch",
     "tag.created": "a checkpoint was tagged",
     "tag.deleted": "a tag was removed",
     "retention.changed": "the retention of a session was changed",

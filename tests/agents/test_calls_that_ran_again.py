@@ -3,8 +3,6 @@
 The world returns the number of its items with each new one, so a run in a fuller world returns another result.
 """
 
-import json
-
 import pytest
 from langchain_core.tools import tool
 from scripted import World, call, calls, obedient, scripted, tool_node_graph
@@ -228,17 +226,6 @@ def test_an_inner_call_keeps_its_place_beside_an_outer_one_that_ran_again(repo):
         ("outer", "redo", "done", "2: noted a"),
         ("inner", "call", "done", "noted a"),
     ]
-
-
-def test_a_call_that_ran_again_is_picked_as_the_track_shows_it(repo, agent, world):
-    """A redone call is found by the value on the track, and its messages are picked as they were said."""
-    other = agent.fork("main#2", name="other")
-    agent = undone_and_redone(agent, world)
-    newest = agent.tool_track()[1]
-    other.cherry_pick(newest)
-    asked, answered = other.history()[-2:]
-    assert [one["id"] for one in asked["tool_calls"]] == [newest.tool_call_id]
-    assert json.loads(answered["content"])["number"] == 2
 
 
 def test_a_redone_call_is_shown_after_export_and_import(agent, repo, world, tmp_path):

@@ -109,8 +109,8 @@ def test_a_list_reducer_that_does_not_only_append_conflicts(repo, reducer):
         one.update_state(None, {"items": Overwrite([1, 2, last])}, "node")
         one.run("on")
     assert [one.key for one in agent.plan_merge("retry").conflicts] == ["items"]
-    agent.merge("retry", resolve=lambda clash: [*clash.ours, clash.theirs[-1]])
-    assert agent.state["items"] == [1, 2, 3, 4]
+    agent.merge("retry", resolve="theirs")
+    assert agent.state["items"] == [1, 2, 4]
 
 
 @pytest.mark.parametrize("kind", [operator.or_, DeltaChannel(joined, snapshot_frequency=2)])
@@ -160,12 +160,11 @@ def test_conflicts_are_listed_and_nothing_changes(pair):
         ("ours", "mine", 11),
         ("theirs", "yours", 21),
         ({"note": "theirs", "*": "ours"}, "yours", 11),
-        ({"note": "ours", "total": lambda clash: clash.ours + clash.theirs - clash.base}, "mine", 31),
-        (lambda clash: clash.base, "a", 1),
+        ({"note": "ours", "total": "theirs"}, "mine", 21),
     ],
 )
 def test_conflicts_are_resolved_as_requested(pair, resolve, note, total):
-    """A resolution is one word for all keys, one per key, or a function of the three values."""
+    """A resolution is one side for all keys, or one per key."""
     agent, retry = pair
     told(agent, "ours", note="mine", total=10)
     told(retry, "theirs", note="yours", total=20)
@@ -237,7 +236,7 @@ def test_a_later_fork_is_not_a_newer_merge_base(pair):
     late.merge("main")
     assert late.plan_merge("other").is_empty
     told(other, "last", cart=["bed"])
-    late.merge("other", resolve=lambda clash: [*clash.ours, "bed"])
+    late.merge("other")
     assert sorted(late.state["cart"]) == ["bed", "chair", "lamp", "sofa"]
     assert len(late.history()) == len({message["id"] for message in late.history()}) == 8
 
@@ -276,17 +275,19 @@ def test_any_sequence_of_merges_loses_and_duplicates_nothing(seed):
                 agents.append(agent.fork(chance.choice(agent.checkpoints()), name=f"fork-{number}"))
             else:
                 other = chance.choice([one for one in agents if one is not agent] or agents)
-                both = [{*one.state.get("cart", []), *told_to(one)} for one in (agent, other)]
-                agent.merge(other.branch.name, resolve=joined_once)
-                assert sorted(agent.state.get("cart", [])) == sorted(told_to(agent)) == sorted({*both[0], *both[1]})
+                told_both, carts = {*told_to(agent), *told_to(other)}, [cart(agent), cart(other)]
+                is_clash = not agent.plan_merge(other.branch.name).is_admissible
+                agent.merge(other.branch.name, resolve="ours")
+                assert sorted(told_to(agent)) == sorted(told_both)
+                assert sorted(cart(agent)) == sorted(carts[0] if is_clash else {*carts[0], *carts[1]})
 
 
 def told_to(agent):
     return [message["content"] for message in agent.history() if message["role"] == "user"]
 
 
-def joined_once(clash):
-    return [*clash.ours, *(item for item in clash.theirs if item not in clash.ours)]
+def cart(agent):
+    return agent.state.get("cart", [])
 
 
 def test_a_merge_destroys_nothing(repo, pair):
@@ -329,12 +330,8 @@ def test_a_rewritten_conversation_is_a_conflict(pair):
     told(agent, "ours")
     with pytest.raises(MergeConflict, match="messages"):
         agent.merge("retry")
-    with pytest.raises(InvalidInput, match="list of messages"):
-        agent.merge("retry", resolve=lambda clash: "no")
-    with pytest.raises(InvalidInput, match="has no result"):
-        agent.merge("retry", resolve=lambda clash: [calls(call("look"))])
-    agent.merge("retry", resolve={"messages": lambda clash: [*clash.theirs, *clash.ours[2:]]})
-    assert said(agent) == ["summary", "to summary", "ours", "to ours"]
+    agent.merge("retry", resolve={"messages": "theirs"})
+    assert said(agent) == ["summary", "to summary"]
 
 
 def test_equal_edits_on_both_branches_do_not_conflict(pair):
@@ -434,77 +431,38 @@ def test_picking_a_checkpoint_adds_the_messages_it_added(shop):
     made = agent.cherry_pick("retry", name="picked")
     assert said(agent) == said(retry)
     assert world.log == happened
-    assert made.metadata["description"] == "Cherry-pick of retry#3 into main"
+    assert made.metadata["description"] == "Cherry-pick of retry#3 into main, since retry#2"
     assert agent.cherry_pick("retry") == made
     assert agent.plan_cherry_pick("retry").is_empty
 
 
-def test_messages_are_picked_by_id(shop):
-    """A tool result is picked with its whole batch, any other message alone, and the order is kept."""
-    _, agent, retry = shop
-    user, asking, first, second, last = retry.history()[4:]
-    agent.cherry_pick([first["id"]])
-    assert [m["id"] for m in agent.history()[4:]] == [asking["id"], first["id"], second["id"]]
-    agent.cherry_pick([last["id"], user["id"]])
-    assert [m["id"] for m in agent.history()[7:]] == [user["id"], last["id"]]
-    assert unanswered(agent) == []
+def test_the_values_that_a_checkpoint_changed_are_picked_with_its_messages(pair):
+    """Picking a checkpoint takes the values it changed; one that this branch changed too is a named conflict."""
+    agent, retry = pair
+    told(retry, "first", note="b", cart=["sofa"])
+    told(retry, "second", plan=[2], cart=["lamp"])
+    plan = agent.plan_cherry_pick("retry")
+    assert [(one.key, one.how) for one in plan.values] == [("plan", "take")]
+    assert [(one.key, one.base, one.ours, one.theirs) for one in plan.conflicts] == [
+        ("cart", ["chair", "sofa"], ["chair"], ["chair", "sofa", "lamp"])
+    ]
+    with pytest.raises(MergeConflict, match="cart since retry#4"):
+        agent.cherry_pick("retry")
+    agent.cherry_pick("retry", resolve="ours")
+    assert values(agent) == {"note": "a", "total": 1, "cart": ["chair"], "plan": [2]}
+    assert said(agent)[2:] == ["second", "to second"]
+    agent.cherry_pick("retry#3")
+    assert (agent.state["note"], agent.state["cart"]) == ("b", ["chair", "sofa"])
 
 
-def test_a_single_tool_call_is_picked_without_its_batch(shop):
-    """A ToolInvocation is picked with its result only, once, and the original message is unchanged."""
-    _, agent, retry = shop
-    look = next(one for one in retry.tool_track() if one.tool_name == "look")
-    plan = agent.plan_cherry_pick(look)
-    made = agent.cherry_pick(look)
-    asking, answer = agent.history()[4:]
-    assert [message["id"] for message in plan.messages] == [asking["id"], answer["id"]]
-    assert [one["name"] for one in asking["tool_calls"]] == ["look"]
-    assert answer["tool_call_id"] == asking["tool_calls"][0]["id"]
-    assert agent.cherry_pick(look) == made
-    assert len(retry.history()[5]["tool_calls"]) == 2
-    alone = agent.tool_track()[0]
-    retry.cherry_pick(alone)
-    assert retry.history()[-1]["role"] == "assistant"  # nothing was added, because the batch already has it
-
-
-def test_a_merge_adds_the_rest_of_a_partly_picked_batch(shop):
-    """After one call of a batch was picked, a merge adds the others with their results, and nothing twice."""
-    _, agent, retry = shop
-    sofa, look = retry.tool_track()[1:]
-    agent.cherry_pick(look)
-    agent.merge("retry")
-    batches = [message["tool_calls"] for message in agent.history()[4:] if message["tool_calls"]]
-    assert [[one["name"] for one in calls] for calls in batches] == [["look"], ["add"]]
-    assert unanswered(agent) == []
-    assert len({message["id"] for message in agent.history()}) == len(agent.history()) == 4 + 2 + 4
-    assert agent.plan_merge("retry").is_empty
-    third = agent.fork("main#2", name="third")
-    for one in (sofa, look):
-        third.cherry_pick(one)
-    third.merge("retry")
-    assert [message["role"] for message in third.history()[8:]] == ["user", "assistant"]
-    assert unanswered(third) == []
-
-
-def test_invalid_picks_are_refused_with_a_reason(repo, shop):
-    """Unknown ids, ids of several branches, calls of other sessions and invalid values are refused."""
-    _, agent, retry = shop
-    other = repo.wrap(tool_node_graph(obedient(), World().tools()), "other")
-    other.run("note x")
-    with pytest.raises(NotFound, match="no-such-id"):
-        agent.cherry_pick(["no-such-id"])
-    with pytest.raises(NotFound, match="No branch of this session"):
-        agent.cherry_pick(other.tool_track()[0])
+def test_invalid_picks_are_refused_with_a_reason(shop):
+    """Unknown references and values that are none are refused."""
+    _, agent, _ = shop
     with pytest.raises(NotFound):
         agent.cherry_pick("nowhere")
     for wrong in ([], [1], 3.5):
         with pytest.raises(InvalidInput):
             agent.cherry_pick(wrong)
-    third = retry.fork(name="third")
-    third.run("hello")
-    retry.run("bye")
-    with pytest.raises(NotFound, match="one branch at a time"):
-        agent.cherry_pick([third.history()[-1]["id"], retry.history()[-1]["id"]])
 
 
 # -- merge and cherry-pick
@@ -568,7 +526,7 @@ def test_an_interrupted_merge_leaves_the_branch_unchanged(repo, pair):
     agent, retry = pair
     told(retry, "theirs", note="b")
     before, threads = (agent.get_state().config, agent.head.id), backend.threads(repo)
-    for point in (points.MOVE_STAGED_ROWS, points.STORE_CHECKPOINT):
+    for point in (points.PUBLISH_MERGE, points.STORE_CHECKPOINT):
         with faults.interrupted(point), pytest.raises(KeyboardInterrupt):
             agent.merge("retry")
         assert (agent.get_state().config, agent.head.id) == before
@@ -605,19 +563,17 @@ def test_functional_graphs_can_be_merged(repo):
 
 
 def test_a_session_merges_with_the_wrapped_graph(repo, pair):
-    """The session's merge verbs ask for a graph first, and act like the agent's once one is wrapped."""
+    """A session asks for a graph first, and has an agent that merges once one is wrapped."""
     agent, retry = pair
     told(retry, "theirs", note="b")
     with agentgit.open(backend.url(repo)) as later:
         session = later.session("s")
-        for verb in (session.plan_merge, session.plan_cherry_pick, lambda source: session.agent("main").merge(source)):
-            with pytest.raises(InvalidInput, match="Wrap it first"):
-                verb("retry")
+        with pytest.raises(InvalidInput, match="Wrap it first"):
+            session.agent("main")
         later.wrap(state_graph(), "s")
-        assert later.session("s").plan_merge("retry", into="main") == agent.plan_merge("retry")
-        assert later.session("s").plan_cherry_pick("retry", onto="main").kind == "cherry_pick"
-        made = later.session("s").agent("main").merge("retry", name="m")
-        assert later.session("s").agent("main").cherry_pick("retry") == made
+        assert session.agent("main").plan_merge("retry") == agent.plan_merge("retry")
+        made = session.agent("main").merge("retry", name="m")
+        assert session.agent("main").cherry_pick("retry") == made
 
 
 def test_sessions_cannot_be_merged(repo, pair):
@@ -641,7 +597,7 @@ async def test_the_async_twins_return_the_same_results(pair):
     assert plan == agent.plan_merge("retry")
     assert (await agent.aplan_cherry_pick("retry")).messages == plan.messages
     picked = await agent.acherry_pick("retry")
-    assert (await agent.amerge("retry")).id > picked.id
+    assert await agent.amerge("retry") == picked
     assert agent.state["note"] == "b"
     assert len(agent.history()) == 4
 
@@ -682,33 +638,15 @@ def test_delta_channels_are_merged(repo, full):
     say(retry, "more", id="5")
     with pytest.raises(MergeConflict, match="log"):
         agent.merge("retry")
-    agent.merge("retry", resolve={"log": lambda clash: [len(clash.ours), len(clash.theirs)]})
+    agent.merge("retry", resolve={"log": "theirs"})
     assert [m.id for m in agent.messages() if m.type == "human"] == ["1", "2", "3", "5"]
     log = agent.state["log"]
-    assert len(log) == 2
+    assert log == retry.state["log"]
     say(agent, "on", id="4")
     with agentgit.open(backend.url(repo)) as later:
         again = later.wrap(graph, "s", branch="main")
         assert again.state == agent.state
-        assert again.state["log"][:2] == log
-
-
-def test_rows_left_by_a_killed_merge_are_collected(repo, pair):
-    """A merge that dies while it writes leaves invisible rows, and a collection with imports=True removes them."""
-    agent, retry = pair
-    told(retry, "theirs")
-    threads = backend.threads(repo)
-    with (
-        faults.fails(points.MOVE_STAGED_ROWS, ZeroDivisionError),
-        faults.around(points.DELETE_THREAD, lambda plain, *args: None),
-        pytest.raises(ZeroDivisionError),
-    ):
-        agent.merge("retry")
-    assert len(backend.threads(repo) - threads) == 1
-    repo.maintenance.gc(imports=True)
-    assert backend.threads(repo) == threads
-    agent.merge("retry")
-    assert said(agent)[2:] == ["theirs", "to theirs"]
+        assert again.state["log"][:-3] == log[-7:]
 
 
 DYING = """
@@ -722,7 +660,7 @@ with faults.killed(getattr(points, sys.argv[2])):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("point", ["PUBLISH_MERGE", "MOVE_STAGED_ROWS", "STORE_CHECKPOINT"])
+@pytest.mark.parametrize("point", ["PUBLISH_MERGE", "STORE_CHECKPOINT"])
 def test_a_killed_process_leaves_the_branch_unchanged(repo, pair, point):
     """After kill -9 before the merge is published nothing is visible, and the next merge adds everything once."""
     agent, retry = pair

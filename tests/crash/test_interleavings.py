@@ -2,7 +2,7 @@
 
 import threading
 import uuid
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import backend
@@ -87,30 +87,6 @@ def test_an_import_and_a_concurrent_turn_conflict(repo, tmp_path, before):
     assert refused == [Conflict]
     told = [one["content"] for one in repo.session("a").branch().conversation_history if one["role"] == "user"]
     assert told in (["order a chair", "hello"], ["order a chair", "hello again"])
-    assert repo.maintenance.fsck(3).findings == ()
-
-
-@pytest.mark.parametrize("when", ["before it is written on", "before it is published"])
-def test_a_merge_whose_copy_is_garbage_collected_changes_nothing(repo, before, when):
-    """When gc collects the copy that a merge writes on, the merge raises Conflict and publishes nothing."""
-    agent = wrap(repo)
-    agent.run("add chair")
-    other = agent.fork()
-    other.run("something else")
-    history = agent.history()
-
-    def emptied(plain, connection, blobs, source, *target):
-        faults.delete_thread(repo, source, connection)
-        return plain(connection, blobs, source, *target)
-
-    on_a_server = nullcontext()
-    if when == "before it is written on":
-        before(points.RUN_MERGED_NODE, Other(lambda: repo.maintenance.gc(imports=True), patience=60))
-    else:  # on a server a collection may run until the first row is moved
-        on_a_server = faults.around(points.MOVE_STAGED_ROWS, emptied)
-    with on_a_server, pytest.raises(Conflict, match="Nothing was changed"):
-        agent.merge(other.branch.name)
-    assert agent.history() == history
     assert repo.maintenance.fsck(3).findings == ()
 
 

@@ -6,21 +6,15 @@ import sys
 import backend
 import command_line
 import pytest
-from merge_graphs import said, state_graph, told
-from scripted import World, obedient, tool_node_graph
+from merge_graphs import state_graph, told
 
 import agentgit
 from agentgit import MergeConflict
 
 CLERK = """
-from scripted import World, obedient, tool_node_graph
 from merge_graphs import state_graph
 
-WORLD = World()
 GRAPH = state_graph()
-
-def make():
-    return tool_node_graph(obedient(), WORLD.tools())
 """
 
 
@@ -81,52 +75,19 @@ def test_a_merge_can_target_a_branch_that_is_not_current(repo, pair, run):
     assert repo.session("s").get_checkpoint("retry").session_state["note"] == "mine"
 
 
-@pytest.fixture
-def shop(repo):
-    """Create two branches, one of which has called two tools in one message."""
-    agent = repo.wrap(tool_node_graph(obedient(), World().tools()), "s")
-    agent.run("add chair")
-    retry = agent.fork(name="retry")
-    retry.run("add sofa; look")
-    return agent, retry
-
-
-def test_messages_and_calls_are_picked_on_the_command_line(repo, shop, run):
-    """A reference, messages by id or one tool call with its result can be picked; picking again adds nothing."""
-    agent, retry = shop
-    look = next(one for one in retry.tool_track() if one.tool_name == "look")
-    user = retry.history()[4]["id"]
-    out, err, code = run("cherry-pick", "clerk:make", "--call", str(look.id), "--dry-run")
+def test_a_checkpoint_is_picked_on_the_command_line(repo, pair, run):
+    """A pick shows its plan, names conflicts until they are resolved, and adds nothing a second time."""
+    out, _, code = run("cherry-pick", "clerk:GRAPH", "retry")
+    assert code == MergeConflict.exit_code
+    assert "conflict  note" in out
+    out, err, code = run("cherry-pick", "clerk:GRAPH", "s@main", "retry", "--resolve", "ours", "--name", "picked")
     assert (err, code) == ("", 0)
-    assert "2 messages to add." in out
-    assert run("cherry-pick", "clerk:make", "s@main", "--call", str(look.id), "--name", "looked")[2] == 0
-    picked = repo.session("s").get_checkpoint("looked").conversation_history[4:]
-    assert [one["name"] for one in picked[0]["tool_calls"]] == ["look"]
-    assert run("cherry-pick", "clerk:make", "s", "--message", user)[2] == 0
-    assert repo.session("s").get_checkpoint("HEAD").conversation_history[-1]["id"] == user
-    head = repo.session("s").get_checkpoint("HEAD").id
-    assert "Nothing to add" in run("cherry-pick", "clerk:make", "s", "--message", user)[0]
-    assert repo.session("s").get_checkpoint("HEAD").id == head
-    out, _, code = run("cherry-pick", "clerk:make", "retry", "--json")
-    assert (code, len(json.loads(out)["plan"]["messages"])) == (0, 3)
-    assert len(said(agent.switch("main"))) == 4 + 2 + 1 + 3
-
-
-def test_a_call_that_ran_again_is_picked_by_the_id_of_any_run(repo, run):
-    """`--call` takes the id of the first run of a redone call, as an earlier list showed it, and of the newest."""
-    world = World()
-    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
-    agent.run("look")
-    agent.fork(name="other")
-    agent.run("add chair")
-    (_, first) = agent.tool_track()
-    agent = agent.undo().redo()
-    (_, newest) = agent.tool_track()
-    assert first.id != newest.id
-    for one in (first, newest):
-        out, err, code = run("cherry-pick", "clerk:make", "s@other", "--call", str(one.id), "--dry-run")
-        assert (err, code) == ("", 0)
-        assert "2 messages to add." in out
+    assert "0 values and 2 messages to add." in out
+    picked = repo.session("s").get_checkpoint("picked")
+    assert [message["content"] for message in picked.conversation_history[-2:]] == ["theirs", "to theirs"]
+    out, _, code = run("cherry-pick", "clerk:GRAPH", "retry", "--resolve", "ours", "--json")
+    assert (code, json.loads(out)["plan"]["messages"]) == (0, [])
+    assert repo.session("s").get_checkpoint("HEAD").id == picked.id
 
 
 @pytest.mark.parametrize(
@@ -137,11 +98,7 @@ def test_a_call_that_ran_again_is_picked_by_the_id_of_any_run(repo, run):
         (("merge", "nomodule:x", "retry"), 3, "nomodule"),
         (("merge", "clerk:GRAPH", "retry", "--resolve", "mine"), 2, "mine"),
         (("merge", "clerk:GRAPH", "nosession", "retry"), 3, "nosession"),
-        (("cherry-pick", "clerk:GRAPH"), 2, "Name what to pick"),
-        (("cherry-pick", "clerk:GRAPH", "s", "retry", "--call", "1"), 2, "one thing"),
-        (("cherry-pick", "clerk:GRAPH", "s", "--call", "1", "--message", "x"), 2, "one thing"),
-        (("cherry-pick", "clerk:GRAPH", "s", "--call", "1"), 3, "no tool call 1"),
-        (("cherry-pick", "clerk:GRAPH", "s", "--message", "\x1b[31m"), 3, "\\x1b[31m"),
+        (("cherry-pick", "clerk:GRAPH", "s", "\x1b[31m"), 3, "\\x1b[31m"),
     ],
 )
 def test_an_invalid_merge_or_pick_fails_with_one_line(repo, pair, run, words, code, why):

@@ -102,8 +102,6 @@ VERBS = {
     "Session.log": (VIEWER, lambda r, w: list(at(r, w).log())),
     "Session.name": (VIEWER, lambda r, w: at(r, w).name),
     "Session.operations": (VIEWER, lambda r, w: at(r, w).operations()),
-    "Session.plan_cherry_pick": (VIEWER, lambda r, w: at(r, w).plan_cherry_pick("main#2", onto="picked")),
-    "Session.plan_merge": (VIEWER, lambda r, w: at(r, w).plan_merge("main", into="merged")),
     "Session.plan_redo": (VIEWER, lambda r, w: nothing_to_redo(lambda: at(r, w).plan_redo(branch="main"))),
     "Session.plan_rewind": (VIEWER, lambda r, w: no_files(lambda: at(r, w).plan_rewind("main#1"))),
     "Session.plan_rollback": (VIEWER, lambda r, w: at(r, w).plan_rollback("main#2")),

@@ -111,7 +111,7 @@ def test_a_long_template_takes_the_lists_along_that_its_list_continues(repo):
 
 
 def test_a_merge_stores_its_values_for_the_session(repo):
-    """A merge, which writes to a thread of its own first, stores all values for its session and copies none."""
+    """A merge stores all values for its session and copies none."""
     agent = chat(repo, "s", "add chair")
     fork = agent.fork(name="other")
     fork.run("note hello")

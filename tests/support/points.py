@@ -91,9 +91,7 @@ READ_LINEAGE = Point("store.records.sessions", "SessionStore.lineage")
 
 # -- merges and imports
 
-RUN_MERGED_NODE = Point("agents.merge.merger", "PregelNode")
-PUBLISH_MERGE = Point("agents.merge.merger", "MergeCommit._commit")
-MOVE_STAGED_ROWS = Point("store.threads.staging", "move_new")
+PUBLISH_MERGE = Point("agents.merge.merge", "Merger._publish")
 LOOK_FOR_IMPORTED = Point("agents.importing.commit", "ImportCommit.find")
 READ_BACK_IMPORTED = Point("agents.importing.copying", "_Checker.get_tuple")
 COMPARE_IMPORTED = Point("agents.importing.copying", "CheckpointCopier.differences")

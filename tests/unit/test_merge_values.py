@@ -10,9 +10,9 @@ from agentgit.checkpoints.merge import (
     added_positions,
     decide,
     drop_incomplete_batches,
-    expand_to_batches,
     find_additions,
     find_choice,
+    select,
 )
 from agentgit.errors import InvalidInput
 from agentgit.render.views import diff
@@ -57,7 +57,7 @@ def test_a_merge_of_dicts_keeps_the_changes_of_both_sides(base, ours, theirs):
     if more is None:
         assert gone or any(ours.get(key, "gone") != theirs[key] for key in mine & other)
     else:
-        joined = {**ours, **more.of(theirs)}
+        joined = {**ours, **select(theirs, more)}
         assert all(joined[key] == theirs[key] for key in other)
         assert all(joined.get(key) == ours.get(key) for key in mine)
 
@@ -101,21 +101,12 @@ def test_merged_messages_keep_calls_and_results_together(messages):
     assert drop_incomplete_batches([messages[place] for place in kept])[0] == list(range(len(kept)))
 
 
-def test_a_choice_of_messages_is_extended_to_whole_batches():
-    """A chosen call or result adds the other calls and results of its batch, and nothing else."""
-    talk = [says(), asks("a", "b"), answers("b"), answers("a"), says("assistant")]
-    assert expand_to_batches(talk, [2]) == expand_to_batches(talk, [1]) == [1, 2, 3]
-    assert expand_to_batches(talk, [0, 4]) == [0, 4]
-    assert expand_to_batches(talk, []) == []
-
-
 def test_an_invalid_conflict_choice_is_refused():
-    """A conflict choice is a word, a function or a mapping with `*`; anything else raises InvalidInput."""
+    """A conflict choice is a side or a mapping with `*`; anything else raises InvalidInput."""
     assert find_choice(None, "k") is None
     assert find_choice({"*": "ours", "k": "theirs"}, "k") == "theirs"
     assert find_choice({"*": "ours"}, "k") == "ours"
-    assert find_choice(min, "k") is min
-    for wrong in ("mine", 1, {"k": "mine"}):
+    for wrong in ("mine", 1, min, {"k": "mine"}):
         with pytest.raises(InvalidInput, match="'ours', 'theirs'"):
             find_choice(wrong, "k")
 

@@ -1,24 +1,32 @@
-"""The content of a merge or a cherry-pick: decided by hashes, then written through the graph's channels."""
+"""Merge and cherry-pick: what a checkpoint has added since a base, written to this branch through the graph's reducers.
+
+The base of a merge is what both branches have in common; that of a cherry-pick is the checkpoint before the picked one.
+The values are written as `update_state` does, by an extra node without edges, so that no node, tool or condition of the
+graph runs. One transaction stores the result with its checkpoint.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from langchain_core.messages import AIMessage, BaseMessage, messages_to_dict
 from langgraph.channels import AnyValue, BinaryOperatorAggregate, DeltaChannel, LastValue
 from langgraph.types import Overwrite
+from sqlalchemy import Connection
 
-from agentgit.agents.merge.side import Side
+from agentgit.agents.branch_context import BranchContext
+from agentgit.agents.isolation import detached
+from agentgit.agents.merge.side import Side, find_bases
+from agentgit.auth.principal import EDITOR
 from agentgit.checkpoints.merge import (
     APPEND,
     CLASH,
     KEEP,
     OURS,
-    RESOLVED,
     TAKE,
     THEIRS,
     Clash,
@@ -31,235 +39,174 @@ from agentgit.checkpoints.merge import (
     drop_incomplete_batches,
     find_additions,
     find_choice,
+    select,
 )
-from agentgit.errors import InvalidInput
-from agentgit.sessions.messages import from_stored, text_of
+from agentgit.errors import Conflict, Corrupt, InvalidInput, MergeConflict
+from agentgit.langgraph_internals import ChannelWrite, ChannelWriteTupleEntry, PregelNode
+from agentgit.rollback.crash_recovery import recover_abandoned, recover_all_abandoned
+from agentgit.saver.branch_saver import SessionSaver
+from agentgit.sessions.messages import text_of
+from agentgit.sessions.session import RUNNING
+from agentgit.store.audit.trail import record_event
+from agentgit.store.queries.lookup import CheckpointRef
+from agentgit.store.records.checkpoints import MERGE_KEY, Label, named_label
+from agentgit.store.records.sessions import StoredRow, require_no_unfinished_rollback, require_real
+from agentgit.store.sql.tables import CHECKPOINT
+from agentgit.store.store import HeadState, checkpoint_state
+from agentgit.store.threads.graph_rows import GraphCheckpoint, GraphKey, NewCheckpoint, NewWrites
+from agentgit.store.threads.graph_store import GraphStore
+from agentgit.store.threads.pending_writes import NO_WRITES
+
+WRITER = "agentgit"
+"""The name of the node that writes the changes."""
+
+PICKED = "picked"
+"""The key in the data of a checkpoint under which a cherry-pick records its source."""
 
 REDUCED_CHANNELS = (BinaryOperatorAggregate, DeltaChannel)
 """Channels whose writes go through a reducer."""
 
-PLAIN_CHANNELS = (LastValue, AnyValue)
-"""Channels that store a write unchanged."""
-
-
-@dataclass
-class IncomingChanges:
-    """The changes that one side receives from others."""
-
-    ours: Side
-    plan: MergePlan
-    common: Sequence[bytes] = ()
-    updates: dict[str, Callable[[], Any]] = field(default_factory=dict)
-
-    @functools.cached_property
-    def our_messages(self) -> Mapping[str, Mapping[str, Any]]:
-        """The messages of `ours` after the common ones, as shown, by id."""
-        hashes = self.ours.message_hashes
-        pairs = enumerate(zip(hashes, self.common, strict=False))
-        begin = next((n for n, (a, b) in pairs if a != b), min(len(hashes), len(self.common)))
-        shown = self.ours.messages(range(begin, len(hashes)))
-        return {message["id"]: message for message in shown if message["id"]}
-
-    def replace_value(self, key: str, value: Callable[[], Any]) -> None:
-        """Replace a value, bypassing its reducer."""
-        has_reducer = isinstance(self.ours.graph.channels.get(key), REDUCED_CHANNELS)
-        self.updates[key] = (lambda: Overwrite(value())) if has_reducer else value
-
-    def is_pure_addition(self, key: str, additions: Any) -> bool:
-        """Return whether the reducer of a list or a dict only adds `additions` to the current value."""
-        current = self.ours.live_value(key)
-        try:
-            result = self.ours.value_after(key, additions)
-        except Exception:  # noqa: BLE001  # a user's reducer may raise; then the user decides
-            return False
-        return bool(result == ({**current, **additions} if isinstance(current, dict) else [*current, *additions]))
-
-    def append(self, key: str, new_items: Callable[[], Any]) -> None:
-        """Append items to a value, through its reducer if it has one."""
-        has_reducer = isinstance(self.ours.graph.channels.get(key), REDUCED_CHANNELS)
-        self.updates[key] = new_items if has_reducer else lambda: [*(self.ours.live_value(key) or ()), *new_items()]
-
-    def add_messages(self, key: str, side: Side, positions: Sequence[int]) -> None:
-        """Append messages that are not here yet; tool calls only together with their results."""
-        shown = side.messages(positions)
-        known_call_ids = {message["tool_call_id"] for message in shown if message["id"] in self.our_messages} - {None}
-        # If some calls of a batch were picked before, only the others are added.
-        candidates = [
-            (at, drop_known_calls(message, known_call_ids)) for at, message in zip(positions, shown, strict=True)
-        ]
-        new_messages = [
-            (at, message)
-            for at, message in candidates
-            if message is not None and message["id"] not in self.our_messages
-        ]
-        kept_indexes, reasons = drop_incomplete_batches([message for _, message in new_messages])
-        self.plan.left_out.extend(
-            LeftOut(what=summarize_message(new_messages[n][1]), why=why) for n, why in reasons.items()
-        )
-        if kept_indexes:
-            chosen = [new_messages[n] for n in kept_indexes]
-            self.plan.messages.extend(message for _, message in chosen)
-            self.append(key, lambda: [keep_shown_calls(side.live_value(key)[at], message) for at, message in chosen])
+MERGED_CHANNELS = (*REDUCED_CHANNELS, LastValue, AnyValue)
+"""Channels that can be merged."""
 
 
 @dataclass
 class Merge:
-    """The computation of a merge."""
+    """The changes that one branch receives, decided by hashes; only the values that change are loaded."""
 
     bases: Sequence[Side]
+    ours: Side
     theirs: Side
-    changes: IncomingChanges
+    plan: MergePlan
     resolve: Resolve = None
+    updates: dict[str, Any] = field(default_factory=dict)
 
-    def compute(self) -> IncomingChanges:
-        """Decide about each value, and return the changes."""
-        ours, theirs = self.changes.ours, self.theirs
-        conversation_channel = (
-            theirs.conversation_channel if ours.conversation_channel in (None, theirs.conversation_channel) else None
-        )
-        for key in theirs.hashes:
+    def compute(self) -> None:
+        """Decide about each value."""
+        conversation = self.conversation_channel
+        for key in self.theirs.hashes:
             decision = self._decide(key)
             if decision == KEEP:
                 continue
-            if reason := self._unwritable_reason(key):
-                self.changes.plan.left_out.append(LeftOut(what=key, why=reason))
-            elif key == conversation_channel:
+            channel = self.ours.channels.get(key)
+            if not isinstance(channel, MERGED_CHANNELS):
+                kind = f"the graph keeps it in a {type(channel).__name__}, which is not merged"
+                why = "this graph has no such value" if channel is None else kind
+                self.plan.left_out.append(LeftOut(what=key, why=why))
+            elif key == conversation:
                 self._merge_conversation(key, decision)
-            else:
-                self._merge_value(key, decision)
-        return self.changes
+            elif decision == TAKE:
+                self._take_value(key, TAKE)
+            elif not self._append_value(key):
+                self._settle_conflict(key)
+
+    @property
+    def conversation_channel(self) -> str | None:
+        """The channel of both conversations; None if they are in different channels."""
+        ours, theirs = self.ours.conversation_channel, self.theirs.conversation_channel
+        return theirs if ours in (None, theirs) else None
 
     def _decide(self, key: str) -> str:
-        """Decide about one value; return `keep`, `take` or `clash`."""
-        ours, theirs = self.changes.ours.hashes.get(key), self.theirs.hashes[key]
+        ours, theirs = self.ours.hashes.get(key), self.theirs.hashes[key]
         first, *others = {decide(base.hashes.get(key), ours, theirs) for base in self.bases}
         return CLASH if others else first
 
-    def _unwritable_reason(self, key: str) -> str | None:
-        """Return why a value cannot be written; None if it can."""
-        channel = self.changes.ours.graph.channels.get(key)
-        if channel is None:
-            return "this graph has no such value"
-        if not isinstance(channel, (*REDUCED_CHANNELS, *PLAIN_CHANNELS)):
-            return f"the graph keeps it in a {type(channel).__name__}, which is not merged"
-        return None
-
     # -- values
 
-    def _merge_value(self, key: str, decision: str) -> None:
-        if decision == TAKE:
-            self._take_value(key, TAKE)
-        elif not self._append_value(key):
-            self._handle_conflict(key)
-
     def _take_value(self, key: str, how: str) -> None:
-        self.changes.plan.values.append(MergedValue(key=key, how=how, value=self.theirs.shown_value(key)))
-        self.changes.replace_value(key, lambda: self.theirs.live_value(key))
+        self.plan.values.append(MergedValue(key=key, how=how, value=self.theirs.shown_value(key)))
+        self._replace(key, self.theirs.live_value(key))
+
+    def _replace(self, key: str, value: Any) -> None:
+        has_reducer = isinstance(self.ours.channels.get(key), REDUCED_CHANNELS)
+        self.updates[key] = Overwrite(value) if has_reducer else value
 
     def _append_value(self, key: str) -> bool:
         """Append their additions to a list or a dict; return False unless both sides and the reducer only add to it."""
-        if not isinstance(self.changes.ours.graph.channels[key], REDUCED_CHANNELS):
+        if not isinstance(self.ours.channels[key], REDUCED_CHANNELS):
             return False
-        ours, theirs, live_value = (
-            self.changes.ours.shown_value(key),
-            self.theirs.shown_value(key),
-            self.theirs.live_value(key),
-        )
-        addition, *others = {find_additions(base.shown_value(key), ours, theirs) for base in self.bases}
-        if (
-            addition is None
-            or others
-            or not (type(live_value) is list or (type(live_value) is dict and theirs.keys() == live_value.keys()))
-        ):
-            return False  # the shown value does not represent the live one
-        if not self.changes.is_pure_addition(key, new_items := addition.of(live_value)):
+        ours, theirs, live = self.ours.shown_value(key), self.theirs.shown_value(key), self.theirs.live_value(key)
+        added, *others = {find_additions(base.shown_value(key), ours, theirs) for base in self.bases}
+        is_shown_whole = type(live) is list or (type(live) is dict and theirs.keys() == live.keys())
+        if added is None or others or not is_shown_whole:
             return False
-        self.changes.plan.values.append(MergedValue(key=key, how=APPEND, value=addition.of(theirs)))
-        self.changes.append(key, lambda: new_items)
+        new_items, current = select(live, added), self.ours.live_value(key)
+        try:
+            result = self.ours.value_after(key, new_items)
+        except Exception:  # noqa: BLE001  # a user's reducer may raise; then the user decides
+            return False
+        if result != ({**current, **new_items} if isinstance(current, dict) else [*current, *new_items]):
+            return False
+        self.plan.values.append(MergedValue(key=key, how=APPEND, value=select(theirs, added)))
+        self.updates[key] = new_items
         return True
+
+    def _settle_conflict(self, key: str) -> None:
+        side, is_conversation = find_choice(self.resolve, key), key == self.conversation_channel
+        if side is None:
+            states = {"base": self.bases[0], "ours": self.ours, "theirs": self.theirs}
+            values = {n: one.messages() if is_conversation else one.shown_value(key) for n, one in states.items()}
+            self.plan.conflicts.append(Clash(key=key, **values))
+        elif side == OURS:
+            self.plan.values.append(MergedValue(key=key, how=OURS))
+        elif is_conversation:
+            self._take_conversation(key, THEIRS)
+        else:
+            self._take_value(key, THEIRS)
 
     # -- the conversation
 
     def _merge_conversation(self, key: str, decision: str) -> None:
-        our_hashes, their_hashes = set(self.changes.ours.message_hashes), set(self.theirs.message_hashes)
-        # A message that both sides removed, as when both edited it alike, does not count as their change.
-        base_hashes = [
-            message_hash
-            for message_hash in self._base_message_hashes()
-            if message_hash in our_hashes or message_hash in their_hashes
-        ]
-        new_positions = added_positions(base_hashes, self.theirs.message_hashes)
-        if new_positions is not None and not self._has_edited_messages(new_positions):
-            self.changes.add_messages(key, self.theirs, new_positions)
-        elif decision == CLASH:
-            self._handle_conflict(key)
-        else:
-            self._take_conversation(key, TAKE)
-
-    def _base_message_hashes(self) -> list[bytes]:
-        """Return the hashes of the messages of all bases, each with its highest count in any base."""
         counts: Counter[bytes] = Counter()
         for base in self.bases:
             counts |= Counter(base.message_hashes)
-        return list(counts.elements())
+        # A message that both sides removed, as when both edited it alike, does not count as their change.
+        present = {*self.ours.message_hashes, *self.theirs.message_hashes}
+        added = added_positions([one for one in counts.elements() if one in present], self.theirs.message_hashes)
+        if added is not None and not self._has_edited_messages(added):
+            self._add_messages(key, added)
+        elif decision == CLASH:
+            self._settle_conflict(key)
+        else:
+            self._take_conversation(key, TAKE)
+
+    @functools.cached_property
+    def _our_messages(self) -> Mapping[str, Mapping[str, Any]]:
+        """Our messages after those that we share with the base, as shown, by id."""
+        hashes, base = self.ours.message_hashes, self.bases[0].message_hashes
+        pairs = enumerate(zip(hashes, base, strict=False))
+        begin = next((n for n, (a, b) in pairs if a != b), min(len(hashes), len(base)))
+        shown = self.ours.messages(range(begin, len(hashes)))
+        return {message["id"]: message for message in shown if message["id"]}
 
     def _has_edited_messages(self, positions: Sequence[int]) -> bool:
         """Return whether one of their new messages exists here with other content."""
-        our_messages = self.changes.our_messages
-        return any(message != our_messages.get(message["id"], message) for message in self.theirs.messages(positions))
+        ours = self._our_messages
+        return any(message != ours.get(message["id"], message) for message in self.theirs.messages(positions))
+
+    def _add_messages(self, key: str, positions: Sequence[int]) -> None:
+        """Append those of their messages that are not here yet; tool calls only together with their results."""
+        shown = self.theirs.messages(positions)
+        new = [(at, one) for at, one in zip(positions, shown, strict=True) if one["id"] not in self._our_messages]
+        kept = self._leave_out_incomplete([message for _, message in new])
+        if not kept:
+            return
+        self.plan.messages.extend(new[n][1] for n in kept)
+        items = [self.theirs.live_value(key)[new[n][0]] for n in kept]
+        has_reducer = isinstance(self.ours.channels.get(key), REDUCED_CHANNELS)
+        self.updates[key] = items if has_reducer else [*(self.ours.live_value(key) or ()), *items]
 
     def _take_conversation(self, key: str, how: str) -> None:
         """Replace our conversation with theirs, without batches of tool calls that lack results."""
         shown = self.theirs.messages()
-        kept_indexes, reasons = drop_incomplete_batches(shown)
-        self.changes.plan.left_out.extend(
-            LeftOut(what=summarize_message(shown[n]), why=why) for n, why in reasons.items()
-        )
-        self.changes.plan.values.append(
-            MergedValue(key=key, how=how, value=[summarize_message(shown[n]) for n in kept_indexes])
-        )
-        self.changes.replace_value(key, lambda: [self.theirs.live_value(key)[n] for n in kept_indexes])
+        kept = self._leave_out_incomplete(shown)
+        self.plan.values.append(MergedValue(key=key, how=how, value=[summarize_message(shown[n]) for n in kept]))
+        self._replace(key, [self.theirs.live_value(key)[n] for n in kept])
 
-    # -- conflicts
-
-    def _handle_conflict(self, key: str) -> None:
-        resolution = find_choice(self.resolve, key)
-        is_conversation = key == self.theirs.conversation_channel
-        if resolution is None:
-            self.changes.plan.conflicts.append(
-                self._new_clash(key, Side.messages if is_conversation else lambda s: s.shown_value(key))
-            )
-        elif resolution == OURS:
-            self.changes.plan.values.append(MergedValue(key=key, how=OURS))
-        elif resolution == THEIRS:
-            self._take_conversation(key, THEIRS) if is_conversation else self._take_value(key, THEIRS)
-        elif callable(resolution):
-            self.changes.plan.values.append(MergedValue(key=key, how=RESOLVED))
-            self.changes.replace_value(key, lambda: self._call_resolver(key, resolution, is_conversation))
-
-    def _new_clash(self, key: str, read_value: Callable[[Side], Any]) -> Clash:
-        return Clash(
-            key=key, base=read_value(self.bases[0]), ours=read_value(self.changes.ours), theirs=read_value(self.theirs)
-        )
-
-    def _call_resolver(self, key: str, resolver: Callable[[Clash], Any], is_conversation: bool) -> Any:
-        """Call the function that resolves a conflict, and return its value."""
-        value = resolver(self._new_clash(key, lambda side: side.live_value(key)))
-        if is_conversation:
-            require_valid_conversation(key, value)
-        return value
-
-
-def require_valid_conversation(key: str, value: Any) -> None:
-    """Check that a value is a list of messages in which each tool call has its result."""
-    if not isinstance(value, list) or not all(isinstance(message, BaseMessage) for message in value):
-        raise InvalidInput(f"resolve for {key!r} must return a list of messages.")
-    _, reasons = drop_incomplete_batches([from_stored(message) for message in messages_to_dict(value)])
-    if reasons:
-        position, reason = next(iter(reasons.items()))
-        raise InvalidInput(
-            f"resolve for {key!r} returned a conversation that models reject. Message {position}: {reason}."
-        )
+    def _leave_out_incomplete(self, shown: Sequence[Mapping[str, Any]]) -> list[int]:
+        kept, reasons = drop_incomplete_batches(shown)
+        self.plan.left_out.extend(LeftOut(what=summarize_message(shown[n]), why=why) for n, why in reasons.items())
+        return kept
 
 
 def summarize_message(message: Mapping[str, Any]) -> str:
@@ -269,37 +216,192 @@ def summarize_message(message: Mapping[str, Any]) -> str:
     return f"{message.get('role')}: {text if len(text) <= 80 else text[:79] + '…'}"
 
 
-def drop_known_calls(message: dict[str, Any], known_call_ids: Container[str]) -> dict[str, Any] | None:
-    """Return a shown message without the tool calls whose results are known; None if no call is left."""
-    ids = [call["id"] for call in message["tool_calls"]]
-    remaining_ids = [id for id in ids if id not in known_call_ids]
-    if len(remaining_ids) == len(ids):
-        return message
-    return select_calls(message, remaining_ids) if remaining_ids else None
+class CollectedSteps:
+    """Takes what LangGraph saves during the write of a merge; the transaction of the merge stores it."""
+
+    writes_on_put = is_waiting = False
+
+    def __init__(self) -> None:
+        self.steps: list[NewCheckpoint | NewWrites] = []
+
+    def saving(self, graph_key: GraphKey) -> AbstractContextManager[None]:
+        """Nothing waits for a save."""
+        return nullcontext()
+
+    def put(self, new: NewCheckpoint | NewWrites) -> bool:
+        """Take over a graph checkpoint or the writes of a task."""
+        self.steps.append(new)
+        return True
+
+    put_writes = put
+
+    def known_head(self, graph_key: GraphKey) -> None:
+        """The graph reads the stored head."""
+
+    def on_read(self, thread: str, ns: str, checkpoint: GraphCheckpoint | None) -> None:
+        """Nothing waits for what was read."""
+
+    def flush(self) -> None:
+        """Nothing is written before the merge is."""
 
 
-def select_calls(message: Mapping[str, Any], call_ids: Sequence[str]) -> dict[str, Any]:
-    """Return a shown message with only some of its tool calls, under an id that is derived from them."""
-    calls = [call for call in message["tool_calls"] if call["id"] in call_ids]
-    return {
-        **message,
-        "id": f"{message['id'] or ''}/{'+'.join(call_ids)}",
-        "content": text_of(message),
-        "tool_calls": calls[: len(call_ids)],
-    }
+class Merger:
+    """Merges and cherry-picks from other branches into one branch. Both add a checkpoint and remove nothing."""
 
+    def __init__(self, branch: BranchContext) -> None:
+        self.branch = branch
+        self.store = branch.store
 
-def keep_shown_calls(message: BaseMessage, shown: Mapping[str, Any]) -> BaseMessage:
-    """Return a message with only the tool calls of its shown form: itself, or a new message with these calls."""
-    if message.id == shown["id"] or not isinstance(message, AIMessage):
-        return message
-    ids = [call["id"] for call in shown["tool_calls"]]
-    calls = [call for call in message.tool_calls if call["id"] in ids][: len(ids)]
-    # The rest of the message (raw blocks, token counts) describes all its calls, so it is dropped.
-    return AIMessage(str(message.text), id=shown["id"], name=message.name, tool_calls=calls)
+    def compute(self, source: CheckpointRef, resolve: Resolve, *, picks: bool = False) -> tuple[Merge, dict[str, Any]]:
+        """Return what a merge or a cherry-pick would add, with the facts that its checkpoint records."""
+        recover_all_abandoned(self.store, self.branch.session_id)
+        with self.branch.reading() as connection:
+            our_row, head_state = self._position(connection)
+            session_name = self.branch.planner.name_session(connection, self.branch.session_id)
+            their_row, label = self.branch.target(connection, source)
+            self.store.sessions.require_real_thread(connection, their_row.thread_id)
+            bases = self._previous(connection, their_row) if picks else self._common(connection, our_row, their_row)
+        base_label = " and ".join(f"{one.branch_name}#{one.number}" for one in bases)
+        plan = MergePlan(
+            kind="cherry_pick" if picks else "merge",
+            source=label,
+            into=our_row.name,
+            base=base_label,
+            session_name=session_name,
+        )
+        base_sides = [self._side(row) for row in bases] or [Side(self.branch)]
+        ours = Side(self.branch, our_row.thread_id, head_state.latest_id)
+        merge = Merge(base_sides, ours, self._side(their_row), plan, resolve)
+        merge.compute()
+        return merge, {"checkpoint": their_row.id, "source": label, "base": base_label}
 
+    def _side(self, row: StoredRow) -> Side:
+        return Side(self.branch, row.thread_id, row.graph_checkpoint_id)
 
-def plan_summary(plan: MergePlan) -> dict[str, Any]:
-    """Return the summary of a plan that is stored in the data of its checkpoint."""
-    values = {one.key: one.how for one in plan.values}
-    return {"source": plan.source, "base": plan.base, "values": values, "messages": len(plan.messages)}
+    def _common(self, connection: Connection, our_row: StoredRow, their_row: StoredRow) -> list[StoredRow]:
+        """Return the newest checkpoints that both branches have."""
+        if our_row.head_id is None:
+            raise InvalidInput(
+                f"Branch {our_row.name} has no checkpoint to merge into. Run a turn or create one first."
+            )
+        (head_row,) = self.store.checkpoints.find(connection, CHECKPOINT.c.id == our_row.head_id)
+        bases = find_bases(self.store, connection, head_row, their_row)
+        if not bases:
+            raise InvalidInput("These have no common history. Cherry-pick instead.")
+        return bases
+
+    def _previous(self, connection: Connection, their_row: StoredRow) -> list[StoredRow]:
+        """Return the checkpoint before the picked one on its path; none before the first."""
+        branch_row = self.store.sessions.branch(connection, their_row.internal_session_id)
+        path = self.branch.context.lookup.path_checkpoints(connection, branch_row)
+        index = next(n for n, point in enumerate(path) if point.id == their_row.id)
+        return [path[index - 1]] if index else []
+
+    def _position(self, connection: Connection) -> tuple[StoredRow, HeadState]:
+        """Return the row of the branch and the state of its head, if something can be added there."""
+        row = self.store.sessions.branch(connection, self.branch.branch_id)
+        require_no_unfinished_rollback(row)
+        require_real(row)
+        if row.status == RUNNING:
+            raise Conflict(f"Branch {row.name} is running. Wait for its turn to end, then try again.")
+        head_state = self.store.head_state(connection, row)
+        if head_state.latest_id != self.branch.seen_checkpoint_id and row.head_id not in self.branch.interrupted_heads:
+            raise Conflict(
+                f"Branch {row.name} has moved since this agent last saw it. Nothing was changed. "
+                f"agent.switch({row.name!r}) returns an agent at its head.",
+                head=row.head_id,
+            )
+        if not head_state.is_settled:
+            raise Conflict(
+                f"Branch {row.name} is in the middle of a turn: a tool call waits for its result, or a question for "
+                "its answer. Answer it, or continue the turn with agent.invoke(None); then try again."
+            )
+        return row, head_state
+
+    # -- writing
+
+    def merge(self, source: CheckpointRef, resolve: Resolve, name: str | None, *, picks: bool = False) -> int:
+        """Merge or cherry-pick; return the id of the new checkpoint, or of the head if there is nothing to add."""
+        branch = self.branch
+        branch.authorize_now(EDITOR)
+        merge, facts = self.compute(source, resolve, picks=picks)
+        plan = merge.plan
+        if plan.conflicts:
+            keys = ", ".join(one.key for one in plan.conflicts)
+            raise MergeConflict(
+                f"Nothing was changed. Both branches have changed {keys} since {plan.base}. Choose which to "
+                "keep: resolve='ours', 'theirs', or a mapping from keys to these.",
+                plan,
+            )
+        # A merge that keeps our side of all conflicts is recorded, so that the next one begins after it.
+        if plan.is_empty if picks else not (plan.values or plan.messages):
+            if plan.left_out:
+                raise Conflict(f"Nothing of {plan.source} can be added: {plan.left_out[0].why}.")
+            with branch.reading() as connection:
+                head = branch.row(connection).head_id
+            if head is not None:
+                return int(head)
+        kind = PICKED if picks else MERGE_KEY
+        label = named_label(branch.settings.user_id, name, plan.title, {kind: facts})
+        steps, new_id = self._write(merge)
+        checkpoint_id = self.store.database.write(
+            lambda connection: self._publish(connection, merge.ours.graph_key, steps, new_id, label, kind), durable=True
+        )
+        branch.seen_checkpoint_id, branch.interrupted_heads = new_id, ()
+        return checkpoint_id
+
+    def _write(self, merge: Merge) -> tuple[list[NewCheckpoint | NewWrites], str]:
+        """Write the values through the channels; return what LangGraph would save, and the new id."""
+        graph = self.branch.graph
+        if triggering := sorted(merge.updates.keys() & graph.trigger_to_nodes.keys()):
+            raise InvalidInput(
+                f"Nodes of this graph run when {', '.join(triggering)} changes, so that it cannot be merged."
+            )
+        saver, collected = SessionSaver(self.store), CollectedSteps()
+        saver.channels, saver.turn = graph.channels, collected
+        entry = ChannelWriteTupleEntry(mapper=lambda values: list(values.items()))
+        writer = PregelNode(channels=[], triggers=[], writers=[ChannelWrite([entry])])
+        copy = graph.copy({"checkpointer": saver, "nodes": {**graph.nodes, WRITER: writer}})
+        with detached():
+            written = copy.update_state({"configurable": {"thread_id": self.branch.thread_id}}, merge.updates, WRITER)
+        return collected.steps, str(written["configurable"]["checkpoint_id"])
+
+    def _publish(
+        self,
+        connection: Connection,
+        graph_key: GraphKey | None,
+        steps: Sequence[NewCheckpoint | NewWrites],
+        new_id: str,
+        label: Label,
+        kind: str,
+    ) -> int:
+        """Store the steps and the checkpoint, if the branch has not moved since the values were read."""
+        self.branch.authorize(connection)
+        self.store.sessions.lock(connection, self.branch.session_id)
+        if recover_abandoned(self.store, connection, self.branch.session_id):
+            raise Conflict("A rollback is in progress in this session. Wait until it ends, then try again.")
+        row, head_state = self._position(connection)
+        if head_state.latest_id != (graph_key.checkpoint_id if graph_key is not None else None):
+            raise Conflict(f"Branch {row.name} has moved in the meantime. Nothing was changed; try again.")
+        graphs = GraphStore(self.store.tenant_id, self.store.compression, count_usage=False)
+        graphs.write(connection, steps)
+        graph_checkpoint = graphs.find(connection, GraphKey(row.thread_id, "", new_id))
+        assert graph_checkpoint is not None  # noqa: S101  # it was just stored
+        snapshot_row = self.store.snapshots.newest_of_branch(connection, row)
+        state = checkpoint_state(graph_checkpoint, head_state.checkpoint_state.position, NO_WRITES)
+        if snapshot_row is not None:
+            state = replace(state, workspace_snapshot_id=snapshot_row.id)
+        checkpoint_id = self.store.checkpoints.add(connection, row.id, state, label)
+        with suppress(Corrupt):  # content too damaged to index must not prevent the merge
+            self.store.search_index.index_next(connection, row.id)
+        record_event(
+            connection,
+            self.store.tenant_id,
+            "merge.done" if kind == MERGE_KEY else "cherry_pick.done",
+            branch_id=row.id,
+            user_id=label.user_id,
+            made=checkpoint_id,
+            source=label.data[kind],
+        )
+        self.store.sessions.touch(connection, row.external_session_id)
+        return checkpoint_id

@@ -92,7 +92,7 @@ COMMANDS = (
     SlashCommandSpec("diff", ("[A]", "[B]"), help="Compare checkpoints, or show what the last turn changed."),
     SlashCommandSpec("compare", ("REF",), help="Show what this branch and REF did since they diverged."),
     SlashCommandSpec("merge", ("REF",), {RESOLVE: "SIDE"}, "Merge a branch into this one; --resolve ours or theirs."),
-    SlashCommandSpec("cherry-pick", ("REF",), help="Copy the messages that a checkpoint added."),
+    SlashCommandSpec("cherry-pick", ("REF",), help="Copy what a checkpoint changed."),
     SlashCommandSpec("branches", help="List the branches."),
     SlashCommandSpec("fork", ("[NAME]",), help="Continue on a new branch; the world does not change."),
     SlashCommandSpec(

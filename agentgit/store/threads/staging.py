@@ -34,7 +34,7 @@ def staging_thread_id(user_id: int, session_name: str, thread_id: str) -> str:
 
 
 def list_staged_threads(connection: Connection, tenant_id: int, owner: int) -> list[str]:
-    """List the staging threads of running and interrupted imports and merges whose values have an owner."""
+    """List the staging threads of running and interrupted imports whose values have an owner."""
     c = GRAPH_CHECKPOINT.c
     conditions = (c.tenant_id == tenant_id, c.external_session_id == owner, c.thread_id.startswith(STAGING_PREFIX))
     query = select(c.thread_id).where(*conditions).distinct()
@@ -85,24 +85,6 @@ def move(connection: Connection, blobs: BlobStore, source: str, target: str, ses
             connection, table, *_thread_conditions(table, tenant_id, source), thread_id=target
         )
     return moved_count + remaining_count
-
-
-def move_new(connection: Connection, blobs: BlobStore, source: str, target: str, session_id: int) -> int:
-    """Append the rows that only one thread has to another one, and return the number of graph checkpoints moved.
-
-    Where both threads have a row, the target's is kept.
-    """
-    tenant_id = blobs.tenant_id
-    tail_columns = [name for name in KEY_COLUMNS if name not in ("tenant_id", "thread_id")]
-    for table, key_columns in ((GRAPH_WRITE, (*tail_columns, "task_id", "idx")), (GRAPH_CHECKPOINT, tail_columns)):
-        target_rows = table.alias("there")
-        is_in_target = exists().where(
-            target_rows.c.tenant_id == tenant_id,
-            target_rows.c.thread_id == target,
-            *(target_rows.c[n] == table.c[n] for n in key_columns),
-        )
-        connection.execute(delete(table).where(*_thread_conditions(table, tenant_id, source), is_in_target))
-    return move(connection, blobs, source, target, session_id)
 
 
 def _thread_conditions(table: Any, tenant_id: int, thread: str) -> Sequence[Any]:
