@@ -12,23 +12,13 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from typing import Any
 
 from agentgit.errors import Conflict, InvalidInput, NotFound, Unavailable
-from agentgit.workspace.engines.container_settings import (
-    ContainerRestored,
-    ContainerSnapshot,
-    Inspection,
-    differences,
-    mounts,
-    options,
-)
 from agentgit.workspace.locations import exclusive_lock
-
-ENGINES = ("docker", "podman")
-"""The commands to look for, in this order."""
+from agentgit.workspace.values import FileCheckpoint, Restored, utc_datetime
 
 OWNER, RECORD = "agentgit.container", "agentgit.snapshot"
 """Labels of a snapshot's image: the name of the container, and the record of the snapshot."""
@@ -39,10 +29,14 @@ RUNNING = "agentgit.running"
 NEXT, BEFORE = ".agentgit-next", ".agentgit-before"
 """Suffixes of the container's name during a replacement: those of the new container and the old one."""
 
-NEVER_RAN = ("created", "configured")
-"""States of a container that was created and not yet started."""
+PROCESS = ("Cmd", "Domainname", "Entrypoint", "OpenStdin", "StopSignal", "Tty", "User", "WorkingDir")
+"""The settings of the process that a restored container must have too. `Env` is in the image; an engine adds to it."""
 
-IN_USE = re.compile(r"in use|being used|is using|conflict", re.IGNORECASE)
+NO_SETTINGS = {"Annotations", "Binds", "ConsoleSize", "ContainerIDFile", "Isolation", "LogConfig", "Mounts"}
+"""Fields of `HostConfig` that are no settings, or that the container's own `Mounts` covers."""
+
+Inspection = Mapping[str, Any]
+"""The description of one container or image, as `inspect` of docker or podman prints it."""
 
 
 class ContainerEnvironment:
@@ -50,13 +44,14 @@ class ContainerEnvironment:
 
     Args:
         container: The name of the container.
-        engine: A command, or a sequence of words if the command needs options, like `("podman", "--root",
-            "/srv/pods")`; None for docker or podman, whichever responds and has the container.
+        options: The options that `docker run` got when the container was made, like `["--volume=data:/data"]`; a
+            restore makes the new container with them.
+        engine: The command, or its words if it needs options, like `("podman", "--root", "/srv/pods")`; None for
+            docker, or podman if there is no docker.
         timeout: The maximum time for one command, in seconds.
 
     Raises:
         InvalidInput: `container` is not a valid name of a container.
-        Unavailable: There is no engine, or it does not respond.
 
     Example:
         >>> sandbox = ContainerEnvironment("sandbox")  # doctest: +SKIP
@@ -65,14 +60,16 @@ class ContainerEnvironment:
     """
 
     takes_safety = True
-    """True: `restore` takes the safety snapshot, while the container is stopped or paused. A `Workspace` takes none."""
+    """True: `restore` takes the safety snapshot, while the container is stopped. A `Workspace` takes none."""
 
-    def __init__(self, container: str, *, engine: str | Sequence[str] | None = None, timeout: float = 600) -> None:
+    def __init__(
+        self, container: str, *, options: Sequence[str] = (), engine: str | Sequence[str] = (), timeout: float = 600
+    ) -> None:
         if not re.fullmatch(r"[a-zA-Z0-9][a-zA-Z0-9_.-]*", container):
             raise InvalidInput(f"{container!r} is not the name of a container. Use the name that `docker ps` shows.")
-        self.container = container
-        self._timeout = timeout
-        self._engine_command = _as_command(engine) if engine else self._find_engine()
+        self.container, self._options, self._timeout = container, tuple(options), timeout
+        default = "docker" if shutil.which("docker") or not shutil.which("podman") else "podman"
+        self._engine = (engine,) if isinstance(engine, str) else tuple(engine) or (default,)
 
     def checkpoint(self, message: str = "") -> str:
         """Take a snapshot of the container, running or stopped, and return its id.
@@ -85,53 +82,56 @@ class ContainerEnvironment:
             Unavailable: The engine does not respond, or reports an error, which the message quotes.
         """
         with self._locked():
-            return self._commit(self._require_container(self.container), "manual", message)
+            return self._commit("manual", message)
 
-    def restore(self, id: str) -> ContainerRestored:
+    def restore(self, id: str) -> Restored:
         """Replace the container with one created from a snapshot, with the same name and settings.
 
-        A safety snapshot of the current container is taken first. If the new container cannot be created or started,
-        the old one is put back.
+        A safety snapshot of the current container is taken first. If the new container cannot be started, the old one
+        is put back.
 
         Args:
             id: The id of the snapshot.
 
         Raises:
             NotFound: There is no such snapshot.
+            InvalidInput: The new container would have other settings, which the message names. Nothing was changed.
             Unavailable: The engine does not respond, or reports an error, which the message quotes.
         """
         with self._locked():
             target = self._require_snapshot(id)
-            old_container = self._inspect(self.container)
-            settings = options(old_container) if old_container else list(target.settings)
-            is_running = old_container["State"]["Running"] if old_container else target.running
+            old = self._inspect(self.container)
+            is_running = old["State"]["Running"] if old else target.metadata["running"]
             label = f"--label={RUNNING}={str(is_running).lower()}"
-            self._run("create", f"--name={self.container}{NEXT}", label, *settings, target.image)
-            new_container = self._require_container(self.container + NEXT)
-            safety = self._replace(old_container, is_running, f"before the restore of {id}")
-        not_mounted = tuple(path for path in target.not_included if path not in mounts(new_container))
-        return ContainerRestored(
+            image = target.metadata["image"]
+            self._run("create", f"--name={self.container}{NEXT}", label, *self._options, image)
+            new = self._require_container(self.container + NEXT)
+            safety = self._replace(old, new, f"before the restore of {id}")
+            if is_running:
+                self._run("start", self.container)
+            self._remove(self.container + BEFORE)
+        mounts = _mounts(new)
+        lost = (path for path in target.metadata["not_included"] if path not in mounts)
+        return Restored(
             id,
             safety,
-            mounts(old_container or new_container),
-            differences(old_container, new_container) if old_container else (),
-            not_mounted,
+            everything=True,
+            missing=tuple((path, "a volume or a mount that the container no longer has") for path in lost),
+            left=tuple((path, "a volume or a mount, which is not part of an image") for path in mounts),
         )
 
-    def list(self) -> tuple[ContainerSnapshot, ...]:
-        """Return the snapshots, newest first.
+    def list(self) -> tuple[FileCheckpoint, ...]:
+        """Return the snapshots, newest first. Their metadata has `image`, `running` and `not_included` (mounts).
 
         Raises:
             Unavailable: The engine does not respond.
         """
         image_ids = self._run("images", "--quiet", "--no-trunc", f"--filter=label={OWNER}={self.container}").split()
-        if not image_ids:
-            return ()
-        images = self._parse_inspections(self._run("image", "inspect", *dict.fromkeys(image_ids)))
-        snapshots = (self._parse_snapshot(image, tag) for image in images for tag in image["RepoTags"] or ())
-        return tuple(sorted((one for one in snapshots if one), key=lambda one: one.id, reverse=True))
+        images = self._json("image", "inspect", *dict.fromkeys(image_ids)) if image_ids else ()
+        found = (_snapshot(image, tag, self._tag("")) for image in images for tag in image["RepoTags"] or ())
+        return tuple(sorted(filter(None, found), key=lambda snapshot: snapshot.id, reverse=True))
 
-    def get(self, id: str) -> ContainerSnapshot | None:
+    def get(self, id: str) -> FileCheckpoint | None:
         """Return one snapshot; None if none has this id.
 
         Args:
@@ -151,142 +151,82 @@ class ContainerEnvironment:
         """
         snapshot = self._require_snapshot(id)
         try:
-            self._run("rmi", snapshot.image)
+            self._run("rmi", snapshot.metadata["image"])
         except Unavailable as error:
-            if not IN_USE.search(str(error)):
+            if not re.search(r"in use|being used|is using|conflict", str(error), re.IGNORECASE):
                 raise
             raise Conflict(f"A container uses the snapshot {id}. Restore another snapshot first.") from error
 
-    def gc(self, keep: int = 100) -> tuple[str, ...]:
-        """Remove all but the newest snapshots, and return the ids of the removed ones.
-
-        A snapshot that a container uses is kept.
-
-        Args:
-            keep: The number of newest snapshots to keep.
-        """
-        removed = []
-        for snapshot in self.list()[max(keep, 0) :]:
-            try:
-                self.delete(snapshot.id)
-            except Conflict:
-                continue
-            removed.append(snapshot.id)
-        return tuple(removed)
-
     # -- replacing the container
 
-    def _replace(self, old_container: Inspection | None, is_running: bool, message: str) -> str | None:
-        """Replace the old container with the new one. If that fails, put the old one back."""
+    def _replace(self, old: Inspection | None, new: Inspection, message: str) -> str | None:
+        """Give the new container the name of the old one; return the id of the safety snapshot of the old one."""
         safety = None
-        try:
-            if old_container:
-                safety = self._set_aside(old_container, message)
-            self._run("rename", self.container + NEXT, self.container)
-            if is_running:
-                self._run("start", self.container)
-        except Unavailable:
-            self._revert(old_container, safety)
-            raise
-        self._remove_container(BEFORE)
+        if old is not None:
+            self._require_same_settings(old, new)
+            self._run("stop", self.container)
+            safety = self._commit("safety", message, is_running=old["State"]["Running"])
+            self._run("rename", self.container, self.container + BEFORE)
+        self._run("rename", self.container + NEXT, self.container)
         return safety
 
-    def _set_aside(self, old_container: Inspection, message: str) -> str:
-        """Stop the old container, take the safety snapshot and free its name; return the id of the snapshot."""
-        if old_container["HostConfig"].get("AutoRemove"):  # the engine removes it as soon as it stops
-            safety = self._commit(old_container, "safety", message)
-            self._run("rm", "--force", self.container)
-            return safety
-        self._run("stop", self.container)
-        safety = self._commit(old_container, "safety", message)
-        self._run("rename", self.container, self.container + BEFORE)
-        return safety
-
-    def _revert(self, old_container: Inspection | None, safety: str | None) -> None:
-        """Put the old container back. If it was removed when it stopped, create it from the safety snapshot."""
-        self._remove_container(NEXT)
-        if old_container and safety:
-            self._remove_container()
-            if self._inspect(self.container + BEFORE):
-                self._run("rename", self.container + BEFORE, self.container)
-            else:
-                self._run("create", f"--name={self.container}", *options(old_container), self._image_tag(safety))
-        if old_container and old_container["State"]["Running"]:
-            self._run("start", self.container)
+    def _require_same_settings(self, old: Inspection, new: Inspection) -> None:
+        before, after = _settings(old), _settings(new)
+        names = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+        if names:
+            raise InvalidInput(
+                f"Nothing was restored: the new container would differ from {self.container} in {', '.join(names)}. "
+                f"Pass the options that `{self._engine[0]} run` got as options=."
+            )
+        if old["HostConfig"].get("AutoRemove"):
+            raise InvalidInput(f"Nothing was restored: {self.container} is removed when it stops (AutoRemove).")
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Lock the container, and complete or revert a replacement whose process was killed."""
-        digest = hashlib.sha256(repr((self._engine_command, self.container)).encode()).hexdigest()[:16]
+        """Lock the container; if a replacement failed or its process was killed, put the old container back."""
+        digest = hashlib.sha256(repr((self._engine, self.container)).encode()).hexdigest()[:16]
         lock = os.path.join(tempfile.gettempdir(), f"agentgit-{os.getuid()}-{digest}.lock")
         with exclusive_lock(lock, timeout=self._timeout, description=f"the container {self.container}"):
             self._recover()
-            yield
+            try:
+                yield
+            except Exception:
+                self._recover()
+                raise
 
     def _recover(self) -> None:
-        """Complete an interrupted replacement if the new container already had its name; otherwise revert it."""
         names = self._run("ps", "--all", "--format={{.Names}}").split()
-        leftovers = [self.container + suffix for suffix in (BEFORE, NEXT) if self.container + suffix in names]
-        container = (
-            self._inspect(leftovers[-1])
-            if leftovers and leftovers[-1].endswith(NEXT)
-            else self._inspect(self.container)
-        )
-        if self.container not in names and leftovers:
-            self._run("rename", leftovers.pop(0), self.container)
-        is_interrupted = leftovers or (container and container["State"]["Status"] in NEVER_RAN)
-        if container and is_interrupted and (container["Config"]["Labels"] or {}).get(RUNNING) == "true":
+        new = self._inspect(self.container + NEXT) if self.container + NEXT in names else None
+        if self.container + BEFORE in names:
+            new = new or self._require_container(self.container)
+            self._remove(self.container)
+            self._run("rename", self.container + BEFORE, self.container)
+        if new and (new["Config"]["Labels"] or {}).get(RUNNING) == "true" and self._inspect(self.container):
             self._run("start", self.container)
-        for name in leftovers:
-            self._run("rm", "--force", name)
+        self._remove(self.container + NEXT)
 
-    def _remove_container(self, suffix: str = "") -> None:
-        if self._inspect(self.container + suffix):
-            self._run("rm", "--force", self.container + suffix)
+    def _remove(self, name: str) -> None:
+        if self._inspect(name):
+            self._run("rm", "--force", name)
 
     # -- images
 
-    def _commit(self, container: Inspection, kind: str, message: str) -> str:
+    def _commit(self, kind: str, message: str, is_running: bool | None = None) -> str:
         """Create an image of the container, which is paused meanwhile, and return the id of the snapshot."""
-        id = f"{time.time_ns():016x}{secrets.token_hex(2)}"
-        record = {
-            "id": id,
-            "kind": kind,
-            "message": message,
-            "running": container["State"]["Running"],
-            "settings": options(container),
-            "not_included": mounts(container),
-        }
+        container, id = self._require_container(self.container), f"{time.time_ns():016x}{secrets.token_hex(2)}"
+        running = container["State"]["Running"] if is_running is None else is_running
+        record = {"id": id, "kind": kind, "message": message, "running": running, "not_included": _mounts(container)}
         encoded = base64.urlsafe_b64encode(json.dumps(record).encode()).decode().rstrip("=")
         labels = (f"--change=LABEL {OWNER}={self.container}", f"--change=LABEL {RECORD}={encoded}")
-        self._run("commit", "--pause=true", *labels, self.container, self._image_tag(id))
+        self._run("commit", "--pause=true", *labels, self.container, self._tag(id))
         return id
 
-    def _image_tag(self, id: str) -> str:
-        return f"agentgit/{_repository_name(self.container)}:{id}"
+    def _tag(self, id: str) -> str:
+        # Names of images are lowercase, those of containers need not be.
+        digest = hashlib.sha256(self.container.encode()).hexdigest()[:8]
+        return f"agentgit/{re.sub(r'[^a-z0-9]+', '-', self.container.lower()).strip('-')}-{digest}:{id}"
 
-    def _parse_snapshot(self, image: Inspection, tag: str) -> ContainerSnapshot | None:
-        """Return the snapshot for a tag of an image; None if the tag is not ours.
-
-        Images that users build from our containers inherit our labels, so the labels alone do not identify a snapshot.
-        """
-        encoded = image["Config"]["Labels"][RECORD]
-        record = json.loads(base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)))
-        if not tag.endswith(self._image_tag(record["id"])):
-            return None
-        return ContainerSnapshot(
-            id=record["id"],
-            message=record["message"],
-            created_at=datetime.fromtimestamp(int(record["id"][:16], 16) / 1e9, UTC),
-            kind=record["kind"],
-            image=tag,
-            size=image["Size"],
-            running=record["running"],
-            settings=tuple(record["settings"]),
-            not_included=tuple(record["not_included"]),
-        )
-
-    def _require_snapshot(self, id: str) -> ContainerSnapshot:
+    def _require_snapshot(self, id: str) -> FileCheckpoint:
         if (snapshot := self.get(id)) is None:
             raise NotFound(f"The container {self.container} has no snapshot {id}. List its snapshots with list().")
         return snapshot
@@ -294,90 +234,74 @@ class ContainerEnvironment:
     # -- the engine
 
     def _require_container(self, name: str) -> Inspection:
-        inspection = self._inspect(name)
-        if inspection is None:
-            raise NotFound(
-                f"{self._engine_command[0]} has no container {name}. Create it first, with `{self._engine_command[0]} "
-                "run`."
-            )
-        return inspection
+        if (container := self._inspect(name)) is None:
+            raise NotFound(f"{self._engine[0]} has no container {name}. Create it first, with `{self._engine[0]} run`.")
+        return container
 
     def _inspect(self, name: str) -> Inspection | None:
-        completed = self._execute(self._engine_command, "container", "inspect", name)
-        if completed.returncode == 0:
-            return self._parse_inspections(completed.stdout)[0]
-        if "no such" in completed.stderr.lower():
-            return None
-        raise self._command_error("inspect", completed.stderr)
-
-    def _parse_inspections(self, output: str) -> Sequence[Inspection]:
-        """Parse the answer of an `inspect` that succeeded: at least one JSON object."""
         try:
-            inspections = json.loads(output)
-        except ValueError:
-            inspections = None
-        if (
-            not isinstance(inspections, list)
-            or not inspections
-            or not all(isinstance(inspection, dict) for inspection in inspections)
-        ):
-            raise self._command_error("inspect", "the answer of the engine is not a list of JSON objects")
-        return inspections
+            return self._json("container", "inspect", name)[0]
+        except Unavailable as error:
+            if "no such" in str(error).lower():
+                return None
+            raise
 
-    def _find_engine(self) -> tuple[str, ...]:
-        results = {name: self._execute((name,), "ps", "--quiet") for name in ENGINES if shutil.which(name)}
-        if not results:
-            raise Unavailable("Neither docker nor podman is on PATH. Install one of them, or pass its path as engine=.")
-        responding = [name for name, done in results.items() if done.returncode == 0]
-        if not responding:
-            errors = "; ".join(f"{name}: {_last_line(done.stderr)}" for name, done in results.items())
-            raise Unavailable(f"No container engine responds. {errors}. Start one, or pass another one as engine=.")
-        inspect_arguments = ("container", "inspect", self.container)
-        return next(
-            ((name,) for name in responding if not self._execute((name,), *inspect_arguments).returncode),
-            (responding[0],),
-        )
+    def _json(self, *words: str) -> Sequence[Inspection]:
+        """Run an `inspect`, and return its answer: at least one JSON object."""
+        try:
+            answer = json.loads(self._run(*words))
+        except ValueError:
+            answer = None
+        if not isinstance(answer, list) or not answer or not all(isinstance(one, dict) for one in answer):
+            raise self._failed(words[0], "the answer of the engine is not a list of JSON objects")
+        return answer
 
     def _run(self, *words: str) -> str:
-        completed = self._execute(self._engine_command, *words)
-        if completed.returncode:
-            raise self._command_error(words[0], completed.stderr)
-        return completed.stdout
-
-    def _execute(self, engine: Sequence[str], *words: str) -> subprocess.CompletedProcess[str]:
-        command = [*engine, *words]
         try:
-            return subprocess.run(  # noqa: S603 - no shell; the words are ours or checked
-                command, capture_output=True, text=True, errors="replace", timeout=self._timeout, check=False
+            completed = subprocess.run(  # noqa: S603 - no shell; the words are ours or checked
+                [*self._engine, *words], capture_output=True, text=True, errors="replace", timeout=self._timeout
             )
         except FileNotFoundError as error:
-            raise Unavailable(
-                f"The container engine {engine[0]} is not on PATH. Install it, or pass its path."
-            ) from error
+            raise self._failed(words[0], "it is not on PATH. Install it, or pass its path as engine=.") from error
         except OSError as error:
-            raise Unavailable(f"The container engine {engine[0]} cannot be run: {error.strerror}.") from error
+            raise self._failed(words[0], f"it cannot be run: {error.strerror}.") from error
         except subprocess.TimeoutExpired as error:
-            raise Unavailable(
-                f"{engine[0]} {words[0]} took longer than {self._timeout:g} s. Pass a longer timeout=."
-            ) from error
+            raise self._failed(words[0], f"it took longer than {self._timeout:g} s. Pass a longer timeout=.") from error
+        if completed.returncode:
+            raise self._failed(words[0], (completed.stderr.strip().splitlines() or ["it said nothing"])[-1])
+        return completed.stdout
 
-    def _command_error(self, verb: str, stderr: str) -> Unavailable:
-        return Unavailable(
-            f"{self._engine_command[0]} {verb} failed for the container {self.container}: {_last_line(stderr)}"
-        )
-
-
-def _as_command(engine: str | Sequence[str]) -> tuple[str, ...]:
-    return (engine,) if isinstance(engine, str) else tuple(engine)
+    def _failed(self, verb: str, reason: str) -> Unavailable:
+        return Unavailable(f"{self._engine[0]} {verb} failed for the container {self.container}: {reason}")
 
 
-def _last_line(output: str) -> str:
-    return (output.strip().splitlines() or ["it said nothing"])[-1]
+def _snapshot(image: Inspection, tag: str, own: str) -> FileCheckpoint | None:
+    """Return the snapshot for a tag of an image; None if a user built the image from our container, with our labels."""
+    encoded = image["Config"]["Labels"][RECORD]
+    record = json.loads(base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)))
+    if not tag.endswith(own + record["id"]):
+        return None
+    metadata = {"image": tag, "running": record["running"], "not_included": record["not_included"]}
+    created = utc_datetime(int(record["id"][:16], 16))
+    return FileCheckpoint(record["id"], None, record["message"], created, metadata=metadata, kind=record["kind"])
 
 
-def _repository_name(container: str) -> str:
-    """Return a valid name of an image: lowercase, and different for each container."""
-    if re.fullmatch(r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*", container):
-        return container
-    slug = re.sub(r"[^a-z0-9]+", "-", container.lower()).strip("-")
-    return f"{slug}-{hashlib.sha256(container.encode()).hexdigest()[:8]}"
+def _mounts(container: Inspection) -> tuple[str, ...]:
+    """Return the paths in a container that its images do not contain: volumes, mounted directories, tmpfs mounts."""
+    tmpfs = container["HostConfig"].get("Tmpfs") or {}
+    return tuple(sorted({mount["Destination"] for mount in container.get("Mounts") or ()} | set(tmpfs)))
+
+
+def _settings(container: Inspection) -> dict[str, Any]:
+    """Return the settings that a restored container must have too; lists are sorted, and empty values left out."""
+    config, mounts = container["Config"], container.get("Mounts") or ()
+    fields = {name: value for name, value in container["HostConfig"].items() if name not in NO_SETTINGS}
+    fields |= {name: config.get(name) for name in PROCESS}
+    if not container["Id"].startswith(config.get("Hostname") or ""):  # otherwise the engine chose it
+        fields["Hostname"] = config["Hostname"]
+    fields["Mounts"] = [
+        (mount["Type"], mount.get("Name") or mount.get("Source"), mount["Destination"], mount["RW"]) for mount in mounts
+    ]
+    return {
+        name: sorted(map(repr, value)) if isinstance(value, list) else value for name, value in fields.items() if value
+    }
