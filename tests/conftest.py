@@ -4,7 +4,6 @@ import gc
 import os
 import shutil
 import sysconfig
-import threading
 from collections import defaultdict
 from contextlib import ExitStack, closing
 
@@ -19,7 +18,6 @@ from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 from kits import postgres_spare, postgres_tables  # noqa: F401  # fixtures
 from notebook_shells import ipython, shown  # noqa: F401  # fixtures
-from receivers import Receiver
 from sqlalchemy import make_url, text
 from sqlalchemy.exc import OperationalError
 
@@ -250,31 +248,7 @@ def lived_through(database):
 
 
 @pytest.fixture
-def receiver():
-    """Start a server that receives webhooks."""
-    with Receiver() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
-
-
-@pytest.fixture
-def long_webhook_pauses():
-    """Make a failed webhook wait longer than any test takes, however slow the machine is."""
-    with faults.long_webhook_pauses():
-        yield
-
-
-@pytest.fixture
 def long_login_pauses():
     """Make the pause after too many wrong passwords longer than any test."""
     with faults.long_login_pauses():
         yield
-
-
-@pytest.fixture
-def webhooks_allowed(monkeypatch):
-    """Allow webhooks to this machine, as an operator does, before a test opens a repository."""
-    monkeypatch.setenv("AGENTGIT_WEBHOOK_ALLOW", "127.0.0.1")

@@ -100,7 +100,6 @@ HEADINGS: Mapping[str, Mapping[str, Entry]] = {
             "serve", "Serve the checkpoints of one session, or of all, as MCP tools over standard input and output."
         ),
         "serve": Entry("serve", "Serve the web pages and the HTTP API."),
-        "webhooks": Entry("events", "Send signed events to URLs, with retries."),
     },
     "Share": {
         "share": Entry("users", "Share a session with a user in a role."),

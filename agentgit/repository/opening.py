@@ -21,8 +21,6 @@ from agentgit.handles.context import Context
 from agentgit.location import default_location
 from agentgit.repository.login import disabled_user_error
 from agentgit.repository.repository import Repository
-from agentgit.sessions.webhooks import ALLOWED_HOSTS_VARIABLE as WEBHOOK_HOSTS
-from agentgit.sessions.webhooks import WebhookHosts
 from agentgit.store.database import Database
 from agentgit.store.schema.tenants import ensure_tenant
 from agentgit.store.sql.encryption import load_keyring
@@ -46,7 +44,6 @@ def open(
     lease_seconds: float = LEASE_SECONDS,
     jwt: JWT | None = None,
     trust: Sequence[str] | None = None,
-    webhook_hosts: Sequence[str] | None = None,
     exclude_metadata: Collection[str] = (),
 ) -> Repository:
     """Open a database. A SQLite database is created or upgraded if needed.
@@ -70,14 +67,12 @@ def open(
         jwt: The rules by which `authenticate` verifies tokens; None rejects all tokens.
         trust: Your modules, like `shop.tools`, whose tools can be undone and run again in every session; None for
             `$AGENTGIT_TRUST`, names separated by commas. They are imported at once. See `Repository.trust`.
-        webhook_hosts: Host names, addresses and networks, like `10.0.0.0/8`, to which webhooks may be sent although
-            they are not public; None for `$AGENTGIT_WEBHOOK_ALLOW`, separated by commas.
         exclude_metadata: Names of settings in a run's `configurable`, and of metadata in its config, that are not
             stored. Names that look like secrets are never stored.
 
     Raises:
         InvalidInput: `where` is empty, a number is too small, `effects` has a value that is not an effect, a key is
-            wrong, an entry of `trust`, `webhook_hosts` or `exclude_metadata` is not valid, or the name of the user or
+            wrong, an entry of `trust` or `exclude_metadata` is not valid, or the name of the user or
             tenant is not valid.
         KeyMissing: The database is encrypted with a key that was not given.
         NotAllowed: The user is disabled.
@@ -94,7 +89,7 @@ def open(
     """
     if where == "":
         raise InvalidInput("The database is an empty string; give a path or a URL, or leave it out.")
-    defaults, hosts = as_effects(effects), WebhookHosts.of(_list_from(webhook_hosts, WEBHOOK_HOSTS))
+    defaults = as_effects(effects)
     require_declarable(defaults)
     excluded = excluded_names(exclude_metadata)
     database = Database(
@@ -109,7 +104,6 @@ def open(
             partial(ensure_tenant, name=tenant, create=create),
             create=create,
             compression=compression,
-            webhook_hosts=hosts,
             exclude_metadata=excluded,
         )
         bound_user = _find_or_add_user(store, user or LOCAL, create=create or user in (None, LOCAL))

@@ -27,7 +27,6 @@ from agentgit.repository.maintenance import Maintenance
 from agentgit.repository.resolution import Resolution
 from agentgit.repository.transfer import Importer
 from agentgit.repository.users import Keys, Users
-from agentgit.repository.webhooks import Webhooks
 from agentgit.sessions import ExternalSession
 from agentgit.sessions.operation import Operation
 from agentgit.sessions.reports import ImportReport, OnProgress
@@ -115,11 +114,6 @@ class Repository:
     def events(self) -> Events:
         """The events of the user's sessions, and the audit trail."""
         return Events(self._context)
-
-    @cached_property
-    def webhooks(self) -> Webhooks:
-        """The webhooks that the user's events are sent to."""
-        return Webhooks(self._context)
 
     @cached_property
     def maintenance(self) -> Maintenance:

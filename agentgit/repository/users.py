@@ -224,7 +224,7 @@ class Users:
         self._context.change(revoke)
 
     def delete(self, user: UserRef) -> Erased:
-        """Permanently erase a user with all their sessions, keys, webhooks and roles; their handles end at once.
+        """Permanently erase a user with all their sessions, keys and roles; their handles end at once.
 
         Only admins can erase users other than themselves. What the user did in other users' sessions stays there, under
         the id of the erased user. Each session is erased as `Session.delete` describes.

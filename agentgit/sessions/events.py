@@ -67,8 +67,6 @@ KINDS: Mapping[str, str] = {
     "keys.rotated": "values were encrypted again, or decrypted",
     "session.erased": "a session was erased, with its audit trail",
     "user.erased": "a user was erased, with all their sessions",
-    "webhook.added": "a webhook was added",
-    "webhook.removed": "a webhook was removed",
 }
 """The kinds of events, each with its meaning."""
 

@@ -24,7 +24,6 @@ from sqlalchemy.exc import TimeoutError as NoneFree
 from agentgit.async_api import on_loop
 from agentgit.auth.keyring import Keyring
 from agentgit.errors import AgentGitError, NotAllowed, NotFound, Unavailable
-from agentgit.store.audit import outbox
 from agentgit.store.audit.bus import Bus
 from agentgit.store.audit.trail import begin_events, finish_events
 from agentgit.store.sql import postgres, process
@@ -322,8 +321,6 @@ class Database:
                 begin_events(connection)
                 result = work(connection)
                 written = finish_events(connection)
-                if written.has_hooks:
-                    outbox.enqueue_deliveries(connection, written.tenant_id, written.events)
                 if written.rows and self.bus.has_subscriptions:
                     queue_entries = self.bus.enqueue(written.events)
                 state.committing = True

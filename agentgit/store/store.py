@@ -15,8 +15,6 @@ from agentgit.effects import ToolInvocation
 from agentgit.errors import Corrupt
 from agentgit.sessions.messages import from_stored, unanswered_calls
 from agentgit.sessions.session import RUNNING
-from agentgit.sessions.webhooks import WebhookHosts
-from agentgit.store.audit.outbox import Outbox
 from agentgit.store.audit.trail import Trail, record_event
 from agentgit.store.database import Database
 from agentgit.store.records.checkpoints import CheckpointState, CheckpointStore, TagStore
@@ -67,13 +65,11 @@ class Store:
         database: Database,
         tenant_id: int,
         compression: str = "auto",
-        webhook_hosts: WebhookHosts = WebhookHosts(),  # noqa: B008  # it is frozen
         exclude_metadata: frozenset[str] = frozenset(),
     ) -> None:
         self.database = database if database.tenant_id == tenant_id else database.limited_to(tenant_id)
         self.tenant_id = tenant_id
         self.compression = compression
-        self.webhook_hosts = webhook_hosts
         self.exclude_metadata = exclude_metadata
         self.users = UserStore(tenant_id)
         self.api_keys = ApiKeyStore(tenant_id)
@@ -90,7 +86,6 @@ class Store:
         self.graphs = GraphStore(tenant_id, compression)
         self.log = LogStore(tenant_id)
         self.trail = Trail(tenant_id)
-        self.outbox = Outbox(tenant_id)
         self.tags = TagStore(tenant_id)
         self.search_index = SearchIndex(tenant_id, self.sessions, self.graphs, names_only=database.seal is not None)
         self.search = Search(tenant_id, self.graphs)

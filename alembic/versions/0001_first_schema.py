@@ -247,7 +247,7 @@ _table(
 )  # fmt: skip
 
 
-# -- the audit trail, webhooks, and privacy
+# -- the audit trail and privacy
 
 
 _table(
@@ -256,18 +256,6 @@ _table(
     _id("owner_id", null=True), _id("user_id", null=True), _word("kind", 32), _bytes("detail"), _moment("created_at"),
     _bytes("hash"),
     _unique("owner_id", "id"),
-)  # fmt: skip
-_table(
-    "webhook",
-    _id("id", key=True), _id("user_id"), _id("external_session_id", null=True), _words("url"), _bytes("kinds"),
-    _words("secret"), _moment("created_at"),
-)  # fmt: skip
-_table(
-    "webhook_delivery",
-    _id("id", key=True), _id("webhook_id"), _id("external_session_id"), _number("seq"), _word("status", 16),
-    _number("attempts"), _moment("next_at"), _word("owner", 64, null=True), _words("last_error", null=True),
-    _moment("created_at"),
-    _of("webhook_id", "webhook"), _index("status", "next_at"), _index("webhook_id", "status"),
 )  # fmt: skip
 _table("encryption_key", _word("id", 32, key=True), _bytes("proof"), _moment("created_at"))
 _table(
@@ -413,7 +401,6 @@ WRITES = {
     "tenant": f"{EVERYBODY} OR {USER} IS NULL",
     "user": f"{EVERYBODY} OR id = {USER} AND NOT is_admin AND disabled_at IS NULL",
     "api_key": f"{EVERYBODY} OR user_id = {USER}",
-    "webhook": f"{EVERYBODY} OR user_id = {USER}",
     "session_member": EVERYBODY,
     "session_link": EVERYBODY,
 }
@@ -447,11 +434,6 @@ def _writes(table):
     mine = f"tenant_id = {TENANT}"
     if table == "audit_event":  # what belongs to no session is one chain for all, which each of them makes longer
         return mine
-    if table == "webhook":  # of a session that its user no longer sees, it can still be deleted
-        return (
-            f"{mine} AND ({EVERYBODY} OR external_session_id IS NULL "
-            "OR agentgit_sees_session(tenant_id, external_session_id))"
-        )
     if table in GRAPH_ROWS:
         return (
             f"{mine} AND ({EVERYBODY} OR CASE WHEN external_session_id < 0 THEN NOT {OF_BRANCH} "

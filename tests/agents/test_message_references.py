@@ -140,10 +140,9 @@ def test_session_and_repository_verbs_have_async_twins():
     from agentgit.handles.sharing import Sharing
     from agentgit.repository.maintenance import Maintenance
     from agentgit.repository.users import Keys, Users
-    from agentgit.repository.webhooks import Webhooks
 
     without = {"close", "trust", "wrap", "agent", "graph", "saver", "trajectories"}
-    for kind in (agentgit.Session, Sharing, SessionRetention, agentgit.Repository, Maintenance, Users, Keys, Webhooks):
+    for kind in (agentgit.Session, Sharing, SessionRetention, agentgit.Repository, Maintenance, Users, Keys):
         public = {n: f for n, f in inspect.getmembers(kind, inspect.isfunction) if not n.startswith("_")}
         verbs = {n for n in public if not (n.startswith("a") and n[1:] in public)} - without
         own = {n for n in verbs if public[n].__qualname__.startswith(kind.__name__)}

@@ -118,21 +118,8 @@ def test_the_last_two_admins_cannot_both_erase_themselves(repo, before):
     assert [user.name for user in bob.users.list() if user.is_admin] == ["bob"]
 
 
-@pytest.mark.long
-@on_postgresql
-def test_a_webhook_added_while_its_session_is_erased_is_erased_too(repo, before):
-    """A webhook that is added while its session is erased leaves no webhook and a sound event trail."""
-    repo.session("s", create=True)
-    other = before(points.NUMBER_EVENT, Other(lambda: repo.session("s").delete()))
-    repo.webhooks.add("https://example.com/hook", session="s")
-    assert other.ends() is None
-    assert repo.webhooks.list() == []
-    assert repo.maintenance.fsck(3).findings == ()
-    assert repo.events.verify().is_sound
-
-
 def test_an_erased_user_cannot_write_through_an_open_handle(repo):
-    """An erased user gets NotAllowed for a new session, key or webhook and for accepting a link."""
+    """An erased user gets NotAllowed for a new session or key and for accepting a link."""
     ada, bob = (repo.users.add(name) for name in ("ada", "bob"))
     repo.as_user(bob).session("bobs", create=True)
     link = repo.as_user(bob).session("bobs").sharing.create_link()
@@ -141,7 +128,6 @@ def test_an_erased_user_cannot_write_through_an_open_handle(repo):
         for make in (
             lambda: handle.session("s", create=True),
             lambda: handle.keys.create("a key"),
-            lambda: handle.webhooks.add("https://example.com/hook"),
             lambda: handle.accept(link.token),
         ):
             with pytest.raises(NotAllowed, match="was deleted"):
@@ -325,31 +311,6 @@ def test_a_switch_during_the_erasure_of_its_session_raises_not_found(repo, befor
         repo.session("s").switch("main")
     assert other.ends() is None
     assert [event.kind for event in repo.events.audit()] == ["session.erased"]
-
-
-@on_postgresql
-def test_a_webhook_removed_twice_at_once_is_audited_once(repo, before):
-    """Of two concurrent removals of a webhook, only one appears in the audit trail."""
-    hook = repo.webhooks.add("https://example.com/hook")
-    other = before(points.REMOVE_WEBHOOK, Other(lambda: repo.webhooks.remove(hook), patience=60))
-    repo.webhooks.remove(hook)
-    assert other.ends() is None
-    assert [event.kind for event in repo.events.audit()] == ["webhook.added", "webhook.removed"]
-
-
-def test_an_event_of_an_erased_session_is_no_failed_delivery(repo):
-    """An event erased with its session during a delivery counts as neither failed nor dead nor waiting."""
-    repo.webhooks.add("https://example.com/hook", "session.created")
-    repo.session("s", create=True)
-
-    def erase():
-        if repo.sessions():
-            repo.session("s").delete()
-
-    with faults.before(points.READ_EVENT, erase):
-        done = repo.webhooks.deliver()
-    assert (done.sent, done.failed, done.dead, done.waiting) == (0, 0, 0, 0)
-    assert repo.sessions() == []
 
 
 IN_A_CHILD = """

@@ -1,10 +1,8 @@
-"""The output and exit codes of the commands for events, the audit trail and webhooks."""
+"""The output and exit codes of the commands for events and the audit trail."""
 
 import json
-import os
 import shutil
 import sqlite3
-import stat
 import subprocess
 import sys
 from contextlib import closing
@@ -15,9 +13,6 @@ from typer.testing import CliRunner
 
 from agentgit import AgentGitError
 from agentgit.cli.app import app
-from agentgit.sessions.webhooks import verify
-
-pytestmark = pytest.mark.usefixtures("webhooks_allowed")
 
 
 @pytest.fixture(scope="module")
@@ -95,39 +90,3 @@ def test_audit_verify_finds_a_truncated_trail_by_saved_tips(at, tmp_path):
     (tmp_path / "tips.json").write_text("[]")
     assert at("audit", "verify", "--tips", "tips.json")[0] == 2
     assert at("audit", "verify", "--tips", "nothing.json")[0] == 3
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("long_webhook_pauses")
-def test_a_webhook_is_managed_on_the_command_line(at, tmp_path, receiver):  # the fixture
-    """A webhook is added, listed, delivered, retried and removed; its secret is in a file and never shown."""
-    code, _, err = at("webhooks", "add", receiver.url)
-    assert (code, "--secret-env" in err) == (2, True)
-    made = json.loads(at("webhooks", "add", receiver.url, "-k", "tag.*", "--secret-file", "key", "--json")[1])
-    secret = (tmp_path / "key").read_text().strip()
-    assert stat.S_IMODE(os.stat(tmp_path / "key").st_mode) == 0o600
-    at("tag", "HEAD", "v1")
-    receiver.answers.append(500)
-    assert at("webhooks", "deliver")[1] == "0 sent; 1 failed, will be retried; 1 waiting\n"
-    shown = at("webhooks", "list")[1]
-    assert "1 pending; the receiver" in shown
-    assert at("webhooks", "retry", str(made["id"]))[1] == "1 due\n"
-    assert json.loads(at("webhooks", "deliver", "--json")[1])["sent"] == 1
-    verify(secret, *receiver.got[-1])
-    assert at("webhooks", "remove", str(made["id"]))[0] == 0
-    assert at("webhooks", "remove", str(made["id"]))[0] == 3
-    assert at("webhooks", "list")[1].startswith("no webhooks yet")
-    assert secret not in shown + json.dumps(made) + at("events")[1]
-
-
-@pytest.mark.long
-def test_a_delivery_worker_runs_until_it_is_stopped(at, tmp_path, receiver):  # the fixture
-    """--follow delivers later events and exits without an error when it is stopped."""
-    at("webhooks", "add", receiver.url, "-k", "tag.*", "--secret-file", "key")
-    command = [sys.executable, "-m", "agentgit", "webhooks", "deliver", "--follow", "--json"]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as worker:  # noqa: S603  # our own command
-        at("tag", "HEAD", "v1")
-        said = json.loads(worker.stdout.readline())
-        worker.terminate()
-        _, err = worker.communicate(timeout=120)
-    assert (said["sent"], worker.returncode, err) == (1, 0, "")

@@ -62,7 +62,7 @@ READING = {
 """The commands that change no session."""
 
 WHOLE = {
-    "demo", "import", "import-langgraph", "webhooks", "accept", "users", "keys", "whoami", "workspace", "gc", "fsck",
+    "demo", "import", "import-langgraph", "accept", "users", "keys", "whoami", "workspace", "gc", "fsck",
     "audit", "db",
 }  # fmt: skip
 """The commands that are not about one session."""

@@ -195,7 +195,7 @@ def test_the_compose_file_names_files_and_variables_that_exist():
 
 
 PROGRAMS = ("pg_dump", "pg_restore", "psql", "createdb", "dropdb", "vacuumdb")
-EXTRAS = ("auth", "cli", "encryption", "mcp", "otel", "postgres", "server", "webhooks")
+EXTRAS = ("auth", "cli", "encryption", "mcp", "otel", "postgres", "server")
 
 
 def base_image() -> bytes:

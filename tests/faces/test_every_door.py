@@ -630,11 +630,6 @@ COMMANDS = {
     "users list": (ADMIN, []),
     "users password": (ADMIN, ["gus"]),
     "users revoke-tokens": (ADMIN, ["gus"]),
-    "webhooks add": (VIEWER, ["https://example.com/", "--session", AT_S, "--secret-file", "secret"]),
-    "webhooks deliver": (ADMIN, []),
-    "webhooks list": (SELF, []),
-    "webhooks remove": (SELF, ["1"]),
-    "webhooks retry": (SELF, ["1"]),
     "whoami": (SELF, []),
     **{
         f"workspace {name}": (ELSEWHERE, None) for name in ("delete", "diff", "list", "restore", "save", "show", "undo")

@@ -126,7 +126,7 @@ CLI = {
 """Commands about a rerun, each with what it does, or with words of its refusal."""
 
 NOT_ABOUT_BRANCHES = {
-    "demo", "sessions", "resume", "resolve", "import", "import-langgraph", "mcp", "serve", "webhooks", "share",
+    "demo", "sessions", "resume", "resolve", "import", "import-langgraph", "mcp", "serve", "share",
     "unshare", "members", "link", "accept", "users", "keys", "whoami", "workspace", "delete", "audit", "db",
 }  # fmt: skip
 

@@ -23,7 +23,6 @@ from agentgit.handles.sharing import Sharing
 from agentgit.repository.events import Events
 from agentgit.repository.maintenance import Maintenance
 from agentgit.repository.users import Keys, Users
-from agentgit.repository.webhooks import Webhooks
 
 S = "ada/s"
 ADMIN = "admin"
@@ -40,7 +39,7 @@ def at(handle, world):
     return Session(handle.context, world.session_id)
 
 
-KINDS = (Repository, Session, Sharing, SessionRetention, Events, Maintenance, Keys, Log, Users, Webhooks)
+KINDS = (Repository, Session, Sharing, SessionRetention, Events, Maintenance, Keys, Log, Users)
 
 VERBS = {
     "Repository.accept": (OWN, None),
@@ -69,7 +68,6 @@ VERBS = {
     "Repository.trust": (OWN, None),
     "Repository.user": (OWN, None),
     "Repository.users": (OWN, None),
-    "Repository.webhooks": (OWN, None),
     "Repository.wrap": (VIEWER, lambda r, w: w.wrap(r)),
     "Events.audit": (ADMIN, lambda r, w: r.events.audit()),
     "Events.last_id": (OWN, None),
@@ -159,11 +157,6 @@ VERBS = {
     "Keys.create": (ADMIN, lambda r, w: r.keys.create("a key", user="ada")),
     "Keys.device": (OWN, None),
     "Keys.revoke": (OWN, None),
-    "Webhooks.add": (VIEWER, lambda r, w: r.webhooks.add("https://example.com", "*", None, session=w.session_id)),
-    "Webhooks.deliver": (ADMIN, lambda r, w: r.webhooks.deliver()),
-    "Webhooks.list": (OWN, None),
-    "Webhooks.remove": (OWN, None),
-    "Webhooks.retry": (OWN, None),
     "Session.delete": (OWNER, lambda r, w: at(r, w).delete()),  # last, because it deletes the session
 }
 """Each verb of a repository, its namespaces and a session, with its role and a call on ada's session."""

@@ -254,7 +254,7 @@ def test_saved_tips_detect_events_cut_by_the_database_owner(repo, attack, tmp_pa
 
 
 def test_an_event_is_accepted_as_a_tip(repo, attack):
-    """An event in the JSON form of feeds and webhooks is read as a tip."""
+    """An event in the JSON form of feeds is read as a tip."""
     event = repo.events.newest(session="s", limit=1)[0]
     (tip,) = tips_of(json.dumps(event.to_dict(), default=str))
     assert tip == Tip(session_id=event.session_id, number=5, hash=event.hash)

@@ -24,7 +24,6 @@ from agentgit.store.sql.tables import (
     SESSION_MEMBER,
     TENANT,
     USER,
-    WEBHOOK,
 )
 
 OWNED = (BLOB, GRAPH_CHECKPOINT, GRAPH_WRITE)
@@ -433,19 +432,6 @@ def test_a_disabled_user_stays_disabled_and_logins_stay_revoked(server, restrict
     assert [user.disabled_at is None for user in server.users.list() if user.name == "eve"] == [False]
 
 
-def test_a_user_sends_no_events_of_sessions_of_others(server, restricted):
-    """In the view of a user, a webhook for another user's session cannot be added."""
-    database, ids = restricted
-    private = _first_step(server, "ada")["external_session_id"]
-    row = {
-        "tenant_id": server.context.store.tenant_id, "id": 1, "user_id": ids["eve"], "url": "https://example.com",
-        "kinds": b"[]", "secret": "x", "created_at": func.now(),
-    }  # fmt: skip
-    with pytest.raises(NotAllowed, match="row-level security"):
-        database.write(lambda c: c.execute(insert(WEBHOOK).values(**row, external_session_id=private)))
-    database.write(lambda c: c.execute(insert(WEBHOOK).values(**row)))
-
-
 def test_a_collection_names_a_damaged_step_and_deletes_nothing(repo):
     """If the values of a step cannot be listed, gc raises Corrupt with the row, and the values of the session stay."""
     chat(repo, "s", "note hello")
@@ -454,15 +440,3 @@ def test_a_collection_names_a_damaged_step_and_deletes_nothing(repo):
     with pytest.raises(Corrupt, match=r"graph_checkpoint .* was not collected"):
         repo.maintenance.gc()
     assert owners(repo) == before
-
-
-def test_a_user_deletes_a_webhook_of_a_session_that_is_no_longer_shared(server, restricted):
-    """In the view of a user, an own webhook for a session that the user no longer sees can be deleted."""
-    database, ids = restricted
-    private = _first_step(server, "ada")["external_session_id"]
-    row = {
-        "tenant_id": server.context.store.tenant_id, "id": 1, "user_id": ids["eve"], "url": "https://example.com",
-        "kinds": b"[]", "secret": "x", "created_at": func.now(), "external_session_id": private,
-    }  # fmt: skip
-    backend.write(server, lambda c: c.execute(insert(WEBHOOK).values(**row)))
-    assert database.write(lambda c: c.execute(delete(WEBHOOK)).rowcount) == 1

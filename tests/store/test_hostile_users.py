@@ -88,7 +88,6 @@ def test_an_invalid_numeric_id_is_not_found(repo, people):
         ada.resume,
         ada.revoke_link,
         ada.keys.revoke,
-        ada.webhooks.remove,
         repo.as_user,
         repo.users.find,
         lambda n: ada.session("s").sharing.share(n),
@@ -206,19 +205,17 @@ def test_as_user_handles_end_with_the_key_of_the_admin(repo, people):
 
 
 def test_dangling_keys_links_and_members_are_found(repo, people):
-    """Level 1 names keys, links, members and webhooks with missing references or unknown words."""
+    """Level 1 names keys, links and members with missing references or unknown words."""
     ada = people["ada"]
     key, link = repo.keys.create("k", user="cy").key, ada.session("s").sharing.create_link()
     people["bob"].accept(link.token)
     ada.session("s").sharing.share("cy")
-    ada.webhooks.add("https://example.com/")
     assert repo.maintenance.fsck(1).findings == ()
     damage(
         repo,
         f'DELETE FROM "user" WHERE id = {key.user_id}',  # noqa: S608  # a number of our own
         "UPDATE api_key SET scope = 'god'",
         "UPDATE session_link SET external_session_id = 5, role = 'owner'",
-        "UPDATE webhook SET user_id = 5",
     )
     found = {(one.row.split("/")[0].split()[0], one.what.split(" is ")[0]) for one in repo.maintenance.fsck(1).findings}
     assert found >= {
@@ -228,7 +225,6 @@ def test_dangling_keys_links_and_members_are_found(repo, people):
         ("session_link", "its role"),
         ("session_member", "its link"),
         ("session_member", f"its user {key.user_id}"),
-        ("webhook", "its user 5"),
     }
 
 

@@ -115,8 +115,7 @@ def test_the_policies_match_the_security_page(owner):
         "audit_event": "the trail of a session", "blob": "values",
         "graph_checkpoint": "LangGraph's checkpoints and writes", "graph_write": "LangGraph's checkpoints and writes",
         "user": "users", "api_key": "keys", "session_member": "members",
-        "session_link": "links", "webhook": "webhooks and what they send",
-        "webhook_delivery": "webhooks and what they send", "login_failure": "failed logins",
+        "session_link": "links", "login_failure": "failed logins",
         "erasure": "what was erased", "erased_name": "what was erased", "encryption_key": "names of encryption keys",
         "tenant": "the tenant itself",
     }  # fmt: skip

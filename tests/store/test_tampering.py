@@ -44,7 +44,7 @@ OPTIONS = settings(
 
 
 def live(repo):
-    """Create sessions with branches, calls, a rollback, tags, users, webhooks and an erasure."""
+    """Create sessions with branches, calls, a rollback, tags, users and an erasure."""
     world = World()
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     for n in range(3):
@@ -52,7 +52,6 @@ def live(repo):
     agent.checkpoint("named", data={"a": 1})
     agent.tag("named", "v1")
     agent.rollback("main#3").run("add x")
-    repo.webhooks.add("https://example.com/hook")
     repo.session("s").sharing.share(repo.users.add("ann"), "viewer")
     repo.session("s").sharing.create_link("viewer")
     repo.keys.create("k", user="ann")
@@ -294,7 +293,6 @@ JSON_COLUMNS = [
     "operation.report",
     "graph_checkpoint.meta",
     "graph_checkpoint.header",
-    "webhook.kinds",
 ]
 READERS = {
     "sessions": lambda repo, session: repo.sessions(),
@@ -312,7 +310,6 @@ READERS = {
     "trajectories": lambda repo, session: list(session.trajectories()),
     "search": lambda repo, session: repo.session().search("i1"),
     "events": lambda repo, session: list(repo.events.list()),
-    "webhooks": lambda repo, session: repo.webhooks.list(),
     "checkpoint, created": lambda repo, session: session.checkpoint("another"),
     "fork": lambda repo, session: session.fork("named"),
     "rollback": lambda repo, session: session.rollback("main#1", force=True),

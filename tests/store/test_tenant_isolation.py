@@ -33,22 +33,22 @@ def rows(repo, *without):
 
 
 def filled(world):
-    """Fill the tables that a session alone leaves empty, and return the created key, webhook and link."""
+    """Fill the tables that a session alone leaves empty, and return the created key and link."""
     repo, ada = world.repo, world.ada
-    key, hook = repo.keys.create("k", user="ada"), ada.webhooks.add("https://example.com/", "*")
+    key = repo.keys.create("k", user="ada")
     ada.session("s").tag("main#1", "more")
     ada.session("gone", create=True)
     ada.session("gone").delete()
     repo.users.delete(repo.users.add("gone"))
     with pytest.raises(NotAllowed):
         repo.authenticate("x", source="10.0.0.1")
-    return key, hook, ada.session("s").sharing.create_link("editor")
+    return key, ada.session("s").sharing.create_link("editor")
 
 
 @pytest.mark.long
 def test_no_verb_sees_or_changes_rows_of_another_tenant(world, tmp_path):
     """Even with users and sessions of the same names, no verb of one tenant sees or changes a row of another."""
-    key, hook, link = filled(world)
+    key, link = filled(world)
     session, point = world.ada.session("s"), world.ada.session("s").get_checkpoint("main#2")
     branch = world.ada.session("s").branch()
     before = rows(world.repo)
@@ -68,8 +68,6 @@ def test_no_verb_sees_or_changes_rows_of_another_tenant(world, tmp_path):
             "link": lambda: there.revoke_link(world.link),
             "accept": lambda: there.accept(link.token),
             "key": lambda: there.keys.revoke(key.key),
-            "hook": lambda: ada.webhooks.remove(hook),
-            "retry": lambda: ada.webhooks.retry(hook.id),
             "session": lambda: there.session(session),
             "session id": lambda: there.session(session.id).delete(),
             "checkpoint": lambda: there.session().get_checkpoint(point),
@@ -109,8 +107,6 @@ def test_an_api_key_cannot_exceed_its_scope(world, scope):
         "unshare": lambda r, w: r.session("ada/s").sharing.unshare("root"),
         "keys.create": lambda r, w: r.keys.create("more"),
         "keys.revoke": lambda r, w: r.keys.revoke(1),
-        "webhooks.add": lambda r, w: r.webhooks.add("https://example.com/"),
-        "webhooks.add s": lambda r, w: r.webhooks.add("https://example.com/", session="ada/s"),
         "ensure_session": lambda r, w: r.session("new", create=True),
         "wrap": lambda r, w: w.wrap(r, "new"),
         "import_": lambda r, w: r.import_(io.BytesIO(b"{}")),

@@ -162,7 +162,7 @@ def test_a_deep_check_finds_manual_schema_changes(empty):
             if database.is_sqlite
             else "DROP TRIGGER audit_event_stays ON audit_event"
         )
-        for change in (drop, "DROP TABLE tag", "ALTER TABLE webhook ADD COLUMN color TEXT"):
+        for change in (drop, "DROP TABLE tag", "ALTER TABLE operation ADD COLUMN color TEXT"):
             database.write(lambda c, change=change: c.exec_driver_sql(change))
         schema.check(database)
         with pytest.raises(SchemaMismatch, match=r"tag is missing; audit_event: .*trigger.*missing.*color is unexp"):

@@ -305,11 +305,6 @@ def long_login_pauses() -> AbstractContextManager[None]:
     return setting(points.FIRST_PAUSE_OF_LOGINS, timedelta(minutes=2))
 
 
-def long_webhook_pauses() -> AbstractContextManager[None]:
-    """Make a failed webhook wait longer than any test takes."""
-    return setting(points.FIRST_PAUSE_OF_WEBHOOKS, timedelta(hours=1))
-
-
 def quick_feeds() -> AbstractContextManager[None]:
     """Make live feeds poll every 10 milliseconds."""
     return setting(points.SECONDS_BETWEEN_LOOKS_OF_FEEDS, 0.01)

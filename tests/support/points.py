@@ -99,7 +99,7 @@ LAND_IMPORTED = Point("agents.importing.commit", "ImportCommit.commit")
 LAND_IMPORTED_ROWS = Point("agents.importing.commit", "ImportCommit._land")
 LAND_IMPORTED_BRANCH = Point("agents.importing.commit", "ImportCommit._branch")
 
-# -- sessions, users, webhooks, upkeep
+# -- sessions, users, upkeep
 
 BEGIN_FROM_TEMPLATE = Point("store.queries.templates", "create_session")
 COMPARE_WITH_TEMPLATE = Point("store.queries.templates", "require_same")
@@ -109,7 +109,6 @@ THIN_OUT = Point("repository.maintenance", "Maintenance._thin_all")
 NUMBER_EVENT = Point("store.audit.trail", "_next")
 LOCK_USER = Point("store.records.users", "UserStore.lock")
 READ_EVENT = Point("store.audit.trail", "Trail.at")
-REMOVE_WEBHOOK = Point("store.audit.outbox", "delete")
 GRANT_RIGHTS = Point("store.schema.roles", "_grant")
 
 # -- files
@@ -146,8 +145,6 @@ IDLE_SECONDS = Point("store.sql.postgres", "IDLE_SECONDS")
 SECONDS_PER_LEASE = Point("store.sql.process", "PER_LEASE")
 EVENTS_THAT_WAIT = Point("store.audit.bus", "MOST")
 LAST_SECONDS_OF_CALLBACKS = Point("store.audit.bus", "CLOSE_SECONDS")
-SECONDS_OF_WEBHOOKS = Point("repository.webhook_sender", "ATTEMPT_TIMEOUT")
-FIRST_PAUSE_OF_WEBHOOKS = Point("store.audit.outbox", "FIRST_PAUSE")
 FIRST_PAUSE_OF_LOGINS = Point("store.records.login_attempts", "FIRST_PAUSE")
 SECONDS_BETWEEN_LOOKS_OF_FEEDS = Point("web.event_stream", "POLL_SECONDS")
 

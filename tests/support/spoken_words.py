@@ -15,7 +15,7 @@ SHELL = re.compile(
     r"--[a-z]"
     r"|(?<!an )\bagentgit (?:audit|branches|chat|checkpoint|db|demo|export|fork|fsck|gc|import|keys|link|log|members"
     r"|operations|resolve|resume|retention|rewind-files|rollback|serve|sessions|share|switch|tag|tool-track|users"
-    r"|webhooks|workspace)\b"
+    r"|workspace)\b"
     r"|(?<![\w.<:/])/[a-z]+ "
 )
 """A command or an option of agentgit, or a slash command."""

@@ -8,7 +8,6 @@ from sqlalchemy import make_url
 from agentgit.agents.branch_context import Interval
 from agentgit.agents.explore.job import Job, StoreAddress
 from agentgit.auth import Principal, User
-from agentgit.sessions.webhooks import WebhookHosts
 
 
 def test_a_job_shows_neither_the_password_nor_the_conversation():
@@ -19,7 +18,6 @@ def test_a_job_shows_neither_the_password_nor_the_conversation():
         lease_seconds=60,
         principal=Principal(tenant_id=1, user=user),
         compression="auto",
-        webhook_hosts=WebhookHosts.of(["hooks.example.com", "10.0.0.0/8"]),
         exclude_metadata=frozenset({"token"}),
     )
     job = Job(

@@ -13,7 +13,6 @@ from agentgit.handles.sharing import Sharing
 from agentgit.repository.events import Events
 from agentgit.repository.maintenance import Maintenance
 from agentgit.repository.users import Keys, Users
-from agentgit.repository.webhooks import Webhooks
 
 
 def test_all_is_sorted_and_complete():
@@ -33,7 +32,7 @@ def test_every_error_is_public_and_has_a_unique_exit_code():
 
 
 OWNERS = (
-    Repository, Session, RollbackAgent, Events, Keys, Maintenance, Users, Webhooks, Log, Sharing, SessionRetention
+    Repository, Session, RollbackAgent, Events, Keys, Maintenance, Users, Log, Sharing, SessionRetention
 )  # fmt: skip
 """The classes whose methods read and write the database."""
 

@@ -43,7 +43,6 @@ FOR_PROGRAMS = (
     "retention must be",
     "template='SESSION@CHECKPOINT'",
     "trust must be",
-    "webhook_hosts=",
     # The saver that a program creates, and the engine of its containers.
     "SQLModelSaver",
     "create_engine(",

@@ -20,7 +20,6 @@ from agentgit.auth import Principal
 from agentgit.effects import Effect
 from agentgit.errors import InvalidInput
 from agentgit.handles.context import Context
-from agentgit.sessions.webhooks import WebhookHosts
 from agentgit.store.database import Database
 from agentgit.store.sql.encryption import load_keyring
 from agentgit.store.sql.process import LEASE_SECONDS
@@ -41,7 +40,6 @@ class StoreAddress:
     lease_seconds: float
     principal: Principal
     compression: str
-    webhook_hosts: WebhookHosts
     exclude_metadata: frozenset[str]
 
     @classmethod
@@ -56,7 +54,6 @@ class StoreAddress:
             lease_seconds=database.leases.seconds if database.leases is not None else LEASE_SECONDS,
             principal=context.principal,
             compression=store.compression,
-            webhook_hosts=store.webhook_hosts,
             exclude_metadata=store.exclude_metadata,
         )
 
@@ -71,7 +68,6 @@ class StoreAddress:
                 lambda _: self.principal.tenant_id,
                 create=False,
                 compression=self.compression,
-                webhook_hosts=self.webhook_hosts,
                 exclude_metadata=self.exclude_metadata,
             )
         except BaseException:

@@ -1,4 +1,4 @@
-"""Events, the state of the audit trail, and webhooks, as lines."""
+"""Events and the state of the audit trail, as lines."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from typing import Any
 from agentgit.render.text import Line, Span, Zone, clean, format_time, table
 from agentgit.render.views.maintenance import finding_lines
 from agentgit.sessions.events import Event, Verified
-from agentgit.sessions.webhooks import Delivered, Webhook
 from agentgit.values import count
 
 _BAD_ENDINGS = ("failed", "incomplete", "unknown", "abandoned")
 """The endings of the kinds of events that need attention."""
 
-_INTERNAL_KEYS = ("checkpoint", "operation", "source", "invocation", "made", "ran", "webhook", "checkpoints")
+_INTERNAL_KEYS = ("checkpoint", "operation", "source", "invocation", "made", "ran", "checkpoints")
 """The keys of the details that are for programs only."""
 
 _USER_KEYS = ("user", "of", "member")
@@ -78,29 +77,3 @@ def verified_lines(verification: Verified) -> list[Line]:
     scope = f"{count(verification.events, 'event')} in {count(len(verification.tips), 'trail')}"
     scope += f", {count(len(verification.erased), 'session')} erased" if verification.erased else ""
     return [*lines, (Span(f"{verdict}: {scope}", "bad" if verification.findings else "heading"),)]
-
-
-def webhook_lines(webhooks: Sequence[Webhook], *, width: int = 100) -> list[Line]:
-    """List webhooks, one line each, with their pending and failed deliveries."""
-    return table([_webhook_row(webhook) for webhook in webhooks], width=width)
-
-
-def _webhook_row(webhook: Webhook) -> list[Span]:
-    deliveries = [f"{webhook.pending} pending"] if webhook.pending else []
-    deliveries += [f"{webhook.dead} given up"] if webhook.dead else []
-    deliveries += [clean(webhook.last_error)] if webhook.last_error else []
-    return [
-        Span(str(webhook.id), "reference"),
-        Span(clean(webhook.url), "name"),
-        Span(clean(", ".join(webhook.kinds))),
-        Span("; ".join(deliveries), "bad" if webhook.dead else "dim"),
-    ]
-
-
-def delivered_lines(delivered: Delivered) -> list[Line]:
-    """Return a line with the number of deliveries by outcome."""
-    counts = [f"{delivered.sent} sent"]
-    counts += [f"{delivered.failed} failed, will be retried"] if delivered.failed else []
-    counts += [f"{delivered.dead} given up"] if delivered.dead else []
-    counts += [f"{delivered.waiting} waiting"] if delivered.waiting else []
-    return [(Span("; ".join(counts), "bad" if delivered.dead else "heading"),)]

@@ -1,1 +1,1 @@
-"""The audit trail, event callbacks, and the outbox of webhooks."""
+"""The audit trail and event callbacks."""

@@ -7,14 +7,14 @@ it does. Just before it commits, the notes become rows, with two statements for 
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import orjson
-from sqlalchemy import Connection, and_, bindparam, exists, func, insert, literal, select
+from sqlalchemy import Connection, and_, bindparam, func, insert, literal, select
 
 from agentgit.errors import Corrupt, NotFound
 from agentgit.sessions.events import NO_SESSION, Event, Tip, hash_row
@@ -24,7 +24,6 @@ from agentgit.store.sql.tables import (
     AUDIT_EVENT,
     BRANCH,
     SESSION,
-    WEBHOOK,
 )
 from agentgit.values import as_object, to_json
 
@@ -63,7 +62,6 @@ class _Chain:
     seq: int
     last_id: int
     hash: bytes
-    has_hooks: bool
 
     @classmethod
     def from_row(cls, session_id: int, row: Any) -> _Chain:
@@ -71,7 +69,7 @@ class _Chain:
         last_event = (row.event_seq or 0, row.event_id or 0, row.event_hash or b"")
         if not all(isinstance(one, int) for one in last_event[:2]) or not isinstance(last_event[2], bytes):
             raise _damaged_event(session_id, row.event_seq)
-        return cls(session_id, row.session_name, row.session_owner, *last_event, bool(row.hooks))
+        return cls(session_id, row.session_name, row.session_owner, *last_event)
 
 
 def begin_events(connection: Connection) -> None:
@@ -135,7 +133,6 @@ def write_events(connection: Connection) -> None:
     connection.info.pop(_KNOWN, None)  # it may be another end now
     written: WrittenEvents = connection.info[_WRITTEN]
     written.rows += rows
-    written.has_hooks |= any(chain.has_hooks for chain in chains.values())
 
 
 class WrittenEvents:
@@ -144,13 +141,6 @@ class WrittenEvents:
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
         """The rows as they were inserted."""
-        self.has_hooks = False
-        """True if the tenant has webhooks."""
-
-    @property
-    def tenant_id(self) -> int:
-        """The tenant of the rows. There must be at least one row."""
-        return int(self.rows[0]["tenant_id"])
 
     @cached_property
     def events(self) -> list[Event]:
@@ -355,18 +345,8 @@ class Trail:
         )
         return [_tip_of_row(row) for row in connection.execute(query.order_by(AUDIT_EVENT.c.external_session_id))]
 
-    def at(self, connection: Connection, keys: Iterable[tuple[int, int]]) -> Iterator[Event]:
-        """Yield the events at these places, each a session id and an event number. Missing events are skipped."""
-        for session_id, seq in keys:
-            row = _BY_NUMBER.first(connection, {"tenant": self.tenant_id, "session": session_id, "number": seq})
-            if row is not None:
-                yield _read_event(row._asdict())
-
 
 _ADD = CompiledStatement(insert(AUDIT_EVENT))
-_in_chain = and_(
-    AUDIT_EVENT.c.tenant_id == bindparam("tenant"), AUDIT_EVENT.c.external_session_id == bindparam("session")
-)
 
 
 def _chain_columns() -> Sequence[Any]:
@@ -377,7 +357,6 @@ def _chain_columns() -> Sequence[Any]:
         AUDIT_EVENT.c.seq.label("event_seq"),
         AUDIT_EVENT.c.id.label("event_id"),
         AUDIT_EVENT.c.hash.label("event_hash"),
-        exists().where(WEBHOOK.c.tenant_id == bindparam("tenant")).label("hooks"),
     )
 
 
@@ -419,4 +398,3 @@ _CHAIN_END_OF_BRANCH = CompiledStatement(
     .select_from(BRANCH_WITH_CHAIN)
     .where(BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.id == bindparam("branch"))
 )
-_BY_NUMBER = CompiledStatement(select(AUDIT_EVENT).where(_in_chain, AUDIT_EVENT.c.seq == bindparam("number")))

@@ -13,7 +13,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Select, Table, and_, delete, func, insert, or_, select
+from sqlalchemy import Connection, Select, Table, and_, delete, func, insert, select
 
 from agentgit.auth import User
 from agentgit.errors import Conflict, Corrupt
@@ -32,8 +32,6 @@ from agentgit.store.sql.tables import (
     SEARCH_TEXT,
     SESSION,
     USER,
-    WEBHOOK,
-    WEBHOOK_DELIVERY,
 )
 from agentgit.store.store import Store
 from agentgit.values import as_object
@@ -106,13 +104,6 @@ def erase_user(store: Store, connection: Connection, user: User, by_user_id: int
     value_bytes = _lock_and_measure(store, connection, session_ids)
     counts_by_session = {session_id: _delete_session(store, connection, session_id) for session_id in session_ids}
     row_counts = sum(counts_by_session.values(), Counter[str]())
-    webhook_ids = select(WEBHOOK.c.id).where(WEBHOOK.c.tenant_id == store.tenant_id, WEBHOOK.c.user_id == user_id)
-    row_counts += _delete_from(
-        connection,
-        WEBHOOK_DELIVERY,
-        WEBHOOK_DELIVERY.c.tenant_id == store.tenant_id,
-        WEBHOOK_DELIVERY.c.webhook_id.in_(webhook_ids),
-    )
     for table in reversed(METADATA.sorted_tables):
         if table.name not in AUTHORED_TABLES and "user_id" in table.c:
             row_counts += _delete_from(
@@ -161,23 +152,14 @@ def _delete_session(store: Store, connection: Connection, session_id: int) -> Co
 def _delete_session_rows(connection: Connection, tenant_id: int, session_id: int) -> Counter[str]:
     """Delete the rows of a session in all tables, each table before those that it refers to."""
     branch_conditions = (BRANCH.c.tenant_id == tenant_id, BRANCH.c.external_session_id == session_id)
-    webhook_condition = and_(WEBHOOK.c.tenant_id == tenant_id, WEBHOOK.c.external_session_id == session_id)
-    row_counts = _delete_from(
-        connection,
-        WEBHOOK_DELIVERY,
-        WEBHOOK_DELIVERY.c.tenant_id == tenant_id,
-        or_(
-            WEBHOOK_DELIVERY.c.external_session_id == session_id,
-            WEBHOOK_DELIVERY.c.webhook_id.in_(select(WEBHOOK.c.id).where(webhook_condition)),
-        ),
-    )
+    row_counts: Counter[str] = Counter()
     ids_by_column: Mapping[str, Any] = {
         "external_session_id": [session_id],
         "internal_session_id": select(BRANCH.c.id).where(*branch_conditions),
     }
     # The rows of the branches are deleted after all others but the session itself, because some name only their branch.
     for table in reversed(METADATA.sorted_tables):
-        if table.name in {*TRAIL_TABLES, BRANCH.name, SESSION.name, WEBHOOK_DELIVERY.name}:
+        if table.name in {*TRAIL_TABLES, BRANCH.name, SESSION.name}:
             continue
         condition = next((table.c[name].in_(ids) for name, ids in ids_by_column.items() if name in table.c), None)
         if condition is not None:

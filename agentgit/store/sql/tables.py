@@ -517,44 +517,6 @@ class AuditEventRow(TableRow, table=True):
     hash: bytes = column.binary()
 
 
-class WebhookRow(TableRow, table=True):
-    """A URL to which a user's events are sent. `secret` is the key of the signatures."""
-
-    __tablename__ = "webhook"
-
-    tenant_id: int = column.bigint(primary_key=True)
-    id: int = column.bigint(primary_key=True)
-    user_id: int = column.bigint()
-    external_session_id: int | None = column.nullable_bigint()
-    url: str = column.encrypted_text("webhook.url")
-    kinds: bytes = column.binary()
-    secret: str = column.encrypted_text("webhook.secret")
-    created_at: datetime = column.timestamp()
-
-
-class WebhookDeliveryRow(TableRow, table=True):
-    """An event that is to be sent, or was given up. `status`, `attempts`, `next_at` and `owner` change."""
-
-    __tablename__ = "webhook_delivery"
-    __table_args__ = (
-        Index(None, "tenant_id", "status", "next_at"),
-        Index(None, "tenant_id", "webhook_id", "status"),
-        tenant_foreign_key("webhook_id", "webhook"),
-    )
-
-    tenant_id: int = column.bigint(primary_key=True)
-    id: int = column.bigint(primary_key=True)
-    webhook_id: int = column.bigint()
-    external_session_id: int = column.bigint()
-    seq: int = column.integer()
-    status: str = column.string(16)
-    attempts: int = column.integer()
-    next_at: datetime = column.timestamp()
-    owner: str | None = column.string(64, nullable=True)
-    last_error: str | None = column.encrypted_text("webhook_delivery.last_error", nullable=True)
-    created_at: datetime = column.timestamp()
-
-
 class EncryptionKeyRow(TableRow, table=True):
     """A key that values may be encrypted with. `proof` is encrypted with it.
 
@@ -612,8 +574,6 @@ GRAPH_CHECKPOINT = table_of(GraphCheckpointRow)
 GRAPH_WRITE = table_of(GraphWriteRow)
 BLOB = table_of(BlobRow)
 AUDIT_EVENT = table_of(AuditEventRow)
-WEBHOOK = table_of(WebhookRow)
-WEBHOOK_DELIVERY = table_of(WebhookDeliveryRow)
 ENCRYPTION_KEY = table_of(EncryptionKeyRow)
 ERASURE = table_of(ErasureRow)
 

@@ -19,7 +19,7 @@ from agentgit.sessions.reports import Checked, Finding, OnProgress
 from agentgit.store.maintenance.fsck.cells import RowReader, select_suspicious, tolerate_invalid_text
 from agentgit.store.maintenance.fsck.rows import RowCheck, check_rights
 from agentgit.store.maintenance.fsck.states import check_heads, check_pending, check_states
-from agentgit.store.maintenance.fsck.trail import check_outbox, check_trail
+from agentgit.store.maintenance.fsck.trail import check_trail
 from agentgit.store.maintenance.fsck.values import RESTORE, FsckReport, check_values
 from agentgit.store.maintenance.fsck.world import check_world
 from agentgit.store.maintenance.key_rotation import Rotation
@@ -113,9 +113,8 @@ def _check_rows(connection: Connection, store: Store, level: int, report: FsckRe
 
 
 def _check_trail(connection: Connection, store: Store, level: int, report: FsckReport) -> None:
-    """Check the audit trail and the outbox."""
+    """Check the audit trail."""
     check_trail(connection, store.tenant_id, report, with_hashes=level >= HASHES)
-    check_outbox(connection, store.tenant_id, report)
 
 
 def verify_trail(store: Store, known_tips: Collection[Tip] = (), progress: OnProgress | None = None) -> Verified:

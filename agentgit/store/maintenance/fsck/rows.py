@@ -31,7 +31,6 @@ from agentgit.store.sql.tables import (
     TAG,
     TOOL_INVOCATION,
     USER,
-    WEBHOOK,
     WORKSPACE_SNAPSHOT,
 )
 from agentgit.store.store import Store
@@ -349,18 +348,11 @@ DELETE_ROW = "It grants no access. Delete the row."
 
 
 def check_rights(check: RowCheck) -> None:
-    """Check the API keys, the webhooks, and the members and links of sessions."""
+    """Check the API keys, and the members and links of sessions."""
     for row in check.read(API_KEY.c.id, API_KEY.c.user_id, API_KEY.c.scope):
         check.require_existing(f"api_key {row.id}", "user", row.user_id, check.user_ids, DELETE_ROW)
         check.require_known(f"api_key {row.id}", "scope", row.scope, SCOPES)
     _check_sharing(check)
-    # `check_outbox` counts the rows of webhooks.
-    query = select(WEBHOOK.c.id, WEBHOOK.c.user_id, WEBHOOK.c.external_session_id, WEBHOOK.c.kinds)
-    tenant_query = query.where(WEBHOOK.c.tenant_id == check.store.tenant_id)
-    for row in read_rows(check.connection, tenant_query, check.report, counted=False):
-        check.require_existing(f"webhook {row.id}", "user", row.user_id, check.user_ids)
-        check.require_existing(f"webhook {row.id}", "session", row.external_session_id, check.current_branches)
-        check.require_valid_json(f"webhook {row.id}", kinds=row.kinds)
 
 
 def _check_sharing(check: RowCheck) -> None:

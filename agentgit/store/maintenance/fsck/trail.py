@@ -1,4 +1,4 @@
-"""Checks of the audit trail and the outbox: no event was modified, removed from a chain, or moved."""
+"""Checks of the audit trail: no event was modified, removed from a chain, or moved."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from sqlalchemy import Connection, Table, select
 from agentgit.errors import Corrupt
 from agentgit.sessions.events import NO_SESSION, Tip, hash_row
 from agentgit.store.maintenance.fsck.cells import CheckedRow, RowReader, readable_column
-from agentgit.store.maintenance.fsck.values import RESTORE, FsckReport, read_rows
+from agentgit.store.maintenance.fsck.values import FsckReport, read_rows
 from agentgit.store.objects.packing import HASH_BYTES
-from agentgit.store.sql.tables import AUDIT_EVENT, ERASURE, SESSION, WEBHOOK, WEBHOOK_DELIVERY
+from agentgit.store.sql.tables import AUDIT_EVENT, ERASURE, SESSION
 from agentgit.values import as_object
 
 TRAIL_MODIFIED = (
@@ -179,27 +179,3 @@ def _check_erasures(
 def _readable_columns(table: Table, connection: Connection) -> list[Any]:
     """Return expressions for the columns of a table, so that the driver can read every time. See `readable_column`."""
     return [readable_column(column, is_sqlite=connection.dialect.name == "sqlite") for column in table.c]
-
-
-def check_outbox(connection: Connection, tenant_id: int, report: FsckReport) -> None:
-    """Check that each delivery has a webhook and an event."""
-    webhook_ids = {
-        row.id for row in read_rows(connection, select(WEBHOOK.c.id).where(WEBHOOK.c.tenant_id == tenant_id), report)
-    }
-    query = (
-        select(WEBHOOK_DELIVERY.c.id, WEBHOOK_DELIVERY.c.webhook_id, AUDIT_EVENT.c.seq)
-        .select_from(
-            WEBHOOK_DELIVERY.outerjoin(
-                AUDIT_EVENT,
-                (AUDIT_EVENT.c.tenant_id == WEBHOOK_DELIVERY.c.tenant_id)
-                & (AUDIT_EVENT.c.external_session_id == WEBHOOK_DELIVERY.c.external_session_id)
-                & (AUDIT_EVENT.c.seq == WEBHOOK_DELIVERY.c.seq),
-            )
-        )
-        .where(WEBHOOK_DELIVERY.c.tenant_id == tenant_id)
-    )
-    for row in read_rows(connection, query, report):
-        if row.webhook_id not in webhook_ids:
-            report.add(f"webhook_delivery {row.id}", f"its webhook {row.webhook_id} is missing", RESTORE)
-        if row.seq is None:
-            report.add(f"webhook_delivery {row.id}", "its event is not in the trail", TRAIL_MODIFIED)
