@@ -21,7 +21,6 @@ from agentgit.effects import RollbackReport
 from agentgit.effects.invocation import INTENDED
 from agentgit.errors import AgentGitError, RollbackBlocked
 from agentgit.handles.session import Session
-from agentgit.render.words import MCP, reword
 from agentgit.store.records.checkpoints import named_label
 
 CHECKPOINT_TOOLS = frozenset(
@@ -136,7 +135,7 @@ def _as_tool(function: Callable[..., str]) -> BaseTool:
         try:
             return function(*args, **kwargs)
         except AgentGitError as error:  # the message tells the model what it can do
-            raise ToolException(reword(str(error), MCP)) from error
+            raise ToolException(str(error)) from error
 
     setattr(wrapper, CHECKPOINT_TOOL_MARK, True)
     return StructuredTool.from_function(wrapper, handle_tool_error=True)

@@ -235,7 +235,7 @@ class TurnRunner(DescribedGraph):
             session_name = branch.session(connection).reference
         warn_caller(
             f"Session {session_name} now continues on branch {current_name!r}, but this agent runs on {own_name!r}. "
-            f"agent.at({current_name!r}) returns an agent at its head.",
+            f"Switch to {current_name!r} to continue there.",
             BranchMoved,
         )
 

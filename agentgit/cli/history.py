@@ -17,7 +17,6 @@ from agentgit.render.text import Line, Span, clean, place
 from agentgit.render.views import diff as diffs
 from agentgit.render.views import log as logs
 from agentgit.render.views.lists import session_lines
-from agentgit.render.words import COMMAND_LINE
 from agentgit.times import parse_time
 from agentgit.values import quote_name
 
@@ -167,7 +166,7 @@ def search(
             as_json,
             hits.to_dict,
             lambda width: [
-                *logs.hit_lines(hits, width=width, zone=output.zone(), face=COMMAND_LINE),
+                *logs.hit_lines(hits, width=width, zone=output.zone()),
                 *(() if hits.items or all_branches else hint),
             ],
         )

@@ -18,7 +18,6 @@ from agentgit.cli import pager
 from agentgit.errors import AgentGitError, InvalidInput
 from agentgit.render.html import escape
 from agentgit.render.text import ASCII, Line, Span, Zone, clean, place, plain, visible
-from agentgit.render.words import COMMAND_LINE, reword
 from agentgit.values import portable
 
 if TYPE_CHECKING:
@@ -155,7 +154,7 @@ def confirm(question: str, as_json: bool, show: Callable[[], None] | None = None
 
 def fail(error: AgentGitError, *, as_json: bool = False) -> int:
     """Write an error as one line to standard error, and return its exit code."""
-    message = reword(clean(str(error)), COMMAND_LINE)
+    message = clean(str(error))
     record = {"error": type(error).__name__, "message": message, "exit_code": error.exit_code}
     _write(sys.stderr, dump(record) if as_json else f"error: {message}")
     return error.exit_code

@@ -27,7 +27,6 @@ from agentgit.render import records
 from agentgit.render.text import Span, clean, place
 from agentgit.render.views import conversation
 from agentgit.render.views import rollback as rollbacks
-from agentgit.render.words import COMMAND_LINE, reword_reasons
 
 Tools = Annotated[
     str,
@@ -173,7 +172,7 @@ def rewind_files(
             session,
             branch_name,
             changes.to_dict,
-            lambda width: rollbacks.file_lines(changes, width=width, face=COMMAND_LINE),
+            lambda width: rollbacks.file_lines(changes, width=width),
             as_json=as_json,
         )
 
@@ -283,8 +282,8 @@ def confirm_plan(plan: RollbackPlan, verb: str, as_json: bool, *, force: bool = 
 def print_rollback(as_json: bool, value: RollbackPlan | RollbackReport) -> None:
     output.emit(
         as_json,
-        lambda: reword_reasons(value.to_dict(), COMMAND_LINE),
-        lambda width: rollbacks.lines(value, width=width, face=COMMAND_LINE),
+        value.to_dict,
+        lambda width: rollbacks.lines(value, width=width),
     )
 
 

@@ -41,9 +41,7 @@ def _canonical(value: Any) -> Any:
 
 def how_to_resolve(invocation_id: int | None) -> str:
     """Return the end of a message about an invocation of which it is unknown whether it happened."""
-    return (
-        f"check, then call repo.resolve({invocation_id}, 'happened') or repo.resolve({invocation_id}, 'did_not_happen')"
-    )
+    return f"check, then resolve call {invocation_id}: happened, or did not happen"
 
 
 def call_key(branch_id: int, caller_id: str, call_id: str, tool_name: str) -> str:

@@ -270,7 +270,7 @@ def hint_once(reasons: Iterable[str]) -> list[str]:
     for why in map(str, reasons):
         reason, _, hint = why.partition("; ")
         shortened.append(reason if hint in shown else why)
-        if hint.endswith("trust=[...]"):
+        if hint.startswith("wrap "):
             shown.add(hint)
     return shortened
 
@@ -437,7 +437,7 @@ def _decide_unknown(call: ToolInvocation) -> tuple[str, str]:
         )
     reason = f"it raised {call.error_message}, but may have happened"
     if call.may_be_repeated:
-        return KEEP, f"{reason}; if it did, call repo.resolve({call.id}, 'happened') to have it reversed"
+        return KEEP, f"{reason}; if it did, resolve call {call.id} as happened to have it reversed"
     return BLOCK, f"{reason}; {how_to_resolve(call.id)}"
 
 

@@ -44,7 +44,7 @@ ROLE_NAMES = {"undo": "undo function", "verify": "verify", "precheck": "precheck
 GRAPH_NAME = "graph"
 """The key in the metadata of a session for the name of the served graph that created it."""
 
-DECLARE_HINT = "wrap the graph again, or name the module that declares it with trust=[...]"
+DECLARE_HINT = "wrap the graph again, or trust the module that declares it"
 
 
 class ServedGraph(Protocol):
@@ -167,8 +167,8 @@ class Registry:
         memory = self.sessions.declarations(session_id).memory or self.memory_of_all
         if memory is None:
             raise NotFound(
-                "the store that it wrote to is not attached here; wrap the graph with its store again, or name the "
-                "module that has the store with trust=[...]"
+                "the store that it wrote to is not attached here; wrap the graph with its store again, or trust the "
+                "module that has the store"
             )
         return memory
 
@@ -208,7 +208,7 @@ class Registry:
         if runner is None:
             raise NotFound(
                 f"the tool {printable_name(call.tool_name)} is unknown; wrap a graph that has it in a ToolNode, "
-                "or name its module (MODULE:NAME if a function returns it) with trust=[...]"
+                "or trust its module (MODULE:NAME if a function returns it)"
             )
         if isinstance(runner, str):
             raise NotFound(runner)

@@ -127,7 +127,7 @@ class RollbackReport(PrintableDrawing):
         counts = [f"{len(items[group])} {word}" for group, word in _WORDING.items() if items[group]]
         empty_text = "The world is unchanged" if self.kind in (SWITCH, FORK) else "There was nothing to reverse"
         text = f"{', '.join(counts) or empty_text}." + (f" {self.files.summary}" if self.files else "")
-        return text if self.status == DONE else f"{text} To finish, call repo.resume({self.operation_id})."
+        return text if self.status == DONE else f"{text} To finish, resume operation {self.operation_id}."
 
 
 _PLAIN_FIELDS = ("operation_id", "status", "checkpoint_id", "branch", "kind")

@@ -44,7 +44,7 @@ def recover(access: SessionAccess, branch: BranchRef, *, force: bool) -> Interna
         if not force and any(map(process.is_alive_here, [row.owner, *(one.owner for one in operations)])):
             raise Conflict(
                 f"Branch {row.name} is running in a process on this machine. Wait until it ends, or end that "
-                "process. force=True takes the branch from it."
+                "process. With force, the branch is taken from it."
             )
         store.journal.abandon(connection, row.id, row.owner)
         store.sessions.release_abandoned(connection, row)

@@ -148,8 +148,8 @@ class SessionFactory:
         plan = planner.plan_request(connection, self._run_request(first_checkpoint, force=False))
         if not plan.is_admissible:
             raise RollbackBlocked(
-                f"Nothing was done, and no session was created. {plan.blocking_reasons}. force=True answers these from "
-                "the record.",
+                f"Nothing was done, and no session was created. {plan.blocking_reasons}. With force, these are "
+                "answered from the record.",
                 planner.add_names(connection, plan, branch.id),
             )
 

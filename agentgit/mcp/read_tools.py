@@ -24,7 +24,6 @@ from agentgit.render.views import log as logs
 from agentgit.render.views import rollback as rollbacks
 from agentgit.render.views import tree as trees
 from agentgit.render.views.lists import branch_lines, session_lines
-from agentgit.render.words import MCP, reword_reasons
 from agentgit.values import to_json
 
 if TYPE_CHECKING:
@@ -227,7 +226,7 @@ class ReadTools:
         hits = self.find_session(session).search(
             text, branch=branch, all_branches=all_branches, limit=limit, after=after
         )
-        return ToolAnswer(logs.hit_lines(hits, width=WIDTH, zone=None, face=MCP), hits.to_dict())
+        return ToolAnswer(logs.hit_lines(hits, width=WIDTH, zone=None), hits.to_dict())
 
     def operations(self, *, session: SessionName = None, limit: Limit = 20) -> ToolAnswer:
         """List rollbacks, switches and forks, newest first, with the status of each."""
@@ -273,14 +272,14 @@ class ReadTools:
 def _plan_answer(plan: RollbackPlan, code: str, *, force: bool) -> ToolAnswer:
     """Return the answer for a plan, with its confirmation code if nothing blocks it."""
     effective_plan = plan.forced() if force else plan
-    data = reword_reasons(effective_plan.to_dict(), MCP)
+    data = effective_plan.to_dict()
     del data["replayed"]
     if effective_plan.is_admissible:
         return ToolAnswer(
-            [*rollbacks.lines(effective_plan, width=WIDTH, face=MCP), (Span(f"To do exactly this: confirm={code}"),)],
+            [*rollbacks.lines(effective_plan, width=WIDTH), (Span(f"To do exactly this: confirm={code}"),)],
             {**data, "confirm": code},
         )
-    return ToolAnswer(rollbacks.lines(effective_plan, width=WIDTH, face=MCP), data)
+    return ToolAnswer(rollbacks.lines(effective_plan, width=WIDTH), data)
 
 
 def _placeholder(text: str) -> list[Line]:

@@ -25,7 +25,6 @@ from agentgit.mcp.read_tools import ReadTools, ToolAnswer
 from agentgit.mcp.write_tools import WriteTools
 from agentgit.render.text import plain
 from agentgit.render.views import rollback as rollbacks
-from agentgit.render.words import MCP, reword, reword_reasons
 from agentgit.values import is_database_error, portable
 
 if TYPE_CHECKING:
@@ -175,15 +174,15 @@ def _result(answer: ToolAnswer) -> types.CallToolResult:
 
 def _failure(error: AgentGitError) -> types.CallToolResult:
     """Return the result for an error, with its name and message as text and its details as structured data."""
-    message = reword(str(error), MCP)
+    message = str(error)
     details: dict[str, Any] = {"error": type(error).__name__, "message": message, "exit_code": error.exit_code}
     text = f"{type(error).__name__}: {message}"
     if isinstance(error, RollbackBlocked):
-        details["plan"] = reword_reasons(error.plan.to_dict(), MCP)
-        text += f"\n{plain(rollbacks.lines(error.plan, face=MCP))}"
+        details["plan"] = error.plan.to_dict()
+        text += f"\n{plain(rollbacks.lines(error.plan))}"
     elif isinstance(error, RollbackIncomplete):
-        details |= {"operation": error.operation, "report": reword_reasons(error.report.to_dict(), MCP)}
-        text += f"\n{plain(rollbacks.lines(error.report, face=MCP))}"
+        details |= {"operation": error.operation, "report": error.report.to_dict()}
+        text += f"\n{plain(rollbacks.lines(error.report))}"
     return types.CallToolResult(content=[_text_content(text)], structuredContent=portable(details), isError=True)
 
 

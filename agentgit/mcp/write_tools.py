@@ -27,7 +27,6 @@ from agentgit.render.text import Line, Span, place
 from agentgit.render.views import log as logs
 from agentgit.render.views import rollback as rollbacks
 from agentgit.render.views.lists import branch_lines
-from agentgit.render.words import MCP, reword_reasons
 from agentgit.values import count
 
 if TYPE_CHECKING:
@@ -198,6 +197,6 @@ def _text_answer(text: str) -> ToolAnswer:
 
 
 def _report_answer(report: RollbackReport) -> ToolAnswer:
-    data = reword_reasons(report.to_dict(), MCP)
+    data = report.to_dict()
     del data["replayed"]
-    return ToolAnswer(rollbacks.lines(report, width=WIDTH, face=MCP), data)
+    return ToolAnswer(rollbacks.lines(report, width=WIDTH), data)

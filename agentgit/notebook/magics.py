@@ -28,7 +28,6 @@ from agentgit.notebook.completion import complete
 from agentgit.notebook.live_tree import live
 from agentgit.notebook.target import NotebookNamespace
 from agentgit.render.text import Span, clean
-from agentgit.render.words import MAGICS, reword
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
@@ -232,4 +231,4 @@ def _short_errors() -> Iterator[None]:
             _show(error.plan)
         elif isinstance(error, RollbackIncomplete):
             _show(error.report)
-        raise UsageError(clean(f"{type(error).__name__}: {reword(str(error), MAGICS)}")) from error
+        raise UsageError(clean(f"{type(error).__name__}: {error}")) from error

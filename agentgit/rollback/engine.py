@@ -283,17 +283,17 @@ def _span_attributes(session_id: int) -> dict[str, Any]:
 
 def _describe_stop(report: RollbackReport, *, is_forcible: bool) -> str:
     """Describe where an operation stopped and how to resume it."""
-    resume_call, branch_status = f"repo.resume({report.operation_id})", "The previous branch is unchanged."
+    resume, branch_status = f"resume operation {report.operation_id}", "The previous branch is unchanged."
     if not report.failed and report.drifted and all(item.reason == DRIFTED_BEFORE for item in report.remaining):
         drifted = "; ".join(map(str, report.drifted))
-        return f"{drifted}. {branch_status} If that is acceptable, call {resume_call} to continue."
+        return f"{drifted}. {branch_status} If that is acceptable, {resume}."
     unfinished_items = report.failed or report.remaining
-    ways = [f"Fix the cause, then call {resume_call}"]
+    ways = [f"Fix the cause, then {resume}"]
     calls = [item.invocation for item in unfinished_items if item.invocation.kind != REDO]  # a redo says it
     if undecided := [call.id for call in calls if call.status in DECISIONS]:
-        ways.append(f"do it by hand, call repo.resolve({undecided[0]}, 'happened'), and resume")
+        ways.append(f"do it by hand, resolve call {undecided[0]} as happened, and resume")
     if is_forcible:
-        ways.append("resume with force=True, which skips what still cannot be done")
+        ways.append("resume with force, which skips what still cannot be done")
     file_problem = report.files.problem.rstrip(".") if report.files else ""
     causes = "; ".join(filter(None, [*map(str, unfinished_items), file_problem])).rstrip(".")
     unskippable = "" if is_forcible else " A simulated call cannot be skipped."

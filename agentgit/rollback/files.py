@@ -111,8 +111,8 @@ class RollbackFiles:
             paths = ", ".join(map(escape_path, changes.conflicts[:5])) + (", …" if len(changes.conflicts) > 5 else "")
             raise WorkspaceChanged(
                 f"Nothing was done. Since this session last looked at {changes.workspace}, somebody else "
-                f"(or a turn that was killed) has changed {paths}. force=True restores the files anyway and "
-                "keeps the changes in a snapshot."
+                f"(or a turn that was killed) has changed {paths}. With force, the files are restored "
+                "anyway, and the changes are kept in a snapshot."
             )
 
     def restore(self, row: StoredRow) -> FileChanges | None:

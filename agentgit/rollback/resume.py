@@ -76,7 +76,7 @@ class Resumption:
                 branch_id = row.internal_session_id if row.kind == SWITCH else row.source_id
                 raise RollbackBlocked(
                     f"Nothing was done. Since this was planned: {new_plan.blocking_reasons}. "
-                    f"repo.resume({operation_id}, force=True) keeps what cannot be reversed.",
+                    "Resumed with force, it keeps what cannot be reversed.",
                     self.planner.add_names(connection, new_plan, branch_id),
                 )
             steps = new_plan.as_request()

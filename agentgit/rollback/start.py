@@ -198,7 +198,7 @@ class Starter:
         raise RollbackBlocked(
             f"Nothing was done. {plan.blocking_reasons}.{hint} "
             + (
-                "force=True keeps what cannot be reversed."
+                "With force, what cannot be reversed is kept."
                 if plan.is_forcible
                 else "A simulated call cannot be skipped."
             ),

@@ -238,7 +238,7 @@ class Database:
     def require_file(self) -> None:
         """Check that the file of a SQLite database exists. A server or a database in memory has none."""
         if self.path is not None and not os.path.exists(self.path):
-            raise NotFound(f"There is no database {self.url.database}. create=True creates one; or name another.")
+            raise NotFound(f"There is no database {self.url.database}. Create it, or name another.")
 
     def require_open(self) -> None:
         """Check that the database is not closed. Otherwise a connection would be opened that nobody closes."""

@@ -161,8 +161,8 @@ def test_a_call_that_raised_after_acting_blocks_a_rollback(repo, effect_kind, gr
     (step,) = agent.plan_rollback("before").steps
     assert step.action == "block"
     assert step.why == (
-        "it raised ConnectionError: no answer, but may have happened; check, then call "
-        f"repo.resolve({raised.id}, 'happened') or repo.resolve({raised.id}, 'did_not_happen')"
+        "it raised ConnectionError: no answer, but may have happened; check, then "
+        f"resolve call {raised.id}: happened, or did not happen"
     )
     with pytest.raises(RollbackBlocked):
         agent.rollback("before")
@@ -221,7 +221,7 @@ def test_the_fence_refuses_a_raised_call_until_it_is_resolved(repo, told):
     raised = agent.tool_track()[0]
     back = agent.rollback("before", force=True)
     with pytest.raises(
-        Fenced, match=r"It raised ConnectionError: no answer, and it is unknown.*repo\.resolve"
+        Fenced, match=r"It raised ConnectionError: no answer, and it is unknown.*resolve call"
     ) as refused:
         back.invoke(say("five"))
     assert refused.value.invocation == raised.id
@@ -254,10 +254,10 @@ def test_a_retried_node_does_not_repeat_a_raised_call(repo, effect_kind, when):
     """RetryPolicy raises `Fenced` with the remedy; once resolved, the turn continues, and there is one charge."""
     till = Till((when, LOST))
     agent = repo.wrap(retrying(till), "s", effects=till.effects(effect_kind))
-    with pytest.raises(Fenced, match=r"repo\.resolve"):
+    with pytest.raises(Fenced, match=r"resolve call"):
         agent.invoke(say())
     assert (till.ledger, statuses(agent)) == ([5] * (when == "after"), ["unknown"])
-    with pytest.raises(Fenced, match=r"repo\.resolve"):
+    with pytest.raises(Fenced, match=r"resolve call"):
         agent.invoke(None)
     happened = {"outcome": "happened", "result": {"charged": 5}} if when == "after" else {"outcome": "did_not_happen"}
     repo.resolve(agent.tool_track()[0], **happened)
@@ -505,8 +505,8 @@ def test_a_raised_reversible_call_does_not_block_a_rollback(repo, told):
     if told is None:
         (item,) = report.kept
         assert item.reason == (
-            f"it raised ConnectionError: no answer, but may have happened; if it did, call repo.resolve({raised.id}, "
-            "'happened') to have it reversed"
+            f"it raised ConnectionError: no answer, but may have happened; if it did, resolve call {raised.id} as "
+            "happened to have it reversed"
         )
         repo.resolve(raised, "happened")
         agent.rollback("before")
@@ -603,14 +603,14 @@ def test_a_redo_stops_at_a_raised_call_until_it_is_resolved(repo, told):
     till = Till(None, ("after" if told == "happened" else "before", LOST))
     back = gone(repo, till, "compensable")
     with pytest.raises(
-        RollbackIncomplete, match=r"it raised ConnectionError.*may have happened.*repo\.resolve"
+        RollbackIncomplete, match=r"it raised ConnectionError.*may have happened.*resolve call"
     ) as error:
         back.redo()
     with pytest.raises(RollbackIncomplete):
         repo.resume(error.value.operation)
     assert till.ledger == [5] * (told == "happened")
     (failed,) = error.value.report.failed
-    assert f"repo.resolve({failed.invocation.id}, " in failed.reason
+    assert f"resolve call {failed.invocation.id}: " in failed.reason
     repo.resolve(failed.invocation, told, result={"charged": 5} if told == "happened" else None)
     assert repo.resume(error.value.operation).status == "done"
     assert till.ledger == [5]
@@ -676,7 +676,7 @@ def test_the_command_line_resolves_a_raised_call(tmp_path):
         raised = str(agent.tool_track()[0].id)
     assert raised in run("tool-track", "s")[0]
     blocked = run("rollback", "s", "main#1", "--yes")[1]
-    assert f"check, then run agentgit resolve {raised} happened, or did-not-happen. --force keeps" in blocked
+    assert f"check, then resolve call {raised}: happened, or did not happen. With force," in blocked
     told, _ = run("resolve", raised, "happened", "--result", '{"charged": 5}', "--json")
     assert (json.loads(told)["status"], json.loads(told)["result"]) == ("done", {"charged": 5})
 
@@ -695,7 +695,7 @@ def test_the_chat_resolves_a_raised_call():
             assert agent.tool_track()[0].result == {"charged": 5}
             chat.handle_line("/undo")
     blocked, no_json = err.getvalue().splitlines()
-    assert f"check, then run /resolve {raised} happened, or did-not-happen. --force keeps" in blocked
+    assert f"check, then resolve call {raised}: happened, or did not happen. With force," in blocked
     assert "--result is not valid JSON" in no_json
     assert till.ledger == []
 

@@ -206,7 +206,7 @@ def test_a_blocked_rollback_can_be_forced_in_the_chat(folder):
     """A rollback past a sent mail shows what blocks it and what to write, and runs with --force."""
     blocked = folder.chat("hello", "add chair", "send mail", "/undo 2", "/checkpoint undo", "/rewind-files main#1")
     assert "block    send(text='mail')" in blocked.out
-    assert "--force keeps what cannot be reversed." in blocked.err
+    assert "With force, what cannot be reversed is kept." in blocked.err
     assert "There is no named checkpoint on this branch." in blocked.err
     assert "Start the chat with --workspace DIR" in blocked.err
     assert blocked.code == RollbackBlocked.exit_code
@@ -249,7 +249,7 @@ def test_undo_redo_and_rewind_restore_files_in_the_chat(folder, scribe):
     for order in ("/rewind-files HEAD~1", "/undo"):
         refused = chat(f"{order} --yes")
         assert (refused.code, note.read_text()) == (WorkspaceChanged.exit_code, "by hand")
-        assert "--force restores the files anyway" in refused.err
+        assert "With force, the files are restored anyway" in refused.err
     assert chat("/undo --yes --force").code == 0
     assert note.read_text() == "one"
     note.write_text("by hand")
@@ -660,7 +660,7 @@ def test_a_chat_merge_with_a_conflict_says_how_to_resolve_it(folder):
         "/merge retry --resolve theirs", graph="clerk:noting",
     )  # fmt: skip
     assert "conflict  note" in out
-    assert "--resolve" in err
+    assert "ours or theirs" in err
     with agentgit.open(folder.path / "agentgit.db") as repo:
         session = repo.session()
         main = next(branch for branch in session.branches() if branch.name == "main")

@@ -48,7 +48,7 @@ def test_a_branch_is_merged_on_the_command_line(repo, pair, run):
     out, err, code = run("merge", "clerk:GRAPH", "retry")
     assert (code, repo.session("s").get_checkpoint("HEAD").id) == (MergeConflict.exit_code, before)
     assert "conflict  note" in out
-    assert "Choose which to keep: --resolve ours, --resolve theirs, or --resolve KEY=ours." in err
+    assert "Choose which to keep: ours or theirs, for all or for each key." in err
     out, err, code = run("merge", "clerk:GRAPH", "s@main", "retry", "--resolve", "note=theirs", "--dry-run")
     assert (err, code, repo.session("s").get_checkpoint("HEAD").id) == ("", 0, before)
     assert "conflict  total" in out

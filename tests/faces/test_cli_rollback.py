@@ -247,15 +247,6 @@ def test_tools_of_trusted_modules_serve_every_handle(folder):
     assert folder.items == ["a book"]
 
 
-def test_the_json_of_a_blocked_plan_speaks_of_options(folder):
-    """A plan that is written as JSON names options of the command, and no call of Python."""
-    folder.play(call("put", item="a book"))
-    plan = json.loads(folder.run("rollback", "main#1", "--yes", "--json", trust="").out)
-    (reason,) = [step["why"] for step in plan["steps"] if step["action"] == "block"]
-    assert "--trust" in reason
-    assert "trust=[" not in reason
-
-
 def test_a_decorated_function_is_a_tool(folder):
     """A decorated function of a trusted module is a tool."""
     (folder.path / "plain.py").write_text(

@@ -468,16 +468,3 @@ def test_the_log_magic_has_the_filters_of_the_command_line(shell, repo):
     assert listed("log --tag good") == ["main#2"]
     assert "other#1" in listed("log --all-branches")
     assert "'soon' is not a time" in usage_error(shell, "log --since soon")
-
-
-def test_an_error_of_a_magic_names_magics(shell, repo):
-    """What a magic can do next is named as a magic, not as a call of Python."""
-    agent = shell.user_ns["agent"]
-    other = agent.fork("main#2", name="other")
-    other.run("add lamp")
-    agent.session.switch("main")
-    said = usage_error(shell, "tag --delete nothing")
-    assert "%agentgit tag" in said
-    assert "session.tags()" not in said
-    said = usage_error(shell, "switch nowhere")
-    assert "session." not in said

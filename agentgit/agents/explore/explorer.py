@@ -198,8 +198,8 @@ class Explorer:
         if blocking_steps and acting_tools:
             raise WorldDiverged(
                 "An exploration reverses every effect that is not on its own path, and these are not its own: "
-                f"{'; '.join(map(str, blocking_steps))}. First bring the world to this branch with "
-                f"agent = agent.switch({start_row.branch_name!r}, sync='world'), or choose a new name.",
+                f"{'; '.join(map(str, blocking_steps))}. First bring the world to this branch by a "
+                f"switch to {start_row.branch_name!r} with sync='world', or choose a new name.",
                 plan,
             )
         self._initial_log_length = None if plan.changes_world else last_seq

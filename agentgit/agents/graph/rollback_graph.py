@@ -6,7 +6,7 @@ import asyncio
 import copy
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing
 from typing import Any, Self, TypeVar
 
 from langchain_core.runnables import RunnableConfig
@@ -18,9 +18,8 @@ from agentgit.agents.branch_context import Graph
 from agentgit.agents.graph.thread_runner import Run
 from agentgit.agents.graph.threads import Threads
 from agentgit.agents.isolation import require_not_nested
-from agentgit.errors import AgentGitError, InvalidInput
+from agentgit.errors import InvalidInput
 from agentgit.langgraph_internals import CONFIG_KEY_TASK_ID
-from agentgit.render.words import GRAPH, reword
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -36,16 +35,6 @@ def _signed_as(original: Callable[..., Any]) -> Callable[[Method], Method]:
         return method
 
     return sign
-
-
-@contextmanager
-def _own_words() -> Iterator[None]:
-    """Put the errors of a run into the words of a graph."""
-    try:
-        yield
-    except AgentGitError as error:
-        error.args = (reword(str(error), GRAPH), *error.args[1:])
-        raise
 
 
 class RollbackGraph(Pregel[Any, Any, Any, Any]):
@@ -75,19 +64,17 @@ class RollbackGraph(Pregel[Any, Any, Any, Any]):
         return self._iterate(input, config, kwargs)
 
     def _iterate(self, input: Any, config: RunnableConfig | None, options: dict[str, Any]) -> Iterator[Any]:
-        with _own_words():
-            run = self._begin(input, config)
-            yield from run.runner.iterate(run, options)
+        run = self._begin(input, config)
+        yield from run.runner.iterate(run, options)
 
     @_signed_as(Pregel.astream)
     async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
         """Run the graph on the session of the thread, as the graph's `astream`."""
         await self.agentgit_threads.await_previous_run(self._config(config))
-        with _own_words():
-            run = await asyncio.to_thread(self._begin, input, config)
-            async with aclosing(run.runner.aiterate(run, kwargs)) as stream:
-                async for chunk in stream:
-                    yield chunk
+        run = await asyncio.to_thread(self._begin, input, config)
+        async with aclosing(run.runner.aiterate(run, kwargs)) as stream:
+            async for chunk in stream:
+                yield chunk
 
     def bulk_update_state(self, config: RunnableConfig, supersteps: Sequence[Any]) -> RunnableConfig:
         """Update the state, as the graph's `bulk_update_state`. At an older checkpoint, this begins a new branch.

@@ -308,7 +308,7 @@ class Merger:
         if head_state.latest_id != self.branch.seen_checkpoint_id and row.head_id not in self.branch.interrupted_heads:
             raise Conflict(
                 f"Branch {row.name} has moved since this agent last saw it. Nothing was changed. "
-                f"agent.switch({row.name!r}) returns an agent at its head.",
+                f"Switch to {row.name!r} to continue at its head.",
                 head=row.head_id,
             )
         if not head_state.is_settled:
@@ -330,7 +330,7 @@ class Merger:
             keys = ", ".join(one.key for one in plan.conflicts)
             raise MergeConflict(
                 f"Nothing was changed. Both branches have changed {keys} since {plan.base}. Choose which to "
-                "keep: resolve='ours', 'theirs', or a mapping from keys to these.",
+                "keep: ours or theirs, for all or for each key.",
                 plan,
             )
         # A merge that keeps our side of all conflicts is recorded, so that the next one begins after it.

@@ -162,7 +162,7 @@ class Turn:
         ):
             raise Conflict(
                 f"Branch {branch.name} has moved since this agent last saw it. Nothing was run. "
-                f"agent.switch({branch.name!r}) returns an agent at its head. Or branch off with agent.fork().",
+                f"Switch to {branch.name!r} to continue at its head, or fork.",
                 head=branch.head_id,
             )
         if self.context.needs_world:
@@ -199,7 +199,7 @@ class Turn:
             )
             raise WorldDiverged(
                 f"The world has changed since branch {branch.name} last ran, so nothing was run: {changes}. "
-                f"Restore it with agent = agent.switch({branch.name!r}, sync='world'), tell the model with "
+                f"Restore it by a switch to {branch.name!r} with sync='world', tell the model with "
                 "sync='note', or continue anyway with sync='ignore'.",
                 self.context.planner.add_names(connection, plan, branch.id),
             )

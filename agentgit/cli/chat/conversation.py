@@ -28,7 +28,6 @@ from agentgit.errors import (
 from agentgit.render.text import Span, clean, cut, place, visible
 from agentgit.render.views import conversation
 from agentgit.render.views import rollback as rollbacks
-from agentgit.render.words import CHAT, reword
 from agentgit.sessions.rerun import RerunReport
 from agentgit.values import portable
 
@@ -158,7 +157,7 @@ def _warnings_as_notices() -> Iterator[None]:
 
         def show_in_chat(message: Warning | str, *details: Any, **options: Any) -> None:
             if isinstance(message, BranchMoved | TurnAbandoned):
-                output.print_notice(f"warning: {clean(reword(str(message), CHAT))}")
+                output.print_notice(f"warning: {clean(str(message))}")
             else:
                 show(message, *details, **options)
 
@@ -293,7 +292,7 @@ class Chat:
         """Write the report of the rollback or switch that returned the current agent."""
         report = self.agent.report
         if report is not None and not isinstance(report, RerunReport):
-            output.show(rollbacks.lines(report, width=output.width(), face=CHAT))
+            output.show(rollbacks.lines(report, width=output.width()))
 
     def confirm_plan(self, command: SlashCommand, plan: RollbackPlan) -> bool:
         """Return whether to carry out a plan; show it and ask first if it changes the world."""
@@ -302,7 +301,7 @@ class Chat:
             return True  # the operation itself raises the error for an inadmissible plan
         if self.yes or slash_commands.YES in command.options:
             return True
-        output.show(rollbacks.lines(effective_plan, width=output.width(), face=CHAT))
+        output.show(rollbacks.lines(effective_plan, width=output.width()))
         if not at_terminal():
             raise InvalidInput("There is no terminal to ask for confirmation. Add --yes, or start the chat with --yes.")
         if output.ask(f"Proceed in {place(effective_plan.session_name, effective_plan.branch)}?"):
@@ -314,12 +313,12 @@ class Chat:
         """Write an error, with its plan or report; the chat continues."""
         self.exit_code = self.exit_code or getattr(error, "exit_code", 1)
         if isinstance(error, RollbackBlocked):
-            output.show(rollbacks.lines(error.plan, width=output.width(), face=CHAT))
+            output.show(rollbacks.lines(error.plan, width=output.width()))
         elif isinstance(error, RollbackIncomplete):
-            output.show(rollbacks.lines(error.report, width=output.width(), face=CHAT))
+            output.show(rollbacks.lines(error.report, width=output.width()))
         prefix = "" if isinstance(error, AgentGitError) else f"{type(error).__name__}: "
         output.flush()
-        output.print_notice(f"error: {reword(clean(f'{prefix}{error}'), CHAT)}")
+        output.print_notice(f"error: {clean(f'{prefix}{error}')}")
 
 
 class Transcript:

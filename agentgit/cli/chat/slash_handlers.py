@@ -19,7 +19,6 @@ from agentgit.render.views import log as logs
 from agentgit.render.views import rollback as rollbacks
 from agentgit.render.views import tree as trees
 from agentgit.render.views.lists import branch_lines
-from agentgit.render.words import CHAT
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
@@ -83,13 +82,13 @@ def _redo(chat: Chat, command: SlashCommand) -> None:
 
 
 def _plan(chat: Chat, command: SlashCommand) -> None:
-    output.show(rollbacks.lines(chat.agent.plan_rollback(command.words[0]), width=output.width(), face=CHAT))
+    output.show(rollbacks.lines(chat.agent.plan_rollback(command.words[0]), width=output.width()))
 
 
 def _resume(chat: Chat, command: SlashCommand) -> None:
     report = chat.repo.resume(command.number() or 0, force=slash_commands.FORCE in command.options)
     chat.agent = chat.agent.switch(report.branch)
-    output.show(rollbacks.lines(report, width=output.width(), face=CHAT))
+    output.show(rollbacks.lines(report, width=output.width()))
 
 
 def _resolve(chat: Chat, command: SlashCommand) -> None:
@@ -176,7 +175,7 @@ def _rewind_files(chat: Chat, command: SlashCommand) -> None:
     plan = agent.session.plan_rewind(ref, branch=agent.branch_id)
     if chat.confirm_plan(command, plan):
         changes = agent.rewind_files(ref, force=slash_commands.FORCE in command.options)
-        output.show(rollbacks.file_lines(changes, width=output.width(), face=CHAT))
+        output.show(rollbacks.file_lines(changes, width=output.width()))
 
 
 # -- checkpoints
@@ -316,7 +315,7 @@ def _run_merge(plan: MergePlan, run: Callable[[], Checkpoint]) -> None:
 def _search(chat: Chat, command: SlashCommand) -> None:
     all_branches, after = slash_commands.EVERYWHERE in command.options, command.options.get(slash_commands.AFTER)
     hits = chat.agent.search(" ".join(command.words), all_branches=all_branches, after=after)
-    output.show(logs.hit_lines(hits, width=output.width(), zone=output.zone(), face=CHAT))
+    output.show(logs.hit_lines(hits, width=output.width(), zone=output.zone()))
 
 
 def _tag(chat: Chat, command: SlashCommand) -> None:

@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,11 +15,10 @@ from agentgit.cli import output
 from agentgit.cli.completion import complete_session
 from agentgit.cli.options import AsJson, DatabaseOption, Price, import_from_here, parse_prices, repository
 from agentgit.errors import InvalidInput
-from agentgit.render.words import COMMAND_LINE, reword
 from agentgit.sessions.rerun import LIVE, RECORD
 
 if TYPE_CHECKING:
-    from agentgit.sessions.reruns import SessionRerun
+    pass
 
 BELOW_BAR = 1
 """The exit code if the sessions do not reach the bar."""
@@ -138,7 +136,6 @@ def rerun(
                 prices=prices,
                 **options,
             )
-        results = replace(results, rows=[_reword_row(row) for row in results.rows])
         if file is not None:
             file.write(junit_xml.document(results, fail_under))
     is_passed = results.is_passed(fail_under)
@@ -176,11 +173,3 @@ def _import(path: str | None) -> Callable[..., Any] | None:
 
     value: Callable[..., Any] | None = user_modules.value_in(path) if path is not None else None
     return value
-
-
-def _reword_row(row: SessionRerun) -> SessionRerun:
-    """Return a row whose errors name the next step as a command."""
-    report = row.report
-    if report is not None and report.reason is not None:
-        report = replace(report, reason=reword(report.reason, COMMAND_LINE))
-    return replace(row, report=report, error=None if row.error is None else reword(row.error, COMMAND_LINE))

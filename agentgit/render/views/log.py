@@ -9,7 +9,6 @@ from typing import Any
 from agentgit.checkpoints import Checkpoint
 from agentgit.checkpoints.queries import Hit, Hits, Tag
 from agentgit.render.text import Line, Span, Zone, cells, clean, cut, format_time, plain, table, visible
-from agentgit.render.words import PYTHON, Face, reword
 from agentgit.values import count
 
 
@@ -75,12 +74,12 @@ def draw_hits(hits: Hits) -> str:
     return plain(hit_lines(hits))
 
 
-def hit_lines(hits: Hits, *, width: int = 100, zone: Zone = UTC, face: Face = PYTHON) -> list[Line]:
+def hit_lines(hits: Hits, *, width: int = 100, zone: Zone = UTC) -> list[Line]:
     """Draw search results."""
     # The text is added afterwards, because a table cell has only one style.
     column_lines = table([[*_columns(hit, zone), Span("")] for hit in hits], width=width)
     hit_rows = [_with_text(line, hit, width) for line, hit in zip(column_lines, hits, strict=True)]
-    more_notice = [(Span(reword(f"more: after={hits.next!r}", face), "dim"),)] if hits.next else []
+    more_notice = [(Span(f"more: after {hits.next}", "dim"),)] if hits.next else []
     incomplete_notice = [] if hits.complete else [(Span(INCOMPLETE, "bad"),)]
     names_only_notice = [(Span(NAMES_ONLY, "dim"),)] if hits.names_only else []
     return [*(hit_rows or [(Span("nothing found"),)]), *more_notice, *incomplete_notice, *names_only_notice]

@@ -12,7 +12,6 @@ from agentgit.effects.report import GROUPS
 from agentgit.render import html
 from agentgit.render.text import Line, Span, Zone, clean, format_time, plain, table
 from agentgit.render.views.conversation import cell, effect, status
-from agentgit.render.words import PYTHON, Face, reword
 from agentgit.sessions.operation import DONE, Operation
 from agentgit.values import count, escape_path
 
@@ -89,24 +88,24 @@ def draw(value: RollbackPlan | RollbackReport, *, width: int = 100) -> str:
     return plain(lines(value, width=width))
 
 
-def lines(value: RollbackPlan | RollbackReport, *, width: int = 100, face: Face = PYTHON) -> list[Line]:
+def lines(value: RollbackPlan | RollbackReport, *, width: int = 100) -> list[Line]:
     """Draw a plan or a report. Reasons are never cut."""
     cells = [
-        [Span(action, STYLES[action]), Span(clean(str(call))), effect(call), Span(reword(clean(why), face))]
+        [Span(action, STYLES[action]), Span(clean(str(call))), effect(call), Span(clean(why))]
         for action, call, why in _rows(value)
     ]
     return [
         (Span(clean(value.heading), "heading"),),
         *table(cells, width=width, indent="  ", wrap_last=True),
-        *table(_file_cells(value.files, face), width=width, indent="  ", wrap_last=True),
-        (Span(reword(value.summary, face), "bad" if _needs_attention(value) else "dim"),),
+        *table(_file_cells(value.files), width=width, indent="  ", wrap_last=True),
+        (Span(value.summary, "bad" if _needs_attention(value) else "dim"),),
     ]
 
 
-def file_lines(changes: FileChanges, *, width: int = 100, face: Face = PYTHON) -> list[Line]:
+def file_lines(changes: FileChanges, *, width: int = 100) -> list[Line]:
     """Draw the file changes of a plan or report."""
-    cells = table(_file_cells(changes, face), width=width, indent="  ", wrap_last=True)
-    return [*cells, (Span(reword(clean(changes.summary), face), "bad" if changes.problem else "dim"),)]
+    cells = table(_file_cells(changes), width=width, indent="  ", wrap_last=True)
+    return [*cells, (Span(clean(changes.summary), "bad" if changes.problem else "dim"),)]
 
 
 def page(value: RollbackPlan | RollbackReport) -> str:
@@ -142,12 +141,12 @@ def _rows(value: RollbackPlan | RollbackReport) -> Iterable[Row]:
     return [(group, item.invocation, why) for (group, item), why in zip(items, reasons, strict=True)]
 
 
-def _file_cells(files: FileChanges | None, face: Face = PYTHON) -> list[list[Span]]:
+def _file_cells(files: FileChanges | None) -> list[list[Span]]:
     changes = files.changes if files is not None else []
     applied = [change for change in changes if change.action in (WRITE, DELETE)]
     others = [change for change in changes if change.action not in (WRITE, DELETE)]
     cells = [
-        [Span(one.action, STYLES[one.action]), Span(escape_path(one.path)), Span(reword(clean(one.why), face), "dim")]
+        [Span(one.action, STYLES[one.action]), Span(escape_path(one.path)), Span(clean(one.why), "dim")]
         for one in [*applied[:_MAX_FILES], *others]
     ]
     hidden_count = len(applied) - _MAX_FILES

@@ -100,8 +100,8 @@ class OperationStore:
             raise missing_row("operation", operation_id)
         if (row.status, row.owner) != (RUNNING, owner):
             raise Conflict(
-                f"Operation {operation_id} was taken over because this process was assumed dead. It stops here. See "
-                f"session.operations(), then call repo.resume({operation_id}) if it is partial."
+                f"Operation {operation_id} was taken over because this process was assumed dead. It stops here. If "
+                "it is partial, resume it."
             )
 
     def set_request(self, connection: Connection, operation_id: int, request: Mapping[str, Any]) -> None:

@@ -266,8 +266,8 @@ class SessionStore:
         if idle == OPEN:
             require_real(row)
         raise Conflict(  # also if the branch was released at this very moment
-            f"Another agent is running branch {row.name}. Wait for its turn to end, or work on a branch of your own "
-            "with agent.fork().",
+            f"Another agent is running branch {row.name}. Wait for its turn to end, or fork, and work on a "
+            "branch of your own.",
             head=row.head_id,
         )
 
@@ -535,7 +535,7 @@ def require_real(branch: StoredRow) -> None:
     if idle_status(as_object(branch.meta)) == SIMULATED:  # also while it runs, or its switch is not finished
         raise Simulated(
             f"Branch {branch.name} is a rerun: what its tools returned was simulated, and nothing of it happened. "
-            f"Nothing was done. Run these calls now with agent = agent.switch({branch.name!r}, sync='world')."
+            f"Nothing was done. Run these calls now by a switch to {branch.name!r} with sync='world'."
         )
 
 

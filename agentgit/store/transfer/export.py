@@ -201,8 +201,8 @@ class _SessionExport(_Export):
         for row in operations:
             if row.status != DONE:
                 raise Conflict(
-                    f"{row.kind.capitalize()} {row.id} of this session is {row.status}. To finish it, "
-                    f"call repo.resume({row.id}), then export; or export another branch of it."
+                    f"{row.kind.capitalize()} {row.id} of this session is {row.status}. First "
+                    "resume it; or export another branch of it."
                 )
         return operations
 

@@ -14,24 +14,11 @@ from starlette.responses import Response
 
 from agentgit.checkpoints import comparison, diff, queries
 from agentgit.effects import ToolInvocation, files, plan, report
-from agentgit.render.words import Face, reword
 from agentgit.sessions import ExternalSession, InternalSession, events, operation, reports, tree
 from agentgit.values import to_json
 
 ARGUMENTS = re.compile(r"^Args:\n((?: {4}.*\n?)+)", re.MULTILINE)
 ARGUMENT = re.compile(r"^ {4}(\w+): (.*(?:\n {5}.*)*)", re.MULTILINE)
-
-JSON_WORDS: Face = [
-    (r"`force=True`", "`force`"),
-    (r"\bNone\b", "null"),
-    (r"\bTrue\b", "true"),
-    (r"\bFalse\b", "false"),
-    (r"`repo\.resume`", "`/operations/ID/resume`"),
-    (r"`Sharing\.create_link`", "`POST /sessions/ID/links`"),
-    (r" with `Repository\.as_user`", ""),
-    (r" \(see `[^`]*`\)|; see `[^`]*`|; `agentgit\.[^`]*` lists all of them", ""),
-]
-"""What the description of a field says instead of the words of Python in a docstring."""
 
 
 def model_of_dataclass(
@@ -80,7 +67,7 @@ def _arguments(docstring: str) -> dict[str, str]:
     """Parse the `Args` section of a docstring; return the description of each argument, in the words of JSON."""
     section = ARGUMENTS.search(inspect.cleandoc(docstring))
     found = ARGUMENT.findall(section[1]) if section else []
-    return {name: reword(" ".join(text.split()), JSON_WORDS) for name, text in found}
+    return {name: " ".join(text.split()) for name, text in found}
 
 
 class JsonResponse(Response):

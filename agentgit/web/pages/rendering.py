@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from functools import cache, partial
+from functools import cache
 from typing import Any
 from urllib.parse import urlencode
 from uuid import uuid4
@@ -26,7 +26,6 @@ from agentgit.render.layout import KINDS
 from agentgit.render.svg import mark_svg
 from agentgit.render.text import Line, clean, distance, format_time, visible
 from agentgit.render.views.conversation import arguments
-from agentgit.render.words import PAGE, reword
 from agentgit.sessions.messages import text_of
 from agentgit.values import count, portable
 from agentgit.web.pages.markdown import is_link, markdown
@@ -176,7 +175,6 @@ def templates() -> Environment:
         "duration": duration,
         "markdown": markdown,
         "marked": highlight_matches,
-        "page_words": partial(reword, face=PAGE),
         "outcome": outcome_of,
         "pretty": pretty,
         "said": text_of,
