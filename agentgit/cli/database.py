@@ -166,7 +166,7 @@ def keys(
     db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Count the stored values and row codes of each encryption key, or generate a key."""
+    """Count the stored values of each encryption key, or generate a key."""
     from agentgit.auth import Keyring
 
     if new:

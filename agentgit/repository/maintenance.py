@@ -206,7 +206,7 @@ class Maintenance:
     # -- encryption
 
     def encryption_keys(self) -> dict[str, int]:
-        """Return the number of stored values and row codes of each key; plaintext is under the empty name.
+        """Return the number of stored values of each key; plaintext is under the empty name.
 
         A key without any is no longer needed once `rotate_keys` has removed it.
 

@@ -134,7 +134,7 @@ def _find_or_add_user(store: Store, name: str, *, create: bool) -> User:
     """Find or create a user. Finding one does not write, so a read-only database can be opened."""
     require_name(name, "user")
     with store.database.reading() as connection:
-        existing = store.users.find_unverified(connection, name)
+        existing = store.users.find_by_name(connection, name)
         if existing is None and not create:
             names = [user.name for user in store.users.all(connection)]
             raise NotFound(
@@ -144,5 +144,5 @@ def _find_or_add_user(store: Store, name: str, *, create: bool) -> User:
     if existing is not None and existing.disabled_at is not None:
         raise disabled_user_error(existing)
     return existing or store.all_users_database.write(
-        lambda c: store.users.find_unverified(c, name) or store.users.add(c, name, is_admin=name == LOCAL)
+        lambda c: store.users.find_by_name(c, name) or store.users.add(c, name, is_admin=name == LOCAL)
     )

@@ -63,10 +63,6 @@ def _moment(name, **more):
     return _column(name, sa.DateTime(timezone=True), **more)
 
 
-def _mac():
-    return _bytes("mac", null=True)
-
-
 def _unique(*columns):
     return sa.UniqueConstraint("tenant_id", *columns)
 
@@ -92,13 +88,12 @@ _table(
     "user",
     _id("id", key=True), _words("name"), _moment("created_at"), _flag("is_admin", default=sa.text("false")),
     _moment("disabled_at", null=True), _word("password", 255, null=True), _moment("tokens_revoked_at", null=True),
-    _mac(),
     _unique("name"),
 )  # fmt: skip
 _table(
     "api_key",
     _id("id", key=True), _id("user_id"), _words("name"), _bytes("hash"), _word("scope", 16), _moment("created_at"),
-    _moment("expires_at", null=True), _moment("last_used_at", null=True), _moment("revoked_at", null=True), _mac(),
+    _moment("expires_at", null=True), _moment("last_used_at", null=True), _moment("revoked_at", null=True),
     _of("user_id", "user"), _index("user_id", "id"),
 )  # fmt: skip
 _table(
@@ -116,19 +111,19 @@ _table(
     "external_session",
     _id("id", key=True), _id("user_id"), _words("session_name"), _words("thread_id", null=True),
     _moment("created_at"), _moment("updated_at"), _flag("is_active"), _id("current_branch_id", null=True),
-    _bytes("meta"), _mac(), _unique("user_id", "session_name"), _index("user_id", "thread_id"),
+    _bytes("meta"), _unique("user_id", "session_name"), _index("user_id", "thread_id"),
     _index("user_id", "updated_at", "id"),
 )  # fmt: skip
 _table(
     "session_member",
     _id("external_session_id", key=True), _id("user_id", key=True), _id("link_id", key=True), _word("role", 16),
-    _moment("created_at"), _moment("expires_at", null=True), _mac(),
+    _moment("created_at"), _moment("expires_at", null=True),
     _of("external_session_id", "external_session"), _of("user_id", "user"), _index("user_id"),
 )  # fmt: skip
 _table(
     "session_link",
     _id("id", key=True), _id("external_session_id"), _bytes("hash"), _word("role", 16), _moment("created_at"),
-    _moment("expires_at", null=True), _moment("revoked_at", null=True), _mac(),
+    _moment("expires_at", null=True), _moment("revoked_at", null=True),
     _of("external_session_id", "external_session"), _index("external_session_id"),
 )  # fmt: skip
 _table(
@@ -137,7 +132,7 @@ _table(
     _word("owner", 128, null=True), _id("head_id", null=True), _id("parent_id", null=True),
     _id("branch_point_id", null=True), _number("inherited"), _moment("created_at"), _bytes("meta"),
     _number("epoch", default="0"), _number("world_seen", default="0"), _number("searched", default="0"),
-    _moment("lease_until", null=True), _mac(),
+    _moment("lease_until", null=True),
     _of("external_session_id", "external_session", "fk_internal_session_tenant_id_external_session_id"),
     _unique("external_session_id", "name"), _unique("thread_id"),
     sa.Index(
@@ -151,7 +146,7 @@ _table(
     _words("description", null=True), _word("kind", 16), _flag("is_auto"), _id("user_id"), _moment("created_at"),
     _word("graph_checkpoint_id", 64, null=True), _bytes("state_hash"), _number("position"), _number("message_count"),
     _words("restore_point", null=True), _bytes("data", null=True), _id("workspace_snapshot_id", null=True),
-    _bytes("pending", null=True), _mac(),
+    _bytes("pending", null=True),
     _of("internal_session_id", "internal_session", "fk_checkpoint_tenant_id_internal_session_id"),
     _unique("internal_session_id", "number"),
     sa.Index(
@@ -166,7 +161,7 @@ _table(
 _table(
     "tag",
     _id("external_session_id", key=True), _words("name", key=True), _id("checkpoint_id"),
-    _words("description", null=True), _id("user_id"), _moment("created_at"), _mac(),
+    _words("description", null=True), _id("user_id"), _moment("created_at"),
     _of("checkpoint_id", "checkpoint"), _of("external_session_id", "external_session"), _index("checkpoint_id"),
 )  # fmt: skip
 _table(
@@ -178,7 +173,7 @@ _table(
 _table(
     "workspace_snapshot",
     _id("id", key=True), _id("external_session_id"), _id("internal_session_id"), _words("snapshot"),
-    _bytes("settings"), _moment("created_at"), _mac(),
+    _bytes("settings"), _moment("created_at"),
     _of("external_session_id", "external_session"), _index("external_session_id", "id"),
 )  # fmt: skip
 
@@ -194,7 +189,7 @@ _table(
     _moment("started_at"), _moment("ended_at", null=True), _word("idempotency_key", 64), _words("undo", null=True),
     _word("owner", 128, null=True), _id("replay_of", null=True), _word("kind", 16, default="call"),
     _word("identity", 64, null=True), _words("verify", null=True), _words("precheck", null=True),
-    _bytes("answers", null=True), _id("made_on", null=True), _word("task", 32, null=True), _mac(),
+    _bytes("answers", null=True), _id("made_on", null=True), _word("task", 32, null=True),
     _of("internal_session_id", "internal_session", "fk_tool_invocation_tenant_id_internal_session_id"),
     _unique("internal_session_id", "arrival"), _index("external_session_id", "status"),
     *(_index("external_session_id", name, only=name) for name in ("identity", "replay_of", "task")),
@@ -206,7 +201,7 @@ _table(
 _table(
     "world_log",
     _id("external_session_id", key=True), _number("seq", key=True), _id("invocation_id"), _word("action", 16),
-    _id("operation_id", null=True), _moment("created_at"), _mac(),
+    _id("operation_id", null=True), _moment("created_at"),
     _of("external_session_id", "external_session", "fk_world_log_tenant_id_external_session_id"),
     _index("invocation_id"),
 )  # fmt: skip
@@ -215,7 +210,7 @@ _table(
     _id("id", key=True), _id("external_session_id"), _id("user_id"), _word("kind", 16), _word("status", 16),
     _word("request_id", 64), _id("source_id"), _id("target_id"), _id("internal_session_id"),
     _word("owner", 128, null=True), _bytes("request"), _bytes("report"), _moment("created_at"),
-    _moment("ended_at", null=True), _moment("lease_until", null=True), _mac(),
+    _moment("ended_at", null=True), _moment("lease_until", null=True),
     _of("external_session_id", "external_session", "fk_operation_tenant_id_external_session_id"),
     _unique("external_session_id", "request_id"),
 )  # fmt: skip
@@ -229,7 +224,7 @@ _table(
     _words("thread_id", key=True), _words("ns", key=True), _word("checkpoint_id", 64, key=True),
     _id("external_session_id"), _number("seq"), _word("parent_id", 64, null=True), _word("root_id", 64, null=True),
     _words("run_id", null=True), _number("message_count"), _bytes("meta"), _bytes("header"), _bytes("channels"),
-    _bytes("state_hash"), _mac(),
+    _bytes("state_hash"),
     _unique("thread_id", "ns", "seq"), _index("thread_id", "root_id", only="root_id"),
     _index("external_session_id"),
 )  # fmt: skip
@@ -237,7 +232,7 @@ _table(
     "graph_write",
     _words("thread_id", key=True), _words("ns", key=True), _word("checkpoint_id", 64, key=True),
     _word("task_id", 64, key=True), _number("idx", key=True), _id("external_session_id"), _words("task_path"),
-    _words("channel"), _bytes("value"), _mac(),
+    _words("channel"), _bytes("value"),
     _index("external_session_id"),
 )  # fmt: skip
 _table(

@@ -8,9 +8,9 @@ import pytest
 import sent_statements
 from sqlalchemy import select
 
-from agentgit.store.sql import row_codes
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.tables import BRANCH
+from agentgit.store.sql.writes import update_rows
 
 on_postgresql = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 
@@ -83,7 +83,7 @@ async def test_every_way_to_the_server_is_watched(repo):
     ways = (
         lambda c: all_branches.all(c, {}),
         lambda c: list(all_branches.pages(c)),
-        lambda c: row_codes.update_rows(c, BRANCH, BRANCH.c.id == 0, status="open"),
+        lambda c: update_rows(c, BRANCH, BRANCH.c.id == 0, status="open"),
     )
     found = []
     for way in ways:

@@ -35,11 +35,11 @@ from agentgit.sessions.session import OPEN
 from agentgit.store.objects.blobs import FULL, RECORD, Blobs, base_hash, unpack
 from agentgit.store.objects.content import verify_lists
 from agentgit.store.objects.packing import CHUNKED, split_hashes
-from agentgit.store.sql import row_codes
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.encryption import PlainBytes
 from agentgit.store.sql.tables import BLOB, BRANCH, CHECKPOINT, GRAPH_CHECKPOINT, GRAPH_WRITE, LIST
+from agentgit.store.sql.writes import CompiledUpdate
 from agentgit.store.threads import pending_writes, staging
 from agentgit.store.threads.graph_rows import (
     DELETE_WRITES,
@@ -230,7 +230,7 @@ _INTERRUPTED_STEPS = CompiledStatement(
     )
 )
 _DELETE_STEP = CompiledStatement(delete(GRAPH_CHECKPOINT).where(*parameter_conditions(GRAPH_CHECKPOINT, *KEY_COLUMNS)))
-_SET_PARENT = row_codes.SignedUpdate(GRAPH_CHECKPOINT, "parent_id")
+_SET_PARENT = CompiledUpdate(GRAPH_CHECKPOINT, "parent_id")
 
 UUID6_EPOCH = 0x01B21DD213814000
 """The Unix epoch in the clock of version 6 UUIDs: 100 ns intervals since 15 October 1582."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Column, Connection, Table, and_, func, literal, select, tuple_, update
+from sqlalchemy import Column, Connection, and_, func, literal, select, tuple_, update
 
 from agentgit.errors import Corrupt, KeyMissing
 from agentgit.sessions.reports import Rotated
@@ -18,7 +18,7 @@ from agentgit.store.audit.trail import record_event
 from agentgit.store.database import Database
 from agentgit.store.records.encryption_keys import registered_proofs, unregister_key, write_proofs
 from agentgit.store.search.index import delete_words
-from agentgit.store.sql import row_codes
+from agentgit.store.sql.columns import format_key, row_key
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.encrypted_columns import (
     count_values_by_key,
@@ -35,7 +35,7 @@ from agentgit.store.sql.encryption import (
     encode_text,
     encode_value,
 )
-from agentgit.store.sql.tables import BLOB
+from agentgit.store.sql.tables import BLOB, METADATA
 
 BATCH_ROWS = 500
 """The number of rows in one transaction. It is small, so that other writers do not wait for long."""
@@ -50,7 +50,7 @@ class Rotation:
         self.database, self.tenant_id = database, tenant_id
 
     def run(self, seal: Seal, *, decrypt: bool, user_id: int, progress: RotationProgress | None = None) -> Rotated:
-        """Encrypt all values with the current key, sign all rows with it, and forget keys that no value uses then."""
+        """Encrypt all values with the current key, and forget keys that no value uses then."""
         if decrypt:
             self.database.write(lambda c: write_proofs(c, self.tenant_id, seal, is_fully_encrypted=False), durable=True)
         total, done, changed = self._count_rows(), 0, 0
@@ -62,8 +62,6 @@ class Rotation:
                 done += len(rows)
                 if progress is not None:
                     progress(min(done, total), total)
-        for table in row_codes.signed_tables():
-            changed += self._sign_rows(table, seal, remove=decrypt)
         counts_by_key = self.count_by_key()
 
         def finish(connection: Connection) -> None:
@@ -95,35 +93,15 @@ class Rotation:
             # Raw, because damaged cells may hold values that their column cannot.
             for page in CompiledStatement(query).pages(connection, raw=True) if name != BLOB.name else ():
                 for row in page:
+                    key_text = format_key(METADATA.tables[name], [str(key) for key in row[1 : len(keys)]])
                     for column, value in zip(columns, row[len(keys) :], strict=True):
                         row_name = f"{name} {'/'.join(map(str, row[1 : len(keys)]))}"
                         try:
-                            _decrypt(seal, f"{name}.{column}", value)
+                            _decrypt(seal, f"{name}.{column}", key_text, value)
                         except UnencryptedValue:
                             yield row_name, f"its {column} is not encrypted, although this database is"
                         except (Corrupt, KeyMissing, TypeError, ValueError, AttributeError):
                             yield row_name, f"its {column} cannot be decrypted with its key"
-
-    def _sign_rows(self, table: Table, seal: Seal, *, remove: bool) -> int:
-        """Sign the rows of a table with the current key, or remove their codes; return the number of changes."""
-        keys, key_name, changed = list(table.primary_key), "" if remove else seal.keyring.current, 0
-
-        def sign_page(connection: Connection) -> tuple[int, Any]:
-            query = select(table).where(table.c.tenant_id == self.tenant_id, *_conditions_after(keys, last_key))
-            rows = connection.execute(query.order_by(*keys).limit(BATCH_ROWS).with_for_update(key_share=True)).all()
-            outdated = [row for row in rows if key_name_of(row.mac) != key_name]
-            for row in outdated if remove else row_codes.verify_rows(connection, table, outdated):
-                condition = and_(*(key == getattr(row, key.name) for key in keys))
-                code = None if remove else row_codes.code_of_row(seal, table, row._asdict())
-                connection.execute(update(table).where(condition).values(mac=code))
-            return len(outdated), _primary_key(keys, rows[-1]) if rows else None
-
-        last_key: tuple[Any, ...] | None = None
-        while True:
-            page_changes, last_key = self.database.write(sign_page)
-            changed += page_changes
-            if last_key is None:
-                return changed
 
     def _count_rows(self) -> int:
         with self.database.reading() as connection:
@@ -150,15 +128,15 @@ class Rotation:
     def _reencrypt_row(self, connection: Connection, seal: Seal, name: str, row: Any, decrypt: bool) -> int:
         """Re-encrypt the values of a row that need it, unless they have changed since; return the number of changes."""
         table, changed = raw_table(name), 0
+        key_text = row_key(METADATA.tables[name], row._mapping)
         row_condition = and_(*(key == getattr(row, key.name) for key in table.primary_key))
         for column in sealed_columns()[name]:
             stored = getattr(row, column)
             key_name = "" if decrypt else seal.keyring.current
             if stored is None or key_name_of(stored) == key_name:
                 continue
-            new_value = _encrypt(
-                None if decrypt else seal, f"{name}.{column}", _decrypt(seal, f"{name}.{column}", stored), stored
-            )
+            value = _decrypt(seal, f"{name}.{column}", key_text, stored)
+            new_value = _encrypt(None if decrypt else seal, f"{name}.{column}", key_text, value, stored)
             condition = and_(row_condition, table.c[column] == stored)
             changed += connection.execute(update(table).where(condition).values({column: new_value})).rowcount
         return changed
@@ -175,19 +153,19 @@ def _conditions_after(keys: Sequence[Column[Any]], last_key: tuple[Any, ...] | N
     return [tuple_(*keys) > tuple_(*(literal(value, key.type) for key, value in zip(keys, last_key, strict=True)))]
 
 
-def _decrypt(seal: Seal | None, column_name: str, stored: bytes | str | None) -> bytes:
+def _decrypt(seal: Seal | None, place: str, row_key: str, stored: bytes | str | None) -> bytes:
     """Decrypt a stored value and return its bytes. Values in clear are returned as they are."""
     if stored is None:
         return b""
     if not isinstance(stored, str | bytes | memoryview):
         raise TypeError("neither text nor bytes")
     if isinstance(stored, str):
-        return decode_text(seal, column_name, stored).encode()
-    return decode_value(seal, column_name, bytes(stored))
+        return decode_text(seal, place, stored, row_key).encode()
+    return decode_value(seal, place, bytes(stored), row_key)
 
 
-def _encrypt(seal: Seal | None, column_name: str, value: bytes, stored: bytes | str) -> bytes | str:
+def _encrypt(seal: Seal | None, place: str, row_key: str, value: bytes, stored: bytes | str) -> bytes | str:
     """Encrypt a value for a column of the same type as `stored`. Without a seal, return it in clear."""
     if isinstance(stored, str):
-        return encode_text(seal, column_name, value.decode())
-    return bytes(encode_value(seal, column_name, value))
+        return encode_text(seal, place, value.decode(), row_key)
+    return bytes(encode_value(seal, place, value, row_key))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Select, bindparam, func, select, update
+from sqlalchemy import Connection, Select, bindparam, func, select
 
 from agentgit.checkpoints.retention import KeptPoint, Retention, RetentionVerdict, judge
 from agentgit.effects.invocation import INTENDED, REVERSE_FAILED, REVERSE_UNKNOWN, REVERSING, UNKNOWN
@@ -19,6 +19,7 @@ from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT, GRAPH_WRITE, OPERATION, SESSION, TOOL_INVOCATION
+from agentgit.store.sql.writes import CompiledUpdate
 from agentgit.store.store import Store
 from agentgit.store.threads.graph_rows import INTERRUPT
 from agentgit.values import as_object, to_json
@@ -64,7 +65,7 @@ def write_retention(connection: Connection, store: Store, session_id: int, reten
     meta.pop(MARK, None)
     if retention is not None:
         meta[MARK] = retention.to_dict()
-    _SET_META.run(connection, {"tenant": store.tenant_id, "session": session_id, "now": to_json(meta)})
+    _SET_META.run(connection, {"tenant_id": store.tenant_id, "id": session_id}, meta=to_json(meta))
 
 
 def apply_if_due(connection: Connection, store: Store, session_id: int, meta: bytes | None = None) -> int:
@@ -317,8 +318,4 @@ _INTERRUPTED = select(GRAPH_WRITE.c.thread_id, GRAPH_WRITE.c.checkpoint_id).wher
     GRAPH_WRITE.c.checkpoint_id.in_(bindparam("ids", expanding=True)),
     GRAPH_WRITE.c.channel == INTERRUPT,
 )
-_SET_META = CompiledStatement(
-    update(SESSION)
-    .where(SESSION.c.tenant_id == bindparam("tenant"), SESSION.c.id == bindparam("session"))
-    .values(meta=bindparam("now"))
-)
+_SET_META = CompiledUpdate(SESSION, "meta")

@@ -11,7 +11,6 @@ from sqlalchemy import Connection, and_, select
 
 from agentgit.errors import NotFound
 from agentgit.store.records.sessions import StoredRow
-from agentgit.store.sql import row_codes
 from agentgit.store.sql.tables import CHECKPOINT, GRAPH_CHECKPOINT
 from agentgit.store.store import Store
 from agentgit.store.threads.graph_rows import GraphCheckpoint, parse_graph_checkpoint
@@ -47,7 +46,7 @@ def find_graph_point(
     query = select(GRAPH_CHECKPOINT).where(
         c.tenant_id == store.tenant_id, c.thread_id.in_(list(branches)), c.ns == "", c.checkpoint_id == checkpoint_id
     )
-    rows = row_codes.verify_rows(connection, GRAPH_CHECKPOINT, connection.execute(query))
+    rows = connection.execute(query).all()
     if not rows:
         return None
     row = min(rows, key=lambda row: (branches[row.thread_id].id != current_id, branches[row.thread_id].id))

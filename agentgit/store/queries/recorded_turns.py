@@ -14,7 +14,6 @@ from agentgit.errors import InvalidInput
 from agentgit.langgraph_internals import TASKS
 from agentgit.store.objects.packing import HASH_BYTES
 from agentgit.store.records.sessions import StoredRow
-from agentgit.store.sql import row_codes
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
 from agentgit.store.store import Store
 from agentgit.store.threads.graph_rows import (
@@ -194,7 +193,7 @@ def _read_thread(store: Store, connection: Connection, thread: str, page_size: i
     )
     while True:
         page = query.where(columns.seq > after).order_by(columns.seq).limit(page_size)
-        rows = row_codes.verify_rows(connection, GRAPH_CHECKPOINT, connection.execute(page).all())
+        rows = connection.execute(page).all()
         yield from map(parse_graph_checkpoint, rows)
         if len(rows) < page_size:
             return
@@ -217,7 +216,7 @@ def _read_writes(store: Store, connection: Connection, branch: StoredRow) -> dic
         columns.tenant_id == store.tenant_id, columns.thread_id == branch.thread_id, columns.ns == "", is_read
     )
     writes: dict[str, list[_Write]] = {}
-    rows = row_codes.verify_rows(connection, GRAPH_WRITE, connection.execute(query).all())
+    rows = connection.execute(query).all()
     for row in sorted(rows, key=lambda row: (row.task_path, row.task_id, row.idx)):
         write = _Write(row.task_id, row.task_path, row.channel, row.value[:HASH_BYTES], row.external_session_id)
         writes.setdefault(row.checkpoint_id, []).append(write)
@@ -242,7 +241,7 @@ def read_questions(
         *((columns.checkpoint_id >= start,) if start is not None else ()),
         *((columns.checkpoint_id < after,) if after is not None else ()),
     )
-    rows = row_codes.verify_rows(connection, GRAPH_WRITE, connection.execute(query).all())
+    rows = connection.execute(query).all()
     paths = {row.task_id: row.task_path for row in rows}
     # The question of a subgraph also stands at the tasks that called it.
     callers = {part.partition(":")[2] for row in rows for part in row.ns.split("|")}

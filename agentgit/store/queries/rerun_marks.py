@@ -9,7 +9,6 @@ from sqlalchemy import Connection, or_, select
 
 from agentgit.sessions.session import RERUN
 from agentgit.store.records.sessions import StoredRow
-from agentgit.store.sql import row_codes
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.tables import BRANCH, OPERATION
 from agentgit.store.store import Store
@@ -69,5 +68,5 @@ class RerunMarks:
             BRANCH.c.tenant_id == tenant_id,
             or_(BRANCH.c.name.startswith(name, autoescape=True), BRANCH.c.id.in_(reported)),
         )
-        rows = row_codes.verify_rows(connection, BRANCH, connection.execute(query.order_by(BRANCH.c.id)))
+        rows = connection.execute(query.order_by(BRANCH.c.id)).all()
         return [row for row in rows if as_object(row.meta).get(RERUN, {}).get("group") == name]

@@ -8,8 +8,8 @@ from agentgit.errors import Conflict, NotFound
 from agentgit.store.records import recorded_calls
 from agentgit.store.records.checkpoints import CheckpointState, Label
 from agentgit.store.records.sessions import StoredRow, require_real
-from agentgit.store.sql import row_codes
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT
+from agentgit.store.sql.writes import update_rows
 from agentgit.store.store import Store
 from agentgit.values import as_object
 
@@ -106,7 +106,7 @@ def erase_references(store: Store, connection: Connection, session_id: int) -> N
         if template is not None and template["checkpoint"] in checkpoint_ids:
             store.sessions.merge_metadata(connection, row.id, {TEMPLATE: {**template, "reference": ERASED_REFERENCE}})
             in_root = (CHECKPOINT.c.tenant_id == store.tenant_id, CHECKPOINT.c.internal_session_id == row.id)
-            row_codes.update_rows(
+            update_rows(
                 connection, CHECKPOINT, *in_root, CHECKPOINT.c.number == 1, description=f"from {ERASED_REFERENCE}"
             )
 

@@ -14,13 +14,12 @@ from agentgit.checkpoints.queries import Tag
 from agentgit.errors import Conflict, InvalidInput
 from agentgit.store.audit.trail import record_event
 from agentgit.store.records.sessions import Segment, StoredRow
-from agentgit.store.sql import row_codes
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.driver_errors import missing_row
-from agentgit.store.sql.encryption import seal_of
 from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT, OPERATION, TAG
+from agentgit.store.sql.writes import CompiledUpdate, insert_rows, update_rows
 from agentgit.tracing import span
 from agentgit.values import stored_json, to_json
 
@@ -167,7 +166,7 @@ class CheckpointStore:
             CHECKPOINT.c.is_auto,
             CHECKPOINT.c.description.is_(None),
         )
-        row_codes.update_rows(connection, CHECKPOINT, *conditions, description=description)
+        update_rows(connection, CHECKPOINT, *conditions, description=description)
 
     def annotate(self, connection: Connection, row: StoredRow, user_id: int, changes: Mapping[str, Any]) -> None:
         """Change what people wrote about a checkpoint."""
@@ -175,7 +174,7 @@ class CheckpointStore:
         values = dict(changes)
         if values.get("data") is not None:
             values["data"] = to_json(values["data"])
-        row_codes.update_rows(connection, CHECKPOINT, *conditions, **values)
+        update_rows(connection, CHECKPOINT, *conditions, **values)
         record_event(
             connection,
             self.tenant_id,
@@ -192,9 +191,7 @@ class CheckpointStore:
         """Set the files of a checkpoint that has none. A template's files are restored after the checkpoint is made."""
         conditions = (CHECKPOINT.c.tenant_id == self.tenant_id, CHECKPOINT.c.id == checkpoint_id)
         has_no_snapshot = CHECKPOINT.c.workspace_snapshot_id.is_(None)
-        row_codes.update_rows(
-            connection, CHECKPOINT, *conditions, has_no_snapshot, workspace_snapshot_id=workspace_snapshot_id
-        )
+        update_rows(connection, CHECKPOINT, *conditions, has_no_snapshot, workspace_snapshot_id=workspace_snapshot_id)
 
     def load_row(self, connection: Connection, checkpoint_id: int) -> StoredRow:
         """Read one checkpoint that must exist."""
@@ -220,24 +217,13 @@ class CheckpointStore:
     def find(self, connection: Connection, *conditions: Any) -> Sequence[StoredRow]:
         """Read checkpoints, each with the name, thread and session of its branch, oldest first."""
         in_tenant = CHECKPOINT.c.tenant_id == self.tenant_id
-        rows = connection.execute(_WITH_BRANCH.where(in_tenant, *conditions).order_by(CHECKPOINT.c.id))
-        checkpoints = row_codes.verify_rows(connection, CHECKPOINT, rows)
-        self._verify_branches(connection, checkpoints)
-        return checkpoints
-
-    def _verify_branches(self, connection: Connection, checkpoints: Sequence[StoredRow]) -> None:
-        """Verify the codes of the branches of checkpoints, because a join reads only a part of their rows."""
-        if seal_of(connection) is not None:
-            for part in slices(list({row.internal_session_id for row in checkpoints})):
-                branches = select(BRANCH).where(BRANCH.c.tenant_id == self.tenant_id, BRANCH.c.id.in_(part))
-                row_codes.verify_rows(connection, BRANCH, connection.execute(branches))
+        return connection.execute(_WITH_BRANCH.where(in_tenant, *conditions).order_by(CHECKPOINT.c.id)).all()
 
     def load_with_branch(self, connection: Connection, checkpoint_id: int) -> StoredRow:
         """Read one checkpoint that must exist, with the name, thread and session of its branch."""
         row: StoredRow | None = _SELECT_WITH_BRANCH.first(connection, self._parameters(checkpoint_id))
         if row is None:
             raise missing_row("checkpoint", checkpoint_id)
-        self._verify_branches(connection, [row])
         return row
 
     def on_path(self, connection: Connection, path: Sequence[Segment]) -> Sequence[StoredRow]:
@@ -283,19 +269,19 @@ class CheckpointStore:
 
 
 _is_checkpoint = (CHECKPOINT.c.tenant_id == bindparam("tenant"), CHECKPOINT.c.id == bindparam("checkpoint"))
-_SELECT_CHECKPOINT = row_codes.AuthenticQuery(select(CHECKPOINT).where(*_is_checkpoint), CHECKPOINT)
-_ADD = row_codes.SignedWrite(insert(CHECKPOINT), CHECKPOINT)
+_SELECT_CHECKPOINT = CompiledStatement(select(CHECKPOINT).where(*_is_checkpoint))
+_ADD = CompiledStatement(insert(CHECKPOINT))
 _LAST_NUMBER = CompiledStatement(
     select(func.max(CHECKPOINT.c.number).label("number")).where(
         CHECKPOINT.c.tenant_id == bindparam("tenant"), CHECKPOINT.c.internal_session_id == bindparam("branch")
     )
 )
-_MOVE_HEAD = row_codes.SignedUpdate(BRANCH, "head_id")
+_MOVE_HEAD = CompiledUpdate(BRANCH, "head_id")
 _IS_OWN_BRANCH = and_(BRANCH.c.tenant_id == CHECKPOINT.c.tenant_id, BRANCH.c.id == CHECKPOINT.c.internal_session_id)
 _WITH_BRANCH = select(
     CHECKPOINT, BRANCH.c.name.label("branch_name"), BRANCH.c.thread_id, BRANCH.c.external_session_id
 ).join_from(CHECKPOINT, BRANCH, _IS_OWN_BRANCH)
-_SELECT_WITH_BRANCH = row_codes.AuthenticQuery(_WITH_BRANCH.where(*_is_checkpoint), CHECKPOINT)
+_SELECT_WITH_BRANCH = CompiledStatement(_WITH_BRANCH.where(*_is_checkpoint))
 _own_branch = BRANCH.alias("owner")
 _own_session_id = (
     select(_own_branch.c.external_session_id)
@@ -345,7 +331,7 @@ class TagStore:
                 "user_id": user_id,
                 "created_at": datetime.now(UTC),
             }
-            row_codes.insert_rows(connection, TAG, row)
+            insert_rows(connection, TAG, row)
             record_event(
                 connection,
                 self.tenant_id,
@@ -370,14 +356,14 @@ class TagStore:
 
     def find(self, connection: Connection, session_id: int, name: str) -> Tag | None:
         """Read one tag of a session."""
-        row = row_codes.read_first(connection, TAG, _SELECT_TAGS.where(*self._tag_conditions(session_id, name)))
+        row = connection.execute(_SELECT_TAGS.where(*self._tag_conditions(session_id, name)).limit(1)).first()
         return _tag_from_row(row) if row is not None else None
 
     def all(self, connection: Connection, session_id: int) -> list[Tag]:
         """Read the tags of a session, newest first."""
         query = _SELECT_TAGS.where(TAG.c.tenant_id == self.tenant_id, TAG.c.external_session_id == session_id)
         rows = connection.execute(query.order_by(TAG.c.created_at.desc(), TAG.c.name))
-        return [_tag_from_row(row) for row in row_codes.verify_rows(connection, TAG, rows)]
+        return [_tag_from_row(row) for row in rows]
 
     def names_of(self, connection: Connection, checkpoint_ids: Sequence[int]) -> dict[int, list[str]]:
         """Return the tag names of these checkpoints by checkpoint id; checkpoints without tags are left out."""

@@ -72,7 +72,7 @@ def write_proofs(connection: Connection, tenant_id: int, seal: Seal, *, is_fully
 
 
 def _proof(seal: Seal, name: str, *, is_fully_encrypted: bool) -> bytes:
-    return seal.seal(_PLACE, _WHOLE if is_fully_encrypted else _PROOF, name)
+    return seal.seal(_PLACE, _WHOLE if is_fully_encrypted else _PROOF, key_name=name)
 
 
 def _register_current_key(connection: Connection, tenant_id: int, seal: Seal) -> None:

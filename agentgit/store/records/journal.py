@@ -52,8 +52,8 @@ from agentgit.effects.invocation import (
 )
 from agentgit.errors import Conflict, Corrupt
 from agentgit.store.audit.trail import record_event
-from agentgit.store.sql import row_codes
 from agentgit.store.sql.batch import slices
+from agentgit.store.sql.columns import bind_row
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.driver_errors import missing_row, unreadable_row
 from agentgit.store.sql.encryption import seal_of
@@ -63,6 +63,7 @@ from agentgit.store.sql.tables import (
     TOOL_INVOCATION,
     WORLD_LOG,
 )
+from agentgit.store.sql.writes import update_rows
 from agentgit.values import as_object, stored_json, to_json
 
 LOGGED_STATUSES = frozenset({"done", "failed", "unknown", "reversed", "reverse_unknown"})
@@ -241,16 +242,14 @@ class Journal:
     def change(self, connection: Connection, invocation_id: int, *conditions: Any, **values: Any) -> None:
         """Change columns of an invocation if it meets the conditions, without regard to its status."""
         condition = (TOOL_INVOCATION.c.tenant_id == self.tenant_id, TOOL_INVOCATION.c.id == invocation_id)
-        row_codes.update_rows(connection, TOOL_INVOCATION, *condition, *conditions, **values)
+        update_rows(connection, TOOL_INVOCATION, *condition, *conditions, **values)
 
     def _change_status(self, connection: Connection, invocation_id: int, status: str, **values: Any) -> Row[Any]:
         parameters = {"tenant": self.tenant_id, "invocation": invocation_id}
-        seal = seal_of(connection)
-        if seal is not None:
-            for locked_row in _LOCK_INVOCATION.all(connection, parameters):
-                changes = {**values, "status": status}
-                values["mac"] = row_codes.code_of_updated_row(seal, TOOL_INVOCATION, locked_row, changes)
-        new_parameters = {f"new_{name}": value for name, value in values.items()}
+        bound = (
+            bind_row(TOOL_INVOCATION, {"id": invocation_id, **values}) if seal_of(connection) is not None else values
+        )
+        new_parameters = {f"new_{name}": bound[name] for name in values}
         row: Row[Any] | None = _moving(status, tuple(values)).first(connection, parameters | new_parameters)
         if row is None:
             row = connection.execute(_SELECT_INVOCATION, parameters).first()
@@ -335,7 +334,7 @@ class Journal:
         These are the newest run of each call that ran again, and each call that answered others and is not done.
         """
         parameters = {**self._tenant_parameters, "session": session_id}
-        rows = self.authentic(connection, _SELECT_NEWEST_RUNS.all(connection, parameters))
+        rows = _SELECT_NEWEST_RUNS.all(connection, parameters)
         redone = {row.replay_of: row for row in rows if row.kind == REDO}
         return {row.id: row for row in rows if row.kind != REDO} | redone
 
@@ -354,7 +353,7 @@ class Journal:
                 .order_by(TOOL_INVOCATION.c.arrival)
             )
             query = query.limit(None if part.count is None else part.count - part_skip)
-            rows = self.authentic(connection, connection.execute(query.offset(part_skip) if part_skip else query).all())
+            rows = connection.execute(query.offset(part_skip) if part_skip else query).all()
             first_position, runs = part.before + part_skip, self._run_counts(connection, rows)
             track += [
                 (row, _invocation_from_row(row, parts[-1].branch_id, first_position + n, runs.get(row.id, 1)))
@@ -364,7 +363,7 @@ class Journal:
 
     def waiting_calls(self, connection: Connection, branch_id: int, position: int) -> list[ToolInvocation]:
         """Read the calls of a branch that wait for an answer."""
-        rows = self.authentic(connection, connection.execute(_SELECT_WAITING, self._branch_parameters(branch_id)).all())
+        rows = connection.execute(_SELECT_WAITING, self._branch_parameters(branch_id)).all()
         runs = self._run_counts(connection, rows)
         return [_invocation_from_row(row, branch_id, position + n, runs.get(row.id, 1)) for n, row in enumerate(rows)]
 
@@ -397,8 +396,8 @@ class Journal:
 
         A redo gets the position and the tool call id of the call that it repeats.
         """
-        repeated_ids = {row.replay_of for row in self.authentic(connection, rows) if row.kind == REDO}
-        repeated_rows = self.authentic(connection, self._load_rows(connection, sorted(repeated_ids)))
+        repeated_ids = {row.replay_of for row in rows if row.kind == REDO}
+        repeated_rows = self._load_rows(connection, sorted(repeated_ids))
         calls = self._invocations_from_rows(connection, [*rows, *repeated_rows])
         places = {call.id: call for call in calls[len(rows) :]}
         return [
@@ -425,10 +424,6 @@ class Journal:
             )
             for row in rows
         ]
-
-    def authentic(self, connection: Connection, rows: Sequence[Row[Any]]) -> Sequence[Row[Any]]:
-        """Verify the authentication codes of rows of calls, and return the rows."""
-        return row_codes.verify_rows(connection, TOOL_INVOCATION, rows)
 
     def invocation(self, connection: Connection, invocation_id: int) -> ToolInvocation | None:
         """Read one invocation from the view of the branch that recorded it; None if it does not exist."""
@@ -472,7 +467,7 @@ _is_in_branch = (
     TOOL_INVOCATION.c.tenant_id == bindparam("tenant"),
     TOOL_INVOCATION.c.internal_session_id == bindparam("branch"),
 )
-_ADD = row_codes.SignedWrite(insert(TOOL_INVOCATION), TOOL_INVOCATION)
+_ADD = CompiledStatement(insert(TOOL_INVOCATION))
 _LAST_ARRIVAL = CompiledStatement(select(func.max(TOOL_INVOCATION.c.arrival).label("arrival")).where(*_is_in_branch))
 _SELECT_NTH_ARRIVAL = CompiledStatement(
     select(TOOL_INVOCATION.c.arrival)
@@ -597,8 +592,7 @@ WITH_BRANCH = TOOL_INVOCATION.join(
 )
 _is_invocation = (TOOL_INVOCATION.c.tenant_id == bindparam("tenant"), TOOL_INVOCATION.c.id == bindparam("invocation"))
 _SELECT_INVOCATION = select(TOOL_INVOCATION).where(*_is_invocation)
-_LOCK_INVOCATION = CompiledStatement(_SELECT_INVOCATION.with_for_update(key_share=True))
-_ADD_LOG_ENTRY = row_codes.SignedWrite(insert(WORLD_LOG), WORLD_LOG)
+_ADD_LOG_ENTRY = CompiledStatement(insert(WORLD_LOG))
 LAST_SEQ = CompiledStatement(
     select(func.max(WORLD_LOG.c.seq).label("seq")).where(
         WORLD_LOG.c.tenant_id == bindparam("tenant"), WORLD_LOG.c.external_session_id == bindparam("session")

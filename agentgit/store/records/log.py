@@ -15,7 +15,6 @@ from sqlalchemy import Boolean, Connection, Select, and_, bindparam, func, selec
 
 from agentgit.checkpoints.queries import FIRST_TIME_CURSOR, Filter, TimeCursor
 from agentgit.store.records.sessions import Segment, StoredRow
-from agentgit.store.sql import row_codes
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT
@@ -83,7 +82,7 @@ class LogStore:
                 "last": after.id,
                 "limit": limit,
             }
-            rows = row_codes.verify_rows(connection, CHECKPOINT, query.all(connection, parameters))
+            rows = query.all(connection, parameters)
             page_rows = sorted([*page_rows, *rows], key=_cursor_of, reverse=True)[:limit]
         return page_rows
 
@@ -96,9 +95,7 @@ class LogStore:
         """Read the checkpoint that is `steps` before the end of a path; None if the path is shorter."""
         for part in reversed(parts_of_path(path)):
             parameters = {"tenant": self.tenant_id, "branch": part.branch_id, "end": part.last_number}
-            rows = row_codes.verify_rows(
-                connection, CHECKPOINT, _SELECT_ANCESTOR.all(connection, {**parameters, "steps": steps})
-            )
+            rows = _SELECT_ANCESTOR.all(connection, {**parameters, "steps": steps})
             if rows:
                 row: StoredRow = rows[0]
                 return row

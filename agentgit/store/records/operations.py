@@ -12,12 +12,12 @@ from sqlalchemy import Connection, Row, and_, bindparam, or_, select, update
 from agentgit.errors import Conflict
 from agentgit.sessions.operation import DONE, RUNNING, Operation
 from agentgit.store.audit.trail import record_event
-from agentgit.store.sql import row_codes
 from agentgit.store.sql.compiled_statement import CompiledStatement, PendingResult
 from agentgit.store.sql.driver_errors import missing_row
 from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.process import LEASE_END, LeasedRow, Leases
 from agentgit.store.sql.tables import OPERATION
+from agentgit.store.sql.writes import CompiledUpdate, queue_insert, update_rows
 from agentgit.values import as_object, to_json
 
 NO_REPORT: Mapping[str, Any] = {}
@@ -76,12 +76,12 @@ class OperationStore:
             "created_at": datetime.now(UTC),
             **state,
         }
-        row_codes.queue_insert(connection, OPERATION, row)
+        queue_insert(connection, OPERATION, row)
         return operation_id
 
     def resume(self, connection: Connection, operation_id: int, owner: str) -> None:
         """Resume an operation that nobody is working on, as its new owner."""
-        row_codes.update_rows(connection, OPERATION, self._id_condition(operation_id), status=RUNNING)
+        update_rows(connection, OPERATION, self._id_condition(operation_id), status=RUNNING)
         self._set_owner(connection, operation_id, owner)
         self._record_event(connection, operation_id, "resumed", self._load_started(connection, operation_id))
 
@@ -106,7 +106,7 @@ class OperationStore:
 
     def set_request(self, connection: Connection, operation_id: int, request: Mapping[str, Any]) -> None:
         """Replace the request of an operation whose plan has changed."""
-        row_codes.update_rows(connection, OPERATION, self._id_condition(operation_id), request=to_json(request))
+        update_rows(connection, OPERATION, self._id_condition(operation_id), request=to_json(request))
 
     def end(self, connection: Connection, operation_id: int, status: str, report: Mapping[str, Any]) -> None:
         """Record the end of an operation, or that it stopped halfway."""
@@ -148,12 +148,12 @@ class OperationStore:
 
     def find(self, connection: Connection, operation_id: int) -> Row[Any] | None:
         """Read one operation; None if it does not exist."""
-        return row_codes.read_first(connection, OPERATION, select(OPERATION).where(self._id_condition(operation_id)))
+        return connection.execute(select(OPERATION).where(self._id_condition(operation_id)).limit(1)).first()
 
     def find_by_request_id(self, connection: Connection, session_id: int, request_id: str) -> Row[Any] | None:
         """Read the operation of a session with this request id; None if there is none."""
         query = select(OPERATION).where(self._in_session(session_id), OPERATION.c.request_id == request_id)
-        return row_codes.read_first(connection, OPERATION, query)
+        return connection.execute(query.limit(1)).first()
 
     def of_branch(self, connection: Connection, branch_id: int) -> Sequence[Row[Any]]:
         """Read the operations that created a branch or led to it, oldest first."""
@@ -165,15 +165,15 @@ class OperationStore:
         query = (
             select(OPERATION).where(OPERATION.c.tenant_id == self.tenant_id, leads_to_branch).order_by(OPERATION.c.id)
         )
-        return row_codes.verify_rows(connection, OPERATION, connection.execute(query, {"branches": list(branch_ids)}))
+        return connection.execute(query, {"branches": list(branch_ids)}).all()
 
     def find_rollback_from(self, connection: Connection, branch_id: int, before: int) -> Row[Any] | None:
         """Read the newest rollback that left a branch; None if an operation has led back to the branch since."""
         involves_branch = or_(OPERATION.c.source_id == branch_id, OPERATION.c.internal_session_id == branch_id)
         conditions = (OPERATION.c.tenant_id == self.tenant_id, OPERATION.c.id < before, OPERATION.c.kind != "fork")
-        row = row_codes.read_first(
-            connection, OPERATION, select(OPERATION).where(*conditions, involves_branch).order_by(OPERATION.c.id.desc())
-        )
+        row = connection.execute(
+            select(OPERATION).where(*conditions, involves_branch).order_by(OPERATION.c.id.desc()).limit(1)
+        ).first()
         is_rollback_away = row is not None and row.kind == "rollback" and row.internal_session_id != branch_id
         return row if is_rollback_away else None
 
@@ -184,9 +184,7 @@ class OperationStore:
     def all(self, connection: Connection, session_id: int) -> list[Operation]:
         """List the operations of a session, newest first."""
         query = select(OPERATION).where(self._in_session(session_id)).order_by(OPERATION.c.id.desc())
-        return [
-            operation_from_row(row) for row in row_codes.verify_rows(connection, OPERATION, connection.execute(query))
-        ]
+        return [operation_from_row(row) for row in connection.execute(query).all()]
 
     def _id_condition(self, operation_id: int) -> Any:
         return and_(OPERATION.c.tenant_id == self.tenant_id, OPERATION.c.id == operation_id)
@@ -200,7 +198,7 @@ def _counts(report: Mapping[str, Any]) -> dict[str, int]:
     return {group: len(items) for group, items in report.items() if isinstance(items, list) and items}
 
 
-_END = row_codes.SignedUpdate(OPERATION, "status", "report", "owner", "lease_until", "ended_at")
+_END = CompiledUpdate(OPERATION, "status", "report", "owner", "lease_until", "ended_at")
 _SELECT_EVENT_FIELDS = CompiledStatement(
     select(
         OPERATION.c.kind,
@@ -215,11 +213,10 @@ _LOCK_OWNER = CompiledStatement(
     .where(OPERATION.c.tenant_id == bindparam("tenant"), OPERATION.c.id == bindparam("operation"))
     .with_for_update(key_share=True)  # SQLite has one writer anyway
 )
-_OF_BRANCH = row_codes.AuthenticQuery(
+_OF_BRANCH = CompiledStatement(
     select(OPERATION)
     .where(OPERATION.c.tenant_id == bindparam("tenant"), OPERATION.c.internal_session_id == bindparam("branch"))
-    .order_by(OPERATION.c.id),
-    OPERATION,
+    .order_by(OPERATION.c.id)
 )
 _RUNNING = CompiledStatement(
     select(OPERATION).where(

@@ -30,12 +30,12 @@ from agentgit.sessions.tree import Branch, Point
 from agentgit.store.records.journal import IS_ON_TRACK, NEWEST_REDOS, TRACK_ORDER, WITH_BRANCH, Journal, TrackPart
 from agentgit.store.records.sessions import SessionStore, StoredRow
 from agentgit.store.records.world_log import IS_REMADE, IS_SUPERSEDED, WorldLog
-from agentgit.store.sql import row_codes
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.driver_errors import missing_row
 from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.tables import BRANCH, TOOL_INVOCATION
+from agentgit.store.sql.writes import insert_rows
 from agentgit.values import as_object
 
 
@@ -229,7 +229,7 @@ class RecordedCalls:
     def later_writers(self, connection: Connection, session_id: int, identity: str, invocation_id: int) -> list[int]:
         """Return the ids of other sessions whose newest writes to an item of memory stand and are newer than a call."""
         parameters = {"tenant": self.tenant_id, "session": session_id, "identity": identity, "call": invocation_id}
-        rows = self.journal.authentic(connection, connection.execute(_LATER_WRITES, parameters).all())
+        rows = connection.execute(_LATER_WRITES, parameters).all()
         return list(dict.fromkeys(row.external_session_id for row in rows))
 
     def fail_replay(self, connection: Connection, invocation_id: int, error: str) -> None:
@@ -240,8 +240,7 @@ class RecordedCalls:
     def _load_rows(self, connection: Connection, *conditions: Any) -> Sequence[Row[Any]]:
         query = select(TOOL_INVOCATION, BRANCH.c.inherited).select_from(WITH_BRANCH)
         in_tenant = TOOL_INVOCATION.c.tenant_id == self.tenant_id
-        rows = connection.execute(query.where(in_tenant, *conditions).order_by(TOOL_INVOCATION.c.id)).all()
-        return self.journal.authentic(connection, rows)
+        return connection.execute(query.where(in_tenant, *conditions).order_by(TOOL_INVOCATION.c.id)).all()
 
 
 MAX_LATER_WRITES = 50
@@ -303,7 +302,7 @@ def replace_track(
         batch = batches.setdefault((row.internal_session_id, row.batch), len(batches))
         track_columns = {"arrival": arrival, "batch": batch, "batch_index": row.batch_index}
         if placed_call.run_id is None:
-            row_codes.insert_rows(
+            insert_rows(
                 connection, TOOL_INVOCATION, _replay_row(row, branch_id, placed_call.original_id) | track_columns
             )
         else:
@@ -330,12 +329,12 @@ def copy_track(connection: Connection, journal: Journal, branch: StoredRow, call
             "status": DONE if row.status == REVERSED else COPIED_STATUS.get(row.status, DONE),
             "answers": row.answers,
         }
-        row_codes.insert_rows(connection, TOOL_INVOCATION, _replay_row(row, branch.id, call_id) | new_values)
+        insert_rows(connection, TOOL_INVOCATION, _replay_row(row, branch.id, call_id) | new_values)
 
 
 def _load_rows(connection: Connection, journal: Journal, condition: Any) -> Sequence[Row[Any]]:
     in_tenant = TOOL_INVOCATION.c.tenant_id == journal.tenant_id
-    return journal.authentic(connection, connection.execute(select(TOOL_INVOCATION).where(in_tenant, condition)).all())
+    return connection.execute(select(TOOL_INVOCATION).where(in_tenant, condition)).all()
 
 
 def _replay_row(row: Row[Any], branch_id: int, original_id: int) -> dict[str, Any]:

@@ -16,11 +16,10 @@ from agentgit.sessions import ExternalSession
 from agentgit.sessions.session import SessionCursor
 from agentgit.store.audit.trail import record_event
 from agentgit.store.records.sessions import StoredRow
-from agentgit.store.sql import row_codes
 from agentgit.store.sql.compiled_statement import CompiledStatement
-from agentgit.store.sql.encryption import seal_of
 from agentgit.store.sql.ids import is_id, new_id
 from agentgit.store.sql.tables import BRANCH, SESSION, SESSION_LINK, SESSION_MEMBER, USER
+from agentgit.store.sql.writes import insert_rows, update_rows
 from agentgit.values import as_object
 
 _rank = case(*((SESSION_MEMBER.c.role == role, number) for number, role in enumerate(ROLES)))
@@ -37,16 +36,12 @@ class VisibleSessions:
     ) -> list[ExternalSession]:
         """List a user's own sessions, most recently updated first."""
         own_query = _own_sessions(self.tenant_id, user_id).where(*conditions)
-        return [
-            _session_from_row(row)
-            for row in row_codes.verify_rows(connection, SESSION, connection.execute(own_query.limit(limit)))
-        ]
+        return [_session_from_row(row) for row in connection.execute(own_query.limit(limit)).all()]
 
     def shared(
         self, connection: Connection, user_id: int, *conditions: Any, limit: int | None = None
     ) -> list[ExternalSession]:
         """List the sessions that others share with a user, most recently updated first."""
-        self._require_authentic(connection, user_id)
         roles = (
             select(SESSION_MEMBER.c.external_session_id, func.max(_rank).label("rank"))
             .where(
@@ -59,18 +54,7 @@ class VisibleSessions:
         )
         source = SESSION.join(roles, roles.c.external_session_id == SESSION.c.id).outerjoin(USER, _is_owner)
         query = _sessions(self.tenant_id, roles.c.rank, source).where(SESSION.c.user_id != user_id, *conditions)
-        return [
-            _session_from_row(row)
-            for row in row_codes.verify_rows(connection, SESSION, connection.execute(query.limit(limit)))
-        ]
-
-    def _require_authentic(self, connection: Connection, user_id: int) -> None:
-        """Verify the codes of all shares of a user, because queries that join them do not read whole rows."""
-        if seal_of(connection) is not None:
-            shares = select(SESSION_MEMBER).where(
-                SESSION_MEMBER.c.tenant_id == self.tenant_id, SESSION_MEMBER.c.user_id == user_id
-            )
-            row_codes.verify_rows(connection, SESSION_MEMBER, connection.execute(shares))
+        return [_session_from_row(row) for row in connection.execute(query.limit(limit)).all()]
 
     def page(
         self,
@@ -128,14 +112,13 @@ class VisibleSessions:
 
     def shared_ids(self, connection: Connection, user_id: int) -> list[int]:
         """List the ids of the sessions that others share with a user."""
-        self._require_authentic(connection, user_id)
         rows = _SELECT_SHARED_IDS.all(connection, {"tenant": self.tenant_id, "user": user_id, "now": datetime.now(UTC)})
         return [row.external_session_id for row in rows]
 
     def owner_id(self, connection: Connection, session_id: int) -> int | None:
         """Return the id of the owner of a session; None if the session does not exist."""
         parameters = {"tenant": self.tenant_id, "session": session_id}
-        rows = row_codes.verify_rows(connection, SESSION, _SELECT_SESSION.all(connection, parameters))
+        rows = _SELECT_SESSION.all(connection, parameters)
         return rows[0].user_id if rows else None
 
     def role(self, connection: Connection, user_id: int, session_id: int) -> tuple[Role | None, bool]:
@@ -143,10 +126,7 @@ class VisibleSessions:
         if self.owner_id(connection, session_id) == user_id:
             return OWNER, True
         parameters = {"tenant": self.tenant_id, "user": user_id, "session": session_id, "now": datetime.now(UTC)}
-        ranks = [
-            ROLES.index(row.role)
-            for row in row_codes.verify_rows(connection, SESSION_MEMBER, _SELECT_ROLES.all(connection, parameters))
-        ]
+        ranks = [ROLES.index(row.role) for row in _SELECT_ROLES.all(connection, parameters)]
         return (ROLES[max(ranks)] if ranks else None), False
 
 
@@ -203,8 +183,8 @@ _SELECT_SHARED_IDS = CompiledStatement(select(SESSION_MEMBER.c.external_session_
 _SELECT_SESSION = CompiledStatement(
     select(SESSION).where(SESSION.c.tenant_id == bindparam("tenant"), SESSION.c.id == bindparam("session"))
 )
-_SELECT_OWN = row_codes.AuthenticQuery(
-    _own_sessions(bindparam("tenant"), bindparam("user")).where(SESSION.c.id == bindparam("session")), SESSION
+_SELECT_OWN = CompiledStatement(
+    _own_sessions(bindparam("tenant"), bindparam("user")).where(SESSION.c.id == bindparam("session"))
 )
 _SELECT_ROLES = CompiledStatement(
     select(SESSION_MEMBER).where(*_user_conditions, SESSION_MEMBER.c.external_session_id == bindparam("session"))
@@ -269,7 +249,7 @@ class MemberStore:
             "created_at": now,
             "expires_at": expires_at,
         }
-        row_codes.insert_rows(connection, SESSION_MEMBER, row)
+        insert_rows(connection, SESSION_MEMBER, row)
         return now
 
     def remove(self, connection: Connection, session_id: int, user_id: int, by_user_id: int) -> Sequence[int]:
@@ -312,7 +292,7 @@ class MemberStore:
                 expires_at=row.expires_at,
                 link_id=row.link_id or None,
             )
-            for row in row_codes.verify_rows(connection, SESSION_MEMBER, connection.execute(query))
+            for row in connection.execute(query).all()
         ]
 
     # -- links
@@ -331,7 +311,7 @@ class MemberStore:
             "created_at": now,
             "expires_at": expires_at,
         }
-        row_codes.insert_rows(connection, SESSION_LINK, row)
+        insert_rows(connection, SESSION_LINK, row)
         record_event(
             connection, self.tenant_id, "link.made", session_id=session_id, user_id=by_user_id, link=link_id, role=role
         )
@@ -342,19 +322,17 @@ class MemberStore:
         """List the links of a session, including expired and revoked ones, oldest first."""
         in_session = and_(SESSION_LINK.c.tenant_id == self.tenant_id, SESSION_LINK.c.external_session_id == session_id)
         rows = connection.execute(select(SESSION_LINK).where(in_session).order_by(SESSION_LINK.c.id))
-        return [_link_from_row(row) for row in row_codes.verify_rows(connection, SESSION_LINK, rows)]
+        return [_link_from_row(row) for row in rows]
 
     def link(self, connection: Connection, link_id: int) -> ShareLink | None:
         """Find a link by its id; None if it does not exist."""
-        row = row_codes.read_first(
-            connection, SESSION_LINK, select(SESSION_LINK).where(*self._link_conditions(link_id))
-        )
+        row = connection.execute(select(SESSION_LINK).where(*self._link_conditions(link_id)).limit(1)).first()
         return _link_from_row(row) if row is not None else None
 
     def revoke_link(self, connection: Connection, session_id: int, link_id: int, by_user_id: int) -> None:
         """Revoke a link and the roles of all users who joined through it. No-op if it is already revoked."""
         conditions = (*self._link_conditions(link_id), SESSION_LINK.c.revoked_at.is_(None))
-        if row_codes.update_rows(connection, SESSION_LINK, *conditions, revoked_at=datetime.now(UTC)):
+        if update_rows(connection, SESSION_LINK, *conditions, revoked_at=datetime.now(UTC)):
             in_session = (
                 SESSION_MEMBER.c.tenant_id == self.tenant_id,
                 SESSION_MEMBER.c.external_session_id == session_id,
@@ -367,9 +345,9 @@ class MemberStore:
     def accept(self, connection: Connection, token: str, user_id: int) -> int | None:
         """Join a session through a link. Return the session id, or None if no valid link has this token."""
         link_id, secret = link_parts(token)
-        row = row_codes.read_first(
-            connection, SESSION_LINK, select(SESSION_LINK).where(*self._link_conditions(link_id)).with_for_update()
-        )
+        row = connection.execute(
+            select(SESSION_LINK).where(*self._link_conditions(link_id)).with_for_update().limit(1)
+        ).first()
         if row is None or not is_secret_of(secret, bytes(row.hash)) or row.revoked_at is not None:
             return None
         if row.expires_at is not None and row.expires_at <= datetime.now(UTC):

@@ -20,7 +20,7 @@ from agentgit.sessions.session import OPEN, RERUN, RUNNING, SIMULATED, idle_stat
 from agentgit.store.audit.trail import BRANCH_CHAIN_COLUMNS, BRANCH_WITH_CHAIN, know_chain, record_event
 from agentgit.store.records.journal import LAST_ARRIVAL_OF_BRANCH, LAST_SEQ_OF_BRANCH, TrackPart
 from agentgit.store.records.users import UserStore
-from agentgit.store.sql import process, row_codes
+from agentgit.store.sql import process
 from agentgit.store.sql.compiled_statement import CompiledStatement, PendingResult
 from agentgit.store.sql.driver_errors import missing_row
 from agentgit.store.sql.ids import new_id
@@ -32,6 +32,7 @@ from agentgit.store.sql.tables import (
     TAG,
     is_running,
 )
+from agentgit.store.sql.writes import CompiledUpdate, insert_rows, queue_insert, update_rows
 from agentgit.store.threads.owners import thread_of_branch
 from agentgit.values import as_object, to_json
 
@@ -83,7 +84,7 @@ class SessionStore:
             "is_active": True,
             "meta": to_json(metadata or {}),
         }
-        row_codes.insert_rows(connection, SESSION, row)
+        insert_rows(connection, SESSION, row)
         branch_id = self.create_branch(connection, session_id, "main")
         self.set_current(connection, session_id, branch_id)
         record_event(connection, self.tenant_id, "session.created", session_id=session_id, user_id=user_id)
@@ -101,7 +102,7 @@ class SessionStore:
     def load_row(self, connection: Connection, session_id: int) -> StoredRow:
         """Read the row of one session that must exist."""
         condition = and_(SESSION.c.tenant_id == self.tenant_id, SESSION.c.id == session_id)
-        row = row_codes.read_first(connection, SESSION, select(SESSION).where(condition))
+        row = connection.execute(select(SESSION).where(condition).limit(1)).first()
         if row is None:
             raise missing_row("session", session_id)
         return row
@@ -127,7 +128,7 @@ class SessionStore:
             record_event(connection, self.tenant_id, "switch.done", branch_id=branch_id, user_id=user_id)
         conditions = (SESSION.c.tenant_id == self.tenant_id, SESSION.c.id == session_id)
         now = datetime.now(UTC)
-        if not row_codes.update_rows(connection, SESSION, *conditions, current_branch_id=branch_id, updated_at=now):
+        if not update_rows(connection, SESSION, *conditions, current_branch_id=branch_id, updated_at=now):
             raise missing_row("session", session_id)
 
     def prevent_erasure(self, connection: Connection, session_id: int) -> None:
@@ -190,7 +191,7 @@ class SessionStore:
             "world_seen": 0,
             "meta": to_json(meta or {}),
         }
-        row_codes.queue_insert(connection, BRANCH, row)
+        queue_insert(connection, BRANCH, row)
         return branch_id
 
     def choose_branch_name(self, connection: Connection, session_id: int, requested: str | None, source_id: int) -> str:
@@ -214,7 +215,7 @@ class SessionStore:
         if name != session.session_name and name in self.names(connection, session.user_id):
             raise Conflict(f"Session {name} already exists. Choose another name.")
         conditions = (SESSION.c.tenant_id == self.tenant_id, SESSION.c.id == session.id)
-        row_codes.update_rows(connection, SESSION, *conditions, session_name=name)
+        update_rows(connection, SESSION, *conditions, session_name=name)
         record_event(
             connection,
             self.tenant_id,
@@ -228,9 +229,7 @@ class SessionStore:
         """Rename a branch."""
         if name != branch.name:
             self.choose_branch_name(connection, branch.external_session_id, name, branch.id)
-        row_codes.update_rows(
-            connection, BRANCH, BRANCH.c.tenant_id == self.tenant_id, BRANCH.c.id == branch.id, name=name
-        )
+        update_rows(connection, BRANCH, BRANCH.c.tenant_id == self.tenant_id, BRANCH.c.id == branch.id, name=name)
         record_event(
             connection, self.tenant_id, "branch.renamed", branch_id=branch.id, user_id=user_id, before=branch.name
         )
@@ -241,9 +240,7 @@ class SessionStore:
 
     def branch(self, connection: Connection, branch_id: int) -> StoredRow:
         """Read one branch."""
-        rows = row_codes.verify_rows(
-            connection, BRANCH, _SELECT_BRANCH.all(connection, self._branch_parameters(branch_id))
-        )
+        rows = _SELECT_BRANCH.all(connection, self._branch_parameters(branch_id))
         if not rows:
             raise missing_row("branch", branch_id)
         row: StoredRow = rows[0]
@@ -252,7 +249,7 @@ class SessionStore:
     def require_real_thread(self, connection: Connection, thread_id: str) -> None:
         """Check that a thread does not belong to a rerun, as `require_real`."""
         conditions = (BRANCH.c.tenant_id == self.tenant_id, BRANCH.c.thread_id == thread_id)
-        rows = row_codes.verify_rows(connection, BRANCH, connection.execute(select(BRANCH).where(*conditions)).all())
+        rows = connection.execute(select(BRANCH).where(*conditions)).all()
         for row in rows:
             require_real(row)
 
@@ -282,7 +279,7 @@ class SessionStore:
         )
 
         def read_row() -> StoredRow | None:
-            rows = row_codes.verify_rows(connection, BRANCH, result.all())
+            rows = result.all()
             if rows and self.leases is not None:
                 self.leases.start_renewing(owner, LeasedRow(BRANCH, self.tenant_id, branch_id))
             return rows[0] if rows else None
@@ -339,7 +336,7 @@ class SessionStore:
     def clear_inherited(self, connection: Connection, branch_id: int) -> None:
         """Record that a branch inherits no calls, because it has recorded its whole track itself."""
         conditions = (BRANCH.c.tenant_id == self.tenant_id, BRANCH.c.id == branch_id)
-        row_codes.update_rows(connection, BRANCH, *conditions, inherited=0)
+        update_rows(connection, BRANCH, *conditions, inherited=0)
 
     def merge_metadata(self, connection: Connection, branch_id: int, entries: Mapping[str, Any]) -> None:
         """Add entries to the metadata of a branch. Existing keys are replaced, and removed if their value is None."""
@@ -353,7 +350,7 @@ class SessionStore:
         if row is None:
             raise missing_row("branch", branch_id)
         meta = {name: value for name, value in change(as_object(row.meta)).items() if value is not None}
-        _SET_META.run(connection, {**self._branch_parameters(branch_id), "now": to_json(meta)})
+        _SET_META.run(connection, {"tenant_id": self.tenant_id, "id": branch_id}, meta=to_json(meta))
         return meta
 
     def lineage(self, connection: Connection, branch: StoredRow) -> list[Segment]:
@@ -365,7 +362,7 @@ class SessionStore:
 
     def _load_lineage(self, connection: Connection, branch: StoredRow) -> list[Segment]:
         ancestor_rows = _LINEAGE.all(connection, self._branch_parameters(branch.id)) if branch.parent_id else []
-        ancestors = {row.id: row for row in row_codes.verify_rows(connection, BRANCH, ancestor_rows)}
+        ancestors = {row.id: row for row in ancestor_rows}
         branches = [branch]
         while branches[-1].parent_id is not None:
             branches.append(ancestors[branches[-1].parent_id])
@@ -392,10 +389,10 @@ class SessionStore:
         """Read the numbers of checkpoints on their branches, by checkpoint id."""
         if not ids:
             return {}
-        query = select(*row_codes.columns_to_read(connection, CHECKPOINT, "id", "number")).where(
+        query = select(CHECKPOINT.c.id, CHECKPOINT.c.number).where(
             CHECKPOINT.c.tenant_id == self.tenant_id, CHECKPOINT.c.id.in_(bindparam("ids", expanding=True))
         )
-        rows = row_codes.verify_rows(connection, CHECKPOINT, connection.execute(query, {"ids": ids}))
+        rows = connection.execute(query, {"ids": ids}).all()
         return {row.id: row.number for row in rows}
 
     def _branch_parameters(self, branch_id: int) -> dict[str, Any]:
@@ -416,11 +413,10 @@ IS_OF_THREAD = and_(
 """The condition for a user's session of a thread of a served graph; see `SessionStore.of_thread`."""
 _SELECT_WITH_THREAD = CompiledStatement(_with_thread.limit(1))
 _SELECT_OF_THREAD = CompiledStatement(select(SESSION.c.id).where(IS_OF_THREAD))
-_SELECT_BRANCHES = row_codes.AuthenticQuery(
+_SELECT_BRANCHES = CompiledStatement(
     select(BRANCH)
     .where(BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.external_session_id == bindparam("session"))
-    .order_by(BRANCH.c.id),
-    BRANCH,
+    .order_by(BRANCH.c.id)
 )
 
 
@@ -483,7 +479,7 @@ _LOCK = CompiledStatement(
     .where(SESSION.c.tenant_id == bindparam("tenant"), SESSION.c.id == bindparam("session"))
     .with_for_update(key_share=True)  # other transactions may still add rows that refer to the session
 )
-_SET_WORLD_SEEN = row_codes.SignedUpdate(BRANCH, "world_seen")
+_SET_WORLD_SEEN = CompiledUpdate(BRANCH, "world_seen")
 _RELEASE = CompiledStatement(
     update(BRANCH)
     .where(*_this_branch, BRANCH.c.status == RUNNING, BRANCH.c.owner == bindparam("by"))
@@ -492,9 +488,9 @@ _RELEASE = CompiledStatement(
 
 
 @functools.cache
-def _release(*columns: str) -> row_codes.SignedUpdate:
+def _release(*columns: str) -> CompiledUpdate:
     """Return the statement that releases a branch and changes more of its columns."""
-    return row_codes.SignedUpdate(BRANCH, "status", "owner", "lease_until", *columns, conditions=_HELD_COLUMNS)
+    return CompiledUpdate(BRANCH, "status", "owner", "lease_until", *columns, conditions=_HELD_COLUMNS)
 
 
 _HELD_COLUMNS = ("status", "epoch", "owner")
@@ -504,7 +500,7 @@ _SET_STATUS = CompiledStatement(
 _LOCK_META = CompiledStatement(
     select(BRANCH.c.meta).where(*_this_branch).with_for_update(key_share=True)  # SQLite has one writer anyway
 )
-_SET_META = CompiledStatement(update(BRANCH).where(*_this_branch).values(meta=bindparam("now")))
+_SET_META = CompiledUpdate(BRANCH, "meta")
 _TOUCH = CompiledStatement(
     update(SESSION)
     .where(SESSION.c.tenant_id == bindparam("tenant"), SESSION.c.id == bindparam("session"))

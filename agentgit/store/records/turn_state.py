@@ -10,7 +10,7 @@ from sqlalchemy import Connection, and_, bindparam, exists, func, or_, select
 from agentgit.sessions import operation
 from agentgit.store.audit.trail import BRANCH_CHAIN_COLUMNS, BRANCH_WITH_CHAIN, know_chain
 from agentgit.store.records.journal import CALLS, LAST_BATCH, LAST_SEQ_OF_BRANCH, CallTally
-from agentgit.store.sql import row_codes
+from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.driver_errors import missing_row
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT, GRAPH_CHECKPOINT, OPERATION, SESSION, is_running
 from agentgit.store.threads.graph_rows import (
@@ -109,4 +109,4 @@ def _query() -> Any:
     )
 
 
-_READ = row_codes.AuthenticQuery(_query(), GRAPH_CHECKPOINT)
+_READ = CompiledStatement(_query())

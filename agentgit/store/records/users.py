@@ -15,10 +15,10 @@ from agentgit.auth.sharing import hash_of, is_secret_of, new_secret
 from agentgit.errors import NotAllowed
 from agentgit.store.audit.trail import record_event
 from agentgit.store.records.login_attempts import subject_hash
-from agentgit.store.sql import row_codes
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.ids import is_id, new_id
 from agentgit.store.sql.tables import API_KEY, ERASED_NAME, TENANT, USER
+from agentgit.store.sql.writes import insert_rows, update_rows
 
 
 class UserStore:
@@ -45,29 +45,19 @@ class UserStore:
         query = select(USER).where(USER.c.tenant_id == self.tenant_id, USER.c.name == name)
         return self._find_one(connection, query)
 
-    def find_unverified(self, connection: Connection, name: str) -> User | None:
-        """Find the user with exactly this name, to open the database; None if there is none.
-
-        The authentication code of the row is not verified. Whoever has the database and its keys can act as any user,
-        and `fsck` must be able to open a database whose rows were modified.
-        """
-        query = select(USER).where(USER.c.tenant_id == self.tenant_id, USER.c.name == name)
-        row = connection.execute(query).first()
-        return _user_from_row(row) if row is not None else None
-
     def all(self, connection: Connection) -> list[User]:
         """List the users by name."""
         query = select(USER).where(USER.c.tenant_id == self.tenant_id).order_by(USER.c.name, USER.c.id)
-        return [_user_from_row(row) for row in row_codes.verify_rows(connection, USER, connection.execute(query))]
+        return [_user_from_row(row) for row in connection.execute(query).all()]
 
     def _find_one(self, connection: Connection, query: Select[Any]) -> User | None:
-        row = row_codes.read_first(connection, USER, query)
+        row = connection.execute(query.limit(1)).first()
         return _user_from_row(row) if row is not None else None
 
     def add(self, connection: Connection, name: str, *, is_admin: bool = False, by_user_id: int | None = None) -> User:
         """Create a user."""
         user = User(id=new_id(), name=name, created_at=datetime.now(UTC), is_admin=is_admin)
-        row_codes.insert_rows(connection, USER, {"tenant_id": self.tenant_id, **vars(user)})
+        insert_rows(connection, USER, {"tenant_id": self.tenant_id, **vars(user)})
         if by_user_id is not None:
             record_event(connection, self.tenant_id, "user.added", user_id=by_user_id, user=user.id, is_admin=is_admin)
         return user
@@ -89,12 +79,12 @@ class UserStore:
     def change(self, connection: Connection, user_id: int, values: Mapping[str, Any]) -> None:
         """Change columns of a user."""
         condition = and_(USER.c.tenant_id == self.tenant_id, USER.c.id == user_id)
-        row_codes.update_rows(connection, USER, condition, **values)
+        update_rows(connection, USER, condition, **values)
 
     def password_hash(self, connection: Connection, user_id: int) -> str | None:
         """Read the hash of a user's password; None if the user has no password."""
         condition = and_(USER.c.tenant_id == self.tenant_id, USER.c.id == user_id)
-        row = row_codes.read_first(connection, USER, select(USER).where(condition))
+        row = connection.execute(select(USER).where(condition).limit(1)).first()
         return row.password if row is not None else None
 
     def revoke_tokens(self, connection: Connection, user_id: int | None, except_key_id: int | None = None) -> None:
@@ -113,7 +103,7 @@ class UserStore:
             now = datetime.now(UTC)
             self.change(connection, user_id, {"tokens_revoked_at": now})
             browser_keys.append(API_KEY.c.user_id == user_id)
-        row_codes.update_rows(connection, API_KEY, *browser_keys, API_KEY.c.id != (except_key_id or 0), revoked_at=now)
+        update_rows(connection, API_KEY, *browser_keys, API_KEY.c.id != (except_key_id or 0), revoked_at=now)
 
     def set_password(
         self, connection: Connection, user_id: int, password_hash: str | None, except_key_id: int | None = None
@@ -225,7 +215,7 @@ class ApiKeyStore:
             "created_at": now,
             "expires_at": expires_at,
         }
-        row_codes.insert_rows(connection, API_KEY, row)
+        insert_rows(connection, API_KEY, row)
         record_event(
             connection,
             self.tenant_id,
@@ -243,7 +233,7 @@ class ApiKeyStore:
         """List the keys of a user, including expired and revoked ones, oldest first."""
         condition = and_(API_KEY.c.tenant_id == self.tenant_id, API_KEY.c.user_id == user_id)
         rows = connection.execute(select(API_KEY).where(condition).order_by(API_KEY.c.id))
-        return [_key_from_row(row) for row in row_codes.verify_rows(connection, API_KEY, rows)]
+        return [_key_from_row(row) for row in rows]
 
     def find(self, connection: Connection, key_id: int) -> ApiKey | None:
         """Find a key by its id; None if it does not exist."""
@@ -251,7 +241,7 @@ class ApiKeyStore:
         return _key_from_row(row) if row is not None else None
 
     def _load_row(self, connection: Connection, key_id: int) -> Any:
-        return row_codes.read_first(connection, API_KEY, select(API_KEY).where(*self._key_conditions(key_id)))
+        return connection.execute(select(API_KEY).where(*self._key_conditions(key_id)).limit(1)).first()
 
     def find_by_secret(self, connection: Connection, key_id: int, secret: str) -> ApiKey | None:
         """Find a key by its id and secret; None if the secret is wrong or the key is not valid."""
@@ -273,7 +263,7 @@ class ApiKeyStore:
     def revoke(self, connection: Connection, key_id: int, by_user_id: int) -> None:
         """Revoke a key immediately. No-op if it is already revoked."""
         conditions = (*self._key_conditions(key_id), API_KEY.c.revoked_at.is_(None))
-        if row_codes.update_rows(connection, API_KEY, *conditions, revoked_at=datetime.now(UTC)):
+        if update_rows(connection, API_KEY, *conditions, revoked_at=datetime.now(UTC)):
             record_event(connection, self.tenant_id, "key.revoked", user_id=by_user_id, key=key_id)
 
     def _key_conditions(self, key_id: int) -> tuple[Any, ...]:

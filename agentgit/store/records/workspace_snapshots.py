@@ -10,10 +10,11 @@ from sqlalchemy import Connection, Select, bindparam, delete, exists, select
 
 from agentgit.effects.files import SnapshotRef
 from agentgit.store.records.sessions import StoredRow
-from agentgit.store.sql import row_codes
 from agentgit.store.sql.batch import slices
+from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.tables import CHECKPOINT, WORKSPACE_SNAPSHOT
+from agentgit.store.sql.writes import insert_rows
 from agentgit.values import as_object, to_json
 
 
@@ -43,16 +44,14 @@ class SnapshotReferences:
             "settings": to_json(snapshot_ref.settings),
             "created_at": datetime.now(UTC),
         }
-        row_codes.insert_rows(connection, WORKSPACE_SNAPSHOT, row)
+        insert_rows(connection, WORKSPACE_SNAPSHOT, row)
         return row_id
 
     def find(self, connection: Connection, snapshot_id: int) -> SnapshotRef | None:
         """Read one snapshot reference; None if it does not exist."""
-        row = row_codes.read_first(
-            connection,
-            WORKSPACE_SNAPSHOT,
-            select(WORKSPACE_SNAPSHOT).where(self._in_tenant(), WORKSPACE_SNAPSHOT.c.id == snapshot_id),
-        )
+        row = connection.execute(
+            select(WORKSPACE_SNAPSHOT).where(self._in_tenant(), WORKSPACE_SNAPSHOT.c.id == snapshot_id).limit(1)
+        ).first()
         return None if row is None else snapshot_ref_from_row(row)
 
     def of_checkpoint(self, connection: Connection, checkpoint: StoredRow) -> SnapshotRef | None:
@@ -73,7 +72,7 @@ class SnapshotReferences:
         in_session = WORKSPACE_SNAPSHOT.c.external_session_id == branch.external_session_id
         conditions = (self._in_tenant(), in_session, WORKSPACE_SNAPSHOT.c.internal_session_id == branch.id)
         query = select(WORKSPACE_SNAPSHOT).where(*conditions).order_by(WORKSPACE_SNAPSHOT.c.id.desc())
-        return row_codes.read_first(connection, WORKSPACE_SNAPSHOT, query)
+        return connection.execute(query.limit(1)).first()
 
     def snapshot_ids(self, connection: Connection, ids: Iterable[int | None]) -> dict[int, str]:
         """Return the snapshot ids of several rows by row id."""
@@ -94,7 +93,7 @@ class SnapshotReferences:
                 .where(self._in_tenant(), WORKSPACE_SNAPSHOT.c.id.in_(part))
                 .order_by(WORKSPACE_SNAPSHOT.c.id)
             )
-            rows += row_codes.verify_rows(connection, WORKSPACE_SNAPSHOT, connection.execute(query))
+            rows += connection.execute(query).all()
         return rows
 
     def exclusive_to(self, connection: Connection, sessions: Select[int]) -> list[SnapshotRef]:
@@ -108,7 +107,7 @@ class SnapshotReferences:
         query = select(WORKSPACE_SNAPSHOT).where(
             self._in_tenant(), WORKSPACE_SNAPSHOT.c.external_session_id.in_(sessions), ~is_used_elsewhere
         )
-        rows = row_codes.verify_rows(connection, WORKSPACE_SNAPSHOT, connection.execute(query))
+        rows = connection.execute(query).all()
         return list({(row.snapshot, row.settings): snapshot_ref_from_row(row) for row in rows}.values())
 
     def in_use(self, connection: Connection, snapshots: Collection[str]) -> set[str]:
@@ -144,9 +143,7 @@ class SnapshotReferences:
         )
         query = select(WORKSPACE_SNAPSHOT).where(self._in_tenant(), has_later_row, ~is_used_elsewhere)
         if not deleted_checkpoints:
-            rows = row_codes.verify_rows(
-                connection, WORKSPACE_SNAPSHOT, connection.execute(query.where(~has_checkpoint))
-            )
+            rows = connection.execute(query.where(~has_checkpoint)).all()
             return [(row.id, snapshot_ref_from_row(row)) for row in rows]
         checkpoint_query = select(CHECKPOINT.c.id, CHECKPOINT.c.workspace_snapshot_id).where(in_tenant)
         used_ids = {
@@ -154,7 +151,7 @@ class SnapshotReferences:
             for row in connection.execute(checkpoint_query)
             if row.id not in deleted_checkpoints
         }
-        rows = row_codes.verify_rows(connection, WORKSPACE_SNAPSHOT, connection.execute(query))
+        rows = connection.execute(query).all()
         return [(row.id, snapshot_ref_from_row(row)) for row in rows if row.id not in used_ids]
 
     def delete(self, connection: Connection, ids: Sequence[int]) -> None:
@@ -166,15 +163,14 @@ class SnapshotReferences:
         return WORKSPACE_SNAPSHOT.c.tenant_id == self.tenant_id
 
 
-_NEWEST_OF_SESSION = row_codes.AuthenticQuery(
+_NEWEST_OF_SESSION = CompiledStatement(
     select(WORKSPACE_SNAPSHOT)
     .where(
         WORKSPACE_SNAPSHOT.c.tenant_id == bindparam("tenant"),
         WORKSPACE_SNAPSHOT.c.external_session_id == bindparam("session"),
     )
     .order_by(WORKSPACE_SNAPSHOT.c.id.desc())
-    .limit(1),
-    WORKSPACE_SNAPSHOT,
+    .limit(1)
 )
 
 

@@ -25,12 +25,9 @@ from agentgit.effects.invocation import (
     STANDING,
     UNKNOWN,
 )
-from agentgit.errors import Corrupt
 from agentgit.store.records.journal import LAST_SEQ, WITH_BRANCH, Journal, TrackPart
-from agentgit.store.sql import row_codes
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
-from agentgit.store.sql.encryption import seal_of
 from agentgit.store.sql.tables import BRANCH, OPERATION, TOOL_INVOCATION, WORLD_LOG
 
 
@@ -84,7 +81,6 @@ class WorldLog:
         self, connection: Connection, session_id: int, path: Sequence[TrackPart] = ()
     ) -> list[ToolInvocation]:
         """Read the invocations of a session that may have an effect in its world, newest first in world order."""
-        self._require_authentic(connection, session_id)
         first_logged = (
             select(WORLD_LOG.c.invocation_id, func.min(WORLD_LOG.c.seq).label("seq"))
             .where(WORLD_LOG.c.tenant_id == self.tenant_id, WORLD_LOG.c.external_session_id == session_id)
@@ -113,29 +109,6 @@ class WorldLog:
             rows, key=lambda row: (row.seq if row.seq is not None else infinity, row.id), reverse=True
         )
         return self.journal.invocations_from_rows(connection, newest_first)
-
-    def _require_authentic(self, connection: Connection, session_id: int) -> None:
-        """Verify all rows, because other queries would miss a row whose status or session was changed."""
-        if seal_of(connection) is None:
-            return
-        branches_in_session, log_in_session = (
-            and_(table.c.tenant_id == self.tenant_id, table.c.external_session_id == session_id)
-            for table in (BRANCH, WORLD_LOG)
-        )
-        calls_in_session = or_(
-            TOOL_INVOCATION.c.external_session_id == session_id,
-            TOOL_INVOCATION.c.internal_session_id.in_(select(BRANCH.c.id).where(branches_in_session)),
-        )
-        query = select(TOOL_INVOCATION).where(TOOL_INVOCATION.c.tenant_id == self.tenant_id, calls_in_session)
-        calls = row_codes.verify_rows(connection, TOOL_INVOCATION, connection.execute(query))
-        log = row_codes.verify_rows(connection, WORLD_LOG, connection.execute(select(WORLD_LOG).where(log_in_session)))
-        missing_ids = {row.invocation_id for row in log} - {row.id for row in calls}
-        if missing_ids:
-            raise Corrupt(
-                f"The world log refers to call {min(missing_ids)}, which is missing. Run: agentgit fsck; then restore "
-                "the database from a backup.",
-                row=f"tool_invocation {min(missing_ids)}",
-            )
 
     def reversed_calls(self, connection: Connection, path: Sequence[TrackPart]) -> list[ToolInvocation]:
         """Read the invocations on a path that were reversed or simulated and have no redo in effect, oldest first."""
@@ -234,7 +207,7 @@ class WorldLog:
     ) -> bool:
         """Return whether all these calls are on a path and none of them was, or may have been, reversed."""
         query = select(
-            *row_codes.columns_to_read(connection, TOOL_INVOCATION, "id", "idempotency_key", "kind", "replay_of")
+            TOOL_INVOCATION.c.id, TOOL_INVOCATION.c.idempotency_key, TOOL_INVOCATION.c.kind, TOOL_INVOCATION.c.replay_of
         ).where(
             TOOL_INVOCATION.c.tenant_id == self.tenant_id,
             TOOL_INVOCATION.c.external_session_id == session_id,
@@ -243,9 +216,7 @@ class WorldLog:
         rows = [
             row
             for part in slices(keys)
-            for row in self.journal.authentic(
-                connection, connection.execute(query.where(TOOL_INVOCATION.c.idempotency_key.in_(part))).all()
-            )
+            for row in connection.execute(query.where(TOOL_INVOCATION.c.idempotency_key.in_(part))).all()
         ]
         path_ids = self.ids_on_path(connection, path, (row.id for row in rows))
         reversed_ids = {call.id for call in self.reversed_calls(connection, path)}
@@ -283,10 +254,8 @@ class WorldLog:
 
     def _replayed_ids(self, connection: Connection, *conditions: Any) -> list[int]:
         """Return the calls that were replayed from the record by invocations that meet these conditions."""
-        query = select(*row_codes.columns_to_read(connection, TOOL_INVOCATION, "replay_of")).where(
-            *conditions, *_IS_USED_REPLAY
-        )
-        return [row.replay_of for row in self.journal.authentic(connection, connection.execute(query).all())]
+        query = select(TOOL_INVOCATION.c.replay_of).where(*conditions, *_IS_USED_REPLAY)
+        return [row.replay_of for row in connection.execute(query).all()]
 
     def _is_recorded_on(self, connection: Connection, path: Sequence[TrackPart]) -> Any:
         """Return the condition that an invocation was recorded on a track."""

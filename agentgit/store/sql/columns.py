@@ -1,11 +1,14 @@
 """Building blocks of the tables: their MetaData, the column types, and the base class of all rows."""
 
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any, ClassVar
 
 from sqlalchemy import (
     BigInteger,
     Column,
+    ColumnElement,
     DateTime,
     Dialect,
     ForeignKeyConstraint,
@@ -14,16 +17,20 @@ from sqlalchemy import (
     MetaData,
     SmallInteger,
     String,
+    Table,
     Text,
     text,
 )
+from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import registry
 from sqlalchemy.types import TypeDecorator
 from sqlmodel import Field, SQLModel
 
 from agentgit.errors import Corrupt
 from agentgit.store.sql.encryption import (
+    Bound,
     PlainBytes,
+    Seal,
     decode_text,
     decode_value,
     encode_text,
@@ -68,11 +75,7 @@ class SafeText(TypeDecorator[str]):
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        if value is None or ("\\" not in value and "\0" not in value and value.isascii()):
-            return value
-        return "".join(
-            "\\\\" if c == "\\" else f"\\u{ord(c):04x}" if c == "\0" or "\ud800" <= c <= "\udfff" else c for c in value
-        )
+        return None if value is None else _escape(value)
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> str | None:
         if value is None or "\\" not in value:
@@ -91,23 +94,38 @@ class SafeText(TypeDecorator[str]):
         return "".join(parts)
 
 
+def _escape(text: str) -> str:
+    if "\\" not in text and "\0" not in text and text.isascii():
+        return text
+    return "".join(
+        "\\\\" if c == "\\" else f"\\u{ord(c):04x}" if c == "\0" or "\ud800" <= c <= "\udfff" else c for c in text
+    )
+
+
 class Payload(TypeDecorator[bytes]):
     """Bytes that are encrypted in a database with keys. See `agentgit.store.sql.encryption`."""
 
     impl = LargeBinary
     cache_ok = True
 
-    def __init__(self, column_name: str, *, is_hashed: bool = False) -> None:
+    def __init__(self, place: str, *, is_hashed: bool = False) -> None:
         super().__init__()
-        self.place, self.is_hashed = column_name, is_hashed
+        self.place, self.is_hashed, self.is_bound = place, is_hashed, not is_hashed
+
+    def column_expression(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+        return _WithRowKey(column) if self.is_bound else column
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
-        return None if value is None else encode_value(seal_of_dialect(dialect), self.place, value)
+        seal = seal_of_dialect(dialect)
+        value, row_key = _split_bound(self, value, seal)
+        return None if value is None else encode_value(seal, self.place, value, row_key)
 
     def process_result_value(self, value: bytes | None, dialect: Dialect) -> bytes | None:
         if value is None:
             return None
         seal = seal_of_dialect(dialect)
+        if seal is not None and self.is_bound:
+            return decode_value(seal, self.place, *_split_row_key(value))
         if self.is_hashed and is_refused(seal, value):
             return PlainBytes(value)
         try:
@@ -123,17 +141,103 @@ class SealedText(SafeText):
 
     cache_ok = True
 
-    def __init__(self, column_name: str) -> None:
+    def __init__(self, place: str) -> None:
         super().__init__()
-        self.place = column_name
+        self.place, self.is_bound = place, True
 
-    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+    def column_expression(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+        return _WithRowKey(column)
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
+        seal = seal_of_dialect(dialect)
+        value, row_key = _split_bound(self, value, seal)
         escaped = super().process_bind_param(value, dialect)
-        return None if escaped is None else encode_text(seal_of_dialect(dialect), self.place, escaped)
+        return None if escaped is None else encode_text(seal, self.place, escaped, row_key)
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> str | None:
-        escaped = None if value is None else decode_text(seal_of_dialect(dialect), self.place, value)
-        return super().process_result_value(escaped, dialect)
+        if value is None:
+            return None
+        seal = seal_of_dialect(dialect)
+        stored, row_key = (value, "") if seal is None else _split_row_key(value)
+        return super().process_result_value(decode_text(seal, self.place, stored, row_key), dialect)
+
+
+class _WithRowKey(ColumnElement[Any]):
+    """An encrypted column in the SELECT of a database with keys: the key of the row, then the stored value.
+
+    So a value is decrypted with the key of the row in which the database has it, whatever query reads it.
+    """
+
+    inherit_cache = False
+
+    def __init__(self, column: ColumnElement[Any]) -> None:
+        self.column, self.type = column, column.type
+
+
+@compiles(_WithRowKey)
+def _compile_with_row_key(element: _WithRowKey, compiler: Any, **options: Any) -> str:
+    column: Any = getattr(element.column, "element", element.column)  # of a label
+    value = str(compiler.process(column, **options))
+    if seal_of_dialect(compiler.dialect) is None:
+        return value
+    names = key_names(next(iter(column.base_columns)).table)
+    texts = [f"CAST({compiler.process(column.table.c[name], **options)} AS TEXT)" for name in names]
+    key = " || ".join(f"length({text}) || ':' || {text}" for text in texts)
+    if isinstance(column.type, SealedText):
+        return f"length({key}) || ':' || {key} || {value}"
+    if compiler.dialect.name == "sqlite":
+        return f"CAST(length(CAST({key} AS BLOB)) || ':' || {key} || {value} AS BLOB)"
+    return f"convert_to(octet_length({key}) || ':' || {key}, 'UTF8') || {value}"
+
+
+def _split_row_key(value: Any) -> tuple[Any, str]:
+    """Return the stored value and the key of its row, which `_WithRowKey` selects together."""
+    length, _, rest = value.partition(b":" if isinstance(value, bytes) else ":")
+    key, stored = rest[: int(length)], rest[int(length) :]
+    return stored, key.decode() if isinstance(key, bytes) else key
+
+
+def _split_bound(column_type: Any, value: Any, seal: Seal | None) -> tuple[Any, str]:
+    if isinstance(value, Bound):
+        return value
+    is_bound = seal is None or value is None or not column_type.is_bound
+    assert is_bound, f"a value of {column_type.place} without the key of its row"  # noqa: S101
+    return value, ""
+
+
+@cache
+def key_names(table: Table) -> Sequence[str]:
+    """Return the names of the primary key of a table, without the tenant."""
+    return [column.name for column in table.primary_key if column.name != "tenant_id"]
+
+
+def row_key(table: Table, row: Mapping[str, Any]) -> str:
+    """Return the primary key of a row as `_WithRowKey` selects it; empty if no value is bound to it."""
+    return format_key(table, [_as_stored(table.c[name], row[name]) for name in key_names(table)])
+
+
+def format_key(table: Table, texts: Sequence[str]) -> str:
+    """Return what `row_key` returns, from the texts that the columns of the key store."""
+    return "".join([f"{len(text)}:{text}" for text in texts]) if bound_columns(table) else ""
+
+
+def _as_stored(column: Column[Any], value: Any) -> str:
+    return _escape(value) if isinstance(column.type, SafeText) else str(value)
+
+
+@cache
+def bound_columns(table: Table) -> Sequence[str]:
+    """Return the names of the columns of a table whose encrypted values are bound to their row."""
+    return [c.name for c in table.c if isinstance(c.type, Payload | SealedText) and c.type.is_bound]
+
+
+def bind_row(table: Table, row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a row whose values of encrypted columns are bound to its primary key."""
+    names = [name for name in bound_columns(table) if row.get(name) is not None]
+    if not names:
+        return row
+    key = row_key(table, row)
+    return {**row, **{name: Bound(row[name], key) for name in names}}
 
 
 def bigint(**kwargs: Any) -> Any:
@@ -160,17 +264,12 @@ def binary(*, nullable: bool = False, **kwargs: Any) -> Any:
     return Field(default=None, sa_column=Column(LargeBinary, nullable=nullable, **kwargs))
 
 
-def encrypted(column_name: str, *, nullable: bool = False, is_hashed: bool = False) -> Any:
-    return Field(default=None, sa_column=Column(Payload(column_name, is_hashed=is_hashed), nullable=nullable))
+def encrypted(place: str, *, nullable: bool = False, is_hashed: bool = False) -> Any:
+    return Field(default=None, sa_column=Column(Payload(place, is_hashed=is_hashed), nullable=nullable))
 
 
-def encrypted_text(column_name: str, *, nullable: bool = False) -> Any:
-    return Field(default=None, sa_column=Column(SealedText(column_name), nullable=nullable))
-
-
-def mac() -> Any:
-    """Return a column for the message authentication code of the row. See `agentgit.store.sql.row_codes`."""
-    return binary(nullable=True)
+def encrypted_text(place: str, *, nullable: bool = False) -> Any:
+    return Field(default=None, sa_column=Column(SealedText(place), nullable=nullable))
 
 
 def integer(*, small: bool = False, **kwargs: Any) -> Any:

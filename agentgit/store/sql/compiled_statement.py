@@ -16,7 +16,8 @@ from sqlalchemy.sql.dml import Insert, UpdateBase
 from sqlalchemy.types import TypeEngine
 
 from agentgit.store.sql.batch import Batch, Statement, batch_of, flush_batch, slices
-from agentgit.store.sql.encryption import seal_of
+from agentgit.store.sql.columns import bind_row
+from agentgit.store.sql.encryption import seal_of, seal_of_dialect
 
 Converter = Callable[[Any], Any]
 
@@ -168,6 +169,9 @@ class _Compiled:
         self.sql = str(compiled)
         self._insert = _INSERT.fullmatch(self.sql) if isinstance(statement, Insert) else None
         self._key = [column.name for column in statement.table.primary_key] if isinstance(statement, Insert) else []
+        self._encrypted_table: Any = (
+            statement.table if isinstance(statement, Insert) and seal_of_dialect(dialect) is not None else None
+        )
         self._sql_of_rows: dict[int, str] = {}
         self.rows_per_statement = max(1, MAX_CACHED_PARAMETERS // max(1, len(compiled.binds)))
         """The greatest number of rows that one statement inserts."""
@@ -207,7 +211,10 @@ class _Compiled:
 
     def bind(self, row: Mapping[str, Any]) -> Any:
         """Convert parameters to the order and the types that the driver expects."""
-        values = {**self._fixed_values, **row}
+        values = {
+            **self._fixed_values,
+            **(bind_row(self._encrypted_table, row) if self._encrypted_table is not None else row),
+        }
         for name, convert in self._parameter_converters.items():
             values[name] = convert(values[name])
         return tuple([values[name] for name in self._parameter_order]) if self._parameter_order is not None else values

@@ -9,7 +9,6 @@ from typing import Any
 
 from sqlalchemy import Column, Connection, LargeBinary, MetaData, Table, Text, func, select
 
-from agentgit.store.sql import row_codes
 from agentgit.store.sql.columns import Payload, SealedText
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.encryption import TEXT_MARK, parse_key_name, sealed_text_bytes
@@ -22,7 +21,7 @@ HEAD_BYTES = 40
 @cache
 def raw_table(name: str) -> Table:
     """Return a table whose values are read as they are stored."""
-    stored_types = {Payload: LargeBinary, SealedText: Text}
+    stored_types: dict[type, Any] = {Payload: LargeBinary, SealedText: Text}
     columns = [
         Column(c.name, stored_types.get(type(c.type), lambda c=c: c.type)(), primary_key=c.primary_key)
         for c in METADATA.tables[name].c
@@ -47,7 +46,7 @@ def tenant_conditions(table: Table, tenant_id: int) -> list[Any]:
 
 
 def count_values_by_key(connection: Connection, tenant_id: int) -> dict[str, int]:
-    """Count the values and rows of a tenant by the key that sealed them. The empty name is for those without a key."""
+    """Count the values of a tenant by the key that sealed them. The empty name is for those without a key."""
     counts: Counter[str] = Counter()
     for name, columns in sealed_columns().items():
         table = raw_table(name)
@@ -56,10 +55,6 @@ def count_values_by_key(connection: Connection, tenant_id: int) -> dict[str, int
             query = select(head).where(*tenant_conditions(table, tenant_id), table.c[column].is_not(None))
             for page in CompiledStatement(query).pages(connection, raw=True):
                 counts.update(key_name_of(head) for (head,) in page)
-    for table in map(raw_table, (table.name for table in row_codes.signed_tables())):
-        query = select(func.substr(table.c.mac, 1, HEAD_BYTES)).where(table.c.tenant_id == tenant_id)
-        for page in CompiledStatement(query).pages(connection, raw=True):
-            counts.update(key_name_of(head) for (head,) in page)
     return dict(sorted(counts.items()))
 
 

@@ -1,19 +1,19 @@
 """Encryption at rest: the stored form of `Payload` and `SealedText` columns in a database with keys.
 
 A sealed value consists of `MAGIC`, the byte 1, the length of the key's name, the name, a random nonce of 12 bytes, and
-the AES-256-GCM ciphertext with its tag. The tenant, the table and the column are authenticated with it, so a value
-decrypts only where it was sealed. If the value has a hash, the hash verifies its row. A plain value is stored as it is,
-but one that begins with `MAGIC` gets the prefix `MAGIC`, 0.
+the AES-256-GCM ciphertext with its tag. The tenant, the table, the column and the primary key of the row are
+authenticated with it (`Bound`), so a value decrypts only where it was sealed. A value of `blob` is not bound to its
+row: the hash in its key says what it must be. A plain value is stored as it is, but one that begins with `MAGIC` gets
+the prefix `MAGIC`, 0.
 """
 
 from __future__ import annotations
 
-import hmac
 import os
 from base64 import b64decode, b64encode
 from functools import cached_property
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Dialect
@@ -40,6 +40,13 @@ class PlainBytes(bytes):
     """
 
 
+class Bound(NamedTuple):
+    """A value with the primary key of its row, which an encrypted value is bound to."""
+
+    value: Any
+    row_key: str
+
+
 class UnencryptedValue(Corrupt):
     """A value is unencrypted in a database in which every value must be encrypted."""
 
@@ -55,7 +62,6 @@ class Seal:
         self.compiled: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
         """The statements compiled for this database; see `agentgit.store.sql.compiled_statement`."""
         self._ciphers: dict[str, Any] = {}
-        self._associated_data_cache: dict[str, bytes] = {}
         _ = self._library
 
     @cached_property
@@ -65,13 +71,13 @@ class Seal:
         except ModuleNotFoundError as error:
             raise Unavailable('Encryption needs an extra package. Run: pip install "agentgit[encryption]"') from error
 
-    def seal(self, column_name: str, value: bytes | memoryview, key_name: str | None = None) -> bytes:
-        """Encrypt a value."""
+    def seal(self, place: str, value: bytes | memoryview, row_key: str = "", *, key_name: str | None = None) -> bytes:
+        """Encrypt a value of a column and a row."""
         name, nonce = key_name or self.keyring.current, os.urandom(NONCE_BYTES)
-        ciphertext: bytes = self._cipher(name).encrypt(nonce, value, self._associated_data(column_name))
-        return _header(name) + nonce + ciphertext
+        ciphertext: bytes = self._cipher(name).encrypt(nonce, value, self._associated_data(place, row_key))
+        return b"%b%c%c%b" % (MAGIC, SEALED, len(name), name.encode()) + nonce + ciphertext
 
-    def open(self, column_name: str, data: bytes) -> bytes:
+    def open(self, place: str, data: bytes, row_key: str = "") -> bytes:
         """Decrypt a sealed value."""
         name = parse_key_name(data) or ""
         if name not in self.keyring:
@@ -79,13 +85,13 @@ class Seal:
         start = HEADER_BYTES + len(name)
         nonce, ciphertext = data[start : start + NONCE_BYTES], data[start + NONCE_BYTES :]
         try:
-            plaintext: bytes = self._cipher(name).decrypt(nonce, ciphertext, self._associated_data(column_name))
+            plaintext: bytes = self._cipher(name).decrypt(nonce, ciphertext, self._associated_data(place, row_key))
         except (self._decryption_error, ValueError) as error:
             raise Corrupt(
-                f"A value in {column_name} does not decrypt with the key {name}: it was changed or moved, or this is "
+                f"A value in {place} does not decrypt with the key {name}: it was changed or moved, or this is "
                 "another key of that name. Run: agentgit fsck, which names the row; then restore the database from a "
                 "backup.",
-                row=column_name,
+                row=place,
             ) from error
         return plaintext
 
@@ -94,37 +100,14 @@ class Seal:
         error_class: type[Exception] = import_module("cryptography.exceptions").InvalidTag
         return error_class
 
-    def code(self, table_name: str, message: bytes, key_name: str | None = None) -> bytes:
-        """Return the message authentication code of a row: HMAC-SHA256, after the head of a sealed value.
-
-        The HMAC key is derived from the encryption key as in HKDF-Expand (RFC 5869), for this use and place.
-        """
-        name = key_name or self.keyring.current
-        row_key = hmac.digest(self.keyring[name], b"row " + self._associated_data(table_name) + b"\1", "sha256")
-        return _header(name) + hmac.digest(row_key, message, "sha256")
-
-    def is_code(self, table_name: str, message: bytes, code: bytes) -> bool:
-        """Return whether `code` is the code of a message, made with a key of the keyring."""
-        name = parse_key_name(code)
-        if name is None or name not in self.keyring:
-            return False
-        return hmac.compare_digest(self.code(table_name, message, name), code)
-
     def _cipher(self, name: str) -> Any:
         if name not in self._ciphers:
             self._ciphers[name] = self._library.AESGCM(self.keyring[name])
         return self._ciphers[name]
 
-    def _associated_data(self, context: str) -> bytes:
-        data = self._associated_data_cache.get(context)
-        if data is None:
-            assert self.tenant_id is not None, "nothing is sealed before it is known whose it is"  # noqa: S101
-            data = self._associated_data_cache[context] = f"agentgit\0{self.tenant_id}\0{context}".encode()
-        return data
-
-
-def _header(name: str) -> bytes:
-    return b"%b%c%c%b" % (MAGIC, SEALED, len(name), name.encode())
+    def _associated_data(self, place: str, row_key: str) -> bytes:
+        assert self.tenant_id is not None, "nothing is sealed before it is known whose it is"  # noqa: S101
+        return f"agentgit\0{self.tenant_id}\0{place}\0{row_key}".encode()
 
 
 def missing_key(name: str) -> KeyMissing:
@@ -152,17 +135,17 @@ def parse_key_name(data: bytes) -> str | None:
     return data[HEADER_BYTES : HEADER_BYTES + data[HEADER_BYTES - 1]].decode("ascii", "replace")
 
 
-def encode_value(seal: Seal | None, column_name: str, value: bytes | memoryview) -> bytes | memoryview:
+def encode_value(seal: Seal | None, place: str, value: bytes | memoryview, row_key: str = "") -> bytes | memoryview:
     """Return the stored form of a value."""
     if seal is not None and not isinstance(value, PlainBytes):
-        return seal.seal(column_name, value)
+        return seal.seal(place, value, row_key)
     return MAGIC + bytes([PLAIN]) + value if value[: len(MAGIC)] == MAGIC else value
 
 
-def decode_value(seal: Seal | None, column_name: str, data: bytes) -> bytes:
+def decode_value(seal: Seal | None, place: str, data: bytes, row_key: str = "") -> bytes:
     """Return the value of a stored form."""
     if is_refused(seal, data):
-        raise unencrypted_value(column_name)
+        raise unencrypted_value(place)
     if data[: len(MAGIC)] != MAGIC:
         return data
     name = parse_key_name(data)
@@ -170,7 +153,7 @@ def decode_value(seal: Seal | None, column_name: str, data: bytes) -> bytes:
         return data[HEADER_BYTES - 1 :] if data[len(MAGIC) : HEADER_BYTES - 1] == bytes([PLAIN]) else data
     if seal is None:
         raise missing_key(name)
-    return seal.open(column_name, data)
+    return seal.open(place, data, row_key)
 
 
 def is_refused(seal: Seal | None, data: bytes) -> bool:
@@ -178,27 +161,27 @@ def is_refused(seal: Seal | None, data: bytes) -> bool:
     return seal is not None and seal.is_fully_encrypted and parse_key_name(data) is None
 
 
-def unencrypted_value(column_name: str) -> UnencryptedValue:
+def unencrypted_value(place: str) -> UnencryptedValue:
     """Return the error for an unencrypted value."""
     return UnencryptedValue(
-        f"A value in {column_name} is not encrypted, although this database is: somebody without the key wrote "
+        f"A value in {place} is not encrypted, although this database is: somebody without the key wrote "
         "it. Run: agentgit fsck, which names the row; then restore the database from a backup.",
-        row=column_name,
+        row=place,
     )
 
 
-def encode_text(seal: Seal | None, column_name: str, text: str) -> str:
+def encode_text(seal: Seal | None, place: str, text: str, row_key: str) -> str:
     """Return the stored form of a text that `SafeText` has escaped."""
-    return text if seal is None else TEXT_MARK + b64encode(seal.seal(column_name, text.encode())).decode()
+    return text if seal is None else TEXT_MARK + b64encode(seal.seal(place, text.encode(), row_key)).decode()
 
 
-def decode_text(seal: Seal | None, column_name: str, text: str) -> str:
+def decode_text(seal: Seal | None, place: str, text: str, row_key: str) -> str:
     """Return the escaped text of a stored form. Raises the same errors as `decode_value`."""
     if not text.startswith(TEXT_MARK):
         if seal is not None and seal.is_fully_encrypted:
-            raise unencrypted_value(column_name)
+            raise unencrypted_value(place)
         return text
-    return decode_value(seal, column_name, sealed_text_bytes(text)).decode()
+    return decode_value(seal, place, sealed_text_bytes(text), row_key).decode()
 
 
 def sealed_text_bytes(text: str) -> bytes:

@@ -59,7 +59,6 @@ class UserRow(TableRow, table=True):
     disabled_at: datetime | None = column.timestamp(nullable=True)
     password: str | None = column.string(255, nullable=True)
     tokens_revoked_at: datetime | None = column.timestamp(nullable=True)
-    mac: bytes | None = column.mac()
 
 
 class ApiKeyRow(TableRow, table=True):
@@ -78,7 +77,6 @@ class ApiKeyRow(TableRow, table=True):
     expires_at: datetime | None = column.timestamp(nullable=True)
     last_used_at: datetime | None = column.timestamp(nullable=True)
     revoked_at: datetime | None = column.timestamp(nullable=True)
-    mac: bytes | None = column.mac()
 
 
 class LoginFailureRow(TableRow, table=True):
@@ -130,7 +128,6 @@ class ExternalSessionRow(TableRow, table=True):
     is_active: bool = Field(default=True, sa_column=Column(Boolean, nullable=False))
     current_branch_id: int | None = column.nullable_bigint()
     meta: bytes = column.encrypted("external_session.meta")
-    mac: bytes | None = column.mac()
 
 
 class SessionMemberRow(TableRow, table=True):
@@ -150,7 +147,6 @@ class SessionMemberRow(TableRow, table=True):
     role: str = column.string(16)
     created_at: datetime = column.timestamp()
     expires_at: datetime | None = column.timestamp(nullable=True)
-    mac: bytes | None = column.mac()
 
 
 class SessionLinkRow(TableRow, table=True):
@@ -170,7 +166,6 @@ class SessionLinkRow(TableRow, table=True):
     created_at: datetime = column.timestamp()
     expires_at: datetime | None = column.timestamp(nullable=True)
     revoked_at: datetime | None = column.timestamp(nullable=True)
-    mac: bytes | None = column.mac()
 
 
 class InternalSessionRow(TableRow, table=True):
@@ -207,7 +202,6 @@ class InternalSessionRow(TableRow, table=True):
     inherited: int = column.integer()
     created_at: datetime = column.timestamp()
     meta: bytes = column.encrypted("internal_session.meta")
-    mac: bytes | None = column.mac()
 
 
 _BY_TIME = ("internal_session_id", "tenant_id", "created_at", "id")
@@ -249,7 +243,6 @@ class CheckpointRow(TableRow, table=True):
     data: bytes | None = column.encrypted("checkpoint.data", nullable=True)
     workspace_snapshot_id: int | None = column.nullable_bigint()
     pending: bytes | None = column.binary(nullable=True)
-    mac: bytes | None = column.mac()
 
 
 class TagRow(TableRow, table=True):
@@ -269,7 +262,6 @@ class TagRow(TableRow, table=True):
     description: str | None = column.encrypted_text("tag.description", nullable=True)
     user_id: int = column.bigint()
     created_at: datetime = column.timestamp()
-    mac: bytes | None = column.mac()
 
 
 class SearchTextRow(TableRow, table=True):
@@ -316,7 +308,6 @@ class WorkspaceSnapshotRow(TableRow, table=True):
     snapshot: str = column.safe_text()
     settings: bytes = column.encrypted("workspace_snapshot.settings")
     created_at: datetime = column.timestamp()
-    mac: bytes | None = column.mac()
 
 
 class ToolInvocationRow(TableRow, table=True):
@@ -370,7 +361,6 @@ class ToolInvocationRow(TableRow, table=True):
     answers: bytes | None = column.encrypted("tool_invocation.answers", nullable=True)
     made_on: int | None = column.nullable_bigint()
     task: str | None = column.string(32, nullable=True)
-    mac: bytes | None = column.mac()
 
 
 class WorldLogRow(TableRow, table=True):
@@ -389,7 +379,6 @@ class WorldLogRow(TableRow, table=True):
     action: str = column.string(16)
     operation_id: int | None = column.nullable_bigint()
     created_at: datetime = column.timestamp()
-    mac: bytes | None = column.mac()
 
 
 class OperationRow(TableRow, table=True):
@@ -417,7 +406,6 @@ class OperationRow(TableRow, table=True):
     report: bytes = column.encrypted("operation.report")
     created_at: datetime = column.timestamp()
     ended_at: datetime | None = column.timestamp(nullable=True)
-    mac: bytes | None = column.mac()
 
 
 class GraphCheckpointRow(TableRow, table=True):
@@ -450,7 +438,6 @@ class GraphCheckpointRow(TableRow, table=True):
     header: bytes = column.encrypted("graph_checkpoint.header")
     channels: bytes = column.binary()
     state_hash: bytes = column.binary()
-    mac: bytes | None = column.binary(nullable=True)
 
 
 class GraphWriteRow(TableRow, table=True):
@@ -469,7 +456,6 @@ class GraphWriteRow(TableRow, table=True):
     task_path: str = column.safe_text()
     channel: str = column.safe_text()
     value: bytes = column.binary()
-    mac: bytes | None = column.binary(nullable=True)
 
 
 LIST = "list"

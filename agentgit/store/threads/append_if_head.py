@@ -20,8 +20,7 @@ from sqlalchemy.dialects import postgresql
 
 from agentgit.errors import Conflict
 from agentgit.store.objects.lru import LRUCache
-from agentgit.store.sql import row_codes
-from agentgit.store.sql.compiled_statement import PendingResult
+from agentgit.store.sql.compiled_statement import CompiledStatement, PendingResult
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT
 from agentgit.store.threads.graph_rows import NAMESPACE_COLUMNS, GraphCheckpoint, GraphKey, parameter_conditions, upsert
 
@@ -102,4 +101,4 @@ _newest = (
 _is_parent = exists().where(
     _newest.c.checkpoint_id == bindparam("parent_id"), _newest.c.state_hash == bindparam("parent_hash")
 )
-_UPSERT_IF_NEWEST = row_codes.SignedWrite({"postgresql": upsert(postgresql, ["seq"], _is_parent)}, GRAPH_CHECKPOINT)
+_UPSERT_IF_NEWEST = CompiledStatement({"postgresql": upsert(postgresql, ["seq"], _is_parent)})

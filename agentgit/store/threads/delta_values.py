@@ -22,8 +22,8 @@ from sqlalchemy import Connection, Integer, String, bindparam, cast, literal, se
 from agentgit.store.objects.blobs import BlobStore
 from agentgit.store.objects.content import Body, Encoded, read_values
 from agentgit.store.objects.lru import LRUCache
-from agentgit.store.sql import row_codes
 from agentgit.store.sql.batch import slices
+from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
 from agentgit.store.threads.graph_rows import (
     NAMESPACE_COLUMNS,
@@ -73,7 +73,7 @@ def read_writes(
     ids, names = list(rows_by_id), list(channels)
     for id_batch in slices(ids, ANCESTORS_PER_QUERY):
         parameters = {**_namespace_parameters(tenant_id, checkpoints[0]), "ids": id_batch, "names": names}
-        for row in row_codes.verify_rows(connection, GRAPH_WRITE, connection.execute(_WRITES_QUERY, parameters)):
+        for row in connection.execute(_WRITES_QUERY, parameters).all():
             rows_by_id[row.checkpoint_id].append(row)
     return {checkpoint_id: parse_pending_writes(rows) for checkpoint_id, rows in rows_by_id.items()}
 
@@ -99,7 +99,7 @@ def _ancestors_query() -> Any:
     return query.order_by(walk.c.distance)
 
 
-_ANCESTORS = row_codes.AuthenticQuery(_ancestors_query(), GRAPH_CHECKPOINT)
+_ANCESTORS = CompiledStatement(_ancestors_query())
 _WRITES_QUERY = select(GRAPH_WRITE).where(
     *parameter_conditions(GRAPH_WRITE, *NAMESPACE_COLUMNS),
     GRAPH_WRITE.c.checkpoint_id.in_(bindparam("ids", expanding=True)),

@@ -28,7 +28,6 @@ from sqlalchemy import Connection, Integer, Row, and_, bindparam, func, insert, 
 
 from agentgit.store.objects.blobs import BlobStore
 from agentgit.store.objects.packing import HASH_BYTES
-from agentgit.store.sql import row_codes
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.driver_errors import missing_row
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
@@ -89,11 +88,10 @@ def select_rows(
 
 
 _THREAD_CONDITIONS = parameter_conditions(GRAPH_CHECKPOINT, "tenant_id", "thread_id")
-_SUBGRAPH_CHECKPOINTS = row_codes.AuthenticQuery(
+_SUBGRAPH_CHECKPOINTS = CompiledStatement(
     select(GRAPH_CHECKPOINT)
     .where(*_THREAD_CONDITIONS, GRAPH_CHECKPOINT.c.root_id == bindparam("checkpoint_id"))
-    .order_by(GRAPH_CHECKPOINT.c.seq.desc()),
-    GRAPH_CHECKPOINT,
+    .order_by(GRAPH_CHECKPOINT.c.seq.desc())
 )
 _MEMORY_CHECKPOINTS = CompiledStatement(
     select(GRAPH_CHECKPOINT.c.ns, GRAPH_CHECKPOINT.c.root_id, func.max(GRAPH_CHECKPOINT.c.seq).label("seq"))
@@ -106,8 +104,8 @@ _LAST_SEQ = CompiledStatement(
     )
 )
 _ADD_CHECKPOINTS, _ADD_WRITES = (
-    row_codes.SignedWrite(insert(GRAPH_CHECKPOINT), GRAPH_CHECKPOINT),
-    row_codes.SignedWrite(insert(GRAPH_WRITE), GRAPH_WRITE),
+    CompiledStatement(insert(GRAPH_CHECKPOINT)),
+    CompiledStatement(insert(GRAPH_WRITE)),
 )
 
 
@@ -207,9 +205,7 @@ class _RowCollector:
                 nearest[row.ns] = row
         for ns, row in nearest.items():
             condition = and_(self._is_of_thread(), GRAPH_CHECKPOINT.c.ns == ns, GRAPH_CHECKPOINT.c.seq == row.seq)
-            full_row = row_codes.read_first(
-                self.connection, GRAPH_CHECKPOINT, select(GRAPH_CHECKPOINT).where(condition)
-            )
+            full_row = self.connection.execute(select(GRAPH_CHECKPOINT).where(condition).limit(1)).first()
             if full_row is None:
                 raise missing_row("graph checkpoint", f"{row.ns}/{row.seq}")
             yield full_row

@@ -27,7 +27,6 @@ from agentgit.errors import Corrupt
 from agentgit.store.objects.blobs import Leaf, compact, unpack
 from agentgit.store.objects.content import Body, Encoded
 from agentgit.store.objects.packing import HASH_BYTES
-from agentgit.store.sql import row_codes
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.driver_errors import unreadable_row
 from agentgit.store.sql.tables import BRANCH, GRAPH_CHECKPOINT, GRAPH_WRITE
@@ -326,7 +325,7 @@ def upsert(dialect: Any, kept_columns: Iterable[str], *conditions: Any) -> Any:
 
 def _upsert_write(dialect: Any) -> Any:
     statement = dialect.insert(GRAPH_WRITE)
-    names = ("external_session_id", "task_path", "channel", "value", "mac")
+    names = ("external_session_id", "task_path", "channel", "value")
     updates = {name: statement.excluded[name] for name in names}
     return statement.on_conflict_do_update(index_elements=[c.name for c in GRAPH_WRITE.primary_key], set_=updates)
 
@@ -363,14 +362,10 @@ def _equal_values(value: Any) -> list[Any]:
 _DIALECTS = {"sqlite": sqlite, "postgresql": postgresql}
 NAMESPACE_COLUMNS = ("tenant_id", "thread_id", "ns")
 KEY_COLUMNS = (*NAMESPACE_COLUMNS, "checkpoint_id")
-UPSERT = row_codes.SignedWrite(
-    {name: upsert(dialect, kept_columns=["seq"]) for name, dialect in _DIALECTS.items()}, GRAPH_CHECKPOINT
-)
-REPLACE_WRITES = row_codes.SignedWrite(
-    {name: _upsert_write(dialect) for name, dialect in _DIALECTS.items()}, GRAPH_WRITE
-)
+UPSERT = CompiledStatement({name: upsert(dialect, kept_columns=["seq"]) for name, dialect in _DIALECTS.items()})
+REPLACE_WRITES = CompiledStatement({name: _upsert_write(dialect) for name, dialect in _DIALECTS.items()})
 _add_writes = {name: dialect.insert(GRAPH_WRITE).on_conflict_do_nothing() for name, dialect in _DIALECTS.items()}
-ADD_WRITES = row_codes.SignedWrite(_add_writes, GRAPH_WRITE)
+ADD_WRITES = CompiledStatement(_add_writes)
 _by_key = select(GRAPH_CHECKPOINT).where(*parameter_conditions(GRAPH_CHECKPOINT, *KEY_COLUMNS))
 _newest = (
     select(GRAPH_CHECKPOINT)
@@ -378,7 +373,7 @@ _newest = (
     .order_by(GRAPH_CHECKPOINT.c.seq.desc())
     .limit(1)
 )
-ONE, NEWEST = row_codes.AuthenticQuery(_by_key, GRAPH_CHECKPOINT), row_codes.AuthenticQuery(_newest, GRAPH_CHECKPOINT)
+ONE, NEWEST = CompiledStatement(_by_key), CompiledStatement(_newest)
 _write_matches = [GRAPH_WRITE.c[column.name] == column for column in GRAPH_CHECKPOINT.primary_key]
 HAS_INTERRUPT = exists().where(*_write_matches, GRAPH_WRITE.c.channel == INTERRUPT)
 _subgraph = GRAPH_CHECKPOINT.alias("below")
@@ -404,17 +399,13 @@ def is_newest(tenant_id: Any, thread_id: Any) -> Any:
     )
 
 
-NEWEST_WITH_STATUS = row_codes.AuthenticQuery(
-    _newest.add_columns(HAS_INTERRUPT.label("asks"), HAS_CONTENT.label("holds")), GRAPH_CHECKPOINT
-)
+NEWEST_WITH_STATUS = CompiledStatement(_newest.add_columns(HAS_INTERRUPT.label("asks"), HAS_CONTENT.label("holds")))
 """The newest graph checkpoint, with `asks` (it waits for a person's answer) and `holds` (it has pending writes, or a
 subgraph saved something below it)."""
 # Locked, so that nobody deletes it, and then its values, before the next one is stored. SQLite has only one writer.
-NEWEST_LOCKED = row_codes.AuthenticQuery(_newest.with_for_update(read=True, key_share=True), GRAPH_CHECKPOINT)
+NEWEST_LOCKED = CompiledStatement(_newest.with_for_update(read=True, key_share=True))
 CHECKPOINT_EXISTS = CompiledStatement(_by_key.with_only_columns(GRAPH_CHECKPOINT.c.seq))
-WRITES = row_codes.AuthenticQuery(
-    select(GRAPH_WRITE).where(*parameter_conditions(GRAPH_WRITE, *KEY_COLUMNS)), GRAPH_WRITE
-)
+WRITES = CompiledStatement(select(GRAPH_WRITE).where(*parameter_conditions(GRAPH_WRITE, *KEY_COLUMNS)))
 _key_query = select(
     GRAPH_CHECKPOINT.c.tenant_id, GRAPH_CHECKPOINT.c.thread_id, GRAPH_CHECKPOINT.c.ns, GRAPH_CHECKPOINT.c.checkpoint_id
 )
@@ -424,14 +415,13 @@ _newest_key = (
     .limit(1)
     .subquery()
 )
-WRITES_OF_NEWEST = row_codes.AuthenticQuery(
+WRITES_OF_NEWEST = CompiledStatement(
     select(_newest_key.c.checkpoint_id.label("newest"), GRAPH_WRITE).join_from(
         _newest_key,
         GRAPH_WRITE,
         and_(*(GRAPH_WRITE.c[name] == _newest_key.c[name] for name in KEY_COLUMNS)),
         isouter=True,
-    ),
-    GRAPH_WRITE,
+    )
 )
 """The writes of the newest graph checkpoint, or one row without a write. Each row has that checkpoint's id."""
 DELETE_WRITES = CompiledStatement(delete(GRAPH_WRITE).where(*parameter_conditions(GRAPH_WRITE, *KEY_COLUMNS)))

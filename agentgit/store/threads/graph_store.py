@@ -15,7 +15,6 @@ from agentgit.store.objects.blobs import BlobStore, NewValues, compact, pack, re
 from agentgit.store.objects.content import Body, Content, Encoded
 from agentgit.store.objects.packing import split_hashes
 from agentgit.store.objects.plain_values import show_message, show_state
-from agentgit.store.sql import row_codes
 from agentgit.store.sql.compiled_statement import PendingResult
 from agentgit.store.sql.encryption import seal_of
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT
@@ -488,10 +487,7 @@ class GraphStore:
             query = query.where(
                 columns.seq < before_checkpoint.seq if before_checkpoint else columns.checkpoint_id < before
             )
-        return [
-            parse_graph_checkpoint(row)
-            for row in row_codes.verify_rows(connection, GRAPH_CHECKPOINT, connection.execute(query))
-        ]
+        return [parse_graph_checkpoint(row) for row in connection.execute(query).all()]
 
     def writes(self, connection: Connection, graph_key: GraphKey) -> list[PendingWrite]:
         """Return the pending writes of a graph checkpoint, ordered by task path, task and index."""

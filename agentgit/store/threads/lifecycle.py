@@ -8,10 +8,10 @@ from typing import Any
 from sqlalchemy import Connection, and_, delete, exists, func, select
 
 from agentgit.errors import Conflict
-from agentgit.store.sql import row_codes
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
+from agentgit.store.sql.writes import copy_rows
 from agentgit.store.threads.delta_values import ancestors
 from agentgit.store.threads.graph_rows import KEY_COLUMNS, GraphCheckpoint, parameter_conditions, parse_graph_checkpoint
 from agentgit.store.threads.owners import SESSION_THREAD_PREFIX
@@ -43,7 +43,7 @@ def copy(connection: Connection, tenant_id: int, source: str, target: str, owner
     query_empty_thread(connection, tenant_id, target)()
     for table in (GRAPH_CHECKPOINT, GRAPH_WRITE):
         conditions = (table.c.tenant_id == tenant_id, table.c.thread_id == source)
-        row_codes.copy_rows(connection, table, *conditions, thread_id=target, external_session_id=owner)
+        copy_rows(connection, table, *conditions, thread_id=target, external_session_id=owner)
 
 
 def delete_thread(connection: Connection, tenant_id: int, thread: str) -> None:
@@ -78,7 +78,7 @@ def prune(connection: Connection, tenant_id: int, thread: str) -> None:
     )
     is_of_thread = and_(GRAPH_CHECKPOINT.c.tenant_id == tenant_id, GRAPH_CHECKPOINT.c.thread_id == thread)
     query = select(GRAPH_CHECKPOINT).where(is_of_thread, GRAPH_CHECKPOINT.c.seq == newest)
-    rows = row_codes.verify_rows(connection, GRAPH_CHECKPOINT, connection.execute(query))
+    rows = connection.execute(query).all()
     kept_ids = [
         ancestor.key.checkpoint_id
         for row in rows

@@ -14,8 +14,8 @@ from agentgit.effects.results import ResultRewriter
 from agentgit.store.objects.blobs import Leaf, compact, leaf, pack
 from agentgit.store.objects.content import Body
 from agentgit.store.objects.plain_values import MESSAGE, MESSAGE_PY, READERS
-from agentgit.store.sql import row_codes
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT
+from agentgit.store.sql.writes import update_rows
 from agentgit.store.threads import model_calls
 from agentgit.store.threads.graph_rows import GraphCheckpoint, hash_state, parse_graph_checkpoint
 from agentgit.store.threads.graph_store import GraphStore
@@ -36,9 +36,7 @@ def rewrite_messages(connection: Connection, graphs: GraphStore, thread: str, re
     """
     thread_conditions = (GRAPH_CHECKPOINT.c.tenant_id == graphs.tenant_id, GRAPH_CHECKPOINT.c.thread_id == thread)
     head, is_changed = graphs.newest(connection, thread), False
-    for row in row_codes.verify_rows(
-        connection, GRAPH_CHECKPOINT, connection.execute(select(GRAPH_CHECKPOINT).where(*thread_conditions))
-    ):
+    for row in connection.execute(select(GRAPH_CHECKPOINT).where(*thread_conditions)).all():
         checkpoint = parse_graph_checkpoint(row)
         changed_values = _changed_values(connection, graphs, checkpoint, rewriter)
         if not changed_values:
@@ -54,7 +52,7 @@ def rewrite_messages(connection: Connection, graphs: GraphStore, thread: str, re
             "channels": pack({**channels, **model_calls.named(checkpoint.model_calls)}),
             "state_hash": state_hash,
         }
-        row_codes.update_rows(connection, GRAPH_CHECKPOINT, *thread_conditions, *row_conditions, **new_columns)
+        update_rows(connection, GRAPH_CHECKPOINT, *thread_conditions, *row_conditions, **new_columns)
     if head is not None and is_changed and not graphs.writes(connection, head.key):
         _replace_id(connection, graphs.tenant_id, head)
 
@@ -66,18 +64,18 @@ def _replace_id(connection: Connection, tenant_id: int, head: GraphCheckpoint) -
     subgraph_query = select(GRAPH_CHECKPOINT).where(
         *thread_conditions, GRAPH_CHECKPOINT.c.root_id == graph_key.checkpoint_id
     )
-    for row in row_codes.verify_rows(connection, GRAPH_CHECKPOINT, connection.execute(subgraph_query)):
+    for row in connection.execute(subgraph_query).all():
         checkpoint = parse_graph_checkpoint(row)
         meta = {**checkpoint.meta, "parents": {**(checkpoint.meta.get("parents") or {}), "": new_id}}
         row_conditions = (GRAPH_CHECKPOINT.c.ns == row.ns, GRAPH_CHECKPOINT.c.checkpoint_id == row.checkpoint_id)
-        row_codes.update_rows(
+        update_rows(
             connection, GRAPH_CHECKPOINT, *thread_conditions, *row_conditions, root_id=new_id, meta=compact(meta)
         )
     row_conditions = (
         GRAPH_CHECKPOINT.c.ns == graph_key.ns,
         GRAPH_CHECKPOINT.c.checkpoint_id == graph_key.checkpoint_id,
     )
-    row_codes.update_rows(connection, GRAPH_CHECKPOINT, *thread_conditions, *row_conditions, checkpoint_id=new_id)
+    update_rows(connection, GRAPH_CHECKPOINT, *thread_conditions, *row_conditions, checkpoint_id=new_id)
 
 
 def new_checkpoint_id() -> str:

@@ -15,9 +15,9 @@ from sqlalchemy import ColumnElement, Connection, Table, not_, select, union
 from agentgit.store.objects.blobs import FAMILY_LOCKS, BlobStore, family_of, unpack
 from agentgit.store.objects.lru import LRUCache
 from agentgit.store.objects.packing import split_hashes
-from agentgit.store.sql import row_codes
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.tables import BLOB, BRANCH, GRAPH_CHECKPOINT, GRAPH_WRITE
+from agentgit.store.sql.writes import update_rows
 from agentgit.store.threads.graph_rows import parameter_conditions
 
 SESSION_THREAD_PREFIX = "agentgit-"
@@ -82,7 +82,7 @@ def assign_thread(connection: Connection, blobs: BlobStore, thread: str, owner: 
     for table in (GRAPH_CHECKPOINT, GRAPH_WRITE):
         conditions = _conditions_of_others(table, blobs.tenant_id, thread, owner)
         if _copy_values_of_rows(connection, blobs, table, conditions, owner):
-            row_codes.update_rows(connection, table, *conditions, external_session_id=owner)
+            update_rows(connection, table, *conditions, external_session_id=owner)
 
 
 def copy_values_of_thread(connection: Connection, blobs: BlobStore, thread: str, owner: int) -> None:
@@ -100,7 +100,7 @@ def _copy_values_of_rows(
     connection: Connection, blobs: BlobStore, table: Table, conditions: Sequence[ColumnElement[bool]], owner: int
 ) -> bool:
     """Copy the values of the rows that meet the conditions, and return whether there are any."""
-    rows = row_codes.verify_rows(connection, table, connection.execute(select(table).where(*conditions)))
+    rows = connection.execute(select(table).where(*conditions)).all()
     copy_values(connection, blobs, (row._asdict() for row in rows), owner)
     return bool(rows)
 

@@ -10,8 +10,8 @@ from typing import Any
 from sqlalchemy import Connection, delete, exists, func, select
 
 from agentgit.store.objects.blobs import BlobStore, family_of
-from agentgit.store.sql import row_codes
 from agentgit.store.sql.tables import BLOB, GRAPH_CHECKPOINT, GRAPH_WRITE
+from agentgit.store.sql.writes import update_rows
 from agentgit.store.threads.graph_rows import KEY_COLUMNS, GraphKey
 from agentgit.store.threads.owners import SESSION_THREAD_PREFIX, assign_thread
 
@@ -77,11 +77,11 @@ def move(connection: Connection, blobs: BlobStore, source: str, target: str, ses
     moved_count = 0
     for ns, last_seq in _last_seqs(connection, tenant_id, target).items():
         conditions = (*_thread_conditions(GRAPH_CHECKPOINT, tenant_id, source), GRAPH_CHECKPOINT.c.ns == ns)
-        moved_count += row_codes.update_rows(
+        moved_count += update_rows(
             connection, GRAPH_CHECKPOINT, *conditions, seq=GRAPH_CHECKPOINT.c.seq + last_seq, thread_id=target
         )
     for table in (GRAPH_WRITE, GRAPH_CHECKPOINT):
-        remaining_count = row_codes.update_rows(
+        remaining_count = update_rows(
             connection, table, *_thread_conditions(table, tenant_id, source), thread_id=target
         )
     return moved_count + remaining_count

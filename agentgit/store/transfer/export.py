@@ -20,7 +20,6 @@ from agentgit.sessions.session import SIMULATED, idle_status
 from agentgit.store.queries.explorations import MARK_KEY
 from agentgit.store.records.journal import TrackPart as TrackPart
 from agentgit.store.records.sessions import Segment, StoredRow, require_no_unfinished_rollback
-from agentgit.store.sql import row_codes
 from agentgit.store.sql.tables import CHECKPOINT as POINT
 from agentgit.store.sql.tables import OPERATION, TOOL_INVOCATION, WORLD_LOG
 from agentgit.store.store import Store
@@ -121,7 +120,7 @@ class _Export:
         while rows := self.connection.execute(
             select(TOOL_INVOCATION).where(*all_conditions, c.id > last_id).order_by(c.id).limit(500)
         ).all():
-            yield from self.store.journal.authentic(self.connection, rows)
+            yield from rows
             last_id = rows[-1].id
 
     def _write_tags(self, checkpoint_ids: Container[int] | None = None) -> None:
@@ -156,11 +155,7 @@ class _Export:
             WORLD_LOG.c.tenant_id == self.store.tenant_id,
             WORLD_LOG.c.external_session_id == self.scope.session.id,
         )
-        return row_codes.verify_rows(
-            self.connection,
-            WORLD_LOG,
-            self.connection.execute(select(WORLD_LOG).where(*conditions).order_by(WORLD_LOG.c.seq)),
-        )
+        return self.connection.execute(select(WORLD_LOG).where(*conditions).order_by(WORLD_LOG.c.seq)).all()
 
 
 class _SessionExport(_Export):
@@ -197,7 +192,7 @@ class _SessionExport(_Export):
     def _read_operations(self, session_id: int) -> Sequence[Row[Any]]:
         conditions = (OPERATION.c.tenant_id == self.store.tenant_id, OPERATION.c.external_session_id == session_id)
         query = select(OPERATION).where(*conditions).order_by(OPERATION.c.id)
-        operations = row_codes.verify_rows(self.connection, OPERATION, self.connection.execute(query))
+        operations = self.connection.execute(query).all()
         for row in operations:
             if row.status != DONE:
                 raise Conflict(

@@ -11,7 +11,6 @@ from sqlalchemy import Connection, Select, Table, and_, literal, or_, select, tu
 from agentgit.errors import Corrupt, InvalidInput
 from agentgit.store.objects.blobs import RECORD, Blobs, Leaf, shared_prefix, unpack
 from agentgit.store.objects.plain_values import READERS
-from agentgit.store.sql import row_codes
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE, LIST
 from agentgit.store.threads import fork, pending_writes
@@ -307,7 +306,7 @@ class StateWriter:
             c.ns == "",
             c.checkpoint_id == checkpoint_id,
         )
-        return row_codes.read_first(self.connection, GRAPH_CHECKPOINT, select(GRAPH_CHECKPOINT).where(*key_conditions))
+        return self.connection.execute(select(GRAPH_CHECKPOINT).where(*key_conditions).limit(1)).first()
 
     def _read_rows(self, table: Table, query: Select[Any]) -> Rows:
-        return [row._asdict() for row in row_codes.verify_rows(self.connection, table, self.connection.execute(query))]
+        return [row._asdict() for row in self.connection.execute(query).all()]

@@ -12,7 +12,6 @@ from agentgit.effects.files import SnapshotRef
 from agentgit.errors import Conflict, Corrupt
 from agentgit.store.audit.trail import record_event
 from agentgit.store.objects.blobs import Blobs, BlobStore, Leaf
-from agentgit.store.sql import row_codes
 from agentgit.store.sql.batch import MAX_PARAMETERS as ROWS_AT_ONCE
 from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.tables import (
@@ -27,6 +26,7 @@ from agentgit.store.sql.tables import (
     WORKSPACE_SNAPSHOT,
     WORLD_LOG,
 )
+from agentgit.store.sql.writes import insert_rows
 from agentgit.store.store import Store
 from agentgit.store.transfer.export_states import VALUES_AT_ONCE
 from agentgit.store.transfer.file_trees import FileSink
@@ -119,7 +119,7 @@ class Import:
         )
         self.store.users.require_exists(connection, self.user_id)
         row = rows.session(first_checker.session, self._choose_name(connection, first_checker.session["name"]))
-        row_codes.insert_rows(connection, SESSION, row)
+        insert_rows(connection, SESSION, row)
         # A separate instance: a shared one would remember lists that are not stored if this transaction is rolled back.
         blobs = BlobStore(self.store.tenant_id, self.store.compression)
         values = _ValueImport(blobs.of(rows.session_id), connection)
@@ -205,5 +205,5 @@ class _Tables:
         """Store the buffered rows, in the order of the tables, because some refer to others."""
         for kind in TABLES:
             if self._buffers[kind]:
-                row_codes.insert_rows(self.connection, TABLES[kind], *self._buffers[kind])
+                insert_rows(self.connection, TABLES[kind], *self._buffers[kind])
                 self._buffers[kind] = []

@@ -23,7 +23,6 @@ from agentgit.store.maintenance.fsck.trail import check_trail
 from agentgit.store.maintenance.fsck.values import RESTORE, FsckReport, check_values
 from agentgit.store.maintenance.fsck.world import check_world
 from agentgit.store.maintenance.key_rotation import Rotation
-from agentgit.store.sql import row_codes
 from agentgit.store.sql.driver_errors import is_dbapi_error
 from agentgit.store.sql.tables import AUDIT_EVENT, ERASURE, METADATA
 from agentgit.store.store import Store
@@ -68,7 +67,6 @@ def _run_checks(connection: Connection, store: Store, level: int, report: _FsckP
         ):
             report.add(row_name, problem, RESTORE)
         report.attempt("the database", lambda: _check_cells(connection, store, report))
-        report.attempt("the database", lambda: _check_macs(connection, store, report))
     for check in (_check_stored_values, _check_rows, _check_trail):
         # An unexpected error in one part must not prevent the checks of the others.
         report.attempt("the database", partial(check, connection, store, level, report))
@@ -84,18 +82,6 @@ def _check_cells(connection: Connection, store: Store, report: FsckReport) -> No
             for checked_row in page:
                 for problem in checked_row.problems:
                     report.add(checked_row.name, problem, RESTORE)
-
-
-def _check_macs(connection: Connection, store: Store, report: FsckReport) -> None:
-    """Check that the rows of an encrypted database were not modified without a key."""
-    seal = store.database.seal
-    if seal is None:
-        return
-    for table in row_codes.signed_tables():
-        for page in RowReader(connection, select(table).where(table.c.tenant_id == store.tenant_id)).pages():
-            for checked_row in page:
-                if not checked_row.problems and not row_codes.is_authentic(seal, table, checked_row.row):
-                    report.add(checked_row.name, "it was modified without the key", RESTORE)
 
 
 def _check_stored_values(connection: Connection, store: Store, level: int, report: FsckReport) -> None:
