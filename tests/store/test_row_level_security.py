@@ -19,7 +19,6 @@ from typer.testing import CliRunner
 import agentgit
 from agentgit import Keyring, Workspace
 from agentgit.cli.app import app
-from agentgit.conformance import RULES
 from agentgit.errors import InvalidInput, NotAllowed, NotFound, SchemaMismatch
 from agentgit.store.database import Database
 from agentgit.store.schema import partitioning, roles, schema
@@ -340,13 +339,6 @@ def test_an_unprivileged_role_creates_and_rotates_keys(database):
     with agentgit.open(database.url, keyring=Keyring({"b": new})) as repo:
         works(repo, "t")
         assert len(repo.session("s").branch().conversation_history) > 0
-
-
-@pytest.mark.parametrize("rule", [one for one in RULES if one.group in ("schema", "transactions")], ids=str)
-def test_the_conformance_rules_hold_for_an_unprivileged_role(database, rule):
-    """The conformance rules hold for a role that owns nothing, also on a second run."""
-    for _ in range(2):
-        rule.check(lambda: agentgit.open(database.url))
 
 
 def test_an_unprivileged_role_cannot_change_tables_or_the_trail(world, database):

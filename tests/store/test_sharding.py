@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 import agentgit
 from agentgit import reversible
 from agentgit.cli.app import app
-from agentgit.conformance import RULES, check
 from agentgit.errors import InvalidInput, SchemaMismatch
 from agentgit.store.database import Database
 from agentgit.store.schema import partitioning, roles, schema
@@ -49,16 +48,6 @@ def like_citus(empty_server):
     by_hand(empty_server, distributed_script("citus"))
     with closing(Database(empty_server)) as database:
         yield database
-
-
-@pytest.mark.long
-def test_a_database_without_triggers_and_row_level_security_keeps_every_other_rule(like_citus):
-    """On the schema for Citus all conformance rules hold, and only the one about triggers cannot be checked."""
-    report = check(lambda: agentgit.open(like_citus.url), RULES)
-    assert [str(result) for result in report.results if result.status != "ok"] == [
-        "left out  schema: Rows of the audit trail can be neither changed nor deleted.\n"
-        "          Citus has no triggers on distributed tables. fsck detects changes of the trail."
-    ]
 
 
 async def test_turns_rollbacks_and_everything_else_run_on_the_schema_for_citus(like_citus, tmp_path):

@@ -71,8 +71,7 @@ def test_reading_a_session_does_not_import_langgraph(tmp_path):
 
 
 PACKAGES = (
-    "agentgit", "agentgit.auth", "agentgit.conformance", "agentgit.demo", "agentgit.effects", "agentgit.notebook",
-    "agentgit.web",
+    "agentgit", "agentgit.auth", "agentgit.demo", "agentgit.effects", "agentgit.notebook", "agentgit.web",
 )  # fmt: skip
 """The packages whose `__all__` is public."""
 

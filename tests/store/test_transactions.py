@@ -1,0 +1,195 @@
+"""Transactions on SQLite and PostgreSQL: all or nothing, seen whole, and one winner of every exclusive claim."""
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from threading import Barrier
+
+import backend
+import pytest
+
+import agentgit
+from agentgit import Conflict
+from agentgit.store.records.checkpoints import CheckpointState, Label
+from agentgit.store.records.journal import CallOutcome
+from agentgit.store.sql.driver_errors import TransactionConflict
+from agentgit.store.sql.ids import new_id
+from agentgit.values import as_object
+
+WRITERS = 6
+WRITES = 4
+TIME = 60
+
+NOTHING = CheckpointState(graph_checkpoint_id=None, state_hash=b"", position=0, message_count=0)
+"""The state of a checkpoint without a conversation."""
+
+
+@pytest.fixture
+def branch(repo):
+    """Create a session, and return its branch."""
+    return repo.session("s", create=True).branch()
+
+
+def metadata(repo, branch):
+    """Return the metadata of a branch as new connections see it."""
+    with agentgit.open(backend.url(repo)) as other, backend.reading(other) as connection:
+        return as_object(other.context.store.sessions.branch(connection, branch.id).meta)
+
+
+def race(repo, work):
+    """Run a function for each writer at once, each with connections of its own; return the results and conflicts."""
+    start = Barrier(WRITERS)
+
+    def run(other, number):
+        start.wait(TIME)
+        try:
+            return work(other, number)
+        except Conflict as error:
+            return error
+
+    with ExitStack() as stack, ThreadPoolExecutor(WRITERS) as pool:
+        repos = [stack.enter_context(agentgit.open(backend.url(repo))) for _ in range(WRITERS)]
+        return list(pool.map(run, repos, range(WRITERS)))
+
+
+def conflicts(results):
+    return [result for result in results if isinstance(result, Conflict)]
+
+
+# -- one transaction
+
+
+def test_a_failed_transaction_stores_nothing(repo, branch):
+    """A transaction that raises stores nothing, and the caller gets the exception unchanged."""
+    sessions = repo.context.store.sessions
+
+    def fail(connection):
+        sessions.merge_metadata(connection, branch.id, {"a": 1})
+        sessions.create(connection, repo.user.id, "other")
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        backend.write(repo, fail)
+    assert metadata(repo, branch) == {}
+    assert [session.session_name for session in repo.sessions()] == ["s"]
+
+
+def test_a_change_is_seen_by_others_only_after_its_commit(repo, branch):
+    """No other connection sees a change before its commit, and each one does afterwards."""
+    seen = []
+
+    def change(connection):
+        repo.context.store.sessions.merge_metadata(connection, branch.id, {"a": 1})
+        seen.append(metadata(repo, branch))
+
+    backend.write(repo, change)
+    assert [*seen, metadata(repo, branch)] == [{}, {"a": 1}]
+
+
+def test_a_change_is_kept_when_the_repository_that_made_it_is_closed(repo, branch):
+    """A committed change is there after its connections are closed."""
+    with agentgit.open(backend.url(repo)) as other:
+        backend.write(other, lambda c: other.context.store.sessions.merge_metadata(c, branch.id, {"a": 1}))
+    assert metadata(repo, branch) == {"a": 1}
+
+
+def test_a_transaction_that_conflicts_runs_again_and_counts_once(repo, branch):
+    """A transaction that the database aborts because of another one runs again; its change is stored once."""
+    runs = []
+
+    def change(connection):
+        runs.append(1)
+        repo.context.store.sessions.count_turn(connection, branch.id)
+        if len(runs) == 1:
+            raise TransactionConflict("Another writer interfered. Try again.")
+
+    backend.write(repo, change)
+    assert (len(runs), metadata(repo, branch)) == (2, {"turns": 1})
+
+
+def test_a_snapshot_read_sees_one_moment(repo, branch):
+    """A snapshot read sees nothing that is committed after it began."""
+    sessions = repo.context.store.sessions
+    with (
+        agentgit.open(backend.url(repo)) as other,
+        backend.database(other).reading(repeatable_read=True) as reader,
+    ):
+        before = other.context.store.sessions.branch(reader, branch.id).meta
+        backend.write(repo, lambda c: sessions.merge_metadata(c, branch.id, {"a": 1}))
+        assert other.context.store.sessions.branch(reader, branch.id).meta == before
+    assert metadata(repo, branch) == {"a": 1}
+
+
+def test_a_second_row_with_a_unique_key_is_refused(repo, branch):
+    """Bad input: a second session of one name is refused with a typed error, and nothing is stored."""
+    with pytest.raises(agentgit.AgentGitError):
+        backend.write(repo, lambda c: repo.context.store.sessions.create(c, repo.user.id, "s"))
+    assert [session.session_name for session in repo.sessions()] == ["s"]
+
+
+def test_a_row_cannot_refer_to_a_missing_row(repo):
+    """Bad input: a branch of a session that does not exist is refused with a typed error."""
+    with pytest.raises(agentgit.AgentGitError):
+        backend.write(repo, lambda c: repo.context.store.sessions.create_branch(c, new_id(), "main"))
+
+
+# -- many writers
+
+
+def test_one_of_many_runs_takes_a_branch(repo, branch):
+    """If many runs take a branch at once, one succeeds; the others get a Conflict with the head of the branch."""
+    label = Label(kind="named", user_id=repo.user.id, name="here")
+    head = backend.write(repo, lambda c: repo.context.store.checkpoints.add(c, branch.id, NOTHING, label))
+    results = race(repo, lambda other, number: backend.take(other, branch, f"writer|{number}|0|0"))
+    assert [error.head for error in conflicts(results)] == [head] * (WRITERS - 1)
+
+
+def test_a_run_whose_branch_was_taken_no_longer_holds_it(repo, branch):
+    """A run that released its branch does not hold it, once another run has taken it."""
+    sessions = repo.context.store.sessions
+    first = backend.write(repo, lambda c: sessions.acquire(c, branch.id, "writer|1|0|0"))
+    backend.write(repo, lambda c: sessions.release(c, first))
+    second = backend.write(repo, lambda c: sessions.acquire(c, branch.id, "writer|2|0|0"))
+    with pytest.raises(Conflict):
+        backend.write(repo, lambda c: sessions.require_held(c, first))
+    backend.write(repo, lambda c: sessions.require_held(c, second))
+
+
+def test_one_of_many_writers_reverses_a_call(repo, branch):
+    """If many writers begin to reverse a call, one does; a call that has not ended cannot be reversed."""
+    call = backend.begin_call(repo, branch, item="chair")
+    with pytest.raises(Conflict):
+        backend.write(repo, lambda c: repo.context.store.journal.move(c, call, "reversed"))
+    backend.write(repo, lambda c: repo.context.store.journal.end(c, call, CallOutcome(status="done", result=1)))
+    results = race(
+        repo,
+        lambda other, number: backend.write(
+            other, lambda c: other.context.store.journal.move(c, call, "reversing", owner=str(number))
+        ),
+    )
+    assert len(conflicts(results)) == WRITERS - 1
+
+
+def test_no_checkpoint_and_no_metadata_of_many_writers_is_lost(repo, branch):
+    """Checkpoints made at once have gapless numbers up to the head, and each change of metadata is kept."""
+
+    def work(other, number):
+        store = other.context.store
+        for n in range(WRITES):
+            label = Label(kind="named", user_id=other.user.id, name=f"{number}-{n}")
+            backend.write(other, lambda c, label=label: store.checkpoints.add(c, branch.id, NOTHING, label))
+            backend.write(other, lambda c, n=n: store.sessions.merge_metadata(c, branch.id, {f"{number}-{n}": n}))
+
+    assert race(repo, work) == [None] * WRITERS
+    made = sorted(repo.session("s").checkpoints(), key=lambda checkpoint: checkpoint.metadata["number"])
+    names = {f"{number}-{n}" for number in range(WRITERS) for n in range(WRITES)}
+    assert [checkpoint.metadata["number"] for checkpoint in made] == list(range(1, len(names) + 1))
+    assert {checkpoint.checkpoint_name for checkpoint in made} == set(metadata(repo, branch)) == names
+    assert repo.session("s").get_checkpoint("HEAD").id == made[-1].id
+    assert repo.maintenance.fsck(3).is_sound
+
+
+def test_many_writers_that_create_one_session_get_the_same(repo):
+    """Writers that create a session of one name at once all get one session, with one branch."""
+    made = race(repo, lambda other, number: other.session("s", create=True).id)
+    assert set(made) == {repo.session("s").id}
+    assert len(repo.session("s").branches()) == 1
