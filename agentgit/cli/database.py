@@ -9,7 +9,6 @@ import typer
 from agentgit.cli import output
 from agentgit.cli.options import AsJson, CommandGroup, DatabaseOption, database, repository
 from agentgit.cli.output import bar
-from agentgit.errors import InvalidInput
 from agentgit.render.text import Span, clean
 from agentgit.render.views import maintenance as drawn
 
@@ -37,23 +36,12 @@ def before(context: typer.Context, db: DatabaseOption = None) -> None:
 
 
 @app.command()
-def current(db: DatabaseOption = None, as_json: AsJson = False) -> None:
-    """Show the schema revision of a database, and the required one."""
-    with database(db) as target_db:
-        _print_revision(target_db, as_json)
-
-
-@app.command()
-def check(
-    db: DatabaseOption = None,
-    deep: Annotated[bool, typer.Option("--deep", help="Compare each table with what the migrations create.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Check the schema; if it does not fit, fail and print what to do."""
+def check(db: DatabaseOption = None, as_json: AsJson = False) -> None:
+    """Check the schema, and compare it with the models; if it does not fit, fail and print what to do."""
     from agentgit.store.schema import schema
 
     with database(db) as target_db:
-        schema.check(target_db, deep=deep)
+        schema.compare(target_db)
         _print_revision(target_db, as_json)
 
 
@@ -65,62 +53,6 @@ def upgrade(db: DatabaseOption = None, as_json: AsJson = False) -> None:
     with database(db, create=True) as target_db:
         schema.upgrade(target_db)
         _print_revision(target_db, as_json)
-
-
-@app.command()
-def downgrade(
-    revision: Annotated[
-        str, typer.Argument(metavar="REVISION", help="An earlier revision, or `base` to remove all tables.")
-    ],
-    db: DatabaseOption = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Downgrade even if data is lost.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Downgrade the schema to an earlier revision; data is lost only with --yes."""
-    from agentgit.store.schema import schema
-
-    with database(db) as target_db:
-        schema.downgrade(target_db, revision, allow_data_loss=yes)
-        _print_revision(target_db, as_json)
-
-
-@app.command()
-def stamp(
-    revision: Annotated[str, typer.Argument(metavar="REVISION", help="The revision that the tables have.")],
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
-) -> None:
-    """Record the revision of tables that were created by other means, after checking them."""
-    from agentgit.store.schema import schema
-
-    with database(db) as target_db:
-        schema.stamp(target_db, revision)
-        _print_revision(target_db, as_json)
-
-
-@app.command()
-def sql(
-    start: Annotated[
-        str | None, typer.Argument(metavar="FROM", help="The revision to upgrade from; by default none.")
-    ] = None,
-    end: Annotated[
-        str | None, typer.Argument(metavar="TO", help="The revision to upgrade to; by default the newest.")
-    ] = None,
-    kind: Annotated[
-        str,
-        typer.Option(
-            "--for",
-            metavar="KIND",
-            help="The kind of database: postgresql or sqlite; for an empty one also citus, cockroach, yugabyte.",
-        ),
-    ] = "postgresql",
-) -> None:
-    """Print the SQL of an upgrade, to review it or to run it by hand."""
-    from agentgit.store.schema import partitioning, schema
-
-    if kind in partitioning.KINDS and start is not None:
-        raise InvalidInput(f"For {kind} only a script of the whole schema exists: agentgit db sql --for {kind}")
-    output.say(partitioning.distributed_script(kind) if kind in partitioning.KINDS else schema.script(kind, start, end))
 
 
 @app.command()

@@ -184,9 +184,7 @@ def test_json_output_is_ascii(at):
 # -- failures
 
 
-@pytest.mark.parametrize(
-    "command", ["sessions", "branches", "tree", "log", "show", "diff a b", "db current", "db check"]
-)
+@pytest.mark.parametrize("command", ["sessions", "branches", "tree", "log", "show", "diff a b", "db check"])
 def test_a_missing_database_is_reported_and_not_created(agentgit, tmp_path, command):
     """Bad input: the error names both ways to continue, the exit code is that of NotFound, and no file is created."""
     out, err, code = agentgit(*command.split())
@@ -245,7 +243,7 @@ def test_bad_databases_are_refused(agentgit, tmp_path):
         connection.execute("CREATE TABLE invoice (id INTEGER)")
     connection.close()
     assert agentgit("tree", "--db", "notes.txt").code == 11
-    assert agentgit("db", "current", "--db", "notes.txt").code == 11
+    assert agentgit("db", "check", "--db", "notes.txt").code == 11
     assert agentgit("tree", "--db", "other.db").code == 11
     assert agentgit("tree", "--db", "mysql://host/x").code == 2
     assert agentgit("db", "upgrade", "--db", "no/such/folder/x.db").code == 13
@@ -255,21 +253,22 @@ def test_bad_databases_are_refused(agentgit, tmp_path):
 
 
 def test_the_schema_is_created_and_checked(agentgit, tmp_path):
-    """`db upgrade` creates the schema, `db current` and `db check` report it, and `db check` refuses an empty
-    database.
-    """
+    """`db upgrade` creates the schema, and `db check` reports it, and refuses an empty database and changed tables."""
     sqlite3.connect(tmp_path / "new.db").close()
-    empty = agentgit("db", "current", "--db", "new.db")
-    needed = backend.NEWEST_SCHEMA
-    assert (empty.out, empty.code) == (f"sqlite:///new.db  schema none, needed {needed}\n", 0)
     unfit = agentgit("db", "check", "--db", "new.db")
     assert unfit.code == 11
     assert "agentgit db upgrade --db sqlite:///new.db" in unfit.err
-    told = f"sqlite:///new.db  schema {needed}, needed {needed}\n"
-    for command in ("upgrade", "current", "check"):
-        assert agentgit("db", command, "--db", "new.db") == (told, "", 0)
-    known = json.loads(agentgit("db", "--db", "new.db", "current", "--json").out)
+    needed = backend.NEWEST_SCHEMA
+    for command in ("upgrade", "check"):
+        found = agentgit("db", command, "--db", "new.db")
+        assert found == (f"sqlite:///new.db  schema {needed}, needed {needed}\n", "", 0)
+    known = json.loads(agentgit("db", "--db", "new.db", "check", "--json").out)
     assert known == {"database": "sqlite:///new.db", "schema": needed, "needed": needed}
+    with sqlite3.connect(tmp_path / "new.db") as connection:
+        connection.execute("ALTER TABLE tag ADD COLUMN color TEXT")
+    connection.close()
+    changed = agentgit("db", "check", "--db", "new.db")
+    assert (changed.code, "remove_column tag color" in changed.err) == (11, True)
 
 
 # -- the demo

@@ -68,10 +68,9 @@ def test_the_help_names_each_value_without_the_type_in_python(path):
 
 
 @pytest.mark.parametrize(("path", "command"), COMMANDS, ids=[path for path, _ in COMMANDS])
-def test_commands_have_a_json_option_unless_they_converse_or_write_sql(path, command):
-    """All commands take --json except those that converse or write SQL, so that a script can read them."""
+def test_commands_have_a_json_option_unless_they_converse(path, command):
+    """All commands take --json except those that converse, so that a script can read them."""
     talk = {"agentgit chat", "agentgit mcp", "agentgit serve"}
-    talk |= {"agentgit db sql", "agentgit db grant", "agentgit db partition"}  # these write SQL
     assert path in talk or hasattr(command, "commands") or "--json" in {o for p in command.params for o in p.opts}
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import backend
 import pytest
+from alembic import command
 from scripted import World, call, scripted, tool_node_graph
 from sqlalchemy import delete, func, insert, select, text, update
 from test_access import test_each_verb_works_with_exactly_the_role_it_needs as d5_the_role_is_enough
@@ -386,9 +387,6 @@ def test_errors_of_an_unprivileged_role_name_the_owners_command(second, apart):
     owner, database = apart
     theirs = f"--db {redacted_url(owner.url)}"
     for verb, change in (
-        ("downgrade 0001", lambda: schema.downgrade(database, "0001")),
-        (f"stamp {schema.REVISION}", lambda: schema.stamp(database, schema.REVISION)),
-        ("check --deep", lambda: schema.check(database, deep=True)),
         ("partition 4", lambda: partitioning.partition(database, 4)),
         ("grant me", lambda: roles.grant(database, "me")),
     ):
@@ -396,7 +394,7 @@ def test_errors_of_an_unprivileged_role_name_the_owners_command(second, apart):
             change()
         assert f"agentgit db {verb} {theirs}" in str(refused.value).replace("'", "")
     schema.upgrade(database)  # the schema is up to date
-    schema.downgrade(owner, "0001")
+    backend.migrate(owner, command.downgrade, "0001")
     with pytest.raises(NotAllowed, match="does not own the tables"):
         schema.upgrade(database)
     with pytest.raises(SchemaMismatch) as refused:
@@ -422,13 +420,12 @@ def test_a_migration_sees_the_rows_of_all_tenants(empty_server, second):
                 for tenant in ("one", "two"):
                     with agentgit.open(owner.url, tenant=tenant) as repo:
                         repo.session("s", create=True)
-                schema.downgrade(owner, "0001", allow_data_loss=True)
+                backend.migrate(owner, command.downgrade, "0001")
                 schema.upgrade(owner)
                 assert seen(owner)["external_session"] == 0
             with all_seeing.reading() as connection:
                 colors = connection.exec_driver_sql("SELECT color FROM external_session").scalars().all()
             assert colors == ["red", "red"]
-            schema.check(all_seeing, deep=True)
         finally:
             all_seeing.write(lambda c: c.exec_driver_sql(f"DROP OWNED BY {role} CASCADE; DROP ROLE {role}"))
 

@@ -1,6 +1,5 @@
-"""Migrations upgrade a database with all its rows, downgrade it, run as SQL by hand, and run concurrently."""
+"""Migrations upgrade a database with all its rows, go down and up again, and run concurrently."""
 
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -9,18 +8,17 @@ from pathlib import Path
 
 import backend
 import pytest
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
 from sqlalchemy import MetaData, insert, select, text
 
 import agentgit
-from agentgit.errors import InvalidInput, NotAllowed, SchemaMismatch
+from agentgit.errors import SchemaMismatch
 from agentgit.store.database import Database
-from agentgit.store.schema import migrations, schema
-from agentgit.store.schema.introspection import FTS_TABLE, build_shape, list_differences, read_shape
-
-
-def plain(url):
-    """Return the URL in the form that PostgreSQL's own programs take."""
-    return url.set(drivername="postgresql").render_as_string(hide_password=False)
+from agentgit.store.schema import schema
+from agentgit.store.schema.migrations import FTS_TABLE, VERSION_TABLE
+from agentgit.store.sql.tables import METADATA
 
 
 def rows_of(database, columns=None):
@@ -36,7 +34,7 @@ def rows_of(database, columns=None):
                 ).mappings()
             ]
             for table in tables.sorted_tables
-            if not table.name.startswith(FTS_TABLE) and table.name != migrations.VERSION_TABLE
+            if not table.name.startswith(FTS_TABLE) and table.name != VERSION_TABLE
             if columns is None or table.name in columns
         }
 
@@ -64,7 +62,6 @@ def test_a_postgresql_database_is_upgraded_only_on_command(empty_server, second)
         with pytest.raises(SchemaMismatch, match="agentgit db upgrade"):
             schema.prepare(database)
         assert schema.upgrade(database) == second
-        schema.check(database, deep=True)
         assert_kept(database, before)
 
 
@@ -73,7 +70,7 @@ def filled(database, revision):
     with agentgit.open(":memory:") as repo:
         repo.session("here", create=True)
         found = rows_of(backend.database(repo))
-    schema.upgrade(database, revision)
+    backend.migrate(database, command.upgrade, revision)
 
     def put(connection):
         for table in tables_of(connection):
@@ -95,20 +92,19 @@ def assert_kept(database, before):
 
 @pytest.mark.long
 def test_each_migration_can_be_downgraded_and_upgraded_again(empty, second):
-    """Each downgrade restores the schema before it, and the database can be upgraded again."""
+    """Each downgrade leaves the tables of the schema before it, and the database can be upgraded again."""
     with closing(Database(empty)) as database:
         filled(database, second)
-        with pytest.raises(NotAllowed, match=r"1 row of external_session.*--yes"):
-            schema.downgrade(database, "base")
-        assert schema.current_revision(database) == second
-        for revision in [*migrations.revisions()[-2::-1], "base"]:
-            schema.downgrade(database, revision, allow_data_loss=True)
-            assert database.write(lambda c, at=revision: list_differences(read_shape(c), build_shape(c, at))) == []
+        backend.migrate(database, command.downgrade, "0001")
+        with database.reading() as connection:
+            options = {
+                "include_name": lambda name, *_: not str(name).startswith(("search_words", "ix_search_text_words"))
+            }
+            context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE, **options})
+            assert compare_metadata(context, METADATA) == []
+        backend.migrate(database, command.downgrade, "base")
         assert schema.current_revision(database) is None
-        with pytest.raises(SchemaMismatch, match="no agentgit tables"):
-            schema.downgrade(database, "base")
         assert schema.upgrade(database) == second
-        schema.check(database, deep=True)
 
 
 def test_a_downgrade_to_base_leaves_only_the_version_table(empty_server):
@@ -119,146 +115,33 @@ def test_a_downgrade_to_base_leaves_only_the_version_table(empty_server):
     )
     with closing(Database(empty_server)) as database:
         schema.upgrade(database)
-        assert schema.downgrade(database, "base") == []
+        backend.migrate(database, command.downgrade, "base")
         with database.reading() as connection:
-            assert connection.execute(left).scalars().all() == [migrations.VERSION_TABLE]
+            assert connection.execute(left).scalars().all() == [VERSION_TABLE]
 
 
 def tables_of(connection):
     """Return the tables in an order in which rows can be inserted."""
     tables = MetaData()
     tables.reflect(connection)
-    return [one for one in tables.sorted_tables if not one.name.startswith((FTS_TABLE, migrations.VERSION_TABLE))]
+    return [one for one in tables.sorted_tables if not one.name.startswith((FTS_TABLE, VERSION_TABLE))]
 
 
-@pytest.mark.long
-def test_a_downgrade_needs_consent_only_if_data_is_lost(empty, second):
-    """A downgrade needs consent only if data is lost, which it names, and an impossible target is refused."""
-    with closing(Database(empty)) as database:
-        filled(database, "0001")
-        schema.upgrade(database)
-        # The weights have their default value, so only the colors are lost.
-        with pytest.raises(NotAllowed, match=r"loses 1 row with a color in external_session\. Back"):
-            schema.downgrade(database, "0001")
-        database.write(lambda c: c.exec_driver_sql("UPDATE external_session SET color = NULL"))
-        assert schema.downgrade(database, "0001") == []
-        with pytest.raises(InvalidInput, match=f"older than {second}"):
-            schema.downgrade(database, second)
-        with pytest.raises(InvalidInput, match="no schema '7'"):
-            schema.downgrade(database, "7")
-        schema.upgrade(database)
-        with pytest.raises(InvalidInput, match="agentgit db downgrade 0001"):
-            schema.upgrade(database, "0001")
-
-
-def test_a_deep_check_finds_manual_schema_changes(empty):
-    """A deep check names a column, trigger or table that differs from the migrations and accepts an extra index."""
+def test_a_check_finds_what_was_changed_by_hand(empty):
+    """`check` names a table, column, key or index that differs from the models."""
     with closing(Database(empty)) as database:
         schema.upgrade(database)
-        database.write(lambda c: c.exec_driver_sql("CREATE INDEX ix_mine ON checkpoint (tenant_id, kind)"))
-        schema.check(database, deep=True)
-        drop = (
-            "DROP TRIGGER audit_event_no_update"
-            if database.is_sqlite
-            else "DROP TRIGGER audit_event_stays ON audit_event"
-        )
-        for change in (drop, "DROP TABLE tag", "ALTER TABLE operation ADD COLUMN color TEXT"):
+        schema.compare(database)
+        for change in (
+            "DROP TABLE tag", "ALTER TABLE checkpoint ADD COLUMN color TEXT",
+            "DROP INDEX ix_checkpoint_log", "CREATE INDEX ix_mine ON checkpoint (kind)",
+        ):  # fmt: skip
             database.write(lambda c, change=change: c.exec_driver_sql(change))
         schema.check(database)
-        with pytest.raises(SchemaMismatch, match=r"tag is missing; audit_event: .*trigger.*missing.*color is unexp"):
-            schema.check(database, deep=True)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        ("ALTER POLICY agentgit_wall ON tag USING (true)", "tag: policy agentgit_wall was modified"),
-        (
-            "CREATE OR REPLACE FUNCTION agentgit_sees_session(bigint, bigint) RETURNS boolean LANGUAGE sql "
-            "AS 'SELECT true'",
-            "tag: function agentgit_sees_session was modified",
-        ),
-        ("ALTER TABLE audit_event DISABLE TRIGGER USER", "audit_event_stays is off, not on"),
-        (
-            "CREATE OR REPLACE FUNCTION agentgit_audit_event_stays() RETURNS trigger LANGUAGE plpgsql "
-            "AS 'BEGIN RETURN NEW; END'",
-            "audit_event: function agentgit_audit_event_stays was modified",
-        ),
-        (
-            "DROP TRIGGER audit_event_stays ON audit_event; CREATE TRIGGER audit_event_stays BEFORE UPDATE ON "
-            "audit_event FOR EACH ROW WHEN (false) EXECUTE FUNCTION agentgit_audit_event_stays()",
-            "audit_event: definition of trigger audit_event_stays was modified",
-        ),
-        ("ALTER TABLE audit_event ENABLE REPLICA TRIGGER audit_event_stays", "audit_event_stays is off"),
-        (
-            "ALTER FUNCTION agentgit_sees_session(bigint, bigint) SECURITY DEFINER",
-            "tag: function agentgit_sees_session was modified",
-        ),
-        (
-            "CREATE RULE no_trail AS ON INSERT TO audit_event DO INSTEAD NOTHING",
-            "audit_event: rule no_trail is unexpected",
-        ),
-    ],
-)
-def test_a_deep_check_finds_an_ineffective_policy_or_trigger(empty_server, change, told):
-    """A deep check names a policy, a trigger or its function that still exists but no longer protects anything."""
-    with closing(Database(empty_server)) as database:
-        schema.upgrade(database)
-        schema.check(database, deep=True)
-        database.write(lambda c: c.exec_driver_sql(change))
-        with pytest.raises(SchemaMismatch, match=told):
-            schema.check(database, deep=True)
-
-
-def test_a_deep_check_finds_an_ineffective_trigger_in_sqlite(tmp_path):
-    """On SQLite, too, a deep check names a trigger that still exists but no longer protects anything."""
-    with closing(Database(tmp_path / "agentgit.db")) as database:
-        schema.upgrade(database)
-        schema.check(database, deep=True)
-        for change in (
-            "DROP TRIGGER audit_event_no_update",
-            "CREATE TRIGGER audit_event_no_update BEFORE UPDATE ON audit_event BEGIN SELECT 1; END",
-        ):
-            database.write(lambda c, change=change: c.exec_driver_sql(change))
-        with pytest.raises(SchemaMismatch, match="definition of trigger audit_event_no_update was modified"):
-            schema.check(database, deep=True)
-
-
-@pytest.mark.long
-def test_the_upgrade_sql_can_be_run_by_an_administrator(empty, second):
-    """The SQL of an upgrade has the same result as the upgrade, and `stamp` accepts only tables of that schema."""
-    with closing(Database(empty)) as database:
-        kind = database.engine.dialect.name
-        for start, end in ((None, "0001"), ("0001", None)):
-            by_hand(empty, schema.script(kind, start, end))
-            assert schema.current_revision(database) == (end or schema.REVISION)
-        schema.check(database, deep=True)
-        database.write(lambda c: c.exec_driver_sql(f"DROP TABLE {migrations.VERSION_TABLE}"))
-        with pytest.raises(SchemaMismatch, match="names of agentgit"):
-            schema.upgrade(database)
-        unexpected = "do not match schema 0001: external_session: column color is unexpected"
-        with pytest.raises(SchemaMismatch, match=unexpected):
-            schema.stamp(database, "0001")
-        schema.stamp(database, schema.REVISION)
-        schema.check(database, deep=True)
-
-
-def by_hand(where, script):
-    """Run SQL without agentgit, as an administrator does."""
-    if isinstance(where, Path):
-        with closing(sqlite3.connect(where)) as connection:
-            connection.executescript(script)
-        return
-    command = ["psql", "-q", "-v", "ON_ERROR_STOP=1", "-f", "-", plain(where)]
-    subprocess.run(command, input=script, text=True, check=True, capture_output=True)  # noqa: S603  # our own command
-
-
-@pytest.mark.parametrize("wanted", [("mysql", None, None), ("sqlite", "0001", "0001"), ("sqlite", "9000", "0001")])
-def test_a_script_without_an_upgrade_path_is_refused(wanted, second):
-    """Bad input: a script for an unknown kind of database, or for schemas without a way up, is refused."""
-    with pytest.raises(InvalidInput):
-        schema.script(*wanted)
+        with pytest.raises(SchemaMismatch) as refused:
+            schema.compare(database)
+        for difference in ("add_table tag", "remove_column checkpoint color", "ix_checkpoint_log", "ix_mine"):
+            assert difference in str(refused.value)
 
 
 @pytest.mark.long
@@ -290,4 +173,4 @@ def test_threads_and_processes_can_upgrade_one_database_at_once(empty):
         thread.join()
     assert answers + [one.communicate()[0].strip() for one in processes] == [schema.REVISION] * 15
     with closing(Database(where)) as database:
-        schema.check(database, deep=True)
+        schema.compare(database)

@@ -9,13 +9,14 @@ from contextlib import AbstractContextManager, closing
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
+from alembic import command
 from sqlalchemy import URL, Connection, NullPool, Table, create_engine, select
 
 import agentgit
 from agentgit import ToolInvocation
 from agentgit.store.database import Database
 from agentgit.store.records.journal import WITH_BRANCH, CallOutcome, Intent
-from agentgit.store.schema import roles, schema
+from agentgit.store.schema import migrations, roles, schema
 from agentgit.store.sql import ids
 from agentgit.store.sql.encrypted_columns import raw_table
 from agentgit.store.sql.tables import METADATA
@@ -232,10 +233,20 @@ def rows_of_turns(address: str) -> dict[str, list[list[Any]]]:
 # -- the work of operators
 
 
-def upgrade(place, revision: str | None = None) -> None:
-    """Upgrade the tables of a database to a schema, as `agentgit db upgrade` does; None is the newest schema."""
+def upgrade(place, revision: str = "head") -> None:
+    """Upgrade the tables of a database to a schema."""
     with closing(Database(place)) as database:
-        schema.upgrade(database, *([] if revision is None else [revision]))
+        migrate(database, command.upgrade, revision)
+
+
+def migrate(database: Database, move: Callable[[Any, str], None], revision: str) -> None:
+    """Run `upgrade` or `downgrade` of Alembic in a transaction."""
+
+    def run(connection):
+        with migrations.configured(connection) as config:
+            move(config, revision)
+
+    database.write(run, durable=True)
 
 
 def grant(place, role: str) -> int:

@@ -1,1 +1,1 @@
-"""The schema of a database: migrations, introspection, roles, partitioning, sharding, tenants."""
+"""The schema of a database: migrations, roles, partitioning, tenants."""

@@ -1,4 +1,4 @@
-"""The migrations, and functions that run them with Alembic. `schema` decides which ones to run."""
+"""The folder of the migrations, and Alembic's commands on a connection. `alembic/env.py` is their environment."""
 
 from __future__ import annotations
 
@@ -11,23 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, text
 
-from agentgit.errors import InvalidInput
+from agentgit.store.sql.tables import METADATA
 
 if TYPE_CHECKING:
-    from alembic.migration import MigrationContext
-    from alembic.runtime.migration import MigrationStep
-    from alembic.script import ScriptDirectory
-
-BASE = "base"
-"""Alembic's name for a database before the first migration."""
+    from alembic.config import Config
 
 VERSION_TABLE = "agentgit_version"
 
-ADVISORY_LOCK = 0x61676974
-"""The key ("agit") of the PostgreSQL advisory lock that allows only one process at a time to migrate."""
+FTS_TABLE = "search_words"
+"""The name of SQLite's full-text index. FTS5 stores it in tables whose names begin with this name."""
 
-migration_lock = threading.RLock()
-"""A lock for one migration at a time in this process, because Alembic binds `alembic.op` to one at a time."""
+TABLE_NAMES = frozenset({*METADATA.tables, FTS_TABLE, VERSION_TABLE})
+"""The names of all tables that agentgit creates."""
+
+_lock = threading.RLock()
+"""A lock for one command at a time in this process, because Alembic's `context` and `op` belong to one at a time."""
 
 _FORCED = text(
     "SELECT quote_ident(relname) FROM pg_class "
@@ -42,58 +40,28 @@ def folder() -> Path:
     return packaged if packaged.is_dir() else package.parent / "alembic"
 
 
-def revisions() -> list[str]:
-    """List the revisions of this library, oldest first.
+@contextmanager
+def configured(connection: Connection | None = None) -> Iterator[Config]:
+    """Yield the configuration for a command of Alembic, which runs in the transaction of a connection."""
+    from alembic.config import Config
+
+    config = Config(stdout=io.StringIO(), attributes={"connection": connection})
+    config.set_main_option("script_location", str(folder()).replace("%", "%%"))
+    with _lock:
+        yield config
+
+
+def include_object(object: Any, name: str | None, kind: str, reflected: bool, compare_to: Any) -> bool:
+    """Exclude agentgit's tables from another application's Alembic, as `include_object` of its `context.configure`.
 
     Example:
-        >>> revisions()[0]
-        '0001'
+        >>> include_object(None, "audit_event", "table", True, None)
+        False
+        >>> include_object(None, "invoice", "table", True, None)
+        True
     """
-    return sorted(path.name[:4] for path in (folder() / "versions").glob("[0-9]*.py"))
-
-
-def require_revision(revision: str) -> str:
-    """Check that a revision exists, and return it."""
-    if revision != BASE and revision not in revisions():
-        raise InvalidInput(f"There is no schema {revision!r}. Use one of {', '.join(revisions())}, or {BASE} for none.")
-    return revision
-
-
-def run(connection: Connection, verb: str, revision: str, *, schema: str | None = None) -> None:
-    """Run Alembic in the transaction of a connection."""
-    from alembic.migration import MigrationContext
-
-    scripts = _scripts()
-    options: dict[str, Any] = {"version_table": VERSION_TABLE, "version_table_schema": schema, "script": scripts}
-    with migration_lock, unforced_row_security(connection):
-        if verb == "stamp":
-            MigrationContext.configure(connection, opts=options).stamp(scripts, revision)
-        else:
-            options["fn"] = lambda heads, _: _list_steps(scripts, verb, heads[0] if heads else BASE, revision)
-            _run_steps(MigrationContext.configure(connection, opts=options))
-
-
-def _scripts() -> ScriptDirectory:
-    from alembic.script import ScriptDirectory
-
-    return ScriptDirectory(str(folder()))
-
-
-def _list_steps(scripts: ScriptDirectory, verb: str, start: str, end: str) -> list[MigrationStep]:
-    from alembic.runtime.migration import MigrationStep
-
-    if verb == "downgrade":
-        passed = scripts.iterate_revisions(start, end, select_for_downgrade=True)
-        return [MigrationStep.downgrade_from_script(scripts.revision_map, one) for one in passed]
-    passed = reversed(list(scripts.iterate_revisions(end, start)))
-    return [MigrationStep.upgrade_from_script(scripts.revision_map, one) for one in passed]
-
-
-def _run_steps(context: MigrationContext) -> None:
-    from alembic.operations import Operations
-
-    with Operations.context(context), context.begin_transaction():
-        context.run_migrations()
+    is_extra_table = kind == "table" and reflected and compare_to is None
+    return not (is_extra_table and name is not None and (name in TABLE_NAMES or name.startswith(FTS_TABLE)))
 
 
 @contextmanager
@@ -117,25 +85,3 @@ def _list_forced_tables(connection: Connection, *, all_tables: bool = False) -> 
 def _set_row_security(connection: Connection, names: list[str], mode: str) -> None:
     for name in names:
         connection.exec_driver_sql(f"ALTER TABLE {name} {mode} ROW LEVEL SECURITY")
-
-
-def script(kind: str, start: str, end: str) -> str:
-    """Return the SQL that upgrades a database from one revision to a later one, in one transaction."""
-    from alembic.migration import MigrationContext
-
-    all_revisions = [BASE, *revisions()]
-    if all_revisions.index(require_revision(start)) >= all_revisions.index(require_revision(end)):
-        raise InvalidInput(f"Schema {start} is not older than {end}. Scripts exist only for upgrades.")
-    scripts, output = _scripts(), io.StringIO()
-    options = {
-        "version_table": VERSION_TABLE,
-        "fn": lambda *_: _list_steps(scripts, "upgrade", start, end),
-        "starting_rev": start,
-        "as_sql": True,
-        "output_buffer": output,
-        "literal_binds": True,
-        "transactional_ddl": True,
-    }
-    with migration_lock:
-        _run_steps(MigrationContext.configure(dialect_name=kind, opts=options))
-    return output.getvalue()
