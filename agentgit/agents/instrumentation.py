@@ -15,7 +15,6 @@ from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool
-from langgraph.cache.base import BaseCache
 from langgraph.prebuilt import ToolNode
 from langgraph.pregel import Pregel
 
@@ -32,20 +31,15 @@ _batch_calls: ContextVar[list[asyncio.Future[Any]]] = ContextVar("of_batch")
 """The calls of the batch that a ToolNode runs in this context."""
 
 
-WrapCache = Callable[[BaseCache[Any]], BaseCache[Any]]
-"""A function that returns the cache of a copy, given the cache of its graph."""
-
 WrapChannel = Callable[[Any], Any]
 """A function that returns the channel of a copy, given the channel of its graph."""
 
 
 def instrumented_copy(
-    graph: Pregel[Any, Any, Any, Any], wrap_cache: WrapCache, wrap_channel: WrapChannel | None = None, **changes: Any
+    graph: Pregel[Any, Any, Any, Any], wrap_channel: WrapChannel | None = None, **changes: Any
 ) -> Pregel[Any, Any, Any, Any]:
     """Copy a compiled graph, its subgraphs and its ToolNodes."""
-    nodes = {name: _copy_node(node, wrap_cache, wrap_channel) for name, node in graph.nodes.items()}
-    if graph.cache is not None:
-        changes["cache"] = wrap_cache(graph.cache)
+    nodes = {name: _copy_node(node, wrap_channel) for name, node in graph.nodes.items()}
     changes["nodes"] = nodes
     if wrap_channel is not None:
         changes["channels"] = {name: wrap_channel(channel) for name, channel in graph.channels.items()}
@@ -99,11 +93,11 @@ def _package(function: Any) -> str:
     return str(getattr(function, "__module__", None) or "").partition(".")[0]
 
 
-def _copy_node(node: PregelNode, wrap_cache: WrapCache, wrap_channel: WrapChannel | None) -> PregelNode:
+def _copy_node(node: PregelNode, wrap_channel: WrapChannel | None) -> PregelNode:
     if isinstance(node.bound, ToolNode):
         return node.copy({"bound": _copy_tool_node(node.bound)})
     if isinstance(node.bound, Pregel):
-        inner = instrumented_copy(node.bound, wrap_cache, wrap_channel)
+        inner = instrumented_copy(node.bound, wrap_channel)
         return node.copy({"bound": inner, "subgraphs": [inner]})
     return node
 

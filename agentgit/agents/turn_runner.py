@@ -13,7 +13,6 @@ from typing import Any, Self
 
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs, var_child_runnable_config
-from langgraph.cache.base import BaseCache
 
 from agentgit.agents import inputs
 from agentgit.agents.branch_context import BranchContext, ClientThread, Graph, TurnSettings
@@ -21,7 +20,7 @@ from agentgit.agents.described_graph import DescribedGraph
 from agentgit.agents.instrumentation import instrumented_copy
 from agentgit.agents.isolation import detached, detached_config, recorders_in, require_not_nested
 from agentgit.agents.memory import RecordedStore, is_wrappable, plain_store
-from agentgit.agents.node_caches import BranchCache, uncopied_graph_cache
+from agentgit.agents.node_cache import HarmlessCache, cache_of
 from agentgit.agents.turn.caller_warning import warn_caller
 from agentgit.agents.turn.checkpoint_tracker import SaveBarrier
 from agentgit.agents.turn.recorder import Recorder
@@ -101,23 +100,19 @@ class TurnRunner(DescribedGraph):
         return runner
 
     def _instrument(self) -> None:
-        """Copy the graph with the saver of the branch and with caches of this runner's turns."""
+        """Copy the graph with the saver of the branch."""
         graph, simulation = self.graph, self._branch.settings.simulation
         self._instrumented_graph: Graph = instrumented_copy(
             graph,
-            self._wrap_cache,
             simulation.wrap_channel if simulation is not None else None,
             checkpointer=self._branch.saver,
             store=self._recorded_store(graph.store),
         )
-        nested_cache = uncopied_graph_cache(graph)
-        # LangGraph passes this cache on to every nested graph, which then ignores its own.
-        self._nested_config = {CONFIG_KEY_CACHE: self._wrap_cache(nested_cache)} if nested_cache is not None else {}
-
-    def _wrap_cache(self, cache: BaseCache[Any]) -> BaseCache[Any]:
-        """Return the cache that the turns of this object use in place of a cache of the graph."""
-        simulation = self._branch.settings.simulation
-        return BranchCache(cache, self._current_turn) if simulation is None else simulation.cache
+        cache = cache_of(graph)
+        if cache is not None:
+            cache = HarmlessCache(simulation.cache if simulation is not None else cache, self._current_turn)
+        # LangGraph passes it on to every graph that a node or a tool runs, which then ignores a cache of its own.
+        self._cache_config = {CONFIG_KEY_CACHE: cache}
 
     def _recorded_store(self, store: Any) -> Any:
         """Return a store whose writes the turns of this object record; a store that cannot be wrapped stays as it is"""
@@ -154,7 +149,7 @@ class TurnRunner(DescribedGraph):
         self._require_own_thread(config)
         with detached():  # else LangChain merges the surrounding config into it
             return merge_configs(
-                config, {"configurable": {"thread_id": self._branch.client_thread, **self._nested_config}}
+                config, {"configurable": {"thread_id": self._branch.client_thread, **self._cache_config}}
             )
 
     @property

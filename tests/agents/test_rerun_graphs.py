@@ -421,28 +421,26 @@ def test_the_tools_of_agentgit_do_not_act(repo, world):
     assert [point.checkpoint_name for point in agent.checkpoints() if point.checkpoint_name] == names
 
 
-def test_a_cache_of_nodes_starts_empty(repo, world):
+def test_a_cache_of_nodes_starts_empty(repo):
     """What the user's cache holds does not answer for nodes of a rerun, and a rerun adds nothing to it."""
     ran = []
 
     def act(state: dict[str, Any]) -> dict[str, Any]:
         ran.append(1)
-        return {"answer": world.tool("add").invoke({"item": "chair"})["item"]}
+        return {"answer": "thought"}
 
     class State(MessagesState):
         answer: str
 
     builder = StateGraph(State)
     builder.add_node("act", act, cache_policy=CachePolicy(key_func=lambda state: "same"))
-    agent = repo.wrap(
-        builder.add_edge(START, "act").compile(cache=InMemoryCache()), "s", effects=world.effects(), check_effects=False
-    )
+    agent = repo.wrap(builder.add_edge(START, "act").compile(cache=InMemoryCache()), "s")
     agent.invoke(said("one"))
     agent.invoke(said("two"))
-    assert (len(ran), world.items) == (1, ["chair"])
+    assert len(ran) == 1
     again = agent.rerun()
     require_same(agent, again)
-    assert (len(ran), world.items) == (2, ["chair"])
+    assert len(ran) == 2
 
 
 def test_a_session_without_automatic_checkpoints(repo, world):

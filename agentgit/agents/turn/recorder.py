@@ -76,8 +76,8 @@ class Recorder(BaseCallbackHandler):
         self._batch_numbers = itertools.count(batch)
         self.has_calls = False
         """True if the turn has made a recorded call."""
-        self.acted_keys: list[str] = []
-        """The idempotency keys of this turn's calls that are not read-only, answered from the record or not."""
+        self.acted_count = 0
+        """How many of this turn's calls act, answered from the record or not."""
         self._function_runs: dict[UUID, FunctionRun] = {}
         self.scopes = Scopes(turn.checkpoint_tracker.graph_numbers)
         self._running: dict[UUID, AdmittedCall] = {}
@@ -293,7 +293,7 @@ class Recorder(BaseCallbackHandler):
         try:
             call = self._running[run_id] = self.interceptor.authorize(request)
             if intent.effect not in NEUTRAL:
-                self.acted_keys.append(call.intent.idempotency_key)
+                self.acted_count += 1
             self.scopes.begin_tool(run_id, parent, call.scope, lambda: self.interrupts.graph_numbers(run_id))
             if is_batched:
                 self._batch_runs.add(run_id)

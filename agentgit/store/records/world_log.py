@@ -202,41 +202,6 @@ class WorldLog:
             redone_ids.update(connection.execute(query).scalars())
         return redone_ids
 
-    def are_in_effect(
-        self, connection: Connection, session_id: int, path: Sequence[TrackPart], keys: Sequence[str]
-    ) -> bool:
-        """Return whether all these calls are on a path and none of them was, or may have been, reversed."""
-        query = select(
-            TOOL_INVOCATION.c.id, TOOL_INVOCATION.c.idempotency_key, TOOL_INVOCATION.c.kind, TOOL_INVOCATION.c.replay_of
-        ).where(
-            TOOL_INVOCATION.c.tenant_id == self.tenant_id,
-            TOOL_INVOCATION.c.external_session_id == session_id,
-            TOOL_INVOCATION.c.kind != REDO,
-        )
-        rows = [
-            row
-            for part in slices(keys)
-            for row in connection.execute(query.where(TOOL_INVOCATION.c.idempotency_key.in_(part))).all()
-        ]
-        path_ids = self.ids_on_path(connection, path, (row.id for row in rows))
-        reversed_ids = {call.id for call in self.reversed_calls(connection, path)}
-        reversed_ids |= {call.first_id for call in self.uncertain_calls(connection, session_id, path)}
-        effective_keys = {
-            row.idempotency_key
-            for row in rows
-            if row.id in path_ids and (row.replay_of if row.kind == REPLAY else row.id) not in reversed_ids
-        }
-        return effective_keys.issuperset(keys)
-
-    def keys_in_effect(self, connection: Connection, path: Sequence[TrackPart]) -> list[str]:
-        """Read the idempotency keys of the calls of a path that act on the world and were not reversed."""
-        reversed_ids = {call.id for call in self.reversed_calls(connection, path)}
-        return [
-            call.idempotency_key
-            for call in self.journal.track(connection, path)
-            if call.effect not in NEUTRAL and not reversed_ids & {call.id, call.replay_of}
-        ]
-
     # -- the path
 
     def ids_on_path(self, connection: Connection, path: Sequence[TrackPart], ids: Iterable[int]) -> set[int]:
