@@ -7,7 +7,7 @@ WORKERS ?= 2
 # The tests start hundreds of processes; without its bytecode each would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-deepagents check dist docs bench format pins clean
+.PHONY: demo test test-all test-deepagents soak check dist docs bench format pins clean
 
 # One stamp file says that .venv has what the pinned requirements ask for.
 $(BIN)/.ready: requirements/dev.txt pyproject.toml
@@ -27,12 +27,22 @@ demo: $(BIN)/.ready
 	@$(BIN)/agentgit demo
 
 # A few variants of each test, without what takes long.
+CHOICE ?= not long
 test: $(BIN)/.ready
-	$(BIN)/pytest -n $(WORKERS) -m "not long"
+	$(BIN)/pytest -n $(WORKERS) -m "$(CHOICE)"
 
-# Those, and then everything else.
-test-all: test test-deepagents .venv-host/.ready
-	$(BIN)/pytest -n $(WORKERS) -m long
+# Everything but the soak.
+test-all: test-deepagents .venv-host/.ready
+	$(MAKE) test CHOICE="not soak"
+
+# What only repeats the other tests: STEPS of each kind of random session, KILLS at random, kills at each moment, every
+# variant on both databases. It takes hours.
+STEPS ?= 10000
+KILLS ?= 400
+SEED ?= 0
+export STEPS KILLS SEED
+soak: $(BIN)/.ready
+	$(BIN)/pytest -n $(WORKERS) -m soak --timeout=0
 
 # The tests of sessions of deepagents, whose packages are kept apart, so that they change no pinned version.
 test-deepagents: $(BIN)/.ready

@@ -14,6 +14,7 @@ import points
 import postgres_databases
 import pytest
 import sent_statements
+import soaks
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 from kits import postgres_spare, postgres_tables  # noqa: F401  # fixtures
@@ -51,28 +52,49 @@ sent_statements.watch_connections()
 os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
 
 MOST_VARIANTS = 3
-"""The number of variants of a parametrized test that `make test` runs; `make test-all` runs all variants."""
+"""The number of variants of a parametrized test that `make test` runs."""
 
 ONE_DATABASE = {"agents", "deep_agents", "faces", "crash"}
 """Test folders that `make test` runs on SQLite only; the tests of the store run on both databases."""
 
+MOSTLY_ONE_DATABASE = {"agents", "deep_agents", "faces"}
+"""Test folders in which one variant of a test runs on PostgreSQL, because the tests of the store hold what differs."""
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Mark the variants that `make test` skips with `long`."""
+    """Mark the variants that only `make soak` runs with `soak`, and those that `make test` leaves out with `long`."""
     variants = defaultdict(list)
     for item in items:
         if isinstance(item, pytest.Function):
             variants[item.path, item.originalname].append(item)
     for (path, _), tests in variants.items():
-        chosen = tests
+        kept = _without_repeats(path.parent.name, tests)
+        chosen = kept
         if path.parent.name in ONE_DATABASE:
-            chosen = [test for test in tests if "postgresql" not in test.name] or tests
+            chosen = [test for test in kept if not _is_on_postgres(test)] or kept
         step = max(1, len(chosen) / MOST_VARIANTS)
         short = {chosen[int(n * step)] for n in range(min(len(chosen), MOST_VARIANTS))}
         for test in tests:
-            if test not in short:
+            if test not in kept or test.get_closest_marker("soak"):
+                test.add_marker("soak")
                 test.add_marker("long")
+            elif test not in short:
+                test.add_marker("long")
+
+
+def _without_repeats(folder, tests):
+    """Return the variants of a test that add something to the others."""
+    if tests[0].get_closest_marker("each_value_once"):
+        return [tests[number] for number in soaks.each_value_once([test.callspec.params for test in tests])]
+    on_postgres = [test for test in tests if _is_on_postgres(test)] if folder in MOSTLY_ONE_DATABASE else []
+    if len(on_postgres) == len(tests):
+        return tests
+    return [test for test in tests if test not in on_postgres[1:]]
+
+
+def _is_on_postgres(test):
+    return "postgresql" in test.name
 
 
 def pytest_collection_finish(session):

@@ -24,3 +24,11 @@ def test_a_turn_killed_during_a_payment_pays_nobody_twice(tmp_path, shape):
     """A turn killed before, during or after a payment continues and makes only the remaining payments."""
     seen = lived(tmp_path, shape, "[[7], [9], [10, 4]]")
     assert seen["kills"] >= 3
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_turn_killed_at_each_moment_of_its_payments_pays_nobody_twice(tmp_path, shape):
+    """A turn killed at each moment, alone and before a second kill, makes only the remaining payments."""
+    seen = lived(tmp_path, shape, "all")
+    assert seen["kills"] >= seen["moments"]

@@ -21,9 +21,11 @@ import pytest
 import small_disks
 from killed_flush import (
     ACTING,
+    AFTER,
     ANSWERS,
     BACKGROUND,
     CHAT,
+    COMMIT,
     DISCONNECT,
     END,
     FILL_DISK,
@@ -183,39 +185,60 @@ def test_a_turn_killed_in_a_flush_continues(lives, turn, durability, flush, mome
 EACH_FLUSH = [(*turn, flush) for turn, flushes in FLUSHES.items() for flush in flushes]
 EACH_FLUSH_IN_ASYNC = [(turn, flush) for turn, durability, flush in EACH_FLUSH if durability == "async"]
 
+MOMENTS = [1, 2, 3, LEAST, COMMIT, AFTER]
+"""A moment of each kind: before a flush, BEGIN, early and later statements, COMMIT, after it."""
+
+BETWEEN = 4
+"""How many kinds of moments lie between the two of a flush; the next flush has the next ones."""
+
+
+def some_moments(flushes):
+    """Add two moments to each flush."""
+    numbers = [(number, number + BETWEEN) for number in range(len(flushes))]
+    return [(*flush, [MOMENTS[n % len(MOMENTS)] for n in two]) for flush, two in zip(flushes, numbers, strict=True)]
+
+
+def all_moments(flushes):
+    """Add all moments to each flush."""
+    return [pytest.param(*flush, None, marks=pytest.mark.soak) for flush in flushes]
+
+
+def moments_of(flushes):
+    """Add two moments to each flush, and all of them in `make soak`."""
+    return [*some_moments(flushes), *all_moments(flushes)]
+
 
 @pytest.mark.long
-@pytest.mark.parametrize(("turn", "durability", "flush"), EACH_FLUSH)
-def test_a_turn_killed_at_each_moment_of_a_flush_continues(lives, turn, durability, flush):
+@pytest.mark.parametrize(("turn", "durability", "flush", "moments"), moments_of(EACH_FLUSH))
+def test_a_turn_killed_at_each_moment_of_a_flush_continues(lives, turn, durability, flush, moments):
     """Before, between and after all statements of a flush, a kill loses at most the flush, and no effect twice."""
     if durability != "async" and not lives.url.startswith("sqlite"):
         pytest.skip("SQLite tries each durability; the flushes are the same")
-    expect_each_moment(lives, turn, durability, flush)
+    expect_faults(lives, turn, durability, flush, moments)
+
+
+FILLED = [(*each, FILL_DISK) for each in EACH_FLUSH_IN_ASYNC]
+FILLED += [(*each, FILL_DISK_BRIEFLY) for each in EACH_FLUSH_IN_ASYNC if each[1] in (BACKGROUND, OUTCOME)]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("turn", "flush", "fault"),
-    [
-        *((*each, FILL_DISK) for each in EACH_FLUSH_IN_ASYNC),
-        *((*each, FILL_DISK_BRIEFLY) for each in EACH_FLUSH_IN_ASYNC if each[1] in (BACKGROUND, OUTCOME)),
-    ],
-)
-def test_a_turn_whose_disk_is_full_at_a_moment_of_a_flush_continues(disk, lives_on_disk, turn, flush, fault):
+@pytest.mark.parametrize(("turn", "flush", "fault", "moments"), moments_of(FILLED))
+def test_a_turn_whose_disk_is_full_at_a_moment_of_a_flush_continues(disk, lives_on_disk, turn, flush, fault, moments):
     """If the disk is full during a flush, the turn ends or raises Unavailable, and continues when there is room."""
-    expect_each_moment(lives_on_disk, turn, "async", flush, fault, disk)
+    expect_faults(lives_on_disk, turn, "async", flush, moments, fault, disk)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("turn", "flush"), EACH_FLUSH_IN_ASYNC)
-def test_a_turn_whose_connections_break_at_a_moment_of_a_flush_continues(postgres_lives, turn, flush):
+@pytest.mark.parametrize(("turn", "flush", "moments"), moments_of(EACH_FLUSH_IN_ASYNC))
+def test_a_turn_whose_connections_break_at_a_moment_of_a_flush_continues(postgres_lives, turn, flush, moments):
     """If the server ends all connections during a flush, the turn ends or raises Unavailable, and continues."""
-    expect_each_moment(postgres_lives, turn, "async", flush, DISCONNECT)
+    expect_faults(postgres_lives, turn, "async", flush, moments, DISCONNECT)
 
 
-def expect_each_moment(lives, turn, durability, flush, fault=KILL, disk=""):
-    """Run a life for each moment of a flush."""
-    for moment in itertools.count(1):
+def expect_faults(lives, turn, durability, flush, moments, fault=KILL, disk=""):
+    """Run a life for each of some moments of a flush; for each moment that it has if they are None."""
+    for moment in moments or itertools.count(1):
         if not lives.fails(Plan(turn, durability, flush, moment, f"s{moment}", fault, str(disk))):
+            assert moments is None, f"the flush has no moment {moment}"
+            assert moment > LEAST
             break
-    assert moment > LEAST

@@ -144,6 +144,7 @@ def reopened(repo, verify):
     return again, wrapped(again, verify=verify)
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("point", POINTS["run"])
 def test_a_turn_killed_at_any_point_can_be_rolled_back(point, repo, shop, agent, verify, kill):
     """The calls of a killed turn are reported or verified, and a rollback restores the world from before it."""
@@ -162,6 +163,7 @@ def test_a_turn_killed_at_any_point_can_be_rolled_back(point, repo, shop, agent,
         is_true(repo, shop)
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("point", POINTS["rollback"])
 def test_a_rollback_killed_at_any_point_is_finished_once(point, repo, shop, agent, verify, kill):
     """A killed rollback is finished, each undo takes effect once, and the old branch is unchanged."""
@@ -183,6 +185,7 @@ def test_a_rollback_killed_at_any_point_is_finished_once(point, repo, shop, agen
         is_true(repo, shop)
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("point", POINTS["switch"])
 def test_a_switch_killed_at_any_point_is_finished_once(point, repo, shop, agent, verify, kill):
     """A killed switch is finished, each call is reversed or repeated once, and the branch takes new turns."""
@@ -206,6 +209,7 @@ def test_a_switch_killed_at_any_point_is_finished_once(point, repo, shop, agent,
         assert shop.standing == dict.fromkeys("abcg", 1)
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("point", POINTS["execute"])
 def test_an_executed_replay_killed_at_any_point_is_finished_once(point, repo, shop, agent, verify, kill):
     """A killed replay is finished with each order there once and the old branch unchanged."""
@@ -239,6 +243,7 @@ def test_an_executed_replay_killed_at_any_point_is_finished_once(point, repo, sh
         assert shop.standing == {}
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("point", POINTS["fork"])
 def test_a_server_killed_at_any_point_of_a_fork_is_asked_again(point, repo, shop, agent, verify, kill):
     """After a kill in the rollback or the run of a fork, the same run leaves the world as its branch tells it."""
@@ -257,6 +262,7 @@ def test_a_server_killed_at_any_point_of_a_fork_is_asked_again(point, repo, shop
 
 
 @pytest.mark.long
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("point", POINTS["fresh"])
 def test_template_calls_killed_at_any_point_are_finished_once(
     point, repo, shop, agent, verify, kill, tmp_path, monkeypatch

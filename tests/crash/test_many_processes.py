@@ -34,7 +34,7 @@ def test_eight_processes_lose_no_turn_when_three_are_killed(database):
     run(database, 4, kill=True)
 
 
-@pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize(("turns", "kill"), [(40, False), (30, True)])
 def test_eight_processes_lose_no_turn_in_a_long_run(database, turns, kill):

@@ -130,7 +130,7 @@ def test_eight_processes_create_one_database_file_together(tmp_path):
     run_processes(f"sqlite:///{tmp_path / 'new.db'}", 1)
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_eight_processes_lose_no_turn_in_a_long_run(database):
     """Eight processes with 25 turns each, which is a thousand checkpoints, lose no turn."""
     run_processes(full(database.url), 25)

@@ -19,6 +19,7 @@ def run_process(target, *args):
     return process.exitcode
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize(("verb", "point"), OPERATIONS, ids=[f"{v} {p}" for v, p in OPERATIONS])
 def test_a_killed_write_or_undo_is_settled(repo, tmp_path, verb, point):
     """What is in doubt is looked up in memory, and a rollback brings the value of the point back."""

@@ -4,16 +4,12 @@ A state machine runs turns, rollbacks, switches, forks, redos, failing tools, fa
 write to the database, restarts, resumes, and a person who resolves calls. What waits in a turn is written with an
 intent, with an outcome, at the end, or before a tool that reads. After every step it checks the journal against the
 shop, and each plan, report, conversation and `WorldDiverged` against its model of the branch.
-
-With $AGENTGIT_STEPS the long tests run at least that many steps each, with the seeds from $AGENTGIT_SEED (0) upwards,
-and print what they ran.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-import os
 import shutil
 import tempfile
 import uuid
@@ -27,6 +23,7 @@ from typing import Any, ClassVar, TypeVar
 import backend
 import points
 import pytest
+import soaks
 from faults import before, setting
 from hypothesis import HealthCheck, seed, settings
 from hypothesis import strategies as st
@@ -576,27 +573,35 @@ class ExecutedWorld(TrueWorld):
                     assert stands == there, f"{call} is said to be {group}"
 
 
-WANTED_STEPS, FIRST_SEED = int(os.environ.get("AGENTGIT_STEPS", "0")), int(os.environ.get("AGENTGIT_SEED", "0"))
-
 LONG = settings(
-    max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
+    max_examples=12, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
 )
+
+KINDS = [TrueWorld, VerifiedWorld, ExecutedWorld]
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def machine(request, lives):
+    """Return a state machine on an empty database."""
+    url = request.getfixturevalue("postgres_url") if request.param == "postgresql" else None
+    return type(lives.__name__, (lives,), {"url": url, "steps": 0})
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("lives", [TrueWorld, VerifiedWorld, ExecutedWorld])
-@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
-def test_journal_plans_and_reports_are_true_in_random_sessions(lives, database, request, capsys) -> None:
+@pytest.mark.parametrize("lives", KINDS)
+def test_journal_plans_and_reports_are_true_in_random_sessions(machine) -> None:
     """In long random sessions the journal, plans, reports and conversations match the world."""
-    url = request.getfixturevalue("postgres_url") if database == "postgresql" else None
-    machine: Any = type(lives.__name__, (lives,), {"url": url, "steps": 0})
-    for number in itertools.count(FIRST_SEED):
-        run_state_machine_as_test(
-            seed(number)(machine) if WANTED_STEPS else machine,
-            settings=settings(LONG, max_examples=8) if url and not WANTED_STEPS else LONG,
-        )
-        if WANTED_STEPS:
-            with capsys.disabled():
-                print(f"{lives.__name__} on {database}: {machine.steps} steps, seeds {FIRST_SEED} to {number}")  # noqa: T201  # a run for hours shows how far it is
-        if machine.steps >= WANTED_STEPS:
+    run_state_machine_as_test(machine, settings=settings(LONG, max_examples=5) if machine.url else LONG)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("lives", KINDS)
+def test_journal_plans_and_reports_are_true_in_many_random_sessions(machine, capsys) -> None:
+    """The same in as many steps as `make soak` is told, with one seed after another."""
+    for number in itertools.count(soaks.SEED):
+        run_state_machine_as_test(seed(number)(machine), settings=LONG)
+        with capsys.disabled():
+            print(f"{machine.__name__}: {machine.steps} steps, seeds {soaks.SEED} to {number}")  # noqa: T201  # a run for hours shows how far it is
+        if machine.steps >= soaks.STEPS:
             break

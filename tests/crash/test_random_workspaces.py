@@ -9,6 +9,7 @@ import textwrap
 import processes
 import pytest
 import random_workspaces
+import soaks
 
 KINDS = ("git", "directory")
 
@@ -53,19 +54,21 @@ def test_restore_reports_match_the_disk_for_an_unprivileged_user(tmp_path, kind)
     lived(tmp_path / "place", kind, (100, 103), 10)
 
 
-@pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("part", range(2))
 def test_restore_reports_match_the_disk_in_many_random_workspaces(tmp_path, kind, part):
     """Plan and report match the disk in 30 long random runs of each kind in each part."""
-    for seed in range(1000 + 30 * part, 1030 + 30 * part):
+    first = soaks.SEED + 1000 + 30 * part
+    for seed in range(first, first + 30):
         (tmp_path / str(seed)).mkdir()
         random_workspaces.live(tmp_path / str(seed), kind, seed, 40, closed=False)
 
 
-@pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("part", range(2))
 def test_restore_reports_match_the_disk_in_many_unprivileged_runs(tmp_path, kind, part):
     """Owner: plan and report match the disk in 20 long random runs of an unprivileged user in each part."""
-    lived(tmp_path / "place", kind, (5000 + 20 * part, 5020 + 20 * part), 40)
+    first = soaks.SEED + 5000 + 20 * part
+    lived(tmp_path / "place", kind, (first, first + 20), 40)

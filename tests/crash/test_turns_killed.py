@@ -5,6 +5,7 @@ Real processes are killed, the world is a shop that outlives them, and each kill
 
 from __future__ import annotations
 
+import itertools
 import random
 import shutil
 import signal
@@ -12,6 +13,7 @@ import signal
 import processes
 import pytest
 import shop_graphs
+import soaks
 from shop import Shop
 from test_killed import is_true, told
 
@@ -19,8 +21,8 @@ import agentgit
 
 ONCE = dict.fromkeys(shop_graphs.ITEMS.values(), 1)
 
-SHORT, LONG = 3, 20
-"""The numbers of turns for each kind of graph; most turns are killed twice."""
+TURNS = 3
+"""The number of turns for each kind of graph; most turns are killed twice."""
 
 
 @pytest.fixture(params=[False, True], ids=["told", "verified"])
@@ -105,15 +107,16 @@ def killed(kind, verify, folder, lengths, chance):
 def test_a_turn_killed_anywhere_pays_once(kind, verify, tmp_path, lengths):
     """The process that continues a killed turn makes only the missing payments, and the journal says which."""
     chance = random.Random(f"{kind} {verify}")  # noqa: S311  # the same kills each time
-    assert sum(killed(kind, verify, tmp_path / str(n), lengths, chance) for n in range(SHORT))
+    assert sum(killed(kind, verify, tmp_path / str(n), lengths, chance) for n in range(TURNS))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.soak
 @pytest.mark.parametrize("kind", shop_graphs.GRAPHS)
-def test_a_payment_is_made_once_despite_hundreds_of_kills(kind, part, verify, tmp_path, lengths):
+def test_a_payment_is_made_once_despite_hundreds_of_kills(kind, verify, tmp_path, lengths):
     """Hundreds of kills at any call of a function leave no duplicate payment and no untrue status."""
-    chance = random.Random(f"{kind} {verify} {part}")  # noqa: S311  # the same kills each time
-    lives = LONG // 4
-    kills = sum(killed(kind, verify, tmp_path / str(n), lengths, chance) for n in range(lives))
-    assert 2 * kills > lives  # some turns end before their kill
+    chance = random.Random(f"{kind} {verify} {soaks.SEED}")  # noqa: S311  # the same kills each time
+    kills, wanted = 0, soaks.KILLS / (2 * len(shop_graphs.GRAPHS))
+    for number in itertools.count():
+        kills += killed(kind, verify, tmp_path / str(number), lengths, chance)
+        if kills >= wanted:
+            break

@@ -83,7 +83,7 @@ def test_no_acknowledged_write_is_lost_during_restores(work, tmp_path, wanted):
     assert_nothing_lost(work, tmp_path, wanted, rounds=12)
 
 
-@pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.parametrize("wanted", ["files", "nothing"])
 def test_no_acknowledged_write_is_lost_during_150_restores(work, tmp_path, wanted):
     """No acknowledged write is lost during 150 restores."""

@@ -47,6 +47,9 @@ FLUSHES = {
 """The flushes of each turn, by LangGraph's durability."""
 
 
+COMMIT, AFTER = "commit", "after"
+"""The last two moments of a flush, whatever their numbers."""
+
 KILL, DISCONNECT, FILL_DISK, FILL_DISK_BRIEFLY = "kill", "disconnect", "fill", "fill briefly"
 """The faults. The server ends the connections; the disk stays full until the process has ended, or the flush."""
 
@@ -58,7 +61,7 @@ class Plan(NamedTuple):
         turn: The kind of turn.
         durability: LangGraph's durability.
         flush: The kind of flush; its first one is meant.
-        moment: The number of the moment in it.
+        moment: The number of the moment in it, or the name of one of the last two.
         session: The session.
         fault: The fault.
         disk: The folder on the disk that is filled.
@@ -67,7 +70,7 @@ class Plan(NamedTuple):
     turn: str
     durability: str
     flush: str
-    moment: int
+    moment: int | str
     session: str
     fault: str = KILL
     disk: str = ""
@@ -138,6 +141,10 @@ def _chain(*nodes: Callable[[MessagesState], Any]) -> Graph:
     return builder.compile()
 
 
+def _text(statement: Any) -> str:
+    return statement if isinstance(statement, str) else str(statement.as_string())
+
+
 class _Watch:
     """Follows the flushes of this process, and makes the fault at a moment of one.
 
@@ -166,11 +173,11 @@ class _Watch:
         if self.plan.flush == BACKGROUND:
             assert self.has_ended.wait(60)
 
-    def count(self, *_: Any) -> None:
+    def count(self, statement: Any) -> None:
         """Pass a moment, if this thread is in the flush of the plan."""
         if getattr(self._here, "counts", False):
             self.passed += 1
-            if self.passed == self.plan.moment:
+            if self.plan.moment in (self.passed, _text(statement).lower()):
                 self._here.counts = False  # what the fault reads is no moment
                 self.fail(self.flushed)
 
@@ -189,11 +196,11 @@ class _Watch:
         is_planned = kind == self.plan.flush and (bool(work) or unit.is_waiting) and self._first.acquire(blocking=False)
         how |= {"closing": closing} if work else {}
         saved, self._here.counts = list(self.saved), is_planned
-        self.count()
+        self.count("before")
         try:
             result = plain(unit, *work, **how)
             self.flushed = [*self.flushed, *saved]
-            self.count()
+            self.count(AFTER)
         finally:
             self._here.counts = False
             if is_planned:
