@@ -18,7 +18,7 @@ from agentgit.agents.branch_reader import BranchReader
 from agentgit.agents.branch_runner import BranchRunner
 from agentgit.agents.checkpoint_tools import checkpoint_tools
 from agentgit.agents.explore.explorer import Explorer, Score
-from agentgit.agents.explore.scheduler import Factory, Workers, arun_exploration, parse_parallel, run_exploration
+from agentgit.agents.explore.scheduler import Factory, arun_exploration, run_exploration
 from agentgit.agents.explore.variants import Choices, Steps, plan_variants
 from agentgit.agents.rerun.answers import OnMiss
 from agentgit.agents.rerun.rerun import Rerun
@@ -447,11 +447,11 @@ class RollbackAgent(BranchReader):
               explore/1  1 call  Ordered 1 chair for 40 euros (chair-1).
               explore/2  1 call  Ordered 1 sofa for 300 euros (sofa-1).
         """
-        workers = Workers.parse(executor, factory)
+        elsewhere = executor is not None or factory is not None
         explorer = self._explorer(
-            steps, choices, score=score, name=name, config=config, parallel=parallel, workers=workers
+            steps, choices, score=score, name=name, config=config, parallel=parallel, elsewhere=elsewhere
         )
-        run_exploration(explorer, parse_parallel(parallel, workers), workers)
+        run_exploration(explorer, parallel, executor, factory)
         return self.exploration(explorer.name)
 
     async def aexplore(
@@ -468,19 +468,18 @@ class RollbackAgent(BranchReader):
     ) -> Exploration:
         """Run the same steps in several variants, as `explore`; async undo functions and scores run on this loop."""
         await self._await_previous_turn()
-        workers = Workers.parse(executor, factory)
+        elsewhere = executor is not None or factory is not None
         explorer = self._explorer(
-            steps, choices, score=score, name=name, config=config, parallel=parallel, workers=workers
+            steps, choices, score=score, name=name, config=config, parallel=parallel, elsewhere=elsewhere
         )
-        await arun_exploration(explorer, parse_parallel(parallel, workers), workers)
+        await arun_exploration(explorer, parallel, executor, factory)
         return await self.aexploration(explorer.name)
 
     def _explorer(
-        self, steps: Steps, choices: Choices, parallel: bool | int, workers: Workers | None, **options: Any
+        self, steps: Steps, choices: Choices, parallel: bool | int, elsewhere: bool, **options: Any
     ) -> Explorer:
         if self._turn is not None:
             raise Conflict("This agent is running. Explore when its turn has ended.")
-        elsewhere = workers is not None
         variants, together = plan_variants(steps, choices), bool(parallel) or elsewhere
         create_runner = partial(type(self), self._branch.context, self.graph)
         return Explorer(self._branch, create_runner, variants, together=together, elsewhere=elsewhere, **options)

@@ -6,7 +6,8 @@ from datetime import UTC, datetime
 from sqlalchemy import make_url
 
 from agentgit.agents.branch_context import Interval
-from agentgit.agents.explore.job import Job, StoreAddress
+from agentgit.agents.executors import Job, StoreAddress
+from agentgit.agents.explore.turns import TurnJob
 from agentgit.auth import Principal, User
 
 
@@ -20,12 +21,14 @@ def test_a_job_shows_neither_the_password_nor_the_conversation():
         compression="auto",
         exclude_metadata=frozenset({"token"}),
     )
-    job = Job(
-        address=address, coordinator=1, session_id=2, branch_id=3, branch_name="explore/1", is_new=True,
-        factory=str, state_channels=frozenset({"messages"}), effects={}, defaults={}, interval=Interval.read("turn"),
-        fence="replay", value={"messages": [("user", "my salary")]}, config={"configurable": {"api_key": "sk-1"}},
+    turn = TurnJob(
+        session_id=2, branch_id=3, branch_name="explore/1", is_new=True, factory=str,
+        state_channels=frozenset({"messages"}), effects={}, interval=Interval.read("turn"), fence="replay",
+        value={"messages": [("user", "my salary")]}, config={"configurable": {"api_key": "sk-1"}},
     )  # fmt: skip
+    job = Job(address, 1, {}, "module:run_job", (turn,))
     assert pickle.loads(pickle.dumps(job)) == job  # noqa: S301  # our own
     for hidden in ("hunter2", "salary", "sk-1"):
         assert hidden not in repr(job)
-    assert "explore/1" in repr(job)
+        assert hidden not in repr(turn)
+    assert "module:run_job" in repr(job)

@@ -22,8 +22,7 @@ from sqlalchemy import Connection
 from agentgit.agents import inputs
 from agentgit.agents.branch_context import BranchContext, TurnSettings
 from agentgit.agents.branch_runner import BranchRunner
-from agentgit.agents.explore.isolated import acting_tools, require_parallel
-from agentgit.agents.explore.turns import Outcome, unfinished_input
+from agentgit.agents.explore.turns import Outcome, acting_tools, require_parallel, unfinished_input
 from agentgit.agents.explore.variants import Variant
 from agentgit.checkpoints import references
 from agentgit.effects import ToolInvocation, invocation
@@ -101,10 +100,10 @@ class Explorer:
     def _required_name(self) -> str:
         return str(self.name)
 
-    def walk(self) -> Iterator[list[ExploredTurn]]:
-        """Yield lists of turns that may run at the same time; run each list before requesting the next one."""
+    def walk(self) -> Iterator[ExploredTurn]:
+        """Yield the turns depth first; run each one before requesting the next."""
         start_id = self.begin()
-        yield from self._breadth_first(start_id) if self.together else self._depth_first(start_id, ())
+        yield from self._depth_first(start_id, ())
         self.finish()
 
     def begin(self) -> int:
@@ -151,26 +150,16 @@ class Explorer:
 
     # -- order
 
-    def _depth_first(self, start_id: int, choices: tuple[int, ...]) -> Iterator[list[ExploredTurn]]:
+    def _depth_first(self, start_id: int, choices: tuple[int, ...]) -> Iterator[ExploredTurn]:
         """Yield the turns depth first, so that the effects of a step need not be repeated for the steps after it."""
         for trial in self.next_turns(start_id, choices):
             if trial.is_pending or self._is_unscored(trial):
                 self._sync_world(trial.branch_id)
             if trial.is_pending:
-                yield [trial]
+                yield trial
             self.record_turns([trial])
             if trial.end_id is not None and not self.is_leaf(trial):
                 yield from self._depth_first(trial.end_id, trial.choices)
-
-    def _breadth_first(self, start_id: int) -> Iterator[list[ExploredTurn]]:
-        """Yield the turns breadth first: the same step of all variants together."""
-        level: list[tuple[int, tuple[int, ...]]] = [(start_id, ())]
-        for _ in self.variants:
-            trials = [trial for end_id, choices in level for trial in self.next_turns(end_id, choices)]
-            if pending := [trial for trial in trials if trial.is_pending]:
-                yield pending
-            self.record_turns(trials)
-            level = [(trial.end_id, trial.choices) for trial in trials if trial.end_id is not None]
 
     def is_leaf(self, trial: ExploredTurn) -> bool:
         """Return whether a turn is one of the last step."""

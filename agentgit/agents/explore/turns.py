@@ -1,16 +1,42 @@
-"""One turn of an exploration: how it runs, what is left of it after an interruption, and how it ended."""
+"""One turn of an exploration: whether it may run beside others, how it runs, what is left of it, and how it ended."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 
+from agentgit.agents.branch_context import Graph, Interval, TurnSettings
 from agentgit.agents.branch_runner import BranchRunner
+from agentgit.agents.memory import is_wrappable
+from agentgit.effects import Effect
+from agentgit.effects.effects import NEUTRAL, UNDECLARED
+from agentgit.effects.memory import MEMORY_TOOLS
+from agentgit.errors import InvalidInput
 from agentgit.store.queries.branch_heads import BranchHead
 from agentgit.values import describe_error
+
+
+def acting_tools(settings: TurnSettings) -> list[str]:
+    """Return the names of the tools that change the world, and words for the tools that write files."""
+    kinds = settings.effects.kinds()
+    names = [name for name, kind in kinds.items() if kind not in (*NEUTRAL, UNDECLARED)]
+    return [*names, "those that write files"] if settings.workspace is not None else names
+
+
+def require_parallel(graph: Graph, settings: TurnSettings) -> None:
+    """Refuse to run branches at the same time if they would affect each other."""
+    declared = settings.effects.tools
+    shares_memory = is_wrappable(graph.store) and not all(declared.get(name) for name in MEMORY_TOOLS)
+    writers = [*acting_tools(settings), *(["those that write to memory"] if shares_memory else [])]
+    if writers:
+        raise InvalidInput(
+            f"These tools change the world: {', '.join(writers)}. Branches that run in parallel would affect "
+            "each other. Leave parallel and executor out, so that they run one after the other, each in its own world."
+        )
 
 
 @dataclass(frozen=True)
@@ -58,3 +84,20 @@ def unfinished_input(runner: BranchRunner, head: BranchHead, value: Any) -> tupl
         return True, value
     state = runner.get_state()
     return bool(state.next and not state.interrupts), None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TurnJob:
+    """One turn to run in another process."""
+
+    session_id: int
+    branch_id: int
+    branch_name: str
+    is_new: bool
+    factory: Callable[[str], Any] = field(repr=False)
+    state_channels: frozenset[str] = field(repr=False)
+    effects: Mapping[str, Effect] = field(repr=False)
+    interval: Interval = field(repr=False)
+    fence: str = field(repr=False)
+    value: Any = field(repr=False)
+    config: RunnableConfig = field(repr=False)

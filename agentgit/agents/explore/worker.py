@@ -1,27 +1,19 @@
 """One turn of an exploration in a process of an executor.
 
-A process opens each database once. A job may run more than once, because an executor may repeat the jobs of a process
-that died: it continues the turn where it stopped, and leaves alone a turn that has ended.
+A turn that the process of an earlier job has begun continues where it stopped; one that has ended is left alone.
 """
 
 from __future__ import annotations
 
-import atexit
-import os
-import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
 from agentgit.agents.agent import RollbackAgent
-from agentgit.agents.explore.isolated import require_parallel
-from agentgit.agents.explore.job import Job, StoreAddress
-from agentgit.agents.explore.turns import Outcome, run_turn, unfinished_input
+from agentgit.agents.executors import StoreAddress
+from agentgit.agents.explore.turns import Outcome, TurnJob, require_parallel, run_turn, unfinished_input
 from agentgit.agents.wrap import PreparedGraph
-from agentgit.effects import Effect
-from agentgit.errors import AgentGitError, Conflict, InvalidInput, Unavailable
+from agentgit.errors import Conflict, InvalidInput, Unavailable
 from agentgit.handles.context import Context
 from agentgit.rollback.crash_recovery import recover_all_abandoned
 from agentgit.sessions.session import RUNNING
@@ -36,22 +28,21 @@ PATIENCE = 30.0
 """How long, in seconds after a lease, a job waits for a branch that another process holds."""
 
 
-def run_job(job: Job) -> Outcome:
+def run_job(context: Context, address: StoreAddress, job: TurnJob) -> Outcome:
     """Run one turn, or what is left of it.
 
     Errors are returned or raised as plain text, because an error of a graph need not be one that can be pickled.
     """
-    with opened(job.address, job.coordinator, job.defaults) as context:
-        try:
-            agent, value, is_pending = _prepare(job, context)
-        except FAILURES as error:  # told to the coordinator, whatever a factory raises
-            raise Unavailable(
-                f"Branch {job.branch_name} could not begin in a process of the executor. {describe_error(error)}"
-            ) from None
-        return run_turn(agent, value, job.config) if is_pending else Outcome.of(agent)
+    try:
+        agent, value, is_pending = _prepare(context, address.lease_seconds, job)
+    except FAILURES as error:  # told to the coordinator, whatever a factory raises
+        raise Unavailable(
+            f"Branch {job.branch_name} could not begin in a process of the executor. {describe_error(error)}"
+        ) from None
+    return run_turn(agent, value, job.config) if is_pending else Outcome.of(agent)
 
 
-def _prepare(job: Job, context: Context) -> tuple[RollbackAgent, Any, bool]:
+def _prepare(context: Context, lease_seconds: float, job: TurnJob) -> tuple[RollbackAgent, Any, bool]:
     """Return the agent on the branch, the input, and whether there is anything left to run."""
     graph = job.factory(job.branch_name)
     wrapped = PreparedGraph(
@@ -72,7 +63,7 @@ def _prepare(job: Job, context: Context) -> tuple[RollbackAgent, Any, bool]:
             "must return a graph with the state of the graph that explores."
         )
     wrapped.attach(job.session_id)
-    head = _read_open_branch(context.store, job)
+    head = _read_open_branch(context.store, lease_seconds, job)
     agent = RollbackAgent(context, graph, settings, head)
     if job.is_new and head.row.epoch == 0:  # no run has begun the turn
         return agent, job.value, True
@@ -80,9 +71,9 @@ def _prepare(job: Job, context: Context) -> tuple[RollbackAgent, Any, bool]:
     return agent, value, is_pending
 
 
-def _read_open_branch(store: Store, job: Job) -> BranchHead:
+def _read_open_branch(store: Store, lease_seconds: float, job: TurnJob) -> BranchHead:
     """Read the branch. If a process has begun this turn, first wait until it ends it, or counts as dead."""
-    deadline = time.monotonic() + job.address.lease_seconds + PATIENCE
+    deadline = time.monotonic() + lease_seconds + PATIENCE
     while True:
         with store.database.reading() as connection:
             head = read_branch_head(store, connection, job.branch_id)
@@ -95,36 +86,3 @@ def _read_open_branch(store: Store, job: Job) -> BranchHead:
             raise Conflict("Another process still runs it. Wait until its turn has ended.")
         else:
             time.sleep(POLL_SECONDS)
-
-
-_stores: dict[tuple[StoreAddress, int], Store] = {}
-"""The databases that this process has opened, by address and process, because a fork copies the dictionary."""
-
-_stores_lock = threading.Lock()
-
-
-@contextmanager
-def opened(address: StoreAddress, coordinator: int, defaults: Mapping[str, Effect]) -> Iterator[Context]:
-    """Yield the database of a job, which stays open for the next jobs, except in the process that sent it."""
-    try:
-        if coordinator == os.getpid():  # a thread of that process
-            store = address.open()
-        else:
-            with _stores_lock:
-                key = (address, os.getpid())
-                store = _stores.get(key) or _stores.setdefault(key, address.open())
-    except AgentGitError as error:
-        raise Unavailable(f"A process of the executor cannot open the database. {describe_error(error)}") from None
-    try:
-        yield Context(store, address.principal, defaults)
-    finally:
-        if coordinator == os.getpid():
-            store.database.close()
-
-
-@atexit.register
-def _close() -> None:
-    for (_, process), store in _stores.items():
-        if process == os.getpid():
-            with suppress(AgentGitError):
-                store.database.close()

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
 from contextvars import copy_context
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from agentgit.agents.explore.job import StoreAddress
-from agentgit.agents.explore.scheduler import require_picklable, submit_to
-from agentgit.agents.explore.worker import opened
+from agentgit.agents.executors import StoreAddress, Workers, result_of, submit_to
 from agentgit.agents.rerun.session import (
     RerunPlan,
     SessionOrBranch,
@@ -26,7 +23,6 @@ from agentgit.agents.rerun.session import (
 from agentgit.async_api import awaiting
 from agentgit.checkpoints.queries import Hit
 from agentgit.checkpoints.references import free_name, require_branch_name
-from agentgit.effects import Effect
 from agentgit.errors import AgentGitError, Conflict, InvalidInput, NotFound
 from agentgit.handles.context import Context
 from agentgit.handles.session import Session
@@ -74,24 +70,16 @@ class SessionReruns:
         context, plan = self._context, self.plan
         if isinstance(executor, ThreadPoolExecutor):
             return lambda ref: submit_to(executor, copy_context().run, rerun_session, context, plan, ref, self._wrapped)
-        if not isinstance(executor, Executor):
-            raise InvalidInput(f"executor must be a concurrent.futures.Executor, not {executor!r}.")
-        if plan.factory is None:
+        if plan.factory is None and isinstance(executor, Executor):
             raise InvalidInput(
                 "An executor builds the graph again in each process. Give factory=FUNCTION instead of graph; it takes "
                 "the session and returns a compiled graph."
             )
-        for name in ("factory", "judge", "tools", "on_miss", "effects", "config", "context"):
-            require_picklable(getattr(plan, name), name)
-        require_picklable(context.effects, "effects of agentgit.open")
-        address = StoreAddress.of(context)
-        submit_to(executor, os.getpid)  # an executor that was shut down is refused before anything runs
-
-        def submit_job(ref: Any) -> Future[SessionRerun]:
-            job_ref = ref.id if isinstance(ref, Session) else ref
-            return submit_to(executor, run_job, RerunJob(address, os.getpid(), context.effects, plan, job_ref))
-
-        return submit_job
+        sent = ("factory", "judge", "tools", "on_miss", "effects", "config", "context")
+        workers = Workers(context, executor, {name: getattr(plan, name) for name in sent})
+        return lambda ref: workers.submit(
+            "agentgit.agents.rerun.sessions:run_job", plan, ref.id if isinstance(ref, Session) else ref
+        )
 
     def run(self) -> Reruns:
         """Run all sessions again, and return the results."""
@@ -149,26 +137,15 @@ def _failed_future(error: AgentGitError) -> Future[SessionRerun]:
 
 def _row_of(future: Future[SessionRerun], ref: Any) -> SessionRerun:
     try:
-        return future.result()
+        row: SessionRerun = result_of(future)
     except FAILURES as error:  # the executor lost the session, for example because a process was killed
         return SessionRerun(session=name_of(ref), error=describe_error(error))
+    return row
 
 
-@dataclass(frozen=True)
-class RerunJob:
-    """The rerun of one session as a job for a process of an executor."""
-
-    address: StoreAddress
-    coordinator: int
-    defaults: Mapping[str, Effect]
-    plan: RerunPlan
-    ref: Any
-
-
-def run_job(job: RerunJob) -> SessionRerun:
-    """Run one session again, in the process that received the job."""
-    with opened(job.address, job.coordinator, job.defaults) as context:
-        return rerun_session(context, job.plan, job.ref)
+def run_job(context: Context, _: StoreAddress, plan: RerunPlan, ref: Any) -> SessionRerun:
+    """Run one session again, in a process of an executor."""
+    return rerun_session(context, plan, ref)
 
 
 def _branches_of_hits(context: Context, refs: Iterable[Any]) -> list[Any]:
