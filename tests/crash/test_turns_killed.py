@@ -36,12 +36,14 @@ class Life:
 
     Args:
         folder: The folder for its files.
+        template: The file of an empty database.
         kind: The kind of graph.
         verify: Whether the tools have a `verify` function.
     """
 
-    def __init__(self, folder, kind, verify):
+    def __init__(self, folder, template, kind, verify):
         folder.mkdir()
+        shutil.copy(template, folder / "a.db")
         self.url, self.path, self.told = str(folder / "a.db"), str(folder / "shop.db"), folder / "told"
         self.kind, self.verify = kind, verify
         self.shop = Shop(self.path)
@@ -81,11 +83,11 @@ def lengths():
     return {}
 
 
-def killed(kind, verify, folder, lengths, chance):
+def killed(kind, verify, folder, template, lengths, chance):
     """Run a turn with up to two kills, check its result, and return the number of kills."""
-    life = Life(folder, kind, verify)
+    life = Life(folder, template, kind, verify)
     if kind not in lengths:
-        probe = Life(folder / "probe", kind, verify)
+        probe = Life(folder / "probe", template, kind, verify)
         assert probe.process()
         probe.ends()
         lengths[kind] = int(probe.told.read_text("utf-8"))
@@ -104,19 +106,19 @@ def killed(kind, verify, folder, lengths, chance):
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", shop_graphs.GRAPHS)
-def test_a_turn_killed_anywhere_pays_once(kind, verify, tmp_path, lengths):
+def test_a_turn_killed_anywhere_pays_once(kind, verify, tmp_path, sqlite_template, lengths):
     """The process that continues a killed turn makes only the missing payments, and the journal says which."""
     chance = random.Random(f"{kind} {verify}")  # noqa: S311  # the same kills each time
-    assert sum(killed(kind, verify, tmp_path / str(n), lengths, chance) for n in range(TURNS))
+    assert sum(killed(kind, verify, tmp_path / str(n), sqlite_template, lengths, chance) for n in range(TURNS))
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", shop_graphs.GRAPHS)
-def test_a_payment_is_made_once_despite_hundreds_of_kills(kind, verify, tmp_path, lengths):
+def test_a_payment_is_made_once_despite_hundreds_of_kills(kind, verify, tmp_path, sqlite_template, lengths):
     """Hundreds of kills at any call of a function leave no duplicate payment and no untrue status."""
     chance = random.Random(f"{kind} {verify} {soaks.SEED}")  # noqa: S311  # the same kills each time
     kills, wanted = 0, soaks.KILLS / (2 * len(shop_graphs.GRAPHS))
     for number in itertools.count():
-        kills += killed(kind, verify, tmp_path / str(number), lengths, chance)
+        kills += killed(kind, verify, tmp_path / str(number), sqlite_template, lengths, chance)
         if kills >= wanted:
             break

@@ -107,7 +107,7 @@ def test_every_answer_conforms_to_the_openapi_description(asked, operation, mode
     expect_described(asked, operation, mode, EXAMPLES)
 
 
-@pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.parametrize(("operation", "mode"), ASKED)
 def test_every_answer_conforms_to_the_description_in_a_long_run(asked, operation, mode):
     """With 15 times as many generated requests, each answer still conforms to the description."""

@@ -181,7 +181,7 @@ def test_remaining_threads_are_unchanged(database, acts):
     check(database, acts)
 
 
-@pytest.mark.long
+@pytest.mark.soak
 @options(25)
 @given(acts)
 def test_remaining_threads_are_unchanged_over_more_examples(database, acts):

@@ -24,7 +24,7 @@ PATHS = [str(TESTS.parent), *(str(room) for room in sorted(TESTS.iterdir()) if r
 
 PRELOADED = [
     "agentgit.cli", "exports", "concurrent_sessions", "killed_process", "killed_flush", "echo_graph", "faults",
-    "hypothesis", "pytest", "scripted", "freeze_garbage",
+    "hypothesis", "pytest", "scripted", "shop_graphs", "warm_start",
 ]  # fmt: skip
 STREAMS = ("in", "out", "err")
 
