@@ -249,7 +249,7 @@ def undo(
     with repository(db, trust=trust) as repo, show_plan_on_error(as_json):
         session, branch = references.parse_changed(repo, session_ref)
         if not yes:
-            confirm_plan(session.plan_undo(steps, branch=branch), "Undo in", as_json, force=force)
+            confirm_plan(lambda: session.plan_undo(steps, branch=branch), "Undo in", as_json, force=force)
         print_rollback(as_json, session.undo(steps, branch=branch, force=force))
 
 
@@ -265,7 +265,7 @@ def redo(
     with repository(db, trust=trust) as repo, show_plan_on_error(as_json):
         session, branch = references.parse_changed(repo, session_ref)
         if not yes:
-            confirm_plan(session.plan_redo(branch=branch), "Redo in", as_json, force=force)
+            confirm_plan(lambda: session.plan_redo(branch=branch), "Redo in", as_json, force=force)
         print_rollback(as_json, session.redo(branch=branch, force=force))
 
 

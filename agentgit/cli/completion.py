@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import typer
 
 from agentgit.auth.principal import LOCAL
+from agentgit.cli.host import HOST
 from agentgit.location import DEFAULT_TENANT, default_location
 
 SESSION_PARAMETERS = ("target", "words", "first")
@@ -99,6 +100,8 @@ def _session_words(names: Names, incomplete: str) -> Iterator[str]:
 
 
 def _complete(context: typer.Context, incomplete: str, list_words: Callable[[Names], Iterator[str]]) -> list[str]:
+    if (host := HOST.get()) is not None:
+        return [word for word in dict.fromkeys(list_words(host.names())) if word.startswith(incomplete)]
     root, location = context.find_root().params, _database_of(context)
     try:
         with closing(_connect(location)) as connection:

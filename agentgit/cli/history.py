@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from agentgit.checkpoints.checkpoint import Checkpoints
 from agentgit.cli import output, references
 from agentgit.cli.completion import complete_checkpoint
 from agentgit.cli.options import TIME_HELP, AsJson, DatabaseOption, Limit, OfBranch, repository, usage
@@ -110,6 +111,7 @@ def log(
             lambda width: (
                 logs.lines(checkpoints[::-1], width=width, zone=output.zone()) or _no_checkpoint_lines(query, after)
             ),
+            Checkpoints(checkpoints[::-1]),
         )
 
 
@@ -169,6 +171,7 @@ def search(
                 *logs.hit_lines(hits, width=width, zone=output.zone()),
                 *(() if hits.items or all_branches else hint),
             ],
+            hits,
         )
 
 
@@ -215,6 +218,7 @@ def tag(
                 as_json,
                 lambda: [one.to_dict() for one in all_tags],
                 lambda width: logs.tag_lines(all_tags, width=width, zone=output.zone()) or placeholder,
+                all_tags,
             )
 
 
@@ -254,7 +258,12 @@ def diff(
             _write_page(f"{difference.from_reference} -> {difference.to_reference}", difference, as_json)
             return
         patch_lines = diffs.patch(difference.diff_content) if patch else []
-        output.emit(as_json, difference.to_dict, lambda width: [*diffs.lines(difference, width=width), *patch_lines])
+        output.emit(
+            as_json,
+            difference.to_dict,
+            lambda width: [*diffs.lines(difference, width=width), *patch_lines],
+            None if patch else difference,
+        )
 
 
 def _write_page(title: str, value: PrintableDrawing, as_json: bool) -> None:
@@ -284,7 +293,7 @@ def compare(
         if as_page:
             _write_page(comparison.heading, comparison, as_json)
             return
-        output.emit(as_json, comparison.to_dict, lambda width: diffs.lines(comparison, width=width))
+        output.emit(as_json, comparison.to_dict, lambda width: diffs.lines(comparison, width=width), comparison)
 
 
 def start(

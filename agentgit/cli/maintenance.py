@@ -228,4 +228,6 @@ def stats(
         else:
             session, branch = references.parse_session(repo, session_ref)
             result = session.stats(branch=branch, prices=prices, storage=storage)
-        output.emit(as_json, result.to_dict, lambda width: drawn.stats_lines(result, width=width, zone=output.zone()))
+        output.emit(
+            as_json, result.to_dict, lambda width: drawn.stats_lines(result, width=width, zone=output.zone()), result
+        )

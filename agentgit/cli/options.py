@@ -17,6 +17,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from agentgit.cli.completion import complete_checkpoint, complete_session
+from agentgit.cli.host import HOST
 from agentgit.errors import InvalidInput
 from agentgit.location import default_location
 
@@ -224,6 +225,12 @@ def repository(db: str | None, *, create: bool = False, trust: Sequence[str] | N
 
     user, tenant = GLOBAL_OPTIONS.get()
     modules = trusted_modules(trust)
+    host = HOST.get()
+    if host is not None and (db, user, tenant) == (None, None, None):
+        repo = host.repository()
+        repo.trust(*modules)
+        yield repo
+        return
     with open(address(db), create=create and user is None, user=user, tenant=tenant, trust=modules) as repo:
         yield repo
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeAlias
 import typer
 
 from agentgit.cli import pager
+from agentgit.cli.host import HOST
 from agentgit.errors import AgentGitError, InvalidInput
 from agentgit.render.html import escape
 from agentgit.render.text import ASCII, Line, Span, Zone, clean, place, plain, visible
@@ -58,10 +59,12 @@ def zone() -> Zone:
     return datetime.now(UTC) if dates == "relative" or (dates == "auto" and sys.stdout.isatty()) else None
 
 
-def emit(as_json: bool, data: Callable[[], Any], lines: Lines) -> None:
-    """Write one result, as JSON or as text."""
+def emit(as_json: bool, data: Callable[[], Any], lines: Lines, value: Any = None) -> None:
+    """Write one result, as JSON or as text. A notebook shows the value itself, if there is one."""
     if as_json:
         _write(sys.stdout, dump(data(), indent=2))
+    elif (host := HOST.get()) is not None:
+        host.show(value, lines(width()))
     else:
         with pager.paging(sys.stdout, is_wanted=SETTINGS.get().has_pager):
             show(lines(width()))
@@ -136,6 +139,8 @@ def print_notice(text: str) -> None:
 
 def ask(question: str) -> bool:
     """Ask a yes-or-no question on standard error; the end of the input counts as no."""
+    if (host := HOST.get()) is not None:
+        return host.ask(question)
     sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")
@@ -148,6 +153,8 @@ def confirm(question: str, as_json: bool, show: Callable[[], None] | None = None
     if show is not None:
         show()
     if not ask(question):
+        if HOST.get() is not None:
+            raise InvalidInput("Nothing was changed, because the answer is not yes.")
         print_notice("Nothing was done.")
         raise typer.Exit(1)
 

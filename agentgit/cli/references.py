@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from agentgit.cli import output
+from agentgit.cli.host import HOST
 from agentgit.cli.options import COMMAND_PATH
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.render.text import clean
@@ -30,7 +31,9 @@ MAX_LISTED_SESSIONS = 5
 
 
 def only_session(repo: Repository, form: str = "SESSION") -> Session:
-    """Return the user's session, if there is exactly one."""
+    """Return the user's session, if there is exactly one; in a notebook, that of its agents, if it is one."""
+    if (bound := _bound(changes=True)) is not None:
+        return bound[0]
     sessions = repo.sessions(MAX_LISTED_SESSIONS + 1)
     if len(sessions) > 1:
         names = [quote_name(session.reference) for session in sessions[:MAX_LISTED_SESSIONS]]
@@ -50,7 +53,7 @@ def changed_session(repo: Repository, name: str | None, form: str = "SESSION") -
 def parse_changed(repo: Repository, text: str | None) -> tuple[Session, str | None]:
     """Parse `[SESSION[@BRANCH]]` of a command that changes something."""
     session, branch = split(repo, text)
-    return (session if session is not None else only_session(repo)), branch
+    return (session, branch) if session is not None else (only_session(repo), branch or _bound_branch(changes=True))
 
 
 def parse_changed_at(repo: Repository, words: list[str], noun: str) -> tuple[Session, str | None, str]:
@@ -61,13 +64,13 @@ def parse_changed_at(repo: Repository, words: list[str], noun: str) -> tuple[Ses
         return *parse_changed(repo, first[0]), word
     if noun in _NOUNS:
         _require_no_session(repo, word, noun)
-    return only_session(repo, f"SESSION {noun}"), None, word
+    return only_session(repo, f"SESSION {noun}"), _bound_branch(changes=True), word
 
 
 def parse_changed_optional(repo: Repository, words: list[str]) -> tuple[Session, str | None, str | None]:
     """Parse `[SESSION[@BRANCH]] [REF]` of a command that changes something: one word is a session, else a reference."""
     if len(words) == 1 and not is_session(repo, words[0]):
-        return only_session(repo, "SESSION REF"), None, words[0]
+        return only_session(repo, "SESSION REF"), _bound_branch(changes=True), words[0]
     if len(words) < 2:
         return *parse_changed(repo, words[0] if words else None), None
     return parse_changed_at(repo, words, "REF")
@@ -99,15 +102,33 @@ def has_checkpoint(session: Session, ref: str) -> bool:
     return True
 
 
+def _bound(*, changes: bool) -> tuple[Session, str] | None:
+    """Return the session and branch of a notebook's agent; None in a terminal."""
+    host = HOST.get()
+    return host.session(changes=changes) if host is not None else None
+
+
+def _bound_branch(*, changes: bool) -> str | None:
+    bound = _bound(changes=changes)
+    return bound[1] if bound is not None else None
+
+
 # -- commands that read
+
+
+def default_session(repo: Repository, name: str | None = None) -> Session:
+    """Return the named session; by default a notebook's, else the most recently updated one."""
+    bound = _bound(changes=False) if name is None else None
+    return bound[0] if bound is not None else repo.session(name)
 
 
 def parse_session(repo: Repository, text: str | None, *, shows_session: bool = False) -> tuple[Session, str | None]:
     """Parse `SESSION`, `SESSION@BRANCH` or `@BRANCH` of a command that only reads."""
     session, branch = split(repo, text)
-    if session is None:
-        session = repo.session() if shows_session else newest_session(repo)
-    return session, branch
+    if session is not None:
+        return session, branch
+    session = default_session(repo) if shows_session else newest_session(repo)
+    return session, branch or _bound_branch(changes=False)
 
 
 def read_session(repo: Repository, name: str | None) -> Session:
@@ -117,6 +138,8 @@ def read_session(repo: Repository, name: str | None) -> Session:
 
 def newest_session(repo: Repository) -> Session:
     """Return the most recently updated session; if there are several, say on standard error which one it is."""
+    if (bound := _bound(changes=False)) is not None:
+        return bound[0]
     session = repo.session()
     if len(repo.sessions(2)) > 1:
         output.print_notice(f"session {clean(quote_name(session.reference))}, which was updated last")
@@ -151,7 +174,7 @@ def checkpoint(repo: Repository, first: str | None, second: str | None) -> Check
     if second is not None:
         return repo.session(first).get_checkpoint(second)
     try:
-        found = repo.session().get_checkpoint(first or "HEAD")
+        found = default_session(repo).get_checkpoint(first or "HEAD", branch=_bound_branch(changes=False))
     except NotFound as error:
         try:
             session = repo.session(first)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -22,7 +22,7 @@ from agentgit.cli.options import (
     usage,
 )
 from agentgit.effects import RollbackPlan, RollbackReport
-from agentgit.errors import RollbackBlocked, RollbackIncomplete
+from agentgit.errors import Conflict, RollbackBlocked, RollbackIncomplete
 from agentgit.render import records
 from agentgit.render.text import Span, clean, place
 from agentgit.render.views import conversation
@@ -133,7 +133,9 @@ def rollback(
         session, branch, ref = references.parse_changed_at(repo, target, "REF")
         options = _rollback_options(tools, replay, files=not no_files, conversation=not no_conversation)
         if not yes:
-            confirm_plan(session.plan_rollback(ref, branch=branch, **options), "Roll back", as_json, force=force)
+            confirm_plan(
+                lambda: session.plan_rollback(ref, branch=branch, **options), "Roll back", as_json, force=force
+            )
         report = session.rollback(
             ref,
             branch=branch,
@@ -166,7 +168,7 @@ def rewind_files(
         session, branch, ref = references.parse_changed_at(repo, target, "RESTORE_POINT")
         branch_name = session.branch(branch).name
         if not yes:
-            confirm_plan(session.plan_rewind(ref, branch=branch), "Restore the files of", as_json)
+            confirm_plan(lambda: session.plan_rewind(ref, branch=branch), "Restore the files of", as_json)
         changes = session.rewind_files(ref, branch=branch, force=force)
         output.emit_at(
             session,
@@ -205,7 +207,7 @@ def switch(
     with repository(db, trust=trust) as repo, show_plan_on_error(as_json):
         session, _, branch = references.parse_changed_at(repo, target, "BRANCH")
         if sync == "world" and not yes:
-            confirm_plan(session.plan_switch(branch), "Switch to", as_json, force=force)
+            confirm_plan(lambda: session.plan_switch(branch), "Switch to", as_json, force=force)
         report = session.switch(branch, sync=sync, force=force, on_error=on_error)
         if sync is not None:
             print_rollback(as_json, report)
@@ -232,6 +234,7 @@ def operations(
                 rollbacks.operation_lines(history, branches, width=width, zone=output.zone())
                 or [(Span("no operations yet"),)]
             ),
+            history,
         )
 
 
@@ -268,23 +271,25 @@ def resolve(
 # -- shared helpers
 
 
-def confirm_plan(plan: RollbackPlan, verb: str, as_json: bool, *, force: bool = False) -> None:
+def confirm_plan(make_plan: Callable[[], RollbackPlan], verb: str, as_json: bool, *, force: bool = False) -> None:
     """Show a plan and ask for confirmation, with the session and the branch.
 
     For a blocked plan this does nothing: the operation raises an error that says what to do.
+
+    Raises:
+        Conflict: The plan is no longer the one that was shown.
     """
-    plan = plan.forced() if force else plan
+    made = make_plan()
+    plan = made.forced() if force else made
     if plan.is_admissible:
         question = f"{verb} {place(plan.session_name, plan.branch)}?"
         output.confirm(question, as_json, lambda: print_rollback(False, plan))
+        if make_plan() != made:
+            raise Conflict("Nothing was done: the session has moved on since the plan was made. Try again.")
 
 
 def print_rollback(as_json: bool, value: RollbackPlan | RollbackReport) -> None:
-    output.emit(
-        as_json,
-        value.to_dict,
-        lambda width: rollbacks.lines(value, width=width),
-    )
+    output.emit(as_json, value.to_dict, lambda width: rollbacks.lines(value, width=width), value)
 
 
 @contextmanager

@@ -46,6 +46,7 @@ def sessions(limit: Limit = None, db: DatabaseOption = None, as_json: AsJson = F
             as_json,
             lambda: [records.of_session(session) for session in all_sessions],
             lambda width: session_lines(all_sessions, width=width, zone=output.zone()) or placeholder,
+            all_sessions,
         )
 
 
@@ -77,6 +78,7 @@ def branches(session: Session = None, limit: Limit = None, db: DatabaseOption = 
             as_json,
             lambda: [records.of_branch(branch) for branch in all_branches],
             lambda width: branch_lines(all_branches, handle.tree(), width=width, zone=output.zone()),
+            all_branches,
         )
 
 
@@ -103,7 +105,7 @@ def tree(
 ) -> None:
     """Draw the branches of a session as a tree."""
     with repository(db) as repo:
-        handle = repo.session(session)
+        handle = references.default_session(repo, session)
         session_tree = handle.tree()
         branch_id = handle.branch(branch).id if branch is not None else None
         folded = fold(session_tree, limit=limit or None, branch=branch_id)
@@ -111,6 +113,7 @@ def tree(
             as_json,
             lambda: records.of_tree(session_tree if branch is None else folded.tree),
             lambda width: trees.lines(folded, width=width, every=every, times=times, zone=output.zone()),
+            session_tree if branch is None else folded.tree,
         )
 
 
@@ -130,6 +133,7 @@ def tool_track(
             as_json,
             lambda: [call.to_dict() for call in invocations],
             lambda width: conversation.call_lines(invocations, width=width) or [(Span("no tool calls yet"),)],
+            invocations,
         )
 
 
@@ -156,4 +160,9 @@ def show(
     """Show a checkpoint: its state, messages and tool calls."""
     with repository(db) as repo:
         checkpoint = references.checkpoint(repo, first, second)
-        output.emit(as_json, checkpoint.to_dict, lambda width: shows.lines(checkpoint, width=width, zone=output.zone()))
+        output.emit(
+            as_json,
+            checkpoint.to_dict,
+            lambda width: shows.lines(checkpoint, width=width, zone=output.zone()),
+            checkpoint,
+        )

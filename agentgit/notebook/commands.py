@@ -1,31 +1,28 @@
-"""The commands of `%agentgit`: functions that return the value to display."""
+"""`%agentgit`: the commands of the command line, run in this process on the notebook's repository."""
 
 from __future__ import annotations
 
-from argparse import Namespace
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
 
-from agentgit.checkpoints.checkpoint import Checkpoints
-from agentgit.effects import RollbackPlan
-from agentgit.effects.invocation import ToolTrack
-from agentgit.errors import InvalidInput
-from agentgit.notebook.arguments import help_lines
-from agentgit.notebook.confirmation import confirm
-from agentgit.notebook.target import MagicTarget, NotebookNamespace
+import typer
+from typer._completion_classes import BashComplete  # typer exports no other way to complete words in this process
+
+from agentgit.cli.app import app
+from agentgit.cli.completion import Names
+from agentgit.cli.host import HOST
+from agentgit.errors import AgentGitError, InvalidInput
+from agentgit.handles.session import Session
+from agentgit.notebook.target import NotebookNames, NotebookNamespace
 from agentgit.render import html
-from agentgit.render.text import Line, Span, clean, plain
-from agentgit.render.views import lists
-from agentgit.times import parse_time
+from agentgit.render.text import Line, Span, clean, place, plain
+from agentgit.repository import Repository
 
-if TYPE_CHECKING:
-    from agentgit.agents.agent import RollbackAgent
-
-_NAME_THEMSELVES = ("status", "trust", "use", "help")
-"""The commands whose output names the session itself, or that have none."""
-
-_CHANGING = ("checkpoint", "tag", "rollback", "undo", "redo", "switch")
-"""The commands that change a session. If there are several sessions, it must be named."""
+TERMINAL_ONLY = ("chat", "demo", "mcp", "serve")
+"""The commands that hold a terminal until they end."""
 
 
 class DisplayLines:
@@ -41,220 +38,153 @@ class DisplayLines:
         return html.pre(self._lines)
 
 
-class Command(NamedTuple):
-    """A command with its parsed arguments."""
+class Notebook:
+    """The notebook that runs a command: the `Host` of the command line."""
 
-    names: NotebookNamespace
-    arguments: Namespace
-    display: Callable[[Any], None]
+    def __init__(self, namespace: NotebookNamespace, display: Callable[[Any], None]) -> None:
+        self._namespace, self._display = namespace, display
+        self._agents = namespace.agents()
+        self._waiting: list[Any] = []
+        self._is_named = False
 
-    @property
-    def target(self) -> MagicTarget:
-        """The session and branch that the command applies to, and their agent if there is one."""
-        return self.names.target(getattr(self.arguments, "session", None))
+    def repository(self) -> Repository:
+        """Return the repository of the agent that ran last."""
+        return self._namespace.repository()
 
-    def confirm(self, question: str, load_plan: Callable[[], RollbackPlan]) -> None:
-        """Show a plan and ask, unless the command has `--yes`."""
-        if not self.arguments.yes:
-            target = self.target
-            place = f"session {target.session.reference}, branch {target.branch_name}"
-            confirm(clean(f"{question} ({place})"), load_plan, self.display, force=self.arguments.force)
+    def session(self, *, changes: bool) -> tuple[Session, str] | None:
+        """Return the session and branch of the agent that ran last; for a change, only if it is the only one."""
+        if not self._agents or (changes and len(self._agents) > 1):
+            return None
+        variable, agent = self._agents[0]
+        branch = agent.branch.name
+        if not self._is_named:
+            self._is_named = True
+            self._display(target_line(agent.session, branch, variable))
+        return agent.session, branch
 
+    def names(self) -> Names:
+        """Return the names that completion offers."""
+        agents = self._agents
+        bound = (agents[0][1].session, agents[0][1].branch.name) if agents else None
+        names: Any = NotebookNames(self.repository(), bound)
+        return names  # type: ignore[no-any-return]  # it has the same methods
 
-def run_command(name: str, command: Command) -> Any:
-    """Show the session and the branch that a command applies to, run it, and return the value to display."""
-    if name in _CHANGING and (name != "tag" or command.arguments.words or command.arguments.delete):
-        command.target.require_chosen()
-    if name not in _NAME_THEMSELVES:
-        command.display(target_line(command.target))
-    return _HANDLERS[name](command)
+    def show(self, value: Any, lines: Sequence[Line]) -> None:
+        """Keep a result; the last one is the value of the magic, and those before it are displayed."""
+        self.display_waiting()
+        self._waiting.append(DisplayLines(*lines) if value is None else value)
 
+    def ask(self, question: str) -> bool:
+        """Display the plan that was shown, and ask in the cell."""
+        self.display_waiting()
+        try:
+            answer = input(f"{question} [y/N] ")
+        except (EOFError, OSError, RuntimeError) as error:  # no terminal, or a kernel without an input box
+            raise InvalidInput(f"Nothing was changed, because nobody can answer here: {question} Add --yes.") from error
+        return answer.strip().lower() in ("y", "yes")
 
-def target_line(target: MagicTarget) -> DisplayLines:
-    """Return a line that names a session, its branch and the agent's variable."""
-    line = [
-        Span("session "),
-        Span(clean(target.session.reference), "name"),
-        Span(", branch "),
-        Span(clean(target.branch_name), "head"),
-    ]
-    if target.variable is not None:
-        line += [Span(", variable "), Span(target.variable, "reference")]
-    if target.others:
-        line += [Span(" "), Span(clean(f"(others: {', '.join(target.others)}; choose with --session NAME)"), "dim")]
-    return DisplayLines(tuple(line))
+    def display_waiting(self) -> None:
+        """Display the results so far."""
+        while self._waiting:
+            self._display(self._waiting.pop(0))
 
+    def run(self, words: Sequence[str]) -> Any:
+        """Run a command, bind the variables of agents whose session has moved, and return the command's result."""
+        before = [(variable, agent, agent.session.branch().id) for variable, agent in self._agents]
+        HOST.set(self)
+        try:
+            root().main(list(words), prog_name="%agentgit", standalone_mode=False)
+        except Exception as error:
+            self.display_waiting()
+            if hasattr(error, "format_message"):  # typer exports no base class of its errors
+                raise InvalidInput(error.format_message()) from error
+            raise
+        finally:
+            for variable, agent, branch_id in before:
+                self._follow(variable, agent, branch_id)
+        return self._waiting.pop() if self._waiting else None
 
-# -- read-only commands
-
-
-def _status(command: Command) -> Any:
-    target = command.target
-    if target.agent is not None:
-        return target.agent
-    branch = target.session.branch()
-    head = target.session.get_checkpoint("HEAD") if branch.checkpoint_count else None
-    command.display(DisplayLines(*lists.status_lines(target.session.info, branch, head)))
-    return target.session.tree()
-
-
-def _log(command: Command) -> Any:
-    target, arguments, limit = command.target, command.arguments, command.arguments.limit
-    log = target.session.log(
-        branch=target.branch_id,
-        which="all" if arguments.all_branches else "path",
-        name=arguments.name,
-        since=parse_time(arguments.since),
-        until=parse_time(arguments.until),
-        tag=arguments.tag,
-    )
-    return log if limit is None else Checkpoints(log.page(limit).items[::-1])
-
-
-def _tool_track(command: Command) -> Any:
-    target = command.target
-    return ToolTrack(target.session.tool_track(branch=target.branch_id)[-(command.arguments.limit or 0) :])
-
-
-def _search(command: Command) -> Any:
-    text, everywhere = " ".join(command.arguments.text), command.arguments.all_branches
-    return command.target.session.search(text, branch=command.target.branch_id, all_branches=everywhere)
-
-
-def _diff(command: Command) -> Any:
-    target = command.target
-    session, branch = target.session, target.branch_id
-    start = command.arguments.a or session.plan_undo(branch=branch).checkpoint_id
-    a, b = (session.get_checkpoint(ref, branch=branch) for ref in (start, command.arguments.b or "HEAD"))
-    return session.diff(a, b)
-
-
-def _compare(command: Command) -> Any:
-    return command.target.require_agent()[0].compare(command.arguments.ref)
-
-
-def _plan(command: Command) -> RollbackPlan:
-    return command.target.session.plan_rollback(command.arguments.ref, branch=command.target.branch_id)
-
-
-# -- checkpoints and tags
-
-
-def _checkpoint(command: Command) -> Any:
-    arguments, target = command.arguments, command.target
-    if target.agent is None:
-        return target.session.checkpoint(arguments.name, description=arguments.description)
-    return target.agent.checkpoint(arguments.name, description=arguments.description)
-
-
-def _tag(command: Command) -> Any:
-    session, branch = command.target.session, command.target.branch_id
-    if len(command.arguments.words) > 2:
-        raise InvalidInput("Write at most a reference and a name; put quotes around a name with spaces.")
-    if command.arguments.delete is not None:
-        session.untag(command.arguments.delete)
-    if command.arguments.words:
-        *ref, name = command.arguments.words
-        session.tag(ref[0] if ref else "HEAD", name, branch=branch)
-    return session.tags()
-
-
-# -- rollback and switch
-
-
-def _move_agent(command: Command, move: Callable[[RollbackAgent], RollbackAgent]) -> Any:
-    """Call `move`, assign the agent that it returns to the variable, and return the agent's report."""
-    agent, variable = command.target.require_agent()
-    moved_agent = move(agent)
-    _assign_agent(command, variable, moved_agent)
-    return moved_agent.report
-
-
-def _assign_agent(command: Command, variable: str, agent: RollbackAgent) -> None:
-    command.names.names[variable] = agent
-    command.display(
-        DisplayLines(
-            (
-                Span(variable, "reference"),
-                Span(" is on branch "),
-                Span(clean(agent.branch.name), "head"),
-                Span(" of session "),
-                Span(clean(agent.session.reference), "name"),
+    def _follow(self, variable: str, agent: Any, branch_id: int) -> None:
+        """Bind the variable of an agent to an agent on the session's current branch, if the session has moved."""
+        try:
+            current = agent.session.branch()
+        except AgentGitError:  # the command has deleted the session
+            return
+        if current.id != branch_id:
+            self._namespace.names[variable] = agent.at(current.id)
+            self._display(
+                DisplayLines(
+                    (
+                        Span(variable, "reference"),
+                        Span(" is on branch "),
+                        Span(clean(current.name), "head"),
+                        Span(" of session "),
+                        Span(clean(agent.session.reference), "name"),
+                    )
+                )
             )
-        )
-    )
 
 
-def _rollback(command: Command) -> Any:
-    arguments, target = command.arguments, command.target
-    command.confirm("Roll back?", lambda: _plan(command))
-    if target.agent is not None:
-        return _move_agent(
-            command, lambda agent: agent.rollback(arguments.ref, name=arguments.name, force=arguments.force)
-        )
-    return target.session.rollback(arguments.ref, name=arguments.name, force=arguments.force)
+def target_line(session: Session, branch: str, variable: str) -> DisplayLines:
+    """Return a line that names a session, its branch and the agent's variable."""
+    return DisplayLines((Span(f"{place(session.reference, branch)}, variable "), Span(variable, "reference")))
 
 
-def _undo(command: Command) -> Any:
-    arguments, target = command.arguments, command.target
-    command.confirm("Undo?", lambda: target.session.plan_undo(arguments.steps, branch=target.branch_id))
-    if target.agent is None:
-        return target.session.undo(arguments.steps, force=arguments.force)
-    return _move_agent(command, lambda agent: agent.undo(arguments.steps, force=arguments.force))
+@cache
+def root() -> Any:
+    """Return the command line, whose commands are loaded when they run."""
+    return typer.main.get_command(app)
 
 
-def _redo(command: Command) -> Any:
-    arguments, target = command.arguments, command.target
-    command.confirm("Redo?", lambda: target.session.plan_redo(branch=target.branch_id))
-    if target.agent is None:
-        return target.session.redo(force=arguments.force)
-    return _move_agent(command, lambda agent: agent.redo(force=arguments.force))
+def parse(line: str) -> list[str]:
+    """Split the text after `%agentgit` into the words of a command.
+
+    Example:
+        >>> parse('rollback "before payment" --force'), parse(""), parse("help")
+        (['rollback', 'before payment', '--force'], ['status'], ['--help'])
+    """
+    try:
+        words = shlex.split(line) or ["status"]
+    except ValueError as error:
+        raise InvalidInput(f"Invalid command: {error}. Close each quote that you open.") from error
+    if words[0] in TERMINAL_ONLY:
+        raise InvalidInput(f"Run it in a terminal: agentgit {words[0]}")
+    return ["--help"] if words == ["help"] else words
 
 
-def _switch(command: Command) -> Any:
-    name, sync, force = command.arguments.branch, command.arguments.sync, command.arguments.force
-    target = command.target
-    if sync == "world":
-        command.confirm("Switch?", lambda: target.session.plan_switch(name))
-    if target.agent is None:
-        report = target.session.switch(name, sync=sync, force=force)
-        return report if sync is not None else target.session.branch()
-    report = _move_agent(command, lambda agent: agent.switch(name, sync, force=force))
-    return report if sync is not None else command.target.agent
+# -- completion
+
+_MAGIC = re.compile(r"%agentgit\s+([^\n]*)")
+_BRANCH = re.compile(r"%%branch\s+[^\n]*--from\s+([^\n]*)")
+_LAST_WORD = re.compile(r"""'[^']*$|"[^"]*$|[^\s'"]*$""")
+"""The word at the cursor, with its opening quote if it has one."""
 
 
-# -- trust and use
+def complete(namespace: NotebookNamespace, text: str) -> tuple[str, list[str]] | None:
+    """Return the word at the cursor, and its completions; None outside a magic."""
+    magic, branch = _MAGIC.fullmatch(text), _BRANCH.fullmatch(text)
+    match = magic or branch
+    if match is None:
+        return None
+    found = _LAST_WORD.search(match[1])
+    fragment = found[0] if found is not None else ""
+    unquoted = fragment.lstrip("\"'")
+    try:
+        notebook = Notebook(namespace, lambda _: None)
+        HOST.set(notebook)
+        if magic is not None:
+            items = BashComplete(root(), {}, "agentgit", "").get_completions(
+                shlex.split(match[1].removesuffix(fragment)), unquoted
+            )
+            words = [item.value for item in items]
+        else:
+            names: Any = notebook.names()
+            words = [word for word in names.checkpoints(names.session("")) if word.startswith(unquoted)]
+    except (AgentGitError, ValueError):  # no session yet, or an open quote: typing must not raise errors
+        return fragment, []
+    return fragment, [_quote(word) for word in words]
 
 
-def _trust(command: Command) -> Any:
-    command.names.repository().trust(*command.arguments.modules)
-    return DisplayLines((Span("trusted: "), Span(clean(", ".join(command.arguments.modules)), "reference")))
-
-
-def _use(command: Command) -> Any:
-    target = command.names.use(command.arguments.what)
-    return target.agent if target.agent is not None else target.session
-
-
-_HANDLERS: dict[str, Callable[[Command], Any]] = {
-    "status": _status,
-    "log": _log,
-    "tree": lambda asked: asked.target.session.tree(),
-    "branches": lambda asked: asked.target.session.branches(),
-    "tool-track": _tool_track,
-    "search": _search,
-    "diff": _diff,
-    "compare": _compare,
-    "stats": lambda asked: asked.target.session.stats(),
-    "checkpoint": _checkpoint,
-    "tag": _tag,
-    "plan": _plan,
-    "rollback": _rollback,
-    "undo": _undo,
-    "redo": _redo,
-    "switch": _switch,
-    "trust": _trust,
-    "use": _use,
-    "help": lambda asked: DisplayLines(*help_lines()),
-}
-"""The function for each command in `COMMANDS`."""
+def _quote(text: str) -> str:
+    """Quote a name that is empty or contains spaces, quotes or backslashes."""
+    return text if text and not set(text) & set(" \t\n\\\"'") else shlex.quote(text)

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import shlex
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMatcherResult, context_matcher
 from IPython.core.error import UsageError
 from IPython.display import display
 
 from agentgit.checkpoints.references import free_name
-from agentgit.errors import (
-    AgentGitError,
-    InvalidInput,
-    NotFound,
-    RollbackBlocked,
-    RollbackIncomplete,
-    WorldDiverged,
-)
-from agentgit.notebook import arguments as parsing
-from agentgit.notebook.commands import Command, DisplayLines, run_command, target_line
-from agentgit.notebook.completion import complete
+from agentgit.errors import AgentGitError, Conflict, InvalidInput, RollbackBlocked, WorldDiverged
+from agentgit.notebook.commands import DisplayLines, Notebook, complete, parse, target_line
 from agentgit.notebook.live_tree import live
 from agentgit.notebook.target import NotebookNamespace
 from agentgit.render.text import Span, clean
@@ -69,59 +62,36 @@ class Magics:
         self._namespace = NotebookNamespace(shell.user_ns)
 
     def agentgit(self, line: str, cell: str | None = None) -> Any:
-        """Inspect a session, roll back, or change branches. %agentgit help lists the commands."""
+        """Run a command of agentgit. %agentgit --help lists the commands."""
         with _short_errors():
             if cell is None:
-                return self._run_command(line)
-            if parsing.split(line) != ["live"]:
+                words = parse(line)
+                notebook = Notebook(self._namespace, _show)
+                return copy_context().run(notebook.run, words)  # the options of the command line are context variables
+            if line.split() != ["live"]:
                 raise InvalidInput("Usage: %%agentgit live, with the code to run below it.")
-            target = self._namespace.target()
-            agent, _ = target.require_agent()
+            variable, agent = self._namespace.agent()
             self._require_no_await(cell)
-            _show(target_line(target))
+            _show(target_line(agent.session, agent.branch.name, variable))
         with live(agent):
             return self._run(cell)
 
-    def _run_command(self, line: str) -> Any:
-        try:
-            name, arguments = parsing.parse(line)
-        except InvalidInput as error:
-            raise self._hint_at_session(error, line) from error
-        try:
-            return run_command(name, Command(self._namespace, arguments, _show))
-        except NotFound as error:
-            raise self._hint_at_session(error, line) from error
-
-    def _hint_at_session(self, error: AgentGitError, line: str) -> AgentGitError:
-        """Return an error that says so if a word of the line is the name of a session, otherwise the same error."""
-        try:
-            command, *words = parsing.split(line) or ["status"]
-            named = sorted(set(words) & set(self._namespace.choices())) if "--session" not in words else []
-        except AgentGitError:  # an open quote, or no repository: the error already says so
-            return error
-        if not named:
-            return error
-        return InvalidInput(
-            f"{named[0]!r} is a session. Write: %agentgit {command} … --session {shlex.quote(named[0])}"
-        )
-
     def branch(self, line: str, cell: str) -> Any:
-        """Run a cell on a new branch, then return: %%branch NAME [--from REF] [--sync HOW] [--force] [--yes]."""
+        """Run a cell on a new branch, then return: %%branch NAME [--from REF] [--sync HOW] [--agent NAME]."""
         with _short_errors():
-            arguments = parsing.parse_branch(line)
+            arguments = _parse_branch(line)
             self._require_no_await(cell)
-            command = Command(self._namespace, arguments, _show)
-            agent, variable = command.target.require_agent()
-            command.target.require_chosen()
+            variable, agent = self._namespace.agent(arguments.agent)
         self._parse(cell)  # a syntax error must not create a branch
         with _short_errors():
-            _show(target_line(command.target))
-            if arguments.sync == "world":
-                command.confirm(
-                    "Bring the world to the new branch, and back after the cell?",
-                    lambda: agent.plan_rollback(arguments.ref or "HEAD"),
-                )
-            branch_agent = _create_branch(agent, arguments)
+            _show(target_line(agent.session, agent.branch.name, variable))
+            if arguments.sync == "world" and not arguments.yes:
+                self._confirm(agent, arguments)
+            try:
+                branch_agent = _create_branch(agent, arguments)
+            except RollbackBlocked as error:
+                _show(error.plan)
+                raise
         self._shell.user_ns[variable] = branch_agent
         try:
             result = self._run(cell)
@@ -139,10 +109,24 @@ class Magics:
             _show(_summary(variable, agent, branch_agent))
         return result
 
+    def _confirm(self, agent: RollbackAgent, arguments: Namespace) -> None:
+        """Show what bringing the world to the branch does, and ask; a blocked plan is refused later."""
+        made = agent.plan_rollback(arguments.ref or "HEAD")
+        plan = made.forced() if arguments.force else made
+        if not plan.is_admissible:
+            return
+        _show(plan)
+        where = f"session {agent.session.reference}, branch {agent.branch.name}"
+        question = clean(f"Bring the world to the new branch, and back after the cell? ({where})")
+        if not Notebook(self._namespace, _show).ask(question):
+            raise InvalidInput("Nothing was changed, because the answer is not yes.")
+        if agent.plan_rollback(arguments.ref or "HEAD") != made:
+            raise Conflict("Nothing was done: the session has moved on since the plan was made. Try again.")
+
     @context_matcher(identifier=_COMPLETER)  # type: ignore[untyped-decorator]  # untyped in IPython
     def match_completions(self, context: CompletionContext) -> SimpleMatcherResult:
         """Return the completions inside a magic to IPython, and suppress all others there."""
-        result = complete(self._namespace, context.full_text[: context.cursor_position])
+        result = copy_context().run(complete, self._namespace, context.full_text[: context.cursor_position])
         if result is None:
             return {"completions": []}
         fragment, candidates = result
@@ -170,6 +154,26 @@ class Magics:
         if last_expression is None:
             return None
         return eval(compiler(ast.Expression(last_expression.value), filename, "eval"), namespace)  # noqa: S307  # as above
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise InvalidInput(f"{message}. {' '.join(self.format_usage().split())}")
+
+
+def _parse_branch(line: str) -> Namespace:
+    """Parse the text after `%%branch`."""
+    parser = _Parser(prog="%%branch", add_help=False, allow_abbrev=False)
+    parser.add_argument("name", metavar="NAME")
+    parser.add_argument("--from", dest="ref", metavar="REF")
+    parser.add_argument("--sync", choices=("world", "note", "ignore"), metavar="HOW")
+    parser.add_argument("--force", action="store_true")
+    parser.add_argument("--yes", "-y", action="store_true")
+    parser.add_argument("--agent", metavar="NAME")
+    try:
+        return parser.parse_args(shlex.split(line))
+    except ValueError as error:
+        raise InvalidInput(f"Invalid command: {error}. Close each quote that you open.") from error
 
 
 def _create_branch(agent: RollbackAgent, arguments: Namespace) -> RollbackAgent:
@@ -223,12 +227,8 @@ def _show(value: Any) -> None:
 
 @contextmanager
 def _short_errors() -> Iterator[None]:
-    """Show an agentgit error on one line without a traceback, after the plan or report that it carries."""
+    """Show an agentgit error on one line without a traceback."""
     try:
         yield
     except AgentGitError as error:
-        if isinstance(error, RollbackBlocked | WorldDiverged):
-            _show(error.plan)
-        elif isinstance(error, RollbackIncomplete):
-            _show(error.report)
         raise UsageError(clean(f"{type(error).__name__}: {error}")) from error

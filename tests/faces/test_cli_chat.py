@@ -153,7 +153,7 @@ def test_a_chat_runs_through_a_pipe(folder):
     assert plainly(done.out) == (GOLDEN / "chat.txt").read_text(encoding="utf-8")
     assert done.err.startswith("error: The world has changed since branch main last ran")
     assert done.err.endswith(" continue anyway with --sync ignore.\n")
-    assert "Restore it with /switch main --sync world" in done.err
+    assert "Restore it by a switch to 'main' with sync='world'" in done.err
     assert done.err.count("\n") == 1
     assert done.code == WorldDiverged.exit_code
     assert folder.world.items == ["chair", "table"]

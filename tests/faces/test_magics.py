@@ -6,6 +6,7 @@ import pytest
 from notebook_shells import magic, restart
 from scripted import World, obedient, tool_node_graph
 
+import agentgit
 from agentgit import InvalidInput, WorldDiverged
 from agentgit.notebook import live
 
@@ -42,19 +43,18 @@ def usage_error(shell, line) -> str:
 def test_read_only_magics_return_the_same_values_as_the_agent(shell, world):
     """Each read-only command returns the value of the matching method, for the agent's session and branch."""
     agent, repo = shell.user_ns["agent"], shell.user_ns["repo"]
-    assert magic(shell, "") is agent
+    assert "my session" in repr(magic(shell, ""))
     assert str(magic(shell, "tree")) == str(agent.tree())
     assert magic(shell, "branches") == agent.session.branches()
     assert magic(shell, "tool-track") == agent.tool_track()
     assert magic(shell, "tool-track -n 1") == agent.tool_track()[-1:]
-    assert [p.id for p in magic(shell, "log")] == [p.id for p in agent.log()]
+    assert [p.id for p in magic(shell, "log")][::-1] == [p.id for p in agent.log()]
     assert [p.metadata["reference"] for p in magic(shell, "log -n 2")] == ["main#4", "main#5"]
     assert str(magic(shell, "plan 'before the table'")) == str(agent.plan_rollback("before the table"))
     assert str(magic(shell, "diff main#3 HEAD")) == str(repo.session().diff("main#3", "main#5"))
     assert magic(shell, "search table").items
     assert magic(shell, "stats").total.checkpoints == 5
-    assert "rollback" in repr(magic(shell, "help"))
-    assert magic(shell, "compare main#2") is not None
+    assert magic(shell, "compare main#2 HEAD") is not None
     assert world.items == ["chair", "table"]
 
 
@@ -78,22 +78,24 @@ def test_a_rollback_rebinds_the_variable_to_an_agent_on_the_new_branch(shell, sh
 
 def test_the_checkpoint_and_tag_magics_name_tag_and_untag(shell):
     """`checkpoint` saves a named checkpoint; `tag` adds and deletes tags."""
-    assert magic(shell, "checkpoint 'all done' --description 'at last'").checkpoint_name == "all done"
-    assert [tag.reference for tag in magic(shell, "tag good")] == ["main#6"]
-    assert {tag.name: tag.reference for tag in magic(shell, "tag main#2 old")} == {"good": "main#6", "old": "main#2"}
-    assert [tag.name for tag in magic(shell, "tag --delete old")] == ["good"]
+    assert "all done - at last" in repr(magic(shell, "checkpoint create 'all done' --description 'at last'"))
+    magic(shell, "tag HEAD good")
+    magic(shell, "tag main#2 old")
+    assert {tag.name: tag.reference for tag in magic(shell, "tag")} == {"good": "main#6", "old": "main#2"}
+    magic(shell, "tag --delete old")
+    assert [tag.name for tag in magic(shell, "tag")] == ["good"]
 
 
 WRONG = {
-    "rolback x": "NotFound: There is no command %agentgit rolback",
-    "rollback": "InvalidInput: the following arguments are required: REF",
+    "rolback x": "No such command 'rolback'. Did you mean 'rollback'?",
+    "rollback": "InvalidInput: Missing argument",
     "rollback nowhere --yes": "NotFound: Session my session has no checkpoint 'nowhere'",
-    "log -n 0": "InvalidInput: argument -n/--limit",
-    "switch main --sync never": "InvalidInput: argument --sync",
-    "tag a b c": "InvalidInput: Write at most a reference and a name",
-    "plan before the table": "the table. A name with spaces needs quotes. Usage: %agentgit plan",
+    "log -n 0": "InvalidInput: Invalid value for '--limit'",
+    "switch main --sync never": "InvalidInput: sync must be",
+    "tag a b c d": "write a session, a reference and a name; put quotes around each",
+    "plan before the table": "put quotes around a name",
     "plan 'main": "InvalidInput: Invalid command: No closing quotation",
-    "use nobody": "NotFound: There is no agent, repository or session called 'nobody'",
+    "chat shop:graph": "InvalidInput: Run it in a terminal: agentgit chat",
 }
 
 
@@ -113,24 +115,17 @@ def test_a_blocked_rollback_shows_its_plan(shell, shown, world):
     assert world.items == ["chair"]
 
 
-def test_magics_use_the_agent_that_ran_last_or_was_chosen(shell, repo, world):
-    """Magics use the agent that ran last or was chosen with `use`; without agents, a session or repository."""
+def test_magics_read_the_session_of_the_agent_that_ran_last(shell, repo, world):
+    """Magics read the session of the agent that ran last; without agents, the newest of a repository."""
     other = repo.wrap(tool_node_graph(obedient(), world.tools()), "other")
     other.run("hello")
     shell.user_ns["other"] = other
-    assert magic(shell, "") is other
-    assert magic(shell, "use agent") is shell.user_ns["agent"]
-    other.run("hello again")
-    assert magic(shell, "") is shell.user_ns["agent"]
-    assert magic(shell, "use 'my session'").name == "my session"
-    assert magic(shell, "rollback 'before the table' --yes").branch == "main-2"
-    assert magic(shell, "switch main").name == "main"
-    assert magic(shell, "undo --yes").status == "done"
-    assert magic(shell, "checkpoint 'without an agent'").checkpoint_name == "without an agent"
-    assert "needs an agent" in usage_error(shell, "compare main")
-    magic(shell, "use")
-    assert magic(shell, "") is other
+    assert magic(shell, "log")[-1].metadata["reference"] == "main#2"
+    shell.user_ns["agent"].run("hello again")
+    assert magic(shell, "log")[-1].metadata["reference"] == "main#7"
+    assert magic(shell, "log other")[-1].metadata["reference"] == "main#2"
     del shell.user_ns["other"], shell.user_ns["agent"]
+    assert magic(shell, "rollback 'my session' 'before the table' --yes").branch == "main-2"
     assert magic(shell, "branches")[0].name == "main"
     del shell.user_ns["repo"]
     for line in ("", "tree"):
@@ -219,31 +214,19 @@ def texts(shown) -> list[str]:
 
 
 def test_every_output_names_the_session_and_the_branch(shell, shown):
-    """Each command that reads or changes a session first names it, its branch and the agent's variable."""
-    for line in ("log", "tree", "branches", "tool-track", "search table", "diff", "compare main#2", "stats", "tag"):
+    """Each command that reads or changes the session of an agent first names it, its branch and the variable."""
+    for line in ("log", "tree", "branches", "tool-track", "search table", "diff main#2 HEAD", "stats", "tag"):
         shown.clear()
         magic(shell, line)
-        assert texts(shown) == ["session my session, branch main, variable agent"]
+        assert texts(shown) == ["session 'my session', branch main, variable agent"]
     magic(shell, "rollback 'before the table' --name retry --yes")
     assert texts(shown)[-1] == "agent is on branch retry of session my session"
     shown.clear()
     cell_magic(shell, "try", "agent.branch.name")
-    assert texts(shown)[0] == "session my session, branch retry, variable agent"
-    shell.user_ns.pop("agent")
-    shown.clear()
-    magic(shell, "plan HEAD")
-    assert texts(shown) == ["session my session, branch retry"]
+    assert texts(shown)[0] == "session 'my session', branch retry, variable agent"
 
 
-CHANGES = (
-    "undo --yes",
-    "redo --yes",
-    "rollback main#1 --yes",
-    "switch main",
-    "checkpoint x",
-    "tag x",
-    "tag --delete x",
-)
+CHANGES = ("undo", "redo", "rollback main#1", "switch main", "checkpoint create x", "tag main#1 x", "tag --delete x")
 
 
 def test_with_several_agents_a_change_needs_the_name_of_the_session(shell, shown, repo, world):
@@ -252,19 +235,20 @@ def test_with_several_agents_a_change_needs_the_name_of_the_session(shell, shown
     other.run("add lamp")
     shell.user_ns["other"] = other
     for line in CHANGES:
-        assert "Ambiguous: There are several sessions" in usage_error(shell, line)
-        assert "It could be other, agent." in usage_error(shell, line)
+        assert "There are several sessions, so name the one that you mean" in usage_error(shell, line)
     from IPython.core.error import UsageError
 
     with pytest.raises(UsageError, match="several sessions"):
         cell_magic(shell, "try", "1")
+    assert cell_magic(shell, "try --agent agent", "agent.branch.name") == "try"
     assert world.items == ["chair", "table", "lamp"]
     magic(shell, "log")
-    assert "session other, branch main, variable other (others: agent; choose with --session NAME)" in texts(shown)
-    magic(shell, "undo --yes --session agent")
+    assert "session other, branch main, variable other" in texts(shown)
+    magic(shell, "undo 'my session' --yes")
     assert world.items == ["chair", "lamp"]
-    magic(shell, "use other")
-    magic(shell, "undo --yes")
+    assert shell.user_ns["agent"].branch.name == "main-2"
+    assert shell.user_ns["other"] is other
+    magic(shell, "undo other --yes")
     assert world.items == ["chair"]
 
 
@@ -273,19 +257,24 @@ def test_with_several_sessions_and_no_agent_a_change_needs_the_name(shell, repo)
     repo.session("newest", create=True)
     del shell.user_ns["agent"]
     for line in CHANGES:
-        assert "It could be newest, 'my session'." in usage_error(shell, line)
-    assert magic(shell, "tag good --session 'my session'")[0].name == "good"
-    assert "no checkpoint" in usage_error(shell, "plan nowhere --session 'my session'")
+        assert "Sessions: newest, 'my session'." in usage_error(shell, line)
+    magic(shell, "tag 'my session' HEAD good")
+    assert [tag.name for tag in magic(shell, "tag 'my session'")] == ["good"]
 
 
-def test_a_session_in_the_place_of_a_reference_is_named_as_one(shell, repo):
-    """`plan three` and `undo three` say that three is a session, and how to name it."""
-    repo.session("three", create=True)
-    for line in ("plan three", "undo three", "tree three", "rollback three --yes", "log three"):
-        assert f"'three' is a session. Write: %agentgit {line.split()[0]} … --session three" in usage_error(shell, line)
+def test_a_database_in_memory_is_reached(ipython, world):
+    """The commands run on the repository of the notebook, also if no other process can open it."""
+    repo = agentgit.open(":memory:")
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "memory", effects=world.effects())
+    agent.run("add chair")
+    restart(ipython, repo=repo, agent=agent)
+    assert magic(ipython, "undo --yes").status == "done"
+    assert world.items == []
+    ipython.user_ns["agent"].run("add table")
+    assert ipython.user_ns["agent"].history()[0]["content"] == "add table"
 
 
-ASKING = ("rollback 'before the table'", "undo", "switch try --sync world", "undo --session agent")
+ASKING = ("rollback 'before the table'", "undo", "switch try --sync world", "undo 'my session'")
 
 
 def test_a_change_of_the_world_shows_its_plan_and_asks(shell, shown, world, monkeypatch):
@@ -305,7 +294,7 @@ def test_yes_is_an_answer(shell, shown, world, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
     assert magic(shell, "undo").status == "done"
     assert world.items == ["chair"]
-    assert "Undo? (session my session, branch main) [y/N] " in capsys.readouterr().out
+    assert "Undo in session 'my session', branch main? [y/N] " in capsys.readouterr().out
 
 
 def test_without_somebody_to_ask_nothing_changes_and_the_flag_is_named(shell, world):
@@ -329,7 +318,7 @@ def test_a_plan_that_changes_while_the_question_is_open_is_not_carried_out(shell
             return "y\n"
 
     monkeypatch.setattr("sys.stdin", SlowPerson())
-    assert "Conflict: Nothing was changed: the session moved on" in usage_error(shell, "rollback 'before the table'")
+    assert "Conflict: Nothing was done: the session has moved on" in usage_error(shell, "rollback 'before the table'")
     assert world.items == ["chair", "table", "lamp"]
 
 
@@ -342,18 +331,14 @@ def complete(shell, text):
 
 
 OFFERED = {
-    "%agentgit ro": ["%agentgit rollback"],
-    "%agentgit switch ": [f"%agentgit switch {word}" for word in ("main", "--sync", "--force", "--yes", "--session")],
+    "%agentgit roll": ["%agentgit rollback"],
+    "%agentgit checkpoint c": [f"%agentgit checkpoint {word}" for word in ("create", "cleanup", "clear")],
+    "%agentgit plan --no-f": ["%agentgit plan --no-files"],
     "%agentgit rollback main#": [f"%agentgit rollback main#{n}" for n in (5, 4, 3, 2, 1)],
     "%agentgit rollback 'bef": ["%agentgit rollback 'before the table'"],
     "%agentgit rollback bef": ["%agentgit rollback 'before the table'"],
-    "%agentgit switch main --sync w": ["%agentgit switch main --sync world"],
-    "%agentgit use my": ["%agentgit use 'my session'"],
-    "%agentgit tag --delete ": ["%agentgit tag --delete good"],
+    "%agentgit log my": ["%agentgit log 'my session'"],
     "%%branch try --from go": ["%%branch try --from good"],
-    "%%branch ": [f"%%branch --{word}" for word in ("from", "sync", "force", "yes", "session")],
-    "%agentgit log --session my": ["%agentgit log --session 'my session'"],
-    "%%agentgit ": ["%%agentgit live"],
 }
 
 
@@ -416,7 +401,7 @@ def test_a_kernel_asks_in_the_input_box_of_its_client(kernel):
         "%agentgit undo", allow_stdin=True, stdin_hook=answer, output_hook=lambda message: None, timeout=120
     )
     assert reply["content"]["status"] == "ok"
-    assert asked == ["Undo? (session asked, branch main) [y/N] "]
+    assert asked == ["Undo in session asked, branch main? [y/N] "]
     _, shown = run(kernel, "agent.branch.name")
     assert "main-2" in str(shown)
 
@@ -441,7 +426,7 @@ def test_the_extension_works_in_a_real_jupyter_kernel(kernel):
     assert "0 checkpoints" in trees[0]["data"]["text/plain"]
     assert "2 checkpoints" in trees[-1]["data"]["text/plain"]
     assert "data:image/svg+xml;base64," in trees[-1]["data"]["text/html"]
-    reply, shown = run(kernel, "%agentgit rollback nowhere")
+    reply, shown = run(kernel, "%agentgit rollback nowhere --yes")
     assert (reply["status"], reply["ename"]) == ("error", "UsageError")
     assert [kind for kind, _ in shown if kind == "error"] == []
     assert "".join(content["text"] for kind, content in shown if kind == "stream").count("\n") <= 2

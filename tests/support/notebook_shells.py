@@ -58,10 +58,3 @@ class Notebook:
         name = f"<cell {id(self)} {len(linecache.cache)}>"
         linecache.cache[name] = (len(cell), None, cell.splitlines(keepends=True), name)
         exec(compile(cell, name, "exec"), vars(self.main))  # noqa: S102  # as a notebook does
-
-
-def commands() -> list[str]:
-    """List the commands of `%agentgit`."""
-    from agentgit.notebook.arguments import COMMANDS
-
-    return list(COMMANDS)
