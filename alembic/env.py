@@ -59,12 +59,6 @@ def run(connection=None, **where):
         context.run_migrations()
 
 
-def run_online(connection):
-    """Run the migrations on all rows of the tables."""
-    with migrations.unforced_row_security(connection):
-        run(connection)
-
-
 def run_command():
     """Run a command of `alembic` on its database: `-x db=URL`, `sqlalchemy.url`, or the library's default."""
     named = context.get_x_argument(as_dictionary=True).get("db") or config.get_alembic_option("sqlalchemy.url")
@@ -75,11 +69,11 @@ def run_command():
     with closing(Database(url)) as database:
         if database.is_sqlite:
             database.use_wal()
-        database.write(run_online, durable=True)
+        database.write(run, durable=True)
 
 
 if (given := config.attributes.get("connection")) is not None:
-    run_online(given)
+    run(given)
 else:
     try:
         run_command()

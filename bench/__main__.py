@@ -32,7 +32,7 @@ from bench import (
     upkeep,
 )  # fmt: skip
 from bench.honest import explored, faults, overhead, payments
-from bench.multiuser import executors, process, sessions, turns, wall
+from bench.multiuser import executors, process, sessions, turns
 from bench.saver import forks, lists, long, puts
 from bench.stage import FULL, QUICK, Stage
 from bench.workspace import snapshots, undo
@@ -66,7 +66,6 @@ SUBJECTS = {
     "multiuser-turns": turns.measure,
     "multiuser-process": process.measure,
     "multiuser-sessions": sessions.measure,
-    "multiuser-wall": wall.measure,
     "multiuser-executors": executors.measure,
     "workspace-snapshots": snapshots.measure,
     "workspace-undo": undo.measure,

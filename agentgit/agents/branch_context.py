@@ -138,7 +138,7 @@ class BranchContext:
         self.context = context
         self.graph = graph
         self.settings = settings
-        self.store = context.store.detached_copy()
+        self.store = context.store
         self.may_rewrite_input = may_rewrite_input(graph)
         """True if the graph can redact the user's message, so that no title may show it before."""
         self.planner = Planner(self.store, context.registry, context.user.id)
@@ -193,10 +193,6 @@ class BranchContext:
         with self.store.database.reading() as connection:
             self.authorize(connection, role)
             yield connection
-
-    def owner_id(self, connection: Connection) -> int:
-        """Return the id of the owner of the session."""
-        return self.context.lookup.owner_id(connection, self.session_id)
 
     def row(self, connection: Connection) -> StoredRow:
         """Read the row of the branch."""

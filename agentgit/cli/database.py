@@ -1,4 +1,4 @@
-"""`agentgit db`: the schema of a database, its roles and partitions, and its encryption keys."""
+"""`agentgit db`: the schema of a database, its roles, and its encryption keys."""
 
 from __future__ import annotations
 
@@ -65,31 +65,9 @@ def grant(
     from agentgit.store.schema import roles
 
     with database(db) as target_db:
-        count, is_limited = roles.grant(target_db, role)
-        data = {"database": target_db.name, "role": role, "tables": count, "is_limited_to_tenant": is_limited}
-        text = f"{role} can use {count} tables of {target_db.name}"
-        if not is_limited:
-            text += (
-                ". Warning: Citus has neither row-level security nor triggers, so this role can read all tenants and "
-                "delete audit events."
-            )
-        output.line(as_json, lambda: data, clean(text))
-
-
-@app.command()
-def partition(
-    parts: Annotated[int, typer.Argument(metavar="PARTS", min=2, help="The number of partitions of each table.")],
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
-) -> None:
-    """Partition the tables of a PostgreSQL database by tenant; it is locked while this runs."""
-    from agentgit.store.schema import partitioning
-
-    with database(db) as target_db:
-        count = partitioning.partition(target_db, parts)
-        data = {"database": target_db.name, "divided": count, "parts": parts}
-        text = f"{count} tables of {target_db.name} divided into {parts} parts"
-        output.line(as_json, lambda: data, clean(text))
+        count = roles.grant(target_db, role)
+        data = {"database": target_db.name, "role": role, "tables": count}
+        output.line(as_json, lambda: data, clean(f"{role} can use {count} tables of {target_db.name}"))
 
 
 @app.command()

@@ -18,7 +18,6 @@ from agentgit.effects.registry import GRAPH_NAME, Registry
 from agentgit.errors import NotFound
 from agentgit.rollback import RollbackEngine, awaiter_for_current_loop
 from agentgit.sessions import ExternalSession, InternalSession
-from agentgit.store.database import Database
 from agentgit.store.queries.lookup import CheckpointRef, Lookup
 from agentgit.store.queries.read_models import ReadModels
 from agentgit.store.records.sessions import StoredRow
@@ -60,7 +59,7 @@ class Context:
         effects: Mapping[str, Effect] | None = None,
         registry: Registry | None = None,
     ) -> None:
-        self.store = store.limited_to(principal)
+        self.store = store
         self.principal = principal
         self.lookup = Lookup(self.store, principal)
         self.read_models = ReadModels(self.store, self.lookup.require_role)
@@ -89,7 +88,6 @@ class Context:
         *,
         durable: bool = True,
         scope: str = READ,
-        database: Database | None = None,
     ) -> T:
         """Run a function in one write transaction, if the principal's access is still valid and covers a scope."""
 
@@ -97,7 +95,7 @@ class Context:
             self.lookup.require_scope(connection, scope)
             return work(connection)
 
-        return (database or self.store.database).write(authorized_work, durable=durable)
+        return self.store.database.write(authorized_work, durable=durable)
 
     def require_admin(self, verb: str) -> None:
         """Check that the principal is an admin, for an operation that affects all users."""

@@ -44,8 +44,7 @@ def erase(
     files = context.engine().files
     snapshots, problems = files.release_all(selection)
     try:
-        # Sessions of other users may have been created from these sessions and mention their names.
-        erased = context.change(delete, scope=WRITE, database=store.all_users_database)
+        erased = context.change(delete, scope=WRITE)
     finally:
         files.repin(snapshots)  # those that were not erased, or that others need by now
     problem = wipe(store.database)

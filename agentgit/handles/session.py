@@ -435,8 +435,7 @@ class Session(SessionReader):
             sessions.rename(connection, session, name, self._context.user.id)
             return self._access.load_session(connection)
 
-        # The name must be unique among all sessions of the owner, even if a co-owner cannot see all of them.
-        return self._context.change(rename_session, database=self._context.store.all_users_database)
+        return self._context.change(rename_session)
 
     def rename_branch(self, branch: BranchRef, name: str) -> InternalSession:
         """Rename a branch and return it. Its checkpoints and its thread are unchanged.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
@@ -11,7 +10,7 @@ from sqlalchemy import Connection
 
 from agentgit.async_api import async_twin
 from agentgit.auth import Member, ShareLink
-from agentgit.auth.principal import OWNER, READ, VIEWER, WRITE, Role, require_role
+from agentgit.auth.principal import OWNER, VIEWER, WRITE, Role, require_role
 from agentgit.auth.sharing import expiry_time
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.handles.context import Context, SessionAccess, UserRef
@@ -33,10 +32,6 @@ class Sharing:
 
     def __init__(self, context: Context, session_id: int) -> None:
         self._context, self._access = context, SessionAccess(context, session_id)
-
-    def _change(self, work: Callable[[Connection], T], *, scope: str = READ) -> T:
-        """Change who has access. Row-level security permits that only where the sessions of all users are visible."""
-        return self._context.change(work, scope=scope, database=self._context.store.all_users_database)
 
     def share(self, user: UserRef, role: Role = VIEWER, expires_in: timedelta | None = None) -> Member:
         """Grant a user a role in the session. It replaces the role that you granted before.
@@ -66,7 +61,7 @@ class Sharing:
                 connection, session.id, invited_user, role, expires_at, self._context.user.id
             )
 
-        return self._change(add_member)
+        return self._context.change(add_member)
 
     def unshare(self, user: UserRef) -> None:
         """Revoke all roles of a user in the session at once. With yourself as the user, leave the session.
@@ -96,7 +91,7 @@ class Sharing:
             for link_id in () if is_leaving else links:
                 self._context.store.members.revoke_link(connection, session.id, link_id, self._context.user.id)
 
-        self._change(remove_member, scope=WRITE)
+        self._context.change(remove_member, scope=WRITE)
 
     def members(self) -> list[Member]:
         """List the users who have a role in the session now, except its owner."""
@@ -126,7 +121,7 @@ class Sharing:
             session = self._access.load_session(connection, OWNER)
             return self._context.store.members.add_link(connection, session.id, role, expires_at, self._context.user.id)
 
-        return self._change(add_link)
+        return self._context.change(add_link)
 
     def links(self) -> list[ShareLink]:
         """List the links of the session, including those that have ended. Only its owner can do this.
@@ -160,7 +155,7 @@ class Sharing:
             )
             return replace(stored_link, revoked_at=stored_link.revoked_at or datetime.now(UTC))
 
-        return self._change(revoke)
+        return self._context.change(revoke)
 
     ashare = async_twin(share)
     aunshare = async_twin(unshare)

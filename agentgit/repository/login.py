@@ -65,7 +65,7 @@ class Authenticator:
         if key is None or user is None or user.disabled_at is not None:
             return None
         if self.context.store.api_keys.is_use_due(key):
-            self.context.store.all_users_database.write(lambda c: self.context.store.api_keys.record_use(c, key.id))
+            self.context.store.database.write(lambda c: self.context.store.api_keys.record_use(c, key.id))
         return Principal(
             tenant_id=tenant_id,
             user=user,
@@ -90,7 +90,7 @@ class Authenticator:
         if jwt.id_claim is not None and (user is None or claims.user_id != user.id):
             return None
         if user is None and jwt.create_users and is_name(claims.user_name):
-            user = self.context.store.all_users_database.write(lambda c: self._find_or_add_user(c, claims.user_name))
+            user = self.context.store.database.write(lambda c: self._find_or_add_user(c, claims.user_name))
         if user is None:
             return None
         principal = Principal(
@@ -122,7 +122,7 @@ class Authenticator:
         ):
             raise self._record_failure(user.id if user is not None else None)
         new_hash = rehash_if_outdated(password, stored_hash)
-        principal = self.context.store.all_users_database.write(
+        principal = self.context.store.database.write(
             lambda c: self._complete_login(c, user, stored_hash, new_hash, subjects)
         )
         if principal is None:

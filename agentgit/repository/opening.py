@@ -143,6 +143,6 @@ def _find_or_add_user(store: Store, name: str, *, create: bool) -> User:
             )
     if existing is not None and existing.disabled_at is not None:
         raise disabled_user_error(existing)
-    return existing or store.all_users_database.write(
+    return existing or store.database.write(
         lambda c: store.users.find_by_name(c, name) or store.users.add(c, name, is_admin=name == LOCAL)
     )

@@ -593,8 +593,7 @@ class Repository:
                 raise NotFound("This link is not valid: it is mistyped, revoked or expired. Ask for a new one.")
             return session_id
 
-        database = self._context.store.all_users_database  # row-level security lets no user grant a role
-        return Session(self._context, self._context.change(join, scope=WRITE, database=database))
+        return Session(self._context, self._context.change(join, scope=WRITE))
 
     def revoke_link(self, link: ShareLink | int) -> ShareLink:
         """Revoke a link of any session, like `session.sharing.revoke_link`.

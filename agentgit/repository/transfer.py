@@ -91,7 +91,7 @@ class Importer:
         export = stack.enter_context(tempfile.SpooledTemporaryFile(IN_MEMORY))  # noqa: SIM115  # the stack closes it
         kept_ids = write_export(checkpoints, export)
         store = self.context.store
-        with store.all_users_database.reading() as connection:
+        with store.database.reading() as connection:
             if taken_ids := store.checkpoints.existing_ids(connection, sorted(kept_ids)):
                 raise Conflict(
                     f"This database already has a checkpoint with the id {taken_ids[0]}. Leave out the ids to import "

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -51,7 +50,7 @@ class RollbackEngine:
     def __init__(
         self, store: Store, registry: Registry, awaiter: Awaiter = wait, *, user_id: int, authorize: Authorize
     ) -> None:
-        self.store = store = store.detached_copy()
+        self.store = store
         self.planner = Planner(store, registry, user_id)
         self.verification = Verification(store, registry, awaiter)
         self.executor = Executor(store, registry, awaiter, self.verification)
@@ -203,24 +202,20 @@ class RollbackEngine:
         database = self.store.database
         with database.reading() as connection:
             row = self.resumption.load_operation(connection, operation_id)
-            session_owner_id = self.store.visible_sessions.owner_id(connection, row.external_session_id)
-        # Act with the view of the session's owner. A user who loses access meanwhile still finishes the operation,
-        # because what undo functions did must be recorded.
-        with database.as_user(session_owner_id) if session_owner_id is not None else nullcontext():
-            file_changes = self.files.restore(row) if self.executor.execute(row, owner) else None
-            status = database.write(lambda c: self.finisher.end(c, operation_id, owner, file_changes), durable=True)
-            if status != operation.DONE:
-                report = self.read_report(operation_id)
-                unfinished = [item.invocation.first_id for item in (*report.failed, *report.remaining)]
-                with database.reading() as connection:
-                    calls = self.store.journal.invocations(connection, unfinished)
-                is_forcible = all(call.status != SIMULATED for call in calls.values())
-                described = _describe_stop(report, is_forcible=is_forcible)
-                raise RollbackIncomplete(
-                    f"{row.kind.capitalize()} {operation_id} stopped half way: {described}",
-                    operation=operation_id,
-                    report=report,
-                )
+        file_changes = self.files.restore(row) if self.executor.execute(row, owner) else None
+        status = database.write(lambda c: self.finisher.end(c, operation_id, owner, file_changes), durable=True)
+        if status != operation.DONE:
+            report = self.read_report(operation_id)
+            unfinished = [item.invocation.first_id for item in (*report.failed, *report.remaining)]
+            with database.reading() as connection:
+                calls = self.store.journal.invocations(connection, unfinished)
+            is_forcible = all(call.status != SIMULATED for call in calls.values())
+            described = _describe_stop(report, is_forcible=is_forcible)
+            raise RollbackIncomplete(
+                f"{row.kind.capitalize()} {operation_id} stopped half way: {described}",
+                operation=operation_id,
+                report=report,
+            )
         return int(row.internal_session_id)
 
     # -- fork

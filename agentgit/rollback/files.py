@@ -179,7 +179,7 @@ class RollbackFiles:
 
     def repin(self, released: Collection[SnapshotRef]) -> None:
         """Hold released snapshots again that a row still uses: a row added meanwhile, or one of another user."""
-        with self.store.all_users_database.reading() as connection:
+        with self.store.database.reading() as connection:
             used_ids = self.store.snapshots.in_use(connection, [snapshot.snapshot for snapshot in released])
         for snapshot in released:
             if snapshot.snapshot in used_ids:
@@ -187,7 +187,7 @@ class RollbackFiles:
 
     def release_all(self, sessions: Select[int]) -> tuple[list[SnapshotRef], list[str]]:
         """Release the snapshots that only these sessions use."""
-        with self.store.all_users_database.reading() as connection:  # includes the sessions of other users
+        with self.store.database.reading() as connection:
             snapshots = self.store.snapshots.exclusive_to(connection, sessions)
         released, problems, adapters = list[SnapshotRef](), list[str](), dict[str, WorkspaceAdapter]()
         for snapshot in snapshots:

@@ -62,7 +62,7 @@ class MemoryConflicts:
         items = dict.fromkeys(MemoryWrite.of(call).item for call, _ in steps)
         values = {item: _read(memory, item) for item in items}  # before a transaction is open
         conflicts: dict[int, str] = {}
-        with self.store.all_users_database.reading() as connection:
+        with self.store.database.reading() as connection:
             for call, action in steps:
                 conflict = self._conflict(connection, session_id, call, action, values)
                 if conflict is not None:

@@ -54,7 +54,6 @@ from agentgit.store.records.encryption_keys import unlock
 from agentgit.store.schema import schema
 from agentgit.store.schema.tenants import ensure_tenant
 from agentgit.store.sql.encryption import load_keyring
-from agentgit.store.sql.postgres import ALL_USERS
 from agentgit.store.threads.graph_rows import (
     ASKED,
     ASKED_INDEX,
@@ -212,7 +211,6 @@ class SQLModelSaver(AsyncSaverMethods):
             if shared.tenant_id is None:
                 schema.prepare(self.database)
                 shared.tenant_id = ensure_tenant(self.database)
-                shared.database = shared.database.limited_to(shared.tenant_id, ALL_USERS if self.sessions else None)
                 unlock(self.database, shared.tenant_id)
             shared.store = GraphStore(shared.tenant_id, shared.compression)
         return shared.store
@@ -536,8 +534,7 @@ class _SharedState:
     """The state that all copies of a saver share; LangGraph copies a saver when a graph is compiled."""
 
     def __init__(self, database: Database, tenant_id: int | None, store: GraphStore | None, compression: str) -> None:
-        is_bound = tenant_id is None or database.tenant_id == tenant_id
-        self.database = database if is_bound else database.limited_to(tenant_id)
+        self.database = database
         self.tenant_id, self.store, self.compression = tenant_id, store, compression
         self.turn: RecordedTurn | None = None
         self.channels: Channels = {}

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import logging
 import os
 import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 from sqlalchemy import URL, Connection, Engine
 from sqlalchemy.exc import DBAPIError
@@ -27,6 +26,7 @@ from agentgit.errors import AgentGitError, NotAllowed, NotFound, Unavailable
 from agentgit.store.audit.bus import Bus
 from agentgit.store.audit.trail import begin_events, finish_events
 from agentgit.store.sql import postgres, process
+from agentgit.store.sql.batch import Statement
 from agentgit.store.sql.driver_errors import (
     ConnectionBroken,
     ConstraintRace,
@@ -42,7 +42,7 @@ from agentgit.store.sql.nested_transactions import (
     enter_transaction,
     is_in_transaction,
 )
-from agentgit.store.sql.postgres import ALL_USERS, ASYNC_COMMIT, set_config_statements, transaction
+from agentgit.store.sql.postgres import ASYNC_COMMIT, transaction
 from agentgit.store.sql.process import LEASE_SECONDS, Leases
 from agentgit.store.sql.sqlite import DURABLE, READING, WRITING, SQLiteConnections
 from agentgit.store.sql.tables import METADATA
@@ -70,9 +70,6 @@ _WIPE_STATEMENTS = {
     "postgresql": ("VACUUM (ANALYZE) " + ", ".join(f'"{name}"' for name in METADATA.tables),),
 }
 
-_USER_SETTING = "agentgit.user_id"
-"""The PostgreSQL setting with the user whose sessions a transaction sees."""
-
 _SKIPPED_TABLE_STATE = "01000"
 """The SQLSTATE of PostgreSQL's warning that it skipped a table because another role owns it."""
 
@@ -80,9 +77,6 @@ _SIZE_QUERIES = {
     "sqlite": "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size",
     "postgresql": "SELECT pg_database_size(current_database())",
 }
-
-NO_EXTRA_SETTINGS: Mapping[str, str] = {}
-"""No settings for a transaction besides those of its database."""
 
 _before: ContextVar[Callable[[Database], None] | None] = ContextVar("agentgit_before_transactions", default=None)
 
@@ -129,9 +123,6 @@ class Database:
         """The absolute path of the SQLite file; None for a database in memory or on a server."""
         self.in_memory = self.is_sqlite and self.path is None
         self.name = redacted_url(self.url)
-        self.tenant_id: int | None = None
-        self._bound_settings: dict[str, str] = {}
-        self._settings = self._bound_settings
         self.bus = Bus()
         self._sqlite = SQLiteConnections(self.absolute_url, in_memory=self.in_memory) if self.is_sqlite else None
         self.engine: Engine = (
@@ -143,7 +134,7 @@ class Database:
         # `connect` returns connections for threads, so on an event loop `run` uses a thread.
         uses_threads = self.is_sqlite or connect is not None
         self._loop_pools = None if uses_threads else _create_loop_pools(self.url, pool_size, self.seal)
-        self.leases = None if self.is_sqlite else Leases(self._write_leases, lease_seconds)
+        self.leases = None if self.is_sqlite else Leases(self.write, lease_seconds)
         self._driver_error: type[Exception] = self.engine.dialect.loaded_dbapi.Error
         # A database in memory has only one connection, so its users take turns. A file has as many as needed.
         self._connection_lock: AbstractContextManager[Any] = (
@@ -152,7 +143,6 @@ class Database:
         self.named_locks = NamedLocks(path=self.path) if self.is_sqlite else NamedLocks(engine=self.engine)
         # SQLite's own lock is polled with sleeps of milliseconds, so writers of one process take turns here instead.
         self._write_lock = self._shared_write_lock()
-        # Shared with the copies that `limited_to` returns, like everything that `close` closes.
         self._closed, self._pool = threading.Event(), self.engine.pool
         self._close_listeners: weakref.WeakSet[CloseListener] = weakref.WeakSet()
         self._close_listeners_lock = threading.Lock()
@@ -161,43 +151,6 @@ class Database:
 
     def __repr__(self) -> str:
         return f"Database({self.name!r})"
-
-    def limited_to(
-        self, tenant_id: int | None = None, user_id: int | str | None = None, *, tenant_name: str | None = None
-    ) -> Self:
-        """Return a copy that is limited, on PostgreSQL, to the rows that row-level security makes visible.
-
-        The copy shares connections, bus and locks with this object, and closing it closes them. SQLite has no
-        row-level security.
-        """
-        settings = {"tenant_id": tenant_id, "user_id": user_id, "tenant_name": tenant_name}
-        database = self.detached_copy()
-        database.tenant_id = tenant_id
-        database._bound_settings = {
-            f"agentgit.{name}": str(value) for name, value in settings.items() if value is not None
-        }
-        database._settings = database._bound_settings
-        return database
-
-    def detached_copy(self) -> Self:
-        """Return a copy of this object that `as_user` affects separately. It shares the connections."""
-        database = copy.copy(self)
-        process.register_for_fork(database)
-        return database
-
-    @contextmanager
-    def as_user(self, user_id: int) -> Iterator[None]:
-        """Show the transactions of this object the sessions of another user, until the block ends."""
-        settings = self._bound_settings
-        if settings.get(_USER_SETTING, ALL_USERS) != ALL_USERS:
-            self._settings = {**settings, _USER_SETTING: str(user_id)}
-        try:
-            yield
-        finally:
-            self._settings = settings
-
-    def _write_leases(self, tenant_id: int, work: Callable[[Connection], None]) -> None:
-        self.limited_to(tenant_id, ALL_USERS).write(work)
 
     def _shared_write_lock(self) -> AbstractContextManager[Any]:
         is_file = self.is_sqlite and not self.in_memory
@@ -223,12 +176,12 @@ class Database:
             return await self._loop_pools.run(function, *args, **kwargs)
 
     def _transaction(
-        self, mode: str, extra_settings: Mapping[str, str] = NO_EXTRA_SETTINGS, **kind: bool
+        self, mode: str, settings: Sequence[Statement] = (), **kind: bool
     ) -> AbstractContextManager[Connection]:
         if self._sqlite is not None:
             return self._sqlite.transaction(mode)
         engine = (self._loop_pools and self._loop_pools.engine()) or self.engine
-        return transaction(engine, set_config_statements({**self._settings, **extra_settings}), **kind)
+        return transaction(engine, settings, **kind)
 
     @property
     def is_closed(self) -> bool:
@@ -295,7 +248,7 @@ class Database:
         mode, has_broken, last_refusal = DURABLE if durable else WRITING, False, None
         for attempt in range(1, attempts + 1):
             try:
-                return self._write_once(work, mode, ASYNC_COMMIT if async_commit else NO_EXTRA_SETTINGS)
+                return self._write_once(work, mode, ASYNC_COMMIT if async_commit else ())
             except TransactionConflict as error:
                 # The retry sees what the other transaction committed. If the same row is refused again, it was no race.
                 if isinstance(error, ConstraintRace) and last_refusal == error.words:
@@ -308,7 +261,7 @@ class Database:
                 self._sleep(random.uniform(0, min(0.2, 0.01 * 2**attempt)))  # noqa: S311  # only spreads the writers
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    def _write_once(self, work: Callable[[Connection], T], mode: str, extra_settings: Mapping[str, str]) -> T:
+    def _write_once(self, work: Callable[[Connection], T], mode: str, settings: Sequence[Statement]) -> T:
         """Run `work` in one transaction, write its notes to the trail, commit, and notify subscribers."""
         queue_entries: Sequence[Any] = ()
         committed, state = False, TransactionState(self._database_key, writes=True, committing=False)
@@ -316,7 +269,7 @@ class Database:
             with (
                 self._enter_transaction(state),
                 self._write_lock,
-                self._transaction(mode, extra_settings) as connection,
+                self._transaction(mode, settings) as connection,
             ):
                 begin_events(connection)
                 result = work(connection)

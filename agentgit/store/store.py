@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,7 +9,6 @@ from typing import Any, Self
 
 from sqlalchemy import Connection
 
-from agentgit.auth import Principal
 from agentgit.effects import ToolInvocation
 from agentgit.errors import Corrupt
 from agentgit.sessions.messages import from_stored, unanswered_calls
@@ -33,7 +31,6 @@ from agentgit.store.schema import schema
 from agentgit.store.search.index import SearchIndex
 from agentgit.store.search.query import Search
 from agentgit.store.sql import process
-from agentgit.store.sql.postgres import ALL_USERS
 from agentgit.store.threads.graph_rows import INTERRUPT, GraphCheckpoint, GraphKey, NewestState
 from agentgit.store.threads.graph_store import GraphStore
 from agentgit.store.threads.pending_writes import NO_WRITES
@@ -67,7 +64,7 @@ class Store:
         compression: str = "auto",
         exclude_metadata: frozenset[str] = frozenset(),
     ) -> None:
-        self.database = database if database.tenant_id == tenant_id else database.limited_to(tenant_id)
+        self.database = database
         self.tenant_id = tenant_id
         self.compression = compression
         self.exclude_metadata = exclude_metadata
@@ -101,24 +98,6 @@ class Store:
         store = cls(database, find_tenant(database), **settings)
         unlock(store.database, store.tenant_id)
         return store
-
-    def limited_to(self, principal: Principal) -> Store:
-        """Return this store for a user. Its database shows the sessions that the user may see, and an admin all."""
-        store = copy.copy(self)
-        user_id = ALL_USERS if principal.user.is_admin else principal.user.id
-        store.database = self.database.limited_to(self.tenant_id, user_id)
-        return store
-
-    def detached_copy(self) -> Store:
-        """Return this store with a separate `database`, which `seeing` can affect without affecting this one."""
-        store = copy.copy(self)
-        store.database = self.database.detached_copy()
-        return store
-
-    @property
-    def all_users_database(self) -> Database:
-        """The database with the data of all users of the tenant, even with row-level security."""
-        return self.database.limited_to(self.tenant_id, ALL_USERS)
 
     @contextmanager
     def register_owner(self) -> Iterator[str]:

@@ -319,14 +319,10 @@ def _triggers_of_sqlite():
 
 ASKING = """
 CREATE FUNCTION agentgit_{name}() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS
-$$ DECLARE
-    asks text := current_setting('agentgit.user_id', true);
-    is_so boolean;
+$$ DECLARE is_so boolean;
 BEGIN
     PERFORM set_config('search_path', quote_ident(TG_TABLE_SCHEMA) || ', pg_temp', true);
-    PERFORM set_config('agentgit.user_id', 'all', true);
     is_so := {condition};
-    PERFORM pg_catalog.set_config('agentgit.user_id', coalesce(asks, ''), true);
     IF is_so IS NOT TRUE THEN RAISE EXCEPTION '{refused}'; END IF;
     RETURN {row};
 END $$
@@ -344,15 +340,6 @@ def _triggers_of_postgresql():
     digest = "pg_catalog.encode(NEW.last_hash, 'hex')"
     told = TOLD % (f"CAST({of.format('erased')} AS bigint)", f"CAST({of.format('events')} AS bigint)",
                    of.format("hash"), digest)  # fmt: skip
-    op.execute(
-        "CREATE FUNCTION agentgit_owner_stays() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
-        "IF current_setting('agentgit.user_id', true) IS DISTINCT FROM 'all' THEN "
-        "RAISE EXCEPTION 'the owner of a session cannot be changed in the view of a user'; END IF; RETURN NEW; END $$"
-    )
-    op.execute(
-        "CREATE TRIGGER owner_stays BEFORE UPDATE OF user_id ON external_session FOR EACH ROW "
-        "WHEN (OLD.user_id IS DISTINCT FROM NEW.user_id) EXECUTE FUNCTION agentgit_owner_stays()"
-    )
     op.execute(ASKING.format(name="audit_event_goes", condition=ERASED, row="OLD", refused=REFUSED))
     op.execute(ASKING.format(name="erasure_is_told", condition=told, row="NEW", refused=REFUSED))
     for name, when, function in (
@@ -366,108 +353,6 @@ def _triggers_of_postgresql():
         ),
     ):
         op.execute(f"CREATE TRIGGER {name} BEFORE {when} EXECUTE FUNCTION agentgit_{function}()")
-
-
-# -- the second wall: row-level security by tenant, and by user for what belongs to sessions; PostgreSQL alone has it
-
-
-# In a subquery, so that each is asked for once in a statement, and not for each row.
-TENANT = "(SELECT nullif(current_setting('agentgit.tenant_id', true), '')::bigint)"
-NAME = "(SELECT current_setting('agentgit.tenant_name', true))"
-EVERYBODY = "(SELECT current_setting('agentgit.user_id', true) = 'all')"
-USER = "(SELECT nullif(nullif(current_setting('agentgit.user_id', true), ''), 'all')::bigint)"
-
-BY_SESSION = ("internal_session", "tool_invocation", "world_log", "operation", "workspace_snapshot", "tag")
-BY_BRANCH = ("checkpoint", "search_text")
-BY_OWNER = ("blob", "graph_checkpoint", "graph_write")
-"""The tables whose rows belong to a session, or to a family of threads: a negative number."""
-
-SHARED = f"""EXISTS (SELECT FROM session_member m WHERE m.tenant_id = external_session.tenant_id
-    AND m.external_session_id = external_session.id AND m.user_id = {USER}
-    AND (m.expires_at IS NULL OR m.expires_at > now()))"""
-
-# A function has its plan made once for a connection. As subqueries in the policies they take milliseconds to plan, and
-# may be answered for all rows of a table to show twenty (measured: decision 31).
-SEES = {"agentgit_sees_session": "external_session", "agentgit_sees_branch": "internal_session"}
-
-
-# What decides about rights is written in the view of everybody, by code that has checked them.
-WRITES = {
-    "tenant": f"{EVERYBODY} OR {USER} IS NULL",
-    "user": f"{EVERYBODY} OR id = {USER} AND NOT is_admin AND disabled_at IS NULL",
-    "api_key": f"{EVERYBODY} OR user_id = {USER}",
-    "session_member": EVERYBODY,
-    "session_link": EVERYBODY,
-}
-
-# The rows of a thread decide what its readers see, so nobody adds some to the thread of a branch for another owner.
-GRAPH_ROWS = ("graph_checkpoint", "graph_write")
-OF_BRANCH, STAGED = (f"left(thread_id, {len(one)}) = '{one}'" for one in ("agentgit-", "agentgit-import-"))
-
-
-def _sees(table):
-    """Say who sees a row of a table."""
-    mine = f"tenant_id = {TENANT}"
-    of_session = f"agentgit_sees_session({table}.tenant_id, {table}.external_session_id)"
-    if table == "tenant":
-        return f"id = {TENANT} OR name = {NAME}"
-    if table == "external_session":
-        return f"{mine} AND ({EVERYBODY} OR user_id = {USER} OR {SHARED})"
-    if table == "audit_event":
-        return f"{mine} AND ({EVERYBODY} OR owner_id = {USER} OR external_session_id = 0 OR {of_session})"
-    if table in BY_SESSION:
-        return f"{mine} AND ({EVERYBODY} OR {of_session})"
-    if table in BY_OWNER:
-        return f"{mine} AND ({EVERYBODY} OR {table}.external_session_id < 0 OR {of_session})"
-    if table in BY_BRANCH:
-        return f"{mine} AND ({EVERYBODY} OR agentgit_sees_branch({table}.tenant_id, {table}.internal_session_id))"
-    return mine
-
-
-def _writes(table):
-    """Say which rows of a table may be new."""
-    mine = f"tenant_id = {TENANT}"
-    if table == "audit_event":  # what belongs to no session is one chain for all, which each of them makes longer
-        return mine
-    if table in GRAPH_ROWS:
-        return (
-            f"{mine} AND ({EVERYBODY} OR CASE WHEN external_session_id < 0 THEN NOT {OF_BRANCH} "
-            f"OR {STAGED} ELSE agentgit_sees_session(tenant_id, external_session_id) AND ({STAGED} "
-            "OR agentgit_is_thread_of(tenant_id, thread_id, external_session_id)) END)"
-        )
-    return _sees(table)
-
-
-def _walls():
-    for name, table in SEES.items():
-        op.execute(
-            f"CREATE FUNCTION {name}(bigint, bigint) RETURNS boolean LANGUAGE plpgsql STABLE PARALLEL SAFE AS "
-            f"$$ BEGIN RETURN EXISTS (SELECT FROM {table} WHERE tenant_id = $1 AND id = $2); END $$"
-        )
-    op.execute(
-        "CREATE FUNCTION agentgit_is_thread_of(bigint, text, bigint) RETURNS boolean "
-        "LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$ BEGIN RETURN EXISTS (SELECT FROM internal_session "
-        "WHERE tenant_id = $1 AND thread_id = $2 AND external_session_id = $3); END $$"
-    )
-    for function in (*(f"{name}(bigint, bigint)" for name in SEES), "agentgit_is_thread_of(bigint, text, bigint)"):
-        # So that they look at the tables of this schema, whatever temporary tables there are.
-        op.execute(
-            f"DO $$ BEGIN EXECUTE 'ALTER FUNCTION {function} SET search_path = ' || quote_ident(current_schema()) "
-            "|| ', pg_temp'; END $$"
-        )
-    for table in TABLES.tables:
-        sees, writes = _sees(table), _writes(table)
-        op.execute(f'ALTER TABLE "{table}" ENABLE ROW LEVEL SECURITY')
-        op.execute(f'ALTER TABLE "{table}" FORCE ROW LEVEL SECURITY')
-        op.execute(f'CREATE POLICY agentgit_wall ON "{table}" USING ({sees}) WITH CHECK ({writes})')
-    for table, writes in WRITES.items():
-        for action, rule in (
-            ("INSERT", f"WITH CHECK ({writes})"),
-            ("UPDATE", f"USING ({writes}) WITH CHECK ({writes})"),
-            ("DELETE", f"USING ({writes})"),
-        ):
-            name = f"agentgit_{action.lower()}"
-            op.execute(f'CREATE POLICY {name} ON "{table}" AS RESTRICTIVE FOR {action} {rule}')
 
 
 # -- there and back
@@ -484,7 +369,6 @@ def upgrade() -> None:
             "CREATE INDEX ix_search_text_words ON search_text USING gin (words) WITH (gin_pending_list_limit=256)"
         )
         _triggers_of_postgresql()
-        _walls()
     else:
         op.execute("CREATE VIRTUAL TABLE search_words USING fts5(words, content='', columnsize=0, tokenize='ascii')")
         _triggers_of_sqlite()
@@ -492,13 +376,10 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     is_postgresql = op.get_context().dialect.name == "postgresql"
-    # The policy of sessions looks at their members.
-    op.execute("DROP POLICY agentgit_wall ON external_session" if is_postgresql else "DROP TABLE search_words")
+    if not is_postgresql:
+        op.execute("DROP TABLE search_words")
     for table in reversed(TABLES.sorted_tables):
         op.drop_table(table.name)
     if is_postgresql:
-        for name in ("audit_event_stays", "audit_event_goes", "erasure_is_told", "owner_stays"):
+        for name in ("audit_event_stays", "audit_event_goes", "erasure_is_told"):
             op.execute(f"DROP FUNCTION agentgit_{name}()")
-        for name in SEES:
-            op.execute(f"DROP FUNCTION {name}(bigint, bigint)")
-        op.execute("DROP FUNCTION agentgit_is_thread_of(bigint, text, bigint)")

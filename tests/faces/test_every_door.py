@@ -568,7 +568,6 @@ COMMANDS = {
     "db check": (ELSEWHERE, None),
     "db grant": (ELSEWHERE, None),
     "db keys": (ADMIN, []),
-    "db partition": (ELSEWHERE, None),
     "db rotate": (ADMIN, []),
     "db upgrade": (ELSEWHERE, None),
     "delete": (OWNER, [AT_S, "--yes"]),

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 import backend
 import psycopg
 import pytest
+from postgres_databases import as_role
 from scripted import scripted, tool_node_graph
-from test_row_level_security import as_role
 from typer.testing import CliRunner
 
 from agentgit.cli.app import app

@@ -1,29 +1,22 @@
 """Values belong to one session: no other session refers to them, and they go with it."""
 
 import threading
-from contextlib import closing
 
 import backend
 import pytest
 from saver_checkpoints import on, put, values
 from scripted import World, obedient, tool_node_graph
-from sqlalchemy import delete, func, insert, select, text, update
-from test_row_level_security import as_role
+from sqlalchemy import func, select
 
 import agentgit
 from agentgit import Keyring, SQLModelSaver
 from agentgit.checkpoints import Retention
-from agentgit.errors import AgentGitError, Corrupt, NotAllowed
-from agentgit.store.database import Database
+from agentgit.errors import Corrupt
 from agentgit.store.objects.blobs import family_of
 from agentgit.store.sql.tables import (
     BLOB,
     GRAPH_CHECKPOINT,
     GRAPH_WRITE,
-    SESSION,
-    SESSION_MEMBER,
-    TENANT,
-    USER,
 )
 
 OWNED = (BLOB, GRAPH_CHECKPOINT, GRAPH_WRITE)
@@ -300,136 +293,6 @@ def test_turns_lose_nothing_to_a_collection_that_runs_all_the_time(server):
         collector.join(60)
     assert [len(agent.history()) for agent in agents] == [48, 48]
     assert is_sound(server)
-
-
-# -- row-level security
-
-
-@pytest.fixture
-def restricted(server):
-    """Yield a database as a role without rights of its own, in the view of a user, and the rows of the two users."""
-    for name in ("ada", "eve"):
-        server.users.add(name)
-    for name in ("ada", "eve"):
-        with agentgit.open(backend.url(server), user=name) as theirs:
-            chat(theirs, "own", "note hello")
-    ids = {user.name: user.id for user in server.users.list()}
-    with as_role(backend.url(server)) as url, closing(Database(url)) as database:
-        yield database.limited_to(server.context.store.tenant_id, ids["eve"]), ids
-
-
-@pytest.mark.parametrize("table", OWNED, ids=lambda table: table.name)
-def test_a_user_reads_values_and_steps_of_own_sessions_only(server, restricted, table):
-    """In the view of a user, a query without conditions finds no value, step or write of another user."""
-    database, _ = restricted
-    everybody = owners(server, table)
-    with agentgit.open(backend.url(server), user="eve") as eve:
-        own = eve.session("own").id
-    with database.reading() as connection:
-        found = set(connection.execute(select(table.c.external_session_id)).scalars())
-    assert found == {own} < set(everybody)
-
-
-@pytest.mark.parametrize("table", OWNED, ids=lambda table: table.name)
-def test_a_user_changes_no_values_and_steps_of_others(server, restricted, table):
-    """In the view of a user, no value, step or write of another user can be moved, deleted or added."""
-    database, _ = restricted
-    before = owners(server, table)
-    with agentgit.open(backend.url(server), user="eve") as eve:
-        own = eve.session("own").id
-    (other,) = before.keys() - {own}
-    with pytest.raises(NotAllowed, match="row-level security"):
-        database.write(lambda c: c.execute(update(table).values(external_session_id=other)))
-    database.write(lambda c: c.execute(delete(table)))
-    assert owners(server, table) == {other: before[other]}
-
-
-def test_a_user_grants_no_roles_and_no_admin_rights(server, restricted):
-    """In the view of a user, a statement can neither make an admin nor add, change or delete a membership."""
-    database, ids = restricted
-    with agentgit.open(backend.url(server), user="ada") as ada:
-        ada.session("own").sharing.share("eve", "viewer")
-        session = ada.session("own").id
-    row = {"tenant_id": server.context.store.tenant_id, "external_session_id": session, "user_id": ids["eve"]}
-    refused = [
-        insert(SESSION_MEMBER).values(**row, link_id=7, role="owner", created_at=func.now()),
-        update(USER).where(USER.c.id == ids["eve"]).values(is_admin=True),
-    ]
-    for statement in refused:
-        with pytest.raises(NotAllowed, match="row-level security"):
-            database.write(lambda c, statement=statement: c.execute(statement))
-    for statement in (
-        update(SESSION_MEMBER).values(role="owner"),
-        delete(SESSION_MEMBER),
-        update(USER).where(USER.c.id != ids["eve"]).values(is_admin=True),
-    ):
-        assert database.write(lambda c, statement=statement: c.execute(statement).rowcount) == 0
-    with agentgit.open(backend.url(server), user="ada") as ada:
-        assert [(one.user_name, one.role) for one in ada.session("own").sharing.members()] == [("eve", "viewer")]
-
-
-def test_a_user_cannot_become_the_owner_of_a_session(server, restricted):
-    """In the view of a user, a statement cannot give a shared session to that user."""
-    database, ids = restricted
-    with agentgit.open(backend.url(server), user="ada") as ada:
-        ada.session("own").sharing.share("eve", "editor")
-    with pytest.raises(AgentGitError, match="refused a statement"):
-        database.write(lambda c: c.execute(update(SESSION).values(user_id=ids["eve"])))
-    with agentgit.open(backend.url(server), user="ada") as ada:
-        assert [session.session_name for session in ada.sessions()] == ["own"]
-
-
-@pytest.mark.parametrize("owner", ["a family", "an own session"])
-def test_a_user_adds_no_steps_to_threads_of_others(server, restricted, owner):
-    """In the view of a user, a step is not added to the thread of another user under another owner."""
-    database, _ = restricted
-    rows = {name: dict(row) for name in ("ada", "eve") for row in [_first_step(server, name)]}
-    forged = {**rows["ada"], "checkpoint_id": "forged", "seq": 9999, "external_session_id": -1}
-    if owner == "an own session":
-        forged["external_session_id"] = rows["eve"]["external_session_id"]
-    with pytest.raises(NotAllowed, match="row-level security"):
-        database.write(lambda c: c.execute(insert(GRAPH_CHECKPOINT).values(**forged)))
-    own = {**rows["eve"], "checkpoint_id": "own", "seq": 9999}
-    database.write(lambda c: c.execute(insert(GRAPH_CHECKPOINT).values(**own)))
-
-
-def _first_step(server, name):
-    """Return a row of the thread of a user's session."""
-    with agentgit.open(backend.url(server), user=name) as theirs:
-        session = theirs.session("own").id
-    with backend.reading(server) as connection:
-        query = select(GRAPH_CHECKPOINT).where(GRAPH_CHECKPOINT.c.external_session_id == session)
-        return connection.execute(query).mappings().first()
-
-
-def test_temporary_tables_show_a_user_no_values_of_others(server, restricted):
-    """A temporary table with the name of a table of agentgit does not change what a user sees."""
-    database, _ = restricted
-
-    def read(connection):
-        connection.execute(text("CREATE TEMPORARY TABLE external_session (tenant_id bigint, id bigint) ON COMMIT DROP"))
-        for session in owners(server):
-            connection.execute(
-                text("INSERT INTO pg_temp.external_session VALUES (:tenant, :id)"),
-                {"tenant": server.context.store.tenant_id, "id": session},
-            )
-        return set(connection.execute(select(BLOB.c.external_session_id)).scalars())
-
-    with agentgit.open(backend.url(server), user="eve") as eve:
-        own = eve.session("own").id
-    assert database.write(read) == {own} < set(owners(server))
-
-
-def test_a_disabled_user_stays_disabled_and_logins_stay_revoked(server, restricted):
-    """In the view of a user, neither the end of an own account nor that of all logins can be changed."""
-    database, ids = restricted
-    server.users.disable("eve")
-    for statement in (
-        update(USER).where(USER.c.id == ids["eve"]).values(disabled_at=None),
-        update(TENANT).values(tokens_revoked_at=None),
-    ):
-        assert database.write(lambda c, statement=statement: c.execute(statement).rowcount) == 0
-    assert [user.disabled_at is None for user in server.users.list() if user.name == "eve"] == [False]
 
 
 def test_a_collection_names_a_damaged_step_and_deletes_nothing(repo):

@@ -8,11 +8,11 @@ from pathlib import Path
 import pandas
 import pytest
 from langchain_core.messages import AIMessage
+from postgres_databases import as_role
 from scripted import World, call, scripted, tool_node_graph
 from sqlalchemy import NullPool, create_engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlmodel import Session
-from test_row_level_security import as_role
 
 import agentgit
 
@@ -25,9 +25,6 @@ NO_NUL = re.search(r"`(AND position[^`]+)`", PAGE)[1]
 
 LONG = "long " * 2000
 """A text of more than 4 KiB, which is compressed."""
-
-SETTINGS = 3
-"""The number of statements that set the tenant and the user, at the start of the page's transaction."""
 
 READABLE, TOO_LONG = 255 * 1024, 256 * 1024
 """Lengths of a message that SQL reads without compression, and of one that is stored in chunks."""
@@ -116,16 +113,6 @@ def test_messages_that_are_not_compressed_are_readable_up_to_the_size_of_a_chunk
         check(connection, str, "a chair", "x" * READABLE)
 
 
-def run_block(names, *, settings_only=False):
-    """Run the page's block for PostgreSQL with names, or only its statements that set the tenant and the user."""
-    block = ast.parse(re.search(r"```py\n(.*?)```", PAGE, re.DOTALL)[1])
-    if settings_only:
-        tenant, reading = block.body[1:]
-        block = ast.Module([tenant, *reading.body[:SETTINGS]], type_ignores=[])
-    exec(compile(block, "docs/sql.md", "exec"), names)  # noqa: S102  # our own page
-    return names
-
-
 @pytest.fixture
 def roles(postgres_url):
     """Yield the URL of the database as the owner of the tables, and as a role that owns nothing."""
@@ -134,27 +121,13 @@ def roles(postgres_url):
 
 
 @pytest.mark.parametrize("words", [("and more",), (LONG, "and more")])
-def test_the_page_reads_postgresql_with_its_settings(words, roles):
+def test_the_page_reads_postgresql(words, roles):
     """On PostgreSQL the changed statements return the same, as the owner and as a role that owns nothing."""
     with agentgit.open(roles[0]) as repo:
         converse(repo, *words)
     for url in roles:
         with create_engine(url, poolclass=NullPool).begin() as connection:
-            run_block({"connection": connection, "text": text}, settings_only=True)
             check(connection, on_postgresql, "a chair", "and more")
-
-
-def test_postgresql_shows_rows_only_in_a_transaction_with_the_settings(roles):
-    """The page's block for PostgreSQL reads rows, which the role does not see without the settings."""
-    with agentgit.open(roles[0]) as repo:
-        converse(repo)
-    server = create_engine(roles[1], poolclass=NullPool)
-    sql = {name: on_postgresql(statement) for name, statement in SQL.items()}
-    names = statements() | sql | {"pandas": pandas, "text": text, "Session": Session}
-    names = run_block(names | {"create_engine": lambda _: server})
-    assert (len(names["rows"]), len(names["table"]), len(names["messages"])) == (1, 1, 6)
-    with server.begin() as connection:
-        assert [connection.execute(text(statement)).all() for statement in sql.values()] == [[], [], []]
 
 
 def test_a_message_with_a_nul_character_can_be_left_out_on_postgresql(postgres_url):

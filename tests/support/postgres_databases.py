@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 from sqlalchemy import URL, Connection, Engine, create_engine, text
 from sqlalchemy.exc import InternalError
+
+from agentgit.store.database import Database
+from agentgit.store.schema import roles
 
 PATIENCE = 60
 """How long `drop` waits for a disk that another test has filled, in seconds."""
@@ -58,3 +61,16 @@ def drop(connection: Connection, what: str) -> None:
             time.sleep(0.2)
         else:
             return
+
+
+@contextmanager
+def as_role(url: URL) -> Iterator[URL]:
+    """Create a role that owns nothing, grant it the rights to work, and yield a URL for it."""
+    role = f"agentgit_{uuid.uuid4().hex}"
+    with closing(Database(url)) as owner:
+        owner.write(lambda c: c.exec_driver_sql(f"CREATE ROLE {role} LOGIN"))
+        try:
+            roles.grant(owner, role)
+            yield url.set(username=role)
+        finally:
+            owner.write(lambda c: c.exec_driver_sql(f"DROP OWNED BY {role}; DROP ROLE {role}"))

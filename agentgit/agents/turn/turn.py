@@ -49,7 +49,6 @@ class _TurnStart(NamedTuple):
 
     branch: StoredRow
     turn_input: TurnInput
-    owner_id: int
     batch: int
     unfinished_batch: tuple[str, int, list[str]] | None
     state: TurnState
@@ -123,8 +122,6 @@ class Turn:
                 lambda connection: self._begin(connection, owner), async_commit=True
             )
             self.branch, self.turn_input = start.branch, start.turn_input
-            # A user who loses access during the turn can still end it: what its tools did must be recorded.
-            self._resources.enter_context(self.context.store.database.as_user(start.owner_id))
             self.span.set(agentgit_session_name=start.state.session_name, agentgit_branch_name=start.branch.name)
             self._state, newest = start.state, start.state.newest
             self._last_number, self._searched = start.last_number, start.searched
@@ -173,7 +170,6 @@ class Turn:
         start = _TurnStart(
             branch,
             self._input_with_note(connection, branch),
-            self.context.owner_id(connection),
             head_state.next_batch,
             self._unfinished_batch(connection, branch, head_state),
             state,

@@ -82,12 +82,6 @@ class Lookup:
             self._own.add([(session_id, True)])
         return self._expect(role, required_role, session_id)
 
-    def owner_id(self, connection: Connection, session_id: int) -> int:
-        """Return the owner's id of a session that `require_role` admitted; no read if it is the principal's own."""
-        if self._own.get(session_id):
-            return self.user_id
-        return self.store.visible_sessions.owner_id(connection, session_id) or self.user_id
-
     def needs_no_check(self, session_id: int) -> bool:
         """Return whether a session needs no check: it is the principal's own, and its access cannot be revoked."""
         return self.principal.since is None and self._own.get(session_id) is not None

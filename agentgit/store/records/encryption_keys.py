@@ -16,7 +16,7 @@ from agentgit.store.sql.encryption import Seal, missing_key, parse_key_name
 from agentgit.store.sql.tables import ENCRYPTION_KEY
 
 _PLACE, _PROOF = "encryption_key.proof", b"agentgit"
-_WHOLE = b"agentgit, nothing is in clear, and every row has its code"
+_WHOLE = b"agentgit, nothing is in clear"
 """The plaintexts of a key's proof. It proves that the key is the same, and `_WHOLE` that everything is encrypted."""
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 
 from agentgit.store.sql.tables import METADATA
 
@@ -26,11 +26,6 @@ TABLE_NAMES = frozenset({*METADATA.tables, FTS_TABLE, VERSION_TABLE})
 
 _lock = threading.RLock()
 """A lock for one command at a time in this process, because Alembic's `context` and `op` belong to one at a time."""
-
-_FORCED = text(
-    "SELECT quote_ident(relname) FROM pg_class "
-    "WHERE relnamespace = to_regnamespace(current_schema()) AND relforcerowsecurity ORDER BY relname"
-)
 
 
 def folder() -> Path:
@@ -62,26 +57,3 @@ def include_object(object: Any, name: str | None, kind: str, reflected: bool, co
     """
     is_extra_table = kind == "table" and reflected and compare_to is None
     return not (is_extra_table and name is not None and (name in TABLE_NAMES or name.startswith(FTS_TABLE)))
-
-
-@contextmanager
-def unforced_row_security(connection: Connection) -> Iterator[None]:
-    """Let the owner of the tables see the rows of all tenants, which a migration changes, until the block ends."""
-    forced_tables = _list_forced_tables(connection)
-    _set_row_security(connection, forced_tables, "NO FORCE")
-    yield
-    existing_tables = _list_forced_tables(connection, all_tables=True)
-    _set_row_security(connection, [name for name in forced_tables if name in existing_tables], "FORCE")
-
-
-def _list_forced_tables(connection: Connection, *, all_tables: bool = False) -> list[str]:
-    """List the tables whose row-level security also applies to their owner."""
-    if connection.dialect.name != "postgresql":
-        return []
-    query = text(str(_FORCED).replace("AND relforcerowsecurity", "")) if all_tables else _FORCED
-    return list(connection.execute(query).scalars())
-
-
-def _set_row_security(connection: Connection, names: list[str], mode: str) -> None:
-    for name in names:
-        connection.exec_driver_sql(f"ALTER TABLE {name} {mode} ROW LEVEL SECURITY")

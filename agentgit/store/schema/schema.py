@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import shlex
 from typing import Any
 
@@ -170,18 +169,6 @@ def _require_no_other_tables(connection: Connection, database: Database) -> None
             f"{', '.join(conflicting_names)}. {advice} "
             "Nothing was changed."
         )
-
-
-def script(kind: str) -> str:
-    """Return the SQL that creates the tables."""
-    from alembic import command
-
-    output = io.StringIO()
-    with migrations.configured() as config:
-        config.set_main_option("sqlalchemy.url", f"{kind}://")
-        config.output_buffer = output
-        command.upgrade(config, "head", sql=True)
-    return output.getvalue()
 
 
 def prepare(database: Database) -> None:

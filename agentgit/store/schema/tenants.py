@@ -31,10 +31,7 @@ def ensure_tenant(database: Database, name: str | None = None, *, create: bool =
     """
     tenant_name = DEFAULT_TENANT if name is None else require_name(name, "tenant")
     query = select(TENANT.c.id).where(TENANT.c.name == tenant_name)
-    limited = database.limited_to(
-        tenant_name=tenant_name
-    )  # the only visible row as long as the tenant's id is not known
-    with limited.reading() as connection:
+    with database.reading() as connection:
         tenant_id = connection.execute(query).scalar()
         if tenant_id is None and not create and tenant_name != DEFAULT_TENANT:
             visible_names = connection.execute(select(TENANT.c.name)).scalars().all()
@@ -46,7 +43,7 @@ def ensure_tenant(database: Database, name: str | None = None, *, create: bool =
     return (
         int(tenant_id)
         if tenant_id is not None
-        else limited.write(lambda c: _create_if_missing(c, query, tenant_name), durable=True)
+        else database.write(lambda c: _create_if_missing(c, query, tenant_name), durable=True)
     )
 
 

@@ -1,7 +1,4 @@
-"""Connections to PostgreSQL: the pool, support for external poolers, and the settings of each transaction.
-
-Each transaction makes the settings for row-level security right after it begins. They end with the transaction, so no
-pool, inside the program or between it and the server, passes them on to another one.
+"""Connections to PostgreSQL: the pool, and support for external poolers.
 
 PgBouncer in transaction mode may give each transaction another server connection, which does not know the statements
 that the driver prepared. A pooler is detected by the process id of the server, because a pooler reports its own.
@@ -10,7 +7,7 @@ that the driver prepared. A pooler is detected by the process id of the server, 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,29 +19,13 @@ from agentgit.errors import InvalidInput, Unavailable
 from agentgit.store.sql.batch import Batch, Statement, flush_batch
 from agentgit.store.sql.url import PREPARE_THRESHOLD, redacted_url
 
-ALL_USERS = "all"
-"""The user id of transactions that see the sessions of all users of a tenant."""
-
 _BATCHED = "agentgit_batched"
 
 MANUAL_BEGIN = {"isolation_level": "AUTOCOMMIT"}
 """The engine options without the driver's own BEGIN, which would be a separate round trip to the server."""
 
-ASYNC_COMMIT = {"synchronous_commit": "off"}
+ASYNC_COMMIT = (Statement("SELECT set_config('synchronous_commit', 'off', true)"),)
 """The settings of a transaction that need not wait for the disk, because a later commit writes its changes too."""
-
-
-def set_config_statements(values: Mapping[str, str]) -> list[Statement]:
-    """Return the statements that make settings for one transaction.
-
-    Example:
-        >>> set_config_statements({"agentgit.tenant_name": "o'hara"})[0][:2]
-        ('SELECT set_config(%s, %s, true)', [['agentgit.tenant_name', "o'hara"]])
-    """
-    if not values:
-        return []
-    sql = "SELECT " + ", ".join(["set_config(%s, %s, true)"] * len(values))
-    return [Statement(sql, [[name_or_value for pair in values.items() for name_or_value in pair]])]
 
 
 def begin_manually(engine: Engine) -> None:

@@ -168,9 +168,7 @@ class LeasedRow(NamedTuple):
 class Leases:
     """The leases of this process on one server."""
 
-    def __init__(
-        self, write: Callable[[int, Callable[[Connection], None]], None], seconds: float = LEASE_SECONDS
-    ) -> None:
+    def __init__(self, write: Callable[[Callable[[Connection], None]], None], seconds: float = LEASE_SECONDS) -> None:
         if not seconds >= MIN_LEASE_SECONDS:
             raise InvalidInput(
                 f"lease_seconds={seconds} is too short to be renewed in time. Use {MIN_LEASE_SECONDS:g} or more."
@@ -205,7 +203,7 @@ class Leases:
                     ids.add(id)
         for (table, tenant_id), (owners, ids) in groups.items():
             parameters = {"tenant": tenant_id, "owners": sorted(owners), "ids": sorted(ids), **self.parameters}
-            self._write(tenant_id, functools.partial(_renew, table=table, given=parameters))
+            self._write(functools.partial(_renew, table=table, given=parameters))
 
     @property
     def parameters(self) -> dict[str, Any]:
