@@ -38,7 +38,7 @@ from agentgit.render import html, svg
 from agentgit.render.views import lists
 from agentgit.sessions.messages import with_text
 from agentgit.sessions.tree import Exploration, ExploredBranch
-from agentgit.store.queries.branch_heads import BranchHead
+from agentgit.store.queries.graph_points import BranchHead
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.checkpoints import named_label
 

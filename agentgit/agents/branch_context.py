@@ -23,7 +23,7 @@ from agentgit.rollback import Planner
 from agentgit.saver.branch_saver import BranchSaver, SessionSaver
 from agentgit.sessions import ExternalSession
 from agentgit.sessions.session import OPEN, SIMULATED
-from agentgit.store.queries.branch_heads import BranchHead, read_branch_head
+from agentgit.store.queries.graph_points import BranchHead, read_branch_head
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.sessions import StoredRow
 

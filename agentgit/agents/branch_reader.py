@@ -30,8 +30,8 @@ from agentgit.sessions.reports import OnProgress
 from agentgit.sessions.rerun import RerunReport
 from agentgit.sessions.session import RERUN
 from agentgit.sessions.tree import Exploration
-from agentgit.store.queries.branch_heads import BranchHead
 from agentgit.store.queries.explorations import Explorations
+from agentgit.store.queries.graph_points import BranchHead
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.queries.rerun_marks import RerunMarks
 

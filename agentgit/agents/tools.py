@@ -10,23 +10,56 @@ from typing import Any
 from uuid import uuid4
 
 from langchain_core.runnables import RunnableConfig
-from langchain_core.tools import BaseTool, InjectedToolCallId
+from langchain_core.tools import BaseTool, InjectedToolCallId, ToolException
 from langgraph.errors import ParentCommand
+from langgraph.pregel import Pregel
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from agentgit.agents.checkpoint_tools import CHECKPOINT_TOOLS, is_checkpoint_tool
+from agentgit.agents.instrumentation import referenced_tools, tools_of
 from agentgit.agents.isolation import detached
-from agentgit.agents.not_done import NotDone
 from agentgit.agents.turn.recorded_results import as_recorded, handover_record
 from agentgit.agents.turn.tool_hook import reporting_copy
-from agentgit.effects.declarations import ALL, default_effect, hints_in, stricter
+from agentgit.effects.declarations import ALL, ToolEffects, default_effect, hints_in, stricter
 from agentgit.effects.effects import Effect, declared_on, import_function, require_function
 from agentgit.effects.known_tools import Holds, profile_of
 from agentgit.effects.memory import MEMORY_TOOLS
+from agentgit.effects.results import NothingDone
 from agentgit.effects.served_sessions import ToolRunner
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.langgraph_internals import is_internal_key
 from agentgit.values import describe_error
+
+
+class NotDone(NothingDone, ToolException):
+    """Raise this in a tool to report an error and to state that the call changed nothing in the world.
+
+    With any other error it is not known whether the call acted before it raised, so a compensable or irreversible call
+    becomes `unknown`. A call that raises `NotDone` is `failed`: it does not block a rollback, and can be made again.
+
+    `NotDone` is a LangChain `ToolException`, so the model sees it like any tool error: through `handle_tool_error=True`
+    on the tool, or through the error handling of its `ToolNode`.
+
+    It applies only to the tool that raises it. If a tool calls another tool and lets its `NotDone` propagate, this
+    states nothing about the outer call. Catch it in the outer tool and raise a new `NotDone` there.
+
+    Args:
+        *args: The message, as for any exception.
+
+    Example:
+        >>> from langchain_core.tools import tool
+        >>> @tool
+        ... def pay(euros: int) -> str:
+        ...     "Pay."
+        ...     if euros > 100:
+        ...         raise NotDone("the card was declined")
+        ...     return "paid"
+        >>> pay.invoke({"euros": 500})
+        Traceback (most recent call last):
+        agentgit.agents.tools.NotDone: the card was declined
+    """
+
 
 Args = Mapping[str, Any]
 ArgumentNormalizer = Callable[[Args], Args]
@@ -327,3 +360,52 @@ def _record_start(run: Callable[..., Any], started: list[bool]) -> Callable[...,
 def _as_tool_call(tool: BaseTool, args: Mapping[str, Any]) -> Any:
     """Return the call as a model writes it, with a new id, because a tool may use the id to ignore repeated calls."""
     return {"name": tool.name, "args": dict(args), "id": f"again-{uuid4().hex}", "type": "tool_call"}
+
+
+class GraphTools:
+    """The tools of a graph."""
+
+    def __init__(
+        self,
+        graph: Pregel[Any, Any, Any, Any],
+        user_effects: Mapping[str, Effect],
+        defaults: Mapping[str, Effect],
+        holds: Holds = lambda path: False,
+        *,
+        check: bool = False,
+    ) -> None:
+        tools = _tools_by_name(graph)
+        # If the graph does not list its tools, a tool with one of agentgit's names counts as agentgit's own, unless the
+        # user declares its effect.
+        self.own_names = (
+            frozenset(name for name in tools if all(map(is_checkpoint_tool, tools[name])))
+            if tools
+            else CHECKPOINT_TOOLS - set(user_effects)
+        )
+        """The names of agentgit's own tools, which are not recorded."""
+        user_tools = {name: same for name, same in tools.items() if name not in self.own_names}
+        known_effects = profile_effects(user_tools, holds)
+        effects_by_tool = resolve_effects(user_tools, user_effects, defaults, known_effects, check=check)
+        self.effects = ToolEffects(
+            effects_by_tool,
+            defaults,
+            argument_normalizers(user_tools, effects_by_tool),
+            profiled=known_effects.keys() - user_effects.keys(),
+        )
+        """The effects of all tools, by name."""
+        self.declared = [(name, effect) for name, effect in effects_by_tool.items() if effect is not None]
+        """The declared effects, with those of the tools that the functions of nodes refer to."""
+        self.declared += [
+            (tool.name, own_effect)
+            for tool in referenced_tools(graph)
+            if tool.name not in effects_by_tool and (own_effect := declared_on(tool)) is not None
+        ]
+        self.runners = {name: tool_caller(namesakes) for name, namesakes in user_tools.items()}
+        """The functions that call the tools again, or the reasons why they cannot be called."""
+
+
+def _tools_by_name(graph: Pregel[Any, Any, Any, Any]) -> ToolsByName:
+    tools: dict[str, list[BaseTool]] = {}
+    for tool in tools_of(graph):
+        tools.setdefault(tool.name, []).append(tool)
+    return tools

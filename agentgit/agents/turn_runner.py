@@ -21,7 +21,7 @@ from agentgit.agents.instrumentation import instrumented_copy
 from agentgit.agents.isolation import detached, detached_config, recorders_in, require_not_nested
 from agentgit.agents.memory import RecordedStore, is_wrappable, plain_store
 from agentgit.agents.node_cache import HarmlessCache, cache_of
-from agentgit.agents.turn.caller_warning import warn_caller
+from agentgit.agents.turn.abandoned_turn import warn_caller
 from agentgit.agents.turn.checkpoint_tracker import SaveBarrier
 from agentgit.agents.turn.recorder import Recorder
 from agentgit.agents.turn.turn import ThreadedTurn, Turn
@@ -30,7 +30,7 @@ from agentgit.errors import AgentGitError, BranchMoved, InvalidInput
 from agentgit.handles.context import Context
 from agentgit.langgraph_internals import CONFIG_KEY_CACHE
 from agentgit.saver.config import RESTORE_POINT
-from agentgit.store.queries.branch_heads import BranchHead
+from agentgit.store.queries.graph_points import BranchHead
 from agentgit.tracing import NO_SPAN, TracedSpan, turn_span
 
 Options = Mapping[str, Any]

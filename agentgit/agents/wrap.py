@@ -13,9 +13,9 @@ from langgraph.store.base import BaseStore
 
 from agentgit.agents.agent import RollbackAgent
 from agentgit.agents.branch_context import AutoCheckpoint, Interval, TurnSettings
-from agentgit.agents.graph_tools import GraphTools
 from agentgit.agents.importing.import_langgraph import import_thread
 from agentgit.agents.memory import as_memory, is_wrappable
+from agentgit.agents.tools import GraphTools
 from agentgit.agents.turn.call_interceptor import FENCE_MODES
 from agentgit.agents.turn.tool_hook import intercept
 from agentgit.effects import Effect

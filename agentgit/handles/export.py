@@ -28,7 +28,7 @@ from agentgit.store.transfer.redaction import RedactedWriter, RedactText, Secret
 from agentgit.store.transfer.summary import TransferSummary
 from agentgit.store.transfer.trajectory import steps
 from agentgit.version import VERSION
-from agentgit.workspace.snapshot_export import SnapshotExporter
+from agentgit.workspace.snapshot_transfer import SnapshotExporter
 
 _SQLITE = b"SQLite format 3\0"
 """The beginning of every database of SQLite."""

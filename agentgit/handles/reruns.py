@@ -10,8 +10,7 @@ from sqlalchemy import Connection
 from agentgit.errors import NotFound
 from agentgit.handles.context import BranchRef, SessionAccess
 from agentgit.sessions.messages import from_stored
-from agentgit.sessions.rerun import RerunReport
-from agentgit.sessions.rerun_comparison import RerunComparison, is_same_message
+from agentgit.sessions.rerun import RerunComparison, RerunReport, is_same_message
 from agentgit.store.queries.rerun_marks import RerunMarks
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.threads.graph_rows import GraphCheckpoint, GraphKey

@@ -30,7 +30,7 @@ from agentgit.sessions import ExternalSession, InternalSession, Tree
 from agentgit.sessions.folded_tree import FoldedTree
 from agentgit.sessions.operation import Operation
 from agentgit.sessions.reports import OnProgress
-from agentgit.sessions.rerun_comparison import RerunComparison
+from agentgit.sessions.rerun import RerunComparison
 from agentgit.sessions.session import Branches
 from agentgit.sessions.stats import Prices, Stats
 from agentgit.store.queries.folded_trees import FoldChoice

@@ -24,7 +24,7 @@ from agentgit.store.transfer.lines import with_progress
 from agentgit.store.transfer.plain_checkpoints import is_plain_json, parse_checkpoints, write_export
 from agentgit.store.transfer.summary import TransferSummary
 from agentgit.workspace.api import Workspace
-from agentgit.workspace.snapshot_import import SnapshotImporter
+from agentgit.workspace.snapshot_transfer import SnapshotImporter
 
 IN_MEMORY = 2**22
 """The number of bytes of a piped export that are kept in memory; a larger export goes into a temporary file."""

@@ -65,7 +65,7 @@ from agentgit.store.threads.graph_rows import (
     NewWrites,
 )
 from agentgit.store.threads.graph_store import Draft, GraphCheckpoint, GraphKey, GraphStore, PendingWrite, Task
-from agentgit.store.threads.langgraph_tables import count_unread_threads, has_langgraph_tables
+from agentgit.store.threads.lifecycle import count_unread_threads, has_langgraph_tables
 from agentgit.values import from_json
 
 PAGE = 16

@@ -700,7 +700,7 @@ KILLED = """
 import os, signal, sys
 import agentgit
 from agentgit.store.transfer import import_
-from agentgit.workspace.snapshot_import import SnapshotImporter
+from agentgit.workspace.snapshot_transfer import SnapshotImporter
 
 where, data, url = sys.argv[1:4]
 

@@ -36,8 +36,8 @@ from agentgit.rollback import awaiter_for_current_loop
 from agentgit.rollback.crash_recovery import recover_all_abandoned
 from agentgit.rollback.verification import await_result
 from agentgit.sessions.tree import BEGUN, DONE, FAILED, WAITING, ExploredBranch
-from agentgit.store.queries.branch_heads import BranchHead, read_branch_head
 from agentgit.store.queries.explorations import MARK_KEY, Explorations, branch_name, mark_of
+from agentgit.store.queries.graph_points import BranchHead, read_branch_head
 from agentgit.store.records.sessions import StoredRow, require_real
 from agentgit.store.sql.tables import CHECKPOINT
 

@@ -16,7 +16,7 @@ from agentgit.effects import Effect
 from agentgit.effects.effects import NEUTRAL, UNDECLARED
 from agentgit.effects.memory import MEMORY_TOOLS
 from agentgit.errors import InvalidInput
-from agentgit.store.queries.branch_heads import BranchHead
+from agentgit.store.queries.graph_points import BranchHead
 from agentgit.values import describe_error
 
 

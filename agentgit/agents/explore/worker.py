@@ -17,7 +17,7 @@ from agentgit.errors import Conflict, InvalidInput, Unavailable
 from agentgit.handles.context import Context
 from agentgit.rollback.crash_recovery import recover_all_abandoned
 from agentgit.sessions.session import RUNNING
-from agentgit.store.queries.branch_heads import BranchHead, read_branch_head
+from agentgit.store.queries.graph_points import BranchHead, read_branch_head
 from agentgit.store.store import Store
 from agentgit.values import FAILURES, describe_error
 

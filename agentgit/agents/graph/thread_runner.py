@@ -15,7 +15,7 @@ from agentgit.agents.graph.confirmation import Confirmation
 from agentgit.effects.served_sessions import HostRun
 from agentgit.handles.context import Context
 from agentgit.langgraph_internals import CONFIG_KEYS_OF_HOSTS
-from agentgit.store.queries.branch_heads import BranchHead
+from agentgit.store.queries.graph_points import BranchHead
 
 
 class Run(NamedTuple):

@@ -8,8 +8,7 @@ from agentgit.errors import NotFound
 from agentgit.handles.branching import Branching
 from agentgit.handles.context import Context
 from agentgit.saver.branch_saver import SessionThreads
-from agentgit.store.queries.branch_heads import BranchHead, find_thread_head
-from agentgit.store.queries.graph_points import GraphPoint, find_graph_point
+from agentgit.store.queries.graph_points import BranchHead, GraphPoint, find_graph_point, find_thread_head
 
 
 class ThreadSessions:

@@ -30,8 +30,7 @@ from agentgit.handles.context import Context
 from agentgit.handles.rollbacks import RollbackOptions, Rollbacks
 from agentgit.handles.templates import LONGEST_NAME, require_name
 from agentgit.saver.config import address, require_checkpoint_id
-from agentgit.store.queries.branch_heads import BranchHead
-from agentgit.store.queries.graph_points import GraphPoint
+from agentgit.store.queries.graph_points import BranchHead, GraphPoint
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.threads.graph_rows import INTERRUPT
 from agentgit.values import as_object

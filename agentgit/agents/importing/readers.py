@@ -22,7 +22,7 @@ from agentgit.saver.config import config_of
 from agentgit.store.sql.postgres import driver_url
 from agentgit.store.sql.url import parse_url, redacted_url
 from agentgit.store.threads.graph_store import GraphKey
-from agentgit.store.threads.langgraph_tables import CHECKPOINTS_COLUMNS
+from agentgit.store.threads.lifecycle import CHECKPOINTS_COLUMNS
 
 T = TypeVar("T")
 

@@ -17,7 +17,6 @@ from sqlalchemy import Connection
 
 from agentgit.agents.branch_context import BranchContext, Graph, TurnSettings
 from agentgit.agents.branch_runner import BranchRunner
-from agentgit.agents.graph_tools import GraphTools
 from agentgit.agents.instrumentation import referenced_tools, tools_of
 from agentgit.agents.memory import is_wrappable, plain_store
 from agentgit.agents.rerun.answers import Answers, OnMiss
@@ -34,6 +33,7 @@ from agentgit.agents.rerun.recording import (
     with_ids_of,
 )
 from agentgit.agents.rerun.threads import follow_threads
+from agentgit.agents.tools import GraphTools
 from agentgit.auth.principal import EDITOR
 from agentgit.checkpoints.references import free_name
 from agentgit.effects import Effect

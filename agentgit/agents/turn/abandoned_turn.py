@@ -1,14 +1,15 @@
-"""The warning about a new message that leaves a turn whose process died."""
+"""Warnings of turns: about a new message that leaves a turn whose process died, and at the line of the caller."""
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection
 
 from agentgit.agents.branch_context import BranchContext
-from agentgit.agents.turn.caller_warning import warn_caller
 from agentgit.effects.invocation import UNKNOWN, call_text
 from agentgit.errors import TurnAbandoned
 from agentgit.sessions.messages import unanswered_calls
@@ -57,3 +58,11 @@ def _unanswered(
             if call.tool_call_id not in ids and (call.tool_call_id is None or call.status == UNKNOWN)
         ),
     ]
+
+
+def warn_caller(message: str, category: type[Warning]) -> None:
+    """Issue a warning at the line that called this package."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("agentgit.", "contextlib")):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)

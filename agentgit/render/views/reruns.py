@@ -5,8 +5,7 @@ from __future__ import annotations
 from agentgit.render import html
 from agentgit.render.text import Line, Span, clean, plain, table
 from agentgit.render.views.conversation import message_text
-from agentgit.sessions.rerun import DONE
-from agentgit.sessions.rerun_comparison import Message, RerunComparison, is_same_message
+from agentgit.sessions.rerun import DONE, Message, RerunComparison, is_same_message
 from agentgit.sessions.reruns import Reruns, SessionRerun
 from agentgit.values import count
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, and_, delete, exists, func, select
+from sqlalchemy import Connection, and_, column, delete, distinct, exists, func, inspect, select, table
 
 from agentgit.errors import Conflict
 from agentgit.store.sql.batch import slices
@@ -41,15 +41,15 @@ def query_empty_thread(connection: Connection, tenant_id: int, thread: str) -> C
 def copy(connection: Connection, tenant_id: int, source: str, target: str, owner: int) -> None:
     """Copy the rows of a whole thread into a new one. An empty source is a no-op."""
     query_empty_thread(connection, tenant_id, target)()
-    for table in (GRAPH_CHECKPOINT, GRAPH_WRITE):
-        conditions = (table.c.tenant_id == tenant_id, table.c.thread_id == source)
-        copy_rows(connection, table, *conditions, thread_id=target, external_session_id=owner)
+    for rows in (GRAPH_CHECKPOINT, GRAPH_WRITE):
+        conditions = (rows.c.tenant_id == tenant_id, rows.c.thread_id == source)
+        copy_rows(connection, rows, *conditions, thread_id=target, external_session_id=owner)
 
 
 def delete_thread(connection: Connection, tenant_id: int, thread: str) -> None:
     """Delete the graph checkpoints and pending writes of a thread."""
-    for table in (GRAPH_WRITE, GRAPH_CHECKPOINT):
-        connection.execute(delete(table).where(table.c.tenant_id == tenant_id, table.c.thread_id == thread))
+    for rows in (GRAPH_WRITE, GRAPH_CHECKPOINT):
+        connection.execute(delete(rows).where(rows.c.tenant_id == tenant_id, rows.c.thread_id == thread))
 
 
 def belongs_to_no_session(column: Any) -> Any:
@@ -119,3 +119,27 @@ def _delete_checkpoints(connection: Connection, tenant_id: int, condition: Any) 
     )
     connection.execute(delete(GRAPH_WRITE).where(GRAPH_WRITE.c.tenant_id == tenant_id, has_deleted_owner))
     connection.execute(delete(GRAPH_CHECKPOINT).where(is_deleted))
+
+
+CHECKPOINTS_COLUMNS = frozenset(
+    {"thread_id", "checkpoint_ns", "checkpoint_id", "parent_checkpoint_id", "type", "checkpoint", "metadata"}
+)
+"""The columns of the table `checkpoints` of LangGraph's savers, on SQLite and on PostgreSQL."""
+
+
+def has_langgraph_tables(connection: Connection) -> bool:
+    """Return whether the database has the tables of one of LangGraph's savers."""
+    inspector = inspect(connection)
+    return inspector.has_table("checkpoints") and CHECKPOINTS_COLUMNS.issubset(
+        one["name"] for one in inspector.get_columns("checkpoints")
+    )
+
+
+def count_unread_threads(connection: Connection, tenant_id: int) -> int:
+    """Count the threads of LangGraph's savers in this database that a tenant has no thread of the same id for."""
+    checkpoints = table("checkpoints", column("thread_id"))
+    is_here = exists().where(
+        GRAPH_CHECKPOINT.c.tenant_id == tenant_id, GRAPH_CHECKPOINT.c.thread_id == checkpoints.c.thread_id
+    )
+    query = select(func.count(distinct(checkpoints.c.thread_id))).where(~is_here)
+    return int(connection.execute(query).scalar_one())
