@@ -630,8 +630,8 @@ class Repository:
         them as to other calls.
 
         Plain checkpoints are `Checkpoint` values, such as those built by hand, or a file with the JSON array of their
-        `to_dict`. They become one branch in the order of their times, and keep their times and ids. A checkpoint
-        without an id gets a new one, and one without a time the current one.
+        `to_dict`. They become one branch in the order of their times, with new ids; `metadata["data"]["imported"]` has
+        the former ones. A checkpoint without a time gets the current one.
 
         Args:
             path: The file, a binary stream, or a list of checkpoints.
@@ -647,8 +647,7 @@ class Repository:
                 not valid, which the message names; the name of the session is not valid; or the workspace is not valid,
                 or has a custom environment.
             Corrupt: A line is damaged or forged; the message says which one, and what is wrong.
-            Conflict: There is a session of that name, or a checkpoint with one of the ids; or `progress` wrote to this
-                database, or read from one in memory.
+            Conflict: There is a session of that name; or `progress` wrote to this database, or read from one in memory.
             Unavailable: The file cannot be read, or its files cannot be stored.
 
         Example:

@@ -8,20 +8,24 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
+
+from sqlalchemy import Connection
 
 from agentgit.auth.principal import WRITE
 from agentgit.checkpoints import Checkpoint
 from agentgit.effects.files import IMPORTED, SnapshotRef
-from agentgit.errors import Conflict, InvalidInput, NotFound, Unavailable
+from agentgit.errors import InvalidInput, NotFound, Unavailable
 from agentgit.handles.context import Context
 from agentgit.handles.templates import require_name
 from agentgit.rollback.workspace_adapter import attach_workspace
 from agentgit.sessions.reports import OnProgress
+from agentgit.store.audit.trail import record_event
 from agentgit.store.transfer.file_trees import NO_WORKSPACE
-from agentgit.store.transfer.import_ import Import, check_export
+from agentgit.store.transfer.import_ import Import, check_export, choose_name
 from agentgit.store.transfer.lines import with_progress
-from agentgit.store.transfer.plain_checkpoints import is_plain_json, parse_checkpoints, write_export
+from agentgit.store.transfer.plain_checkpoints import PlainSession, parse_checkpoints
+from agentgit.store.transfer.records import SESSION
 from agentgit.store.transfer.summary import TransferSummary
 from agentgit.workspace.api import Workspace
 from agentgit.workspace.snapshot_transfer import SnapshotImporter
@@ -29,6 +33,9 @@ from agentgit.workspace.snapshot_transfer import SnapshotImporter
 IN_MEMORY = 2**22
 """The number of bytes of a piped export that are kept in memory; a larger export goes into a temporary file."""
 
+
+DEFAULT_NAME = "imported"
+"""The name of a session of plain checkpoints, if none is chosen; it is numbered if it is taken."""
 
 _BEGINNING_BYTES = 4096
 """The number of bytes that show whether a file is an export or plain JSON."""
@@ -50,22 +57,58 @@ class Importer:
         workspace: str | Path | Workspace | None,
         progress: OnProgress | None,
     ) -> TransferSummary:
-        """Create a session from an export."""
+        """Create a session from an export, or from plain checkpoints."""
         if session is not None:
             require_name(session)
         require_file_support(workspace)
         self.context.read(lambda c: self.context.lookup.require_scope(c, WRITE))
+        if isinstance(path, Sequence) and not isinstance(path, str):
+            return self._import_checkpoints(path, session)
         with ExitStack() as stack:
-            files = stack.enter_context(SnapshotImporter())
-            stream, kept_ids = self._open_export(path, stack)
-            file = with_progress(stream, progress, times=2)
+            stream = stack.enter_context(_open_source(path))
             with _convert_read_errors(path):
-                checker = check_export(file, files if workspace is not None else None)
-            importer = Import(self.context.store, self.context.user.id, file, session, kept_ids)
-            if workspace is None or not checker.counts["tree"]:
-                session_id = importer.run(checker)
-            else:
-                session_id = self._store_with_files(workspace, files, lambda found: importer.run(checker, found))
+                stream.seek(0)
+                is_plain = stream.read(_BEGINNING_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
+                stream.seek(0)
+                if is_plain:
+                    return self._import_checkpoints(parse_checkpoints(stream), session)
+            return self._import_export(path, stream, session, workspace, progress, stack)
+
+    def _import_checkpoints(self, checkpoints: Sequence[Any], name: str | None) -> TransferSummary:
+        store, user_id = self.context.store, self.context.user.id
+
+        def work(connection: Connection) -> PlainSession:
+            chosen = choose_name(connection, store, user_id, name, DEFAULT_NAME)
+            created = PlainSession(connection, store, user_id, chosen)
+            created.add_all(checkpoints)
+            details = {"checkpoints": created.counts["checkpoint"], "calls": created.counts["call"]}
+            record_event(
+                connection, store.tenant_id, "session.imported", session_id=created.id, user_id=user_id, **details
+            )
+            return created
+
+        created = store.database.write(work, durable=True)
+        imported_session = self.context.read(lambda c: self.context.lookup.session(c, created.id))
+        return TransferSummary.from_counts(imported_session, {"of": SESSION, "place": None}, created.counts, {}, {})
+
+    def _import_export(
+        self,
+        path: str | Path | IO[bytes],
+        stream: IO[bytes],
+        session: str | None,
+        workspace: str | Path | Workspace | None,
+        progress: OnProgress | None,
+        stack: ExitStack,
+    ) -> TransferSummary:
+        files = stack.enter_context(SnapshotImporter())
+        file = with_progress(stream, progress, times=2)
+        with _convert_read_errors(path):
+            checker = check_export(file, files if workspace is not None else None)
+        importer = Import(self.context.store, self.context.user.id, file, session)
+        if workspace is None or not checker.counts["tree"]:
+            session_id = importer.run(checker)
+        else:
+            session_id = self._store_with_files(workspace, files, lambda found: importer.run(checker, found))
         imported_session = self.context.read(lambda c: self.context.lookup.session(c, session_id))
         omitted_snapshots = Counter(checker.files.missing_snapshots)
         if workspace is None and (unwanted_count := checker.counts["snapshot"] - omitted_snapshots.total()):
@@ -74,30 +117,6 @@ class Importer:
         return TransferSummary.from_counts(
             imported_session, checker.header, checker.counts, omitted_snapshots, omitted_paths
         )
-
-    def _open_export(self, path: ImportSource, stack: ExitStack) -> tuple[IO[bytes], frozenset[int]]:
-        """Open an export, or write plain checkpoints as one; return it with the ids of checkpoints that it keeps."""
-        if isinstance(path, Sequence) and not isinstance(path, str):
-            checkpoints = path
-        else:
-            stream = stack.enter_context(_open_source(path))
-            with _convert_read_errors(path):
-                stream.seek(0)
-                is_plain = is_plain_json(stream.read(_BEGINNING_BYTES))
-                stream.seek(0)
-                if not is_plain:
-                    return stream, frozenset()
-                checkpoints = parse_checkpoints(stream)
-        export = stack.enter_context(tempfile.SpooledTemporaryFile(IN_MEMORY))  # noqa: SIM115  # the stack closes it
-        kept_ids = write_export(checkpoints, export)
-        store = self.context.store
-        with store.database.reading() as connection:
-            if taken_ids := store.checkpoints.existing_ids(connection, sorted(kept_ids)):
-                raise Conflict(
-                    f"This database already has a checkpoint with the id {taken_ids[0]}. Leave out the ids to import "
-                    "a copy with new ids. Nothing was imported."
-                )
-        return export, kept_ids
 
     def _store_with_files(
         self,

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from agentgit.values import OBJECT, TableList
 
 ROLES = {"human": "user", "ai": "assistant", "tool": "tool", "system": "system"}
+_KEYS = frozenset({"role", "content", "id", "name", "tool_calls", "tool_call_id", "usage_metadata"})
 
 
 def from_stored(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -34,6 +35,38 @@ def from_stored(message: Mapping[str, Any]) -> dict[str, Any]:
         "tool_call_id": data.get("tool_call_id"),
         **({"usage_metadata": usage} if usage else {}),
     }
+
+
+def to_stored(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert a shown message to the stored form, with the fields in LangChain's order; the inverse of `from_stored`.
+
+    Example:
+        >>> from_stored(to_stored({"role": "user", "content": "hi", "id": "m1"}))["id"]
+        'm1'
+    """
+    kind = {role: kind for kind, role in ROLES.items()}.get(str(message.get("role")))
+    calls = message.get("tool_calls") or [] if kind == "ai" else []
+    if kind is None or not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
+        raise ValueError(f"has no role of {', '.join(ROLES.values())}, or tool_calls that are not dicts")
+    content = message.get("content")
+    data: dict[str, Any] = {
+        "content": "" if content is None else content,
+        "additional_kwargs": {name: value for name, value in message.items() if name not in _KEYS},
+        "response_metadata": {},
+        "type": kind,
+        "name": message.get("name"),
+        "id": message.get("id"),
+    }
+    if kind == "ai":
+        none: dict[str, Any] = {"name": None, "args": {}, "id": None}
+        data["tool_calls"] = [
+            {**{name: call.get(name) or default for name, default in none.items()}, "type": "tool_call"}
+            for call in calls
+        ]
+        data |= {"invalid_tool_calls": [], "usage_metadata": message.get("usage_metadata") or None}
+    if kind == "tool":
+        data |= {"tool_call_id": message.get("tool_call_id"), "artifact": None, "status": "success"}
+    return {"type": kind, "data": data}
 
 
 def text_of(message: Mapping[str, Any]) -> str:

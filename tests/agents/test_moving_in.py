@@ -116,7 +116,8 @@ def test_checkpoints_of_agentgit_0_1_are_imported(repo):
     zoned = [one | {"created_at": datetime.fromisoformat(one["created_at"]).astimezone().isoformat()} for one in old]
     repo.import_([Checkpoint.from_dict(one) for one in zoned], session="moved")
     read = repo.session("moved").checkpoints()
-    assert [(one.id, one.checkpoint_name, one.session_state["counter"]) for one in read] == [
-        (n, f"step {n}", n) for n in (1, 2, 3)
+    former = [one.metadata["data"]["imported"] for one in read]
+    assert [(one["id"], one["session_type"]) for one in former] == [(n, "langgraph") for n in (1, 2, 3)]
+    assert [(one.checkpoint_name, one.session_state["counter"]) for one in read] == [
+        (f"step {n}", n) for n in (1, 2, 3)
     ]
-    assert read[0].metadata["data"]["session_type"] == "langgraph"

@@ -204,13 +204,6 @@ class CheckpointStore:
         """Return whether a checkpoint exists."""
         return _SELECT_CHECKPOINT.first(connection, self._parameters(checkpoint_id)) is not None
 
-    def existing_ids(self, connection: Connection, ids: Sequence[int]) -> list[int]:
-        """List those of the given ids that checkpoints of the tenant have."""
-        query = select(CHECKPOINT.c.id).where(CHECKPOINT.c.tenant_id == self.tenant_id).order_by(CHECKPOINT.c.id)
-        return [
-            id for part in slices(ids) for id in connection.execute(query.where(CHECKPOINT.c.id.in_(part))).scalars()
-        ]
-
     def _parameters(self, checkpoint_id: int) -> dict[str, int]:
         return {"tenant": self.tenant_id, "checkpoint": checkpoint_id}
 

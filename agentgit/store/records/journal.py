@@ -109,6 +109,7 @@ class Intent:
     identity: str | None = None
     replay_of: int | None = None
     task: str | None = None
+    made_on: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +160,30 @@ class Journal:
         _ADD.run(connection, *rows)
         return int(rows[-1]["id"])
 
+    def add_imported(
+        self, connection: Connection, calls: Sequence[tuple[Intent, CallOutcome]], first_arrival: int, last_seq: int
+    ) -> int:
+        """Record calls that were made elsewhere, and the last event of each; return the last number of the log."""
+        for arrival, (intent, outcome) in enumerate(calls, first_arrival):
+            row = {**self._call_row(intent, outcome, arrival), "owner": None}
+            if outcome.result is not None:  # also of a call that was reversed later
+                row["result"] = to_json(outcome.result)
+            _ADD.run(connection, row)
+            if intent.effect in NEUTRAL or outcome.status not in LAST_LOGGED_STATUSES:
+                continue
+            last_seq += 1
+            entry = {
+                "tenant_id": self.tenant_id,
+                "external_session_id": intent.session_id,
+                "seq": last_seq,
+                "invocation_id": row["id"],
+                "action": LAST_LOGGED_STATUSES[outcome.status][0],
+                "operation_id": None,
+                "created_at": outcome.ended_at or intent.started_at,
+            }
+            _ADD_LOG_ENTRY.run(connection, entry)
+        return last_seq
+
     def _call_row(self, intent: Intent, outcome: CallOutcome | None, arrival: int) -> dict[str, Any]:
         return {
             "tenant_id": self.tenant_id,
@@ -182,7 +207,7 @@ class Journal:
             "started_at": intent.started_at,
             "kind": intent.kind,
             "replay_of": intent.replay_of,
-            "made_on": None,
+            "made_on": intent.made_on,
             "task": intent.task,
             **(_outcome_columns(outcome) if outcome else NO_OUTCOME),
         }

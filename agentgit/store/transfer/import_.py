@@ -93,13 +93,11 @@ class Import:
         user_id: int,
         stream: LineReader,
         name: str | None,
-        kept_ids: frozenset[int] = frozenset(),
     ) -> None:
         self.store = store
         self.user_id = user_id
         self.stream = stream
         self.name = name
-        self.kept_ids = kept_ids
 
     def run(self, checker: Checker, files: Mapping[int, SnapshotRef] | None = None) -> int:
         """Import the session, and return its id."""
@@ -107,7 +105,6 @@ class Import:
 
     def _store(self, connection: Connection, first_checker: Checker, files: Mapping[int, SnapshotRef] | None) -> int:
         ids = new_ids(first_checker.ids)
-        ids["checkpoint"].update((id, id) for id in self.kept_ids)
         rows = ImportedRows(
             tenant_id=self.store.tenant_id,
             user_id=self.user_id,
@@ -118,7 +115,8 @@ class Import:
             snapshots=first_checker.files.snapshots if files is not None else {},
         )
         self.store.users.require_exists(connection, self.user_id)
-        row = rows.session(first_checker.session, self._choose_name(connection, first_checker.session["name"]))
+        name = choose_name(connection, self.store, self.user_id, self.name, first_checker.session["name"])
+        row = rows.session(first_checker.session, name)
         insert_rows(connection, SESSION, row)
         # A separate instance: a shared one would remember lists that are not stored if this transaction is rolled back.
         blobs = BlobStore(self.store.tenant_id, self.store.compression)
@@ -146,13 +144,13 @@ class Import:
         )
         return rows.session_id
 
-    def _choose_name(self, connection: Connection, exported_name: str) -> str:
-        taken_names = set(self.store.sessions.names(connection, self.user_id))
-        if self.name is not None:
-            if self.name in taken_names:
-                raise Conflict(f"Session {self.name!r} already exists. Import it under another name.")
-            return self.name
-        return free_name(exported_name, taken_names)
+
+def choose_name(connection: Connection, store: Store, user_id: int, wanted: str | None, default: str) -> str:
+    """Return the name of a new session: the wanted one, which must be free, or the next free one like the default."""
+    taken_names = set(store.sessions.names(connection, user_id))
+    if wanted in taken_names:
+        raise Conflict(f"Session {wanted!r} already exists. Import it under another name.")
+    return wanted if wanted is not None else free_name(default, taken_names)
 
 
 def _changed_error() -> Corrupt:

@@ -1,243 +1,200 @@
-"""Plain checkpoints: values built by hand, or JSON as `Checkpoint.to_dict` describes it, written as an export.
-
-The export then takes the same way into the database as any other: it is checked as a whole, and stored in one
-transaction.
-"""
+"""Plain checkpoints: values built by hand, or the JSON array of their `to_dict`, stored as a session of one branch."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from hashlib import sha256
+from operator import itemgetter
 from reprlib import repr as short_repr
 from typing import IO, Any
 
-from agentgit.checkpoints import Checkpoint, references
+from sqlalchemy import Connection
+
+from agentgit.checkpoints import Checkpoint
+from agentgit.effects.effects import KINDS, UNDECLARED
+from agentgit.effects.invocation import DONE
 from agentgit.errors import InvalidInput
-from agentgit.store.records.checkpoints import MERGE_KEY, require_text
-from agentgit.store.sql.ids import new_id
-from agentgit.store.transfer.fields import time
-from agentgit.store.transfer.json_checks import require_flat
-from agentgit.store.transfer.lines import LineWriter
-from agentgit.store.transfer.plain_calls import Track
-from agentgit.store.transfer.plain_states import State, States
-from agentgit.store.transfer.records import COUNTED_KINDS, FORMAT, HEADER, SESSION
-from agentgit.values import portable
-from agentgit.version import VERSION
+from agentgit.sessions.messages import to_stored
+from agentgit.store.objects.blobs import Leaf, leaf
+from agentgit.store.objects.content import Encoded
+from agentgit.store.objects.plain_values import JSON, JSON_PY, MESSAGE, MESSAGE_PY
+from agentgit.store.records.checkpoints import MERGE_KEY, CheckpointState, Label, require_text
+from agentgit.store.records.journal import CallOutcome, Intent
+from agentgit.store.store import Store
+from agentgit.store.threads.graph_rows import is_shown
+from agentgit.store.threads.graph_store import Draft, GraphKey, GraphStore, Head
+from agentgit.store.threads.message_rewrite import new_checkpoint_id
+from agentgit.store.transfer.export_records import EXPORTED_STATUS
+from agentgit.store.transfer.fields import nullable, time
+from agentgit.store.transfer.json_checks import require_flat, stored_message
+from agentgit.store.transfer.records import STATUSES
+from agentgit.values import portable, to_json
 
 MAX_BYTES = 256 * 2**20
 """The maximum size of a JSON file of checkpoints, in bytes. It is read as a whole, unlike an export."""
 
-DEFAULT_NAME = "imported"
-"""The name of the session, if none is chosen; it is numbered if it is taken."""
 
-_BRANCH_ID = 1
-_KINDS = ("before", "after", "tools")
-_OWN_METADATA = frozenset(
-    {
-        "reference",
-        "branch",
-        "number",
-        "kind",
-        "description",
-        "restore_point",
-        "message_count",
-        "tool_track_position",
-        "state_hash",
-        "workspace_snapshot",
-        "data",
-        "pending",
-        "tags",
-    }
-)
-"""The metadata that agentgit writes. What else a checkpoint has there is imported as its data."""
-
-
-def is_plain_json(beginning: bytes) -> bool:
-    """Return whether a file that begins so is a JSON array, and so not an export."""
-    return beginning.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
-
-
-def parse_checkpoints(file: IO[bytes]) -> list[Checkpoint]:
+def parse_checkpoints(file: IO[bytes]) -> list[Any]:
     """Read a JSON array of checkpoints."""
     text = file.read(MAX_BYTES + 1)
     if len(text) > MAX_BYTES:
-        raise InvalidInput(
-            f"The JSON of checkpoints is larger than {MAX_BYTES // 2**20} MiB. Import its parts as several sessions."
-        )
+        raise InvalidInput(f"The JSON is larger than {MAX_BYTES // 2**20} MiB. Import its parts as several sessions.")
     try:
-        items = json.loads(text)  # orjson would change huge numbers
+        items: list[Any] = json.loads(text)  # orjson would change huge numbers
         require_flat(items)
     except (ValueError, RecursionError) as error:
-        raise InvalidInput(
-            f"This is not a JSON array of checkpoints: {_describe(error)}. Nothing was imported."
-        ) from error
-    checkpoints = []
-    for number, item in enumerate(items, 1):
-        try:
-            checkpoints.append(Checkpoint.from_dict(item))
-        except InvalidInput as error:
-            raise _refusal(number, str(error)) from error
-    return checkpoints
+        raise InvalidInput(f"This is not a JSON array of checkpoints: {error}. Nothing was imported.") from error
+    return items
 
 
-def _describe(error: BaseException) -> str:
-    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+@contextmanager
+def _naming(number: int) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, RecursionError, InvalidInput) as error:
+        problem = str(error).rstrip(".")
+        raise InvalidInput(f"Checkpoint {number} of the import: {problem}. Nothing was imported.") from error
 
 
-def _refusal(number: int, problem: str) -> InvalidInput:
-    return InvalidInput(f"Checkpoint {number} of the import: {problem.rstrip('.')}. Nothing was imported.")
+class PlainSession:
+    """A new session with one branch, and the checkpoints that were added to it."""
+
+    def __init__(self, connection: Connection, store: Store, user_id: int, name: str) -> None:
+        self.connection, self.store, self.user_id = connection, store, user_id
+        self.id = store.sessions.create(connection, user_id, name)
+        self.branch = store.sessions.branches(connection, self.id)[0]
+        # Caches of its own: the shared ones would remember what is not stored if this transaction is rolled back.
+        self.graphs = GraphStore(store.tenant_id, store.compression, count_usage=False)
+        self.head = Head("", b"", 0)
+        self.counts = {"branch": 1, "checkpoint": 0, "state": 0, "call": 0}
+        self._values: dict[str, Encoded] = {}
+        self._versions: dict[str, int] = {}
+        self._hashes: set[bytes] = set()
+        self._calls: list[tuple[Any, ...]] = []
+        self.logged = 0
+
+    def add_all(self, checkpoints: Sequence[Checkpoint | Mapping[str, Any]]) -> None:
+        """Add checkpoints in the order of their times. A mistake names the one that has it."""
+        if not checkpoints:
+            raise InvalidInput("There are no checkpoints to import.")
+        now, checked = datetime.now(UTC), []
+        for number, one in enumerate(checkpoints, 1):
+            with _naming(number):  # one that a program changed after it was built is checked like one from a file
+                checkpoint = Checkpoint.from_dict(one.to_dict() if isinstance(one, Checkpoint) else one)
+                checked.append((time((checkpoint.created_at or now).isoformat()), number, checkpoint))
+        for at, number, checkpoint in sorted(checked, key=itemgetter(0)):
+            with _naming(number):
+                self._add(checkpoint, at)
+        self.store.sessions.set_world_seen(self.connection, self.branch, self.logged)
+
+    def _add(self, checkpoint: Checkpoint, at: datetime) -> None:
+        metadata = checkpoint.metadata
+        kind, description, point = (metadata.get(name) for name in ("kind", "description", "restore_point"))
+        require_text(checkpoint.checkpoint_name, description)
+        self._put_state(checkpoint, at)
+        self._add_calls(checkpoint, at)
+        state = CheckpointState(
+            graph_checkpoint_id=self.head.checkpoint_id or None,
+            state_hash=self.head.state_hash,
+            position=len(self._calls),
+            message_count=self.head.message_count,
+        )
+        label = Label(
+            kind="named" if not checkpoint.is_auto else kind if kind in ("before", "tools") else "after",
+            user_id=self.user_id,
+            name=checkpoint.checkpoint_name,
+            description=description,
+            restore_point=point if isinstance(point, str) else None,
+            data=portable(_data(checkpoint)),
+            created_at=at,
+        )
+        number = self.counts["checkpoint"]
+        self.store.checkpoints.insert(self.connection, self.branch.id, state, label, last_number=number)
+        self.counts |= {"checkpoint": number + 1, "call": len(self._calls), "value": len(self._hashes)}
+
+    def _put_state(self, checkpoint: Checkpoint, at: datetime) -> None:
+        """Store the state of a checkpoint as a graph checkpoint, unless it is that of the one before."""
+        for name in checkpoint.session_state:
+            if not isinstance(name, str) or not is_shown(name) or name == "messages":
+                raise ValueError(f"session_state cannot have a key {short_repr(name)}: LangGraph uses it itself")
+        values = {name: Encoded(_leaf(JSON, JSON_PY, value)) for name, value in checkpoint.session_state.items()}
+        self._hashes.update(value.body.hash for value in values.values() if isinstance(value.body, Leaf))
+        if messages := [_message_leaf(number, one) for number, one in enumerate(checkpoint.conversation_history, 1)]:
+            values["messages"] = Encoded(messages, len(messages))
+            self._hashes.update(message.hash for message in messages)
+        if values == self._values:
+            return
+        step = self.counts["state"] + 1
+        changed = frozenset(name for name, value in values.items() if value != self._values.get(name))
+        self._versions = {name: step if name in changed else self._versions[name] for name in values}
+        draft = Draft(
+            parent_id=self.head.checkpoint_id or None,
+            meta={"source": "update", "step": step - 1, "parents": {}},
+            header={"v": 4, "ts": at.isoformat(), "versions": self._versions, "seen": {}, "updated": None},
+            channels=list(values),
+            changed_channels=changed,
+            encode=values.__getitem__,
+        )
+        key = GraphKey(self.branch.thread_id, "", new_checkpoint_id())
+        self.head, self._values = self.graphs.put(self.connection, key, draft), values
+        self.counts["state"] = step
+
+    def _add_calls(self, checkpoint: Checkpoint, at: datetime) -> None:
+        """Record the calls that a checkpoint has and the one before it has not, as calls that were made elsewhere."""
+        calls, known = checkpoint.tool_invocations, len(self._calls)
+        found = [tuple(map(call.get, ("tool_name", "args", "tool_call_id"))) for call in calls]
+        if found[:known] != self._calls:
+            raise ValueError("its tool calls do not continue those of the checkpoint before it; import one branch")
+        new = [self._call(number, call, at) for number, call in enumerate(portable(calls[known:]), known)]
+        self._calls, self.logged = found, self.store.journal.add_imported(self.connection, new, known, self.logged)
+
+    def _call(self, number: int, call: Mapping[str, Any], at: datetime) -> tuple[Intent, CallOutcome]:
+        name, args, call_id, effect = (call.get(key) for key in ("tool_name", "args", "tool_call_id", "effect"))
+        status, error, result = call.get("status") or DONE, call.get("error_message"), call.get("result")
+        status = EXPORTED_STATUS.get(status, status) if isinstance(status, str) else status
+        if not isinstance(name, str) or not name or not isinstance(args or {}, dict) or status not in STATUSES:
+            wrong = {"tool_name": name, "args": args, "status": status}
+            raise ValueError(f"tool call {number + 1} has a wrong tool_name, args or status: {short_repr(wrong)}")
+        intent = Intent(
+            session_id=self.id,
+            branch_id=self.branch.id,
+            batch=number,
+            batch_index=0,
+            tool_name=name,
+            tool_call_id=call_id if isinstance(call_id, str) else None,
+            effect=effect if effect in KINDS else UNDECLARED,
+            undo=None,
+            args=args or {},
+            idempotency_key=sha256(f"{self.branch.id}:{number}".encode()).hexdigest()[:32],
+            owner="",
+            started_at=nullable(time)(call.get("started_at")) or at,
+            made_on=self.branch.id,  # so that nothing here reverses it, runs it again or waits for it
+        )
+        ended, text = nullable(time)(call.get("ended_at")), None if error is None else str(error)
+        return intent, CallOutcome(status=status, result=result, error=text, ended_at=ended)
 
 
-def write_export(checkpoints: Sequence[Checkpoint], file: IO[bytes]) -> frozenset[int]:
-    """Write checkpoints as the export of a session with one branch, and return the ids that they keep."""
-    lines, counts = LineWriter(), dict.fromkeys(COUNTED_KINDS, 0)
-    for record in _records(_sorted_by_time(checkpoints)):
-        if record["record"] in counts:
-            counts[record["record"]] += 1
-        file.write(lines.line(record))
-    file.write(lines.line({"record": "end", "counts": counts}))
-    return frozenset(checkpoint.id for checkpoint in checkpoints if checkpoint.id is not None)
-
-
-def _sorted_by_time(checkpoints: Sequence[Checkpoint]) -> list[tuple[int, Checkpoint, datetime]]:
-    """Sort checkpoints by time; return each with its number in the import and its time, which is now by default."""
-    if not checkpoints:
-        raise InvalidInput("There are no checkpoints to import.")
-    now, numbered = datetime.now(UTC), []
-    for number, checkpoint in enumerate(checkpoints, 1):
-        if not isinstance(checkpoint, Checkpoint):
-            raise InvalidInput(f"Item {number} is not a Checkpoint, but {short_repr(checkpoint)}.")
-        # A checkpoint that a program changed after it was built is checked like one from a file.
-        checked = Checkpoint.from_dict(checkpoint.to_dict())
-        at = checked.created_at or now
-        try:
-            numbered.append((number, checked, time(at.isoformat())))
-        except ValueError as error:
-            raise _refusal(number, f"created_at {at} has no time zone or is out of range") from error
-    numbered.sort(key=lambda item: item[2])
-    _require_ids(numbered)
-    return numbered
-
-
-def _require_ids(numbered: Iterable[tuple[int, Checkpoint, datetime]]) -> None:
-    """Check that the ids were made by agentgit or a smaller counter, and increase with the times."""
-    last_id, newest_id = 0, new_id()
-    for number, checkpoint, _ in numbered:
-        if checkpoint.id is None:
-            last_id = newest_id
-            continue
-        if not 0 < checkpoint.id < newest_id:
-            raise _refusal(number, f"the id {short_repr(checkpoint.id)} is not one that agentgit has made so far")
-        if checkpoint.id <= last_id:
-            raise _refusal(
-                number,
-                f"the id {checkpoint.id} occurs twice, or does not increase with the time of the checkpoints; "
-                "leave out all ids for new ones",
-            )
-        last_id = checkpoint.id
-
-
-def _records(numbered: Sequence[tuple[int, Checkpoint, datetime]]) -> Iterator[dict[str, Any]]:
-    """Yield the records of the export in their order."""
-    first_time = numbered[0][2].isoformat()
-    ids = _file_ids([checkpoint for _, checkpoint, _ in numbered])
-    yield {"record": HEADER, "format": FORMAT, "of": SESSION, "place": None, "agentgit": VERSION, "made_at": first_time}
-    yield {"record": "session", "id": 1, "name": DEFAULT_NAME, "created_at": first_time, "current": _BRANCH_ID}
-    yield {
-        "record": "branch",
-        "id": _BRANCH_ID,
-        "name": "main",
-        "parent": None,
-        "point": None,
-        "inherited": 0,
-        "head": ids[-1],
-        "created_at": first_time,
-        "meta": {},
-    }
-    states, track = States(_BRANCH_ID), Track(_BRANCH_ID)
-    points, tags = list[dict[str, Any]](), dict[str, dict[str, Any]]()
-    for (number, checkpoint, at), id in zip(numbered, ids, strict=True):
-        try:
-            yield from states.add(checkpoint, at)
-            track.add(checkpoint, at)
-            points.append(_checkpoint_record(checkpoint, id, len(points) + 1, at, states.last))
-            for name in _tag_names(checkpoint):
-                if name in tags:
-                    raise ValueError(f"the tag {name!r} occurs twice")
-                tags[name] = _tag_record(name, id, at)
-        except (ValueError, InvalidInput) as error:
-            raise _refusal(number, str(error)) from error
-    yield from points
-    yield from tags.values()
-    yield from track.records()
-    yield from track.log_records()
-
-
-def _file_ids(checkpoints: Sequence[Checkpoint]) -> list[int]:
-    """Return the id of each checkpoint in the export: its own, or for one without an id a greater number."""
-    next_id, ids = max((checkpoint.id or 0 for checkpoint in checkpoints), default=0), []
-    for checkpoint in checkpoints:
-        next_id += checkpoint.id is None
-        ids.append(checkpoint.id if checkpoint.id is not None else next_id)
-    return ids
-
-
-# -- checkpoints and tags
-
-
-def _checkpoint_record(
-    checkpoint: Checkpoint, id: int, number: int, at: datetime, state: State | None
-) -> dict[str, Any]:
-    metadata = checkpoint.metadata
-    kind, description = metadata.get("kind"), metadata.get("description")
-    restore_point = metadata.get("restore_point")
-    require_text(checkpoint.checkpoint_name, description)
-    data = _data(metadata)
-    return {
-        "record": "checkpoint",
-        "id": id,
-        "branch": _BRANCH_ID,
-        "number": number,
-        "name": checkpoint.checkpoint_name,
-        "description": description,
-        "kind": "named" if not checkpoint.is_auto else kind if kind in _KINDS else "after",
-        "is_auto": checkpoint.is_auto,
-        "created_at": at.isoformat(),
-        "state": state.id if state is not None else None,
-        "state_hash": state.hash.hex() if state is not None else None,
-        "position": len(checkpoint.tool_invocations),
-        "messages": state.message_count if state is not None else 0,
-        "restore_point": restore_point if isinstance(restore_point, str) else None,
-        "data": portable(data) if data is not None else None,
-        "pending": None,
-    }
-
-
-def _data(metadata: Mapping[str, Any]) -> Any:
-    """Return the data of a checkpoint: its own, with the metadata that agentgit does not know."""
-    data, more = metadata.get("data"), {key: value for key, value in metadata.items() if key not in _OWN_METADATA}
+def _data(checkpoint: Checkpoint) -> Any:
+    """Return the data of a checkpoint, with its former id and what else its metadata say under `imported`."""
+    former, data = {**checkpoint.metadata, "id": checkpoint.id}, checkpoint.metadata.get("data")
+    former.pop("data", None)
     if isinstance(data, dict):
-        data = {key: value for key, value in data.items() if key != MERGE_KEY} or (None if MERGE_KEY in data else {})
-    if not more:
+        data = {name: value for name, value in data.items() if name != MERGE_KEY}  # nothing was merged here
+    if not any(former.values()):
         return data
-    return {**more, **data} if isinstance(data, dict) else {**more, **({"data": data} if data is not None else {})}
+    return {**(data if isinstance(data, dict) else {"data": data}), "imported": former}
 
 
-def _tag_names(checkpoint: Checkpoint) -> list[str]:
-    names = checkpoint.metadata.get("tags") or []
-    if not isinstance(names, list | tuple):
-        raise ValueError(f"tags must be a list of names, not {short_repr(names)}")
-    return [references.require_name(name, "tag") for name in names]
+def _leaf(json: str, json_py: str, value: Any) -> Leaf:
+    data = to_json(value)
+    return leaf(json_py, data.strip()) if data.startswith(b" ") else leaf(json, data)
 
 
-def _tag_record(name: str, checkpoint_id: int, at: datetime) -> dict[str, Any]:
-    if name == "main":
-        raise ValueError("a tag cannot be called main, as the branch is")
-    return {
-        "record": "tag",
-        "name": name,
-        "checkpoint": checkpoint_id,
-        "description": None,
-        "created_at": at.isoformat(),
-    }
+def _message_leaf(number: int, message: Mapping[str, Any]) -> Leaf:
+    try:
+        return _leaf(MESSAGE, MESSAGE_PY, stored_message(to_stored(message)))
+    except ValueError as error:
+        raise ValueError(f"message {number} {error}") from error
