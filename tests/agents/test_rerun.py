@@ -14,7 +14,7 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.tools import tool
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.store.memory import InMemoryStore
-from langgraph.types import Command, Send, interrupt
+from langgraph.types import Command, interrupt
 from payment_graphs import ASYNC, SHAPES, Ledger, exit_code, pay_of
 from scripted import GRAPHS, World, call, calls, obedient, scripted, tool_node_graph
 
@@ -384,8 +384,8 @@ def test_files_and_memory_stay(repo, world, tmp_path):
 # -- bad input
 
 
-def test_an_input_that_the_new_graph_does_not_take_is_refused_before_anything_runs(repo):
-    """Bad input: the error has both schemas, and there is no new branch."""
+def test_an_input_that_the_new_graph_does_not_take_makes_another_state(repo):
+    """A key that the new graph lacks is ignored, as by LangGraph, and the report says that the state differs."""
 
     class Order(TypedDict):
         item: str
@@ -398,9 +398,8 @@ def test_an_input_that_the_new_graph_does_not_take_is_refused_before_anything_ru
 
     agent = repo.wrap(build(Order), "s")
     agent.invoke({"item": "chair"})
-    with pytest.raises(InvalidInput, match=r"turn 1.*has no item.*Order\(item: str\).*Wish\(wish: str\)"):
-        agent.rerun(build(Wish))
-    assert [branch.name for branch in agent.session.branches()] == ["main"]
+    report = agent.rerun(build(Wish)).report
+    assert (report.status, report.is_same_state, agent.state) == ("done", False, {"item": "chair"})
 
 
 @pytest.mark.parametrize("way", ["node", "retry", "fallback"])
@@ -454,8 +453,8 @@ def test_a_node_that_catches_errors_does_not_hide_that_the_rerun_stopped(repo, w
     assert world.items == ["chair"]
 
 
-def test_an_update_and_a_command_are_checked_against_the_whole_state(repo):
-    """Bad input: the same graph, built again, takes them; nodes, keys and types that are gone are named."""
+def test_an_update_and_a_command_are_repeated_in_another_build_of_the_graph(repo):
+    """The same graph, built again, takes an update and a command."""
 
     class Item(TypedDict):
         item: str
@@ -464,17 +463,9 @@ def test_an_update_and_a_command_are_checked_against_the_whole_state(repo):
         item: str
         count: int
 
-    class Renamed(TypedDict):
-        item: str
-        pieces: int
-
-    class Number(TypedDict):
-        item: int
-        count: int
-
-    def build(state=Order, node="act", inputs=Item):
-        builder = StateGraph(state, input_schema=inputs).add_node(node, lambda state: {})
-        return builder.add_edge(START, node).compile()
+    def build():
+        builder = StateGraph(Order, input_schema=Item).add_node("act", lambda state: {})
+        return builder.add_edge(START, "act").compile()
 
     updated = repo.wrap(build(), "updated")
     updated.invoke({"item": "chair"})
@@ -485,18 +476,6 @@ def test_an_update_and_a_command_are_checked_against_the_whole_state(repo):
     commanded.invoke({"item": "chair"})
     commanded.invoke(Command(update={"count": 3}, goto="act"))
     assert commanded.rerun(build()).report.is_same
-    sent = repo.wrap(build(), "sent")
-    sent.invoke(Command(goto=Send("act", {"item": "chair"})))
-    for agent, graph, words in [
-        (updated, build(Renamed), r"turn 2.*has no count.*Order\(item: str, count: int\).*Renamed\("),
-        (commanded, build(node="do"), r"turn 2.*has no node act\. .*nodes act; this one .*nodes do\."),
-        (commanded, build(Renamed), r"turn 2.*has no count"),
-        (sent, build(node="do"), r"turn 1.*has no node act"),
-        (updated, build(Number, inputs=Number), r"turn 1.*item is 'chair', which is not int.*\(item: int"),
-    ]:
-        with pytest.raises(InvalidInput, match=words):
-            agent.rerun(graph)
-    assert [len(agent.session.branches()) for agent in (updated, commanded, sent)] == [2, 2, 1]
 
 
 def test_a_model_that_never_stops_reaches_a_limit(repo, world):
@@ -537,7 +516,6 @@ def test_going_on_runs_what_was_simulated_or_refuses(repo, world):
         lambda: agent.switch(name, sync="ignore"),
         lambda: agent.merge(name),
         lambda: agent.cherry_pick(again.head),
-        lambda: agent.cherry_pick([again.messages()[-1].id]),
         lambda: repo.wrap(agent.graph, "t", template=f"s@{name}"),
     ]
     for attempt in refused:

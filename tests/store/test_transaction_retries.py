@@ -67,7 +67,7 @@ def live(repo, threads):
     third = agent.fork(name="third")
     third.run("look")
     agent.merge("third")
-    agent.cherry_pick([agent.messages()[0].id])
+    agent.cherry_pick(agent.head)
     agent.explore(1, ["hello", "look"], score=lambda leaf: 1.0)
     file = io.BytesIO()
     repo.session("s").export(file)

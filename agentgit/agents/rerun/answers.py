@@ -257,21 +257,20 @@ class Answers:
 
     def _concurrent_call(self, unused: Iterable[ToolInvocation], request: RequestedCall) -> ToolInvocation:
         """Return the first of some equal calls, or the one of its step that was made in the place of the request."""
-        places, step_of, call_id = self._recording.places, self._recording.step, request.intent.tool_call_id
-        ordered = iter(unused)
+        step_of, ordered = self._recording.step, iter(unused)
         first = next(ordered)
         same_step = itertools.takewhile(lambda call: step_of(call) == step_of(first), ordered)
         candidates = [first, *(call for call in same_step if call.id not in self._covered)]
         if len(candidates) == 1:
             return first
-        batch, scopes = places[first.id].batch, self._recorded_scopes(request.place)
+        places, scopes = self._recording.places, self._recorded_scopes(request.place)
+        number = places[first.id].batch, request.intent.batch_index
 
-        def likeness(call: ToolInvocation) -> tuple[bool, ...]:
+        def nearness(call: ToolInvocation) -> tuple[bool, bool]:
             place = places[call.id]
-            has_same_number = (place.batch, place.number) == (batch, request.intent.batch_index)
-            return call_id is not None and call.tool_call_id == call_id, place.task in scopes, has_same_number
+            return place.task in scopes, (place.batch, place.number) == number
 
-        return max(candidates, key=likeness)  # the first of the most alike
+        return max(candidates, key=nearness)  # the first of the nearest
 
     def _recorded_scopes(self, place: TaskPlace | None) -> Container[str | None]:
         """Return the scopes that the tasks in a place of the graph had in the recording."""

@@ -20,7 +20,6 @@ from agentgit.agents.branch_runner import BranchRunner
 from agentgit.agents.instrumentation import referenced_tools, tools_of
 from agentgit.agents.memory import is_wrappable, plain_store
 from agentgit.agents.rerun.answers import Answers, OnMiss
-from agentgit.agents.rerun.inputs import find_misfit, require_inputs
 from agentgit.agents.rerun.interceptor import RerunSimulation
 from agentgit.agents.rerun.isolated_memory import IsolatedStore, memory_before
 from agentgit.agents.rerun.recording import (
@@ -110,8 +109,6 @@ class Rerun:
         if max_calls is None:
             max_calls = 2 * len(self._recording.calls) + EXTRA_CALLS
         self._answers = Answers(self._recording, settings, tools, on_miss, max_calls)
-        if not own_graph:
-            require_inputs(self._recording, branch.graph, self.graph)
         _require_answerable(self.graph, settings, self._answers.acting)
         self.settings = settings
         """The settings of turns of the graph whose tools run."""
@@ -326,10 +323,6 @@ class Rerun:
         return merge_configs({"recursion_limit": 2 * steps + EXTRA_STEPS}, self._config)
 
     # -- the report
-
-    def find_misfit(self) -> str | None:
-        """Return which recorded value has not the type that the graph declares; None if all have."""
-        return find_misfit(self._recording, self.graph)
 
     def _finish(self) -> RerunReport:
         error, seconds = self._error, time.monotonic() - self._began

@@ -25,7 +25,7 @@ from agentgit.handles.session import Session
 from agentgit.rollback import awaiter_for_current_loop
 from agentgit.rollback.verification import await_result
 from agentgit.sessions import ExternalSession
-from agentgit.sessions.rerun import DONE, FAILED, RerunReport
+from agentgit.sessions.rerun import DONE, RerunReport
 from agentgit.sessions.reruns import SessionRerun, Verdict
 from agentgit.sessions.stats import Prices, require_prices
 from agentgit.store.queries.rerun_marks import RerunMarks
@@ -195,7 +195,7 @@ class OneRerun:
                 branch=report.branch,
                 status=report.status,
                 verdict=verdict,
-                error=self._reason(report) or problem or self._lacking(report),
+                error=report.reason or problem or self._lacking(report),
                 report=report,
             )
             mark = {
@@ -228,11 +228,6 @@ class OneRerun:
         if not math.isfinite(number):
             return None, f"The judge must return a bool, a number or a string, not {portable(verdict)!r:.200}."
         return number, None
-
-    def _reason(self, report: RerunReport) -> str | None:
-        """Return why the rerun did not end; if the graph raised, also which recorded value has not its type."""
-        misfit = self.rerun.find_misfit() if report.status == FAILED else None
-        return " ".join(filter(None, [report.reason, misfit])) or None
 
     def _lacking(self, report: RerunReport) -> str | None:
         """Return which recorded tools the graph does not have and did not call."""
